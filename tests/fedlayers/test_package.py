@@ -118,3 +118,10 @@ def test_an_installation_works_in_an_empty_folder(installed, tmp_path):
     ):
         words = line.split()
         assert said in told(installed / "fedlayers", *words, cwd=tmp_path), line
+
+
+@pytest.mark.slow
+def test_an_installation_shows_the_demo(installed, tmp_path):
+    said = told(installed / "fedlayers", "demo", cwd=tmp_path)
+    for words in ("Share all layers.", "Keep fc3 local", "Do not federate"):
+        assert words in said
