@@ -31,7 +31,7 @@ DECISIONS = Path(__file__).with_name("confirmation.jsonl")
 MOST_ROWS, MOST_CLIENTS, LEAST_ROWS = 2500, 12, 60
 IMAGES, SIDE, WORDS = 160, 16, 500
 SEEDS = (0, 1, 2)
-FURTHER = ("first_half_local", "ditto", "fedrep", "playerfl")
+FURTHER = ("first_half_local", "groups", "ditto", "fedrep", "playerfl")
 """Ways that are trained beside the defaults, and never recommended here."""
 TABLES: dict[str, tuple[str, str, str, str, tuple[str, ...]]] = {
     "instructors": ("lme4/InstEval", "dept", "y", "", ("s", "d")),
