@@ -28,7 +28,7 @@ from fl_core.errors import (
 )
 from fl_core.models import weights
 from fl_core.models.adapter import check_real
-from fl_core.run.initial import copy_into, takes_strictly
+from fl_core.run.initial import copy_into, strict_state
 from fl_core.seeds import torch_seeded
 from fl_core.tree import Tree, copied, plain
 
@@ -383,7 +383,13 @@ def _fit(into: nn.Module, found: Tree, target: Tree, path: Path) -> Tree:
 
     What the module takes strictly is not asked further.
     """
-    found = {WRAPPED.sub("", name): tensor for name, tensor in found.items()}
+    versions = {
+        WRAPPED.sub("", f"{module}.").removesuffix("."): about
+        for module, about in weights.versions_of(found).items()
+    }
+    found = weights.with_versions(
+        {WRAPPED.sub("", name): tensor for name, tensor in found.items()}, versions
+    )
     starts = {""}
     for end in list(target)[:3]:
         starts |= {n.removesuffix(end) for n in found if n.endswith(f".{end}")}
@@ -405,7 +411,8 @@ def _fit(into: nn.Module, found: Tree, target: Tree, path: Path) -> Tree:
         for name, tensor in found.items()
         if name.startswith(stripped)
     }
-    strict = takes_strictly(into, best)
+    best = weights.with_versions(best, weights.versions_of(found, stripped))
+    strict = strict_state(into, best) is not None
     if not strict:
         best = {name: best[name] for name in target if name in best}
     held = {id(tensor) for name, tensor in target.items() if name in best}

@@ -12,10 +12,11 @@ import math
 import pickletools
 import re
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -78,6 +79,12 @@ class Stub:
     state: Any = None
 
 
+class _Table(dict[str, Any]):
+    """A dictionary in its order, with what torch stores next to a state dict: the versions of modules' formats."""
+
+    metadata: Any = None
+
+
 class _Storage(NamedTuple):
     dtype: torch.dtype
     key: str
@@ -103,7 +110,8 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
     """Return the tensors of a file of safetensors or of torch.save by name, on the CPU.
 
     Dictionaries around the weights are opened (:data:`WRAPPERS`). A pickled module gives its registered tensors.
-    Control characters in names are escaped. A warning lists the names that were read as inert stubs.
+    Control characters in names are escaped. A warning lists the names that were read as inert stubs. The versions of
+    modules' formats stand where torch has them (:func:`with_versions`).
 
     Args:
         key: which of several dictionaries of tensors in a file of torch.save is meant, such as ``ema``, or the
@@ -136,7 +144,34 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
     if key and not part:
         starts = {name.partition(".")[0] for name in found if "." in name}
         check_known(f"key of {path}", key, starts)
-    return part
+    return with_versions(part, versions_of(found, start))
+
+
+def versions_of(state: Mapping[str, Tensor], start: str = "") -> dict[str, Any]:
+    """Return what torch stores of the modules of a state dict, by path, below a beginning of names.
+
+    >>> from torch import nn
+    >>> versions_of(nn.Sequential(nn.BatchNorm1d(2)).state_dict())
+    {'': {'version': 1}, '0': {'version': 2}}
+    >>> versions_of(nn.Sequential(nn.BatchNorm1d(2)).state_dict(), "0.")
+    {'': {'version': 2}}
+    """
+    found = getattr(state, "_metadata", {})
+    return {
+        path.removeprefix(start[:-1]).removeprefix("."): about
+        for path, about in found.items()
+        if not start or f"{path}.".startswith(start)
+    }
+
+
+def with_versions(
+    tensors: Mapping[str, Tensor], versions: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Return tensors as a state dict of torch, whose modules see which version of their format they read."""
+    state: Any = OrderedDict(tensors)
+    if versions:
+        state._metadata = OrderedDict(versions)
+    return cast("dict[str, Tensor]", state)
 
 
 def _safetensors(data: bytes) -> dict[str, Tensor]:
@@ -156,7 +191,7 @@ def _torch(path: Path, key: str) -> dict[str, Tensor]:
         with storage.open_zip(path) as archive:
             root = _check_archive(archive, path)
             stored = archive.read(f"{root}data.pkl")
-            found = _weights(parser.parse(io.BytesIO(stored)), key)
+            found, versions = _weights(parser.parse(io.BytesIO(stored)), key)
             tensors = _filled(found, lambda key: archive.read(f"{root}data/{key}"))
     else:  # one stream, as before torch 1.6
         with path.open("rb") as file:
@@ -164,7 +199,7 @@ def _torch(path: Path, key: str) -> dict[str, Tensor]:
             if [parser.parse(stream), parser.parse(stream)] != _MAGIC:
                 raise ValueError("it is no file of torch.save")
             parser.parse(stream)  # sizes of the types of C
-            found = _weights(parser.parse(stream), key)
+            found, versions = _weights(parser.parse(stream), key)
             parts = {}
             keys = parser.parse(stream)
             file.seek(stream.tell())
@@ -175,7 +210,7 @@ def _torch(path: Path, key: str) -> dict[str, Tensor]:
     if stubs := sorted(parser.names - _KNOWN):
         names = [printable(name)[:80] for name in stubs]
         warn(f"{path}: read as inert stubs: {listing(names, 6)}")
-    return tensors
+    return with_versions(tensors, versions)
 
 
 def _check_archive(archive: zipfile.ZipFile, path: Path) -> str:
@@ -258,6 +293,8 @@ class _Parser:
                 state = stack.pop()
                 if isinstance(stack[-1], Stub):
                     stack[-1].state = state
+                elif isinstance(stack[-1], _Table) and isinstance(state, dict):
+                    stack[-1].metadata = state.get("_metadata")
             elif code == "STOP":
                 return stack.pop()
             elif code != "PROTO":
@@ -311,7 +348,7 @@ class _Parser:
         if kind.name in _FIRST:
             return given[0]
         if kind.name == _DICT:
-            made: dict[str, Any] = {}
+            made = _Table()
             for pair in given[0] if given else ():  # as Python 2 wrote it
                 self._count(1)
                 _fill(made, pair)
@@ -355,8 +392,10 @@ def _fill(target: Any, items: list[Any]) -> None:
         raise ValueError("it adds to what is no list or dictionary")
 
 
-def _weights(stored: Any, key: str = "") -> dict[str, _Strided]:
-    """Return the tensors of a module, or of a state dict within the dictionaries around it.
+def _weights(
+    stored: Any, key: str = ""
+) -> tuple[dict[str, _Strided], dict[str, dict[str, Any]]]:
+    """Return the tensors of a module, or of a state dict within the dictionaries around it, and modules' versions.
 
     Names begin with the key of the dictionary that was meant.
 
@@ -402,7 +441,13 @@ def _weights(stored: Any, key: str = "") -> dict[str, _Strided]:
         got = listing(parts or [type(stored).__name__], 6)
         way = ". Name one of them by key=" if states else ""
         raise ValueError(f"it has no tensors by name; got {got}{way}")
-    return found
+    about = stored.metadata if isinstance(stored, _Table) else None
+    versions = {
+        f"{start}{path}".removesuffix("."): each
+        for path, each in (about if isinstance(about, dict) else {}).items()
+        if isinstance(each, dict)
+    }
+    return found, versions
 
 
 def _is_state(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -396,21 +397,25 @@ def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> Non
                 )
         if held:
             given[names[0]] = given.pop(held[0])
-    if takes_strictly(model, stored):
-        model.load_state_dict(dict(stored), strict=True)
+    strict = strict_state(model, stored)
+    if strict is not None:
+        model.load_state_dict(strict, strict=True)
         return
     targets = {names[0]: live[names[0]] for names in ties.values()}
     tree.check_same(given, targets, where, "the model")
     tree.assign(targets, given)
 
 
-def takes_strictly(model: nn.Module, stored: Mapping[str, Tensor]) -> bool:
-    """Return whether a copy of a module takes a state dict by its own ``load_state_dict``, strictly.
+def strict_state(
+    model: nn.Module, stored: Mapping[str, Tensor]
+) -> Mapping[str, Tensor] | None:
+    """Return the state dict that a copy of a module takes by its own ``load_state_dict``, strictly, or None.
 
-    Version 1 of a module's format is assumed, so a batch normalisation adds a counter that is not there.
+    The versions of the modules' formats are those of the file. Without them version 1 is assumed, so a batch
+    normalisation adds a counter that is not there.
     """
-    try:
-        copied(model).load_state_dict(dict(stored), strict=True)
-    except Exception:  # of any kind: hooks are code of others
-        return False
-    return True
+    for state in (stored, dict(stored)):
+        with suppress(Exception):  # of any kind: hooks are code of others
+            copied(model).load_state_dict(state, strict=True)
+            return state
+    return None
