@@ -93,7 +93,8 @@ def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
     """
     if not header.get("layers"):
         raise UsageError(
-            "The rows' header has no layers. A plan cannot be made from it."
+            "rows must be of a diagnosis, which has layers; got a header without, such as of a run's scores. Measure "
+            "the run's layers first: fedlayers diagnose RUN."
         )
     return read_as(tuple[Layer, ...], header["layers"], "a report")
 
@@ -124,7 +125,8 @@ def curve_of(
     table, again = split_resamples(table[table["layer"] != ""])
     if table.empty:
         raise UsageError(
-            "The rows hold no values of layers. Diagnose the models first."
+            "rows must be of a diagnosis, with values of layers; got none, as in a run's scores. "
+            "Measure the run's layers first: fedlayers diagnose RUN."
         )
     if metric in known_metrics() and metric not in {*table["metric"]}:
         raise UsageError(

@@ -44,6 +44,7 @@ from fl_core.models.adapter import (
     split_labels,
     tensor,
 )
+from fl_core.models.building import probability_notes
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 from fl_core.training.border import adapted, fit_loss
 from fl_core.training.losses import Loss
@@ -61,6 +62,10 @@ from .measurement import (
 
 if TYPE_CHECKING:
     from .request import Request
+
+
+FEW = 32
+"""Samples whose outputs show whether a model ends in a softmax."""
 
 
 @contextmanager
@@ -229,8 +234,13 @@ def fit_outputs(
                 z = _check_loss(
                     model, *first, criterion, request.differentiates and not ready
                 )
-                for note in () if ready else pass_notes(model, first[0]):
-                    warn(note)
+                if not ready:
+                    few = next(batches(data, FEW, model))[0][:FEW]
+                    notes = pass_notes(model, first[0])
+                    if request.loss is None or isinstance(request.loss, str):
+                        notes += probability_notes(model(few).detach(), criterion.task)
+                    for note in notes:
+                        warn(note)
             n = 0
             with (
                 set_mode(model, request.mode),

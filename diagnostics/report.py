@@ -146,7 +146,8 @@ class Report(Displayed):
         header, frame = schema.read(Path(path))
         if "layers" not in header:
             raise UsageError(
-                f"{path} must be a diagnosis; got a header with no layers."
+                f"{path} must be a diagnosis; got rows without layers, such as a run's scores. "
+                "Measure the run's layers first: fedlayers diagnose RUN."
             )
         return cls(frame, header)
 

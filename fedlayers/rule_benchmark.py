@@ -20,7 +20,14 @@ from diagnostics.regret import (
 )
 from diagnostics.select import RULES, select
 from fedlayers.runs import run
-from fl_core.errors import UsageError, as_list, check_known, plural
+from fl_core.errors import (
+    UsageError,
+    as_list,
+    at_least,
+    check_known,
+    check_value,
+    plural,
+)
 from fl_core.plan import LayerPlan
 
 if TYPE_CHECKING:
@@ -62,10 +69,12 @@ def regret(
     Raises:
         UsageError: a rule, metric or federation is unknown, or a number is below 1.
     """
-    if rounds < 1 or seeds < 1:
-        raise UsageError(
-            f"rounds and seeds must be at least 1; got {rounds} and {seeds}."
-        )
+    for name, count in (
+        ("rounds", rounds),
+        ("seeds", seeds),
+        ("k", options.get("k", 1)),
+    ):
+        check_value(name, count, at_least(1))
     names = [
         check_known("federation of the table", name, stored())
         for name in as_list("federations", federations, empty=True) or stored()

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fl_core import rows, tree
 from fl_core.display import MANY, Displayed, Summary, in_order, printable
-from fl_core.errors import UsageError, listing, plural
+from fl_core.errors import ByName, UsageError, listing, plural
 from fl_core.models.adapter import original
 from fl_core.progress import Cell
 from fl_core.records.store import Run
@@ -141,7 +141,7 @@ class RunResult(Displayed):
         """Return copies of the network with each client's tensors."""
         client_runner = self.engine.clients.client_runner
         module = client_runner.workspace.model
-        found = {}
+        found = ByName("client")
         for name, chosen in trees.items():
             if chosen.keys() < tree.named_tensors(module).keys():
                 raise UsageError(

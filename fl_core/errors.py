@@ -31,6 +31,7 @@ from typing import (
     Any,
     Literal,
     NamedTuple,
+    NoReturn,
     TypeVar,
     Union,
     cast,
@@ -164,17 +165,100 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     )
 
 
+MEANT = {
+    "train": "run",
+    "fit": "run",
+    "decide": "choose",
+    "recommend": "choose",
+    "measure": "diagnose",
+    "show": "plot",
+    "draw": "plot",
+    "validate": "check",
+    "ls": "runs",
+    "test": "predict",
+    "logistic": "linear",
+    "logistic_regression": "linear",
+    "logreg": "linear",
+    "network": "mlp",
+    "neural_network": "mlp",
+    "transformer": "text_transformer",
+    "auc": "auroc",
+    "roc_auc": "auroc",
+    "f1": "macro_f1",
+    "average_precision": "auprc",
+    "ce": "cross_entropy",
+    "l1": "mae",
+    "l2": "mse",
+    "logloss": "loss",
+    "log_loss": "loss",
+    "standalone": "local",
+    "finetune": "local_adaptation",
+    "fine_tuning": "local_adaptation",
+    "hessian": "hessian_trace",
+}
+"""Names by the words of other tools. A word counts where its name is among the known ones."""
+CLOSE = 0.6
+"""Similarity of two names, from 0 to 1, from which one is proposed for the other."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name that is nearest to one, or an empty text. Capitals count as small letters.
 
+    It is the same thing by another tool's word, or similar, or one begins with the other.
+
     >>> nearest("HEART.CVS", ["heart.csv", "digits"]), nearest("heart", ["xyz"])
     ('heart.csv', '')
+    >>> nearest("logistic", ["isic_cnn", "linear"]), nearest("label", ["x", "label_column"])
+    ('linear', 'label_column')
     """
     import difflib  # for a mistake only
 
     folded = {each.casefold(): each for each in known}
-    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)
+    name = name.casefold()
+    meant = MEANT.get(name.replace("-", "_"), "")
+    if meant in folded:
+        return folded[meant]
+    near = difflib.get_close_matches(name, folded, n=1, cutoff=CLOSE)
+    if len(name) > 2 and not near:
+        near = [each for each in folded if each.startswith(name)]
+        near += [each for each in folded if len(each) > 2 and name.startswith(each)]
     return folded[near[0]] if near else ""
+
+
+class UnknownName(UsageError, KeyError):
+    """A key that a dictionary of names does not have. The message has the nearest and the known ones."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
+
+
+class ByName(dict[str, Any]):
+    """A dictionary whose error names the known keys.
+
+    >>> ByName("client", {"north": 1})["noth"]
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UnknownName: unknown client 'noth': did you mean 'north'? known: north
+
+    Args:
+        kind: what the keys name.
+    """
+
+    def __init__(
+        self, kind: str, values: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        super().__init__(values)
+        self.kind = kind
+
+    def __missing__(self, name: str) -> NoReturn:
+        try:
+            check_known(self.kind, name, self)
+        except UsageError as error:
+            raise UnknownName(str(error)) from None
+        raise KeyError(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ByName, (self.kind, dict(self))
 
 
 def readable(name: str) -> str:
@@ -427,9 +511,11 @@ def argument_hint(function: Callable[..., Any], name: str) -> Any:
 def _check_argument(name: str, value: object, hint: object) -> None:
     if _is_kind(value, hint):
         return
-    several = as_list(name, value, empty=True)
+    several = () if isinstance(value, Mapping) else as_list(name, value, empty=True)
     wrong = [each for each in several if not _is_kind(each, hint)]
-    way = "Name a dataset by dataset=." if name == "config" else ""
+    way = ""
+    if name == "config":
+        way = "Name a dataset by dataset=, or pass samples as data=."
     raise _not_of(hint, name, wrong[0] if wrong else value, way)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_core import storage
 from fl_core.errors import CorruptError, UsageError, check_known, damaged, listing
+from fl_core.kinds import Kind, kind_of, wrong_kind
 from fl_core.storage import check_version, write_atomically
 
 if TYPE_CHECKING:
@@ -232,6 +233,13 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def _refusal(path: Path, found: str) -> UsageError:
+    if kind_of(path) not in (Kind.DIAGNOSIS, Kind.FILE):
+        there = path.exists() or path.name != "rows.jsonl"
+        return wrong_kind(
+            path if there else path.parent,
+            "diagnosis",
+            "a folder or file of fedlayers diagnose",
+        )
     return UsageError(
         f"{path} must be a file of rows; got {found}. Make one with fedlayers diagnose."
     )

@@ -101,11 +101,15 @@ def check_version(path: Path | str, found: object, wanted: str) -> bool:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder for results that is a run or a file.
+    """Refuse a folder for results that is a run, a file or the root of all folders.
 
     Raises:
         UsageError: names the path.
     """
+    if path.resolve().parent == path.resolve():
+        raise UsageError(
+            f"out must be a folder for results; got {path}, the root of all folders. Write out='out/NAME'."
+        )
     is_run = (path / "config.json").exists() and (path / "lock").exists()
     if is_run or (path.exists() and not path.is_dir()):
         what = "a run directory" if is_run else "a file"

@@ -88,7 +88,7 @@ def _main(words: Sequence[str]) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(overview())
         sys.exit(0)
-    if words[0] == "--version":
+    if words[0] in ("--version", "-V", "-v", "version"):
         from fl_core import __version__
 
         print(f"fedlayers {__version__}")

@@ -19,6 +19,7 @@ from fl_core.errors import (
     plural,
     warn,
 )
+from fl_core.kinds import Kind, kind_of, wrong_kind
 from fl_core.rows import CLASSIFICATION
 
 if TYPE_CHECKING:
@@ -50,14 +51,21 @@ class Check(Command):
     def main(self, line: str) -> Any:
         from fl_core.data import near_copies, opened, tables
         from fl_core.data.partitions import make
-        from fl_core.data.registry import path_of
+        from fl_core.data.registry import DATASETS, path_of
         from fl_core.display import aligned
 
+        if self.data in DATASETS:
+            raise UsageError(
+                f"DATA must be a table of yours; got the dataset {self.data!r}, which needs no check. "
+                f"Write fedlayers choose {self.data}."
+            )
         path = path_of(self.data)
+        if kind_of(path) in (Kind.RUN, Kind.DECISION):
+            raise wrong_kind(path, "table", "a table or a folder of tables")
         if not opened.is_table(path):
             raise UsageError(
                 f"DATA must be a table or a folder of tables; got {self.data!r}. "
-                f"{opened.UNPACK} Images and arrays need no check: use run."
+                f"{opened.UNPACK} Images and arrays need no check: use choose."
             )
 
         found = tables.find_faults(path, self.keys.data)
@@ -79,7 +87,8 @@ class Check(Command):
             sizes.append(
                 f"{len(source.classes)} {'classes' if source.task == CLASSIFICATION else 'labels'}"
             )
-        works = f"fedlayers run {with_flags(found.settings, FLAGS)}"
+        settings = with_flags(found.settings, FLAGS).removeprefix("--dataset ")
+        works = f"fedlayers choose {settings}"
         shown = counts.iloc[:MOST_CLIENTS, :MOST_CLASSES]
         print(
             f"{path}: {', '.join(sizes)}",
@@ -183,9 +192,7 @@ def _below(path: Path) -> list[Path]:
     """Return the run directories in a folder, at any depth, and the folder itself if it is one."""
     found = sorted(each.parent for each in path.rglob("config.json"))
     if not found:
-        raise UsageError(
-            f"DIR must be a folder with runs; got {str(path)!r}. Name a run directory or a study's."
-        )
+        raise wrong_kind(path, "DIR", "a run, or a folder with runs")
     return found
 
 
@@ -242,7 +249,7 @@ class Export(Command):
 
     dir: Path
     """Run directory, or the folder of choose or study."""
-    out: Path
+    out: Path | None = None
     """File to write, such as va.safetensors, or a folder for all clients' models of a choice."""
     baseline: str = ""
     """Of a choice, the simple model in place of the recommended one: linear_local or linear_pooled."""
@@ -262,6 +269,15 @@ class Export(Command):
     argument = "dir"
 
     def main(self, line: str) -> None:
+        kind = kind_of(self.dir)
+        if kind not in (Kind.RUN, Kind.DECISION) and not (self.dir / "race").is_dir():
+            raise wrong_kind(self.dir, "DIR", "a run, or the folder of a decision")
+        if self.out is None:
+            name = "models" if kind is Kind.DECISION else "model.safetensors"
+            raise UsageError(
+                f"--out must be a new file or folder; got none. Write fedlayers export {self.dir} --out {name}."
+            )
+
         from fl_core.run.stored_models import export
 
         made = export(
@@ -276,6 +292,7 @@ class Export(Command):
         )
         if isinstance(made, dict):
             print(f"{plural(len(made), 'model')}: {self.out}")
+            print(f"Next: fedlayers predict {self.out} --data TABLE")
         else:
             print(
                 f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json"
@@ -286,20 +303,21 @@ class Predict(Command):
     """Predict new samples with an exported model, or with one for each client.
 
     The result is a table: one line a sample, with a score for each class. The column sample counts from 0; for images
-    it is the path. With a folder of models, the data are a folder with a file for each client, named after it.
+    it is the path. With a folder of models, the data are a table with the column of clients that training had, or a
+    folder with a file for each client, named after it.
 
     Examples:
-        fedlayers choose --dataset wards --label-column outcome --out out/wards
-        fedlayers export out/wards --out models
-        fedlayers predict models --data new_wards
+        fedlayers choose icu.csv --client-column ward --label-column died --out out/icu
+        fedlayers export out/icu --out models
+        fedlayers predict models --data icu.csv
         fedlayers predict models/neuro.safetensors --data new_patients.csv
     """
 
     file: Path
     """File that fedlayers export wrote, or a folder of them."""
-    data: Path
-    """New samples without labels: a .csv, .npz or .jsonl file, a folder of images, or a folder with these for each
-    client."""
+    data: Path | None = None
+    """New samples, whose labels are not read: a .csv, .npz or .jsonl file, a folder of images, or a folder with these
+    for each client."""
     id_columns: tuple[str, ...] | None = None
     """Columns to copy that identify the samples. Default: columns with such names, such as record_id."""
     scores: str = "probability"
@@ -313,6 +331,14 @@ class Predict(Command):
     argument = "file"
 
     def main(self, line: str) -> None:
+        if self.data is None:
+            if kind_of(self.file) not in (Kind.MODELS, Kind.FILE):
+                raise wrong_kind(
+                    self.file, "exported model", "what fedlayers export wrote"
+                )
+            raise UsageError(
+                f"--data must be the new samples; got none. Write fedlayers predict {self.file} --data TABLE."
+            )
         earlier = "an earlier table of predictions"
         check_file(self.out, earlier, r"sample,[^\n]*predicted")
 
@@ -331,6 +357,9 @@ class Predict(Command):
             parts = [each.frame(self.scores) for each in made.values()]
             table = pd.concat(parts, keys=made, names=["client"]).reset_index("client")
             table.insert(0, "sample", table.pop("sample"))
+            if not self.data.is_dir():  # in the order of its rows
+                order = table["sample"].astype(int).argsort(kind="stable")
+                table = table.iloc[order.to_numpy()]
         else:
             table = made.frame(self.scores)
         write_atomically(self.out, csv_bytes(table))
@@ -351,7 +380,7 @@ class Plan(Command):
 
     words: tuple[str, ...]
     """export, and the plan's file or a run directory."""
-    to: str
+    to: str = ""
     """Form: names, flower, nvflare, fl4health or peft."""
 
     argument = "words"
@@ -365,6 +394,11 @@ class Plan(Command):
             raise UsageError(
                 f"WORDS must be export and a plan; got {' '.join(self.words)!r}. "
                 "Write fedlayers plan export PLAN --to FORM."
+            )
+        if not self.to:
+            raise UsageError(
+                f"--to must be names, flower, nvflare, fl4health or peft; got none. Write fedlayers plan export "
+                f"{self.words[1]} --to names."
             )
         print(json.dumps(plan_at(self.words[1]).to(self.to), indent=1))
 

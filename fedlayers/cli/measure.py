@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedlayers.cli.options import Command, ConfiguredCommand, by_name, check_file, load
 from fl_core.config import RunConfig
+from fl_core.data.registry import DATASETS
 from fl_core.display import in_order
 from fl_core.errors import UsageError, check_known, check_value, listing, plural, warn
+from fl_core.kinds import Kind, kind_of, wrong_kind
 from fl_core.storage import check_folder
 
 if TYPE_CHECKING:
@@ -47,6 +49,13 @@ class OfRun(ConfiguredCommand):
         if (self.dir is None) == (self.dataset is None):
             raise UsageError(
                 "the command must have a run directory before the flags, or --dataset. Name one of the two."
+            )
+        kind = Kind.RUN if self.dir is None else kind_of(self.dir)
+        by_name = kind is Kind.NOTHING and str(self.dir) in DATASETS
+        if by_name or kind is Kind.SAMPLES:
+            raise UsageError(
+                f"DIR must be a run directory; got the dataset {str(self.dir)!r}. "
+                f"Write fedlayers {type(self).__name__.lower()} --dataset {self.dir}."
             )
         if self.dir is not None and (
             self.keys != RunConfig() or self.model_option or self.loss_option
@@ -259,6 +268,8 @@ class Select(Command):
         from diagnostics.select import RULES
         from fl_core.records.store import ROWS
 
+        if kind_of(self.dir) is Kind.RUN:
+            raise wrong_kind(self.dir, "diagnosis", "what fedlayers diagnose wrote")
         name = self.rule or select.default_rule(self.metric)
         rule = RULES[name]
         if self.threshold is not None and not rule.takes_threshold:

@@ -36,12 +36,14 @@ from fl_core.errors import (
     check_known,
     check_type,
     listing,
+    nearest,
     warn,
 )
 from fl_core.storage import check_folder, read_toml
 
 USUAL = (
-    *("dataset", "client_column", "label_column", "model", "algorithm", "plan"),
+    *("dataset", "client_column", "label_column", "text_column", "exclude_columns"),
+    *("impute", "positive", "model", "algorithm", "plan"),
     *("rounds", "epochs", "batch_size", "lr", "seed", "workers", "device"),
 )
 """Keys of the configuration whose flags ``--help`` shows; ``--help-all`` shows all."""
@@ -105,7 +107,13 @@ def load(module: str) -> None:
 
 
 class ConfiguredCommand(Command):
-    """A command that takes a run's configuration."""
+    """A command that takes a run's configuration.
+
+    Unless it has another argument, the dataset is given by position, or as ``--dataset``.
+    """
+
+    data: str | None = None
+    """Your table, a folder, several tables, or a name: the same as --dataset."""
 
     keys: RunConfig
     option: tuple[str, ...] = ()
@@ -120,6 +128,8 @@ class ConfiguredCommand(Command):
     """Print the configuration as TOML and stop."""
     help_all: bool = False
     """Show all options; --help shows the usual ones."""
+
+    argument = "data"
 
     def asked_config(self) -> RunConfig:
         """Return the configuration of the command line, with numbers checked.
@@ -186,6 +196,7 @@ def read_config(file: Path, command: str, foreign: Collection[str]) -> dict[str,
 SEVERAL: dict[Any, str] = {
     **dict.fromkeys(("dataset", "data"), "NAME or FILE [FILE ...]"),
     **dict.fromkeys((tuple, list), "NAME [NAME ...]"),
+    tuple[int, ...]: "INT [INT ...]",
     bool: "[BOOL]",
 }
 """Flags with none, one or several words after them, by their name or type, each with how help shows the words."""
@@ -194,6 +205,8 @@ KINDS: dict[Any, str] = {
     float: "a number",
     bool: "True or False",
 }
+COMMAS = ("algorithms", "arms", "metrics", "null", "federations")
+"""Lists of names without a comma. One may stand between them in place of a blank."""
 SWITCH = {"": True, "True": True, "False": False}
 """A switch means yes alone, and yes or no by the word after it."""
 
@@ -215,7 +228,11 @@ def parse(command: type[Command], name: str, words: Sequence[str]) -> Command:
     hidden = {*command.without, *OPTIONS}
     if helps and "--help-all" not in helps:
         hidden |= KEYS.keys() - {*USUAL}
-    fields = _flags(command, {"keys"}, bool(helps))
+    by_place = {"keys", "data"} - {command.argument}
+    if issubclass(command, ConfiguredCommand):
+        fields = _flags(command, by_place, bool(helps))
+    else:
+        fields = _flags(command, {"keys"}, bool(helps))
     for group, kind in groups.items():
         flags = _flags(kind, hidden, bool(helps))
         made: Any = dataclasses.make_dataclass(group, flags, kw_only=True)
@@ -224,6 +241,8 @@ def parse(command: type[Command], name: str, words: Sequence[str]) -> Command:
             (f"{group}_keys", Annotated[made, tyro.conf.OmitArgPrefixes, text])
         )
     lists = [each for kind in (command, *groups.values()) for each in _lists(kind)]
+    if not helps:
+        _check_flags(words, known_flags(command), name)
     words = _once(words, lists)
     said = io.StringIO()
     try:
@@ -236,12 +255,20 @@ def parse(command: type[Command], name: str, words: Sequence[str]) -> Command:
             )
     except SystemExit as ended:
         if ended.code:
-            raise UsageError(one_line(said.getvalue())) from None
+            text = one_line(said.getvalue())
+            text = text.replace("Unrecognized options:", "unexpected words:")
+            raise UsageError(text) from None
         raise
     given: dict[str, Any] = vars(parsed)
     for group in groups:
         given |= vars(given.pop(f"{group}_keys"))
     values = {key: value for key, value in given.items() if value not in (None, [])}
+    if issubclass(command, ConfiguredCommand) and "data" in values:
+        if "dataset" in values:
+            raise UsageError(
+                f"--dataset must be given once; got it and {values['data']!r}. Leave one out."
+            )
+        values["dataset"] = values.pop("data")
     if "config" in values:
         foreign = {*command.without} - own
         values = read_config(values["config"], name, foreign) | values
@@ -249,6 +276,114 @@ def parse(command: type[Command], name: str, words: Sequence[str]) -> Command:
         keys = {key: values.pop(key) for key in values.keys() - own}
         values["keys"] = RunConfig(**keys)
     return command(**values)
+
+
+MEANT = {
+    "--learning-rate": "--lr",
+    "--method": "--algorithm",
+    "--output": "--out",
+    "--output-dir": "--out",
+    "--save": "--out",
+    "--target": "--label-column",
+    "--label": "--label-column",
+    "--outcome": "--label-column",
+    "--client": "--client-column",
+    "--site": "--client-column",
+    "--hospital": "--client-column",
+    "--patient-column": "--group-column",
+    "--data": "--dataset",
+    "--csv-file": "--dataset",
+    "--file": "--dataset",
+    "--table": "--dataset",
+    "--input": "--dataset",
+    "--gpu": "--device",
+    "--cuda": "--device",
+    "--local-epochs": "--epochs",
+    "--num-rounds": "--rounds",
+    "--n-rounds": "--rounds",
+    "--num-clients": "--clients",
+    "--n-clients": "--clients",
+    "--random-state": "--seed",
+    "--n-seeds": "--seeds",
+    "--jobs": "--workers",
+    "--n-jobs": "--workers",
+    "--threads": "--workers",
+    "--drop": "--exclude-columns",
+    "--ignore": "--exclude-columns",
+    "--fillna": "--impute",
+    "--fill": "--impute",
+    "--metric": "--score",
+    "--early-stopping": "--patience",
+    "--ways": "--arms",
+}
+"""Options by the words of other tools. A word counts where the command has the option."""
+
+
+def known_flags(command: type[Command]) -> list[str]:
+    """Return all flags of a command, also those that ``--help`` leaves out."""
+    own = [field.name for field in dataclasses.fields(command)]
+    names = [name for name in own if name not in ("keys", "data", command.argument)]
+    if "data" in own and not issubclass(command, ConfiguredCommand):
+        names.append("data")
+    if "keys" in own:
+        names += KEYS.keys() - {*command.without, *OPTIONS}
+    return [f"--{name.replace('_', '-')}" for name in dict.fromkeys(names)]
+
+
+def _check_flags(words: Sequence[str], known: Collection[str], name: str) -> None:
+    """Refuse a flag that the command does not have, and name what was meant.
+
+    Raises:
+        UsageError: names the option, the nearest one, or how an option of an algorithm or a model is written.
+    """
+    from fedlayers.cli.app import COMMANDS
+
+    for place, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-")
+        if re.fullmatch("-[a-zA-Z]\\w*", word):
+            like = [each for each in known if each[2] == word[1]]
+            some = listing(sorted(like), 4) or "--help"
+            raise UsageError(
+                f"options must begin with two hyphens; got {word}. Write such as {some}."
+            )
+        if not word.startswith("--") or flag in known:
+            continue
+        if not equals:
+            value = next(iter(words[place + 1 :]), "VALUE")
+        near = MEANT.get(flag, "")
+        if near not in known:
+            bare = nearest(flag[2:], [each[2:] for each in known])
+            near = f"--{bare}" if bare else ""
+        option = flag[2:].replace("-", "_")
+        ways = _as_option(option, value, known)
+        said = f": did you mean {near}?" if near else "."
+        if ways and MEANT.get(flag) not in known:
+            said = f": write {' or '.join(ways)}."
+        elif flag[2:] in COMMANDS:
+            said = f": it is a command, fedlayers {flag[2:]}."
+        elif option in KEYS and not near:
+            said = ", which a new run takes: fedlayers run."
+        raise UsageError(
+            f"unknown option {flag}{said} For options, run fedlayers {name} --help"
+        )
+
+
+def _as_option(option: str, value: str, known: Collection[str]) -> list[str]:
+    """Return how an option of an algorithm or of a model is written, with the names of those that have it."""
+    stored = json.loads(Path(__file__).with_name("lists.json").read_bytes())
+    several = "--algorithms" in known
+    ways = []
+    for kind, flag in (("algorithms", "--option"), ("models", "--model-option")):
+        texts = dict(item for group in stored[kind].values() for item in group.items())
+        whose = [k for k, text in texts.items() if re.search(rf"\b{option}=", text)]
+        if not whose or (
+            kind == "algorithms" and not several and "--algorithm" not in known
+        ):
+            continue
+        key = f"{whose[0]}.{option}" if several and kind == "algorithms" else option
+        ways.append(f"{flag} {key}={value}, an option of {listing(whose, 3)}")
+    return ways if "--model" in known else []
 
 
 def _once(words: Sequence[str], lists: Collection[str]) -> list[str]:
@@ -332,7 +467,7 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
         nargs: Any = "*" if several else 1
         if hint is bool:
             metavar, nargs = "", 0
-        read = partial(_value, of_value)
+        read = partial(_value, of_value, commas=name in COMMAS)
         spec = PrimitiveConstructorSpec(
             nargs, metavar, read, lambda value: True, lambda value: [str(value)]
         )
@@ -357,7 +492,8 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
 
 def _several(name: str, kind: object) -> str | None:
     """Return how help shows the words after a flag of a type, or None for one word."""
-    return SEVERAL.get(name, SEVERAL.get(get_origin(kind) or kind))
+    by_type = SEVERAL.get(kind) or SEVERAL.get(get_origin(kind) or kind)
+    return SEVERAL.get(name, by_type)
 
 
 def _lists(kind: type) -> list[str]:
@@ -374,13 +510,21 @@ def _lists(kind: type) -> list[str]:
     ]
 
 
-def _value(kind: Any, words: Sequence[str]) -> Any:
+def _value(kind: Any, words: Sequence[str], *, commas: bool = False) -> Any:
     """Return the value of a flag from the words after it.
+
+    Args:
+        commas: whether commas divide words, too.
 
     Raises:
         ValueError: they are no value of its type.
     """
     words = [word.removeprefix(AFTER_EQUALS) for word in words]
+    if kind == tuple[int, ...]:
+        numbers = ",".join(words).split(",")
+        return tuple(_value(int, [number]) for number in numbers)
+    if commas:
+        words = ",".join(words).split(",")
     if get_origin(kind):
         return get_origin(kind)(words)
     text = BETWEEN.join(words)
@@ -418,7 +562,7 @@ def _descriptions(module: str) -> dict[str, dict[str, str]]:
 
 ARGUMENTS = (
     *("allow_changed_code", "allow_code", "backend", "baseline", "by_position"),
-    *("client", "layers", "metrics", "resamples", "round", "seeds"),
+    *("client", "layers", "metrics", "out", "resamples", "round", "seeds"),
 )
 """Arguments of Python that are flags and no keys."""
 NAMES = {**OPTIONS, "batch": "measure_batch", "ids": "id_columns", "which": "model"}

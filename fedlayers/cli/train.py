@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedlayers.cli.options import Command, ConfiguredCommand, by_name, texts
 from fl_core.config import KEYS, ROUNDS, RunConfig
-from fl_core.errors import UsageError, check_value, plural
+from fl_core.errors import UsageError, as_list, at_least, check_value, plural
 from fl_core.progress import say
 
 if TYPE_CHECKING:
@@ -149,8 +149,8 @@ class ManyRuns(ConfiguredCommand):
     They can be interrupted and started again.
     """
 
-    seeds: int | None
-    """Number of seeds, counted from --seed."""
+    seeds: tuple[int, ...] | None
+    """Number of seeds, counted from --seed. Two or more numbers are the seeds themselves."""
     backend: str = ""
     """Where runs train: local:N (N processes), ray or ray:HOST:PORT (a Ray cluster). Default: this process."""
 
@@ -158,7 +158,10 @@ class ManyRuns(ConfiguredCommand):
 
     def asked_config(self) -> RunConfig:
         if self.seeds is not None:
-            check_value("--seeds", self.seeds, ROUNDS)
+            if len(as_list("--seeds", self.seeds, distinct=True)) == 1:
+                check_value("--seeds", self.seeds[0], ROUNDS)
+            for seed in self.seeds:
+                check_value("--seeds", seed, at_least(0))
         return super().asked_config()
 
     def main(self, line: str) -> Any:
@@ -176,8 +179,8 @@ class ManyRuns(ConfiguredCommand):
         first = config.execution.seed
         common = {field.name for field in dataclasses.fields(ConfiguredCommand)}
         given = {k: v for k, v in vars(self).items() if k not in (*common, *KEYS)}
-        if self.seeds is not None:
-            given["seeds"] = tuple(range(first, first + self.seeds))
+        if self.seeds is not None and len(self.seeds) == 1:
+            given["seeds"] = tuple(range(first, first + self.seeds[0]))
         return {**given, "config": config}
 
     def show(self, result: object, line: str) -> Any:
@@ -214,7 +217,7 @@ class Compare(SeveralAlgorithms):
     """
 
     algorithms: tuple[str, ...] = ("local", "fedavg", "fedper", "playerfl")
-    seeds: int = 3
+    seeds: tuple[int, ...] = (3,)
     tuned: Path | None = None
     """Settings that fedlayers tune found: its tuned.json."""
     score: str = ""
@@ -251,8 +254,9 @@ class Tune(SeveralAlgorithms):
     max_grad_norm, or an option of the algorithms. ALGORITHM.KEY is for one algorithm."""
     trials: int = 8
     """Trials per algorithm, at most the number of combinations."""
-    seeds: int = 1
-    """Number of seeds, counted from --seed + 1000, so that compare uses others."""
+    seeds: tuple[int, ...] = (1,)
+    """Number of seeds, counted from --seed + 1000, so that compare uses others. Two or more numbers are seeds, to
+    which 1000 is added."""
     score: str = ""
     """Score that decides, such as auroc or loss. Default: the main score of the task."""
     out: Path = Path("out/tune")
@@ -290,8 +294,9 @@ class Choose(ManyRuns):
     arms: tuple[str, ...] | None = None
     """Further ways to share layers: first_half_local, half, first_K, last_K, frozen_K, lora_A, lora_B, groups,
     PLAN.json, an algorithm, or ALGORITHM:CUT."""
-    seeds: int | None = None
-    """Number of seeds, counted from --seed. Default: 3, or 1 where a run is long."""
+    seeds: tuple[int, ...] | None = None
+    """Number of seeds, counted from --seed. Two or more numbers are the seeds themselves. Default: 3, or 1 where a run
+    is long."""
     score: str = ""
     """Score of the task that alone selects rates, best rounds and ways, such as auroc. A name that the task lacks lists
     those that it has. Default: macro-F1 and loss together, then the calibrated loss."""
@@ -390,7 +395,7 @@ class Study(ManyRuns):
 
     arms: tuple[str, ...] | None = None
     """Further ways, such as ditto or first_half_local."""
-    seeds: int = 5
+    seeds: tuple[int, ...] = (5,)
     score: str = ""
     """Score of the task that alone selects, such as auroc."""
     tune_rates: int | None = None

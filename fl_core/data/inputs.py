@@ -53,6 +53,20 @@ class Samples(NamedTuple):
     notes: Names = ()
     clipped: Names = ()
 
+    def rows(self, rows: Sequence[int]) -> Samples:
+        """Return some of the samples."""
+
+        def some(values: Names) -> Names:
+            return tuple(values[row] for row in rows) if values else ()
+
+        return Samples(
+            some(self.names),
+            self.x[list(rows)],
+            {name: some(values) for name, values in self.ids.items()},
+            some(self.notes),
+            some(self.clipped),
+        )
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -177,6 +191,44 @@ class Inputs:
         except DataFault as fault:
             said = f"{fault.rule} {self._way}" if fault.repair else str(fault)
             raise UsageError(said) from fault
+
+    def rows_of_clients(self, new: Any) -> dict[str, list[int]]:
+        """Return the rows of each client in a table of new samples, by its column of clients.
+
+        Args:
+            new: the path of a table or of an .npz file, or a table in memory.
+
+        Raises:
+            UsageError: there is no such column, or a row has no client.
+        """
+        how = self.reading
+        name = how.client_column
+        path = path_of(new) if isinstance(new, str | Path) else None
+        if path is not None and path.suffix == ".npz":
+            there: list[str] = list(files.headers(path))
+        elif path is not None or isinstance(new, pd.DataFrame):
+            table = open_table(new if path is None else path, how, take=True)
+            there = table.header
+        else:
+            raise UsageError(
+                f"new samples must be a table with the column {name!r}, the client of each row; got "
+                f"{type(new).__name__}. Predict them with one client's model."
+            )
+        if name not in there:
+            raise UsageError(
+                f"{'the table' if path is None else path} must have the column {name!r}, the client of each row; got "
+                f"{listing(map(repr, there))}. Add it, or predict the rows of one client with its model alone."
+            )
+        if path is not None and path.suffix == ".npz":
+            owner, names = arrays.owners(files.read_arrays(path, [name])[name])
+        else:
+            table.read([name])
+            with located(f"{table.where}, column {name!r}", table.place):
+                owner, names = arrays.owners(texts_of(table.cells(name, how, True)))
+        return {
+            client: np.flatnonzero(owner == code).tolist()
+            for code, client in enumerate(names)
+        }
 
     @property
     def _way(self) -> str:

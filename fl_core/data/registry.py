@@ -225,8 +225,17 @@ def path_of(dataset: Location) -> Path:
         path = shipped / path.name
     if os.path.exists(path):
         return path
+    if "://" in name:
+        raise UsageError(
+            f"data must be a file or a folder; got the address {name}. Download it first."
+        )
     if BETWEEN in name:
         for part in name.split(BETWEEN):
+            if os.path.isdir(part):
+                raise UsageError(
+                    f"several paths must be tables, one for each client; got the folder {part!r}. Name the folder "
+                    "alone, or the tables in it."
+                )
             if Path(part).suffix.lower() not in TABLES or not os.path.isfile(part):
                 raise UsageError(
                     f"each file must be a table that is there ({listing(TABLES)}); got {part!r}. {near_path(part)}"

@@ -179,6 +179,8 @@ def build(
         else:
             if own is None:
                 named = is_outside(label) or not colon
+                if named and label not in MODELS:
+                    _check_no_torchvision(label)
                 own = MODELS[label] if named else import_object("model", label)
             if label in MODELS.own:
                 way = "Leave it out for the default."
@@ -368,16 +370,34 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
             f"no gradient reaches {listing(left, 4)} from noise: unless samples train them, use them in the model's "
             "first output without detach"
         )
+    return [*notes, *probability_notes(outputs, task)]
+
+
+def _check_no_torchvision(name: str) -> None:
+    """Refuse a name of torchvision's models without its library."""
+    from torchvision.models import list_models
+
+    if name in list_models():
+        raise UsageError(
+            f"model must be known here, or named with its library; got {name!r}. "
+            f"Write {spelled(model=f'torchvision:{name}')}."
+        )
+
+
+def probability_notes(outputs: Tensor, task: str) -> list[str]:
+    """Return a note if a classifier's outputs [n, C] look like probabilities, which the loss would take as logits."""
     inside = bool(((outputs >= 0) & (outputs <= 1)).all())
     to_1 = (outputs.sum(1) - 1).abs() < 1e-4
     sums_to_1 = outputs.shape[1] > 1 and bool(to_1.all())
     centred = 0.25 < float(outputs.mean()) < 0.75
-    if task in (CLASSIFICATION, MULTILABEL) and inside and (sums_to_1 or centred):
-        notes.append(
-            f"all outputs of the model lie in [0, 1]{' and sum to 1' if sums_to_1 else ''}: the loss takes logits, so "
-            "leave out a softmax or sigmoid at the model's end"
-        )
-    return notes
+    if task not in (CLASSIFICATION, MULTILABEL) or not inside:
+        return []
+    if not (sums_to_1 or centred):
+        return []
+    return [
+        f"all outputs of the model lie in [0, 1]{' and sum to 1' if sums_to_1 else ''}: the loss takes logits, so "
+        "leave out a softmax or sigmoid at the model's end"
+    ]
 
 
 def outputs_of(model: nn.Module, shape: tuple[int, ...]) -> int | None:

@@ -37,6 +37,7 @@ from fl_core.errors import (
     listing,
     plural,
 )
+from fl_core.kinds import wrong_kind
 from fl_core.storage import Folder, check_version, json_bytes, sha
 
 if TYPE_CHECKING:
@@ -138,9 +139,7 @@ class Run:
         if not self.folder.has(CONFIG):
             if (self.path / "checkpoints").is_dir():
                 raise CorruptError(f"{self.path / CONFIG} is missing.")
-            raise UsageError(
-                f"run must be a directory with a config.json; got {self.path}. List runs: fedlayers runs DIR."
-            )
+            raise wrong_kind(self.path, "run", "a directory with a config.json")
 
     @property
     def config(self) -> dict[str, Any]:

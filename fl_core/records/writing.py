@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fl_core import rows
 from fl_core.algorithms.base import State
-from fl_core.errors import CorruptError, UsageError, about
+from fl_core.errors import CorruptError, UsageError, about, spelled
 from fl_core.records import store
 from fl_core.records.store import (
     BEGINNING,
@@ -230,14 +230,14 @@ def check_free(path: Path) -> None:
     names = {*Folder(path).names()}
     if CONFIG in names:
         raise UsageError(
-            f"{path} must be free; got a run. Resume it, or choose another directory."
+            f"{path} must be free; got a run. Resume it: fedlayers resume {path}. Or choose another directory."
         )
     traces = {name for name in names if _PART.fullmatch(name)}
     if "lock" in names:
         traces |= BEGINNING
     if not names <= traces:
         raise UsageError(
-            f"{path} must be empty; got other files. Choose another directory."
+            f"{path} must be empty; got other files. Choose a new directory: {spelled(out='runs/NAME')}."
         )
 
 

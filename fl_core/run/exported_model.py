@@ -19,7 +19,7 @@ import fl_core
 from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, extends_model, find
 from fl_core.data.columns import BETWEEN
-from fl_core.data.inputs import Inputs
+from fl_core.data.inputs import Inputs, Samples
 from fl_core.display import Displayed, Summary
 from fl_core.errors import (
     COUNT,
@@ -34,6 +34,7 @@ from fl_core.errors import (
     validate,
     warn,
 )
+from fl_core.kinds import Kind, kind_of, wrong_kind
 from fl_core.models import lora
 from fl_core.models.adapter import PackedShape, adapt
 from fl_core.models.building import TRIAL, drop_statistics, without_weights
@@ -256,6 +257,8 @@ def read(path: Path | str) -> ExportedModel:
     path = Path(path).resolve()  # links may lead to its folder, but not within it
     folder, name = Folder(path.parent), f"{path.name}.json"
     if not path.parent.is_dir() or not folder.has(name):
+        if kind_of(path) is not Kind.FILE:
+            raise wrong_kind(path, "exported model", "what fedlayers export wrote")
         raise UsageError(
             f"{path} must be an exported model with {name} next to it; got none. Copy both files."
         )
@@ -306,8 +309,19 @@ def predict(
         NonFiniteError: the model's output is NaN or infinite.
     """
     exported = read(path)
-    built = adapt(exported.model(model=model, allow_code=allow_code))
     samples = exported.inputs.samples(new, ids)
+    return predict_samples(exported, samples, model=model, allow_code=allow_code)
+
+
+def predict_samples(
+    exported: ExportedModel,
+    samples: Samples,
+    *,
+    model: object = None,
+    allow_code: str | Collection[str] = (),
+) -> Predictions:
+    """Predict prepared samples. See :func:`predict`."""
+    built = adapt(exported.model(model=model, allow_code=allow_code))
     with tree.one_thread():
         outputs = evaluate.predict(built, samples.x)
     bad = torch.flatten((~torch.isfinite(outputs).all(dim=1)).nonzero()).tolist()

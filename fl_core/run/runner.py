@@ -24,6 +24,7 @@ from fl_core.errors import (
     check_known,
     end_unguarded,
     listing,
+    spelled,
     warn,
 )
 from fl_core.plan import LayerPlan
@@ -266,14 +267,19 @@ def check_device(name: str, task: Task | None = None) -> None:
     >>> check_device("meta")  # which has no numbers
     Traceback (most recent call last):
         ...
-    fl_core.errors.UsageError: device must be one that works here; got 'meta' ... Use device='cpu', ...
+    fl_core.errors.UsageError: device must be one that works here: cpu...; got 'meta' ... Use device='cpu'.
     """
     try:
         torch.empty(0, device=name).cpu()
     except (RuntimeError, AssertionError) as error:
+        found = {"cuda": torch.cuda, "mps": torch.backends.mps}
+        there = ["cpu", *(kind for kind, each in found.items() if each.is_available())]
+        reason = str(error).splitlines()[0]
+        if reason.startswith("Expected one of"):  # a list of all that PyTorch knows
+            reason = "PyTorch calls a graphics card cuda, or mps on a Mac"
         raise UsageError(
-            f"device must be one that works here; got {name!r} ({str(error).splitlines()[0]}). Use device='cpu', or "
-            "device='cuda' for a graphics card."
+            f"device must be one that works here: {' or '.join(there)}; got {name!r} ({reason}). "
+            f"Use {spelled(device=there[-1])}."
         ) from error
     if not task or task.config.training.precision != "bf16":
         return

@@ -15,11 +15,13 @@ from fl_core.errors import (
     COUNT,
     DIGEST,
     NUMBER,
+    ByName,
     MapOf,
     UsageError,
     check_known,
     listing,
 )
+from fl_core.kinds import wrong_kind
 from fl_core.models import lora
 from fl_core.run import exported_model
 from fl_core.run.exported_model import ExportedModel, Predictions, check_free, check_one
@@ -199,7 +201,9 @@ def _stored(
     elif baseline:
         check_known(f"baseline of {choice} that can be exported", baseline, others)
     elif RECOMMENDED not in known:
-        way = f"Export a baseline: baseline={others[0]!r}" if others else "Run it again"
+        way = f"Export one of its runs, which are below {choice}/arms"
+        if others:
+            way = f"Export a baseline: baseline={others[0]!r}"
         run = parsed_json(read_text(choice / "choice.json")).get("run")
         if run:
             way = f"Export its run: {choice / str(run)}"
@@ -235,12 +239,16 @@ def predict(
 
     Args:
         path: an exported model, or a folder of them.
-        new: samples without labels; or a folder, whose files or folders have the names of clients.
+        new: samples without labels. For a folder of models, a table with the column of clients that training had; or
+            a folder, whose files or folders have the names of clients.
         ids, model, allow_code: of a single prediction.
 
+    Returns:
+        The predictions, by client for a folder of models. Those of one table have the numbers of its rows.
+
     Raises:
-        UsageError: there is no such model, the samples differ in kind from training, or a file has the name of no
-            client with a model.
+        UsageError: there is no such model, the samples differ in kind from training, a table has no column of clients,
+            or a row or a file has the name of no client with a model.
         CorruptError: a file of the model is damaged.
         NonFiniteError: the model's output is NaN or infinite.
     """
@@ -256,14 +264,11 @@ def predict(
     for file in files:
         models[exported_model.read(file).about["run"]["client"] or ""] = file
     if not models:
-        raise UsageError(
-            f"{path} must have exported models; got none. Export a choice to it."
-        )
+        raise wrong_kind(path, "exported model", "what fedlayers export wrote")
     if folder is None:
-        raise UsageError(
-            f"new samples must be a folder with a file for each client of {path}; got {new}."
-        )
-    made = {}
+        exports = {name: exported_model.read(file) for name, file in models.items()}
+        return _predict_rows(path, exports, new, **how)
+    made = ByName("client")
     for part in sorted(folder.glob("[!.]*")):
         stem = part.stem
         client = next((name for name in models if stem in (name, file_name(name))), "")
@@ -275,4 +280,35 @@ def predict(
         made[client or stem] = exported_model.predict(models[client], part, **how)
     if not made:
         raise UsageError(f"{folder} must have a file for each client; got none.")
+    return made
+
+
+def _predict_rows(
+    path: Path, exports: Mapping[str, ExportedModel], new: Any, ids: Any, **how: Any
+) -> dict[str, Predictions]:
+    """Predict each row of a table with the model of its client. The table is read once.
+
+    Args:
+        path: the folder of the models. ``exports``: by client; one without a client is for all others.
+    """
+    first, *others = exports.values()
+    if any(each.inputs != first.inputs for each in others):
+        raise UsageError(
+            f"models in {path} must prepare rows alike to predict one table; got models of several trainings. "
+            "Predict each client's rows with its own model."
+        )
+    rows = first.inputs.rows_of_clients(new)
+    unknown = [client for client in rows if client not in exports]
+    if unknown and "" not in exports:
+        raise UsageError(
+            f"each row must be of a client with a model: {listing(exports)}; got {listing(map(repr, unknown))}. "
+            "Leave these rows out, or predict them with one client's model."
+        )
+    samples = first.inputs.samples(new, ids)
+    made = ByName("client")
+    for client, own in rows.items():
+        exported = exports[client if client in exports else ""]
+        made[client] = exported_model.predict_samples(
+            exported, samples.rows(own), **how
+        )
     return made

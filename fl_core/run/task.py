@@ -32,7 +32,7 @@ from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.roles import by_name
 from fl_core.display import ROWS, Displayed, Summary
-from fl_core.errors import UsageError, listing, plural, warn
+from fl_core.errors import UsageError, listing, plural, spelled, warn
 from fl_core.layers import Layer, layers_of
 from fl_core.models import lora
 from fl_core.models.adapter import OWN_LOSS, check_real
@@ -233,7 +233,8 @@ def assemble(
     if (named is not None or plan is not None) and not algorithm.uses_plan:
         using = sorted(name for name, member in registry().items() if member.uses_plan)
         raise UsageError(
-            f"algorithm must be one that uses a plan ({listing(using)}); got {config.federation.algorithm}."
+            f"algorithm must be one that uses a plan ({listing(using)}); got {config.federation.algorithm}. "
+            f"Use one of them: {spelled(algorithm='fedper')}."
         )
     data = load(config, own["data"], loaded, partition, preprocessing)
     if isinstance(own["model"], nn.Module):

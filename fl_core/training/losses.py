@@ -88,9 +88,12 @@ class Loss:
         single = self.task in (REGRESSION, SURVIVAL) and z.shape[-1] > 1
         if z.ndim != 2 or single or y.shape != (len(z), *shape) or not len(y):
             targets = "".join(f", {size}" for size in shape)
+            way = ""
+            if self.task == CLASSIFICATION and y.shape == z.shape:
+                way = " Write y.argmax(1) if it is one-hot, or loss='multilabel_bce' for several labels of a sample."
             raise UsageError(
                 f"{self.task} must have outputs [n, C], of one number [n, 1], and targets [n{targets}]; "
-                f"got {list(z.shape)} and {list(y.shape)}."
+                f"got {list(z.shape)} and {list(y.shape)}.{way}"
             )
         if self.task != CLASSIFICATION:
             return

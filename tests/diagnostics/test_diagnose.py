@@ -135,7 +135,7 @@ def test_a_report_survives_the_disk_and_a_plan_can_be_made_from_it(
         == report.header
     )
     (tmp_path / "other.jsonl").write_text('{"schema": 1}\n')
-    with refuses("no layers"):
+    with refuses("without layers"):
         Report.read(tmp_path / "other.jsonl")
 
 

@@ -311,7 +311,7 @@ def test_rows_that_allow_no_decision():
     single = [row("cka", None, status=alone, layer=n, variant="flatten") for n in NAMES]
     other = rows_of({"a": (100, [2.0] * 4)})
     for rows, error, message in (
-        (measured(rows_of(), layers=[]), UsageError, "no layers"),
+        (measured(rows_of(), layers=[]), UsageError, "which has layers"),
         (measured(rows_of(), layers=["conv1"]), UsageError, "'conv1'"),
         (measured([row("loss", 1.0, client="a")]), UsageError, "values"),
         (measured(rows_of({"": (4, [1.0] * 4)})), UsageError, "sensitivity.*single"),

@@ -45,9 +45,9 @@ def test_a_choice_gives_models_to_all_clients_without_its_tables(fedlayers):
             "--round VALUE must be left",
         ),
         ("export out --baseline linear_local --out b.safetensors", "--client"),
-        ("export simple --baseline linear_local --out b", "fedlayers choose"),
+        ("export simple --baseline linear_local --out b", "fedlayers predict simple"),
         ("predict simple/north.safetensors --data new --out said.csv", "got 'south 1'"),
-        ("predict simple --data new/north.csv --out said.csv", "must be a folder"),
+        ("predict simple --data new/north.csv --out said.csv", "the column 'client'"),
     ):
         assert message in fedlayers.refused(line), line
 
@@ -83,7 +83,10 @@ def test_a_model_leaves_its_run_and_labels_new_rows(fedlayers):
             "predict va.safetensors --data new.csv --scores logits",
             "mean 'logit'",
         ),
-        ("predict run --data new.csv", "run must have exported models"),
+        (
+            "predict run --data new.csv",
+            "exported model must be what fedlayers export wrote",
+        ),
     ):
         assert message in fedlayers.refused(line), line
     assert Path("new.csv").read_text().startswith("age,sex")

@@ -1,0 +1,124 @@
+"""What a path is that a user named, and the command that takes it: a run, a decision, a diagnosis, models, a table."""
+
+from __future__ import annotations
+
+from enum import Enum
+from itertools import islice
+from pathlib import Path
+
+from fl_core.errors import UsageError, listing
+
+DATA = (".csv", ".tsv", ".parquet", ".npz", ".jsonl")
+"""The suffixes of files of samples."""
+LOOKED_AT = 200
+"""Entries of a folder, at most, among which runs are sought."""
+
+
+class Kind(Enum):
+    """A kind of path. Its value is what messages call it."""
+
+    NOTHING = "nothing there"
+    RUN = "a run"
+    RUNS = "a folder of runs"
+    DECISION = "a decision"
+    DIAGNOSIS = "a diagnosis"
+    MODELS = "exported models"
+    PLAN = "a plan"
+    SAMPLES = "samples"
+    FILE = "a file"
+    FOLDER = "a folder"
+
+
+NEXT = {
+    Kind.NOTHING: "Correct the path. fedlayers runs FOLDER lists the runs in a folder.",
+    Kind.RUN: "A run has scores and models: fedlayers plot {path}, or fedlayers diagnose {path}.",
+    Kind.RUNS: "Name one of its runs: {inside}.",
+    Kind.DECISION: "Export its models: fedlayers export {path} --out models. Its runs are below {path}/arms.",
+    Kind.DIAGNOSIS: "It goes to fedlayers select {path}, or fedlayers plot {path}.",
+    Kind.MODELS: "Predict with them: fedlayers predict {path} --data TABLE.",
+    Kind.PLAN: "Train with it: fedlayers run --algorithm fedper --plan {path}.",
+    Kind.SAMPLES: "Check it: fedlayers check {path}. Then train on it: fedlayers run {path}.",
+    Kind.FILE: "Name another path.",
+    Kind.FOLDER: "Name another path. fedlayers runs {path} lists the runs in it.",
+}
+"""What a path of a kind is good for."""
+TOWARDS = {
+    (
+        "diagnosis",
+        Kind.RUN,
+    ): "Measure it first: fedlayers diagnose {path} --out diagnosis.",
+    (
+        "diagnosis",
+        Kind.SAMPLES,
+    ): "Train and measure first: fedlayers diagnose --dataset {path}.",
+    (
+        "exported model",
+        Kind.RUN,
+    ): "Export it first: fedlayers export {path} --out model.safetensors.",
+    (
+        "exported model",
+        Kind.DECISION,
+    ): "Export its models first: fedlayers export {path} --out models.",
+    (
+        "exported model",
+        Kind.SAMPLES,
+    ): "Name the models first: fedlayers predict MODELS --data {path}.",
+    ("table", Kind.RUN): "It was trained already: fedlayers plot {path}.",
+}
+"""What to do with a path of a kind where something else is needed, by what is needed."""
+
+
+def kind_of(path: Path | str) -> Kind:
+    """Return what a path is, by the names of its files.
+
+    >>> kind_of("nowhere").value
+    'nothing there'
+    """
+    path = Path(path)
+    if not path.exists():
+        return Kind.NOTHING
+    if path.is_file():
+        if path.name == "rows.jsonl":
+            return Kind.DIAGNOSIS
+        if path.suffix.lower() in DATA:
+            return Kind.SAMPLES
+        if path.with_name(f"{path.name}.json").is_file():
+            return Kind.MODELS
+        return Kind.PLAN if path.name == "plan.json" else Kind.FILE
+    if (path / "config.json").is_file():
+        return Kind.RUN
+    if (path / "choice.json").is_file():
+        return Kind.DECISION
+    if (path / "rows.jsonl").is_file():
+        return Kind.DIAGNOSIS
+    if any(path.glob("*.safetensors.json")):
+        return Kind.MODELS
+    if runs_in(path):
+        return Kind.RUNS
+    tables = (each for each in path.glob("*") if each.suffix.lower() in DATA)
+    return Kind.SAMPLES if any(tables) else Kind.FOLDER
+
+
+def runs_in(path: Path) -> list[str]:
+    """Return the runs right in a folder."""
+    entries = sorted(islice(path.glob("*"), LOOKED_AT))
+    return [str(each) for each in entries if (each / "config.json").is_file()]
+
+
+def wrong_kind(path: Path | str, needed: str, rule: str) -> UsageError:
+    """Return the error for a path of another kind than is needed: what it is, and what to do with it.
+
+    >>> print(wrong_kind("nowhere", "run", "a directory with a config.json"))
+    run must be a directory with a config.json; got 'nowhere', nothing there. Correct the path. ...
+
+    Args:
+        needed: the kind of path: ``run``, ``diagnosis``, ``exported model`` or ``table``.
+        rule: what it must be.
+    """
+    kind = kind_of(path)
+    way = TOWARDS.get((needed, kind), NEXT[kind])
+    inside = listing(runs_in(Path(path)), 3) if kind is Kind.RUNS else ""
+    way = way.format(path=path, inside=inside)
+    return UsageError(
+        f"{needed} must be {rule}; got {str(path)!r}, {kind.value}. {way}"
+    )

@@ -1,0 +1,254 @@
+"""What newcomers type: each line is answered with the next command, the nearest name, or that nothing is there."""
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedlayers as fl
+from fedlayers.cli import app as cli
+from fl_core.errors import nearest
+from fl_core.kinds import Kind, kind_of
+from tests.fedlayers.conftest import Terminal
+
+WARDS = "--client-column ward --label-column died"
+
+
+def icu():
+    """A table of 240 patients in three wards. Age decides who dies."""
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "ward": draw.choice(["neuro", "cardio", "surgery"], 240),
+            "age": draw.integers(20, 90, 240),
+            "lactate": draw.gamma(2, 1, 240).round(2),
+        }
+    )
+    frame["died"] = (frame.age + draw.normal(0, 5, 240) > 55).astype(int)
+    return frame
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """A folder with a table, a run, a decision and its exported models."""
+    folder = tmp_path_factory.mktemp("desk")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        icu().to_csv("icu.csv", index=False)
+        icu().drop(columns="ward").to_csv("no_ward.csv", index=False)
+        icu().replace("neuro", "eye").to_csv("other.csv", index=False)
+        Path("new").mkdir()
+        icu().drop(columns="ward").to_csv("new/neuro.csv", index=False)
+        cli.main(["run", "heart", "--rounds", "1", "--out", "r1"])
+        how = "--rounds 3 --seeds 1 --lr 0.05 --no-baselines --quiet --out out"
+        cli.main(f"choose icu.csv {WARDS} {how}".split())
+        cli.main(["export", "out", "--out", "models"])
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def typed(desk, monkeypatch, capsys):
+    monkeypatch.chdir(desk)
+    monkeypatch.delenv("FEDLAYERS_DATA_ROOT", raising=False)
+    return Terminal(capsys)
+
+
+TYPED = {
+    # a table, by position or by name
+    "choose icu.csv": "--label-column died --client-column ward",
+    "run icu.csv": "--label-column died --client-column ward",
+    "study icu.csv": "--label-column died --client-column ward",
+    "choose icu.csv --client-column ward": "Name it: --label-column died",
+    "choose icu.csv --client-column Ward --label-column died": "--client-column ward",
+    "choose icu.csv --dataset heart": "--dataset must be given once",
+    "choose icu.csv missing.csv": "got 'missing.csv'",
+    "choose new icu.csv": "got the folder 'new'",
+    "choose hart": "did you mean 'heart'?",
+    "choose https://example.com/icu.csv": "Download it first",
+    "check heart": "Write fedlayers choose heart.",
+    "check r1": "fedlayers plot r1",
+    "diagnose icu.csv": "fedlayers diagnose --dataset icu.csv",
+    "diagnose heart": "fedlayers diagnose --dataset heart",
+    "map heart": "fedlayers map --dataset heart",
+    f"choose icu.csv {WARDS} --exclude-columns agge": "did you mean 'age'?",
+    f"choose icu.csv {WARDS} --impute zero": "none, mean, median, most_frequent",
+    f"choose icu.csv {WARDS} --positive 2": "unknown positive class '2': known: 0, 1",
+    # options of other tools
+    "run icu.csv --mu 0.1": "write --option mu=0.1",
+    "run icu.csv --mu=0.1": "write --option mu=0.1",
+    "compare heart --mu 0.1": "write --option fedprox.mu=0.1",
+    "run heart --sizes 64,32": "write --model-option sizes=64,32",
+    "choose --target died icu.csv": "did you mean --label-column?",
+    "choose --learning-rate 0.1": "did you mean --lr?",
+    "run heart --n-rounds 3": "did you mean --rounds?",
+    "run heart --output x": "did you mean --out?",
+    "run heart --gpu": "did you mean --device?",
+    "run heart --exclude age": "did you mean --exclude-columns?",
+    "run heart --resume": "it is a command, fedlayers resume",
+    "run heart -a fedprox": "two hyphens; got -a. Write such as --adapt, --algorithm",
+    "run heart --foo 3": "unknown option --foo. For options",
+    "resume r1 --rounds 5": "--rounds, which a new run takes",
+    "predict models --dataset icu.csv": "did you mean --data?",
+    "diagnose r1 --metric cka": "did you mean --metrics?",
+    "compare heart --seeds 1 1": "--seeds must be distinct; got 1 twice",
+    "compare heart --seeds 0": "--seeds must be from 1",
+    "compare heart --seeds 3 -1": "--seeds must be at least 0; got -1",
+    "select diagnosis more": "unexpected words: more",
+    # names of other tools
+    "fit icu.csv": "did you mean 'run'?",
+    "train icu.csv": "did you mean 'run'?",
+    "measure r1": "did you mean 'diagnose'?",
+    "run heart --model logistic": "did you mean 'linear'?",
+    "run heart --model resnet18": "--model torchvision:resnet18",
+    "run heart --loss ce": "did you mean 'cross_entropy'?",
+    "choose heart --score auc": "did you mean 'auroc'?",
+    "diagnose r1 --metrics hessian": "did you mean 'hessian_trace'?",
+    "run heart --algorithm FedAvg": "did you mean 'fedavg'?",
+    "compare heart --algorithms fedavg,locl": "unknown algorithm 'locl'",
+    "run heart --device gpu": "--device cpu",
+    "choose heart --backend slurm --out new_choice": "local:N, ray",
+    "tune heart --algorithms fedavg --search lr": "--search must be KEY=VALUE",
+    "regret top --k 0": "k must be at least 1; got 0",
+    # paths of another kind
+    "select r1": "fedlayers diagnose r1",
+    "select r1/rows.jsonl": "fedlayers diagnose RUN",
+    "select nowhere": "got 'nowhere', nothing there",
+    "select out": "got 'out', a decision",
+    "plot nowhere": "got 'nowhere', nothing there",
+    "plot out": "got 'out', a decision",
+    "plot icu.csv": "fedlayers diagnose --dataset icu.csv",
+    "export nowhere": "got 'nowhere', nothing there",
+    "export r1": "fedlayers export r1 --out model.safetensors",
+    "export out": "fedlayers export out --out models",
+    "export icu.csv --out x": "fedlayers run icu.csv",
+    "verify icu.csv": "fedlayers check icu.csv",
+    "verify out": "Its runs are below out/arms",
+    "resume .": "Name one of its runs: r1",
+    "runs nowhere": "got 'nowhere', nothing there",
+    "clean icu.csv": "fedlayers check icu.csv",
+    "predict r1": "fedlayers export r1 --out model.safetensors",
+    "predict out --data icu.csv": "fedlayers export out --out models",
+    "predict icu.csv": "fedlayers predict MODELS --data icu.csv",
+    "predict nowhere --data icu.csv": "got 'nowhere', nothing there",
+    "predict models": "fedlayers predict models --data TABLE",
+    "predict models icu.csv": "unexpected words: icu.csv",
+    "predict models --data no_ward.csv": "must have the column 'ward'",
+    "predict models --data other.csv": "got 'eye'",
+    "predict models --data new icu.csv": "got the folder 'new'",
+    "run heart --out r1": "fedlayers resume r1",
+    "run heart --out /": "--out runs/NAME",
+    "choose heart --out /": "--out out/NAME",
+    "diagnose --dataset heart --out /": "--out out/NAME",
+    "run heart --plan plan.json": "--algorithm fedper",
+    "plan r1": "fedlayers plan export PLAN --to FORM",
+    "plan export r1": "fedlayers plan export r1 --to names",
+}
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_a_line_of_a_newcomer_is_answered(typed, line):
+    assert TYPED[line] in typed.refused(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("choose icu.csv --print-config", 'dataset = "icu.csv"'),
+        ("choose --print-config icu.csv", 'dataset = "icu.csv"'),
+        ("run icu.csv other.csv --print-config", 'dataset = "icu.csv,other.csv"'),
+        ("choose --help", "--impute STR"),
+        ("choose --help", "--exclude-columns NAME"),
+        ("choose --help", "--positive STR"),
+        ("choose --help", "--text-column STR"),
+        (f"check icu.csv {WARDS}", f"fedlayers choose icu.csv {WARDS}"),
+        ("version", "fedlayers 0."),
+    ],
+)
+def test_a_line_of_a_newcomer_works(typed, line, shown):
+    assert shown in typed(line)
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds"),
+    [("--seeds 2", (4, 5)), ("--seeds 2 7", (2, 7)), ("--seeds=2,7,1", (2, 7, 1))],
+)
+def test_one_number_counts_seeds_and_several_are_seeds(words, seeds):
+    line = f"compare heart --seed 4 --algorithms fedavg,local {words}"
+    command = cli.parse_command(line.split())
+    assert command.arguments()["seeds"] == seeds
+    assert command.algorithms == ("fedavg", "local")
+
+
+def test_predict_takes_the_table_that_choose_took(typed, tmp_path):
+    out = tmp_path / "new.csv"
+    typed(f"predict models --data icu.csv --out {out}")
+    made, table = pd.read_csv(out), icu()
+    assert list(made["sample"]) == list(range(240))
+    assert list(made["client"]) == list(table["ward"])
+    found = fl.predict("models", table)
+    for client, own in found.items():
+        alone = fl.predict(f"models/{client}.safetensors", table[table.ward == client])
+        assert own.outputs.tolist() == alone.outputs.tolist()
+        assert list(own.samples) == [
+            str(row) for row in np.flatnonzero(table.ward == client)
+        ]
+        rows = made[made["client"] == client]
+        assert np.allclose(rows["probability 1"], own.probabilities[:, 1])
+    typed(f"predict models --data new --out {tmp_path / 'folder.csv'}")
+    with pytest.raises(fl.UsageError, match="must be a table with the column 'ward'"):
+        fl.predict("models", np.zeros((3, 2)))
+    with pytest.raises(KeyError, match="unknown client 'nuro': did you mean 'neuro'"):
+        found["nuro"]
+
+
+def test_a_kind_of_path_is_known(desk):
+    kinds = {
+        "nowhere": Kind.NOTHING,
+        "r1": Kind.RUN,
+        "r1/rows.jsonl": Kind.DIAGNOSIS,
+        "out": Kind.DECISION,
+        "out/arms": Kind.RUNS,
+        "models": Kind.MODELS,
+        "models/neuro.safetensors": Kind.MODELS,
+        "icu.csv": Kind.SAMPLES,
+        "new": Kind.SAMPLES,
+        ".": Kind.RUNS,
+    }
+    assert {path: kind_of(desk / path) for path in kinds} == kinds
+
+
+@pytest.mark.parametrize("name", ["measur", "fitt", "zzz", "isi", "log"])
+def test_a_proposal_has_something_in_common(name):
+    found = nearest(name, cli.COMMANDS)
+    assert not found or {*re.findall("..", found)} & {*re.findall("..", name)}
+
+
+def test_choose_needs_no_configuration(tmp_path):
+    import torch
+    from torch import nn
+
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 4, generator=draw)
+    data = {"north": (x, (x[:, 0] > 0).long()), "south": (-x, (x[:, 1] > 0).long())}
+    answer = fl.choose(
+        data=data,
+        model=nn.Linear(4, 2),
+        rounds=1,
+        seeds=1,
+        tune_rates=0,
+        baselines=False,
+        progress=False,
+        out=tmp_path,
+    )
+    assert {"fedavg", "local"} <= {*answer.table["way"]}
+    with pytest.raises(fl.UsageError, match="pass samples as data="):
+        fl.choose(data)
+    run = fl.run(data=data, model=nn.Linear(4, 2), rounds=1, progress=False)
+    with pytest.raises(KeyError, match="unknown client 'z': known: north, south"):
+        run.models["z"]
