@@ -101,6 +101,7 @@ class Tuner:
         samples: training samples that a client uses at most.
         near: of each client the sets of samples that its copy predicts, by number. Default: its validation samples.
         beside: sets of samples beside the clients' validation samples, numbered after them.
+        numbers: of the clients in the federation, for batches and dropout. Default: their places here.
         clock: without it there is no budget.
     """
 
@@ -116,6 +117,7 @@ class Tuner:
         samples: int | None = SAMPLES,
         near: Sequence[Sequence[int]] | None = None,
         beside: Sequence[Split] = (),
+        numbers: Sequence[int] = (),
         clock: Clock = NO_LIMIT,
     ) -> None:
         self.clock = clock
@@ -127,6 +129,7 @@ class Tuner:
         self.train = [(s.x, self.workspace.place(s.x), s.y) for s in train]
         held = [s for _, s in clients]
         self.scored = [(s.x, self.workspace.place(s.x)) for s in (*held, *beside)]
+        self.numbers = numbers or range(len(clients))
         self.near = near or [[k] for k in range(len(clients))]
         self.held = Held.of(held, [len(s) for s, _ in clients])
 
@@ -205,7 +208,7 @@ class Tuner:
         self.clock.check()
         workspace, settings = self.workspace, self.training
         samples, x, y = self.train[client]
-        parts = self.seed, STREAM, self.round, client
+        parts = self.seed, STREAM, self.round, self.numbers[client]
         draws = seeds.torch_generator(*parts)
         slices = batch_slices(len(y), settings.batch_size, workspace.couples)
         workspace.load(self.starts[client])

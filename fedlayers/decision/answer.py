@@ -36,6 +36,8 @@ LINES = 8
 """The most lines of an answer in the terminal."""
 WORDS = 120
 """The most words of a headline with its bullets."""
+ELSEWHERE = "not asked over sites"
+"""Why a question that compares single samples, or exports models, has no answer there."""
 NAMED = 3
 """Clients, or layers, that a sentence names at most."""
 EPOCHS = {1: "one epoch", 2: "two epochs", 4: "four epochs"}
@@ -329,7 +331,7 @@ def _headline_rivals(answer: Answer) -> list[Line]:
     if answer.action in (SHARE_SOME, ALONE):
         wanted = ["fedavg", "local", "linear_local", "boosting_local"]
     there = {line.way: line for line in answer.better_than}
-    return [there[way] for way in wanted if way in there][:2]
+    return [there[way] for way in dict.fromkeys(wanted) if way in there][:2]
 
 
 def _what_to_do(answer: Answer) -> str:
@@ -412,7 +414,10 @@ def _all_bullets(answer: Answer) -> list[str]:
         gap = difference(answer, answer.pooled)
         what = describe(answer.pooled.way, task)
         lines.append(f"If the rows may be pooled, {what} is better: {gap}.")
-    failed = [way for way in answer.not_tried if way != LINEAR]
+    elsewhere = [what for what, why in answer.not_tried.items() if why == ELSEWHERE]
+    if elsewhere:
+        lines.append(f"Not asked over sites: {listing(elsewhere)}.")
+    failed = [way for way in answer.not_tried if way not in (LINEAR, *elsewhere)]
     if failed:
         lines.append(f"Not tried, or failed: {listing(failed, NAMED)}.")
     if len(answer.seeds) == 1:

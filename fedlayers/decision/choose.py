@@ -214,7 +214,8 @@ def store(made: Answer, out: Path) -> Answer:
     """Write the files of an answer: models, plans and ``choice.json``, last. Those of an earlier one are removed."""
     trained = made.trained
     if trained is not None:
-        store_models(out, made, trained)
+        if not trained.asked.over_sites:
+            store_models(out, made, trained)
         for name in trained.runs:
             if (plan := _plan_of(trained, name)) is not None:
                 (out / "plans").mkdir(parents=True, exist_ok=True)

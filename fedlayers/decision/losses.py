@@ -139,23 +139,28 @@ class SeedLosses:
 
     A loss is the calibrated log loss (:func:`fl_core.training.evaluate.fit`), of numbers and of survival that
     of training. Means are over clients by training samples. With class weights, samples count by these too.
+
+    Args:
+        task: of FedAvg in this seed.
+        only: the one client whose samples are here. Those of others are at their sites.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, only: str = "") -> None:
         self.task = task
+        clients = [one for one in task.data.clients if only in ("", one.name)]
         self.kind = task.data.task
         self.class_weights: Tensor | None = None
         if isinstance(task.criterion, ClassWeighted):
             self.class_weights = torch.tensor(task.criterion.weights).double()
-        self.sizes = {client.name: len(client.train) for client in task.data.clients}
+        self.sizes = {client.name: len(client.train) for client in clients}
         self.bases = {
             client.name: evaluate.base_outputs(task.data, task.criterion, client.name)
-            for client in task.data.clients
+            for client in clients
         }
         self.labels = {
             split: {
                 client.name: client.split(split).y
-                for client in task.data.clients
+                for client in clients
                 if len(client.split(split))
             }
             for split in (VALIDATION, TEST)
@@ -170,7 +175,7 @@ class SeedLosses:
                 continue
             own = client.split(split)
             groups = np.arange(len(own)) if own.groups is None else own.groups
-            weights = self._weights(client.name, own.y).numpy()
+            weights = self.weights(client.name, own.y).numpy()
             table = {"client": client.name, "group": groups, "weight": weights}
             parts.append(pd.DataFrame(table))
         if not parts:
@@ -305,15 +310,20 @@ class SeedLosses:
     # --- losses ---
 
     @cached_property
-    def halves(self) -> NDArray[np.int64] | None:
-        """The half of each validation sample (:func:`fl_core.statistics.halves`); None with all in one half."""
+    def dealt(self) -> dict[str, NDArray[np.int64]]:
+        """The half of each client's validation samples (:func:`fl_core.statistics.halves_of_one`), by client."""
         samples, seed = self.samples[VALIDATION], self.task.config.execution.seed
-        half = [
-            statistics.halves_of_one(own["group"].to_numpy(int), number, seed)
-            for number, name in enumerate(self.sizes)
-            if len(own := samples[samples["client"] == name])
-        ]
-        dealt = np.concatenate(half) if half else np.zeros(0, np.int64)
+        found = {}
+        for number, name in enumerate(self.task.data.names):
+            if name in self.labels[VALIDATION]:
+                own = samples["group"][samples["client"] == name]
+                found[name] = statistics.halves_of_one(own.to_numpy(int), number, seed)
+        return found
+
+    @cached_property
+    def halves(self) -> NDArray[np.int64] | None:
+        """The half of each validation sample; None with all in one half."""
+        dealt = np.concatenate([*self.dealt.values(), np.zeros(0, np.int64)])
         return dealt if len(np.unique(dealt)) > 1 else None
 
     def calibration(
@@ -357,9 +367,13 @@ class SeedLosses:
         On validation the calibration is cross-fitted: each half of the federation's samples has that of the other.
         """
         outputs, y, base = self._joined(one, split)
+        sizes = [len(own) for own in self.labels[split].values()]
         if self.kind not in PROBABLE:
             y = y.double() if y.is_floating_point() else y
-            found = self.task.criterion.of_logits().per_sample(outputs, y)
+            loss = self.task.criterion.of_logits()
+            pairs_of = zip(outputs.split(sizes), y.split(sizes), strict=True)
+            # risk sets lie within a client
+            found = torch.cat([loss.per_sample(z, own) for z, own in pairs_of])
         elif split == VALIDATION and self.halves is not None:
             fitted = torch.tensor([self.calibration(one, half) for half in (1, 0)])
             pairs = fitted.double()[torch.from_numpy(self.halves)]
@@ -368,11 +382,10 @@ class SeedLosses:
         else:
             hot = evaluate.calibrated(outputs, *self.calibration(one), base)
             found = evaluate.log_losses(hot, y)
-        sizes = [len(own) for own in self.labels[split].values()]
         by_client = found.double().split(sizes)
         return dict(zip(self.labels[split], by_client, strict=True))
 
-    def _weights(self, client: str, y: Tensor) -> Tensor:
+    def weights(self, client: str, y: Tensor) -> Tensor:
         """Return the weights of a client's samples, which add up to its number of training samples."""
         weights = torch.ones(len(y), dtype=torch.float64)
         if self.class_weights is not None:
@@ -449,7 +462,7 @@ class SeedLosses:
         for client, losses in self.losses(one, split).items():
             y = self.labels[split][client]
             scores = self._scores(one.outputs[split][client], y)
-            weights = self._weights(client, y)
+            weights = self.weights(client, y)
             scores["loss"] = float((weights * losses).sum() / weights.sum())
             found[client] = scores
         return pd.DataFrame.from_dict(found, orient="index", dtype=float)

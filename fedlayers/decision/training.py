@@ -22,6 +22,7 @@ from diagnostics.tuning.permutation import (
     permutation_test,
 )
 from fedlayers.backends.local import Backend, no_progress
+from fedlayers.decision.answer import ELSEWHERE
 from fedlayers.decision.jobs import (
     FREE,
     Tell,
@@ -104,8 +105,6 @@ THREE_SEEDS = 3e12
 """Training FLOPs of a FedAvg run up to which three seeds are the default: about 20 s on two cores."""
 GROUPS = "groups"
 """The way that trains one model a group of clients."""
-ELSEWHERE = "not asked over sites"
-"""Why a question that compares single samples has no answer there."""
 MOST_PAIRED = 30
 """The most clients whose models are compared pair by pair."""
 PLAN_ALGORITHM = "fedper"

@@ -76,7 +76,8 @@ def answer(
     fallback: tuple[str, ...] = ()
     if way:
         clients = _clients(losses, way, split)
-        fallback = _fallback(losses, way)
+        if "fallback" not in known.get("not_tried", {}):
+            fallback = _fallback(losses, way)
     shared = [name for name in names if actions[name] == SHARE_ALL]
     return Answer(
         action,

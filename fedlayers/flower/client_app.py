@@ -21,6 +21,7 @@ from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.rounds.clients import (
+    SCORED,
     ClientReply,
     ClientRequest,
     FinetuneRequest,
@@ -30,6 +31,7 @@ from fl_core.rounds.clients import (
 )
 from fl_core.run.runner import check_device
 from fl_core.run.task import Task, assemble
+from fl_core.training.phases import Training
 from fl_core.tree import Tree
 
 NODE_KEY, NUMBER_KEY = "site", "partition-id"
@@ -81,20 +83,7 @@ def begin(site: Site, packet: Packet) -> Packet:
 def work(site: Site, packet: Packet) -> Packet:
     """Train, fine-tune or score the client's model, as a request of the server asks."""
     head = packet.head
-    states = States(site.folder, head["run"])
-    job, start = states.job()
-    task = _task(site, job, start)
-    number = list(job["data"]["sites"]).index(site.name)
-    algorithm = find(head["algorithm"], head["options"])(
-        task.task_info, None, head["options"]
-    )
-    if head["plan"] is not None:
-        algorithm = algorithm.with_plan(LayerPlan.from_json(head["plan"]))
-    if head["from"]:
-        state = states.load(head["from"])
-    else:
-        initial = tree.state_dict(task.model)
-        state = algorithm.client_state(initial, number).clone()
+    states, task, number, algorithm, state = _restored(site, head)
     if head["kind"] == "train":
         index, exchange, sampled = head["round"]
         rnd = Round(index, exchange, tuple(sampled))
@@ -135,6 +124,94 @@ def work(site: Site, packet: Packet) -> Packet:
     return _packet(head, reply, Message(), state)
 
 
+def losses(site: Site, packet: Packet) -> Packet:
+    """Return sums of losses at stated temperatures, of a run's model after some amounts of fine-tuning.
+
+    The outputs stay here, for :func:`products`.
+    """
+    from diagnostics.tuning.copies import Tuner
+    from fedlayers.decision import sums
+    from fedlayers.decision.losses import Predictor, SeedLosses, Tuning, outputs_after
+    from fl_core.run.restore import copy_with
+
+    head, own = packet.head, site.name
+    states, task, number, algorithm, state = _restored(site, head)
+    models = _models(algorithm, head, packet.trees["sent"], state)
+    models |= states.tuned(head["from"], head["done"])
+    weights = models[rows.used_model(models)]
+    if weights.keys() < tree.named_tensors(task.model).keys():
+        raise UsageError(
+            f"client {own!r} must have a whole model to score; got a part of it."
+        )
+    model, client = copy_with(task.model, weights), task.data.clients[number]
+    here = SeedLosses(task, only=own)
+    tuner = Tuner(
+        model,
+        task.criterion,
+        Training.of(task.config.training),
+        [(client.train, client.validation)],
+        task.config.execution.seed,
+        head["done"],
+        [tree.state_dict(model)],
+        samples=None,
+        near=[[0, 1]],
+        beside=[client.test],
+        numbers=[number],
+    )
+    amounts = [Tuning(*each) for each in head["amounts"]]
+    found = outputs_after(tuner, task, float(task.config.training.lr or 0), amounts)
+    kept: dict[str, Tree] = {}
+    sent: list[Any] = []
+    for place, amount in enumerate(amounts):
+        if amount not in found:
+            sent.append(None)
+            continue
+        logits = task.criterion.logits(found[amount]).double()
+        parts = logits.split([len(client.validation), len(client.test)])
+        outputs = {
+            split: {own: part}
+            for split, part in zip(SCORED, parts, strict=True)
+            if len(part)
+        }
+        sent.append(sums.sums_of_halves(here, Predictor("", outputs), own))
+        kept[str(place)] = {split: each[own] for split, each in outputs.items()}
+    states.save_outputs(kept)
+    return Packet(
+        {
+            "run": head["run"],
+            "sums": sent,
+            "base": sums.sums_of_halves(here, here.base_rate, own),
+            "weights": sums.weights_of_halves(here, own),
+            "labels": sums.labels_of_halves(here, own),
+            "excess": here.excess(own, model),
+        }
+    )
+
+
+def products(site: Site, packet: Packet) -> Packet:
+    """Return sums and products over groups of the losses of several ways, at their temperatures, in each split."""
+    from fedlayers.decision import sums
+    from fedlayers.decision.losses import Predictor, SeedLosses
+
+    head, own = packet.head, site.name
+    job, start = States(site.folder, head["ways"][0]["run"]).job()
+    task = _task(site, job, start)
+    here, ways = SeedLosses(task, only=own), []
+    ways.append((here.base_rate, sums.Calibration(*head["base"])))
+    for way in head["ways"]:
+        kept = States(site.folder, way["run"]).outputs(str(way["amount"]))
+        one = Predictor("", {split: {own: each} for split, each in kept.items()})
+        ways.append((one, sums.Calibration(*way["temperatures"])))
+    number, first = list(job["data"]["sites"]).index(own), head["first"]
+    seed = task.config.execution.seed
+    found = {}
+    for split in SCORED:
+        found[split] = sums.group_sums(here, split, own, ways)
+        shared = site.shared(number, first, seed, job["data"]["split_seed"], split)
+        found[split]["shared"] = shared
+    return Packet(found)
+
+
 def measure(site: Site, packet: Packet) -> Packet:
     """Train the client's first round, and return the rows that metrics make of it."""
     from diagnostics.measure import diagnose_task  # takes long to import
@@ -148,6 +225,25 @@ def measure(site: Site, packet: Packet) -> Packet:
     )
     own = report.frame[report.frame["client"] == site.name]
     return Packet({"header": report.header, "rows": rows.records(own)})
+
+
+def _restored(
+    site: Site, head: dict[str, Any]
+) -> tuple[States, Task, int, Algorithm, State]:
+    """Return the states of a request's run, its task, the client's number, the algorithm and the client's state."""
+    states = States(site.folder, head["run"])
+    job, start = states.job()
+    task = _task(site, job, start)
+    number = list(job["data"]["sites"]).index(site.name)
+    algorithm = find(head["algorithm"], head["options"])(
+        task.task_info, None, head["options"]
+    )
+    if head["plan"] is not None:
+        algorithm = algorithm.with_plan(LayerPlan.from_json(head["plan"]))
+    if head["from"]:
+        return states, task, number, algorithm, states.load(head["from"])
+    state = algorithm.client_state(tree.state_dict(task.model), number).clone()
+    return states, task, number, algorithm, state
 
 
 def _task(site: Site, job: dict[str, Any], start: Tree) -> Task:
@@ -206,6 +302,8 @@ def client_app(mods: Sequence[Any] = ()) -> ClientApp:
     )
     made.query("begin")(partial(answer, begin))
     made.query("measure")(partial(answer, measure))
+    made.query("losses")(partial(answer, losses))
+    made.query("products")(partial(answer, products))
     made.train(mods=list(mods))(partial(answer, work))
     made.evaluate()(partial(answer, work))
     return made

@@ -30,6 +30,7 @@ from fl_core.algorithms.base import Algorithm, Observation, Round, State, find
 from fl_core.config import AUTO, DataConfig
 from fl_core.display import printable
 from fl_core.errors import RunError, UsageError, about, listing, plural, warn
+from fl_core.records.store import Checkpoint, Run
 from fl_core.rounds.clients import (
     ClientReply,
     ClientRequest,
@@ -38,6 +39,7 @@ from fl_core.rounds.clients import (
     ScoreRequest,
     TrainRequest,
 )
+from fl_core.run import restore
 from fl_core.run.task import Task
 from fl_core.tree import Tree
 
@@ -159,6 +161,15 @@ class Sites:
         }
         packet = Packet(job, {"start": task.start or {}})
         self.ask("query.begin", dict.fromkeys(clients.names, packet), FACT_BYTES)
+        return clients
+
+    def clients_of(self, run: Run, checkpoint: Checkpoint, task: Task) -> SiteClients:
+        """Return the clients of a stored run after a round. Sites have their states."""
+        clients = SiteClients(self, task, run.id, store=False)
+        algorithm = restore.check(run, checkpoint, task)
+        clients.begin(algorithm)
+        clients.use(algorithm)
+        clients.restore(checkpoint)
         return clients
 
     def ask(
@@ -302,6 +313,21 @@ class SiteClients(LocalClients):
                 version, names = version_of(request.rnd), found[name].head["outline"]
                 self.states[name] = checks.outline(names, version)
             yield replies[name]
+
+    def score_packets(
+        self, checkpoint: Checkpoint, more: Mapping[str, Any]
+    ) -> dict[str, Packet]:
+        """Return requests about every client's models after a checkpoint's round, by site.
+
+        Args:
+            more: what else is asked.
+        """
+        packets = {}
+        for number, name in enumerate(self.names):
+            request = ScoreRequest(number, checkpoint.round, checkpoint.server)
+            packets[name] = self._packet(name, request)
+            packets[name].head |= more
+        return packets
 
     def _packet(self, name: str, request: ClientRequest) -> Packet:
         """Return a request as a packet. The client's tensors are named in it, for the site to fill in."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -19,21 +19,19 @@ from diagnostics.report import Report
 from fedlayers.backends.local import InProcessBackend
 from fedlayers.cli.train import print_result
 from fedlayers.decision import training
-from fedlayers.decision.answer import Answer
-from fedlayers.decision.choose import store
-from fedlayers.decision.comparison import validation_rows
-from fedlayers.decision.jobs import TrainingJob, check_stored, jobs_of, train
-from fedlayers.decision.price import bytes_a_round, measured_cost
-from fedlayers.decision.table import VALIDATION, LossTable, Part
-from fedlayers.decision.verdict import actions_of, answer
+from fedlayers.decision.answer import ELSEWHERE, Answer
+from fedlayers.decision.choose import answered, cost_of, store
+from fedlayers.decision.jobs import check_stored, jobs_of
+from fedlayers.decision.table import FEDAVG
 from fedlayers.decision.ways import default_names, ways_of
 from fedlayers.flower.clients import UNUSED, Sites
 from fedlayers.flower.federation import Packet, checked, federated, read_keys
+from fedlayers.flower.losses import SiteLosses
 from fedlayers.run_result import RunResult
 from fedlayers.runs import default_instruments, resume
 from fl_core import rows
 from fl_core.config import RunConfig, with_own
-from fl_core.errors import DivergedError, RunError, UsageError, listing
+from fl_core.errors import DivergedError, RunError, UsageError, listing, plural
 from fl_core.progress import say
 from fl_core.run import runner
 from fl_core.run.task import Task, assemble
@@ -61,7 +59,7 @@ class ServerFile:
     metrics: list[str] | None = None
     """Measure these after each client's first round, for a diagnosis in place of a run."""
     arms: list[str] | None = None
-    """Choose what to share, in place of a run: these ways besides sharing all, none, and all but the head."""
+    """Choose what to share, in place of a run: these ways, or none, are tried besides the usual ones."""
     seeds: list[int] | None = None
     """Seeds of a decision. Default: that of the configuration."""
     config: dict[str, Any] | None = None
@@ -109,7 +107,8 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:
         raise UsageError(
             "class_weights must be numbers over sites; got balanced. Give one for each class."
         )
-    if (file.metrics and file.arms) or (file.seeds and not file.arms):
+    decides = file.arms is not None
+    if (file.metrics and decides) or (file.seeds and not decides):
         raise UsageError(
             "arms must be given without metrics, and seeds with arms; got other keys. Leave one out."
         )
@@ -143,77 +142,74 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:
 
 
 def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answer:
-    """Train ways over sites, and recommend the one with the lowest mean validation loss, as on one machine.
+    """Train ways over sites, and recommend one, as on one machine (:func:`fedlayers.decision.choose.choose`).
 
-    No sample leaves a site: each client sends the mean loss of its validation samples, and clients are the draws. So
-    there is no calibration, no fine-tuning, no base rate and no simple model, and test samples are not read. A way that
-    has finished is not trained again.
+    No loss of one sample leaves a site. Each site is asked twice: for sums of losses at stated temperatures, and for
+    sums and products over groups of samples (:mod:`fedlayers.decision.sums`). The base rate and FedAvg of a linear
+    model are among the ways. Simple models of each client are not, and what compares single samples is not asked. A way
+    that has finished is not trained again.
 
     Raises:
-        UsageError: an unknown name, a plan, or runs of another configuration below ``out``.
+        UsageError: an unknown name, a plan, a stopping rule, or runs of another configuration below ``out``.
         RunError: every way failed.
     """
     if config.federation.plan is not None:
         raise UsageError(
             "plan must be left out: a decision makes its own plans. Name a plan among the arms."
         )
+    if config.federation.monitor:
+        raise UsageError(
+            f"monitor must be left out of a decision over sites, which the loss ranks; got {config.federation.monitor}."
+        )
+    began, seeds = time.monotonic(), tuple(file.seeds or [config.execution.seed])
     given = with_own(training.with_plan_algorithm(config))
     config = training.with_evaluations(*given)
-    jobs: list[TrainingJob] = []
-    seeds = file.seeds or [config.execution.seed]
-    for seed in seeds:
-        data = federated(sites.common(seed, seeds[0]))
-        task = assemble(config.with_keys(seed=seed), data=data)
-        names = (*default_names(task.layers), *(file.arms or ()))
-        ways = ways_of(names, task.layers, config.federation.algorithm)
-        jobs += jobs_of(
-            ways, config, [seed], out / "arms", data=data, clients=sites.clients
+    data = {seed: federated(sites.common(seed, seeds[0])) for seed in seeds}
+    own: dict[int, dict[str, Any]] = {
+        seed: {"data": data[seed], "clients": sites.clients} for seed in seeds
+    }
+    first = assemble(config.with_keys(seed=seeds[0]), data=data[seeds[0]])
+    names = (*default_names(first.layers), *(file.arms or ()))
+    ways = ways_of(names, first.layers, config.federation.algorithm)
+    fedavg = [way for way in ways if way.name == FEDAVG]
+    tasks = {
+        seed: jobs_of(fedavg, config, [seed], out / "arms", **own[seed])[0].assemble()
+        for seed in seeds
+    }
+    task = tasks[seeds[0]]
+    if task.config.federation.patience:
+        raise UsageError(
+            "patience must be 0 in a decision over sites, which keep the states of two rounds; got "
+            f"{task.config.federation.patience}."
         )
-    for job in jobs:
-        check_stored(job.path, job.assemble())
-    say("no calibration, base rate or simple model over sites: samples stay there")
-    failed = train(jobs, InProcessBackend(), say)
-    if len(failed) == len(jobs):
-        raise RunError(f"every way failed: {listing(failed.values())}")
-    table = _table(jobs, failed, config.federation.monitor or "loss", task)
-    spent = measured_cost(task, jobs, 1)
-    made = answer(
-        table,
-        table,
-        actions_of(ways),
-        {way.name: way.plan for way in ways},
-        task=task.data.task,
-        not_tried=failed,
-        next="",
-        cost={
-            "bytes_a_round": bytes_a_round(task) / len(task.data.clients),
-            "rounds": spent.rounds,
-            "full_runs": round(spent.full_runs, 2),
-            "bytes": spent.n_bytes,
-            "seconds": round(spent.seconds, 1),
-        },
+    if not any(len(client.validation) for client in task.data.clients):
+        raise UsageError(
+            "clients must have validation samples to choose a plan; got none. Give clients more samples."
+        )
+    rate = float(task.config.training.lr or 0)
+    asked = training.Question(
+        config,
+        given[1],
+        out,
+        seeds,
+        ways,
+        tasks,
+        {seed: SiteLosses(tasks[seed], sites, seeds[0]) for seed in seeds},
+        training.rates_of(config, rate, None, say, not sites.facts["dataset"]),
+        {"fallback": ELSEWHERE},
+        simple=False,
+        over_sites=True,
+        of_seed=own,
     )
+    asked = training.with_linear(asked)
+    for way in asked.ways:
+        for job in asked.jobs(way, None):
+            check_stored(job.path, job.assemble())
+    say(f"{plural(len(asked.ways), 'way')} with {plural(len(seeds), 'seed')}")
+    trained = training.train_ways(asked, InProcessBackend(), say)
+    made = answered(trained)
+    made = replace(made, cost=cost_of(trained, 1, began), next="")
     return store(made, out)
-
-
-def _table(
-    jobs: Sequence[TrainingJob], failed: Mapping[str, str], score: str, task: Task
-) -> LossTable:
-    """Return the table of the sites' mean scores, in which each client is one draw."""
-    names = [client.name for client in task.data.clients]
-    parts = {}
-    for job in jobs:
-        if job.name in failed:
-            continue
-        frame = validation_rows(job)
-        frame = frame[(frame["metric"] == score) & frame["value"].notna()]
-        weight = frame["n_train"].to_numpy(float)
-        value = frame["value"].to_numpy(float)
-        client = frame["client"].map(names.index).to_numpy(int)
-        mean = float(np.average(value, weights=weight))
-        part = Part(mean, value, weight / weight.sum(), client, 0 * client)
-        parts[job.config.execution.seed, job.arm, VALIDATION] = part
-    return LossTable(parts, score, {VALIDATION: 1.0}, ())
 
 
 def diagnose(sites: Sites, task: Task, metrics: Sequence[str]) -> Report:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from fedlayers.flower.federation import read_keys
 from fl_core import storage, tree
@@ -20,6 +21,7 @@ from fl_core.algorithms.base import State
 from fl_core.data.cells import Array, Integers
 from fl_core.data.federated import ClientData, split_of
 from fl_core.data.loading import opened
+from fl_core.data.partitions import SPLITS
 from fl_core.data.partitions.base import redraw_groups, split_groups
 from fl_core.data.preprocessing import Preprocessing, learn_categories, recode
 from fl_core.data.registry import DATASETS, SHARES
@@ -48,6 +50,8 @@ STARTED_BY = supernode()
 """The supernode at the start. A child of a killed one has another, and must not write."""
 META = "json"
 """The name of the JSON in a file of tensors, which is UTF-8. No tree has that name."""
+OUTPUTS = "outputs"
+"""The file of what a run's models predict for the client's validation and test samples."""
 SCALES, IMPUTES = ("none", "standard", "imagenet"), ("none", "mean")
 """What sites can fit together by counts, means and squares."""
 
@@ -213,6 +217,16 @@ class Site:
             source = replace(source, x=made.transform(x), categories=())
         return ClientData(self.name, *(split_of(source, part) for part in parts))
 
+    def shared(
+        self, number: int, first: int, seed: int, split_seed: int | None, split: str
+    ) -> int:
+        """Return how many of a split's samples in the first seed are in it in another one, too."""
+        place = SPLITS.index(split)
+        one, other = (
+            self._split(number, each, split_seed)[place] for each in (first, seed)
+        )
+        return len(np.intersect1d(one, other))
+
     def _split(self, number: int, seed: int, split_seed: int | None) -> list[Integers]:
         """Split as one machine does (:func:`fl_core.data.partitions.make`)."""
         source = self.source
@@ -291,6 +305,26 @@ class States:
         """Store a fine-tuned model in place of the one before."""
         with self._locked():
             self._write(TUNED, models, [version, done])
+
+    def outputs(self, name: str) -> dict[str, Tensor]:
+        """Return the outputs of a model by split, as they were saved.
+
+        Raises:
+            CorruptError: none were saved under this name.
+        """
+        trees, names = self._read(OUTPUTS)
+        with damaged(self.files.path / OUTPUTS):
+            places = names[name]
+            return {split: trees[OUTPUTS][place] for split, place in places.items()}
+
+    def save_outputs(self, models: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Store the outputs of models by name and split, in place of those before."""
+        tensors, names = dict[str, Tensor](), dict[str, dict[str, str]]()
+        for name, splits in models.items():
+            names[name] = {split: f"{name}-{split}" for split in splits}
+            tensors |= {f"{name}-{split}": each for split, each in splits.items()}
+        with self._locked():
+            self._write(OUTPUTS, {OUTPUTS: tensors}, names)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

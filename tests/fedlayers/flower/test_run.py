@@ -14,6 +14,7 @@ from diagnostics.report import Report
 from fedlayers.flower import federation
 from fedlayers.flower.clients import Sites
 from fl_core.errors import RunError
+from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
 from fl_core.run.task import assemble
 from tests.conftest import refuses
@@ -190,25 +191,26 @@ def test_flower_adds_noise_as_the_page_shows(tmp_path):
     assert 0 < max(apart) < 1
 
 
-def test_a_race_over_sites_trains_no_finished_arm_again(tmp_path):
+def test_a_decision_over_sites_trains_no_finished_way_again(tmp_path):
     keys = {"arms": ["nothing", "half", "all"], "algorithm": "fedper"}
     grid = LocalGrid(site_files(tmp_path), stop_after(trains=14))
-    with refuses("its own plans"):
-        over_sites(tmp_path / "race", grid, plan="auto", **keys)
     with refuses("got workers"):
         over_sites(tmp_path / "race", grid, workers=2, **keys)
     with pytest.raises(KeyboardInterrupt):
         over_sites(tmp_path / "race", grid, **keys)
     grid = LocalGrid(site_files(tmp_path))
     choice = over_sites(tmp_path / "race", grid, **keys)
-    assert grid.asked.count("train") == 12  # the last two ways have no round
-    assert {"fedavg", "local", "head_local", "half"} == set(choice.table["way"])
-    path = tmp_path / "race" / "arms" / f"{choice.way}-0"
+    assert grid.asked.count("train") == 18  # the last three ways have no round
+    ways = {"fedavg", "local", "head_local", "half", "linear_fedavg", "base_rate"}
+    assert ways == set(choice.table["way"])
+    path = tmp_path / "race" / "arms" / "head_local-0"
     again = LocalGrid(site_files(tmp_path))
     repeated = over_sites(tmp_path / "race", again, **keys)
-    assert set(again.asked) == {"query.facts", "query.describe"}
+    assert not {"train", "evaluate", "query.begin"} & set(again.asked)
     assert repeated.table.equals(choice.table)
-    at_home(tmp_path, tmp_path / "home", algorithm="fedper", plan=choice.plan)
+    plan = LayerPlan.load(tmp_path / "race" / "plans" / "head_local.json")
+    plan = plan.with_shared(plan.shared, detail={})  # without fine-tuning
+    at_home(tmp_path, tmp_path / "home", algorithm="fedper", plan=plan)
     assert_same(path, tmp_path / "home")
 
 

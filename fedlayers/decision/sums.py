@@ -1,0 +1,196 @@
+"""Sums that a client sends in place of its losses: at stated temperatures, and over groups of samples.
+
+They are all that the rule needs (:class:`fedlayers.decision.table.SumPart`). No loss of one sample is among them,
+unless a client has one sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedlayers.decision.losses import PROBABLE, Predictor, SeedLosses
+from fedlayers.decision.table import VALIDATION
+from fl_core import tree
+from fl_core.training import evaluate
+
+TEMPERATURES = tuple(2.0 ** (k / 2) for k in range(-4, 17))
+"""The 21 temperatures over sites, from 1/4 to 256."""
+NEUTRAL = TEMPERATURES.index(1.0)
+"""The place of the temperature that changes nothing."""
+Array = NDArray[np.float64]
+
+
+class Calibration(NamedTuple):
+    """The temperatures of a way: of each half of the validation samples, fitted on the other; and of test samples."""
+
+    first: float = 1.0
+    second: float = 1.0
+    test: float = 1.0
+
+
+UNCALIBRATED = Calibration()
+
+
+# --- at a site -------------------------------------------------------------------------------------------------
+
+
+def temperatures_of(kind: str) -> tuple[float, ...]:
+    """Return the temperatures at which a task's losses are asked: 1 alone where outputs are no probabilities."""
+    return TEMPERATURES if kind in PROBABLE else (1.0,)
+
+
+def client_losses(
+    losses: SeedLosses, one: Predictor, split: str, client: str, temperature: Tensor
+) -> Tensor:
+    """Return the loss of each of a client's samples, float64 [n].
+
+    Args:
+        temperature: of each sample [n]. It counts where outputs are probabilities.
+    """
+    outputs, y = one.outputs[split][client], losses.labels[split][client]
+    if losses.kind in PROBABLE:
+        return evaluate.log_losses(outputs / temperature[:, None], y)
+    y = y.double() if y.is_floating_point() else y
+    return losses.task.criterion.of_logits().per_sample(outputs, y).double()
+
+
+def sums_of_halves(
+    losses: SeedLosses, one: Predictor, client: str
+) -> list[list[list[float]]]:
+    """Return the sums of a client's weighted validation losses, by half and temperature [2][T][2].
+
+    The first of two is that of the label's loss. The second is that of the other answers' mean loss, of which a
+    softened target has a share (:func:`fl_core.training.evaluate.soft_targets`). It is 0 without probabilities.
+    """
+    asked = temperatures_of(losses.kind)
+    if client not in losses.labels[VALIDATION]:
+        return [[[0.0, 0.0] for _ in asked] for _ in range(2)]
+    y, half = losses.labels[VALIDATION][client], losses.dealt[client]
+    weights = losses.weights(client, y).numpy()
+    found = []
+    with tree.one_thread():
+        for temperature in asked:
+            each = torch.full((len(y),), temperature, dtype=torch.float64)
+            own = client_losses(losses, one, VALIDATION, client, each)
+            others = torch.zeros_like(own)
+            if losses.kind in PROBABLE:
+                outputs = one.outputs[VALIDATION][client] / temperature
+                others = other_losses(outputs, y, own)
+            pair = np.stack([own.numpy(), others.numpy()]) * weights
+            found.append([pair[:, half == number].sum(1) for number in (0, 1)])
+    return np.array(found).swapaxes(0, 1).tolist()
+
+
+def other_losses(outputs: Tensor, y: Tensor, own: Tensor) -> Tensor:
+    """Return the mean log loss of the classes that are not the label, or of the opposite labels, float64 [n].
+
+    Args:
+        outputs: calibrated logits [n, C]. own: the loss of the label [n].
+    """
+    if y.ndim > 1:
+        return evaluate.log_losses(outputs, 1 - y.double())
+    every = -outputs.log_softmax(1).sum(1)
+    return (every - own) / (outputs.shape[1] - 1)
+
+
+def weights_of_halves(losses: SeedLosses, client: str) -> list[list[float]]:
+    """Return the sums of a client's validation weights, and of their squares, in each half [2][2]."""
+    if client not in losses.labels[VALIDATION]:
+        return [[0.0, 0.0], [0.0, 0.0]]
+    half = losses.dealt[client]
+    weights = losses.weights(client, losses.labels[VALIDATION][client]).numpy()
+    pair = np.stack([weights, weights**2])
+    return [pair[:, half == number].sum(1).tolist() for number in (0, 1)]
+
+
+def labels_of_halves(losses: SeedLosses, client: str) -> list[list[int]]:
+    """Return the labels that a client's validation samples have in each half. Without probabilities there are none."""
+    if client not in losses.labels[VALIDATION] or losses.kind not in PROBABLE:
+        return [[], []]
+    y, half = losses.labels[VALIDATION][client].numpy(), losses.dealt[client]
+    return [np.unique(y[half == number]).astype(int).tolist() for number in (0, 1)]
+
+
+def group_sums(
+    losses: SeedLosses,
+    split: str,
+    client: str,
+    ways: Sequence[tuple[Predictor, Calibration]],
+) -> dict[str, Any]:
+    """Return the number of a client's groups in a split, and sums and products over them of the ways' losses.
+
+    Returns:
+        ``draws``, ``sums`` [K + 1] of weighted losses and last of weights, and ``products`` [K + 1, K + 1].
+    """
+    size = len(ways) + 1
+    if client not in losses.labels[split]:
+        return {"draws": 0, "sums": [0.0] * size, "products": [[0.0] * size] * size}
+    y, samples = losses.labels[split][client], losses.samples[split]
+    weights = losses.weights(client, y).numpy()
+    own = samples["client"] == client
+    group = np.unique(samples["group"][own], return_inverse=True)[1]
+    rows = []
+    for one, calibration in ways:
+        temperature = np.full(len(y), calibration.test)
+        if split == VALIDATION:
+            temperature = np.array(calibration[:2])[losses.dealt[client]]
+        known = torch.from_numpy(temperature)
+        found = client_losses(losses, one, split, client, known)
+        rows.append(np.bincount(group, weights * found.numpy()))
+    rows.append(np.bincount(group, weights))
+    table = np.stack(rows)
+    return {
+        "draws": table.shape[1],
+        "sums": table.sum(1).tolist(),
+        "products": (table @ table.T).tolist(),
+    }
+
+
+# --- at the server ---------------------------------------------------------------------------------------------
+
+
+def calibration(
+    sums: Array, weights: Array, labels: Sequence[Sequence[int]]
+) -> tuple[Calibration, float]:
+    """Return the temperatures with the least softened loss, and the cross-fitted mean validation loss.
+
+    Each half of the samples has the temperature of the other one. With samples in one half alone there is one fit, and
+    the temperature is at least 1.
+
+    >>> sums, weights = np.zeros((2, 21, 2)), np.array([[4.0, 4.0], [4.0, 4.0]])
+    >>> sums[0, :, 0], sums[1, :, 0] = np.abs(np.arange(21) - 6), np.abs(np.arange(21) - 2)
+    >>> calibration(sums, weights, [[0, 1], [0, 1]])
+    (Calibration(first=0.5, second=2.0, test=0.5), 1.0)
+
+    Args:
+        sums: of all clients together (:func:`sums_of_halves`), [2, T, 2].
+        weights: of all clients together (:func:`weights_of_halves`), [2, 2].
+        labels: in each half.
+    """
+    temperatures = TEMPERATURES if sums.shape[1] > 1 else (1.0,)
+    whole = _coolest(sums.sum(0), weights.sum(0), {*labels[0], *labels[1]})
+    if not weights[:, 0].all():
+        whole = max(whole, temperatures.index(1.0))
+        places = [whole, whole]
+    else:
+        fitted = [_coolest(sums[k], weights[k], set(labels[k])) for k in (0, 1)]
+        places = fitted[::-1]
+    loss = sum(float(sums[half, places[half], 0]) for half in (0, 1))
+    first, second, test = (temperatures[place] for place in (*places, whole))
+    return Calibration(first, second, test), loss / float(weights[:, 0].sum())
+
+
+def _coolest(sums: Array, weights: Array, labels: set[int]) -> int:
+    """Return the place of the temperature with the least softened loss; of equal ones the lowest."""
+    if len(sums) == 1:
+        return 0
+    if len(labels) < 2:
+        return NEUTRAL
+    margin = 1 / (weights[0] ** 2 / weights[1] + 2)
+    return int(np.argmin((1 - margin) * sums[:, 0] + margin * sums[:, 1]))

@@ -1,0 +1,259 @@
+"""The losses of one seed whose samples are at sites: what the server asks of them, and how it reads the replies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlayers.decision import sums
+from fedlayers.decision.jobs import TrainingJob
+from fedlayers.decision.losses import (
+    PROBABLE,
+    Finished,
+    Predictor,
+    SeedLosses,
+    Tuning,
+)
+from fedlayers.decision.table import BASE_RATE, VALIDATION, Part, SumPart
+from fedlayers.flower.clients import Sites
+from fedlayers.flower.federation import LARGEST, Packet, checked
+from fl_core.errors import COUNT, NUMBER, UsageError, about
+from fl_core.records import store
+from fl_core.rounds.clients import SCORED
+from fl_core.run.task import Task
+
+Array = NDArray[np.float64]
+SUMS = [[[NUMBER]]]
+REPLY = {
+    "run": str,
+    "sums": [(SUMS, None)],
+    "base": SUMS,
+    "weights": [[NUMBER]],
+    "labels": [[COUNT]],
+    "excess": NUMBER,
+}
+PRODUCTS = {
+    split: {
+        "draws": COUNT,
+        "sums": [NUMBER],
+        "products": [[NUMBER]],
+        "shared": COUNT,
+    }
+    for split in SCORED
+}
+ROUNDING = 1e-6
+"""The relative error by which sums of float64 may differ."""
+
+
+@dataclass(frozen=True)
+class SitePredictor(Predictor):
+    """A predictor at the sites, which hold its outputs.
+
+    Attributes:
+        run, amount: name its outputs there.
+        calibration: its temperatures. loss: its mean validation loss, cross-fitted.
+    """
+
+    run: str = ""
+    amount: int = 0
+    calibration: sums.Calibration = sums.UNCALIBRATED
+    loss: float = math.nan
+
+
+class SiteLosses(SeedLosses):
+    """The losses of one seed over sites. Only the loss can rank, and no client's score is known here.
+
+    Args:
+        task: of FedAvg in this seed, without samples.
+        sites: connected. first: the seed of the test samples.
+    """
+
+    def __init__(self, task: Task, sites: Sites, first: int) -> None:
+        self.task, self.kind = task, task.data.task
+        self.sites, self.first = sites, first
+        self.sizes = {client.name: len(client.train) for client in task.data.clients}
+        self.asked: dict[str, dict[str, Any]] = {}
+        self.replies: dict[str, dict[str, Any]] = {}
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits with samples."""
+        clients = self.task.data.clients
+        return [s for s in SCORED if any(len(one.split(s)) for one in clients)]
+
+    def finish(
+        self,
+        job: TrainingJob,
+        amounts: Sequence[Tuning] = (Tuning(),),
+        parts: Sequence[Sequence[int]] = (),
+    ) -> Finished:
+        """Return a finished run. Each site fine-tunes its client's model, and keeps what that predicts."""
+        run = store.Run(job.path)
+        checkpoint, task = run.checkpoint(), job.assemble()
+        clients = self.sites.clients_of(run, checkpoint, task)
+        listed = [list(amount) for amount in amounts]
+        packets = clients.score_packets(checkpoint, {"amounts": listed})
+        found = self.sites.ask("query.losses", packets, 0)
+        self.asked = {name: found[name].head for name in self.task.data.names}
+        for name, head in self.asked.items():
+            self._check_sums(name, head, run.id, len(amounts))
+        tuned: dict[Tuning, Predictor] = {}
+        for place, amount in enumerate(amounts):
+            each = [head["sums"][place] for head in self.asked.values()]
+            if None not in each:
+                given = {"run": run.id, "amount": place}
+                tuned[amount] = self._predictor(job.arm, each, **given)
+        excess = math.fsum(head["excess"] for head in self.asked.values())
+        return Finished(job, tuned, self.kind in PROBABLE and not excess < 0)
+
+    def _check_sums(
+        self, name: str, head: Mapping[str, Any], run: str, amounts: int
+    ) -> None:
+        """Refuse sums that no site can send.
+
+        Raises:
+            UsageError: names the site.
+        """
+        checked(name, head, REPLY)
+        size, classes = self.sizes[name], max(2, self.task.data.n_classes)
+        count = len(self.task.data.client(name).validation)
+        shape = (2, len(sums.temperatures_of(self.kind)), 2)
+        known = [each for each in head["sums"] if each is not None]
+        total = sum(weights[0] for weights in head["weights"] if weights)
+        with about(f"site {name!r}"):
+            if head["run"] != run or len(head["sums"]) != amounts:
+                raise UsageError("losses must be those of the run that was asked.")
+            for each in (*known, head["base"]):
+                if _shape(each) != shape or np.abs(np.array(each)).max() > LARGEST:
+                    raise UsageError(
+                        f"sums of losses must have shape {list(shape)}, and be at most {LARGEST:g}."
+                    )
+            if _shape(head["weights"]) != (2, 2) or not math.isclose(
+                total, size if count else 0, rel_tol=ROUNDING
+            ):
+                raise UsageError(
+                    f"weights must add up to {size:,}, the number of training samples; got {total:g}."
+                )
+            least = [0.0 <= a <= size**2 for pair in head["weights"] for a in pair]
+            if not all(least) or abs(head["excess"]) > LARGEST:
+                raise UsageError("weights and losses must be possible; got others.")
+            given = {label for half in head["labels"] for label in half}
+            if len(head["labels"]) != 2 or max(given, default=0) >= classes:
+                raise UsageError(
+                    f"labels must be two lists of numbers below {classes}; got others."
+                )
+
+    def _predictor(
+        self, name: str, by_client: Sequence[Any], **where: Any
+    ) -> SitePredictor:
+        """Return a predictor with the temperatures that all clients' sums together give."""
+        heads = self.asked.values()
+        total = np.sum([np.array(each) for each in by_client], axis=0)
+        weights = np.sum([np.array(head["weights"]) for head in heads], axis=0)
+        labels = [
+            sorted({label for head in heads for label in head["labels"][half]})
+            for half in (0, 1)
+        ]
+        calibration, loss = sums.calibration(total, weights, labels)
+        return SitePredictor(name, {}, calibration=calibration, loss=loss, **where)
+
+    @cached_property
+    def base_rate(self) -> Predictor:
+        """The predictor that knows how often each client's training samples have each class."""
+        return self._predictor(
+            BASE_RATE, [head["base"] for head in self.asked.values()]
+        )
+
+    def worth(self, one: Predictor) -> float:
+        """Return the negative of the mean validation loss."""
+        assert isinstance(one, SitePredictor)
+        return -one.loss
+
+    def parts(
+        self, named: Mapping[str, Predictor], split: str, score: str
+    ) -> Mapping[str, Part | SumPart]:
+        """Return the loss of each predictor in a split. The sites are asked once for both splits."""
+        ways = [one for name, one in named.items() if name != BASE_RATE]
+        base = named[BASE_RATE]
+        assert isinstance(base, SitePredictor)
+        if split == VALIDATION:
+            asked = Packet(
+                {
+                    "base": list(base.calibration),
+                    "first": self.first,
+                    "ways": [
+                        {
+                            "run": one.run,
+                            "amount": one.amount,
+                            "temperatures": list(one.calibration),
+                        }
+                        for one in ways
+                        if isinstance(one, SitePredictor)
+                    ],
+                }
+            )
+            packets = dict.fromkeys(self.task.data.names, asked)
+            found = self.sites.ask("query.products", packets, 0)
+            self.replies = {name: found[name].head for name in packets}
+            for name, head in self.replies.items():
+                self._check_products(name, head, len(ways) + 2)
+        heads = [head[split] for head in self.replies.values()]
+        draws, totals, products = (
+            np.array([head[key] for head in heads], dtype=float)
+            for key in ("draws", "sums", "products")
+        )
+        clients = self.task.data.clients
+        size = sum(len(one.split(split)) for one in clients)
+        order = [BASE_RATE, *(name for name in named if name != BASE_RATE)]
+        means = totals.sum(0)[:-1] / totals[:, -1].sum()
+        return {
+            name: SumPart(float(means[way]), size, way, draws, totals, products)
+            for way, name in enumerate(order)
+        }
+
+    def _check_products(self, name: str, head: Mapping[str, Any], size: int) -> None:
+        """Refuse sums over groups that no site can send.
+
+        Raises:
+            UsageError: names the site.
+        """
+        checked(name, head, PRODUCTS)
+        for split in SCORED:
+            one, count = head[split], len(self.task.data.client(name).split(split))
+            draws = one["draws"]
+            with about(f"site {name!r} on {split}"):
+                fits = _shape(one["sums"]) == (size,)
+                if not fits or _shape(one["products"]) != (size, size):
+                    raise UsageError(f"sums must be those of {size} columns.")
+                total, products = np.array(one["sums"]), np.array(one["products"])
+                if not (draws > 0) == (count > 0) or max(draws, one["shared"]) > count:
+                    raise UsageError(f"groups must be those of {count:,} samples.")
+                least = total**2 / max(1, draws) * (1 - ROUNDING)
+                sound = np.allclose(products, products.T, rtol=ROUNDING, atol=0)
+                sound &= bool((np.diag(products) >= least).all())
+                sound &= bool(np.abs(products).max(initial=0) <= LARGEST**2)
+                share = self.sizes[name] if count else 0
+                if not sound or not math.isclose(total[-1], share, rel_tol=ROUNDING):
+                    raise UsageError(
+                        "sums and products over groups must fit each other; got others."
+                    )
+
+    def overlap(self, first: SeedLosses, split: str) -> float:
+        """Return the share of a split's samples in the first seed that are in it here, too."""
+        shared = sum(head[split]["shared"] for head in self.replies.values())
+        clients = first.task.data.clients
+        return shared / max(1, sum(len(one.split(split)) for one in clients))
+
+
+def _shape(found: Any) -> tuple[int, ...]:
+    """Return the shape of nested lists; empty if they have several."""
+    try:
+        return np.array(found, dtype=float).shape
+    except ValueError:
+        return ()

@@ -1,0 +1,118 @@
+"""Sums in place of losses: differences, errors and temperatures against those of the samples themselves."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from fedlayers.decision.sums import TEMPERATURES, Calibration, calibration, other_losses
+from fedlayers.decision.table import Part, SumPart
+from fl_core.training import evaluate
+
+CLIENTS = 4
+
+
+def drawn(seed, clients=CLIENTS, most=9):
+    """Return the losses of three ways [3, n] with clients, groups and weights; some clients have one group."""
+    draw = np.random.default_rng(seed)
+    sizes = draw.integers(1, most, clients)
+    client = np.repeat(np.arange(clients), sizes)
+    group = 100 * client + draw.integers(0, 4, len(client))
+    weight = draw.random(len(client)) + 0.1
+    losses = draw.random((3, len(client))) + draw.random((3, 1))
+    return losses, client, group, weight
+
+
+def summed(losses, client, group, weight, clients=CLIENTS):
+    """Return the parts of the ways from sums over the groups of each client."""
+    draws, sums, products = [], [], []
+    for number in range(clients):
+        own = client == number
+        rows = []
+        for name in np.unique(group[own]):
+            inside = own & (group == name)
+            columns = [*losses[:, inside], np.ones(inside.sum())]
+            rows.append([float(weight[inside] @ each) for each in columns])
+        table = np.array(rows)
+        draws.append(len(table))
+        sums.append(table.sum(0))
+        products.append(table.T @ table)
+    given = np.array(draws, float), np.array(sums), np.array(products)
+    means = losses @ weight / weight.sum()
+    return [SumPart(means[k], len(client), k, *given) for k in range(len(losses))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_sums_over_groups_give_the_estimates_of_the_samples(seed):
+    losses, client, group, weight = drawn(seed)
+    share = weight / weight.sum()
+    parts = [Part(float(v @ share), v, share, group, client) for v in losses]
+    others = summed(losses, client, group, weight)
+    for number in (None, *range(CLIENTS)):
+        plain = parts[0].above(parts[1], number)
+        found = others[0].above(others[1], number)
+        assert found == pytest.approx(plain, rel=1e-5, abs=1e-8, nan_ok=True)
+        same = others[2].above(others[2], number)
+        assert same.value == 0
+        assert np.isnan(same.error)
+
+
+def test_a_client_without_samples_has_no_estimate():
+    losses, client, group, weight = drawn(0)
+    (one, other, _) = summed(losses, client, group, weight)
+    none = one._replace(draws=np.array([0.0, *one.draws[1:]]))
+    assert none.above(other, 0) is None
+    part = Part(0.0, losses[0], weight, group, client)
+    assert part.above(part, CLIENTS) is None
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_temperature_has_the_least_softened_loss(several):
+    draw = torch.Generator().manual_seed(0)
+    outputs = 6 * torch.randn(40, 3, generator=draw).double()
+    y = outputs.argmax(1)
+    y[:9] = torch.arange(9) % 3
+    if several:
+        y = (outputs + 2 * torch.randn(40, 3, generator=draw) > 0).long()
+    weights = torch.rand(40, generator=draw).double()
+    half = np.arange(40) % 2
+    sums = np.zeros((2, len(TEMPERATURES), 2))
+    wanted = []
+    for number in (0, 1):
+        own = torch.from_numpy(half == number)
+        w, soft = weights[own], evaluate.soft_targets(y[own], weights[own], 3)
+        means = []
+        for place, temperature in enumerate(TEMPERATURES):
+            logits = outputs[own] / temperature
+            label = evaluate.log_losses(logits, y[own])
+            others = other_losses(logits, y[own], label)
+            sums[number, place] = float(w @ label), float(w @ others)
+            plain = -(soft * logits.log_softmax(1)).sum(1)
+            if several:
+                plain = -(
+                    soft * logits.sigmoid().log()
+                    + (1 - soft) * (-logits).sigmoid().log()
+                ).mean(1)
+            means.append(float(w @ plain))
+        wanted.append(TEMPERATURES[int(np.argmin(means))])
+    totals = [
+        [float(weights[half == k].sum()), float((weights[half == k] ** 2).sum())]
+        for k in (0, 1)
+    ]
+    found, loss = calibration(sums, np.array(totals), [[0, 1, 2]] * 2)
+    assert (found.second, found.first) == tuple(wanted)
+    assert min(wanted) <= found.test <= max(wanted)
+    fitted = torch.tensor([found.first, found.second]).double()[torch.from_numpy(half)]
+    scored = evaluate.log_losses(outputs / fitted[:, None], y)
+    assert loss == pytest.approx(float(weights @ scored / weights.sum()))
+
+
+def test_one_half_alone_is_not_made_sharper_and_one_class_says_nothing():
+    sums = np.zeros((2, len(TEMPERATURES), 2))
+    sums[0, :, 0] = np.arange(len(TEMPERATURES))
+    alone = np.array([[4.0, 4.0], [0.0, 0.0]])
+    assert calibration(sums, alone, [[0, 1], []]) == (Calibration(), 1.0)
+    both = np.array([[4.0, 4.0], [4.0, 4.0]])
+    found, _ = calibration(sums + sums[::-1], both, [[0], [0, 1]])
+    assert found == Calibration(0.25, 1.0, 0.25)
