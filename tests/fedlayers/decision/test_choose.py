@@ -329,3 +329,21 @@ def test_steps_that_are_foreseen_are_those_that_are_made(algorithm, monkeypatch)
     foreseen = round_steps(runner.assemble(config))
     runner.run(config, instruments=instruments, progress=False)
     assert foreseen == sum(made)
+
+
+def test_one_model_a_group_is_a_way_where_groups_stand_out(tmp_path):
+    config = RunConfig(dataset="known_clusters", rounds=12, eval_every=6)
+    answer = choose(config, tmp_path, seeds=1, arms=["groups"], **QUICK)
+    names = [f"client {k}" for k in range(1, 7)]
+    assert answer.alike == (tuple(names[:3]), tuple(names[3:]))
+    assert answer.line("groups").value < answer.line("fedavg").value
+    trained = answer.trained.runs["groups"][0].loaded.models
+    states = [trained[name].state_dict() for name in (names[0], names[5])]
+    assert not all(states[0][key].equal(states[1][key]) for key in states[0])
+
+
+def test_groups_that_do_not_stand_out_are_not_trained(tmp_path):
+    config = RunConfig(dataset="known_neither", rounds=2, eval_every=1)
+    answer = choose(config, tmp_path, seeds=1, arms=["groups"], **QUICK)
+    assert "groups" not in set(answer.table["way"])
+    assert "no groups of clients are shown" in answer.not_tried["groups"]
