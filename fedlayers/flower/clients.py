@@ -221,7 +221,16 @@ class Sites:
             waiting |= dict(zip(sent, todo, strict=True))
             found = list(self.grid.pull_messages(list(waiting)))
             for message in found:
-                name = waiting.pop(message.metadata.reply_to_message_id)
+                number, node = (
+                    message.metadata.reply_to_message_id,
+                    message.metadata.src_node_id,
+                )
+                name = waiting.get(number, "")
+                forged = not message.has_error() and node != self.nodes.get(name)
+                if not name or forged:  # sent twice, or by another site
+                    warn(f"a reply of node {node} is left out: nobody asked it")
+                    continue
+                del waiting[number]
                 if not message.has_error():
                     missing.remove(name)
                     yield name, message.content

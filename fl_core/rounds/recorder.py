@@ -358,7 +358,7 @@ class Recorder(Listener):
         config: the run's configuration, for the loggers.
 
     Attributes:
-        rows: those that are not yet in a run directory.
+        rows: those that are not yet in a run directory. Without a directory, the last ones: frames hold the others.
     """
 
     _data: FederatedData
@@ -368,6 +368,7 @@ class Recorder(Listener):
     _loggers: Sequence[Logger] = ()
     _config: Mapping[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
+    _frames: list[pd.DataFrame] = field(default_factory=list)
     _begun: ExitStack = field(default_factory=ExitStack)
     _unlogged: list[Row] = field(default_factory=list)
     _observed: list[Observation] = field(default_factory=list)
@@ -392,15 +393,21 @@ class Recorder(Listener):
             self._unlogged += made
 
     def flush(self) -> None:
-        """Write the rows so far into the run directory, if there is one."""
+        """Write the rows so far into the run directory. Without one, put many into a frame, which takes less memory."""
         if self._writer:
             with self._timer.charge("save"):
                 self._writer.add_rows(self.rows)
             self.rows = []
+        elif len(self.rows) >= BUFFER:
+            self._frames.append(rows.frame(self.rows))
+            self.rows = []
 
     def frame(self) -> pd.DataFrame:
         """Return the rows that are not yet in a run directory as a tidy table."""
-        return rows.frame(self.rows)
+        last = rows.frame(self.rows)
+        if not self._frames:
+            return last
+        return rows.joined([*self._frames, last])
 
     def before_run(self, engine: Engine) -> None:
         for logger in self._loggers:

@@ -1,5 +1,6 @@
 """Sites of a federation that send what no site can send, and files that are wrong."""
 
+import copy
 import subprocess
 import sys
 import time
@@ -24,7 +25,13 @@ from fl_core.rounds.clients import TrainRequest
 from fl_core.rounds.engine import Engine, Schedule
 from fl_core.run.task import assemble
 from tests.conftest import refuses
-from tests.fedlayers.flower.grid import PLAIN, LocalGrid, over_sites, site_files
+from tests.fedlayers.flower.grid import (
+    PLAIN,
+    LocalGrid,
+    assert_same,
+    over_sites,
+    site_files,
+)
 
 
 def forged(kind, change):
@@ -194,6 +201,44 @@ def test_forged_replies_are_refused_by_the_site_s_name(tmp_path):
         assert words in text, text
         assert "west" in text or "node" in text
         assert text.isprintable()
+
+
+class Replaying(LocalGrid):
+    """A grid that gives each reply again: the same one, in another's name, and under another number."""
+
+    def pull_messages(self, message_ids):
+        replies = super().pull_messages(message_ids)
+        again = []
+        for reply in replies:
+            stranger = copy.deepcopy(reply)
+            stranger.metadata.__dict__["_src_node_id"] = 9
+            unknown = copy.deepcopy(reply)
+            unknown.metadata.__dict__["_reply_to_message_id"] = "m-1"
+            again += [stranger, reply, reply, unknown]
+        return again
+
+
+@pytest.mark.filterwarnings("ignore:a reply of node:UserWarning")
+def test_a_reply_that_comes_again_or_from_another_node_is_left_out(tmp_path):
+    files = site_files(tmp_path)
+    with pytest.warns(UserWarning, match="a reply of node 9 is left out"):
+        over_sites(tmp_path / "run", Replaying(files), rounds=1)
+    over_sites(tmp_path / "plain", LocalGrid(files), rounds=1)
+    assert_same(tmp_path / "run", tmp_path / "plain")
+
+
+def test_a_reply_of_an_earlier_round_is_refused(tmp_path):
+    """A site, or whoever has its key, sends what it sent before."""
+    first = {}
+
+    def old(asked, reply):
+        if asked.metadata.message_type == "train" and asked.metadata.dst_node_id == 3:
+            content = first.setdefault("content", reply.content)
+            return Message(content, reply_to=asked)
+        return reply
+
+    with refuses("site 'west': the reply must be that of .'train', 1, 'train'"):
+        over_sites(tmp_path / "run", LocalGrid(site_files(tmp_path), old), rounds=2)
 
 
 def lie_of_update(packet):

@@ -22,11 +22,15 @@ from tests.faults.conftest import CONFIG, SMALL
 from tests.faults.injected import FailingOS, contents
 
 
-@pytest.mark.parametrize("how", ["backwards", "to and fro", "standing still"])
+@pytest.mark.parametrize(
+    "how", ["backwards", "an hour back", "to and fro", "standing still"]
+)
 def test_clocks_that_jump(tmp_path, monkeypatch, undisturbed, how):
     """No result depends on the time of day, and no stored time is below 0."""
     at, draw = [1e9], random.Random(0)
+    hour = iter([0.1] * 40 + [-3600.0])
     step = {
+        "an hour back": lambda: next(hour, 0.1),
         "backwards": lambda: -draw.random(),
         "to and fro": lambda: draw.uniform(-1e6, 1e6),
         "standing still": lambda: 0,
