@@ -470,9 +470,10 @@ def check_same_data(folder: Path, task: Task) -> None:
     """
     seed = task.config.execution.seed
     for path in sorted(folder.glob(f"*-{seed}")):
+        if not (path / "config.json").exists():  # it ended before it was a run
+            continue
         run = store.Run(path)
-        begun = (path / "config.json").exists() and run.config["seed"] == seed
-        if begun and run.header()["data"] != task.data.digest:
+        if run.config["seed"] == seed and run.header()["data"] != task.data.digest:
             raise UsageError(
                 f"{folder} must hold runs on the same data; got {path.name}, of other data. Choose another folder."
             )
