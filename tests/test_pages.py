@@ -74,3 +74,23 @@ def test_the_profile_of_lora_layers_has_the_numbers_of_its_rows():
     for row in rows.query("client.isna() and variant == 'fall'").itertuples():
         line = f"| `{row.layer}` | {row.value:.3f} | {row.stderr:.3f} |"
         assert line in page.read_text()
+
+
+README_PARTS = (
+    *("Install", "Quickstart", "Your own table", "Your own models, in a notebook"),
+    *("What it can do", "What is known", "Reproduced papers", "Extend"),
+)
+MOST_WORDS = 900
+
+
+def test_the_readme_is_short_and_in_order():
+    """Words of code and its comments count. The picture stands above the first part."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.split()) <= MOST_WORDS
+    assert tuple(re.findall(r"(?m)^## (.+)", text)) == README_PARTS
+    lead, *parts = re.split(r"(?m)^## .+", text)
+    assert lead.count("![") == text.count("![") == 1
+    install, _, table, models, can_do, *_ = parts
+    assert {"make demo", "make test"} <= {*install.splitlines()}
+    assert table.count("```") == models.count("```") == 2
+    assert len(re.findall("(?m)^- ", can_do)) == 10

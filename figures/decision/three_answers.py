@@ -1,0 +1,200 @@
+"""Decide on three federations, draw the answers, and write their page.
+
+    python -m figures.decision.three_answers measure [activity known_labels heart]
+    python -m figures.decision.three_answers repeat --label plain --seed 10
+    python -m figures.decision.three_answers
+
+``measure`` decides as ``fedlayers choose`` does by default, and stores the test score of each way in
+``three_answers.csv``. ``repeat`` decides on the federations of ``fedlayers demo`` and adds to ``demo_answers.csv``.
+Without an argument the picture and the page are made from the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+import fedlayers as fl
+from fedlayers.cli.train import DEMO
+from fedlayers.decision.answer import Answer
+from fedlayers.decision.ways import ALONE, NONE, SHARE_ALL, SHARE_SOME
+from figures.decision.known import BLOCK
+from figures.page import markdown
+from fl_core import models
+from fl_core.data import datasets, load
+
+ROWS = Path(__file__).with_name("three_answers.csv")
+REPEATS = Path(__file__).with_name("demo_answers.csv")
+PAGE = Path(__file__).parents[2] / "docs/results/three_answers.md"
+NAMES = ("activity", "known_labels", "heart")
+TITLES = {
+    SHARE_ALL: "share all layers",
+    SHARE_SOME: "share some layers",
+    ALONE: "do not federate",
+    NONE: "no way is better than the base rate",
+}
+ORDER = (
+    *("fedavg", "head_local", "local"),
+    *("linear_fedavg", "linear_local", "boosting_local"),
+)
+"""Ways from above in the picture."""
+CHANGE = 1e-6
+"""Standard deviation of what is added to initial weights with ``--changed``."""
+
+
+def lines_of(name: str, answer: Answer) -> pd.DataFrame:
+    """Return a line for each way with an action: its test score and its difference to the recommended one."""
+    lines = [
+        {"data": name, "answer": answer.action, **line._asdict()}
+        for line in answer.lines
+        if line.action
+    ]
+    return pd.DataFrame(lines)
+
+
+def measure(names: Sequence[str]) -> None:
+    """Decide on federations, and store the test scores in place of earlier ones."""
+    rows = pd.read_csv(ROWS) if ROWS.exists() else pd.DataFrame({"data": []})
+    for name in names:
+        with TemporaryDirectory() as folder:
+            answer = fl.choose(dataset=name, out=Path(folder) / "out", seeds=3)
+        rows = pd.concat([rows[rows["data"] != name], lines_of(name, answer)])
+        rows.to_csv(ROWS, index=False)
+
+
+def changed_model(name: str, seed: int) -> nn.Module:
+    """Return the network of a dataset, with weights that are changed a little."""
+    data, recipe = load(name), datasets()[name]
+    options = recipe.model_options
+    made = models.build(
+        recipe.model, data.shape, data.n_classes, seed=seed, options=options
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight += CHANGE * torch.randn(weight.shape, generator=generator)
+    return made
+
+
+def repeat(label: str, seed: int, changed: bool, names: Sequence[str]) -> None:
+    """Decide on federations of the demo from a first seed, and add a line for each."""
+    for name in names:
+        began = time.process_time()
+        model = changed_model(name, seed) if changed else None
+        how = {"dataset": name, "seed": seed, "seeds": 3, "progress": False}
+        with TemporaryDirectory() as folder:
+            answer = fl.choose(out=Path(folder) / "out", model=model, **how)
+        line = {
+            "label": label,
+            "seed": seed,
+            "data": name,
+            "answer": answer.action,
+            "way": answer.way,
+            "seconds": round(time.process_time() - began, 1),
+        }
+        new = not REPEATS.exists()
+        pd.DataFrame([line]).to_csv(REPEATS, mode="a", header=new, index=False)
+
+
+def picture(rows: pd.DataFrame) -> Figure:
+    """Draw a column for each federation: a dot for each way, and the interval of its difference to the best."""
+    figure, axes = plt.subplots(
+        1, len(NAMES), figsize=(9, 2.7), sharey=True, layout="constrained"
+    )
+    places = {way: k for k, way in enumerate(ORDER)}
+    for ax, name in zip(axes, NAMES, strict=True):
+        own = rows[rows["data"] == name].set_index("way")
+        best = own.index[0]
+        score = own["value"][best]
+        ax.axvline(score, color="0.8", linewidth=0.8, zorder=0)
+        for way in own.index.intersection(ORDER):
+            line = own.loc[way]
+            colour = "C1" if way == best else "C0"
+            ends = [score + line["low"], score + line["high"]]
+            if np.isfinite(ends).all() and way != best:
+                ax.plot(ends, [places[way]] * 2, color=colour)
+            ax.plot(line["value"], places[way], "o", color=colour)
+        ax.set_title(f"{name}: {TITLES[own['answer'].iloc[0]]}", fontsize=10)
+        ax.set_xlabel("test log loss (lower is better)")
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_yticks([*places.values()], [*places])
+    axes[0].set_ylim(len(ORDER) - 0.5, -0.5)
+    return figure
+
+
+def scores(rows: pd.DataFrame) -> str:
+    """Return the test scores of all ways as a table."""
+    lines = []
+    for row in rows.itertuples():
+        best = row.way == rows.loc[rows["data"] == row.data, "way"].iloc[0]
+        gap = f"{row.difference:+.2f} [{row.low + 0.0:.2f}, {row.high:.2f}]"
+        lines.append(
+            {
+                "federation": f"`{row.data}`",
+                "way": f"`{row.way}`",
+                "test log loss": f"{row.value:.2f}",
+                "minus the recommended way, 95 %": "recommended" if best else gap,
+            }
+        )
+    return markdown(pd.DataFrame(lines))
+
+
+def repeats(rows: pd.DataFrame) -> str:
+    """Return the answers to repeated demos as a table: what they name, and of how many."""
+    lines = []
+    for (label, name), own in rows.groupby(["label", "data"], sort=False):
+        answers = own["way"].value_counts()
+        lines.append(
+            {
+                "what": label,
+                "federation": f"`{name}`",
+                "first seeds": ", ".join(map(str, sorted(own["seed"]))),
+                "way": ", ".join(f"`{way}` {n}" for way, n in answers.items()),
+                "processor seconds": f"{own['seconds'].mean():.0f}",
+            }
+        )
+    return markdown(pd.DataFrame(lines))
+
+
+def written(page: str) -> str:
+    """Return the page with its tables made from the rows."""
+    made = {
+        "scores": scores(pd.read_csv(ROWS)),
+        "repeats": repeats(pd.read_csv(REPEATS)),
+    }
+    return BLOCK.sub(lambda m: f"{m[1]}{made[m[2]].rstrip()}\n{m[3]}", page)
+
+
+def main() -> None:
+    """Measure, repeat, or draw."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", nargs="?", default="draw")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--label", default="plain")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--changed", action="store_true")
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if asked.what == "measure":
+        measure(asked.names or NAMES)
+    elif asked.what == "repeat":
+        repeat(asked.label, asked.seed, asked.changed, asked.names or [*DEMO])
+    else:
+        figure = picture(pd.read_csv(ROWS))
+        figure.savefig(PAGE.with_suffix(".png"), dpi=160)
+        PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

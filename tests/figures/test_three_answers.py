@@ -1,0 +1,68 @@
+"""The picture of three answers and its page are made from their rows, and the README says the same ways."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+from fedlayers.cli.train import DEMO
+from fedlayers.decision.answer import Answer, Line
+from fedlayers.decision.ways import ALONE, SHARE_ALL, SHARE_SOME
+from figures.decision import three_answers as made
+
+ROWS = pd.read_csv(made.ROWS)
+
+
+def test_the_page_is_made_from_the_rows():
+    page = made.PAGE.read_text(encoding="utf-8")
+    assert made.written(page) == page
+    assert made.PAGE.with_suffix(".png").exists()
+
+
+def test_there_are_three_answers():
+    first = ROWS.groupby("data", sort=False).first()
+    assert list(first.index) == list(made.NAMES)
+    assert first["answer"].tolist() == [SHARE_ALL, SHARE_SOME, ALONE]
+    assert first["way"].tolist() == ["fedavg", "head_local", "linear_local"]
+    assert set(ROWS["way"]) <= set(made.ORDER)
+    readme = (made.PAGE.parents[2] / "README.md").read_text(encoding="utf-8")
+    assert "Sharing all layers, a local head and a logistic regression" in readme
+
+
+def test_the_picture_has_a_dot_for_each_way_and_an_interval_for_each_rival():
+    figure = made.picture(ROWS)
+    assert len(figure.axes) == len(made.NAMES)
+    for ax, name in zip(figure.axes, made.NAMES, strict=True):
+        own = ROWS[ROWS["data"] == name]
+        dots = [line for line in ax.lines if line.get_marker() == "o"]
+        assert sorted(float(dot.get_xdata()[0]) for dot in dots) == pytest.approx(
+            sorted(own["value"])
+        )
+        rivals = own["low"].notna() & (own["way"] != own["way"].iloc[0])
+        ranges = [line for line in ax.lines if line.get_marker() == "None"]
+        assert len(ranges) == rivals.sum() + 1  # with the recommended way's loss
+        assert ax.get_title().startswith(f"{name}: ")
+    plt.close(figure)
+
+
+def test_repeated_demos_give_the_demo_s_answers():
+    repeats = pd.read_csv(made.REPEATS)
+    assert set(repeats["data"]) == set(DEMO)
+    whole = repeats[repeats["label"] == "as it is"]
+    assert sorted(set(whole["seed"])) == [0, 10, 20]
+    ways = repeats.groupby("data")["way"].unique().map(list).to_dict()
+    assert ways == {
+        "known_neither": ["fedavg"],
+        "known_labels": ["head_local"],
+        "heart": ["linear_local"],
+    }
+
+
+def test_lines_are_those_of_ways_with_an_action():
+    lines = (Line("fedavg", SHARE_ALL, 0.2), Line("local", ALONE, 0.4, 0.2, 0.1, 0.3))
+    base = Line("base_rate", "", 1.1, 0.9, 0.8, 1.0)
+    answer = Answer(
+        SHARE_ALL, "fedavg", (*lines, base), "loss", "test", 2, "classification", (0,)
+    )
+    table = made.lines_of("toy", answer)
+    assert table["way"].tolist() == ["fedavg", "local"]
+    assert table["answer"].tolist() == [SHARE_ALL] * 2
