@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -92,7 +93,7 @@ def repeat(label: str, seed: int, changed: bool, names: Sequence[str]) -> None:
     for name in names:
         began = time.process_time()
         model = changed_model(name, seed) if changed else None
-        how = {"dataset": name, "seed": seed, "seeds": 3, "progress": False}
+        how: Any = {"dataset": name, "seed": seed, "seeds": 3, "progress": False}
         with TemporaryDirectory() as folder:
             answer = fl.choose(out=Path(folder) / "out", model=model, **how)
         line = {
