@@ -622,7 +622,7 @@ def with_pixels(config: RunConfig) -> RunConfig:
     """Return the configuration with the size of images that a folder of transformers names, for a folder of images.
 
     Raises:
-        UsageError: its config.json is missing, a link, too large, or no JSON.
+        UsageError: its config.json is missing, too large, or no JSON.
     """
     library, _, folder = str(config.model.model).partition(":")
     if library != "hf" or config.data.image_size:
@@ -634,7 +634,8 @@ def with_pixels(config: RunConfig) -> RunConfig:
     if not images:
         return config
     with about(f"model hf:{folder} must be built from its files", Exception):
-        content = storage.Folder(folder).read("config.json", storage.HEADER_BYTES)
+        files = storage.Folder(folder, links=True)
+        content = files.read("config.json", storage.HEADER_BYTES)
         described = storage.parsed_json(content)
         side = pixels_of(described if isinstance(described, dict) else {})
     return config if side is None else config.with_keys(image_size=side)

@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import stat
@@ -34,12 +35,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from fl_core.errors import (
+    COUNT,
     BusyError,
     CorruptError,
+    MapOf,
     UsageError,
     about,
     check_stored,
     damaged,
+    validate,
 )
 
 if TYPE_CHECKING:
@@ -414,6 +418,37 @@ def tensors(data: bytes) -> dict[str, Tensor]:
         raise ValueError(
             f"it has numbers of a type that torch does not load, {error}"
         ) from error
+
+
+def tensor_sizes(path: Path) -> dict[str, int]:
+    """Return the elements of each tensor of a safetensors file, by its header alone. All together fill the file.
+
+    Raises:
+        UsageError: it is no regular file. ValueError: its header is damaged, or the file has another size.
+    """
+    size = check_regular(path)
+    with opened(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        data = length.to_bytes(8, "little") + file.read(min(length, HEADER_BYTES))
+    check_header(data)
+    found = parsed_json(data[8:])
+    if not isinstance(found, dict):
+        raise ValueError("its header is no object")
+    found.pop("__metadata__", None)
+    if wrong := validate(
+        found, MapOf({"dtype": str, "shape": [COUNT], "data_offsets": [COUNT]})
+    ):
+        raise ValueError(wrong)
+    sizes, stored = {}, 0
+    for name, entry in found.items():
+        sizes[name] = math.prod(entry["shape"])
+        start, end = entry["data_offsets"]
+        stored += end - start
+        if not 0 <= sizes[name] <= end - start:
+            raise ValueError(f"{name!r} has more elements than bytes")
+    if 8 + length + stored != size:
+        raise ValueError("it has another size than its header says")
+    return sizes
 
 
 def check_header(data: bytes) -> None:

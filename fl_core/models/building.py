@@ -25,8 +25,6 @@ from fl_core.errors import (
     check_options,
     check_values,
     listing,
-    plural,
-    spelled,
 )
 from fl_core.models import weights
 from fl_core.models.adapter import (
@@ -38,7 +36,8 @@ from fl_core.models.adapter import (
     pass_notes,
 )
 from fl_core.models.boosted import BoostedTrees
-from fl_core.models.tokens import FILE, START, TokenShape, pixels_of
+from fl_core.models.folders import from_transformers
+from fl_core.models.tokens import START, TokenShape
 from fl_core.registry import Registry, import_object, is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION, MULTILABEL
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
@@ -712,96 +711,6 @@ def from_torchvision(
         torchvision.models.get_model_builder(name), weights=None, num_classes=n_classes
     )
     return _call_maker(full, make, options, {})
-
-
-def from_transformers(
-    folder: str, shape: tuple[int, ...], n_classes: int, options: Options
-) -> nn.Module:
-    """Build the classifier of texts or images that a folder of transformers describes, with the weights of its file.
-
-    The classifier and a pooler start fresh where the folder has none of this size. The library reports both, and what
-    is left out. Attention is computed by operations that can be differentiated twice. No code of the folder runs.
-
-    Raises:
-        UsageError: the samples are not of its tokenizer and no images, or have other channels or another size. Or the
-            folder has no such model or not all of its weights.
-    """
-    full = f"hf:{folder}"
-    check_options(f"model {full!r}", options, ())
-    tokenizer = getattr(shape, "tokenizer", None)
-    if isinstance(shape, TokenShape) and not tokenizer:
-        raise UsageError(
-            f"{folder}/{FILE} is missing: the model's own tokenizer must read its texts. Save it to the folder."
-        )
-    if not tokenizer and len(shape) != 3:
-        raise UsageError(
-            f"model {full} must have images, or texts and a {FILE}; got samples of shape {shape}. Use another model."
-        )
-    with about(f"model {full} must be built from its files", Exception):
-        from transformers import (
-            AutoConfig,
-            AutoModelForImageClassification,
-            AutoModelForSequenceClassification,
-        )
-
-        classifiers: Any = AutoModelForImageClassification
-        own = {}
-        if tokenizer:
-            classifiers = AutoModelForSequenceClassification
-            own["pad_token_id"] = tokenizer.pad
-        files = storage.Folder(folder)
-        files.read("config.json", storage.HEADER_BYTES)
-        state = weights.read(files.file("model.safetensors"))
-        config = AutoConfig.from_pretrained(
-            folder, num_labels=n_classes, trust_remote_code=False, **own
-        )
-        kind = type(classifiers.from_config(config))
-        model, told = kind.from_pretrained(
-            None,
-            config=config,
-            state_dict=state,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            attn_implementation="eager",
-        )
-    fresh = {*told["missing_keys"], *(each[0] for each in told["mismatched_keys"])}
-    body = model.base_model_prefix
-    lost = [k for k in fresh if k.startswith(body) and ".pooler." not in k]
-    if lost:
-        raise UsageError(
-            f"{folder}/model.safetensors must have all weights of the model; got none for "
-            f"{listing(sorted(lost), 4)}. Save the model again."
-        )
-    if not tokenizer:
-        check_pixels(full, model, shape)
-    return model
-
-
-def check_pixels(full: str, model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Check that a model of transformers takes images of these channels and this size.
-
-    A model that takes any size has no fixed one, whatever its configuration says.
-
-    Raises:
-        UsageError: it does not.
-    """
-    config: Any = model.config
-    channels = getattr(config, "num_channels", shape[0])
-    if channels != shape[0]:
-        raise UsageError(
-            f"model {full} must have images of {plural(channels, 'channel')}; got {shape[0]}. Convert them."
-        )
-    side = pixels_of(vars(config))
-    if not side or shape[1:] == (side, side):
-        return
-    try:
-        with torch.no_grad(), preserve_state(model):
-            model.eval()(torch.zeros(1, *shape))
-    except Exception as error:
-        raise UsageError(
-            f"model {full} must have images of {side} x {side} pixels; got {shape[1]} x {shape[2]}. "
-            f"Crop and scale files of images: {spelled(image_size=side)}."
-        ) from error
 
 
 def from_sklearn(

@@ -1,0 +1,300 @@
+"""A folder of transformers as a classifier of texts or images: all of it is bounded, and no code of it runs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_core import storage
+from fl_core.display import printable
+from fl_core.errors import (
+    UsageError,
+    check_known,
+    check_options,
+    listing,
+    plural,
+    spelled,
+    warn,
+)
+from fl_core.models import weights
+from fl_core.models.tokens import FILE, TokenShape, pixels_of
+from fl_core.tree import preserve_state
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG_BYTES = 2**20
+CODE = re.compile(
+    r"_attn.*|attn_implementation.*|_?experts_implementation.*|.*quantization_config|compression_config|auto_map|custom_pipelines|"
+    r"trust_remote_code|code_revision|revision|use_kernels|kernel_config|.*backbone.*|extra_.*files|"
+    r"transformers_weights|gguf_file|subfolder|adapter.*|peft_config"
+)
+"""Keys of a configuration that load or run code, or other files, at any depth."""
+OURS = {
+    *("model_type", "architectures", "transformers_version", "_name_or_path", "name_or_path"),
+    *("dtype", "torch_dtype", "num_labels", "id2label", "label2id", "problem_type", "pad_token_id"),
+}  # fmt: skip
+"""Keys that the task answers, and those that say where a configuration comes from."""
+OLDER = {
+    *("rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor", "rotary_pct"),
+    *("rotary_emb_base", "global_rope_theta", "local_rope_theta", "sliding_window_pattern"),
+    *("original_max_position_embeddings", "tie_word_embeddings"),
+}  # fmt: skip
+"""Keys of older configurations that transformers still reads, although no class declares them."""
+_COUNT = re.compile(r".*(layers?|blocks?|depths?|groups?|experts?|heads?|stages?)(_|$)")
+COUNT, NUMBER = 512, 2**25
+"""The largest number of layers, heads or experts, and of anything else such as words, in a configuration."""
+MODULES = 20_000
+"""Parameters and buffers of a model at most."""
+
+
+def from_transformers(
+    folder: str, shape: tuple[int, ...], n_classes: int, options: Mapping[str, Any]
+) -> nn.Module:
+    """Build the classifier of texts or images that a folder of transformers describes, with the weights of its file.
+
+    The classifier and a pooler start fresh where the folder has none of this size. A note names them, and what is left
+    out. Weights are float32, whatever type they were stored in. Attention is computed by operations that can be
+    differentiated twice. Files may be links, as in a cache of models.
+
+    Raises:
+        UsageError: the samples are not of its tokenizer and no images, or have other channels or another size. Or a key
+            of its configuration loads code, or the folder has no such model or not all of its weights.
+    """
+    full = f"hf:{folder}"
+    check_options(f"model {full!r}", options, ())
+    tokenizer = getattr(shape, "tokenizer", None)
+    if isinstance(shape, TokenShape) and not tokenizer:
+        raise UsageError(
+            f"{folder}/{FILE} is missing: the model's own tokenizer must read its texts. Save it to the folder."
+        )
+    if not tokenizer and len(shape) != 3:
+        raise UsageError(
+            f"model {full} must have images, or texts and a {FILE}; got samples of shape {shape}. Use another model."
+        )
+    own = {"pad_token_id": tokenizer.pad} if tokenizer else {}
+    files = storage.Folder(folder, links=True)
+    with _one_line(f"model {full} must be built from its files"), silent():
+        import transformers
+
+        classifiers: Any = transformers.AutoModelForImageClassification
+        if tokenizer:
+            classifiers = transformers.AutoModelForSequenceClassification
+        config = configuration(files, n_classes, own)
+        stored = storage.tensor_sizes(files.file(WEIGHTS))
+        with torch.device("meta"), _bounded(full):
+            planned = classifiers.from_config(config, attn_implementation="eager")
+        _check_stored(planned, sum(stored.values()), files)
+        state = weights.read(files.file(WEIGHTS))
+        kinds = {str(t.dtype).removeprefix("torch.") for t in state.values()}
+        model, told = type(planned).from_pretrained(
+            None,
+            config=config,
+            state_dict=state,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            attn_implementation="eager",
+            dtype=torch.float32,
+        )
+    mismatched = [each[0] for each in told["mismatched_keys"]]
+    fresh = sorted({*told["missing_keys"], *mismatched})
+    lost = [key for key in fresh if _is_body(planned, key)]
+    if lost:
+        raise UsageError(
+            f"{folder}/{WEIGHTS} must have all weights of the model; got none for {listing(lost, 4)}. Save the model "
+            "again."
+        )
+    parts = {
+        "starts fresh": sorted({key.rpartition(".")[0] for key in fresh}),
+        "left out": sorted(told["unexpected_keys"]),
+        "stored in another type than float32, in which it is trained": sorted(kinds - {"float32"}),
+    }  # fmt: skip
+    notes = [f"{what}: {listing(keys, 4)}" for what, keys in parts.items() if keys]
+    if notes:
+        warn(f"model {full}: {'; '.join(notes)}")
+    if not tokenizer:
+        check_pixels(full, model, shape)
+    return model
+
+
+def configuration(files: storage.Folder, n_classes: int, own: Mapping[str, Any]) -> Any:
+    """Return the configuration of a folder, of a class that transformers itself has.
+
+    Args:
+        own: entries that the task answers: for texts ``pad_token_id``.
+
+    Raises:
+        UsageError: a key loads code, a number is beyond its bound, or transformers has no such model.
+    """
+    from transformers import CONFIG_MAPPING
+
+    path = files.path / CONFIG
+    found = storage.parsed_json(files.read(CONFIG, CONFIG_BYTES))
+    if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
+        raise UsageError(f"{path} must be an object with a model_type. Save it again.")
+    check_entries(str(path), found)
+    name = check_known("model_type of transformers", found["model_type"], CONFIG_MAPPING)  # fmt: skip
+    kind = CONFIG_MAPPING[name]
+    declared = {*inspect.signature(kind).parameters, *kind.attribute_map, *OLDER}
+    kept = {
+        key: value
+        for key, value in found.items()
+        if key in declared and key not in OURS and not CODE.fullmatch(key)
+    }
+    if others := sorted({*found} - {*kept} - OURS):
+        texts = [json.dumps(key)[:80] for key in others]
+        warn(f"{path}: keys that {kind.__name__} does not declare are left out: {listing(texts, 6)}")  # fmt: skip
+    return kind.from_dict(
+        kept,
+        num_labels=n_classes,
+        attn_implementation="eager",
+        **own,
+    )
+
+
+def check_entries(where: str, found: Any, key: str = "") -> None:
+    """Refuse keys of a configuration that load code, and numbers beyond their bounds, at any depth.
+
+    >>> check_entries("config.json", {"num_hidden_layers": 12, "vocab_size": 128_256, "auto_map": None})
+    >>> check_entries("config.json", {"text_config": {"_attn_implementation": "somebody/kernel"}})
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: config.json must be without '_attn_implementation', which loads code or other files. ...
+
+    Raises:
+        UsageError: names the key.
+    """
+    if isinstance(found, dict):
+        for name, value in found.items():
+            if CODE.fullmatch(name) and not isinstance(value, bool | None):
+                raise UsageError(
+                    f"{where} must be without {name[:80]!r}, which loads code or other files. Remove the key if the "
+                    "model does not need it."
+                )
+            check_entries(where, value, name)
+    elif isinstance(found, list):
+        if len(found) > COUNT:
+            raise UsageError(
+                f"{where}: {key!r} must have at most {COUNT} values; got {len(found):,}."
+            )
+        for value in found:
+            check_entries(where, value, key)
+    elif isinstance(found, int):
+        most = COUNT if _COUNT.fullmatch(key) else NUMBER
+        least = 0 if most == COUNT else -most
+        if not least <= found <= most:
+            raise UsageError(
+                f"{where}: {key!r} must be from {least:,} to {most:,}; got {str(found)[:30]}. Use another model."
+            )
+
+
+def check_pixels(full: str, model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Check that a model of transformers takes images of these channels and this size.
+
+    A model that takes any size has no fixed one, whatever its configuration says.
+
+    Raises:
+        UsageError: it does not.
+    """
+    config: Any = model.config
+    channels = getattr(config, "num_channels", shape[0])
+    if channels != shape[0]:
+        raise UsageError(
+            f"model {full} must have images of {plural(channels, 'channel')}; got {shape[0]}. Convert them."
+        )
+    side = pixels_of(vars(config))
+    if not side or shape[1:] == (side, side):
+        return
+    try:
+        with torch.no_grad(), preserve_state(model):
+            model.eval()(torch.zeros(1, *shape))
+    except Exception as error:
+        raise UsageError(
+            f"model {full} must have images of {side} x {side} pixels; got {shape[1]} x {shape[2]}. "
+            f"Crop and scale files of images: {spelled(image_size=side)}."
+        ) from error
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Report any error of a library in one line of at most 300 signs."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{what}: {error}") from error
+    except Exception as error:
+        said = printable(" ".join(str(error).split()))[:300]
+        raise UsageError(f"{what}; got {said or type(error).__name__}.") from error
+
+
+@contextmanager
+def _bounded(name: str) -> Iterator[None]:
+    """Refuse a model with more than :data:`MODULES` parameters and buffers while it is built."""
+    from torch.nn.modules.module import (
+        register_module_buffer_registration_hook,
+        register_module_parameter_registration_hook,
+    )
+
+    count = 0
+
+    def add(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > MODULES:
+            raise UsageError(
+                f"model {name} must have at most {MODULES:,} parameters. Use a smaller model."
+            )
+
+    hooks = [
+        register_module_parameter_registration_hook(add),
+        register_module_buffer_registration_hook(add),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _check_stored(planned: nn.Module, stored: int, files: storage.Folder) -> None:
+    """Refuse a model whose body has more numbers than are stored, and buffers that take far more memory.
+
+    Raises:
+        UsageError: says both numbers.
+    """
+    named = planned.named_parameters()
+    wanted = sum(p.numel() for key, p in named if _is_body(planned, key))
+    if wanted > stored:
+        raise UsageError(
+            f"{files.path}/{WEIGHTS} must have the {wanted:,} numbers of the model in {CONFIG}; got {stored:,}. Save "
+            "the model again."
+        )
+    taken = sum(buffer.nbytes for buffer in planned.buffers())
+    taken += sum(p.nbytes for p in planned.parameters())
+    storage.check_unpacked(files.path / CONFIG, files.size(WEIGHTS), taken)
+
+
+def _is_body(model: Any, key: str) -> bool:
+    """Return whether a tensor must be stored: it is of the model without classifier and pooler."""
+    return key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Keep the reports and progress bars of transformers off the screen."""
+    from transformers.utils import logging
+
+    level, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bar:
+            logging.enable_progress_bar()
