@@ -483,17 +483,18 @@ def encode(
     blank = np.array([not text.strip() for text in texts], dtype=bool)
     rule, way = "the text must not be empty", "Fill it, or remove the row."
     refuse_where(blank, texts, rule, way)
-    tokens: list[Any]
-    if not tokenizer:
-        tokens, kept = [tokens_of(text) for text in texts], length - 1
-        cut = sum(len(sentence) > kept for sentence in tokens)
-    else:
-        tokens, kept = tokenizer.encode(texts), tokenizer.length
-        cut = sum(bool(sentence.overflowing) for sentence in tokens)
+    if tokenizer:
+        ids, cut, side = tokenizer.encode(texts)
+        if where and cut > NOTED * len(texts):
+            place = "after" if side == "right" else "before their last"
+            warn(
+                f"{where}: {cut} of {len(texts)} texts are cut {place} {tokenizer.length} tokens"
+            )
+        return ids, (tokenizer.sha256,)
+    tokens, kept = [tokens_of(text) for text in texts], length - 1
+    cut = sum(len(sentence) > kept for sentence in tokens)
     if where and cut > NOTED * len(texts):
         warn(f"{where}: {cut} of {len(texts)} texts are cut after {kept} tokens")
-    if tokenizer:
-        return np.array([each.ids for each in tokens]), (tokenizer.sha256,)
     tokens = [sentence[:kept] for sentence in tokens]
     words = sorted({word for sentence in tokens for word in sentence})
     code = {word: k for k, word in enumerate(words, len(SPECIAL))}

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from fl_core import storage
-from fl_core.errors import about, needs_package
+from fl_core.errors import UsageError, about
+from fl_core.models import token_files
+from fl_core.models.token_files import LENGTH as LENGTH
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from fl_core.models.adapter import Layout
 
 PAD, UNKNOWN, START = 0, 1, 2
 
 SPECIAL = ("<pad>", "<unknown>", "<start>")
 """Names of the first token ids: padding, a word outside the vocabulary, and the start of a sequence."""
-LENGTH = 64
-"""Tokens of a sample, with the start token first. Longer texts are cut and shorter ones padded."""
 FILE = "tokenizer.json"
 """The file of a tokenizer, and the only one that is read."""
 MOST_BYTES = 2**26
@@ -33,7 +37,8 @@ class Tokenizer:
         sha256: digest of its :data:`FILE`.
         tokens: number of token ids.
         pad: the id of padding.
-        length: tokens of a sample: where the file cuts texts, and at most :data:`LENGTH`.
+        length: tokens of a sample: where the file cuts texts, and at most
+            :data:`fl_core.models.token_files.LENGTH`.
     """
 
     folder: str
@@ -47,47 +52,40 @@ class Tokenizer:
         """Return the tokenizer of a folder.
 
         Raises:
-            UsageError: its file is missing, a link, larger than :data:`MOST_BYTES`, no tokenizer, or has no padding.
+            UsageError: its file is missing, larger than :data:`MOST_BYTES`, no tokenizer, or has no padding.
         """
         with about(f"{folder}/{FILE} must be a tokenizer", Exception):
-            content = storage.Folder(folder).read(FILE, MOST_BYTES)
-            made = _made(content)
-            words = made.get_vocab()
-            marks = (
-                (made.padding or {}).get("pad_token"),
-                "[PAD]",
-                "<pad>",
-                "<|endoftext|>",  # GPT-2's only special token
-            )
-            pads = [words[mark] for mark in marks if mark in words]
-            if not pads:
-                raise ValueError(
-                    "it has no token for padding. Name one of its tokens that no text has, such as that of an end: "
-                    "enable_padding(pad_id=ID, pad_token=TOKEN), and save it"
-                )
-        cut = made.truncation or {"max_length": LENGTH}
-        length = min(cut["max_length"], LENGTH)
-        return cls(folder, storage.sha(content), len(words), pads[0], length)
+            content = storage.Folder(folder, links=True).read(FILE, MOST_BYTES)
+            found = token_files.facts(content)
+        return cls(folder, storage.sha(content), **found)
 
-    def encode(self, texts: Sequence[str]) -> Any:
-        """Return the library's encodings of texts, cut and padded to :attr:`length`.
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], int, str]:
+        """Return the ids of texts, int64 [n, length], how many are cut, and at which side: ``left`` or ``right``.
+
+        Texts are cut and padded by the tokenizer's own rules. Only the length is :attr:`length`.
 
         Raises:
             UsageError: the file is another one by now, or does not take the texts.
         """
         with about(f"{self.folder}/{FILE} must read texts as before", Exception):
-            made = _made(storage.Folder(self.folder).read_checked(FILE, self.sha256))
-            made.enable_truncation(self.length)
-            made.enable_padding(length=self.length, pad_id=self.pad)
-            return made.encode_batch([*texts])
+            files = storage.Folder(self.folder, links=True)
+            content = files.read_checked(FILE, self.sha256)
+            token_files.facts(content)
+            from tokenizers import Tokenizer
 
-
-def _made(content: bytes) -> Any:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise needs_package("tokenizers", "read texts by it", "lora") from None
-    return Tokenizer.from_buffer(content)
+            try:
+                made = Tokenizer.from_buffer(content)
+                token_files.arrange(made, self.length, self.pad)
+                found = made.encode_batch([*texts])
+            except BaseException as error:
+                if type(error).__name__ != "PanicException":  # of Rust
+                    raise
+                raise UsageError(f"the library ended: {str(error)[:200]}") from None
+            rows = [each.ids for each in found]
+            token_files.check_ids(rows, self.length, self.tokens)
+        cut = sum(bool(each.overflowing) for each in found)
+        ids = np.array(rows, dtype=np.int64).reshape(-1, self.length)
+        return ids, cut, (made.truncation or {}).get("direction", "right")
 
 
 def pixels_of(config: Mapping[str, Any]) -> int | None:

@@ -126,7 +126,6 @@ def test_a_stored_run_has_it_and_its_model_predicts_new_texts(folder, table, tmp
         (lambda p: p.rename(p.with_name("other")), "tokenizer.json is missing"),
         (lambda p: p.write_text("{}"), "must be a tokenizer"),
         (lambda p: p.write_bytes(p.read_bytes().replace(b"[PAD]", b"[NIL]")), "token for padding"),
-        (lambda p: (p.rename(p.with_name("o")), p.symlink_to(p.with_name("o"))), "symbolic link"),
         (lambda p: (p.parent / "config.json").write_text('{"model_type": "x"}'), "must be built"),
         (lambda p: (p.parent / "model.safetensors").unlink(), "model.safetensors must be a file"),
         (lambda p: hf.ViTModel(hf.ViTConfig(num_hidden_layers=1)).save_pretrained(p.parent), "must be built"),

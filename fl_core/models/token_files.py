@@ -1,0 +1,275 @@
+"""The file of a tokenizer: its parts are checked, and it is read and first used in a process with limits.
+
+The library tokenizers is written in Rust, where a bad file can end the process, or take all memory or time. So
+:func:`facts` starts another process, which runs this file.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from fl_core import storage
+from fl_core.display import printable
+from fl_core.errors import UsageError, check_known, needs_package
+
+LENGTH = 64
+"""Tokens of a sample, with the start token first. Longer texts are cut and shorter ones padded."""
+NORMALIZERS = (
+    *("BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt"),
+    *("Precompiled", "Prepend", "Replace", "Sequence", "Strip", "StripAccents"),
+)
+PRE_TOKENIZERS = (
+    *("BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength"),
+    *("Metaspace", "Punctuation", "Sequence", "Split", "UnicodeScripts"),
+    *("Whitespace", "WhitespaceSplit"),
+)
+PROCESSORS = (
+    *("BertProcessing", "ByteLevel", "RobertaProcessing", "Sequence"),
+    "TemplateProcessing",
+)
+MODELS = ("BPE", "Unigram", "WordLevel", "WordPiece")
+PATTERN = 1000
+"""Signs of a regular expression at most."""
+PARTS = 50
+"""Steps of a sequence of them at most, and tokens that a template adds."""
+GROWTH = 1000
+"""Times its length that a text may have after all replacements."""
+TOKENS = 2**22
+"""Token ids at most. The largest vocabularies have a sixteenth."""
+PADS = (
+    *("[PAD]", "<pad>", "<|pad|>", "<|finetune_right_pad_id|>"),
+    *("<|endoftext|>", "<|end_of_text|>", "</s>"),
+)
+"""Names of tokens for padding. The last ones end texts, and serve where a tokenizer puts none there itself."""
+SAMPLES = (
+    *("a", "So good! It's 1,234.56 in 2024.\n\n  Ünïcödé 好的 😀", "a" * 2000),
+    *(" " * 2000, "1" * 2000, "aA1 !?" * 400, "\n\t" * 1000, "\u0301" * 1000),
+)
+"""Texts that must not end the process, also long ones of one sign."""
+SECONDS, MEGABYTES = 8, 256
+"""Time of the processor and memory of a process that reads a small file. A larger one gets more."""
+
+
+def facts(content: bytes) -> dict[str, int]:
+    """Return the number of ``tokens``, the id of ``pad``, and the ``length`` of a sample of a tokenizer's file.
+
+    Raises:
+        UsageError: a part is of no known kind or beyond a bound, the file is no tokenizer, has no padding, or the
+            process that tried it ended.
+    """
+    found: dict[str, int] = _facts(content)
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def _facts(content: bytes) -> dict[str, int]:
+    try:
+        import tokenizers  # noqa: F401
+    except ImportError:
+        raise needs_package("tokenizers", "read texts by it", "lora") from None
+    paths = os.pathsep.join(filter(None, sys.path))
+    variables = {"PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
+    seconds = SECONDS + len(content) // 2**20
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "fl_core.models.token_files", str(len(content))],
+            input=content,
+            capture_output=True,
+            env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
+            timeout=10 * seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"it takes longer than {10 * seconds} s") from None
+    if done.returncode:
+        raise UsageError(
+            f"the process that tried it ended with {done.returncode}, at most {seconds} s and "
+            f"{_megabytes(len(content)):,} MB"
+        )
+    said = json.loads(done.stdout)
+    if "fault" in said:
+        raise UsageError(said["fault"])
+    return dict(said)
+
+
+def _megabytes(size: int) -> int:
+    return MEGABYTES + 24 * size // 2**20
+
+
+def arrange(made: Any, length: int, pad: int) -> None:
+    """Cut and pad the tokenizer's texts to a length by its own rules: side, strategy, stride and ids."""
+    cut, fill = made.truncation or {}, made.padding or {}
+    room = length - made.num_special_tokens_to_add(False)
+    if room < 1:
+        raise UsageError(
+            f"it must leave room for a text in {length} tokens; it adds {length - room} of its own"
+        )
+    own = {key: cut[key] for key in ("strategy", "direction") if key in cut}
+    stride = min(
+        cut.get("stride", 0), room // 2
+    )  # each piece that is cut off takes memory
+    made.enable_truncation(length, stride=stride, **own)
+    keys = ("direction", "pad_type_id", "pad_token")
+    own = {key: fill[key] for key in keys if key in fill}
+    made.enable_padding(length=length, pad_id=pad, **own)
+
+
+def check_ids(rows: list[list[int]], length: int, tokens: int) -> None:
+    """Refuse ids of another length, or that the tokenizer does not have.
+
+    Raises:
+        UsageError: says what they have.
+    """
+    lengths = {*map(len, rows)}
+    if lengths - {length}:
+        raise UsageError(
+            f"it must cut and pad each text to {length} tokens; got {max(lengths)}"
+        )
+    largest = max(map(max, rows), default=0)
+    if largest >= tokens:
+        raise UsageError(f"its ids must be below {tokens:,}; got {largest:,}")
+
+
+# --- in the process with limits ----------------------------------------------------------------------------------
+
+
+def check(found: Any) -> None:
+    """Refuse a tokenizer's JSON with a part of another kind, or one that is beyond its bound.
+
+    >>> check({"model": {"type": "BPE"}, "normalizer": {"type": "Replace", "pattern": {"Regex": "a" * 2000}}})
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: a regular expression must have at most 1,000 signs; got 2,000
+
+    Raises:
+        UsageError: names the part.
+    """
+    if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
+        raise UsageError("it has no model")
+    model = found["model"]
+    if (kind := model.get("type")) is not None:
+        check_known("model of a tokenizer", str(kind), MODELS)
+    if model.get("dropout"):
+        raise UsageError("it must have no dropout, which would draw tokens at random")
+    cut = found.get("truncation") or {}
+    if isinstance(cut, dict) and cut.get("max_length") == 0:
+        raise UsageError("it must cut texts to at least 1 token; got 0")
+    steps: list[dict[str, Any]] = []
+    for key, known in (
+        ("normalizer", NORMALIZERS),
+        ("pre_tokenizer", PRE_TOKENIZERS),
+        ("post_processor", PROCESSORS),
+    ):
+        todo = [found.get(key)]
+        while todo:
+            part = todo.pop()
+            if part is None:
+                continue
+            if not isinstance(part, dict):
+                raise UsageError(f"its {key} is no object")
+            check_known(f"{key} of a tokenizer", str(part.get("type")), known)
+            steps.append(part)
+            if len(steps) > PARTS:
+                raise UsageError(f"it has more than {PARTS} steps")
+            for name in ("normalizers", "pretokenizers", "processors"):
+                inner = part.get(name) or []
+                todo += inner if isinstance(inner, list) else [inner]
+    growth = 1
+    for part in steps:
+        growth *= max(1, len(str(part.get("content") or "")))
+        _check_step(part)
+    if growth > GROWTH:
+        raise UsageError(f"its replacements make texts up to {growth:,} times as long")
+
+
+def _check_step(part: dict[str, Any]) -> None:
+    pattern = part.get("pattern")
+    texts = [*pattern.values()] if isinstance(pattern, dict) else [pattern]
+    texts += [part.get("prepend"), part.get("replacement")]
+    for text in texts:
+        if isinstance(text, str) and len(text) > PATTERN:
+            raise UsageError(
+                f"a regular expression must have at most {PATTERN:,} signs; got {len(text):,}"
+            )
+    added = 0
+    for key in ("single", "pair", "special_tokens"):
+        value = part.get(key)
+        if isinstance(value, list | dict):
+            added += len(value)
+        if isinstance(value, dict):
+            added += sum(
+                len(each.get("ids") or ())
+                for each in value.values()
+                if isinstance(each, dict)
+            )
+    if added > 4 * PARTS:
+        raise UsageError(f"a template adds {added:,} tokens")
+
+
+def tried(content: bytes) -> dict[str, int]:
+    """Return the facts of a tokenizer's file, by reading it and by using it on :data:`SAMPLES`.
+
+    Raises:
+        UsageError: as of :func:`facts`. Other errors are the library's.
+    """
+    check(storage.parsed_json(content))
+    from tokenizers import Tokenizer
+
+    made = Tokenizer.from_buffer(content)
+    words = made.get_vocab()
+    tokens = max(words.values(), default=0) + 1
+    if tokens > TOKENS:
+        raise UsageError(f"its ids must be below {TOKENS:,}; got {tokens - 1:,}")
+    length = min((made.truncation or {}).get("max_length", LENGTH), LENGTH)
+    if made.padding:
+        pads = [made.padding["pad_id"]]
+    else:
+        made.no_truncation()
+        plain = {id for row in _rows(made, SAMPLES[:2]) for id in row}
+        pads = [words[mark] for mark in PADS if words.get(mark, -1) not in (-1, *plain)]
+        made = Tokenizer.from_buffer(content)
+    if not pads:
+        raise UsageError(
+            "it has no token for padding. Name one of its tokens that no text has, such as that of an end: "
+            "enable_padding(pad_id=ID, pad_token=TOKEN), and save it"
+        )
+    if pads[0] >= tokens:
+        raise UsageError(f"its padding must be one of its {tokens:,} ids; got {pads[0]:,}")  # fmt: skip
+    arrange(made, length, pads[0])
+    check_ids(_rows(made, SAMPLES), length, tokens)
+    return {"tokens": tokens, "pad": pads[0], "length": length}
+
+
+def _rows(made: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Return the ids of the texts that a tokenizer takes: one may have no token for what it does not know."""
+    rows = []
+    for text in texts:
+        with suppress(Exception):  # a panic is none
+            rows.append(made.encode(text).ids)
+    return rows
+
+
+def _main(size: int) -> None:
+    seconds = SECONDS + size // 2**20
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    most = _megabytes(size) * 2**20
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    said: dict[str, Any]
+    try:
+        said = tried(sys.stdin.buffer.read())
+    except BaseException as error:  # a panic of Rust is no Exception
+        said = {"fault": printable(" ".join(str(error).split()))[:300].rstrip(".")}
+    sys.stdout.write(json.dumps(said))
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]))
