@@ -25,6 +25,7 @@ from fl_core.errors import (
     check_options,
     check_values,
     listing,
+    spelled,
 )
 from fl_core.models import weights
 from fl_core.models.adapter import (

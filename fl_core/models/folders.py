@@ -36,7 +36,7 @@ CODE = re.compile(
 )
 """Keys of a configuration that load or run code, or other files, at any depth."""
 OURS = {
-    *("model_type", "architectures", "transformers_version", "_name_or_path", "name_or_path"),
+    *("model_type", "transformers_version", "_name_or_path", "name_or_path"),
     *("dtype", "torch_dtype", "num_labels", "id2label", "label2id", "problem_type", "pad_token_id"),
 }  # fmt: skip
 """Keys that the task answers, and those that say where a configuration comes from."""
@@ -146,6 +146,8 @@ def configuration(files: storage.Folder, n_classes: int, own: Mapping[str, Any])
         for key, value in found.items()
         if key in declared and key not in OURS and not CODE.fullmatch(key)
     }
+    if not isinstance(kept.get("architectures"), list):  # which of several classes
+        kept["architectures"] = []
     if others := sorted({*found} - {*kept} - OURS):
         texts = [json.dumps(key)[:80] for key in others]
         warn(f"{path}: keys that {kind.__name__} does not declare are left out: {listing(texts, 6)}")  # fmt: skip
@@ -229,7 +231,7 @@ def _one_line(what: str) -> Iterator[None]:
         raise UsageError(f"{what}: {error}") from error
     except Exception as error:
         said = printable(" ".join(str(error).split()))[:300]
-        raise UsageError(f"{what}; got {said or type(error).__name__}.") from error
+        raise UsageError(f"{what}: {said or type(error).__name__}") from error
 
 
 @contextmanager
