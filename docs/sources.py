@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import html
+import json
 import os
 import re
 import shutil
@@ -30,6 +31,8 @@ PAGES = (
     *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")) if path.stem != "index"),
 )  # fmt: skip
 """Pages that stand in the site as in the repository; figures' pages and the notebooks come to them."""
+OWNER = ""
+"""The account of the repository on GitHub. Notebooks of the site have a link to Colab once it is set."""
 PAPERS = {
     "player_fl": "PLayer-FL",
     "scheduling": "Layer scheduling",
@@ -70,7 +73,8 @@ def write(out: Path) -> int:
         if path.is_file():
             _copy(path, out / path.relative_to(ROOT))
     for path in notebooks:
-        _copy(path, out / path.relative_to(ROOT))
+        name = path.relative_to(ROOT).as_posix()
+        _put(out, name, with_colab(path.read_text(encoding="utf-8"), name, OWNER))
     metrics, rules = interface.metrics(ROOT, sources), interface.rules(ROOT, sources)
     for name in sorted(sources):
         _put(out, f"{name}.md", _source(name))
@@ -95,6 +99,25 @@ def write(out: Path) -> int:
     return len([*out.rglob("*.md"), *out.rglob("*.rst"), *out.rglob("*.ipynb")])
 
 
+def with_colab(notebook: str, name: str, owner: str) -> str:
+    """Return a notebook with a link to Colab below its title, or as it is without an owner.
+
+    Args:
+        name: its path in the repository.
+        owner: the account of the repository on GitHub.
+    """
+    if not owner:
+        return notebook
+    read = json.loads(notebook)
+    link = (
+        f"https://colab.research.google.com/github/{owner}/fedlayers/blob/main/{name}"
+    )
+    first = read["cells"][0]
+    line = f"[Open in Colab]({link}), and run `%pip install fedlayers` there first."
+    first["source"] = [*first["source"], f"\n\n{line}"]
+    return json.dumps(read, indent=1, ensure_ascii=False)
+
+
 def _put(out: Path, name: str, text: str) -> None:
     path = out / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,14 +140,14 @@ TREE = re.compile(
 def groups(index: str) -> dict[str, str]:
     """Return the index and a page for each of its captions, so that the sidebar's groups fold.
 
-    What was written before the runs is the last page of the results.
+    What was written before the runs is the last page of how we know.
     """
     trees = dict(TREE.findall(index))
     named = {
         caption: f"group_{caption.lower().replace(' ', '_')}.md" for caption in trees
     }
     last = "Written before the runs"
-    trees["Results"] += f"\n{named[last]}"
+    trees["How we know"] += f"\n{named[last]}"
     made = {}
     for caption, entries in trees.items():
         made[named[caption]] = (

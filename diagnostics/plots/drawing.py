@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib import ticker
+from matplotlib import font_manager, ticker
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.rows import COLUMNS
 
 from ..null import of_null
@@ -44,10 +45,35 @@ NUMBERS = (ticker.LogFormatter, ticker.ScalarFormatter)
 """What writes numbers at an axis, such as powers of ten."""
 
 
+FONTS: tuple[str, ...] = (
+    "CJK",
+    "WenQuanYi",
+    "SimHei",
+    "YaHei",
+    "PingFang",
+    "Hiragino",
+    "Source Han",
+)
+FONTS += ("Droid Sans Fallback", "Noto Sans SC", "Arial Unicode", "Malgun", "Unifont")
+"""Parts of the names of fonts with the letters of Asia."""
+ASIA = 0x2E80
+"""The first letter of Asia in Unicode."""
+LONGEST = 28
+"""Letters of a name in a picture, at most."""
+
+
+@cache
+def asian_fonts() -> list[str]:
+    """Return installed fonts with the letters of Asia, which stand in for letters that others lack."""
+    names = sorted(font_manager.get_font_names())
+    return [name for name in names if any(part in name for part in FONTS)][:3]
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """Apply the package's style inside a ``with`` block. The backend stays as it is."""
     with plt.style.context(STYLE):
+        mpl.rcParams["font.family"] = [*mpl.rcParams["font.family"], *asian_fonts()]
         yield
         interactive = mpl.is_interactive()
     # a notebook's backend turns this on while it makes the first figure
@@ -64,8 +90,50 @@ def canvas(ax: Axes | None, width: float = 5.0, height: float = 3.2) -> Iterator
         literal([ax])
 
 
+def as_label(name: object) -> str:
+    """Return a name as a picture shows it: long ones are shortened in the middle.
+
+    matplotlib leaves names that begin with an underscore out of legends, so a space without width stands before it.
+
+    >>> as_label("north"), as_label("a_ward_for_patients_with_a_very_long_name")
+    ('north', 'a_ward_for_patien…_long_name')
+    """
+    text = str(name)
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST - 11]}…{text[-10:]}"
+    return f"\u200b{text}" if text.startswith("_") else text
+
+
+def check_letters(axes: Sequence[Axes]) -> None:
+    """Warn of letters that no installed font has. They are drawn as boxes."""
+    texts = [
+        text
+        for ax in axes
+        for text in ax.findobj(Text)
+        if isinstance(text, Text) and not text.get_text().isascii()
+    ]
+    if not any(ord(letter) >= ASIA for text in texts for letter in text.get_text()):
+        return
+    lacking: dict[str, None] = {}
+    for text in texts:
+        known: set[int] = set()
+        for family in text.get_fontfamily():
+            path = font_manager.findfont(font_manager.FontProperties([family]))
+            known |= font_manager.get_font(path).get_charmap().keys()
+        letters = dict.fromkeys(text.get_text())
+        lacking |= dict.fromkeys(
+            k for k in letters if k != "\n" and ord(k) not in known
+        )
+    if lacking:
+        warn(
+            f"no installed font has the letters {listing(lacking, 4)}, which are drawn as boxes: install one, such as "
+            "Noto Sans CJK, or write names in Latin letters"
+        )
+
+
 def literal(axes: Sequence[Axes]) -> None:
     """Draw dollar signs in names as they are, so that they begin no formula; an axis of numbers keeps its own."""
+    check_letters(axes)
     for ax in axes:
         numbers: set[Any] = set()
         for axis in (ax.xaxis, ax.yaxis):
@@ -274,7 +342,7 @@ def client_style(k: int, names: Sequence[str]) -> dict[str, Any]:
     return {
         "color": COLOURS[k],
         "marker": MARKERS[k],
-        "label": names[k] or "all clients",
+        "label": as_label(names[k]) or "all clients",
     }
 
 
@@ -292,6 +360,7 @@ def legend(ax: Axes, title: str | None = None) -> None:
 
 def name_ticks(ax: Axes, names: Sequence[str]) -> None:
     """Label the x axis with names, rotated if they would overlap."""
+    names = list(map(as_label, names))
     long = sum(len(name) + 2 for name in names) > 46
     ax.set_xticks(
         range(len(names)),
@@ -407,10 +476,10 @@ def heat(
     )
     if panel.below:
         shown = range(0, matrix.shape[1], beneath)
-        ax.set_xticks([at + 0.5 for at in shown], map(str, matrix.columns[shown]))
+        ax.set_xticks([at + 0.5 for at in shown], map(as_label, matrix.columns[shown]))
     if panel.beside:
         shown = range(0, matrix.shape[0], beside)
-        ax.set_yticks([at + 0.5 for at in shown], map(str, matrix.index[shown]))
+        ax.set_yticks([at + 0.5 for at in shown], map(as_label, matrix.index[shown]))
     ax.set_facecolor("0.85")
     ax.grid(visible=False)
     ax.set(xlabel="", ylabel="")

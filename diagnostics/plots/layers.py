@@ -24,6 +24,7 @@ from .drawing import (
     MARKERS,
     MEAN,
     MOST_CLIENTS,
+    as_label,
     canvas,
     check_single,
     client_style,
@@ -380,6 +381,7 @@ def tsne(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     Raises:
         UsageError: columns are missing, or there are no samples.
     """
+    frame = _with_labels(frame)
     looks = _looks([frame])
     with canvas(ax, 6.2, 4.2) as axes:
         _cloud(axes, frame, looks, True, legend=True)
@@ -401,6 +403,7 @@ def tsne_panels(
     Raises:
         UsageError: as :func:`tsne`, or there are too few Axes.
     """
+    frames = {title: _with_labels(frame) for title, frame in frames.items()}
     looks = _looks(list(frames.values()))
     with panels(axes, len(frames), 3.1, 2.7, columns=len(frames)) as drawn:
         panel_axes = [panel.ax for panel in drawn]
@@ -438,6 +441,14 @@ def _looks(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
         markers = dict(zip(clients, MARKERS, strict=False))
         looks |= {"style": "client", "style_order": clients, "markers": markers}
     return looks
+
+
+def _with_labels(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return samples with the names of clients and classes as pictures show them."""
+    names = {
+        key: frame[key].map(as_label) for key in ("client", "class") if key in frame
+    }
+    return frame.assign(**names)
 
 
 def _cloud(

@@ -24,6 +24,7 @@ from .drawing import (
     MEAN,
     NICE,
     arm_colours,
+    as_label,
     canvas,
     check_single,
     client_style,
@@ -49,6 +50,7 @@ def partition(counts: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """
     if all(isinstance(name, str) for name in counts.index) and counts.index.is_unique:
         counts = counts.loc[in_order(counts.index)]
+    counts = counts.rename(index=as_label, columns=as_label)
     table = counts.to_numpy(dtype=np.float64)
     if not table.size or not (np.isfinite(table) & (table >= 0)).all():
         raise UsageError(
@@ -112,7 +114,7 @@ def learning(
             axes.plot(
                 x,
                 runs.mean(axis=1, skipna=False),
-                label=name,
+                label=as_label(name),
                 markevery=(k % every, every),
                 color=colour,
                 linestyle=dash,
@@ -172,7 +174,7 @@ def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes
                 text += f"  [{row.low:.3f}, {row.high:.3f}]"
             where: dict[str, Any] = {"transform": axes.get_yaxis_transform()}
             axes.text(1.02, k, f"{text}  n = {row.n}", va="center", fontsize=7.5, **where)  # fmt: skip
-        axes.set_yticks(range(len(table)), [str(name) for name in table["algorithm"]])
+        axes.set_yticks(range(len(table)), list(map(as_label, table["algorithm"])))
         axes.set(
             ylim=(len(table) - 0.4, -0.6),
             xlabel=_score_label(
@@ -247,7 +249,7 @@ def clients(
             label="mean",
             zorder=2,
         )
-        axes.set_yticks(y, names)
+        axes.set_yticks(y, list(map(as_label, names)))
         axes.set(
             ylim=(len(names) - 0.4, -0.6),
             xlabel=with_notes(_score_label(metric, split, positive_in(rows)), notes),

@@ -197,7 +197,7 @@ def parse_command(words: Sequence[str]) -> Command:
     from fedlayers.cli.options import parse
 
     name, *flags = words
-    return parse(command_class(name), name, flags)
+    return parse(command_class(name), name, flags, COMMANDS)
 
 
 class _Printable:

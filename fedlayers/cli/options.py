@@ -211,11 +211,16 @@ SWITCH = {"": True, "True": True, "False": False}
 """A switch means yes alone, and yes or no by the word after it."""
 
 
-def parse(command: type[Command], name: str, words: Sequence[str]) -> Command:
+def parse(
+    command: type[Command],
+    name: str,
+    words: Sequence[str],
+    commands: Collection[str] = (),
+) -> Command:
     """Return the command with its flags parsed. Help ends the program.
 
     Args:
-        name: of the command, for messages.
+        name: of the command, for messages. ``commands``: the names of all commands.
 
     Raises:
         UsageError: an unknown flag, one without a value, or a value of another type.
@@ -242,7 +247,7 @@ def parse(command: type[Command], name: str, words: Sequence[str]) -> Command:
         )
     lists = [each for kind in (command, *groups.values()) for each in _lists(kind)]
     if not helps:
-        _check_flags(words, known_flags(command), name)
+        _check_flags(words, known_flags(command), name, commands)
     words = _once(words, lists)
     said = io.StringIO()
     try:
@@ -330,14 +335,14 @@ def known_flags(command: type[Command]) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name in dict.fromkeys(names)]
 
 
-def _check_flags(words: Sequence[str], known: Collection[str], name: str) -> None:
+def _check_flags(
+    words: Sequence[str], known: Collection[str], name: str, commands: Collection[str]
+) -> None:
     """Refuse a flag that the command does not have, and name what was meant.
 
     Raises:
         UsageError: names the option, the nearest one, or how an option of an algorithm or a model is written.
     """
-    from fedlayers.cli.app import COMMANDS
-
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-")
@@ -360,7 +365,7 @@ def _check_flags(words: Sequence[str], known: Collection[str], name: str) -> Non
         said = f": did you mean {near}?" if near else "."
         if ways and MEANT.get(flag) not in known:
             said = f": write {' or '.join(ways)}."
-        elif flag[2:] in COMMANDS:
+        elif flag[2:] in commands:
             said = f": it is a command, fedlayers {flag[2:]}."
         elif option in KEYS and not near:
             said = ", which a new run takes: fedlayers run."

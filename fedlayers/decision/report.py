@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from diagnostics import plots
+from diagnostics.plots.drawing import as_label, check_letters
 from diagnostics.plots.page import Page, figure_of
 from fedlayers.decision.answer import Answer, bullets, legend, score_name
 from fedlayers.decision.comparison import Comparison
@@ -157,7 +162,7 @@ def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None
 def draw_answer(answer: Answer) -> Figure:
     """Draw each way's score with the interval of its difference to the recommended one, and the plan as a strip.
 
-    Ways beyond four times the spread of the better half are drawn at the edge, as an arrow.
+    The better half of the ways rule the axis. A line far beyond them is an arrow at the edge, with its number.
     """
     lines, tall = answer.lines, 0.9 + 0.26 * len(answer.lines)
     with_plan = answer.plan is not None
@@ -181,21 +186,14 @@ def draw_answer(answer: Answer) -> Figure:
     upper.scatter(values, places, c=colours, zorder=3)
     upper.axvline(values[0], color="0.7", linewidth=0.8)
     ways = np.array([bool(line.action) or k == 0 for k, line in enumerate(lines)])
-    reach = np.abs(gaps[ways]).max(initial=0.0)
-    if reach > 0 and np.abs(gaps[~ways]).max(initial=0.0) > 4 * reach:
-        low_edge = values[0] - 1.5 * reach
+    reach = np.sort(np.abs(gaps[ways]))[: 2 + ways.sum() // 2].max(initial=0.0)
+    if reach > 0 and np.abs(gaps).max() > 4 * reach:
+        edges = values[0] - 1.5 * reach, values[0] + 1.5 * reach
         if values.min() >= 0:
-            low_edge = max(0.0, low_edge)
-        edges = low_edge, values[0] + 1.5 * reach
-        upper.set_xlim(*edges)
-        for place in np.flatnonzero(~ways):
-            if not edges[0] < values[place] < edges[1]:
-                right = values[place] > edges[1]
-                text = f"{values[place]:.{answer.digits}f} {'→' if right else '←'}"
-                edge = edges[1] if right else edges[0]
-                align = "right" if right else "left"
-                upper.text(edge, place, text, va="center", ha=align, fontsize=8)
-    upper.set_yticks(places, [line.way for line in lines])
+            edges = max(0.0, edges[0]), edges[1]
+        mark_beyond(upper, places, values, edges, answer.digits)
+    upper.set_yticks(places, [as_label(line.way) for line in lines])
+    upper.set_title(title_of(answer), fontsize=9)
     better = "higher" if SCORES[answer.score] else "lower"
     upper.set(
         ylim=(len(lines) - 0.5, -0.5),
@@ -208,8 +206,40 @@ def draw_answer(answer: Answer) -> Figure:
     return figure
 
 
+def title_of(answer: Answer) -> str:
+    """Return what a picture of the answer shows: the recommended way and its score."""
+    if not answer.way:
+        return "No way is recommended"
+    value = f"{answer.lines[0].value:.{answer.digits}f}"
+    return f"{as_label(answer.way)} is recommended: {answer.split} {score_name(answer)} {value}"
+
+
+def mark_beyond(
+    ax: Axes,
+    places: NDArray[np.int64],
+    values: NDArray[np.float64],
+    edges: tuple[float, float],
+    digits: int,
+) -> None:
+    """Let an axis end at two edges, and write the values beyond them there, each with an arrow."""
+    ax.set_xlim(*edges)
+    for place, value in zip(places, values, strict=True):
+        if value > edges[1]:
+            text, edge, align = f"{value:.{digits}f} →", edges[1], "right"
+        elif value < edges[0]:
+            text, edge, align = f"← {value:.{digits}f}", edges[0], "left"
+        else:
+            continue
+        looks: dict[str, Any] = {"va": "center", "ha": align, "fontsize": 8}
+        paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        ax.text(edge, place, text, bbox=paper, **looks)
+
+
 def draw_clients(clients: pd.DataFrame) -> Figure:
-    """Draw a line for each client: the losses of :func:`client_losses`, lowest first."""
+    """Draw a line for each client: the losses of :func:`client_losses`, lowest first.
+
+    The recommended way lies above the others. The ways rule the axis: a base rate far beyond them is an arrow.
+    """
     names = [name for name in clients.columns if name not in ("client", "shown")]
     table = clients.sort_values(names[0], kind="stable")
     figure, ax = plt.subplots(
@@ -218,11 +248,30 @@ def draw_clients(clients: pd.DataFrame) -> Figure:
     places = np.arange(len(table))
     values = table[names].to_numpy(float)
     ax.hlines(places, values.min(axis=1), values.max(axis=1), color="0.8", zorder=1)
-    for name, colour in zip(names, ("C1", "C0", "C2", "0.5"), strict=False):
-        ax.scatter(table[name], places, color=colour, label=name, zorder=2)
-    ax.set_yticks(places, [printable(str(name)) for name in table["client"]])
+    for place, name in enumerate(names):
+        colour = "0.5" if name == BASE_RATE else f"C{(1, 0, 2, 3)[place]}"
+        label = as_label(name)
+        if not place:
+            label += " (recommended)"
+        ax.scatter(table[name], places, color=colour, label=label, zorder=9 - place)
+    ways = table[[name for name in names if name != BASE_RATE]].to_numpy(float)
+    least, most = np.nanmin(ways), np.nanmax(ways)
+    beyond = np.nanmax(values) - most
+    if len(names) > 1 and beyond > most - least > 0:
+        room = 0.3 * (most - least)
+        highest = np.where(values.max(axis=1) > most + room, values.max(axis=1), np.nan)
+        mark_beyond(ax, places, highest, (least - room, most + room), 2)
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.set_yticks(places, [as_label(printable(str(name))) for name in table["client"]])
     ax.set(xlabel="loss on test samples", ylim=(len(table) - 0.5, -0.5))
-    ax.legend(loc="best", fontsize=8)
+    if "local" in names[1:]:
+        lower = int((table[names[0]] < table["local"]).sum())
+        ax.set_title(
+            f"{as_label(names[0])} has a lower loss than local training at {lower} of {plural(len(table), 'client')}",
+            fontsize=9,
+        )
+    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8)
+    check_letters([ax])
     return figure
 
 

@@ -1,11 +1,14 @@
 """Dollar signs in names are drawn as they are: they begin no formula and raise nothing."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.text import Text
 
 from diagnostics import plots
+from diagnostics.plots.drawing import LONGEST, as_label, asian_fonts
 from diagnostics.plots.page import figure_of
 from tests.diagnostics.made import decision, diagnosis, results
 
@@ -55,3 +58,24 @@ def test_dollar_signs_in_names_are_drawn_as_they_are(name):
     ]
     assert drawn
     assert not any(text.get_parse_math() for text in drawn)
+
+
+LONG = "the ward for patients with one very long name"
+
+
+@pytest.mark.parametrize("name", ["_north", LONG, "北京"])
+def test_a_legend_names_each_client(name):
+    rows = diagnosis()
+    first = rows["client"].iloc[0]
+    rows = rows.replace({"client": {first: name}, "client_b": {first: name}})
+    fonts = asian_fonts()
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        axes = plots.metric(rows, "grad_variance")
+    shown = [text.get_text() for text in axes.get_legend().get_texts()]
+    wanted = as_label(name)
+    assert wanted in shown
+    assert len(wanted) <= LONGEST + 1
+    assert name in wanted or name is LONG
+    boxes = [str(note.message) for note in notes if "no installed font" in str(note)]
+    assert len(boxes) == (name == "北京" and not fonts)

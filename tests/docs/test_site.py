@@ -117,3 +117,16 @@ def test_the_check_of_links_finds_what_leads_nowhere(tmp_path):
         "index.html: lost.html leads nowhere",
         "index.html: <script> fetches https://example.org/x.js",
     ]
+
+
+def test_links_to_colab_wait_for_the_owners_name():
+    path = sources.ROOT / "notebooks" / "choose_layers.ipynb"
+    text, name = path.read_text(encoding="utf-8"), "notebooks/choose_layers.ipynb"
+    assert "colab" not in text.lower()
+    assert sources.with_colab(text, name, "") == text
+    first = json.loads(sources.with_colab(text, name, "someone"))["cells"][0]
+    link = (
+        f"https://colab.research.google.com/github/someone/fedlayers/blob/main/{name}"
+    )
+    assert link in "".join(first["source"])
+    assert "pip install fedlayers" in "".join(first["source"])

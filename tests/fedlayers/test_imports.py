@@ -53,7 +53,7 @@ def imported(module):
 ROOMS = {
     "fl_core": (
         "display errors seeds",
-        "buffers formats progress registry rows statistics storage",
+        "buffers formats kinds progress registry rows statistics storage",
         "tree",
         "layers plan",
         "models",
