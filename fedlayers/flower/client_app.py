@@ -300,6 +300,9 @@ def client_app(mods: Sequence[Any] = ()) -> ClientApp:
     made.query("describe")(
         partial(answer, lambda site, asked: Packet(site.describe(**asked.head)))
     )
+    made.query("clipped")(
+        partial(answer, lambda site, asked: Packet(site.clipped(**asked.head)))
+    )
     made.query("begin")(partial(answer, begin))
     made.query("measure")(partial(answer, measure))
     made.query("losses")(partial(answer, losses))

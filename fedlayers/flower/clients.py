@@ -17,13 +17,17 @@ from flwr.serverapp import Grid
 import fl_core
 from fedlayers.flower import checks
 from fedlayers.flower.federation import (
+    CLIPPED,
     DESCRIPTION,
     FACTS,
+    Ends,
     Packet,
     checked,
     common,
     packet_of,
     raise_error,
+    settled,
+    widest,
 )
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Observation, Round, State, find
@@ -133,7 +137,20 @@ class Sites:
                 name: checked(name, replies[name].head, DESCRIPTION)
                 for name in self.nodes
             }
-            self._common[key] = common(self.facts, sites, self.samples, split_seed)
+            ends: Ends = ((), ())
+            if (widened := widest(self.facts, sites)) is not None:
+                low, high = widened
+                asked = {
+                    name: Packet({**packet.head, "low": low, "high": high})
+                    for name, packet in asked.items()
+                }
+                replies = self.ask("query.clipped", asked, FACT_BYTES)
+                counts = {
+                    name: checked(name, replies[name].head, CLIPPED) for name in sites
+                }
+                ends, sites = settled(self.facts, widened, sites, counts)
+            given = self.facts, sites, self.samples, split_seed, ends
+            self._common[key] = common(*given)
         return self._common[key]
 
     def clients(self, task: Task, run: str = "", *others: object) -> SiteClients:

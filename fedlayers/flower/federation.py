@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fl_core.data import FederatedData, Partition
 from fl_core.data.federated import ClientData, Split, digest_of
 from fl_core.data.partitions import SPLITS
-from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.preprocessing import MOST_OUTSIDE, NO_FENCE, Preprocessing
 from fl_core.display import printable
 from fl_core.errors import (
     COUNT,
@@ -166,6 +166,7 @@ FACTS = {
     "worded": [bool],
     "scale": str,
     "impute": str,
+    "clip": str,
 }
 KEPT = ("task", "classes", "target", "tokens", "mean", "std", "images", "columns")
 """Facts that every site needs of the others."""
@@ -175,7 +176,11 @@ DESCRIPTION = {
     "classes": [COUNT],
     "words": [[str]],
     "moments": ([[float]], None),
+    "fences": ([[NUMBER]], None),
 }
+CLIPPED = {"known": [COUNT], "outside": [COUNT], "moments": ([[float]], None)}
+Ends = tuple[tuple[float, ...], tuple[float, ...]]
+"""The lower and the upper fences of a table's columns."""
 MOST_SAMPLES = 10**9
 FAR = 10.0
 """Standard deviations between means of a column from which a site is noted."""
@@ -201,12 +206,14 @@ def common(
     sites: Mapping[str, Mapping[str, Any]],
     samples: Mapping[str, int],
     split_seed: int | None = None,
+    ends: Ends = ((), ()),
 ) -> dict[str, Any]:
     """Return what is common to the sites' data, as JSON: their kind, and the preparation of their tables.
 
     Args:
         facts: of one site. sites: the description of each site, by name. samples: those that each site first named.
         split_seed: of the test samples, if they are those of another seed.
+        ends: the fences to which all clip (:func:`settled`).
     """
     for name, each in sites.items():
         fits = len(each["sizes"]) == len(SPLITS)
@@ -221,7 +228,7 @@ def common(
         if max(each["classes"], default=-1) >= max(len(facts["classes"]), 1):
             raise UsageError(f"site {name!r} must have classes of the federation.")
     shape = list(facts["shape"])
-    made = _preparation(facts, sites)
+    made = _preparation(facts, sites, ends)
     if made is not None and any(made.categories):
         shape[0] += sum(map(len, made.categories))
     some = {number for each in sites.values() for number in each["classes"]}
@@ -237,12 +244,114 @@ def common(
     }
 
 
-def _preparation(
+def widest(
     facts: Mapping[str, Any], sites: Mapping[str, Mapping[str, Any]]
+) -> Ends | None:
+    """Return the fences of each column, the widest of all sites'; None if a table has none.
+
+    Raises:
+        UsageError: a site has fences of other columns.
+    """
+    if not any(each["fences"] for each in sites.values()):
+        return None
+    width = facts["shape"][0]
+    for name, each in sites.items():
+        fences = each["fences"] or []
+        sound = list(map(len, fences)) == [width] * 2
+        if not sound or not np.abs(fences).max(initial=0) <= NO_FENCE:
+            raise UsageError(
+                f"fences of site {name!r} must be two numbers for each of {width} columns."
+            )
+    lows, highs = np.array([each["fences"] for each in sites.values()]).swapaxes(0, 1)
+    low, high = lows.min(axis=0), highs.max(axis=0)
+    open_ended = low > high
+    low[open_ended], high[open_ended] = -NO_FENCE, NO_FENCE
+    return tuple(low.tolist()), tuple(high.tolist())
+
+
+def settled(
+    facts: Mapping[str, Any],
+    ends: Ends,
+    sites: Mapping[str, Mapping[str, Any]],
+    replies: Mapping[str, Mapping[str, Any]],
+) -> tuple[Ends, dict[str, dict[str, Any]]]:
+    """Return the fences without those of columns with many cells outside, and the sites with their moments within.
+
+    Args:
+        replies: of each site, what :data:`CLIPPED` has.
+
+    Raises:
+        UsageError: a site counts other columns, or more cells than it has.
+    """
+    low, high = map(np.array, ends)
+    for name, each in replies.items():
+        counts, most = (each["outside"], each["known"]), sites[name]["sizes"][0]
+        fits = list(map(len, counts)) == [len(low)] * 2
+        if not fits or any(out > n for out, n in zip(*counts, strict=True)):
+            raise UsageError(
+                f"site {name!r} must count the cells of {len(low)} columns."
+            )
+        if max(each["known"], default=0) > most:
+            raise UsageError(f"site {name!r} must count cells of {most:,} samples.")
+        if facts["scale"] != "none" or facts["impute"] != "none":
+            for moments in (sites[name]["moments"], each["moments"]):
+                _check_moments(name, facts, moments, most)
+    known, outside = (
+        np.sum([each[key] for each in replies.values()], axis=0)
+        for key in ("known", "outside")
+    )
+    many = outside > MOST_OUTSIDE * known
+    low[many], high[many] = -NO_FENCE, NO_FENCE
+    if cells := [
+        f"{name!r} ({count:,})"
+        for name, count, kept in zip(facts["columns"], outside, many, strict=False)
+        if count and not kept
+    ]:
+        warn(
+            "cells of training samples are far outside of all others and are clipped: "
+            f"{listing(cells, 4)}. To keep them, write clip = 'none' in each site's file"
+        )
+    found = {}
+    for name, each in sites.items():
+        moments = each["moments"]
+        if moments is not None:
+            raw, within = np.array(moments), np.array(replies[name]["moments"])
+            plain = np.zeros(raw.shape[1], dtype=bool)  # the last can be targets
+            plain[: len(many)] = many
+            moments = np.where(plain, raw, within).tolist()
+        found[name] = {**each, "moments": moments}
+    bounded = bool((np.abs([low, high]) < NO_FENCE).any())
+    clips = (tuple(low.tolist()), tuple(high.tolist())) if bounded else ((), ())
+    return clips, found
+
+
+def _check_moments(
+    name: str, facts: Mapping[str, Any], moments: Any, most: int
+) -> None:
+    """Refuse moments that no training samples have.
+
+    Raises:
+        UsageError: names the site.
+    """
+    numbers = facts["shape"][0] + (facts["task"] == REGRESSION)
+    moments = moments or []
+    if list(map(len, moments)) != [numbers] * 3:
+        raise UsageError(f"site {name!r} must have moments of each column.")
+    ends = ((0, most), (-LARGEST, LARGEST), (0, MOST_MOMENT))
+    for row, (low, high) in zip(moments, ends, strict=True):
+        if not all(low <= value <= high for value in row):
+            raise UsageError(
+                f"moments of site {name!r} must be those of its {most:,} training samples, from {low:g} to "
+                f"{high:g}; got others."
+            )
+
+
+def _preparation(
+    facts: Mapping[str, Any], sites: Mapping[str, Mapping[str, Any]], ends: Ends
 ) -> Preprocessing | None:
     """Return the preparation of all sites' tables together, from their words and moments (Chan et al. 1983)."""
     prepares = facts["scale"] != "none" or facts["impute"] != "none"
-    if not prepares and not any(facts["worded"]):
+    if not prepares and not any(facts["worded"]) and not ends[0]:
         return None
     columns = tuple(facts["columns"])
     words = [each["words"] for each in sites.values()]
@@ -251,21 +360,12 @@ def _preparation(
         for k in range(len(facts["worded"]))
     )
     if not prepares:
-        return Preprocessing(columns, categories=categories)
+        return Preprocessing(
+            columns, categories=categories, lowest=ends[0], highest=ends[1]
+        )
     regresses = facts["task"] == REGRESSION
-    numbers = facts["shape"][0] + regresses
     for name, each in sites.items():
-        moments = each["moments"] or []
-        if list(map(len, moments)) != [numbers] * 3:
-            raise UsageError(f"site {name!r} must have moments of each column.")
-        most = each["sizes"][0]
-        ends = ((0, most), (-LARGEST, LARGEST), (0, MOST_MOMENT))
-        for row, (low, high) in zip(moments, ends, strict=True):
-            if not all(low <= value <= high for value in row):
-                raise UsageError(
-                    f"moments of site {name!r} must be those of its {most:,} training samples, from {low:g} to "
-                    f"{high:g}; got others."
-                )
+        _check_moments(name, facts, each["moments"], each["sizes"][0])
     moments = np.array([each["moments"] for each in sites.values()])
     count, means, spreads = moments.swapaxes(0, 1)
     total = count.sum(0)
@@ -308,6 +408,8 @@ def _preparation(
         tuple(spread.tolist()) if scaled else (),
         categories,
         target=target,
+        lowest=ends[0],
+        highest=ends[1],
     )
 
 

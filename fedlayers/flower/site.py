@@ -18,12 +18,19 @@ from torch import Tensor
 from fedlayers.flower.federation import read_keys
 from fl_core import storage, tree
 from fl_core.algorithms.base import State
-from fl_core.data.cells import Array, Integers
+from fl_core.data.cells import Array, Floats, Integers
+from fl_core.data.columns import CLIPS
 from fl_core.data.federated import ClientData, split_of
 from fl_core.data.loading import opened
 from fl_core.data.partitions import SPLITS
 from fl_core.data.partitions.base import redraw_groups, split_groups
-from fl_core.data.preprocessing import Preprocessing, learn_categories, recode
+from fl_core.data.preprocessing import (
+    Preprocessing,
+    clipped,
+    fence,
+    learn_categories,
+    recode,
+)
 from fl_core.data.registry import DATASETS, SHARES
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError, about, check_known, damaged
@@ -76,7 +83,7 @@ class SiteFile:
 
 OF_SOURCE = (
     *("task", "classes", "shape", "columns"),
-    *("mean", "std", "scale", "impute"),
+    *("mean", "std", "scale", "impute", "clip"),
 )
 """What a server needs to know of the samples of each site."""
 
@@ -182,19 +189,65 @@ class Site:
         """Return the sizes of the client's splits, their digest and classes, and what a table's preparation needs."""
         source, parts = self.source, self._split(number, seed, split_seed)
         several = source.task == CLASSIFICATION
+        moments = None
+        if source.prepares:
+            moments = self._moments(self._numbers(parts[0]), parts[0])
         return {
             "sizes": [len(part) for part in parts],
             "digest": source.digest,
             "classes": np.unique(source.y).tolist() if several else [],
             "words": learn_categories(source.x[parts[0]], source.categories),
-            "moments": self._moments(parts[0]) if source.prepares else None,
+            "moments": moments,
+            "fences": self._fences(parts[0]) if self._clips else None,
         }
 
-    def _moments(self, train: Integers) -> list[list[float]]:
+    @property
+    def _clips(self) -> bool:
+        """Whether a table's cells are clipped to fences, as on one machine."""
+        source = self.source
+        table = source.prepares or source.categories or source.columns
+        return bool(table) and source.clip == CLIPS[0]
+
+    def _numbers(self, train: Integers) -> Floats:
+        """Return the columns of training samples, float64 [n, d]. Words are 0."""
+        values = self.source.x[train].astype(np.float64)
+        words = self.source.categories
+        values[:, [k for k, each in enumerate(words) if each]] = 0.0
+        return values
+
+    def _fences(self, train: Integers) -> list[list[float]]:
+        """Return the client's lower and upper fences of each column (:func:`fl_core.data.preprocessing.fence`)."""
+        found = []
+        words = self.source.categories or ((),) * self.source.x.shape[1]
+        for values, worded in zip(self._numbers(train).T, words, strict=True):
+            known = values[~np.isnan(values)]
+            found.append(fence(known[:0] if worded else known))
+        return np.array(found, dtype=float).reshape(-1, 2).T.tolist()
+
+    def clipped(
+        self,
+        number: int,
+        seed: int,
+        split_seed: int | None,
+        low: list[float],
+        high: list[float],
+    ) -> dict[str, Any]:
+        """Return how many cells of training samples the federation's fences leave outside, and moments within them."""
+        train = self._split(number, seed, split_seed)[0]
+        values = self._numbers(train)
+        ends = np.array(low), np.array(high)
+        moments = None
+        if self.source.prepares:
+            moments = self._moments(clipped(values, *ends), train)
+        return {
+            "known": (~np.isnan(values)).sum(axis=0).tolist(),
+            "outside": ((values < ends[0]) | (values > ends[1])).sum(axis=0).tolist(),
+            "moments": moments,
+        }
+
+    def _moments(self, values: Floats, train: Integers) -> list[list[float]]:
         """Return the count, mean and sum of squared differences of each column, and of the targets of a regression."""
         source = self.source
-        values = source.x[train].astype(np.float64)
-        values[:, [k for k, words in enumerate(source.categories) if words]] = 0.0
         if source.task == REGRESSION:
             values = np.column_stack([values, source.y[train].astype(np.float64)])
         known = ~np.isnan(values)

@@ -99,6 +99,14 @@ def add_observation(**keys):
 
 
 FORGED = [
+    ("fences of site", "query.describe", lies(fences=[[1.0]])),
+    ("fences of site", "query.describe", lies(fences=[[1e39] * 3] * 2)),
+    ("count the cells", "query.clipped", lies(outside=[1])),
+    ("count the cells", "query.clipped", lies(outside=[10**6] * 3)),
+    ("must count cells of", "query.clipped", lies(known=[10**6] * 3)),
+    ("must have moments", "query.clipped", lies(moments=None)),
+    ("moments of site", "query.clipped", lie_of_moments(1, 1e300)),
+    ("known is missing", "query.clipped", lambda p: p.head.pop("known")),
     ("must be a count of at most", "train", set_work(1e308)),
     ("train/steps must be a finite number", "train", set_work(np.nan)),
     ("accuracy of personal on test must be from", "evaluate", set_score(1.5)),
@@ -190,6 +198,7 @@ def test_forged_replies_are_refused_by_the_site_s_name(tmp_path):
     stages = {
         "query.facts": described,
         "query.describe": lambda: Sites(grid, 3, **again).common(0),
+        "query.clipped": lambda: Sites(grid, 3, **again).common(0),
         "train": lambda: engine.exchange(Round(0, "train", (0, 1, 2))),
         "evaluate": engine.evaluate,
     }
@@ -277,7 +286,7 @@ def test_a_lie_that_is_possible_is_noted_and_can_be_clipped(tmp_path):
     with pytest.raises(DivergedError, match=r"was that of site 'west'\.$"):
         over_sites(tmp_path / "diverged", grid, rounds=3, lr=0.01)
     for row in (1, 2):  # a mean, a spread
-        grid.change = forged("query.describe", lie_of_moments(row, 1e6))
+        grid.change = forged("query.clipped", lie_of_moments(row, 1e6))
         with pytest.warns(UserWarning, match="'west': the mean of age"):
             over_sites(tmp_path / f"moment{row}", grid, rounds=1)
 

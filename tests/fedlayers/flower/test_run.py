@@ -47,19 +47,27 @@ def test_a_class_that_nobody_has_is_left_out_as_at_home(tmp_path):
 
 def test_a_federation_scales_as_one_table(tmp_path):
     files = site_files(tmp_path, 'scale = "standard"\nimpute = "mean"')
+    for ward in WARDS:
+        table = pd.read_csv(tmp_path / f"{ward}.csv")
+        pd.concat([table] * 4).to_csv(tmp_path / f"{ward}.csv", index=False)
     table = pd.read_csv(tmp_path / "east.csv")
     table.loc[3, "age"] = np.nan
+    tables = ",".join(str(tmp_path / f"{ward}.csv") for ward in WARDS)
+    trained = fl.load(tables).partition.indices["east"]["train"]
+    table.loc[trained[-1], "age"] = 300.0
+    table.loc[trained[:5], "dose"] = -9e4  # more than 1 % of the cells
     table.to_csv(tmp_path / "east.csv", index=False)
     sites = Sites(LocalGrid(files), 3)
     sites.connect()
     found = sites.common(0)
-    tables = ",".join(str(tmp_path / f"{ward}.csv") for ward in WARDS)
-    data = fl.load(tables, scale="standard", impute="mean")
+    with pytest.warns(UserWarning, match=r"are clipped: 'age' \(1\)"):
+        data = fl.load(tables, scale="standard", impute="mean")
     made = data.preprocessing
     assert made is not None
     assert found["preprocessing"]["categories"] == [[], [], ["a", "b", "c"]]
-    for key in ("fill", "centre", "spread"):
+    for key in ("fill", "centre", "spread", "lowest", "highest"):
         assert found["preprocessing"][key] == pytest.approx(getattr(made, key))
+    assert made.highest[0] < 100 < 1e38 < made.highest[1]
     assert found["shape"] == list(data.shape)
     assert found["sites"] == {
         each.name: [len(each.split(s)) for s in ("train", "validation", "test")]
