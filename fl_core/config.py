@@ -21,7 +21,7 @@ from typing import (
 )
 
 from fl_core import data as datasets, storage
-from fl_core.data.columns import BETWEEN, SCALES, Reading
+from fl_core.data.reading import BETWEEN, SCALES, Reading, check_removed
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.display import Displayed, Summary
 from fl_core.errors import (
@@ -241,21 +241,13 @@ class Keys(TypedDict, total=False):
     tokenizer: str | None
     columns: list[str] | None
     exclude_columns: list[str] | None
-    separator: str
-    encoding: str
+    categories: list[str] | None
+    csv: dict[str, Any] | None
     scale: str | None
     impute: str
     clip: str
     task: str
-    keep_ids: bool
-    fold_case: bool
-    missing: list[str] | None
-    decimal: str
-    thousands: str | None
-    word_columns: list[str] | None
-    date_columns: list[str] | None
     group_column: str | None
-    label_numbers: bool
     drop_missing_labels: bool
     fill_missing_columns: bool
     image_size: int | None
@@ -358,6 +350,7 @@ class RunConfig(Displayed):
             keys["model"] = f"hf:{folder}"
             if os.path.lexists(Path(folder, TOKENIZER)):
                 keys["tokenizer"] = folder
+        check_removed(keys)
         for key, value in keys.items():
             check_known("configuration key", key, KEYS)
             if value is KEYS[key].default:
@@ -627,7 +620,7 @@ def with_pixels(config: RunConfig) -> RunConfig:
     library, _, folder = str(config.model.model).partition(":")
     if library != "hf" or config.data.image_size:
         return config
-    from fl_core.data.opened import is_table  # with pandas
+    from fl_core.data.table.read import is_table  # with pandas
 
     path = Path(config.data.dataset)
     images = path.is_dir() and not is_table(path)

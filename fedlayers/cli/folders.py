@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlayers.cli.options import FLAGS, Command, check_file
 from fl_core.config import KEYS, RunConfig
-from fl_core.data.columns import Reading
+from fl_core.data.reading import Reading
 from fl_core.display import with_flags
 from fl_core.errors import (
     BusyError,
@@ -23,6 +24,7 @@ from fl_core.kinds import Kind, kind_of, wrong_kind
 from fl_core.rows import CLASSIFICATION
 
 if TYPE_CHECKING:
+    from fl_core.data.table.prepare import Findings
     from fl_core.records.store import Run
 
 
@@ -31,16 +33,20 @@ MOST_CLIENTS, MOST_CLASSES = 20, 10
 
 
 class Check(Command):
-    """Check a table of yours, and print how to read it.
+    """Check a table of yours, and print what each column is taken as.
 
-    It lists every column, all faults, and one command that works. It exits with 1 if there are faults.
+    It lists all faults, each with one option or one line of pandas. It exits with 1 if there are faults. --write makes
+    a script of these lines, which writes a tidy table.
 
     Examples:
         fedlayers check patients.csv --label-column died
+        fedlayers check messy --label-column died --write tidy.py
     """
 
     data: str
     """Your table, a folder with tables, or one table for each client."""
+    write: Path | None = None
+    """Write a script that repairs the faults, such as tidy.py. It writes a table next to itself, such as tidy.csv."""
     json: bool = False
     """Print one object as JSON. All else goes to stderr."""
     keys: RunConfig
@@ -49,10 +55,10 @@ class Check(Command):
     without = KEYS.keys() - {field.name for field in dataclasses.fields(Reading)}
 
     def main(self, line: str) -> Any:
-        from fl_core.data import near_copies, opened, tables
-        from fl_core.data.partitions import make
+        from fl_core.data import near_copies
         from fl_core.data.registry import DATASETS, path_of
-        from fl_core.display import aligned
+        from fl_core.data.table.prepare import find_faults
+        from fl_core.data.table.read import UNPACK, is_table
 
         if self.data in DATASETS:
             raise UsageError(
@@ -62,56 +68,92 @@ class Check(Command):
         path = path_of(self.data)
         if kind_of(path) in (Kind.RUN, Kind.DECISION):
             raise wrong_kind(path, "table", "a table or a folder of tables")
-        if not opened.is_table(path):
+        if not is_table(path):
             raise UsageError(
                 f"DATA must be a table or a folder of tables; got {self.data!r}. "
-                f"{opened.UNPACK} Images and arrays need no check: use choose."
+                f"{UNPACK} Images and arrays need no check: use choose."
             )
-
-        found = tables.find_faults(path, self.keys.data)
-        if found.source is None:
+        if self.write is not None:
+            earlier = "an earlier script of check"
+            check_file(self.write, earlier, "import pandas as pd", "--write")
+        found = find_faults(path, self.keys.data)
+        if not found.table.columns:
             raise found.error
         for note in found.notes:
             warn(note)
-        if copies := near_copies.note_of(found.source):
+        if found.source is not None and (copies := near_copies.note_of(found.source)):
             warn(copies)
+        works = _command(found.settings)
         if found.faults:
             print(with_flags("\n".join(found.lines), FLAGS))
-        source, counts = found.source, found.source.counts()
-        columns = plural(len(source.table.columns), "column")
-        sizes = [f"{plural(len(source), 'row')}, {columns}"]
-        if source.owner is not None:
-            make(source, "natural")
-            sizes.append(plural(len(source.owner_names), "client"))
-        if source.classes:
-            sizes.append(
-                f"{len(source.classes)} {'classes' if source.task == CLASSIFICATION else 'labels'}"
-            )
-        settings = with_flags(found.settings, FLAGS).removeprefix("--dataset ")
-        works = f"fedlayers choose {settings}"
-        shown = counts.iloc[:MOST_CLIENTS, :MOST_CLASSES]
-        print(
-            f"{path}: {', '.join(sizes)}",
-            f"This works: {works}",
-            source.table,
-            "",
-            *aligned([["client", *shown], *shown.itertuples()]),
-            sep="\n",
-        )
-        if shown.size < counts.size:
-            print(
-                f"... of {plural(len(counts), 'client')} and {counts.shape[1]:,} classes"
-            )
-        if source.owner is None:
-            print(
-                "no column names the clients, so a run makes them up. Name it: --client-column NAME"
-            )
+            works = self._repair(found, works)
+            print(found.table)
+        else:
+            _print_table(path, found, works)
+        source = found.source
         return {
             "command": works,
             "faults": [with_flags(str(fault), FLAGS) for fault in found.faults],
-            "columns": source.table.to_json(),
-            "clients": counts.to_dict("index"),
+            "columns": found.table.to_json(),
+            "clients": {} if source is None else source.counts().to_dict("index"),
         }
+
+    def _repair(self, found: Findings, works: str) -> str:
+        """Print what to do about faults, and write the script if it was asked for. Return the command that follows."""
+        from fl_core.storage import write_atomically
+
+        if not found.repairs:
+            print(f"Then try: {works}")
+            return works
+        script = self.write or Path("tidy.py")
+        tidy = script.with_suffix(".csv")
+        works = _command(found.settings_of(tidy))
+        if self.write is None:
+            command = f"fedlayers check {shlex.quote(self.data)} --write {script}"
+            print(f"To write these lines into a script: {command}")
+        else:
+            write_atomically(script, found.script(str(tidy)).encode())
+            print(f"Wrote {script}. Read it, then run it: python {script}")
+        print(f"Then try: {works}")
+        return works
+
+
+def _command(settings: str) -> str:
+    """Return the command that decides with some settings."""
+    flags = with_flags(settings, FLAGS).removeprefix("--dataset ")
+    return f"fedlayers choose {flags}"
+
+
+def _print_table(path: Path, found: Findings, works: str) -> None:
+    """Print a table without faults: its size, the command that reads it, its columns and its clients."""
+    from fl_core.data.partitions import make
+    from fl_core.display import aligned
+
+    source = found.source
+    assert source is not None
+    counts = source.counts()
+    sizes = [plural(len(source), "row"), plural(len(source.table.columns), "column")]
+    if source.owner is not None:
+        make(source, "natural")
+        sizes.append(plural(len(source.owner_names), "client"))
+    if source.classes:
+        what = "classes" if source.task == CLASSIFICATION else "labels"
+        sizes.append(f"{len(source.classes)} {what}")
+    shown = counts.iloc[:MOST_CLIENTS, :MOST_CLASSES]
+    print(
+        f"{path}: {', '.join(sizes)}",
+        f"This works: {works}",
+        source.table,
+        "",
+        *aligned([["client", *shown], *shown.itertuples()]),
+        sep="\n",
+    )
+    if shown.size < counts.size:
+        print(f"... of {plural(len(counts), 'client')} and {counts.shape[1]:,} classes")
+    if source.owner is None:
+        print(
+            "no column names the clients, so a run makes them up. Name it: --client-column NAME"
+        )
 
 
 class Verify(Command):

@@ -28,7 +28,7 @@ from typing import (
 )
 
 from fl_core.config import GROUPS, KEYS, RunConfig
-from fl_core.data.columns import BETWEEN
+from fl_core.data.reading import BETWEEN, check_removed
 from fl_core.errors import (
     UsageError,
     about,
@@ -197,6 +197,7 @@ SEVERAL: dict[Any, str] = {
     **dict.fromkeys(("dataset", "data"), "NAME or FILE [FILE ...]"),
     **dict.fromkeys((tuple, list), "NAME [NAME ...]"),
     tuple[int, ...]: "INT [INT ...]",
+    dict: "KEY=VALUE [KEY=VALUE ...]",
     bool: "[BOOL]",
 }
 """Flags with none, one or several words after them, by their name or type, each with how help shows the words."""
@@ -246,6 +247,9 @@ def parse(
             (f"{group}_keys", Annotated[made, tyro.conf.OmitArgPrefixes, text])
         )
     lists = [each for kind in (command, *groups.values()) for each in _lists(kind)]
+    if groups:
+        asked = [word.partition("=")[0] for word in words if word.startswith("--")]
+        check_removed([flag[2:].replace("-", "_") for flag in asked])
     if not helps:
         _check_flags(words, known_flags(command), name, commands)
     words = _once(words, lists)
@@ -525,6 +529,8 @@ def _value(kind: Any, words: Sequence[str], *, commas: bool = False) -> Any:
         ValueError: they are no value of its type.
     """
     words = [word.removeprefix(AFTER_EQUALS) for word in words]
+    if get_origin(kind) is dict:
+        return texts("csv", words)
     if kind == tuple[int, ...]:
         numbers = ",".join(words).split(",")
         return tuple(_value(int, [number]) for number in numbers)
@@ -639,13 +645,14 @@ def by_name(
 # --- paths -----------------------------------------------------------------------------------------------------
 
 
-def check_file(path: Path, such: str, begins: str) -> None:
+def check_file(path: Path, such: str, begins: str, flag: str = "--out") -> None:
     """Refuse, before any work, an output file that cannot be written, or that has other contents than earlier ones.
 
     An earlier one is named, since it is replaced.
 
     Args:
         such: the contents, for the message. begins: a regular expression of how a file of them begins.
+        flag: that names the file.
 
     Raises:
         UsageError: names the path.
@@ -656,6 +663,6 @@ def check_file(path: Path, such: str, begins: str) -> None:
     text = path.read_text("utf-8", "replace") if path.is_file() else "a folder"
     if not re.match(rf"{begins}|\Z", text):
         raise UsageError(
-            f"--out must be a new file or {such}; got {path}. Choose another name."
+            f"{flag} must be a new file or {such}; got {path}. Choose another name."
         )
     warn(f"{path} will be replaced")

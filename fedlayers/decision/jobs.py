@@ -66,7 +66,7 @@ from fl_core.tree import Tree
 Tell = Callable[[str], None]
 PROGRESS_LINES = 4
 """Lines about the progress of a study."""
-FREE = ("workers", "device", "data_root", "download", "keep_ids")
+FREE = ("workers", "device", "data_root", "download")
 """Keys that do not change results."""
 SAVE_SECONDS = 10.0
 """Least time between two checkpoints of a run whose configuration does not say how often to save."""

@@ -18,8 +18,6 @@ from torch import Tensor
 from fedlayers.flower.federation import read_keys
 from fl_core import storage, tree
 from fl_core.algorithms.base import State
-from fl_core.data.cells import Array, Floats, Integers
-from fl_core.data.columns import CLIPS
 from fl_core.data.federated import ClientData, split_of
 from fl_core.data.loading import opened
 from fl_core.data.partitions import SPLITS
@@ -31,8 +29,10 @@ from fl_core.data.preprocessing import (
     learn_categories,
     recode,
 )
+from fl_core.data.reading import CLIPS
 from fl_core.data.registry import DATASETS, SHARES
 from fl_core.data.sources import Source
+from fl_core.data.values import Array, Floats, Integers
 from fl_core.errors import RunError, UsageError, about, check_known, damaged
 from fl_core.rounds.clients import TUNED
 from fl_core.rows import CLASSIFICATION, REGRESSION
@@ -78,7 +78,7 @@ class SiteFile:
     device: str = "cpu"
     """Device for training."""
     columns: dict[str, Any] | None = None
-    """How a table is read: the keys of fl_core.data.columns.Reading."""
+    """How a table is read: the keys of fl_core.data.reading.Reading."""
 
 
 OF_SOURCE = (

@@ -10,24 +10,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.data.cells import (
+from fl_core.data.faults import DataFault, Place, Way, place_in, row_of_array
+from fl_core.data.names import Names, composed, is_number
+from fl_core.data.values import (
     Array,
     Integers,
+    is_marked,
     lacks_value,
     numbers,
     refuse_where,
     texts_of,
-)
-from fl_core.data.spelling import (
-    MINUS,
-    DataFault,
-    Names,
-    Place,
-    Way,
-    composed,
-    is_number,
-    place_in,
-    row_of_array,
 )
 from fl_core.errors import UsageError, check_known, listing, spelled, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, POSITIONS, REGRESSION
@@ -153,7 +145,7 @@ def owners(
             raise DataFault("a list of names must be left out, since values are text.")
         check_flat(values)
         cells = texts_of(values)
-        rule = "the client's name must not be empty or a mark such as NA"
+        rule = "the client's name must not be empty"
         refuse_where(lacks_value(cells), cells, rule, "Fill it, or remove the row.")
         check_spellings("clients", cells.categories, "Write one of them, or words.")
         cells = cells.reorder_categories(sorted(cells.categories))
@@ -168,16 +160,15 @@ def owners(
 
 
 PREDICT: Way = "Predict numbers", {"task": REGRESSION}
-AS_NUMBERS: Way = "Read labels as numbers", {"label_numbers": True}
 
 
 def exact(word: str) -> Decimal:
     """Return the number of a word with all its digits.
 
-    >>> exact("9007199254740993") - exact("9007199254740992"), exact("\u22127")
-    (Decimal('1'), Decimal('-7'))
+    >>> exact("9007199254740993") - exact("9007199254740992")
+    Decimal('1')
     """
-    return Decimal(word.strip().replace(MINUS, "-"))
+    return Decimal(word.strip())
 
 
 def of_digits(words: Iterable[str]) -> bool:
@@ -185,10 +176,12 @@ def of_digits(words: Iterable[str]) -> bool:
     return all(word.isascii() and word.isdigit() for word in words)
 
 
-def check_spellings(what: str, words: Iterable[str], way: str | Way) -> None:
+def check_spellings(
+    what: str, words: Iterable[str], way: str = "Write one of them."
+) -> None:
     """Refuse two different words that are one number, such as 007 and 7. Numbers of any size keep their digits.
 
-    >>> check_spellings("labels", ["9007199254740992", "9007199254740993"], AS_NUMBERS)
+    >>> check_spellings("labels", ["9007199254740992", "9007199254740993"])
     """
     seen: dict[Decimal, str] = {}
     for word in filter(is_number, words):
@@ -315,11 +308,11 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
     >>> labels(np.array(["0", "1", "-1"]))
     Traceback (most recent call last):
         ...
-    fl_core.data.spelling.DataFault: labels must not be -1 unless all are -1 or 1; got -1, 0, 1. Remove samples ...
+    fl_core.data.faults.DataFault: labels must not be -1 unless all are -1 or 1; got -1, 0, 1. Remove samples ...
     >>> labels(np.array([0, 1, np.nan]))
     Traceback (most recent call last):
         ...
-    fl_core.data.spelling.DataFault: each sample must have a label; got nan (1 of 3 rows). Remove the others.
+    fl_core.data.faults.DataFault: each sample must have a label; got nan (1 of 3 rows). Remove the others.
 
     Raises:
         DataFault: a label is not a whole number or has no name, or there are fewer than two classes with samples.
@@ -370,12 +363,12 @@ def written_classes(cells: pd.Categorical) -> list[str]:
     Raises:
         DataFault: a cell has no value, there is a word among numbers, or a number has two spellings, as 007 and 7.
     """
-    refuse_where(lacks_value(cells), cells, LABELLED)
+    refuse_where(is_marked(cells), cells, LABELLED)
     names = sorted({word.strip() for word in cells.categories})
     if any(map(is_number, names)):
         if not of_digits(names):
             labels(numbers(cells))  # all are whole
-        check_spellings("labels", names, AS_NUMBERS)
+        check_spellings("labels", names)
         names.sort(key=exact)
     return names
 
@@ -396,7 +389,7 @@ def targets(y: Array) -> NDArray[np.float32 | np.float64]:
     check_flat(y)
     if is_text(y):
         cells = texts_of(y)
-        refuse_where(lacks_value(cells), cells, LABELLED)
+        refuse_where(is_marked(cells), cells, LABELLED)
         y = numbers(cells)
     if y.dtype.kind not in "buif":
         raise DataFault(f"targets must be numbers; got {str(y[0])!r}.", row=0)

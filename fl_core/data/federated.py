@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from fl_core import tree
-from fl_core.data.cells import Integers
-from fl_core.data.described import ColumnTable
+from fl_core.data.columns import ColumnTable
+from fl_core.data.names import Names, nearly_equal
 from fl_core.data.near_copies import near_copies
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import NOTED, Source
-from fl_core.data.spelling import Names, nearly_equal
+from fl_core.data.values import Integers
 from fl_core.display import MANY, Displayed, Summary, in_order
 from fl_core.errors import UsageError, check_known, listing, plural, spelled
 from fl_core.models.tokens import SPECIAL, UNKNOWN, TokenShape

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from fl_core import formats, storage
-from fl_core.data import arrays, opened, tables
-from fl_core.data.cells import Array, refuse_where
-from fl_core.data.columns import IMAGES, PLAIN, Reading, images_in
-from fl_core.data.described import Column, ColumnTable
+from fl_core.data import arrays
+from fl_core.data.columns import Column, ColumnTable
+from fl_core.data.faults import located
+from fl_core.data.names import Names, composed
+from fl_core.data.reading import IMAGES, PLAIN, Reading, images_in
 from fl_core.data.sources import Source, check_lengths, source_of_parts
-from fl_core.data.spelling import Names, composed, located
+from fl_core.data.table import prepare, read as tables
+from fl_core.data.values import Array, refuse_where
 from fl_core.errors import UsageError, about, check_known, listing, spelled, warn
 from fl_core.rows import CLASSIFICATION
 
@@ -36,7 +38,7 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
       may have ``classes``, the names of labels 0..C-1. Image arrays are uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3]
       and are scaled to 0..1. Float arrays are not scaled. Their channels come first, or are moved there from the end.
       Tables are [n, d].
-    * A folder: ``client/class/*`` or ``class/*`` with images (:data:`fl_core.data.columns.IMAGES`). Names are sorted.
+    * A folder: ``client/class/*`` or ``class/*`` with images (:data:`fl_core.data.reading.IMAGES`). Names are sorted.
       Other files are counted in a note, and folders named train, val and test are splits. Images are turned as their
       EXIF orientation says, and transparent ones are laid on white. All must have one size, unless ``image_size`` crops
       and scales them, and are scaled to 0..1. If every image is grey they have one channel, otherwise three.
@@ -53,12 +55,12 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
     Raises:
         UsageError: some content does not fit. The message names the file, array or column, and the first bad row.
     """
-    for file in opened.files_of(path) or [path]:
+    for file in tables.files_of(path) or [path]:
         if not file.is_dir():
             storage.check_regular(file)
-    if opened.is_table(path):
+    if tables.is_table(path):
         reading.check_unasked(f"{path} has no images", "image_size")
-        return tables.read_table(path, reading)
+        return prepare.read_table(path, reading)
     if path.is_dir():
         replace(reading, image_size=None).check_plain(str(path))
         reading.check_unasked(
@@ -70,7 +72,7 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
         return read_npz(path, reading.may_be_missing, reading.task)
     raise UsageError(
         f"{path}: a dataset must be an .npz, .csv, .tsv, .parquet or .jsonl file, or a folder of images or of one "
-        f"table per client. {opened.UNPACK}"
+        f"table per client. {tables.UNPACK}"
     )
 
 
@@ -236,7 +238,7 @@ def read_images(path: Path, size: int | None = None) -> Source:
             f"{path}: folders named {listing(splits)} are splits and no "
             "clients. The last one is the test set, and the others are divided into training and validation"
         )
-    opened.warn_of_others(path, {*files})
+    tables.warn_of_others(path, {*files})
     return replace(source, table=ColumnTable(tuple(columns)))
 
 
@@ -371,7 +373,7 @@ def list_images(path: Path) -> pd.DataFrame:
         got = f"{flat[0]} and {deep[0]}" if flat else "none"
         raise UsageError(
             f"{path} must have tables, or one layout of images, class/* or client/class/* ({', '.join(IMAGES)}); "
-            f"got {got}. {opened.UNPACK}"
+            f"got {got}. {tables.UNPACK}"
         )
     rows = [
         ("" if flat else composed(file.parts[-3]), composed(file.parts[-2]), file)

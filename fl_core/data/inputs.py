@@ -13,16 +13,26 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from fl_core.data import arrays, files, preprocessing, roles
-from fl_core.data.cells import Array, cells_of, numbers, texts_of
-from fl_core.data.columns import IMAGES, PLAIN, READING, TABLES, Reading, images_in
-from fl_core.data.described import WORDS, features
+from fl_core.data import arrays, files
+from fl_core.data.faults import DataFault, Place, located, row_of_array
 from fl_core.data.federated import FederatedData
-from fl_core.data.opened import files_of, open_table
+from fl_core.data.names import Names
 from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.reading import (
+    IMAGES,
+    PLAIN,
+    READING,
+    TABLES,
+    Reading,
+    current,
+    images_in,
+)
 from fl_core.data.registry import path_of
 from fl_core.data.sources import Source, encode
-from fl_core.data.spelling import DataFault, Names, Place, located, row_of_array
+from fl_core.data.table.describe import is_named_as_identifier
+from fl_core.data.table.prepare import new_rows
+from fl_core.data.table.read import Opened, files_of, open_table
+from fl_core.data.values import Array, texts_of
 from fl_core.errors import (
     UsageError,
     as_list,
@@ -34,6 +44,9 @@ from fl_core.errors import (
 from fl_core.models.adapter import as_array
 from fl_core.models.tokens import SPECIAL, Tokenizer, TokenShape
 from fl_core.rows import CLASSIFICATION
+
+WRITTEN_ALIKE = "Write new samples as training samples were."
+"""What to do about new samples that are read otherwise."""
 
 
 class Samples(NamedTuple):
@@ -155,6 +168,8 @@ class Inputs:
         Raises:
             UsageError: a key is unknown, or the shape is not that of the prepared columns.
         """
+        if "reading" in values:
+            values = {**values, "reading": current(values["reading"])[0]}
         found: Inputs = read_as(cls, values, "a model's inputs")
         if (made := found.preprocessing) is not None:
             columns = made.width + sum(map(len, made.categories))
@@ -189,8 +204,7 @@ class Inputs:
         try:
             return self._samples_of(new, ids)
         except DataFault as fault:
-            said = f"{fault.rule} {self._way}" if fault.repair else str(fault)
-            raise UsageError(said) from fault
+            raise UsageError(str(fault)) from fault
 
     def rows_of_clients(self, new: Any) -> dict[str, list[int]]:
         """Return the rows of each client in a table of new samples, by its column of clients.
@@ -201,13 +215,12 @@ class Inputs:
         Raises:
             UsageError: there is no such column, or a row has no client.
         """
-        how = self.reading
-        name = how.client_column
+        name = self.reading.client_column
         path = path_of(new) if isinstance(new, str | Path) else None
         if path is not None and path.suffix == ".npz":
             there: list[str] = list(files.headers(path))
         elif path is not None or isinstance(new, pd.DataFrame):
-            table = open_table(new if path is None else path, how, take=True)
+            table = self._opened(new if path is None else path, [name])
             there = table.header
         else:
             raise UsageError(
@@ -222,23 +235,12 @@ class Inputs:
         if path is not None and path.suffix == ".npz":
             owner, names = arrays.owners(files.read_arrays(path, [name])[name])
         else:
-            table.read([name])
             with located(f"{table.where}, column {name!r}", table.place):
-                owner, names = arrays.owners(texts_of(table.cells(name, how, True)))
+                owner, names = arrays.owners(texts_of(table.frame[name]))
         return {
             client: np.flatnonzero(owner == code).tolist()
             for code, client in enumerate(names)
         }
-
-    @property
-    def _way(self) -> str:
-        """Return how to write new samples."""
-        signs = (
-            ("decimal", self.reading.decimal),
-            ("thousands", self.reading.thousands),
-        )
-        some = listing(f"{key} {sign!r}" for key, sign in signs if sign)
-        return f"Write new samples as training samples were: {some}."
 
     def _samples_of(self, new: Any, ids: Sequence[str] | None) -> Samples:
         path = path_of(new) if isinstance(new, (str, Path)) else None
@@ -287,14 +289,29 @@ class Inputs:
             features = arrays.features(as_array(read), missing=True)
             return self._arrays(features, where)
 
+    def _opened(self, source: Path | pd.DataFrame, texts: Sequence[str]) -> Opened:
+        """Return a table of new samples, read as the training samples were.
+
+        Raises:
+            UsageError: it is written otherwise. The message says how.
+        """
+        how = self.reading
+        typed = isinstance(source, Path) and source.suffix.lower() not in (".csv", ".tsv")  # fmt: skip
+        if typed or isinstance(source, pd.DataFrame):
+            how = replace(how, csv=None)
+        opened = open_table(source, how, texts)
+        for fault in opened.faults:
+            raise DataFault(fault.rule, WRITTEN_ALIKE)
+        return opened
+
     def _table(self, source: Path | pd.DataFrame, ids: Sequence[str] | None) -> Samples:
         how, words, names = self.reading, self._words, list(self.columns)
-        if names:
-            how = replace(how, columns=names, exclude_columns=None, task=CLASSIFICATION)
-        table = open_table(source, how, take=True)
+        spelt = [name for name in ids or () if name not in names]
+        table = self._opened(source, [*words, *spelt])
         path, header = table.where, table.header
+        labels = replace(how, task=CLASSIFICATION).labels
         if not names:
-            names = [k for k in header if k not in (how.client_column, *how.labels)]
+            names = [k for k in header if k not in (how.client_column, *labels)]
             if len(names) != self.shape[0]:
                 raise UsageError(
                     f"{path}: samples must have {self.shape[0]} columns of features; got {len(names)}."
@@ -303,32 +320,19 @@ class Inputs:
             check_known(f"column of {path} (ids)", name, header)
         named = list(ids or ())
         if ids is None and self.columns:
-            read = {*names, how.client_column, *how.labels}
+            read = {*names, how.client_column, *labels}
             others = [name for name in header if name not in read]
-            named = list(filter(roles.is_named_as_identifier, others))
+            named = list(filter(is_named_as_identifier, others))
         lacking = [name for name in names if name not in header]
         if lacking and not (how.fill_missing_columns and len(lacking) < len(names)):
             raise UsageError(
                 f"{path} must have the columns {listing(names)}; got no {listing(map(repr, lacking))}. "
                 f"Add or rename columns: it has {listing(map(repr, header))}."
             )
-        table.read([*words, *named, *(how.date_columns or ())])
-        numeric = features(table, [k for k in names if k not in words], how)
-        made: list[Array] = []
-        for name in names:
-            with located(f"{path}, column {name!r}", table.place):
-                if name in words:
-                    cells = texts_of(table.cells(name, how, True))
-                    made.append(preprocessing.codes(cells, words[name]))
-                    continue
-                found = numeric[name]
-                asked = found.fault
-                if asked and found.kind != WORDS:
-                    raise DataFault(asked.rule, self._way, row=asked.row)
-                made.append(numbers(found.cells, how.numbers, self._way))
+        rows = new_rows(table, names, words, WRITTEN_ALIKE)
         with located(str(path), table.place):
-            samples = self._arrays(np.column_stack(made), str(path))
-        shown = {k: tuple(cells_of(table.frame[k], True, ("",))) for k in named}
+            samples = self._arrays(rows, str(path))
+        shown = {k: tuple(texts_of(table.frame[k])) for k in named}
         return samples._replace(ids=shown)
 
     def _texts(self, new: Any) -> Samples:
@@ -336,11 +340,10 @@ class Inputs:
         place: Place = row_of_array
         if isinstance(new, Path):
             name = self.reading.text_column
-            table = open_table(new, self.reading, take=True)
+            table = self._opened(new, [name])
             check_known(f"column of {table.where}", name, table.header)
-            table.read([name])
             where, place = f"{table.where}, column {name!r}", table.place
-            texts = list(texts_of(table.cells(name, self.reading, True)))
+            texts = list(texts_of(table.frame[name]))
         elif not isinstance(new, Sequence) or not all(
             isinstance(each, str) for each in new
         ):
@@ -372,7 +375,7 @@ class Inputs:
                         f"column {made.columns[k]!r} must have words of training samples, such as "
                         f"{listing(map(repr, words), 4)}; got others only. Write them as in training."
                     )
-            odd = made.oddities(x, self.reading.date_columns or ())
+            odd = made.oddities(x)
             for name, (what, _) in odd.items():
                 warn(f"{where}, column {name}: {what}")
             if odd:

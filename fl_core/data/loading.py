@@ -23,16 +23,18 @@ from torch.utils.data import (
 )
 
 from fl_core import seeds
-from fl_core.data import arrays, files, tables
-from fl_core.data.columns import PLAIN, STANDARD, WRITTEN, Reading
+from fl_core.data import arrays, files
+from fl_core.data.faults import located
 from fl_core.data.federated import FederatedData, gather
-from fl_core.data.opened import files_of
+from fl_core.data.names import Names, first_duplicate
 from fl_core.data.partitions import PARTITIONS, Partition, make
 from fl_core.data.partitions.base import options_of
 from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.reading import PLAIN, STANDARD, Reading
 from fl_core.data.registry import DATASETS, Location, Recipe, general, path_of
 from fl_core.data.sources import OWN_NAME, Source, check_lengths, source_of_parts
-from fl_core.data.spelling import Names, first_duplicate, located
+from fl_core.data.table.prepare import read_table
+from fl_core.data.table.read import files_of
 from fl_core.errors import UsageError, about, as_list, check_known, listing, warn
 from fl_core.models.adapter import (
     ARRAYS,
@@ -95,7 +97,7 @@ def load(
         splits: shares of train, validation and test. None means the partition's, usually 0.64, 0.16, 0.20.
         indices: a stored partition to use again, in place of its arguments and the seed.
         preprocessing: stored fitted numbers to use again.
-        reading: fields of :class:`fl_core.data.columns.Reading`, such as ``client_column``, ``exclude_columns`` and
+        reading: fields of :class:`fl_core.data.reading.Reading`, such as ``client_column``, ``exclude_columns`` and
             ``scale``.
 
     Raises:
@@ -272,8 +274,8 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
     if isinstance(data, (FederatedData, Source)):
         return data
     if isinstance(data, pd.DataFrame):
-        reading.check_unasked("a DataFrame is no text file", *WRITTEN)
-        return tables.read_table(data, reading, OWN_NAME)
+        reading.check_unasked("a DataFrame is no text file", "csv")
+        return read_table(data, reading, OWN_NAME)
     by_client = isinstance(data, Mapping) and not is_batch(data)
     listed = isinstance(data, list | tuple)
     parts = tuple(data.values() if by_client else data if listed else ())
@@ -334,7 +336,7 @@ def from_clients(
         name: of the data, in records.
         seed, split_seed, splits: of the split of each client's samples, see :func:`fl_core.data.partitions.make`.
         scale, impute: how a table's columns are scaled and their missing numbers (NaN) filled. They are fitted on the
-            training samples of all clients, see :data:`fl_core.data.columns.SCALES` and the next.
+            training samples of all clients, see :data:`fl_core.data.reading.SCALES` and the next.
         task: ``classification``, or ``regression`` if y are numbers to predict, without classes.
         groups: {client: group of each sample}, such as patients with several samples. Each is in one split.
 

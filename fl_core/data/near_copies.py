@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fl_core.data.cells import Array, Floats, Integers
 from fl_core.data.partitions import Partition, make
 from fl_core.data.sources import Source
+from fl_core.data.values import Array, Floats, Integers
 from fl_core.errors import UsageError, spelled
 
 NEAR = 5

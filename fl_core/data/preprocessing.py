@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_core.data.cells import Array, Bools, Cells, Floats, date_text, texts_of
-from fl_core.data.spelling import DataFault, Names
+from fl_core.data.faults import DataFault
+from fl_core.data.names import Names
+from fl_core.data.values import Array, Bools, Cells, Floats, texts_of
 from fl_core.errors import UsageError, listing, read_as
 
 MOST_LISTED = 10_000
@@ -195,17 +196,12 @@ class Preprocessing:
             values = (values - self.centre) / self.spread
         return one_hot(values.astype(np.float32), self.categories)
 
-    def oddities(
-        self, x: Array, dates: Collection[str] = ()
-    ) -> dict[str, tuple[str, Bools]]:
+    def oddities(self, x: Array) -> dict[str, tuple[str, Bools]]:
         """Return what is odd about columns of new rows [n, d], next to the training samples, and in which rows.
 
         A word was not seen. Or more than :data:`ODD` of a column lie outside of [q1 - 3 w, q99 + 3 w], where q1 and
         q99 are the quantiles of the training samples and w is their distance. Or more than half of it, and
         more than five values, lie outside of [q1, q99]. Or all values are missing.
-
-        Args:
-            dates: columns of days since 1970.
         """
         found = {}
         for k, values in enumerate(x.T):
@@ -221,8 +217,6 @@ class Preprocessing:
                 most = (apart > 0).sum() > max(known, 10) / 2  # as in another unit
                 odd = apart > (0 if most else 3 * (high - low))
                 ends = f"{low:g} to {high:g}"
-                if self.columns and self.columns[k] in dates:
-                    ends = " to ".join(map(date_text, (low, high)))
                 what = f"far outside of the training samples' range, {ends}"
             else:
                 continue
@@ -260,7 +254,8 @@ def fence(values: Floats) -> tuple[float, float]:
         The lower and the upper fence. Without any the lower one is the highest number, and the upper one the lowest.
     """
     none = NO_FENCE, -NO_FENCE
-    if not len(values):
+    # most columns that are not yes and no show it at once
+    if all(np.isin(part, (0, 1)).all() for part in (values[:LEAST], values)):
         return none
     first, third = np.quantile(values, (0.25, 0.75))
     if first == third:
@@ -340,7 +335,7 @@ def fitted(
 
     Args:
         x: training samples [n, d] of all clients together. Missing values are NaN.
-        scale, impute: of :data:`fl_core.data.columns.SCALES` and :data:`IMPUTES`.
+        scale, impute: of :data:`fl_core.data.reading.SCALES` and :data:`IMPUTES`.
         columns: their names.
         categories: the words of each column. Columns of words are neither filled nor scaled.
         owner: the client of each sample, to clip values to the clients' fences. None clips nothing.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fl_core.data.columns import BETWEEN, TABLES
+from fl_core.data.reading import BETWEEN, TABLES
 from fl_core.errors import UsageError, check_known, listing, nearest, spelled
 from fl_core.models.tokens import TokenShape
 from fl_core.registry import Registry, is_outside
@@ -45,7 +45,7 @@ class Recipe:
         patience: evaluations without a better score after which a run stops; 0: never.
         lr, optimizer, optimizer_options: local optimiser. keep_optimizer: keep its state between rounds.
         loss, loss_options: training criterion.
-        scale: scaling of features, of :data:`fl_core.data.columns.SCALES`.
+        scale: scaling of features, of :data:`fl_core.data.reading.SCALES`.
         mean, std: normalisation of images by channel after scaling to 0..1. Empty means none.
         note: source of the values.
     """

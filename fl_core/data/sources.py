@@ -23,11 +23,12 @@ from fl_core.data.arrays import (
     loses_digits,
     task_of_entries,
 )
-from fl_core.data.cells import Array, Bools, Integers, refuse_where
-from fl_core.data.columns import CLIPS, IMAGENET, SCALES
-from fl_core.data.described import ColumnTable
+from fl_core.data.columns import ColumnTable
+from fl_core.data.faults import DataFault, located
+from fl_core.data.names import Names
 from fl_core.data.preprocessing import Categories, Preprocessing
-from fl_core.data.spelling import DataFault, Names, located
+from fl_core.data.reading import CLIPS, IMAGENET, SCALES
+from fl_core.data.values import Array, Bools, Integers, refuse_where
 from fl_core.errors import UsageError, about, listing, spelled, warn
 from fl_core.models.tokens import (
     LENGTH,

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import fl_core
 from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, extends_model, find
-from fl_core.data.columns import BETWEEN
 from fl_core.data.inputs import Inputs, Samples
+from fl_core.data.reading import BETWEEN
 from fl_core.display import Displayed, Summary
 from fl_core.errors import (
     COUNT,

@@ -17,6 +17,8 @@ from fl_core.algorithms.base import Algorithm, Round, State
 from fl_core.config import AUTO, RunConfig, absolute
 from fl_core.data import FederatedData, Partition
 from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.reading import REMOVED, current
+from fl_core.data.table.read import is_table
 from fl_core.errors import (
     CorruptError,
     UsageError,
@@ -61,11 +63,35 @@ _BESIDE = [
 
 
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
-    """Return the configuration of a run and the plan given to it, from its ``config.json``."""
+    """Return the configuration of a run and the plan given to it, from its ``config.json``.
+
+    Settings of an earlier version get their present form. Identifiers that it kept are named as columns.
+    """
     rest = {name: value for name, value in stored.items() if name not in _BESIDE}
+    path = Path(str(rest.get("dataset")))
+    files = str(path).endswith((".csv", ".tsv")) or (path.is_dir() and is_table(path))
+    kept = rest.get("keep_ids") and (stored.get("preprocessing") or {}).get("columns")
+    rest, _ = current(rest, files)
+    if kept:
+        rest |= {"columns": list(kept), "exclude_columns": None}
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
     config = RunConfig(**rest)
     return (config.with_keys(plan=None) if plan is not None else config), plan
+
+
+def check_current(run: Run) -> None:
+    """Refuse to continue a run of an earlier version with settings that are no more.
+
+    Raises:
+        UsageError: names the settings and their new forms.
+    """
+    _, removed = current(run.config)
+    if removed:
+        ways = " ".join(dict.fromkeys(REMOVED[key] for key in removed))
+        raise UsageError(
+            f"{run.path} must have settings of this version to be continued; got {listing(removed)}. {ways} Begin a "
+            "new run."
+        )
 
 
 def task_of(

@@ -226,6 +226,7 @@ def resume(
         check_known("option of resume", name, Execution.__dataclass_fields__)
     with writing.reopen(out) as writer:
         run, path = writer.run, writer.path
+        restore.check_current(run)
         weights = run.start() is not None
         restore.check_own(path, run.config, allow_code, weights, data=data, model=model)
         task = task_of(run, data_root=data_root, data=data, model=model, loss=loss)

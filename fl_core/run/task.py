@@ -30,7 +30,7 @@ from fl_core.data import FederatedData, Partition
 from fl_core.data.federated import client_notes, notes
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.data.roles import by_name
+from fl_core.data.table.describe import likely_columns
 from fl_core.display import ROWS, Displayed, Summary
 from fl_core.errors import UsageError, listing, plural, spelled, warn
 from fl_core.layers import Layer, layers_of
@@ -597,7 +597,7 @@ def _made_up(config: RunConfig, own: object, data: FederatedData) -> list[str]:
     ):
         return []
     columns = () if data.preprocessing is None else data.preprocessing.columns
-    likely = by_name("client_column", columns)
+    likely = likely_columns("client_column", "client", columns)
     column = repr(likely[0]) if likely else "NAME"
     way = f"Name the column with clients: client_column={column}"
     if own is not None and not columns:

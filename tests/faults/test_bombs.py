@@ -22,10 +22,11 @@ from fedlayers.cli.options import read_config
 from fedlayers.decision.tune import Tuned
 from fl_core import rows, storage
 from fl_core.config import RunConfig
-from fl_core.data import files as own_files, roles
-from fl_core.data.cells import cells_of
-from fl_core.data.columns import PLAIN
-from fl_core.data.opened import open_table
+from fl_core.data import files as own_files
+from fl_core.data.reading import PLAIN
+from fl_core.data.table.describe import Described, identifies
+from fl_core.data.table.read import open_table
+from fl_core.data.values import texts_of
 from fl_core.errors import CorruptError, UsageError
 from fl_core.models import weights
 from fl_core.plan import LayerPlan
@@ -307,15 +308,14 @@ def test_a_packed_table_of_texts(tmp_path):
     columns = {"x": np.arange(count) / count, "client": texts}
     parquet.write_table(pyarrow.table(columns), path, store_schema=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    cells = cells_of(read_part(path)["client"], True)
+    cells = texts_of(read_part(path)["client"])
     assert set(map(len, cells)) == {100_000}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < LITTLE / 1024
 
 
 def read_part(path, texts=()):
     """Read the rows of a table of one file."""
-    (part,) = open_table(path, PLAIN).parts
-    return part.read(texts)
+    return open_table(path, PLAIN, texts).frame
 
 
 def peak(act):
@@ -378,9 +378,8 @@ def test_a_table_with_one_long_cell(tmp_path):
             pytest.importorskip("pyarrow")
             table.to_parquet(path)
         assert peak(lambda path=path: own_files.read(path)) < LITTLE
-    assert (
-        peak(lambda: roles.is_identifier("patient_id", pd.Categorical(LONG))) < LITTLE
-    )
+    column = Described("patient_id", "words", pd.Categorical(LONG))
+    assert peak(lambda: identifies(column)) < LITTLE
 
 
 def test_data_that_compress_well_are_taken(tmp_path):

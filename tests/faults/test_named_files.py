@@ -66,11 +66,8 @@ def test_every_key_is_judged():
         "impute",
         "clip",
         "task",
-        "separator",
-        "encoding",
-        "decimal",
     }
-    unread |= {"thousands", "client_column", "label_column", "text_column", "adapt"}
+    unread |= {"client_column", "label_column", "text_column", "adapt"}
     unread |= {"group_column", "class_weights", "device", "monitor"}
     words = {"batchnorm", "layer_granularity", "optimizer", "loss"}
     words |= {"client_weights", "stack", "precision"}

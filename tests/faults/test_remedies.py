@@ -14,7 +14,8 @@ from torch import nn
 import fedlayers as fl
 from fedlayers.cli import app
 from fl_core.data.loading import load
-from fl_core.data.tables import Findings
+from fl_core.data.reading import PLAIN
+from fl_core.data.table.prepare import find_faults
 from tests.conftest import TOY, network, refuses
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -92,21 +93,23 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_each_setting_that_a_table_is_proposed(name):
+def test_each_setting_and_line_that_a_table_is_proposed(name):
+    """Each setting alone, and the script of all lines with the settings next to them."""
     with refuses("") as refused:
         read(TABLES[name])
-    error = refused.value
-    ways = [keys for _, keys in getattr(error, "ways", ()) if keys]
-    if isinstance(error, Findings):
-        ways = [error.reading.changed]
-    assert ways
-    for settings in ways:
+    found = find_faults(Path("t.csv"), PLAIN)
+    single = getattr(refused.value, "ways", ())
+    for settings in [keys for _, keys in single if keys]:
         said = [f"{key}={value!r}" for key, value in settings.items()]
-        assert all(words in str(error) for words in said)
-        cells = TABLES[name]
-        if "2024-12-31" in str(error) and "date_columns" in settings:
-            cells = TABLES["dates"]
-        read(cells, **settings)
+        assert all(words in str(refused.value) for words in said)
+        read(TABLES[name], **settings)
+    if found.repairs:
+        exec(compile(found.script("t.csv"), "tidy.py", "exec"), {})
+    header = pd.read_csv("t.csv", nrows=1).columns
+    left_out = [k for k in found.reading.exclude_columns or () if k in header]
+    keys = found.reading.changed | {"exclude_columns": left_out or None}
+    assert found.repairs or found.reading.changed
+    load("t.csv", **keys)
 
 
 # --- calls of Python -------------------------------------------------------------------------------------------
@@ -186,30 +189,35 @@ def of_cka(**options):
 
 CALLS = {
     # settings of tables
-    "separator .*';', or tab": (
+    "sep of csv must be one character": (
         read,
-        {"text": file_of(";"), "separator": "::"},
-        {"separator": ";"},
+        {"text": file_of(";"), "csv": {"sep": "::"}},
+        {"csv": {"sep": ";"}},
     ),
-    "With another separator.*separator=';'": (
+    "Read it so: csv={'sep': ';'}": (
         read,
         {"text": file_of(";")},
-        {"separator": ";"},
+        {"csv": {"sep": ";"}},
     ),
-    "encoding='latin-1'": (
+    "csv={'encoding': 'latin-1'}": (
         read,
         {"text": file_of(clients="\xe4bc", encoding="latin-1")},
-        {"encoding": "latin-1"},
+        {"csv": {"encoding": "latin-1"}},
     ),
-    "encoding='utf-16'": (
+    "csv={'encoding': 'utf-16'}": (
         read,
         {"text": file_of(encoding="utf-16")},
-        {"encoding": "utf-16"},
+        {"csv": {"encoding": "utf-16"}},
     ),
-    "encoding .*utf-8, latin-1 or cp1252": (
+    "encoding of csv .*utf-8, latin-1 or cp1252": (
         read,
-        {"encoding": "utf9"},
-        {"encoding": "cp1252"},
+        {"csv": {"encoding": "utf9"}},
+        {"csv": {"encoding": "cp1252"}},
+    ),
+    "separator .*csv={'sep': VALUE}": (
+        read,
+        {"text": file_of(";"), "separator": ";"},
+        {"separator": OMIT, "csv": {"sep": ";"}},
     ),
     "fill_missing_columns .*Add impute='median'": (
         read,
@@ -232,7 +240,7 @@ CALLS = {
         },
         {"task": "multilabel"},
     ),
-    "label_column='time,event'": (
+    "label_column='TIME,EVENT'": (
         read,
         {"columns": TABLES["times and events"], "task": "survival"},
         {"label_column": "time,event"},
@@ -570,7 +578,7 @@ LINES = {
     "no options.*Leave it out": (f"{RUN} --option mu=1 --out e", f"{RUN} --out e"),
     "choose another directory": (f"{RUN} --out run", f"{RUN} --out f"),
     "Resume it": (f"{RUN} --out run", "resume run"),
-    "--decimal ,": ("check t.csv", "check t.csv --decimal ,"),
+    "--csv sep=VALUE": ("check t.csv --separator ,", "check t.csv --csv decimal=,"),
     "--workers N": (f"{RUN} --backend local:2 --out g", f"{RUN} --workers 1 --out g"),
     "--device cpu": (f"{RUN} --device gpu --out h", f"{RUN} --device cpu --out h"),
     "--patience N": (

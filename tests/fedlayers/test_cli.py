@@ -148,7 +148,7 @@ NEEDED = {"tune": "--algorithms fedavg --search weight_decay=0.1,0.2"}
 def test_a_printed_configuration_is_read_again(fedlayers, name):
     command = f"{name} {NEEDED.get(name, '')}"
     flags = "--dataset digits --lr 0.2 --amsgrad False --model-option sizes=8,4"
-    tables = "--dataset a.csv b.csv --keep-ids"
+    tables = "--dataset a.csv b.csv --csv sep=; decimal=,"
     for given in (flags, tables)[: 1 + (name == "run")]:
         text = fedlayers(command, given, "--print-config")
         Path("run.toml").write_text(text)
@@ -158,7 +158,10 @@ def test_a_printed_configuration_is_read_again(fedlayers, name):
             assert (kept["training"]["lr"], kept["training"]["amsgrad"]) == (0.2, False)
             assert kept["model"]["model_options"] == {"sizes": [8, 4]}
         else:
-            assert kept["data"] == {"dataset": "a.csv,b.csv", "keep_ids": True}
+            assert kept["data"] == {
+                "dataset": "a.csv,b.csv",
+                "csv": {"sep": ";", "decimal": ","},
+            }
         own = "--lr 0.3 --batch_size 7 --config=run.toml --print-config"
         changed = tomllib.loads(fedlayers(command, own))["training"]
         assert (changed["lr"], changed["batch_size"]) == (0.3, 7)

@@ -1,6 +1,7 @@
 """Studies and runs take data and models from Python, with the bits of the same data under a name."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,8 +19,6 @@ from torch.utils.data import (
 )
 
 import fedlayers as fl
-from fl_core.data import load
-from fl_core.data.federated import notes
 from fl_core.data.registry import DATASETS
 from fl_core.models.building import MODELS
 from tests.conftest import refuses
@@ -249,31 +248,45 @@ def test_check_of_what_no_setting_reads_fails_in_one_line(tmp_path, capsys):
     ("made", "option", "faults"),
     [
         ({"label": [k / 9 for k in range(40)]}, "--task regression", 2),
-        ({"v": [f"{k},{k + 100}" for k in range(40)]}, "--exclude-columns v", 2),
-        (
-            {"client": ["a", "b"] * 20, "time": range(40), "died": [0, 1] * 20},
-            "--task survival",
-            2,
-        ),
+        ({"v": [f"{k % 7},{k % 9 + 100}" for k in range(40)]}, "", 2),
+        ({"v": ["5", "", "7", "8"] * 10}, "--impute median", 2),
     ],
 )
-def test_check_lists_all_faults_and_one_command_that_works(
-    tmp_path, capsys, made, option, faults
+def test_check_writes_a_script_and_names_the_command_that_follows(
+    tmp_path, capsys, monkeypatch, made, option, faults
 ):
-    """One fault asks for a decision: a number as label, a time as label, a number that can be read in two ways."""
-    path = tmp_path / "t.csv"
+    """Each fault has one option or one line of pandas, which the script has."""
+    monkeypatch.chdir(tmp_path)
     table = {"label": [0, 1] * 20, **made, "at": [f"{k % 9}:30" for k in range(40)]}
-    label = "time" if "time" in made else "label"
-    pd.DataFrame(table).to_csv(path, index=False)
+    pd.DataFrame(table).to_csv("t.csv", index=False)
     with pytest.raises(SystemExit) as left:
-        command(f"check {path} --label-column {label}")
+        command("check t.csv --write tidy.py")
     printed = capsys.readouterr().out
-    assert f"{faults} faults" in printed
+    assert f"{faults} fault" in printed
     assert left.value.code == 1
-    (works,) = re.findall(r"This works: fedlayers (.*)", printed)
+    exec(compile(Path("tidy.py").read_text(), "tidy.py", "exec"), {})
+    (works,) = re.findall(r"Then try: fedlayers (.*)", printed)
+    assert works.startswith("choose tidy.csv")
     assert option in works
-    command(f"check {works.removeprefix('run --dataset ')}")
+    command(f"check {works.removeprefix('choose ')}")
     assert "This works" in capsys.readouterr().out.splitlines()[1]
+    with pytest.raises(SystemExit):
+        command("check t.csv --write t.csv")
+    assert "--out" not in capsys.readouterr().err
+
+
+def test_a_removed_flag_answers_with_its_new_form(capsys):
+    for line, said in (
+        ("run --separator ;", "--csv sep=VALUE"),
+        ("check t.csv --word-columns dose", "--categories NAME"),
+        ("run --keep-ids", "--columns NAME"),
+        ("run --date-columns=day", "pd.to_datetime(table[NAME])"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            command(line)
+        assert left.value.code == 2
+        (error,) = capsys.readouterr().err.splitlines()
+        assert said in error
 
 
 def test_pairs_without_names_are_refused_with_the_call_that_names_them():
@@ -282,16 +295,19 @@ def test_pairs_without_names_are_refused_with_the_call_that_names_them():
         fl.run(data=[pair, pair], rounds=1)
 
 
-def test_check_notes_clients_that_are_alike_or_made_up(tmp_path, capsys):
+def test_check_refuses_clients_that_are_alike_and_says_if_they_are_made_up(
+    tmp_path, capsys
+):
     path = tmp_path / "t.csv"
     names = ["North", "north ", "east", "East", "NORTH"]
     lines = [f"{names[k % 5]},{k % 2},{k % 7}" for k in range(70)]
     path.write_text("\n".join(["ward,label,age", *lines]) + "\n")
-    command(f"check {path}")
+    with pytest.raises(SystemExit):
+        command(f"check {path}")
+    assert "'North'" in capsys.readouterr().out
+    command(f"check {path} --exclude-columns ward")
     assert "--client-column NAME" in capsys.readouterr().out
-    command(f"check {path} --client-column ward")
+    with pytest.raises(SystemExit):
+        command(f"check {path} --client-column ward")
     printed = capsys.readouterr().out
     assert all(repr(name) in printed for name in names)
-    assert re.search("North +7 +7", printed)
-    found = notes(load(path, client_column="ward"))
-    assert all(any(repr(name) in note for note in found) for name in names)

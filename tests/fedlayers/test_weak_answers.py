@@ -20,8 +20,12 @@ FEW = [frame(), *(frame()[:k].assign(client=f"c{k}") for k in (1, 2))]
 HEART = "--dataset heart"
 ANSWERS = [
     (pd.concat(FEW), "", ("at least 3", "c1", "c2", "Remove")),
-    (changed("F"), "--impute median", ("got 'F' (1 of 60", "--exclude-columns age")),
-    (changed("7,5"), "", ("decimal point",)),
+    (
+        changed("F"),
+        "--impute median",
+        ("got 'F' (1 of 60", "`table['age'] = pd.to_numeric"),
+    ),
+    (changed("7,5"), "", ("line 2", "got '7,5' (1 of 60", "Write `table")),
     (labelled("ill", "well"), "", ("(2 of 60 rows)", "--drop-missing-labels")),
     (
         frame().rename(columns={"client": "groups"}),

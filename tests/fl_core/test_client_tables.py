@@ -7,8 +7,8 @@ import pytest
 
 from fedlayers.cli.app import main
 from fl_core import data
-from fl_core.data.columns import Reading
 from fl_core.data.loading import as_data
+from fl_core.data.reading import Reading
 from fl_core.records.store import Run
 from tests.conftest import refuses
 from tests.fl_core.made import SPLITS, frame, written

@@ -100,11 +100,12 @@ def texts(folder, rows):
 
 
 DRAWN = np.random.default_rng(1)
+SEMICOLONS = {"sep": ";", "na_values": ["NA"]}
 KINDS = {
     "table": (table, {"client_column": "ward", "label_column": "outcome"}),
     "prepared table": (
         prepared_table,
-        {"client_column": "ward", "label_column": "outcome", "separator": ";"}
+        {"client_column": "ward", "label_column": "outcome", "csv": SEMICOLONS}
         | {"exclude_columns": ["weight"], "fill_missing_columns": True}
         | {"scale": "standard", "impute": "median"},
     ),

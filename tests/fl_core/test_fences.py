@@ -9,10 +9,10 @@ import pytest
 from sklearn.preprocessing import StandardScaler
 
 from fl_core import data
-from fl_core.data.columns import Reading
 from fl_core.data.inputs import Inputs
 from fl_core.data.loading import as_data
 from fl_core.data.preprocessing import NO_FENCE, Preprocessing, fence, fences
+from fl_core.data.reading import Reading
 from tests.conftest import refuses
 from tests.fl_core.made import SPLITS, samples, train_rows
 

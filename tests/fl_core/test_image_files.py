@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from fl_core.data import files, load
-from fl_core.data.columns import Reading
 from fl_core.data.inputs import Inputs
+from fl_core.data.reading import Reading
 from tests.conftest import refuses
 
 TURNED = {  # how the pixels of each orientation are shown

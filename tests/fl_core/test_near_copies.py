@@ -11,8 +11,8 @@ from scipy.spatial.distance import cdist
 from examples.intensive_care import tables
 from fl_core import data
 from fl_core.data import near_copies
-from fl_core.data.columns import Reading
 from fl_core.data.loading import as_data, opened
+from fl_core.data.reading import Reading
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.errors import UsageError
 

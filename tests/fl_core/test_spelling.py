@@ -1,7 +1,6 @@
-"""Cells of a table in the spellings that people use: each is read right, or refused in one line."""
+"""Names, quotation marks, groups and texts of a table: each is read right, or refused in one line."""
 
 import itertools
-import re
 import unicodedata
 from dataclasses import replace
 
@@ -11,80 +10,38 @@ import pytest
 
 from fl_core import data
 from fl_core.data import files
-from fl_core.data.columns import Reading
 from fl_core.data.loading import as_data
+from fl_core.data.reading import PLAIN, Reading
 from fl_core.data.sources import Source
+from fl_core.data.table.prepare import find_faults
 from tests.conftest import refuses
-
-
-def read(tmp_path, cells, labels=None, **how):
-    """Return the source of a file with one column of cells."""
-    labels = labels or [str(k % 2) for k in range(len(cells))]
-    rows = [
-        f"h{k % 2};{cell};{label}"
-        for k, (cell, label) in enumerate(zip(cells, labels, strict=True))
-    ]
-    (tmp_path / "t.csv").write_text(
-        "\n".join(["client;v;label", *rows]), encoding="utf-8"
-    )
-    return files.read(tmp_path / "t.csv", Reading(separator=";", **how))
-
-
-COMMA = "must be a number with a decimal comma"
-STRAY = ["abc", *(f"{k},125" for k in range(60))]
-
-
-def mixture(words):
-    return [words.split()[k % 2].format(k) for k in range(110, 200)]
-
-
-@pytest.mark.parametrize(
-    ("cells", "signs", "way"),
-    [
-        (mixture("1,{} 1.{}"), {}, "thousands=',' or decimal=',', thousands='.'"),
-        (mixture("1,{} {}.5"), {}, "thousands=','"),
-        (mixture("{},5 {}.5"), {}, "must be a number with a decimal"),
-        *(
-            (mixture(words), {"decimal": ","}, COMMA)
-            for words in ("1,{} 1.{}", "{},5 {}.5")
-        ),
-        (STRAY, {"decimal": ","}, "must be a number; got 'abc' (1 of"),
-    ],
-)
-def test_numbers_in_two_spellings_or_with_a_stray_word_are_refused(
-    tmp_path, cells, signs, way
-):
-    """In a column of features, and in the label of a regression."""
-    with refuses(re.escape(way)):
-        read(tmp_path, cells, **signs)
-    labels, plain = cells, [str(k) for k in range(len(cells))]
-    with refuses(re.escape(way) if signs else "must be (a number|numbers)"):
-        read(tmp_path, plain, labels, task="regression", **signs)
-
-
-def test_a_last_row_of_sums_is_named(tmp_path):
-    with refuses(r"line 32: each row must be a sample; got sums .* Remove"):
-        read(tmp_path, [*map(str, range(30)), "435"], [*"ab" * 15, "b"])
-    read(tmp_path, [*["part"] * 29, "total"], [*"ab" * 15])  # a word of a column
-
 
 # --- names -----------------------------------------------------------------------------------------------------
 
+FORMS = [unicodedata.normalize(form, "m\u00fcde") for form in ("NFC", "NFD")]
+
 
 def test_one_name_has_one_form(tmp_path):
-    """Names, classes, words and columns come in both Unicode forms of ü."""
-    forms = [unicodedata.normalize(form, "m\u00fcde") for form in ("NFC", "NFD")]
+    """A name in the other form of Unicode is the same, as it is typed; two forms in one column are refused."""
+    column = unicodedata.normalize("NFD", "gr\u00f6\u00dfe")
     frame = pd.DataFrame({
-        "client": [forms[k % 2] for k in range(20)],
-        unicodedata.normalize("NFD", "gr\u00f6\u00dfe"): [forms[k % 4 // 2] if k % 3 else "wach" for k in range(20)],
-        "label": [forms[k % 2] if k % 3 else "wach" for k in range(20)],
+        "client": [FORMS[1]] * 20,
+        column: [FORMS[1] if k % 3 else "wach" for k in range(20)],
+        "label": [FORMS[1] if k % 2 else "wach" for k in range(20)],
     })  # fmt: skip
     frame.to_csv(tmp_path / "t.csv", index=False)
     for source in (as_data(frame), files.read(tmp_path / "t.csv")):
         assert isinstance(source, Source)
-        assert source.owner_names == (forms[0],)
-        assert source.classes == source.categories[0] == (forms[0], "wach")
+        assert source.owner_names == (FORMS[0],)
+        assert source.classes == source.categories[0] == (FORMS[0], "wach")
         assert source.columns == ("gr\u00f6\u00dfe",)
+    for name in frame:
+        table = frame.copy()
+        table.loc[:3, name] = FORMS[0]
+        found = find_faults(table, PLAIN)
+        assert "Unicode" in str(found.error)
+        exec("\n".join(found.repairs), {}, {"table": table})
+        assert find_faults(table, PLAIN).source.digest
 
 
 # --- open quotation marks --------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 import json
 import re
+import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,14 +16,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 
 import fedlayers as fl
+from fedlayers.cli.app import main
 from fl_core import data
 from fl_core.config import RunConfig
 from fl_core.data import preprocessing
-from fl_core.data.columns import Reading
 from fl_core.data.inputs import Inputs
 from fl_core.data.loading import as_data
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.errors import spelled
+from fl_core.data.reading import Reading
 from fl_core.records.store import Run
 from fl_core.run import runner
 from fl_core.run.exported_model import Predictions
@@ -37,7 +39,9 @@ def test_what_cannot_be_read_so_is_refused(tmp_path):
         ({"exclude_columns": ["client"]}, "exclude_columns.*'client'"),
         ({"columns": ["age"], "exclude_columns": ["age"]}, "column of features"),
         ({"columns": ["age", "age"]}, "columns.*'age'"),
-        ({"encoding": "utf-7000"}, "'utf-7000'"),
+        ({"csv": {"encoding": "utf-7000"}}, "'utf-7000'"),
+        ({"separator": ";"}, "csv={'sep': VALUE}"),
+        ({"keep_ids": True}, "columns=NAME"),
         ({"scale": "standrad"}, "'standard'"),
         ({"coulmns": ["age"]}, "'columns'"),
     ):
@@ -45,11 +49,9 @@ def test_what_cannot_be_read_so_is_refused(tmp_path):
             data.load(table, **how)
     np.savez(tmp_path / "a.npz", x=np.zeros((9, 2)), y=np.arange(9) % 3)
     for dataset in ("digits", tmp_path / "a.npz"):
-        for option in ("columns", "exclude_columns", "separator", "encoding"):
+        for option, value in (("columns", ["age"]), ("csv", {"sep": ";"})):
             with refuses(option):
-                data.load(
-                    dataset, **{option: "latin-1" if option == "encoding" else ";"}
-                )
+                data.load(dataset, **{option: value})
     np.savez(tmp_path / "b.npz", x=np.zeros((9, 4, 4), np.uint8), y=np.arange(9) % 3)
     lines = [f"a b,{k % 2}\n" for k in range(9)]
     (tmp_path / "t.csv").write_text("text,label\n" + "".join(lines))
@@ -60,29 +62,80 @@ def test_what_cannot_be_read_so_is_refused(tmp_path):
 
 
 WRITTEN = [
-    *(({"sep": sign}, {"separator": sign}) for sign in ";|"),
-    ({"sep": "\t"}, {"separator": "tab"}),
-    *(({"encoding": k}, {"encoding": k}) for k in ("latin-1", "cp1252", "utf-16-le")),
+    *({"sep": sign} for sign in (";", "|", "\t")),
+    *({"encoding": name} for name in ("latin-1", "cp1252", "utf-16-le")),
+    {"sep": ";", "encoding": "latin-1"},
 ]
 
 
-@pytest.mark.parametrize(("how", "named"), WRITTEN)
-def test_another_way_of_writing_is_named_with_the_fix(tmp_path, how, named):
+@pytest.mark.parametrize("how", WRITTEN)
+def test_another_way_of_writing_is_named_with_the_option_that_reads_it(tmp_path, how):
     town = "Köln “West”" if "cp1252" in how.values() else "Köln"
     path = written(tmp_path / "t.csv", frame().replace({"ward_0": town}), **how)
-    with refuses(re.escape(spelled(**named))):
+    with refuses("csv=") as caught:
         data.load(path)
-    found = data.load(path, scale="none", **named)
+    for key, value in how.items():
+        assert f"{key!r}: {value!r}" in str(caught.value)
+    found = data.load(path, scale="none", csv=how)
     assert found.clients[0].name == town
     assert (samples(found, *SPLITS)[:, 0] == frame()["age"].astype("float32")).all()
-    if "separator" in named:
-        with refuses("separator=','"):
-            data.load(written(path, frame()), **named)
-        return
-    line = json.dumps({"text": "a b", "label": 0, "client": "Köln"}) + "\n"
-    lines = (line + line.replace(": 0", ": 1")) * 5
-    (tmp_path / "t.jsonl").write_text(lines, **named)
-    assert len(data.files.read(tmp_path / "t.jsonl", Reading(**named))) == 10
+    if "sep" in how:
+        with refuses("csv={'sep': ','"):
+            data.load(written(path, frame()), csv=how)
+
+
+def test_options_of_pandas_read_what_they_say(tmp_path):
+    """Each in one file, with the same numbers."""
+    table = frame(holes=True).replace({"ward_0": "Ward, south"}).assign(one=1)
+    whole = written(tmp_path / "whole.csv", table)
+    dose = table.dose.map(lambda cell: "-9" if cell != cell else f"{cell:.5f}")
+    text = table.assign(
+        dose=dose.str.replace(".", ","), age=(1000 * table.age).round()
+    ).to_csv(index=False, sep=";", quotechar="'", quoting=1)
+    text = re.sub(r"'([0-9]{1,2})([0-9]{3})\.0+'", r"'\1.\2'", text)
+    path = tmp_path / "t.csv"
+    path.write_text(f"Study 7\nof Bern\n{text}# the end\n")
+    options = (
+        "sep=; decimal=, thousands=. na_values=-9 skiprows=2 quotechar=' comment=#"
+    )
+    how = dict(pair.split("=", 1) for pair in options.split())
+    keys = {"impute": "mean", "scale": "none"}
+    one, two = data.load(path, csv=how, **keys), data.load(whole, **keys)
+    found, wanted = samples(one, *SPLITS), samples(two, *SPLITS)
+    assert found[:, 1:] == pytest.approx(wanted[:, 1:], abs=1e-6)
+    assert found[:, 0] == pytest.approx(1000 * wanted[:, 0], rel=1e-6)
+    assert one.classes == two.classes
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"engine": "python"}, "unknown option of csv 'engine'"),
+        ({"converters": {"age": "print"}}, "unknown option of csv 'converters'"),
+        ({"storage_options": {}}, "unknown option of csv"),
+        ({"sep": r"\s+"}, "sep of csv must be one character"),
+        ({"sep": ",", "decimal": ","}, "different signs; got ','"),
+        ({"encoding": "zlib"}, "encoding of csv"),
+        ({"skiprows": "[1]"}, "skiprows of csv must be a number"),
+        ({"skiprows": -1}, "skiprows of csv must be a number"),
+        ({"keep_default_na": "maybe"}, "true or false"),
+    ],
+)
+def test_other_options_of_pandas_are_refused(tmp_path, option, message):
+    with refuses(message):
+        data.load(written(tmp_path / "t.csv", frame()), csv=option)
+
+
+def test_a_path_is_a_file_here(tmp_path, monkeypatch):
+    """Pandas would fetch an address, and unpack an archive."""
+    monkeypatch.setattr("urllib.request.urlopen", None)
+    for path in ("https://example.org/t.csv", "s3://bucket/t.csv", "t.csv.gz"):
+        with refuses("t.csv"):
+            data.load(path)
+    archive = tmp_path / "t.csv"
+    frame().to_csv(archive, index=False, compression="gzip")
+    with refuses("must be a text table"):
+        data.load(archive)
 
 
 SCALERS = {"standard": StandardScaler, "minmax": MinMaxScaler, "robust": RobustScaler}
@@ -175,8 +228,8 @@ def test_a_parquet_table_is_read_as_the_same_csv(tmp_path):
     assert one.classes == two.classes
     with refuses("'dose', row 0.*impute='median'"):
         data.load(path)
-    with refuses("separator"):
-        data.load(path, separator=";")
+    with refuses("csv"):
+        data.load(path, csv={"sep": ";"})
     table.assign(dose=[[1.0]] * 60).to_parquet(path, engine="pyarrow")
     with refuses("'dose' must be numbers"):
         data.load(path)
@@ -226,7 +279,7 @@ def test_targets_that_lose_digits_are_noted(targets, scale, columns):
     draw = np.random.default_rng(0)
     x = draw.permutation(60) + (1.7e9 if columns else 0.0)
     frame = pd.DataFrame({"client": ["a", "b"] * 30, "x": x, "label": targets + draw.permutation(60)})  # fmt: skip
-    made = as_data(frame, Reading(task="regression"))
+    made = as_data(frame, Reading(task="regression", columns=["x"]))
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         data.load(made, scale=scale)
@@ -257,21 +310,8 @@ def test_new_rows_are_compared_with_the_training_samples(scale):
     assert list(made.frame()["unlike training"]) == list(found.notes)
     with pytest.warns(UserWarning, match="'age': 200 of 200 values are far outside"):
         samples_of(table.assign(age=table.age * 88.4))
-    with refuses(r"Write new samples as .*decimal '\.'\.$"):
+    with refuses(r"'age', row 0.*got '1,5'.* Write new samples as training"):
         samples_of(table.assign(age="1,5"))
-
-
-def test_new_dates_are_compared_as_dates_with_the_file_named(tmp_path):
-    table = frame().assign(day=[f"2023-01-{1 + k % 20:02}" for k in range(60)])
-    path = written(tmp_path / "t.csv", table)
-    found = data.load(path, date_columns=["day"])
-    inputs = Inputs.from_federation(found, Reading(date_columns=["day"]))
-    new = tmp_path / "new.csv"
-    table.assign(day="1999-01-01").to_csv(new, sep=";", index=False)
-    said = r"new\.csv, column 'day': 60 of 60 .* 2023-01-01 to 2023-01-19"
-    own = "new.csv is read with separator=';'"
-    with pytest.warns(UserWarning, match=said), pytest.warns(UserWarning, match=own):
-        inputs.samples(new)
 
 
 def test_a_column_without_a_value_in_new_rows_is_noted():
@@ -285,65 +325,56 @@ def test_a_column_without_a_value_in_new_rows_is_noted():
         assert set(found.notes) == {repr(*empty)}
 
 
-def test_files_of_a_folder_have_their_own_signs(tmp_path):
-    """A separator, an encoding, a decimal sign and a form of dates of each file."""
+def test_a_messy_folder_becomes_one_tidy_table(tmp_path, monkeypatch, capsys):
+    """A separator, an encoding, a title and a decimal sign of one file; the script that check writes repairs them."""
+    monkeypatch.chdir(tmp_path)
+    Path("messy").mkdir()
     days = pd.date_range("2023-01-01", periods=60)
-    for name, form, how in (
-        ("a", "%Y-%m-%d", {}),
-        ("b", "%d.%m.%Y", {"sep": ";", "encoding": "cp1252", "decimal": ","}),
+    plain = frame().drop(columns="client").replace({"ill": "müde"})
+    plain = plain.assign(day=days.strftime("%d.%m.%Y"))
+    for name, how in (
+        ("a", {}),
+        ("b", {"sep": ";", "encoding": "cp1252", "decimal": ","}),
     ):
-        table = frame().drop(columns="client").replace({"ill": "müde"})
-        table = table.assign(day=days.strftime(form))
-        written(tmp_path / f"{name}.csv", table, **how)
-    with pytest.warns(UserWarning, match=r"b\.csv is read with") as caught:
-        source = data.files.read(tmp_path, Reading(date_columns=["day"]))
-    said = {str(note.message).partition("b.csv is read with ")[2] for note in caught}
-    assert said == {"encoding='latin-1'", "separator=';'", "decimal=','"}
+        written(Path(f"messy/{name}.csv"), plain, **how)
+    title = Path("messy/a.csv")
+    title.write_text(f"Study of Bern\n{title.read_text()}")
+    with pytest.raises(SystemExit):
+        main(["check", "messy", "--write", "tidy.py"])
+    printed = capsys.readouterr().out
+    assert "got 3 faults" in printed
+    assert "Then try: fedlayers choose tidy.csv" in printed
+    with pytest.raises(SystemExit):
+        main(["check", "messy", "--write", "messy/a.csv"])
+    subprocess.run([sys.executable, "tidy.py"], check=True)
+    source = data.files.read(Path("tidy.csv"))
     assert (source.owner_names, source.classes) == (("a", "b"), ("müde", "well"))
     assert np.array_equal(source.x[:60], source.x[60:])
-    assert source.table.columns[-1].example == "2023-01-01"
+    assert source.x[:, 0] == pytest.approx(np.tile(plain.age, 2))
+    assert source.x[0, -1] == (days[0] - pd.Timestamp(0)).days - 0.5
 
 
-@pytest.mark.parametrize("how", [{"decimal": ","}, {"thousands": ","}])
-def test_a_file_with_two_readings_is_refused_with_ways_that_read_it(tmp_path, how):
-    for name, sign in (("a", "."), ("b", ",")):
-        cells = [f"{k}{sign}250" for k in range(1, 13)]
-        table = pd.DataFrame({"v": cells, "label": [0, 1] * 6})
-        written(tmp_path / f"{name}.csv", table)
-    with refuses(r"'v', b\.csv.*decimal=',' or thousands=','"):
-        data.load(tmp_path)
-    source = data.files.read(tmp_path, Reading(**how))
-    value = 1.25 if "decimal" in how else 1250
-    assert source.x[[0, 12], 0].tolist() == [1.25, value]
-    said = source.table.columns[1].odd
-    assert f"b.csv: '1,250' is read as {value}" in said
-    assert ("another unit?" in said) == (value == 1250)
-
-
-LINES = [f"h{k % 2},{20 + k if k else 999},{k % 2}" for k in range(40)]
+LINES = [f"h{k % 2},{20 + k % 9 if k else 999},{k % 2}" for k in range(240)]
 HEADER = "client,age,label"
 
 
-def test_exports_of_spreadsheets_are_read_and_said_or_refused(tmp_path):
+def test_exports_of_spreadsheets_are_refused_or_said(tmp_path):
     """Titles above the header, cells without a name at its end, and a number that stands for a missing one."""
     path = tmp_path / "t.csv"
-    for above, end in (
-        ("Register,,\nMade in May,,\n\n", ""),
-        ("Register,of Bern,2024\n", ""),
-        ("", ",,"),
+    path.write_text("\n".join([HEADER, *LINES]))
+    source = data.files.read(path)
+    assert source.table.columns[1].odd == "999 far from the others in 1 cell: missing?"
+    assert source.counts().to_numpy().tolist() == [[120, 0], [0, 120]]
+    for above, end, way in (
+        ("Register,,\nMade in May,,\n\n", "", "csv={'skiprows': 3}"),
+        ("Register,of Bern,2024\n", "", "csv={'skiprows': 1}"),
+        ("", ",,", r"drop\(\['Unnamed: 3', 'Unnamed: 4'\], axis=1\)"),
     ):
         path.write_text(above + "\n".join(line + end for line in [HEADER, *LINES]))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            source = data.files.read(path)
-        assert [source.columns, len(source)] == [("age",), 40]
-        assert any("without a name" in str(each.message) for each in caught) == bool(
-            end
-        )
-        assert (
-            source.table.columns[1].odd == "999 far from the others in 1 cell: missing?"
-        )
-        assert source.counts().to_numpy().tolist() == [[20, 0], [0, 20]]
+        with refuses(way):
+            data.files.read(path)
+    path.write_text("Register\n\n" + "\n".join([HEADER, *LINES]))
+    assert len(data.files.read(path, Reading(csv={"skiprows": 2}))) == 240
     path.write_text("\n".join([HEADER, *(f"{line}," for line in LINES)]))
     with refuses("line 2: .*got 4. Correct the line, or add cells to the header"):
         data.files.read(path)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fl_core.data.cells import Array, Integers
 from fl_core.data.files import read_arrays
 from fl_core.data.registry import Location, dataset, find_file
 from fl_core.data.sources import Source
+from fl_core.data.values import Array, Integers
 from fl_core.errors import UsageError, about
 from fl_core.storage import check_size, write_atomically
 

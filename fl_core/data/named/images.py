@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from fl_core.data import arrays
-from fl_core.data.columns import IMAGENET
+from fl_core.data.faults import located
 from fl_core.data.files import read_npz
+from fl_core.data.names import Names
+from fl_core.data.reading import IMAGENET
 from fl_core.data.registry import Location, dataset, find_file, find_root
 from fl_core.data.sources import Source
-from fl_core.data.spelling import Names, located
 from fl_core.errors import RunError, UsageError, about, check_known
 
 NEAREST = "no published recipe; values of the nearest dataset that has one"

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from fl_core.data.cells import Array
 from fl_core.data.named.small import digits
 from fl_core.data.registry import DATASETS, Location, dataset
 from fl_core.data.sources import Source
+from fl_core.data.values import Array
 from fl_core.seeds import numpy_generator
 
 KINDS = {

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fl_core.data import arrays, tables
-from fl_core.data.columns import Reading
+from fl_core.data import arrays
 from fl_core.data.preprocessing import FIXED, Preprocessing
+from fl_core.data.reading import Reading
 from fl_core.data.registry import TEXT, Location, dataset, find_file
 from fl_core.data.sources import Source
+from fl_core.data.table.prepare import read_table
 from fl_core.errors import UsageError, listing
 
 LABORATORIES = 30
@@ -179,7 +180,7 @@ def heart() -> Source:
 def airline_tweets(data_root: Location | None) -> Source:
     """14,640 tweets to six airlines, which are the clients: negative, neutral or positive."""
     path = find_file("airline_tweets", data_root, "airline_tweets.jsonl")
-    tweets = tables.read_table(path, Reading(client_column="airline"))
+    tweets = read_table(path, Reading(client_column="airline"))
     if tweets.classes != ("0", "1", "2"):
         raise UsageError(
             f"{path}: labels must be 0, 1 and 2; got {listing(tweets.classes)}."

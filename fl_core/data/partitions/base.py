@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from fl_core import seeds
-from fl_core.data.cells import Integers
+from fl_core.data.names import Names, nearly_equal
 from fl_core.data.registry import SHARES
 from fl_core.data.sources import Source
-from fl_core.data.spelling import Names, nearly_equal
+from fl_core.data.values import Integers
 from fl_core.errors import (
     COUNT,
     Bound,

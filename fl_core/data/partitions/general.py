@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import numpy as np
 
 from fl_core import seeds
-from fl_core.data.cells import Integers
 from fl_core.data.partitions.base import (
     WHOLE,
     Partitioning,
@@ -20,6 +19,7 @@ from fl_core.data.partitions.base import (
     partition,
     those_with,
 )
+from fl_core.data.values import Integers
 from fl_core.errors import Bound, Positive, UsageError, check_value, listing
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 import numpy as np
 
 from fl_core import seeds
-from fl_core.data.cells import Bools, Floats, Integers
 from fl_core.data.partitions.base import (
     WHOLE,
     Partitioning,
@@ -19,6 +18,7 @@ from fl_core.data.partitions.base import (
     partition,
 )
 from fl_core.data.partitions.general import class_holders
+from fl_core.data.values import Bools, Floats, Integers
 from fl_core.errors import SHARE, Bound, Positive, UsageError, check_value
 
 if TYPE_CHECKING:

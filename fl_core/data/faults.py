@@ -1,0 +1,91 @@
+"""Faults in data: what is wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from fl_core.errors import UsageError, spelled
+
+Place = Callable[[int], str]
+"""The name of a row in messages."""
+Way = tuple[str, dict[str, Any]]
+"""What to do about a fault: a sentence, and the settings for it."""
+
+
+def row_of_array(row: int) -> str:
+    """Return the name of an array's row in error messages."""
+    return f"row {row} (rows count from 0)"
+
+
+def place_in(parts: Sequence[tuple[str, int, Place]]) -> Place:
+    """Return how messages name a row of several parts, each with its name, its rows and its own names of rows."""
+
+    def place(row: int) -> str:
+        for name, size, inside in parts:
+            if row < size:
+                return f"{name}, {inside(row)}"
+            row -= size
+        return row_of_array(row)
+
+    return place
+
+
+class DataFault(UsageError):
+    """An error in data, with what repairs it.
+
+    >>> print(DataFault("labels must be few; got 40.", ("Predict numbers", {"task": "regression"}), line="x = 1"))
+    labels must be few; got 40. Write `x = 1`. Or predict numbers: task='regression'.
+
+    Attributes:
+        rule: what is wrong.
+        line: a line of pandas that repairs the table, or an empty text.
+        ways: what else to do, each a sentence with its settings. The first one is proposed. The others are said after
+            "Or".
+        row: where, or None.
+    """
+
+    def __init__(
+        self, rule: str, *ways: str | Way, row: int | None = None, line: str = ""
+    ) -> None:
+        pairs = [(way, {}) if isinstance(way, str) else way for way in ways]
+        said = [f"{say}: {spelled(**keys)}." if keys else say for say, keys in pairs]
+        if line:
+            said.insert(0, f"Write `{line}`.")
+        said[1:] = [f"Or {say[0].lower()}{say[1:]}" for say in said[1:]]
+        super().__init__(" ".join(filter(None, [rule, *said])))
+        self.rule = rule
+        self.line = line
+        self.ways = pairs
+        self.row = row
+
+    @property
+    def repair(self) -> dict[str, Any]:
+        """Return the settings of the first way. None means that no setting is certain to help."""
+        return self.ways[0][1] if self.ways else {}
+
+    def at(self, where: str, place: Place = row_of_array) -> DataFault:
+        """Return the fault with its data, and with its row by a name."""
+        if self.row is not None:
+            where = f"{where}, {place(self.row)}"
+        return DataFault(f"{where}: {self.rule}", *self.ways, line=self.line)
+
+
+@contextmanager
+def located(where: str, place: Place = row_of_array) -> Iterator[None]:
+    """Begin the message of a fault with its data, and with its row.
+
+    >>> with located("t.csv", lambda row: f"line {row + 2}"):
+    ...     raise DataFault("the text must not be empty.", "Fill it.", row=4)
+    Traceback (most recent call last):
+        ...
+    fl_core.data.faults.DataFault: t.csv, line 6: the text must not be empty. Fill it.
+
+    Args:
+        where: the data. place: the name of a row.
+    """
+    try:
+        yield
+    except DataFault as fault:
+        raise fault.at(where, place) from fault

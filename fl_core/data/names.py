@@ -1,0 +1,61 @@
+"""Names and words as texts: of clients, classes, columns and categories. Settings start without NumPy."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+Names = tuple[str, ...]
+"""Names in their order."""
+MARKS = (
+    *("", "na", "n/a", "nan", "null", "none", "?", ".", "-", "nat", "<na>", "#n/a"),
+    *("#na", "#div/0!", "#value!", "#ref!", "#name?", "#num!", "#null!"),
+)
+"""Marks of a missing cell, in small letters. None is a label, a client or a group without being named as one."""
+_NUMBER = re.compile(
+    r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf(?:inity)?)|nan",
+    re.IGNORECASE,
+)
+
+
+def composed(text: str) -> str:
+    """Return a name in Unicode's composed form (NFC), so that equal letters are equal characters."""
+    return unicodedata.normalize("NFC", text)
+
+
+def first_duplicate(names: Sequence[str]) -> str | None:
+    """Return the first name that occurs more than once, or None."""
+    return next((name for name, n in Counter(names).items() if n > 1), None)
+
+
+def nearly_equal(words: Iterable[str]) -> list[list[str]]:
+    """Return the groups of words that differ only by case, blanks or Unicode's form.
+
+    >>> nearly_equal(["North", "east", "north ", "NORTH"])
+    [['North', 'north ', 'NORTH']]
+    """
+    groups: dict[str, list[str]] = {}
+    for word in words:
+        plain = composed("".join(word.split())).casefold()
+        groups.setdefault(plain, []).append(word)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def is_number(cell: str) -> bool:
+    """Return whether a cell is a plain number: digits with an optional sign, point and exponent.
+
+    >>> [is_number(cell) for cell in ("-1.5e3", " 7 ", "10_20", "1,5", "0x10", "1e", "1 000")]
+    [True, True, False, False, False, False, False]
+    """
+    return _NUMBER.fullmatch(cell.strip()) is not None
+
+
+def is_mark(word: str) -> bool:
+    """Return whether a word is a mark of a missing cell.
+
+    >>> [is_mark(word) for word in ("N/A", " ", "none", "Nancy")]
+    [True, True, True, False]
+    """
+    return word.strip().lower() in MARKS

@@ -1,0 +1,363 @@
+"""How a user's own data are read: the settings for columns, files and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from fl_core.data.names import Names, composed, first_duplicate
+from fl_core.errors import (
+    OneOf,
+    UsageError,
+    at_least,
+    check_known,
+    check_values,
+    listing,
+    spelled,
+)
+from fl_core.rows import CLASSIFICATION, MULTILABEL, SURVIVAL, TASKS
+
+SCALES = ("none", "standard", "minmax", "robust", "imagenet")
+"""Scaling of columns of numbers: none, to mean 0 and deviation 1, to 0..1, or by median and quartiles. The last is of
+colour images: by ImageNet's mean and deviation."""
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""The mean and the standard deviation of ImageNet's channels in 0..1."""
+IMPUTES = ("none", "mean", "median", "most_frequent")
+"""Values for missing numbers: none (they are errors), or a statistic of the column's training samples."""
+CLIPS = ("fences", "none")
+"""Bounds of a table's numbers: fences far outside of the clients' quartiles, or none."""
+STANDARD = SCALES[1]
+"""The default scaling of your own table."""
+PARQUET = ".parquet"
+JSONL = ".jsonl"
+TABLES = (".csv", ".tsv", PARQUET)
+"""The suffixes of tables."""
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif")
+"""The suffixes of images."""
+MAC = "__MACOSX"
+"""A folder in archives of a Mac, without data."""
+BETWEEN = ","
+"""What stands between the files in the name of a dataset that has several."""
+
+
+def holds_images(path: Path) -> bool:
+    """Return whether the subfolders of a folder hold images, as classes or as clients with classes."""
+    return any(images_in(path, form) for form in ("[!.]*/[!.]*", "[!.]*/[!.]*/[!.]*"))
+
+
+def images_in(path: Path, form: str) -> list[Path]:
+    """Return the image files of a folder that a pattern finds, sorted. A Mac's copies in an archive are left out."""
+    return sorted(
+        file
+        for file in path.glob(form)
+        if file.suffix.lower() in IMAGES
+        and MAC not in file.relative_to(path).parts
+        and file.is_file()
+    )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Settings for reading data, the keys of a configuration about its files.
+
+    Raises:
+        UsageError: names the key and its possible values.
+    """
+
+    client_column: str = "client"
+    """Column with the client in your own file."""
+    label_column: str = "label"
+    """Column with the label in your own file. TIME,EVENT for survival; LABEL,LABEL,... for multilabel."""
+    text_column: str = "text"
+    """Column with the text in your own file."""
+    tokenizer: str | None = None
+    """Folder of transformers whose tokenizer reads texts. Default: that of a model hf:FOLDER, else words."""
+    columns: list[str] | None = None
+    """Feature columns of your own table. Default: all."""
+    exclude_columns: list[str] | None = None
+    """Feature columns of your own table to leave out."""
+    categories: list[str] | None = None
+    """Columns of your own table whose cells are words, though they are numbers or codes. A label may be one of them."""
+    csv: dict[str, Any] | None = None
+    """How pandas reads your own .csv file: sep, decimal, thousands, encoding, na_values, keep_default_na, skiprows,
+    quotechar or comment, such as sep=';'."""
+    scale: Annotated[str | None, OneOf("scale", SCALES)] = None
+    """Scaling of features, fitted on all clients' training samples: none, standard, minmax or robust. imagenet is for
+    colour images. Default: standard for your own table, else none."""
+    impute: Annotated[str, OneOf("impute", IMPUTES)] = IMPUTES[0]
+    """Fill missing numbers with the training samples' mean, median or most_frequent. With none they are an error."""
+    clip: Annotated[str, OneOf("clip", CLIPS)] = CLIPS[0]
+    """Clip numbers of a table that lie far outside of the clients' training samples: fences (10 times the distance of
+    the quartiles beyond them), or none."""
+    task: Annotated[str, OneOf("task", TASKS)] = CLASSIFICATION
+    """Task of your own data: classification, regression, survival or multilabel."""
+    group_column: str | None = None
+    """Column of what several rows belong to, such as patient_id. Its rows stay in one split."""
+    drop_missing_labels: bool = False
+    """Leave out rows without a label."""
+    fill_missing_columns: bool = False
+    """Fill columns that a client lacks, by --impute."""
+    image_size: Annotated[int | None, at_least(1)] = None
+    """Crop the images of your own folder to squares, and scale them to this many pixels a side."""
+
+    def __post_init__(self) -> None:
+        for key in LISTS:
+            names = getattr(self, key)
+            if names is None:
+                continue
+            if isinstance(names, str) or {*map(type, names)} - {str}:
+                raise UsageError(f"{key} must be a list of names; got {names!r}.")
+            names = list(map(composed, names))
+            object.__setattr__(self, key, names)
+            twice = first_duplicate(names)
+            if twice:
+                raise UsageError(f"{key} must be distinct names; got {twice!r} twice.")
+        for role in ROLES:
+            object.__setattr__(self, role, composed(getattr(self, role)))
+        if self.csv is not None:
+            object.__setattr__(self, "csv", csv_options(self.csv))
+        check_values(vars(self), Reading)
+        if self.fill_missing_columns and not self.may_be_missing:
+            raise UsageError(
+                "fill_missing_columns must come with impute mean, median or most_frequent; got none. "
+                f"Add {spelled(impute='median')}."
+            )
+
+    @classmethod
+    def with_keys(cls, keys: Mapping[str, Any]) -> Reading:
+        """Return the settings with these keys.
+
+        Raises:
+            UsageError: a key is unknown, or a value is invalid.
+        """
+        check_removed(keys)
+        for key in keys:
+            check_known("key of how data are read", key, READING)
+        return cls(**keys)
+
+    def reading_options(self) -> dict[str, Any]:
+        """Return the settings by name, without those of a subclass."""
+        return {key: getattr(self, key) for key in READING}
+
+    @property
+    def labels(self) -> Names:
+        """Return the names of the label columns: one, or several for survival and multilabel."""
+        if self.task in (SURVIVAL, MULTILABEL):
+            return tuple(self.label_column.split(BETWEEN))
+        return (self.label_column,)
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """Return the settings that are not the default."""
+        found = self.reading_options()
+        return {k: v for k, v in found.items() if v != getattr(Reading, k)}
+
+    @property
+    def predicts_numbers(self) -> bool:
+        """Return whether labels are numbers, and not names of classes.
+
+        >>> Reading(task="regression").predicts_numbers, Reading().predicts_numbers
+        (True, False)
+        """
+        return self.task != CLASSIFICATION
+
+    @property
+    def texts(self) -> Names:
+        """Return the columns whose cells are texts as they are written: of clients, groups, classes and categories."""
+        names = [self.client_column, self.group_column, self.text_column]
+        names += self.categories or []
+        if not self.predicts_numbers:
+            names += self.labels
+        return tuple(name for name in names if name)
+
+    @property
+    def may_be_missing(self) -> bool:
+        """Return whether features may be missing because they are filled."""
+        return self.impute != IMPUTES[0]
+
+    def check_unasked(self, what: str, *keys: str) -> None:
+        """Check that keys without meaning for some data have their defaults, such as names of columns for images.
+
+        Raises:
+            UsageError: one of ``keys`` is not the default. The message begins with ``what``, which describes the data.
+        """
+        asked = [key for key in keys if getattr(self, key) != getattr(Reading, key)]
+        if asked:
+            raise UsageError(f"{what}. Leave out {listing(asked)}.")
+
+    def check_plain(self, what: str) -> None:
+        """Check that no column, sign or size of images is named for data without a header or image files.
+
+        Raises:
+            UsageError: names the keys. The message begins with ``what``, the data.
+        """
+        own = [key for key in READING if key not in ("scale", "impute", "clip", "task")]
+        none = "has no columns to name, and no text or image files to read"
+        self.check_unasked(f"{what} {none}", *own)
+
+
+READING = tuple(field.name for field in fields(Reading))
+ROLES = ("client_column", "label_column", "text_column")
+LISTS = ("columns", "exclude_columns", "categories")
+
+
+PLAIN = Reading()
+"""The default settings."""
+
+
+# --- options of pandas -------------------------------------------------------------------------------------------
+
+CSV = {
+    "sep": str,
+    "decimal": str,
+    "thousands": str,
+    "encoding": str,
+    "na_values": list,
+    "keep_default_na": bool,
+    "skiprows": int,
+    "quotechar": str,
+    "comment": str,
+}
+"""The options of ``pandas.read_csv`` that a table may be read with, each with its type."""
+MOST_SKIPPED = 1000
+"""The largest number of lines above a header."""
+
+
+def csv_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of ``pandas.read_csv``, checked. Their values may be texts, as on the command line.
+
+    >>> csv_options({"sep": ";", "skiprows": "2", "na_values": "-9,unknown", "keep_default_na": "true"})
+    {'sep': ';', 'skiprows': 2, 'na_values': ['-9', 'unknown'], 'keep_default_na': True}
+    >>> csv_options({"sep": "tab"})
+    {'sep': '\\t'}
+    >>> csv_options({"engine": "python"})
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: unknown option of csv 'engine': did you mean 'encoding'? known: sep, decimal, ...
+
+    Raises:
+        UsageError: names the option and its possible values.
+    """
+    if not isinstance(given, Mapping):
+        raise UsageError(f"csv must be options of pandas.read_csv; got {given!r}.")
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        check_known("option of csv", key, CSV)
+        found[key] = _csv_option(key, value)
+    signs = [found.get(key) for key in ("sep", "decimal", "thousands", "quotechar")]
+    twice = first_duplicate([sign for sign in signs if sign])
+    if twice:
+        raise UsageError(
+            f"sep, decimal, thousands and quotechar of csv must be different signs; got {twice!r} twice."
+        )
+    return found
+
+
+def _csv_option(key: str, value: Any) -> Any:
+    if key == "na_values":
+        values = value.split(",") if isinstance(value, str) else value
+        if not isinstance(values, list | tuple):
+            values = [values]
+        return [str(each) for each in values]
+    if key == "keep_default_na":
+        words = {"true": True, "false": False}
+        known = words.get(str(value).lower())
+        if known is None:
+            raise UsageError(f"{key} of csv must be true or false; got {value!r}.")
+        return known
+    if key == "skiprows":
+        text = str(value)
+        if not text.isdecimal() or int(text) > MOST_SKIPPED:
+            raise UsageError(
+                f"{key} of csv must be a number of lines, from 0 to {MOST_SKIPPED:,}; got {value!r}."
+            )
+        return int(text)
+    if key == "encoding":
+        try:
+            "".encode(value)  # also refuses codecs of bytes, such as zlib
+        except (LookupError, TypeError) as error:
+            raise UsageError(
+                f"{key} of csv must be such as utf-8, latin-1 or cp1252; got {value!r}."
+            ) from error
+        return value
+    sign = "\t" if key == "sep" and value in ("tab", "\\t") else value
+    quotes = key != "quotechar" and sign == '"'
+    if not isinstance(sign, str) or len(sign) != 1 or sign in "\r\n" or quotes:
+        raise UsageError(f"{key} of csv must be one character; got {value!r}.")
+    return sign
+
+
+# --- settings of earlier versions --------------------------------------------------------------------------------
+
+REMOVED = {
+    "separator": "Write csv={'sep': VALUE}.",
+    "encoding": "Write csv={'encoding': VALUE}.",
+    "decimal": "Write csv={'decimal': VALUE}.",
+    "thousands": "Write csv={'thousands': VALUE}.",
+    "missing": "Write csv={'na_values': VALUE}.",
+    "word_columns": "Write categories=NAME.",
+    "keep_ids": "Name the columns to use: columns=NAME.",
+    "fold_case": "Write `table[NAME] = table[NAME].str.strip().str.lower()`, and read that table.",
+    "date_columns": "Write `table[NAME] = (pd.to_datetime(table[NAME]) - pd.Timestamp(0)) / pd.Timedelta(days=1)`, and "
+    "read that table.",
+    "label_numbers": "Write `table[NAME] = pd.to_numeric(table[NAME])`, and read that table.",
+}
+"""Settings of earlier versions, each with its new form."""
+
+
+def check_removed(keys: Iterable[str]) -> None:
+    """Refuse settings of earlier versions with their new form.
+
+    >>> check_removed(["separator"])
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: separator must be left out: it is no setting any more. Write csv={'sep': VALUE}.
+
+    Raises:
+        UsageError: names the first of them.
+    """
+    for key in keys:
+        if key in REMOVED:
+            raise UsageError(
+                f"{key} must be left out: it is no setting any more. {REMOVED[key]}"
+            )
+
+
+def current(
+    stored: Mapping[str, Any], is_csv: bool = True
+) -> tuple[dict[str, Any], list[str]]:
+    """Return stored settings in their present form, and the removed ones among them that are not the default.
+
+    Settings of an earlier version are known by their separator. That version took more marks as missing cells.
+
+    >>> current({"separator": ";", "keep_ids": False, "word_columns": ["dose"], "impute": "mean"})
+    ({'impute': 'mean', 'categories': ['dose'], 'csv': {...'sep': ';'}}, ['separator', 'word_columns'])
+
+    Args:
+        is_csv: whether the settings are for a .csv file.
+    """
+    if not isinstance(stored, Mapping) or "separator" not in stored:
+        return dict(stored), []
+    kept = {key: value for key, value in stored.items() if key not in REMOVED}
+    asked = [key for key in REMOVED if stored.get(key) not in (None, False, *_USUAL)]
+    if stored.get("word_columns"):
+        kept["categories"] = stored["word_columns"]
+    marks = ["?", ".", *(stored.get("missing") or ())]
+    options: dict[str, Any] = {"keep_default_na": True, "na_values": marks}
+    names = {
+        "separator": "sep",
+        "encoding": "encoding",
+        "decimal": "decimal",
+        "thousands": "thousands",
+    }
+    for key, name in names.items():
+        if key in asked:
+            options[name] = stored[key]
+    if is_csv:
+        kept["csv"] = options
+    return kept, asked
+
+
+_USUAL = (",", "utf-8", ".")

@@ -1,0 +1,1 @@
+"""Tables: opened by pandas, each column described once, and then refused or prepared."""

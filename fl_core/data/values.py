@@ -1,0 +1,124 @@
+"""Values of one column or array: numbers, or texts of which each is stored once."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fl_core.data.faults import DataFault, Way
+from fl_core.data.names import composed, is_mark, is_number
+
+Array = NDArray[np.generic]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Cells: TypeAlias = "pd.Categorical | Floats"
+"""A column of text, each word once and an empty one for a missing cell; or of numbers, NaN where one is missing."""
+
+
+def text_of(value: Any) -> str:
+    """Return a value as text. A whole number has no point, and a missing value no text.
+
+    >>> [text_of(value) for value in (7.0, 1.5, None, True, "7.0")]
+    ['7', '1.5', '', 'True', '7.0']
+    """
+    if isinstance(value, str):
+        return value
+    if value is None or value is pd.NA or value != value:
+        return ""
+    if isinstance(value, int) or not hasattr(value, "is_integer"):
+        return str(value)
+    return str(int(value)) if value.is_integer() else str(value)
+
+
+def texts_of(values: Cells | Array | pd.Series) -> pd.Categorical:
+    """Return values as text, in Unicode's composed form. A missing value has no text.
+
+    >>> list(texts_of(np.array([1.0, np.nan, 2.5])))
+    ['1', '', '2.5']
+
+    Raises:
+        DataFault: a value is a list, an array or a dictionary.
+    """
+    if isinstance(values, pd.Categorical):
+        return values
+    column = pd.Series(values)
+    types = pd.api.types
+    if types.is_object_dtype(column.dtype) and types.infer_dtype(column) != "string":
+        nested = [isinstance(each, dict | list | np.ndarray) for each in column]
+        rule = "a cell must have one number or text"
+        refuse_where(np.array(nested, dtype=bool), column.to_numpy(), rule)
+        column = column.map(text_of)
+    place, words = pd.factorize(column)
+    names = [composed(text_of(word)) for word in words.astype(object)]
+    if (place < 0).any():
+        names.append("")
+    code, distinct = pd.factorize(np.array(names, dtype=object))
+    cells = pd.Categorical.from_codes(code[place], pd.Index(distinct, dtype=object))
+    used = np.bincount(cells.codes, minlength=len(distinct))
+    return cells if used.all() else cells.remove_unused_categories()
+
+
+def taken(cells: Any, rows: Any) -> Any:
+    """Return some rows of a column. A column of text keeps its words there."""
+    cells = cells[rows]
+    return cells if isinstance(cells, np.ndarray) else cells.remove_unused_categories()
+
+
+def lacks_value(cells: Cells) -> Bools:
+    """Return where a column has no value."""
+    if isinstance(cells, np.ndarray):
+        return np.isnan(cells)
+    missing = [not word.strip() for word in cells.categories]
+    return np.array(missing, dtype=bool)[cells.codes]
+
+
+def is_marked(cells: pd.Categorical) -> Bools:
+    """Return where texts are marks of a missing value, such as NA, or empty."""
+    marked = [is_mark(word) for word in cells.categories]
+    return np.array(marked, dtype=bool)[cells.codes]
+
+
+def numbers(cells: Cells, *ways: str | Way) -> Floats:
+    """Convert text to float64 [n], NaN for a cell without a value. Numbers stay as they are.
+
+    Args:
+        ways: what to do about other cells.
+
+    Raises:
+        DataFault: names the first cell that is not a number.
+    """
+    if isinstance(cells, np.ndarray):
+        return cells
+    words = cells.categories
+    known = np.array([*map(is_number, words)], dtype=bool)
+    others = ~(known[cells.codes] | lacks_value(cells))
+    refuse_where(others, cells, "the cell must be a number", *ways)
+    values = np.full(len(words), np.nan)
+    values[known] = [float(word) for word in words[known]]
+    return values[cells.codes]
+
+
+def refuse_where(bad: Bools, values: Any, rule: str, *ways: str | Way) -> None:
+    """Refuse values, and name the first bad one.
+
+    Args:
+        bad: whether a value is refused. rule: what values must be. ways: what to do.
+    """
+    if bad.any():
+        got = values[int(np.argmax(bad))]
+        shown = repr(str(got)) if isinstance(got, str) else got  # it may be empty
+        raise fault_where(bad, shown, rule, *ways)
+
+
+def fault_where(
+    bad: Bools, got: Any, rule: str, *ways: str | Way, line: str = ""
+) -> DataFault:
+    """Return the fault of some rows, with their number. Its place is the first of them."""
+    count = f"({bad.sum():,} of {len(bad):,} rows)"
+    return DataFault(
+        f"{rule}; got {got} {count}.", *ways, row=int(np.argmax(bad)), line=line
+    )

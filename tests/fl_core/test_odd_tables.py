@@ -1,0 +1,238 @@
+"""Odd tables, and the shapes of public ones: each is read right, or refused with a repair that works.
+
+The table of outcomes says for each how it was read while settings were guessed, and how it is now.
+"""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fl_core.data.reading import PLAIN, Reading
+from fl_core.data.table.prepare import find_faults
+
+N = 200
+DRAW = np.random.default_rng(0)
+PATIENT = np.repeat(np.arange(40), 5)
+EID = DRAW.permutation(40)[PATIENT]
+DAYS = pd.date_range("2023-01-01", periods=N)
+NUMBERS = {f"v{k}": DRAW.normal(size=N).round(3) for k in range(4)}
+NEAR = {
+    f"v{k}": DRAW.normal(size=40)[PATIENT] + 0.1 * DRAW.normal(size=N) for k in range(4)
+}
+
+
+def words(*some):
+    return DRAW.choice(some, N)
+
+
+def sparse(values, others, share):
+    """Return values of which a share is replaced."""
+    return np.where(DRAW.random(N) < share, others, np.asarray(values, dtype=object))
+
+
+def rows(cell):
+    return list(map(cell, range(N)))
+
+
+def repaired(path, reading):
+    """Return what is found in a table after all repairs that its faults propose."""
+    found = find_faults(path, reading)
+    how = found.reading
+    if found.repairs:
+        exec(compile(found.script("tidy.csv"), "tidy.py", "exec"), {})
+        path, how = Path("tidy.csv"), replace(how, csv=None)
+        header = pd.read_csv(path, nrows=1).columns
+        kept = [name for name in how.exclude_columns or () if name in header]
+        how = replace(how, exclude_columns=kept or None)
+    return found, find_faults(path, how)
+
+
+def outcome(found):
+    """Return the settings that a table was refused with, "line" for lines of pandas, or "read"."""
+    changed = sorted(found.reading.changed.keys() - {"label_column", "client_column"})
+    lines = ["dropped" if ".drop(" in line else "line" for line in found.repairs]
+    return " ".join([*sorted({*lines}), *changed]) if found.faults else "read"
+
+
+DROPPED, OUT = "drop_missing_labels", "exclude_columns"
+ODD = {  # new columns, the settings that were guessed, the outcome now, and the number of classes unless it is 2
+    "nothing": ({}, "read", "read"),
+    "a class named None": ({"label": words("None", "Some", "Marked")}, "word_columns", DROPPED, 2),
+    "letters and a number as classes": ({"label": words("4", "f", "r")}, "word_columns", "categories", 3),
+    "some labels are missing": ({"label": sparse(words("0", "1"), "#N/A", 0.02)}, DROPPED, DROPPED),
+    "many labels are missing": ({"label": sparse(words("0", "1"), "", 0.2)}, "undecided", DROPPED),
+    "a typing mistake in a label": ({"label": sparse(words("0", "1"), "l", 0.01)}, f"{DROPPED} missing", "line"),
+    "a number among words as labels": ({"label": sparse(words("x", "y"), "7", 0.02)}, "word_columns", "categories", 3),
+    "codes 007 and 7": ({"label": words("007", "7", "8")}, "label_numbers", "line"),
+    "a number as label": ({"label": NUMBERS["v0"] * 7}, "task", "task", 0),
+    "counts as label": ({"label": DRAW.integers(0, 40, N)}, "task", "task", 0),
+    "many words as label": ({"label": rows(lambda k: f"word {k}x")}, "word_columns", "categories", N),
+    "one word among numbers": ({"dose": sparse(NUMBERS["v0"], "unknown", 0.02)}, "impute missing", "line impute"),
+    "many marks among numbers": ({"dose": sparse(NUMBERS["v0"], "-", 0.1)}, "impute missing", "line impute"),
+    "a limit among numbers": ({"dose": sparse(NUMBERS["v0"], "<5", 0.02)}, OUT, "dropped"),
+    "one number among words": ({"dose": sparse(words("low", "high"), "3", 0.02)}, "read", "read"),
+    "numbers with units": ({"dose": rows(lambda k: f"{7 * k % 90} mg")}, OUT, "line"),
+    "units on a count of rows": ({"dose": rows(lambda k: f"{k} mg")}, OUT, "dropped"),
+    "decimal commas": ({"dose": rows(lambda k: f"{k * 7 % 50},{k % 10}")}, "decimal", "line"),
+    "two readings": ({"dose": rows(lambda k: f"{k},{k % 900 + 100}")}, OUT, "dropped"),
+    "nothing in it": ({"dose": np.nan}, OUT, "dropped"),
+    "German dates": ({"day": DAYS.strftime("%d.%m.%Y")}, "date_columns", "line"),
+    "dates in two forms": (
+        {"day": [f"{day:%d.%m.%Y}" if day.day % 2 else f"{day:%Y/%m/%d}" for day in DAYS]}, OUT, "dropped"),
+    "an index": ({"": np.cumsum(DRAW.integers(1, 9, N))}, OUT, "dropped"),
+    "a count of rows by any name": ({"order": np.arange(N)}, OUT, OUT),
+    "patients by their labels": ({"eid": EID, "label": DRAW.integers(0, 2, 40)[PATIENT]}, "group_column", "read"),
+    "patients by their values": ({"eid": EID, **NEAR}, "group_column", "read"),
+    "patients and visits": ({"patient": PATIENT, "visit_id": np.arange(N) // 2}, "undecided", f"{OUT} group_column"),
+    "above 2**53": ({"big": 2**60 + np.arange(N)}, OUT, "dropped"),
+    "codes above 2**53": ({"big": 2**60 + np.arange(N) % 9}, "word_columns", "categories"),
+    "names with hyphens": (
+        {"-x": sparse(words("1", "b"), "c", 0.1), "--y": DAYS.strftime("%Y-%m-%d")},
+        "date_columns word_columns", "line categories"),
+    "labels with many marks": (
+        {"label": sparse(words("0", "1"), words("NA", "N/A", "null", "?", "NaN", "", "<NA>"), 0.04)},
+        DROPPED, DROPPED),
+    "an amount with a sign": ({"price": rows(lambda k: f"€{7 * k % 90}")}, OUT, "line"),
+    "points and commas": ({"dose": rows(lambda k: f"1.{k + 100},5")}, "decimal thousands", "line"),
+    "blanks between thousands": ({"dose": rows(lambda k: f"1\u00a0{k % 50 + 100}")}, "thousands", "line"),
+    "apostrophes between thousands": ({"dose": rows(lambda k: f"1'{k + 100}.5")}, "thousands", "line"),
+    "times of a day": ({"at": rows(lambda k: f"{k % 24}:30")}, "date_columns", "line"),
+    "dates with names of months": ({"day": DAYS.strftime("%d%b%Y")}, "date_columns", "line"),
+    "years of two digits": ({"day": DAYS.strftime("%d/%m/%y")}, OUT, "dropped"),
+    "durations": ({"stay": rows(lambda k: f"{k % 9} days 06:00:00")}, "date_columns", "line"),
+    "durations above a day": ({"stay": rows(lambda k: f"{7 * k % 90}:15:00")}, "date_columns", "line"),
+    "sorted by a measurement": ({"crp": np.sort(DRAW.normal(size=N))}, "read", "read"),
+    "sorted by an amount": ({"income": np.sort(DRAW.choice(90_000, N))}, OUT, OUT),
+    # new ones
+    "codes with zeros before them": ({"ward": words("0150", "0300", "1200")}, "read as numbers", "line"),
+    "yes and no": ({"ill": words("TRUE", "FALSE")}, "words", "read"),
+    "NA as a word": ({"ward": words("NA", "north", "south")}, "missing", "read"),
+    "a minus sign of Unicode": ({"v4": rows(lambda k: f"\u2212{7 * k % 90}.5")}, "read", "line"),
+    "words in two spellings": ({"sex": words("f", "F", "m")}, "a mark", "line"),
+    "classes in two spellings": ({"label": words("ill", "Ill ", "well")}, "a note", "line"),
+    "a class of nines": ({"label": sparse(words("0", "1", "2"), "999", 0.03)}, "missing", "line", 3),
+    "a client without a name": ({"client": sparse(words("a", "b"), "", 0.03)}, "undecided", "line"),
+    "a client named NA": ({"client": sparse(words("a", "b"), "NA", 0.03)}, "word_columns", "line"),
+    "clients in two spellings": ({"client": words("a", "b", "B")}, "a note", "line"),
+    "infinite numbers": ({"v4": sparse(NUMBERS["v0"], "inf", 0.03)}, OUT, "line"),
+    "percent": ({"v4": rows(lambda k: f"{7 * k % 90} %")}, OUT, "line"),
+    "large numbers with a gap": ({"big": sparse(2**60 + 2**40 * DRAW.integers(0, 7, N), "", 0.03)}, OUT, "categories"),
+    "different large numbers": ({"v4": DRAW.permutation(90_000)[:N]}, "read", OUT),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_table_is_read_right_or_refused_with_a_repair(
+    tmp_path, monkeypatch, odd
+):
+    """All repairs are proposed at once. Rows, classes and clients are then those of the file."""
+    monkeypatch.chdir(tmp_path)
+    columns, _, now, *classes = ODD[odd]
+    clients = {"client": ["a", "b"] * (N // 2)}
+    frame = pd.DataFrame({**clients, **NUMBERS, "label": words("0", "1")})
+    path = Path("t.csv")
+    frame.assign(**columns).to_csv(path, index=False)
+    found, again = repaired(path, PLAIN)
+    assert outcome(found) == now, found
+    assert (found.source is None) == bool(found.faults)
+    assert not again.faults
+    source = again.source
+    fewer = "drop_missing_labels" in now or {*columns} & {"label", "client", "v4"}
+    assert (len(source) == N) or (fewer and len(source) > N / 2)
+    assert [len(source.classes)] == (classes or [2])
+    assert source.owner_names == ("a", "b")
+    name = next(iter(columns), "v0")
+    gone = {"dropped", "exclude_columns", "group_column"} & {*now.split()}
+    gone |= {"label", "client"} & {name}
+    assert (name in source.columns) == (not gone)
+
+
+def test_what_is_said_of_a_table_is_printed_once_a_column(tmp_path):
+    """Columns with one fault are one fault, and each fault is one line."""
+    columns = {f"w{k}": rows(lambda k: f"no {k}x") for k in range(3)}
+    path = tmp_path / "t.csv"
+    holes = {f"h{k}": sparse(NUMBERS["v0"], "", 0.1) for k in range(3)}
+    pd.DataFrame({**columns, **holes, "label": words("0", "1")}).to_csv(path)
+    found = find_faults(path, PLAIN)
+    assert len(found.faults) == 3  # a column without a name, words, and holes
+    assert found.lines[1:] == [f"  {k}. {fault}" for k, fault in enumerate(found.faults, 1)]  # fmt: skip
+    assert "'w0', 'w1', 'w2'" in str(found.faults[-1])
+
+
+PUBLIC = """iris sepal_length:n sepal_width:n petal_length:n petal_width:n species=3 | read
+wine class=3 alcohol:n malic_acid:n ash:n magnesium:i phenols:n hue:n proline:i | read
+tumours id:k diagnosis=2 radius_mean:n texture_mean:n perimeter_mean:n area_mean:n | exclude_columns
+Titanic PassengerId:k Survived=2 Pclass:c Name:t Sex:w Age:h SibSp:c Ticket:t Fare:n Embarked:q | dropped OUT impute
+adult age:i workclass:q education:w education-num:c marital-status:w race:w hours-per-week:i country:w income=2 | read
+Pima Pregnancies:c Glucose:i BloodPressure:i BMI:n DiabetesPedigreeFunction:n Age:i Outcome=2 | read
+failure age:i anaemia:b diabetes:b platelets:n serum_sodium:i sex:b time:i DEATH_EVENT=2 | read
+Cleveland age:i sex:b cp:c chol:i fbs:b restecg:c thalach:i oldpeak:n ca:q thal:q num=5 | read
+stroke id:k gender:w age:n heart_disease:b ever_married:w bmi:h smoking_status:w stroke=2 | exclude_columns impute
+bank age:i job:w default:w balance:i housing:w month:w duration:i poutcome:w y=2 | read
+German status:w duration:i history:w amount:i savings:w foreign:w class=2 | read
+mushroom class=2 cap-shape:w cap-color:w odor:w stalk-root:q habitat:w | read
+car buying:w maint:w doors:x persons:x lug_boot:w safety:w class=4 | categories
+penguins species=3 island:w bill_length_mm:h body_mass_g:h sex:q year:c | impute
+churn customerID:t gender:w SeniorCitizen:b tenure:i MonthlyCharges:n TotalCharges:h Churn=2 | exclude_columns impute
+thyroid age:i sex:q sick:w TSH:h T3:h referral_source:w class=3 | impute
+hepatitis Class=2 AGE:i SEX:b STEROID:q BILIRUBIN:h PROTIME:h | impute
+readmission encounter_id:k patient_nbr:p race:q time:c num_medications:i diag_1:w insulin:w readmitted=3 | OUT GROUP
+kidney id:k age:h bp:h al:c rbc:q hemo:h classification=2 | exclude_columns impute
+Parkinson name:t MDVP:n Jitter:n Shimmer:n HNR:n status=2 RPDE:n DFA:n | dropped
+liver Age:i Gender:w Total_Bilirubin:n Albumin:h Dataset=2 | impute
+sepsis patient_id:p hour:i HR:h O2Sat:h Temp:h Gender:b SepsisLabel=2 | group_column impute
+cervix Age:i partners:q Smokes:q STDs:q Biopsy=2 | read
+abalone Sex:w Length:n Diameter:n Height:n Whole_weight:n Rings=28 | task
+cars mpg:n cylinders:c horsepower:h weight:i model_year:i origin=3 | impute
+loan Loan_ID:t Gender:q Dependents:x ApplicantIncome:i LoanAmount:h Area:w Loan_Status=2 | categories OUT impute
+spam free:n money:n george:n capital_run_length:i spam=2 | read
+centres hospital:C patient:p age:i lactate:h sofa:i admitted:d died=2 | line group_column impute
+default ID:k LIMIT_BAL:i SEX:b EDUCATION:c PAY_0:c BILL_AMT1:i default=2 | exclude_columns
+weather Date:d MinTemp:h Rainfall:h WindDir:q RainToday:q RainTomorrow=2 | line impute"""
+"""The shapes of 30 public tables: a name, each column with its kind or its number of classes, and the outcome."""
+KINDS = {
+    "n": NUMBERS["v0"],
+    "i": DRAW.integers(0, 400, N),
+    "c": DRAW.integers(1, 6, N),
+    "b": DRAW.integers(0, 2, N),
+    "w": words("x", "y", "z"),
+    "x": words("2", "3", "5more"),
+    "q": sparse(words("x", "y"), "?", 0.05),
+    "h": sparse(NUMBERS["v1"], "", 0.1),
+    "d": DAYS.strftime("%Y-%m-%d"),
+    "k": DRAW.permutation(N),
+    "t": [f"no {k}, of {k}" for k in range(N)],
+    "p": PATIENT + 1000,
+    "C": PATIENT % 2,
+}
+
+
+@pytest.mark.parametrize("line", PUBLIC.splitlines())
+def test_public_tables_are_read_with_their_label_and_client(
+    tmp_path, monkeypatch, line
+):
+    """The classes, all rows, the clients and the groups are those of the file."""
+    monkeypatch.chdir(tmp_path)
+    shape, _, now = (
+        line.replace("OUT", OUT).replace("GROUP", "group_column").partition(" | ")
+    )
+    columns, roles = {}, {}
+    for name, sign, kind in re.findall(r"(\S+)([:=])(\w+)", shape):
+        roles[kind if sign == ":" else "label"] = name
+        columns[name] = KINDS[kind] if sign == ":" else DRAW.integers(0, int(kind), N)
+    path = Path("t.csv")
+    pd.DataFrame(columns).to_csv(path, index=False)
+    client = roles.get("C", "client")
+    asked = Reading(label_column=roles["label"], client_column=client)
+    found, again = repaired(path, asked)
+    assert outcome(found) == now, found
+    assert not again.faults
+    source, classes = again.source, np.unique(columns[roles["label"]])
+    assert len(source) == N
+    assert len(source.classes) == len(classes) % 28  # so many are numbers
+    assert source.owner_names == (("0", "1") if "C" in roles else ())
+    assert found.reading.group_column == roles.get("p")
