@@ -84,7 +84,7 @@ def changed_model(name: str, seed: int) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in made.parameters():
-            weight += CHANGE * torch.randn(weight.shape, generator=generator)
+            weight.add_(CHANGE * torch.randn(weight.shape, generator=generator))
     return made
 
 
