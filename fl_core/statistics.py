@@ -16,7 +16,7 @@ Each kind of interval in this project has one home. Use
 * :func:`mean_interval` for a mean over seeds, datasets or pairs of runs;
 * :func:`stratified_mean` for a mean over samples of clients, whose patients stay together;
 * :func:`share_interval` for a share of trials, with :func:`design_effect` if they come in groups;
-* ``paired`` of :mod:`fedlayers.decision.comparison` for the gain of one algorithm over others, all together;
+* :func:`paired` for the gain of one algorithm over others, over seeds, all together;
 * :func:`simultaneous` for the arms of a race, all arms together;
 * ``stability`` of :mod:`diagnostics.curve` for how often a decision stays over resamples;
 * :mod:`diagnostics.null` for the band where clients that do not differ would lie;
@@ -139,6 +139,30 @@ def mean_interval(
     quantile = float(stdtrit(len(x) - 1, 1 - (1 - (1 + level) / 2) / comparisons))
     half = quantile * float(x.std(ddof=1)) / math.sqrt(len(x))
     return Interval(mean, mean - half, mean + half)
+
+
+def paired(scores: pd.DataFrame, pairs: Sequence[tuple[Any, Any]]) -> pd.DataFrame:
+    """Return by how much columns exceed others, with 95 % intervals that hold together.
+
+    The intervals are those of :func:`mean_interval`, with Bonferroni's correction. Equal differences have none.
+
+    Args:
+        scores: seeds x what is compared. A seed without one of two values is left out.
+        pairs: names of two columns each.
+
+    Returns:
+        A line for each pair: ``value``, ``low``, ``high`` and the number of seeds ``n``.
+    """
+    lines = []
+    for one, other in pairs:
+        gain = (scores[one] - scores[other]).dropna()
+        found = UNKNOWN
+        if len(gain):
+            found = mean_interval(gain, comparisons=len(pairs))
+        if found.low == found.high:  # no spread, no claim
+            found = Interval(found.value, math.nan, math.nan)
+        lines.append((*found, len(gain)))
+    return pd.DataFrame(lines, columns=["value", "low", "high", "n"])
 
 
 def halves(

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from diagnostics.tuning.permutation import Difference
-from fedlayers.decision.ways import ALONE, LINEAR, NONE, SHARE_ALL, SHARE_SOME
+from fedlayers.decision.ways import (
+    ALONE,
+    ELSEWHERE,
+    LINEAR,
+    NONE,
+    SHARE_ALL,
+    SHARE_SOME,
+)
 from fl_core import __version__
 from fl_core.display import Displayed, Summary
 from fl_core.errors import listing
@@ -36,8 +43,6 @@ LINES = 8
 """The most lines of an answer in the terminal."""
 WORDS = 120
 """The most words of a headline with its bullets."""
-ELSEWHERE = "not asked over sites"
-"""Why a question that compares single samples, or exports models, has no answer there."""
 NAMED = 3
 """Clients, or layers, that a sentence names at most."""
 EPOCHS = {1: "one epoch", 2: "two epochs", 4: "four epochs"}

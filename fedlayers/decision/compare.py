@@ -101,7 +101,6 @@ def compare(
     tuned: Tuned | Path | str | None = None,
     score: str = "",
     baselines: bool = False,
-    beside: pd.DataFrame | None = None,
     backend: Backend | str = "",
     command: str = "",
     progress: bool = True,
@@ -130,7 +129,6 @@ def compare(
         tuned: the choice of :func:`~fedlayers.decision.tune.tune` for each algorithm, or the path of its file.
         score: by which algorithms are ranked; see :class:`~fedlayers.decision.comparison.Comparison`.
         baselines: add rows of baselines that need no federation (:mod:`fedlayers.decision.simple`).
-        beside: rows of other runs with these seeds, to show as a further algorithm.
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.local`);
             default this process.
         live: as of :func:`~fedlayers.decision.choose.choose`.
@@ -153,13 +151,11 @@ def compare(
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
         settings, options = tuned.apply(config, algorithms, seeds, options, **own)
     asked = (config, algorithms, seeds, out, options, plan, settings)
-    # or the other runs' study did
-    announced: set[str] | None = set() if beside is None else None
-    jobs = compared_jobs(*asked, announced, command=command, **own)
+    jobs = compared_jobs(*asked, set(), command=command, **own)
     shown = {"progress": progress, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
         train(jobs, place)
-    frames = [] if beside is None else [beside]
+    frames: list[pd.DataFrame] = []
     for k, task in enumerate(assembled(jobs[:: len(algorithms)], stored=False)):
         losses, at = SeedLosses(task), k * len(algorithms)
         frames += [_scored(job, losses) for job in jobs[at : at + len(algorithms)]]

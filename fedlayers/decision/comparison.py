@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -147,23 +147,6 @@ class Comparison(Displayed):
         table = self.clients[self.clients["metric"] == self.score]
         return table[table["algorithm"] == algorithm].set_index("client")["value"]
 
-    def gains(self, chosen: str, others: Sequence[str] = ()) -> pd.DataFrame:
-        """Return by how much an algorithm is better than others, as of :func:`paired`; below 0 it is worse.
-
-        Args:
-            others: those that are here count. Default: all.
-
-        Raises:
-            UsageError: the algorithm is not in this comparison.
-        """
-        blocks = self._blocks
-        check_known("algorithm of this comparison", chosen, blocks.index)
-        there = [name for name in others or blocks.index if name in blocks.index]
-        pairs = [(chosen, name) for name in there if name != chosen]
-        found = paired(blocks.T, pairs, 1 if SCORES[self.score] else -1)
-        found.insert(0, "algorithm", [name for _, name in pairs])
-        return found
-
     @property
     def legend(self) -> str:
         """The meaning of the table's columns, the local training, the baselines, and why ranks are missing."""
@@ -197,7 +180,7 @@ class Comparison(Displayed):
         means = blocks.mean(axis=1)
         best = means.idxmax() if SCORES[score] else means.idxmin()
         others = [name for name in blocks.index if name != best]
-        gaps = paired(blocks.T, [(name, best) for name in others])
+        gaps = statistics.paired(blocks.T, [(name, best) for name in others])
         texts = {best: ""}
         for name, gap in zip(others, gaps.itertuples(), strict=True):
             interval = bracket(score, gap.low, gap.high)
@@ -320,30 +303,3 @@ def scores_of(final: pd.DataFrame) -> pd.DataFrame:
 def validation_rows(job: TrainingJob) -> pd.DataFrame:
     """Return the validation scores of a run's one model: of its best round under a stopping rule, else of its last."""
     return headline(job.rows, "validation", best=job.best_round is not None)
-
-
-def paired(
-    scores: pd.DataFrame, pairs: Sequence[tuple[Any, Any]], sign: int = 1
-) -> pd.DataFrame:
-    """Return by how much columns exceed others, with 95 % intervals that hold together.
-
-    The intervals are Student's t with Bonferroni's correction, so they depend on the number of pairs.
-
-    Args:
-        scores: seeds x what is compared. A seed without one of two values is left out.
-        pairs: names of two columns each.
-        sign: -1 if a lower score is better.
-
-    Returns:
-        A line for each pair: ``value``, ``low``, ``high`` and the number of seeds ``n``.
-    """
-    lines = []
-    for one, other in pairs:
-        gain = sign * (scores[one] - scores[other]).dropna()
-        found = statistics.UNKNOWN
-        if len(gain):
-            found = statistics.mean_interval(gain, comparisons=len(pairs))
-        if found.low == found.high:  # no spread, no claim
-            found = statistics.Interval(found.value, math.nan, math.nan)
-        lines.append((*found, len(gain)))
-    return pd.DataFrame(lines, columns=["value", "low", "high", "n"])

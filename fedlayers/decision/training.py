@@ -22,7 +22,6 @@ from diagnostics.tuning.permutation import (
     permutation_test,
 )
 from fedlayers.backends.local import Backend, no_progress
-from fedlayers.decision.answer import ELSEWHERE
 from fedlayers.decision.jobs import (
     FREE,
     Tell,
@@ -54,6 +53,7 @@ from fedlayers.decision.table import (
     SumPart,
 )
 from fedlayers.decision.ways import (
+    ELSEWHERE,
     LINEAR,
     Way,
     Ways,

@@ -33,6 +33,8 @@ FROZEN = ("fedbabu", {"finetune_epochs": 0})
 """The algorithm of ``frozen_K``: layers that are not shared keep their initial values."""
 SHARE_ALL, SHARE_SOME, ALONE, NONE = "share_all", "share_some", "alone", "none"
 """What a decision may recommend."""
+ELSEWHERE = "not asked over sites"
+"""Why a question that compares single samples, or exports models, has no answer there."""
 _COUNTED = re.compile(r"(first|last|frozen)_([0-9]+)")
 
 

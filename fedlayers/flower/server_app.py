@@ -19,11 +19,11 @@ from diagnostics.report import Report
 from fedlayers.backends.local import InProcessBackend
 from fedlayers.cli.train import print_result
 from fedlayers.decision import training
-from fedlayers.decision.answer import ELSEWHERE, Answer
+from fedlayers.decision.answer import Answer
 from fedlayers.decision.choose import answered, cost_of, store
 from fedlayers.decision.jobs import check_stored, jobs_of
 from fedlayers.decision.table import FEDAVG
-from fedlayers.decision.ways import default_names, ways_of
+from fedlayers.decision.ways import ELSEWHERE, default_names, ways_of
 from fedlayers.flower.clients import UNUSED, Sites
 from fedlayers.flower.federation import Packet, checked, federated, read_keys
 from fedlayers.flower.losses import SiteLosses

@@ -12,7 +12,7 @@ from scipy.stats import t
 from torch.nn.functional import cross_entropy
 
 from fedlayers.decision.compare import compare, compared_jobs
-from fedlayers.decision.comparison import Comparison, display_name, headline, paired
+from fedlayers.decision.comparison import Comparison, display_name, headline
 from fedlayers.decision.losses import SeedLosses
 from fl_core import rows
 from fl_core.config import RunConfig
@@ -63,21 +63,6 @@ def test_table_equals_sums_written_out(draw):
         }
         for key, value in expected.items():
             assert line[key] == pytest.approx(value, abs=1e-12, nan_ok=True), key
-
-
-@pytest.mark.parametrize("score", ["macro_f1", "loss"])
-def test_gains_are_above_0_if_better(score):
-    scores = {"local": [[0.1], [0.5], [0.3]], "playerfl": [[0.2], [0.7], [0.2]]}
-    found = Comparison(frame_of(scores, [5]), score=score)
-    line = found.gains("playerfl").iloc[0]
-    shown = found.table.set_index("algorithm")[score]
-    sign = -1 if score == "loss" else 1
-    gain = sign * (shown["playerfl"] - shown["local"])
-    assert (line["algorithm"], line["n"]) == ("local", 3)
-    assert line["value"] == pytest.approx(gain)
-    assert found.gains("playerfl", ("fedavg",)).empty
-    with refuses("mean 'local'"):
-        found.gains("locl")
 
 
 def test_algorithms_are_ranked_by_the_score_that_is_asked_for():
@@ -330,13 +315,3 @@ def test_a_run_that_fails_ends_the_comparison_and_keeps_the_others(tmp_path):
         assert store.Run(tmp_path / "runs" / "fedavg-0").rounds == [2]
         assert not (tmp_path / "table.csv").exists()
     assert seen[0] == seen[1]
-
-
-def test_gains_are_paired_by_seed_with_intervals_that_hold_together():
-    scores = pd.DataFrame(
-        {"none": [0.5, 0.6, 0.4], "one": [0.6, 0.8, 0.7], "two": [0.5, 0.5, 0.5]}
-    )
-    gains = paired(scores, [("one", "none"), ("two", "none")])
-    half = t.ppf(1 - 0.025 / 2, 2) * 0.1 / math.sqrt(3)
-    expected = [0.2, 0.2 - half, 0.2 + half]
-    assert gains.iloc[0, :3].tolist() == pytest.approx(expected)

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -72,3 +73,13 @@ def test_one_stratum_or_one_sample_a_stratum_is_students_test():
         assert wide[1:] == pytest.approx(tuple(expected.confidence_interval(0.9)))
         together = statistics.mean_interval(values, comparisons=6)
         assert found.interval(6) == pytest.approx(together)
+
+
+def test_gains_are_paired_by_seed_with_intervals_that_hold_together():
+    scores = pd.DataFrame(
+        {"none": [0.5, 0.6, 0.4], "one": [0.6, 0.8, 0.7], "two": [0.5, 0.5, 0.5]}
+    )
+    gains = statistics.paired(scores, [("one", "none"), ("two", "none")])
+    half = stats.t.ppf(1 - 0.025 / 2, 2) * 0.1 / math.sqrt(3)
+    expected = [0.2, 0.2 - half, 0.2 + half, 3]
+    assert gains.iloc[0].tolist() == pytest.approx(expected)
