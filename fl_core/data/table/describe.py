@@ -205,7 +205,11 @@ def _label_faults(header: Sequence[str], how: Reading, where: str) -> list[DataF
     ways = [f"It has {listing(header)}."]
     if len(labels) == 1:
         likely = likely_columns("label_column", lacking[0], header)
-        ways = [("Name it", {"label_column": name}) for name in likely] or ways
+        clients = likely_columns("client_column", how.client_column, header)
+        also = {}
+        if clients and how.client_column not in header:
+            also = {"client_column": clients[0]}
+        ways = [("Name it", {"label_column": name, **also}) for name in likely] or ways
     return [DataFault(rule, *ways)]
 
 
