@@ -38,7 +38,7 @@ from fl_core.errors import (
     check_fields,
     check_known,
     check_type,
-    python_number,
+    python_values,
     with_named_keys,
 )
 from fl_core.models.tokens import FILE as TOKENIZER, pixels_of
@@ -331,7 +331,7 @@ class RunConfig(Displayed):
 
     @with_named_keys
     def __init__(self, **given: Unpack[AllKeys]) -> None:
-        keys: dict[str, Any] = {k: python_number(v) for k, v in given.items()}
+        keys: dict[str, Any] = {k: python_values(v) for k, v in given.items()}
         if isinstance(keys.get("algorithm"), type):
             known = Registry.of_kind.get("algorithm")
             if known is None:  # then no class can be one

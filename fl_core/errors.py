@@ -563,14 +563,35 @@ def short_value(value: object) -> str:
 
 
 def python_number(value: Any) -> Any:
-    """Return NumPy's number as Python's, and anything else as it is.
+    """Return NumPy's number or truth value as Python's, and anything else as it is.
 
     >>> import numpy as np
     >>> python_number(np.int64(3)), python_number("3"), type(python_number(np.float32(0.5))).__name__
     (3, '3', 'float')
+    >>> python_number(np.True_)
+    True
     """
     is_number = isinstance(value, Real) and not isinstance(value, int | float)
-    return value.item() if is_number and hasattr(value, "item") else value
+    numpy = sys.modules.get("numpy")  # who has its value has imported it
+    is_truth = numpy is not None and isinstance(value, numpy.bool_)
+    return value.item() if (is_number and hasattr(value, "item")) or is_truth else value
+
+
+def python_values(value: Any) -> Any:
+    """Return the same, also within lists and dictionaries, with a vector of NumPy as a list.
+
+    >>> import numpy as np
+    >>> python_values({"sizes": (np.int64(8), 4), "alpha": np.array([0.5, 1.0])})
+    {'sizes': (8, 4), 'alpha': [0.5, 1.0]}
+    """
+    if type(value) is dict:
+        return {key: python_values(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(python_values, value))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray) and value.ndim == 1:
+        return value.tolist()
+    return python_number(value)
 
 
 def check_value(name: str, value: Any, bound: Bound, way: str = "") -> None:

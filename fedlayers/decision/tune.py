@@ -41,6 +41,7 @@ from fl_core.errors import (
     check_known,
     check_value,
     listing,
+    python_values,
     validate,
     warn,
 )
@@ -97,7 +98,9 @@ def parse_search(key: str, text: Any) -> Search:
     """
     found = _RANGE.fullmatch(text) if isinstance(text, str) else None
     if found is None:
-        values = map(_value, text.split(",")) if isinstance(text, str) else text
+        values = python_values(text)
+        if isinstance(text, str):
+            values = map(_value, text.split(","))
         return as_list(f"values of {key}", values, distinct=True)
     try:
         low, high = float(found["low"]), float(found["high"])

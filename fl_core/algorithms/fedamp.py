@@ -542,13 +542,15 @@ class FedCAC(ServerMade):
             [1] * len(others),
             self.task_info.buffers,
         )
-        return {
+        merged = {
             **average,
             **{
                 name: torch.where(where, near[name], average[name])
                 for name, where in mask.items()
             },
         }
+        self.task_info.buffers.renew(merged)
+        return merged
 
 
 def critical_mask(after: Tensor, before: Tensor, fraction: float) -> Tensor:

@@ -7,7 +7,7 @@ have arrived. A run directory therefore stores all that is needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,8 +29,9 @@ from fl_core.algorithms import (
 )
 from fl_core.algorithms.averaging import ServerMade
 from fl_core.algorithms.fedamp import Mixing
+from fl_core.buffers import RENEWED
 from fl_core.errors import Count, Positive, UsageError
-from fl_core.layers import Layer
+from fl_core.layers import Layer, is_inside
 
 CHUNK = 1 << 16  # entries of a tensor in one batch of inner products
 PURPOSE = "hypernetwork"  # the purpose of its seeded streams and the name of its tree
@@ -103,9 +104,11 @@ class PFedHN(ServerMade):
 
     def setup(self) -> None:
         self.parameters = self.task_info.parameters - self.task_info.frozen
+        rules = self.task_info.buffers.by_name
+        self.renewed = {name for name, rule in rules.items() if rule == RENEWED}
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
-        return self.parameters
+        return self.parameters | self.renewed
 
     def server_state(self, initial: Tree) -> State:
         clients = len(self.task_info.clients)
@@ -138,8 +141,12 @@ class PFedHN(ServerMade):
         }
 
     def model_for(self, server: State, client: int, rnd: Round) -> Tree:
+        """Return the generated parameters, and the buffers that follow from them."""
+        model = server.trees["model"]
         with tree.one_thread(), torch.no_grad():
-            return self.generate(server.trees[PURPOSE], server.trees["model"], client)
+            whole = {**model, **self.generate(server.trees[PURPOSE], model, client)}
+            self.task_info.buffers.renew(whole)
+        return tree.select(whole, self.shared(rnd, client))
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         return (
@@ -160,10 +167,10 @@ class PFedHN(ServerMade):
         client: int,
     ) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
-        began = {name: tensor.cpu() for name, tensor in ctx.reference.items()}
-        return Message(
-            {"delta": tree.subtract(began, message.trees["model"])}, message.meta
-        )
+        reference = tree.select(ctx.reference, self.parameters)
+        began = {name: tensor.cpu() for name, tensor in reference.items()}
+        ended = tree.select(message.trees["model"], self.parameters)
+        return Message({"delta": tree.subtract(began, ended)}, message.meta)
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         like = server.trees["model"]
@@ -221,7 +228,8 @@ class PFedLA(Mixing):
 
     def setup(self) -> None:
         frozen = self.task_info.frozen
-        units = _modules(self.task_info.layers)
+        renewed = [renewal.path for renewal in self.task_info.buffers.renewals]
+        units = _modules(self.task_info.layers, renewed)
         self._units = tuple(unit for unit in units if set(unit.tensors) - frozen)
 
     @property
@@ -390,10 +398,17 @@ def _slot(client: int) -> str:
     return f"{PURPOSE}/{client}"
 
 
-def _modules(layers: Iterable[Layer]) -> Iterator[Layer]:
-    """Split each layer by the modules that own its tensors. A layer of one module keeps its name."""
+def _modules(layers: Iterable[Layer], renewed: Sequence[str] = ()) -> Iterator[Layer]:
+    """Split each layer by the modules that own its tensors. A layer of one module keeps its name.
+
+    Args:
+        renewed: paths of modules whose buffers follow from their other tensors, so that all are in one unit.
+    """
     for layer in layers:
-        owners = {name: name.rpartition(".")[0] for name in layer.tensors}
+        owners = {}
+        for name in layer.tensors:
+            around = [path for path in renewed if is_inside(name, path)]
+            owners[name] = around[0] if around else name.rpartition(".")[0]
         paths = list(dict.fromkeys(owners.values()))
         for path in paths:
             parameters, buffers = (

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fedlayers as fl
+from fedlayers.decision.tune import parse_search
 
 NUMBERS = {
     "rounds": np.int64(1),
@@ -31,6 +32,28 @@ def test_a_configuration_has_python_s_numbers(key):
     assert found == value.item()
     assert isinstance(found, int | float)
     assert config == fl.RunConfig(**{key: value.item()})
+
+
+def test_a_configuration_has_python_s_truth_values():
+    config = fl.RunConfig(keep_optimizer=np.True_, amsgrad=np.bool_(False))
+    assert config == fl.RunConfig(keep_optimizer=True, amsgrad=False)
+
+
+def test_options_have_python_s_numbers():
+    given = {
+        "model_options": {"sizes": (np.int64(4), np.int64(3))},
+        "loss_options": {"alpha": np.array([1.0, 2.0])},
+        "options": {"mu": np.float32(0.5)},
+    }
+    config = fl.RunConfig(**given)
+    assert config.model.model_options == {"sizes": (4, 3)}
+    assert config.training.loss_options == {"alpha": [1.0, 2.0]}
+    assert type(config.federation.options["mu"]) is float
+
+
+def test_values_to_search_are_python_s_numbers():
+    values = parse_search("lr", [np.float32(0.5), np.int64(1)])
+    assert [type(value) for value in values] == [float, int]
 
 
 def test_a_run_and_a_diagnosis_take_them():

@@ -221,8 +221,12 @@ def run(model: nn.Module, **options: object) -> fl.RunResult:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedper", "feddyn"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["fedavg", "fedper", "feddyn", "fedcac", "pfedla", "pfedhn"],
+)
 def test_a_run_keeps_spectral_norm(algorithm: str) -> None:
+    """Also where the server mixes models part by part, or generates them."""
     torch.manual_seed(0)
     linear = parametrizations.spectral_norm(nn.Linear(5, 8))
     model = nn.Sequential(linear, nn.ReLU(), nn.Linear(8, 3))

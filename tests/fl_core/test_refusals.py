@@ -2,7 +2,6 @@
 
 import copy
 
-import numpy as np
 import pytest
 from torch import nn
 
@@ -54,7 +53,7 @@ OF_DATA = {
     r"heart_mlp.*\(1, 8, 8\)": {"dataset": "digits", "model": "heart_mlp"},
     "alpha.*5.*2": {"loss": "focal", "loss_options": {"alpha": [1.0, 2.0]}},
     "clients": {"clients": 3},
-    "options.*numbers": {"algorithm": "fedprox", "options": {"mu": np.float32(0.1)}},
+    "mu must be a number": {"algorithm": "fedprox", "options": {"mu": 0.1j}},
     "fedpft.*images.*contrast=false": {"algorithm": "fedpft", "batch_size": 16},
     "pfedpt.*images": {"algorithm": "pfedpt"},
     "momentum.*'adamw'": {"optimizer": "adamw", "momentum": 0.9},
