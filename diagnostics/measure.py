@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import rows, tree
-from fl_core.errors import UsageError, about, as_list, check_known, check_type, listing
+from fl_core.errors import (
+    RunError,
+    UsageError,
+    about,
+    as_list,
+    check_known,
+    check_type,
+    listing,
+)
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
 from fl_core.models.adapter import adapt, tensor
@@ -27,6 +36,7 @@ from fl_core.training.phases import Training
 from fl_core.tree import preserve_state
 
 from . import select
+from .cross_scores import cross_scores
 from .curve import SENSITIVITY
 from .diagnosis import measure_models
 from .inputs import client_models, fit_outputs
@@ -76,8 +86,9 @@ def diagnose(
     >>> models = {silo: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)) for silo in ("north", "south")}
     >>> data = {silo: (torch.randn(40, 4), torch.arange(40) % 3) for silo in models}
     >>> report = diagnose(models, data, ["grad_norm", "cka"], progress=False)
-    >>> report.summary().lead
-    'Report(grad_norm, cka; 2 layers, 2 clients, loss cross_entropy, 0 rows without a value)'
+    >>> print(report.summary().lead)
+    No client is shown to gain by another's model. This holds only if no model was trained on these samples.
+    Report(grad_norm, cka; 2 layers, 2 clients, loss cross_entropy, 0 rows without a value)
     >>> report.values("grad_norm").shape  # layers x clients
     (2, 2)
     >>> diagnose(models, data, "grad_norm", null="labels", progress=False).nulls["model"].unique().tolist()
@@ -151,7 +162,33 @@ def diagnose(
         if data is None:
             clients = [each for each in engine.data.clients if each.name in models]
             data = replace(engine.data, clients=clients)
-    return measure_models(models, data, Request.of(metrics, given), null)
+    report = measure_models(models, data, Request.of(metrics, given), null)
+    if samples is None and budget is None:
+        who = who_could_use(models, data, loss, batch)
+        if who:
+            report.header["cross_scores"] = who
+    return report
+
+
+MOST_CROSSED = 12
+"""Clients with models of their own, up to which a diagnosis begins with their scores on each other's samples."""
+
+
+def who_could_use(models: Any, data: Any, loss: Any, batch: int) -> str:
+    """Return who could use whose model, if each client has its own model and samples; else an empty text."""
+    mine = isinstance(models, Mapping) and isinstance(data, Mapping)
+    if not mine or not 2 <= len(models) <= MOST_CROSSED or len(data) != len(models):
+        return ""
+    if len({id(each) for each in models.values()}) < 2:
+        return ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the diagnosis has given them
+        try:
+            found = cross_scores(models, data, loss=loss, batch=batch)
+        except (UsageError, RunError):
+            return ""
+    lead = found.summary().lead.splitlines()[0]
+    return f"{lead} This holds only if no model was trained on these samples."
 
 
 def _models_in_memory(result: Any, metrics: str | Sequence[str]) -> Any:

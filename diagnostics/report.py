@@ -227,7 +227,54 @@ class Report(Displayed):
             values = rows[rows["variant"] == usual].groupby("layer")["value"].mean()
             columns[f"{metric} ({usual})" if usual else metric] = values
         table = pd.DataFrame(columns, index=[*self.labels]).rename(index=self.labels)
-        return Summary.of_frame(self._sentence(), table.rename_axis("layer"))
+        end = "\n".join([*self.reasons(), self.conclusion()]).strip()
+        begin = [str(self.header.get("cross_scores") or ""), self._sentence()]
+        lead = "\n".join(filter(None, begin))
+        return Summary.of_frame(lead, table.rename_axis("layer"), end=end)
+
+    def reasons(self) -> list[str]:
+        """Return why metrics have no value at all, a line for each metric.
+
+        >>> import fedlayers as fl, torch
+        >>> data = {"north": (torch.randn(20, 4), torch.arange(20) % 3)}
+        >>> report = fl.diagnose(torch.nn.Linear(4, 3), data, ["cka"], progress=False)
+        >>> report.reasons()
+        ['cka has no value: ...']
+        """
+        lines = []
+        for metric, rows in self.frame.groupby("metric", sort=False):
+            if (rows["status"] != "ok").all():
+                why = listing(rows["status"].unique(), 2)
+                lines.append(f"{metric} has no value: {why}")
+        return lines
+
+    def conclusion(self) -> str:
+        """Return what to conclude: whether clients differ, or at which layer they do most, and what to do next."""
+        test = self.frame[self.frame["metric"] == "clients_differ"]
+        found = test.set_index("variant")["value"].dropna()
+        if {"differ", "p"} <= {*found.index} and found.index.is_unique:
+            shown = "are shown to" if found["differ"] else "are not shown to"
+            return (
+                f"Clients {shown} differ in more than their samples (p = {found['p']:.3g}). "
+                "This does not say that local layers help: fl.choose trains both."
+            )
+        ends = {"similarity": "low", "distance": "high"}
+        pairs = self.header.get("pairs") or {}
+        for metric in dict.fromkeys(self.frame["metric"]):
+            end = ends.get(pairs.get(metric, ""), facts_of(metric).differs)
+            rows = self._rows(metric)
+            usual = _usual(metric, list(rows["variant"]))
+            values = rows[(rows["variant"] == usual) & (rows["layer"] != "")]
+            means = values.groupby("layer", sort=False)["value"].mean().dropna()
+            if not end or len(means) < 2:
+                continue
+            layer = str(means.idxmax() if end == "high" else means.idxmin())
+            label = self.labels.get(layer, layer)
+            return (
+                f"By {metric}, clients differ most at {label} ({means[layer]:.3g}). "
+                "This does not say that keeping it local helps: fl.choose trains both."
+            )
+        return "These metrics do not say at which layer clients differ: fl.choose trains plans."
 
     def _sentence(self) -> str:
         clients = len(

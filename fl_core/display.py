@@ -31,20 +31,24 @@ class Summary:
         lead: one sentence or a few, each on its own line.
         columns, rows: one table. Without columns there is none.
         layers: for each layer from input to output, whether it is shared. It is empty without a plan.
+        end: what follows the table.
     """
 
     lead: str
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[object]] = ()
     layers: Mapping[str, bool] = field(default_factory=dict)
+    end: str = ""
 
     @classmethod
-    def of_frame(cls, lead: str, frame: Any, layers: Any = None) -> Summary:
+    def of_frame(
+        cls, lead: str, frame: Any, layers: Any = None, end: str = ""
+    ) -> Summary:
         """Return the summary of a pandas table, with its index as first columns unless that only counts."""
         if list(frame.index) != list(range(len(frame))):
             frame = frame.reset_index()
         rows = list(frame.itertuples(index=False, name=None))
-        return cls(lead, [str(name) for name in frame.columns], rows, layers or {})
+        return cls(lead, [str(name) for name in frame.columns], rows, layers or {}, end)
 
     def text(self) -> str:
         """Return at most :data:`LINES` lines."""
@@ -53,7 +57,7 @@ class Summary:
             lines += aligned([self.columns, *(map(_cell, row) for row in self.rows)])
         if len(lines) > LINES:
             lines = [*lines[: LINES - 1], f"... {len(lines) - LINES + 1} more lines"]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.end.splitlines()])
 
     def html(self) -> str:
         """Return plain HTML, without script. Its colours follow the page's.
@@ -83,6 +87,10 @@ class Summary:
             more = len(self.rows) - ROWS
             note = f"<div>{more} more rows</div>" if more > 0 else ""
             parts.append(f"<table>{''.join(lines)}</table>{note}")
+        if self.end:
+            parts.append(
+                f"<div>{'<br>'.join(map(in_html, self.end.splitlines()))}</div>"
+            )
         return '<div style="color:inherit">' + "\n".join(parts) + "</div>"
 
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from fl_core import tree
+from fl_core.data.arrays import nested_groups
 from fl_core.data.federated import Split
 from fl_core.errors import NonFiniteError
 from fl_core.layers import Layer
@@ -17,14 +19,22 @@ from fl_core.models.building import batch_norms
 from fl_core.rows import CLASSIFICATION, Row, row
 from fl_core.statistics import stratified_mean
 from fl_core.training.phases import Training
+from fl_core.tree import set_mode
 
 from ..measurement import Measurement, NoValue, batches
 from ..tuning.copies import Tuner, estimated
-from ..tuning.differ import FEW_CLIENTS, compared, fine_tuned, rows_of
-from ..tuning.permutation import Difference, blocks, permutation_test
+from ..tuning.differ import (
+    FEW_CLIENTS,
+    comparable_losses,
+    compared,
+    fine_tuned,
+    rows_of,
+)
+from ..tuning.permutation import CrossLosses, Difference, blocks, permutation_test
 from ..tuning.profile import Gain, Profile, every
 from .base import metric
 
+OWN_MODELS = "own models"
 NAME, ALL, STATISTICS = "layer_tuning", "all", "statistics"
 
 
@@ -71,8 +81,7 @@ def given(
 
     Clients without validation samples take no part.
     """
-    models = {id(s.model): s.model for s in measurement.subjects}.values()
-    if len({tree.digest(tree.named_tensors(model)) for model in models}) > 1:
+    if one_for_each(measurement):
         return "needs one model for all clients: name the global one"
     held = {name: _split(data) for name, data in (options.test or {}).items()}
     parts = {
@@ -91,6 +100,52 @@ def given(
         "round": options.round,
         "clock": measurement.clock,
     }
+
+
+def one_for_each(measurement: Measurement) -> bool:
+    """Return whether clients have models of their own, which differ."""
+    models = {id(s.model): s.model for s in measurement.subjects}.values()
+    return len({tree.digest(tree.named_tensors(model)) for model in models}) > 1
+
+
+def own_losses(measurement: Measurement, options: Shared) -> CrossLosses | None:
+    """Return the losses of clients' own models on each other's samples, or None for less than two clients.
+
+    The samples are those of the option ``test``, or else the measured ones.
+    """
+    subjects = measurement.subjects
+    held = {s.client: _split(s.data) for s in subjects}
+    if options.test is not None:
+        held = {name: _split(data) for name, data in options.test.items() if len(data)}
+    subjects = [s for s in subjects if s.client in held]
+    if len(subjects) < 2:
+        return None
+    splits = [held[s.client] for s in subjects]
+    y = torch.cat([split.y for split in splits])
+    outputs = []
+    for subject in subjects:
+        with torch.no_grad(), set_mode(subject.model, "eval"):
+            for split in splits:
+                pairs = batches((split.x, split.y), measurement.batch, subject.model)
+                outputs += [subject.model(x).cpu() for x, _ in pairs]
+    count, sizes = len(subjects), [len(split) for split in splits]
+    losses = comparable_losses(
+        measurement.loss, torch.cat(outputs), y.repeat(count), [len(y)] * count
+    ).reshape(1, count, len(y))
+    client = np.repeat(np.arange(count), sizes)
+    for block in blocks(count, measurement.seed):
+        inside = np.isin(np.arange(count), block)
+        apart = inside[:, None] != np.isin(client, block)[None, :]
+        losses[:, apart] = np.nan
+    own: list[Any] = [np.arange(size) for size in sizes]
+    if options.test is None:
+        groups = [s.groups for s in subjects]
+        own = [
+            numbers if group is None else group
+            for group, numbers in zip(groups, own, strict=True)
+        ]
+    share = np.array([s.n_train for s in subjects], dtype=np.float64)
+    return CrossLosses(losses, client, share, nested_groups(own))
 
 
 # --- whether clients differ -------------------------------------------------------------------------------------
@@ -119,7 +174,17 @@ def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row
     The row ``differ`` is 1 if p is at most 0.05, and else 0: not shown. The log loss has one temperature, from 1 to 20,
     for all pairs. ``smallest, nats`` is the smallest lead that would have been shown. A difference does not say that
     local layers help.
+
+    Clients with models of their own are compared by these, without fine-tuning: on the samples of the option ``test``,
+    or on the measured ones if no model was trained on them.
     """
+    if one_for_each(measurement):
+        own = own_losses(measurement, options)
+        if own is None:
+            return [row("clients_differ", None, status=FEW_CLIENTS, variant="differ")]
+        parts = blocks(own.losses.shape[1], measurement.seed)
+        found = permutation_test([own], parts, seed=measurement.seed)
+        return rows_of(found, [OWN_MODELS])
     how = given(measurement, options)
     if isinstance(how, str):
         return [row("clients_differ", None, status=how, variant="differ")]

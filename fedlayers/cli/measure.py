@@ -206,6 +206,8 @@ class Diagnose(OfRun):
             why = listing(missing.unique(), 3)
             notes.append(f"{plural(len(missing), 'row')} without a value: {why}")
         print(f"{title}\n\n{report.text(list(chosen))}\n")
+        if conclusion := report.conclusion():
+            notes.append(conclusion)
         print(*notes, f"rows: {rows}", sep="\n")
         return {"notes": notes, "rows": records(report.frame)}
 

@@ -76,8 +76,9 @@ ROOMS = {
         "report",
         "diagnosis select",
         "regret",
+        "cross_scores groups",
         "measure",
-        "cross_scores groups through_time",
+        "through_time",
     ),
     "fedlayers": (
         "backends monitor run_result runs",
