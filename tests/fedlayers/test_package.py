@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -70,7 +69,8 @@ def installed(wheel, tmp_path_factory):
         "import sysconfig; print(sysconfig.get_path('purelib'))",
         cwd=folder,
     ).strip()
-    Path(here, "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    lent = [path for path in sys.path if path.endswith("site-packages")]
+    Path(here, "lent.pth").write_text("\n".join(lent) + "\n")
     told(
         sys.executable,
         "-m",
