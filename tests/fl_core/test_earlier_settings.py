@@ -1,0 +1,68 @@
+"""Runs and exports with the settings of earlier versions are read; such a run is not continued."""
+
+import json
+
+import pandas as pd
+import pytest
+
+import fedlayers as fl
+from fl_core.data.inputs import Inputs
+from fl_core.records.store import Run
+from tests.conftest import refuses
+from tests.faults.injected import edit
+from tests.fl_core.made import frame, written
+
+EARLIER = {
+    "separator": ";",
+    "encoding": "utf-8",
+    "decimal": ".",
+    "thousands": None,
+    "missing": ["-9"],
+    "keep_ids": True,
+    "fold_case": False,
+    "word_columns": ["bed"],
+    "date_columns": None,
+    "label_numbers": False,
+}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """A run with the configuration of an earlier version: semicolons, marks of missing cells, and record numbers."""
+    folder = tmp_path_factory.mktemp("earlier")
+    table = frame(holes=True).assign(record_id=range(60), bed=[1, 2] * 30)
+    path = written(folder / "t.csv", table, sep=";", na_rep="NA")
+    keys = {
+        "csv": {"sep": ";", "keep_default_na": True},
+        "columns": ["age", "dose", "one", "record_id", "bed"],
+        "categories": ["bed"],
+        "impute": "median",
+    }
+    fl.run(dataset=str(path), rounds=1, out=folder / "run", progress=False, **keys)
+    expected = fl.load_models(folder / "run")[1].data.digest
+    edit(folder / "run", csv=None, categories=None, columns=None, **EARLIER)
+    return folder, expected
+
+
+def test_a_run_of_an_earlier_version_is_read_and_exported(stored, tmp_path):
+    folder, expected = stored
+    assert Run(folder / "run").verify()
+    assert fl.load_models(folder / "run")[1].data.digest == expected
+    made = fl.export(folder / "run", tmp_path / "model.safetensors")
+    assert len(fl.predict(made.path, folder / "t.csv").outputs) == 60
+
+
+def test_it_is_not_continued(stored):
+    with refuses("separator, missing, word_columns, keep_ids.*csv={'sep': VALUE}"):
+        fl.resume(stored[0] / "run", progress=False)
+
+
+def test_an_export_of_an_earlier_version_reads_new_rows_as_then():
+    reading = {"label_column": "label", **EARLIER}
+    about = {"shape": [3], "reading": reading}
+    about["preprocessing"] = {"columns": ["age", "bed"], "categories": [[], ["1"]]}
+    inputs = Inputs.from_json(json.loads(json.dumps(about)))
+    assert inputs.reading.csv["sep"] == ";"
+    assert inputs.reading.csv["keep_default_na"] is True
+    rows = pd.DataFrame({"age": [50.0, 61.0], "bed": [1, 2]})
+    assert inputs.samples(rows).x.tolist() == [[50, 1, 0], [61, 0, 1]]
