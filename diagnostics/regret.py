@@ -17,11 +17,25 @@ import numpy as np
 import pandas as pd
 
 from fl_core.display import Displayed, Summary, aligned
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, check_known, listing, plural
 from fl_core.statistics import Interval, mean_interval
 
 TRUTH = Path(__file__).with_name("truth.csv")
-PUBLIC = ("known_labels", "known_neither", "known_outlier", "heart")
+BENCHMARK = Path(__file__).with_name("benchmark.csv")
+"""The mean points lost of each metric and rule, a column a federation (``python -m figures.decision.rules``)."""
+BENCHMARK_SEEDS = 1
+"""Seeds of each federation in the benchmark."""
+LINE = ("metric", "rule", "rounds")
+"""What a line of the benchmark is: a metric, a rule, and the rounds before the measurement."""
+PUBLIC = (
+    "known_labels",
+    "known_neither",
+    "known_outlier",
+    "heart",
+    "fashion_labels",
+    "fashion_neither",
+    "fashion_outlier",
+)
 """Federations for those who develop a rule. The others are held out: they alone say that a rule beats a constant."""
 LEAST_SOURCES = 3
 """Sources of data below which there is no interval with a source as unit."""
@@ -42,6 +56,103 @@ def read_truth() -> pd.DataFrame:
     for name in ("accuracy", "loss"):
         table[name] = pd.to_numeric(table[name])
     return table
+
+
+# --- the stored lines of metrics and rules ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BenchmarkLine:
+    """What a rule of a metric loses in the federations of the benchmark.
+
+    Attributes:
+        lost: the mean points lost to the best plan, by federation, of those where every seed has a plan.
+        head_local: the same of a local head.
+        plans: the number of different plans that it named in federations with a known answer.
+    """
+
+    metric: str
+    rule: str
+    rounds: int
+    lost: Mapping[str, float]
+    head_local: Mapping[str, float]
+    plans: int
+
+    @property
+    def name(self) -> str:
+        """The line in words."""
+        return f"{self.rule} of {self.metric} after {plural(self.rounds, 'round')}"
+
+    @property
+    def mean(self) -> float:
+        """The mean over federations."""
+        return float(np.mean([*self.lost.values()]))
+
+    def text(self) -> str:
+        """Return one or two sentences on how far to trust a plan of this line."""
+        head = np.mean([self.head_local[name] for name in self.lost])
+        said = (
+            f"In {plural(len(self.lost), 'federation')} of known plans, by "
+            f"{plural(BENCHMARK_SEEDS, 'seed')}, {self.name} loses "
+            f"{self.mean:.2f} points of accuracy to the best plan, a local head {head:.2f}."
+        )
+        if self.plans == 1:
+            said += " It names one plan in all federations with a known answer, so it does not see what differs."
+        return said
+
+
+@cache
+def read_benchmark() -> pd.DataFrame:
+    """Return the stored table: a row for each metric, rule and number of rounds, a column for each federation.
+
+    Values are mean points lost, and NaN where a seed has no plan. The constants have no metric, and 0 rounds.
+    """
+    table = pd.read_csv(BENCHMARK, keep_default_na=False)
+    for name in table.columns.difference(["metric", "rule"]):
+        table[name] = pd.to_numeric(table[name])
+    return table
+
+
+@cache
+def benchmark_lines() -> tuple[BenchmarkLine, ...]:
+    """Return all lines with a plan in at least one federation."""
+    table = read_benchmark()
+    names = [name for name in table.columns if name not in (*LINE, "plans")]
+    of_head = table[table["rule"] == "head_local"][names].iloc[0].to_dict()
+    lines = []
+    for row in table[table["metric"] != ""].to_dict("records"):
+        lost = {name: row[name] for name in names if not math.isnan(row[name])}
+        what = row["metric"], row["rule"], int(row["rounds"])
+        lines.append(BenchmarkLine(*what, lost, of_head, int(row["plans"])))
+    return tuple(lines)
+
+
+def benchmark_line(metric: str, rule: str, rounds: float) -> BenchmarkLine | None:
+    """Return the line of a metric and rule whose rounds are nearest; None without one.
+
+    Args:
+        rule: with ``k=2`` after ``top`` if two layers stay local.
+        rounds: before the measurement. NaN or 0, after the first local training: 1.
+    """
+    found = [
+        line for line in benchmark_lines() if (line.metric, line.rule) == (metric, rule)
+    ]
+    after = 1 if math.isnan(rounds) else max(rounds, 1)
+    return min(found, key=lambda line: abs(math.log(line.rounds / after)), default=None)
+
+
+def mean_lost(lost: Mapping[str, float], half: str) -> float:
+    """Return the mean over the federations of a half; NaN if there is none."""
+    part = [v for name, v in lost.items() if (name in PUBLIC) == (half == "public")]
+    return float(np.mean(part)) if part else math.nan
+
+
+def ranked_lines() -> list[BenchmarkLine]:
+    """Return the lines with a plan in every federation, the best on the public half first."""
+    lines = benchmark_lines()
+    whole = max(len(line.lost) for line in lines)
+    whole_lines = [line for line in lines if len(line.lost) == whole]
+    return sorted(whole_lines, key=lambda line: mean_lost(line.lost, "public"))
 
 
 def key_of(shared: Sequence[str], layers: Sequence[str]) -> str:
@@ -190,7 +301,7 @@ class Regret(Displayed):
             lines += aligned([[*table.columns], *cells])
             for half in ("", "public", "held out"):
                 lines += self._means(half)
-            lines.append(self._by_source())
+            lines += [self._by_source(), *self._best_known()]
         lines += [f"left out: {what}: {why}" for what, why in self.left_out.items()]
         if not len(self.rows):
             lines.append("No federation has a line, so there is no mean.")
@@ -211,6 +322,16 @@ class Regret(Displayed):
         constants = ", ".join(f"{way} {found[way].value:.2f}" for way in LOST[1:])
         which = half or "all"
         return [f"{which}, mean over {count}: {rule.value:.2f}{interval}; {constants}"]
+
+    def _best_known(self) -> list[str]:
+        best = ranked_lines()[0]
+        names = [name for name in self.rows["federation"].unique() if name in best.lost]
+        if not names:
+            return []
+        mean = np.mean([best.lost[name] for name in names])
+        return [
+            f"best known rule on the public half, {best.name}: mean over {len(names)}: {mean:.2f}"
+        ]
 
     def _by_source(self) -> str:
         if self.sources < LEAST_SOURCES:

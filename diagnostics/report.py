@@ -361,6 +361,8 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
         parts.append(_stability(why.detail["stability"]))
     if why.detail.get("null"):
         parts.append(in_words(why.detail["null"], why.variant, full))
+    if why.detail.get("benchmark"):
+        parts.append(why.detail["benchmark"])
     if full and why.detail.get("cost"):
         parts.append(_cost(why.detail["cost"], plan))
     if why.status != "ok":

@@ -36,6 +36,7 @@ from fl_core.rows import frame
 from .curve import SENSITIVITY, Curve, against_nulls, curve_of, layers_in, stability
 from .metrics import facts_of
 from .null import nulls_in
+from .regret import benchmark_line
 from .report import Rows, open_diagnosis
 from .sensitivity import recorded_rows
 
@@ -390,6 +391,11 @@ def select(
         if metric is not None or variant is not None:
             curve = curve_of(every, table, metric or SENSITIVITY, variant, pairs)
             plan = replace(plan, why=_evidence(plan.why, every, curve))
+    if chosen.decides:
+        rounds = float(table["round"].dropna().astype(float).max())
+        usual = variant in (None, *facts_of(plan.why.metric).preferred[:1])
+        if usual and threshold == THRESHOLD:
+            plan = _with_benchmark(plan, k, rounds)
     return _with_bytes(plan, header.get("bytes") or {})
 
 
@@ -501,6 +507,19 @@ def _cut(
         (*shared, *frozen_in(every)),
         replace(why, votes=votes, detail=detail, status="; ".join(notes) or "ok"),
     )
+
+
+def _with_benchmark(plan: LayerPlan, k: int, rounds: float) -> LayerPlan:
+    """Return the plan with the benchmark's sentence on its metric and rule in the evidence."""
+    rule = plan.why.rule
+    if rule == "top" and k != 1:
+        rule = f"top k={k}"
+    line = benchmark_line(plan.why.metric, rule, rounds)
+    said = f"The benchmark of rules has no line of {rule} of {plan.why.metric}: fl.regret makes one."
+    if line is not None:
+        said = line.text()
+    detail = {**plan.why.detail, "benchmark": said}
+    return replace(plan, why=replace(plan.why, detail=detail))
 
 
 def _with_bytes(plan: LayerPlan, sizes: Mapping[str, int]) -> LayerPlan:

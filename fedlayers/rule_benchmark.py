@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Callable, Sequence
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from diagnostics.regret import (
 )
 from diagnostics.select import RULES, select
 from fedlayers.runs import run
+from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import (
     UsageError,
     as_list,
@@ -62,7 +65,8 @@ def regret(
             function of a :class:`run <fedlayers.run_result.RunResult>` that returns the shared layers or a plan.
         metric: what the rule reads. Default for a rule by name: federation sensitivity.
         rounds: rounds that are trained before the measurement.
-        federations: their names. Default: all of the table that need no other files.
+        federations: their names. Default: all of the table whose samples are here. Those that need files are left
+            out by name if there is no data root.
         seeds: the first seeds of each federation.
         options: arguments of :func:`select <diagnostics.select.select>`, such as ``k`` or ``threshold``.
 
@@ -77,8 +81,11 @@ def regret(
         check_value(name, count, at_least(1))
     names = [
         check_known("federation of the table", name, stored())
-        for name in as_list("federations", federations, empty=True) or stored()
+        for name in as_list("federations", federations, empty=True)
     ]
+    left_out: dict[str, str] = {}
+    if not names:
+        names, left_out = available()
     metric_given = metric is not None
     metric = METRICS[metric or "federation_sensitivity"].name
     chosen, title = "", getattr(rule, "__name__", "rule")
@@ -86,7 +93,6 @@ def regret(
         chosen = rule_name(rule)
         title = f"{RULES[chosen].name} of {metric} after {plural(rounds, 'round')}"
     lines: list[dict[str, Any]] = []
-    left_out: dict[str, str] = {}
     for name in names:
         for seed in known_seeds(name)[:seeds]:
             truth = truth_of(name, seed)
@@ -112,6 +118,22 @@ def regret(
                 except Exception as error:  # a rule from outside may raise anything
                     left_out[f"{name} seed {seed}"] = f"{type(error).__name__}: {error}"
     return Regret(title, pd.DataFrame(lines, columns=[*COLUMNS]), left_out)
+
+
+def available() -> tuple[list[str], dict[str, str]]:
+    """Return the federations whose samples are here, and why the others are not.
+
+    Some need files below the data root, the environment's ``FEDLAYERS_DATA_ROOT``.
+    """
+    names, missing = [], {}
+    for name in stored():
+        opened = DATASETS[name].open
+        needs_files = "data_root" in inspect.signature(opened).parameters
+        if needs_files and not os.environ.get(ROOT_VARIABLE):
+            missing[name] = f"needs files: set {ROOT_VARIABLE}"
+        else:
+            names.append(name)
+    return names, missing
 
 
 def rule_name(rule: str | Callable[..., Any]) -> str:

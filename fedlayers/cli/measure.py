@@ -292,10 +292,6 @@ class Select(Command):
         check_file(self.out, "an earlier plan", r'\{\s*"format":\s*"fedlayers\.plan')
         plan.save(self.out)
         print(explain(plan, full=self.explain))
-        if name == "sensitivity_ratio":
-            print(
-                "\nNote: this rule gave one plan in six federations with known answers."
-            )
         print(f"\nplan: {self.out}")
 
 
@@ -370,13 +366,15 @@ class Plot(Command):
             raise UsageError(f"--dpi must be from 20 to 1200; got {self.dpi}.")
 
         from diagnostics import plots
-        from diagnostics.plots.page import album, figure_of
+        from diagnostics.plots.page import Page, album, figure_of
         from diagnostics.report import Report
+        from diagnostics.report_page import report_page
         from fl_core.plan import LayerPlan
         from fl_core.records.store import ROWS, Run
         from fl_core.rows import read
         from fl_core.storage import Folder
 
+        page: Page | None = None
         if self.path.suffix == ".json":
             if self.metrics:
                 raise UsageError("--metrics is for rows. A plan is one picture.")
@@ -396,12 +394,18 @@ class Plot(Command):
                 frame = Report(frame, header).table
             data = str(header.get("data", ""))
             pictures = album(frame, self.metrics)
+            if "layers" in header:
+                chosen = frame[frame["metric"].isin(self.metrics or frame["metric"])]
+                page = report_page(Report(chosen, header), f"Diagnosis: {self.path}")
         for name, draw in pictures.items():
             figure = draw()
             self.out.mkdir(parents=True, exist_ok=True)
             path = self.out / f"{name}.png"
             save(figure, path, self.dpi, command=line, data=data)
             print(path)
+        if page is not None:
+            page.write(self.out / "report.html")
+            print(self.out / "report.html")
 
 
 class Map(OfRun):

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from diagnostics.plots.drawing import COLOURS, style
 from diagnostics.tuning.permutation import LEVEL
-from figures.decision import alike, exact
+from figures.decision import alike, exact, rules
 from figures.decision.known_runs import (
     ADAPTED,
     CHOSEN,
@@ -41,16 +41,6 @@ from fl_core.statistics import mean_interval
 
 PAGE = Path(__file__).parents[2] / "docs/results/what_each_command_sees.md"
 BLOCK = re.compile(r"(<!-- rows:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-AT_HEAD = ("labels", "shares")
-"""What differs at the head. All else is at the inputs."""
-SIGNALS = (
-    "layer_tuning",
-    "all but one layer tuned",
-    "share of parameters",
-    "Auto-RGN",
-    "change after tuning all",
-    "gradient conflict",
-)
 ALIKE = "known_neither"
 DIFFER, TOO_FEW = "differ", "too few samples to tell"
 """Verdicts of the second rule, as the rows have them."""
@@ -349,46 +339,19 @@ def seen(rows: pd.DataFrame) -> str:
     return markdown(words.reset_index(names="command"))
 
 
-def named(found: dict[str, Any]) -> dict[str, str]:
-    """Return each signal, and the end that it names."""
-    ends = {"always the head": "head"}
-    for signal in SIGNALS:
-        *before, head = found[signal]
-        ends[signal] = "head" if head > max(before) else "before"
-    right, chance = found["inputs differ"]
-    ends["classifier of the client"] = "before" if right > 1.5 * chance else "head"
-    return ends
+def lines(rows: pd.DataFrame) -> str:
+    """Return the benchmark's line of each metric, rule and number of rounds, the best on the public half first."""
+    return rules.table()
 
 
-def signals(rows: pd.DataFrame) -> str:
-    """Return how often each signal names the kind that was made and the better end, and what its end loses."""
-    lines = []
-    profiles = {
-        name: named(found)
-        for (name, *_), found in of(rows, "profile").items()
-        if name not in KNOWN
-    }
-    for signal in next(iter(profiles.values())):
-        right, loss, deep = [], [], []
-        for name, said in profiles.items():
-            at_head = said[signal] == "head"
-            right.append((name.split()[2] in AT_HEAD) == at_head)
-            _, head, first, _ = plans(rows, name)
-            loss.append((head if at_head else first) - max(head, first))
-            if name.startswith("resnet"):
-                deep.append(loss[-1])
-        counts = len(loss), sum(right), loss.count(0)
-        of_deep = f"{deep.count(0)} of {len(deep)}"
-        lines.append([signal, *counts, of_deep, f"{np.mean(loss):.1f}"])
-    names = [
-        "signal",
-        "federations",
-        "names the kind",
-        "names the better end",
-        "of residual networks",
-        "points below the better end",
-    ]
-    return markdown(pd.DataFrame(lines, columns=names))
+def judged(rows: pd.DataFrame) -> str:
+    """Return what the held-out half says of the five best lines of the public half."""
+    return rules.judged_table()
+
+
+def ledger(rows: pd.DataFrame) -> str:
+    """Return what the benchmark of rules cost."""
+    return rules.ledger()
 
 
 def hours(rows: pd.DataFrame) -> str:
@@ -409,7 +372,9 @@ TABLES = {
         confirmation,
         natural,
         adapters,
-        signals,
+        lines,
+        judged,
+        ledger,
         hours,
     )
 }

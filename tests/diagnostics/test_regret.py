@@ -1,6 +1,7 @@
 """The benchmark of rules against the stored table, by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ from scipy import stats
 
 import fedlayers as fl
 from diagnostics import regret
+from fedlayers import rule_benchmark
 from fl_core.rows import row
 from tests.conftest import refuses
 
@@ -59,6 +61,9 @@ def test_a_rule_from_outside_and_the_same_numbers_again():
     assert text.startswith("knee of grad_norm after 1 round:")
     assert f"mean over 1: {first.rows['rule'].mean():.2f}" in text
     assert "1 of at least 3" in text
+    best = regret.ranked_lines()[0]
+    assert f"best known rule on the public half, {best.name}: mean over 1: " in text
+    assert text.endswith(f"{best.lost[FEDERATION]:.2f}")
 
 
 def made(rows):
@@ -136,3 +141,39 @@ def test_requests_that_cannot_be_met():
     ):
         with refuses(message):
             fl.regret(**options)
+
+
+def test_federations_whose_files_are_not_here_are_left_out_by_name(monkeypatch):
+    monkeypatch.delenv("FEDLAYERS_DATA_ROOT", raising=False)
+    names, missing = rule_benchmark.available()
+    assert {*names} | {*missing} == {*regret.federations()}
+    assert "heart" in names
+    assert all(name.startswith("known_") for name in {*names} - {"heart"})
+    monkeypatch.setenv("FEDLAYERS_DATA_ROOT", "somewhere")
+    assert rule_benchmark.available() == (regret.federations(), {})
+
+
+def test_the_benchmark_s_lines_by_hand():
+    table = pd.read_csv(regret.BENCHMARK, keep_default_na=False)
+    names = [name for name in table if name not in (*regret.LINE, "plans")]
+    row = table[(table["metric"] == "grad_norm") & (table["rule"] == "top")]
+    row = row[row["rounds"] == 5].iloc[0]
+    lost = [float(row[name]) for name in names]
+    line = regret.benchmark_line("grad_norm", "top", 6)
+    assert (line.rounds, line.mean) == (5, pytest.approx(np.mean(lost)))
+    assert f"loses {np.mean(lost):.2f} points" in line.text()
+    head = table[table["rule"] == "head_local"].iloc[0]
+    assert line.head_local == {name: float(head[name]) for name in names}
+    assert regret.benchmark_line("grad_norm", "top", math.nan).rounds == 1
+    assert regret.benchmark_line("grad_norm", "knee", 1) is None
+    public = [
+        np.mean([v for n, v in each.lost.items() if n in regret.PUBLIC])
+        for each in regret.ranked_lines()
+    ]
+    assert public == sorted(public)
+
+
+def test_a_rule_with_one_plan_says_that_it_sees_nothing():
+    line = regret.BenchmarkLine("cka", "mine", 1, {"heart": 2.0}, {"heart": 1.0}, 1)
+    assert "does not see what differs" in line.text()
+    assert "does not see" not in replace(line, plans=2).text()

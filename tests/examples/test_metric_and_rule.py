@@ -58,3 +58,5 @@ def test_from_the_command_line_to_a_picture(tmp_path, capsys):
     assert "gradient_snr" in capsys.readouterr().out
     assert fl.LayerPlan.load(plan).why.metric == "gradient_snr"
     assert (tmp_path / "pictures" / "gradient_snr.png").exists()
+    page = (tmp_path / "pictures" / "report.html").read_text(encoding="utf-8")
+    assert "by largest_rise." in page

@@ -6,7 +6,7 @@ import re
 import pandas as pd
 
 from diagnostics.metrics.base import METRICS
-from figures.decision import first, known
+from figures.decision import first, known, rules
 from figures.decision.known_runs import ROWS
 
 FEWEST = 36
@@ -18,6 +18,7 @@ def test_the_page_is_made_from_the_rows():
         page = made.PAGE.read_text(encoding="utf-8")
         assert made.written(page) == page
     rows, page = known.read(), known.PAGE.read_text(encoding="utf-8")
+    assert page.splitlines()[2] == rules.answer()
     assert {name for _, name, _ in known.BLOCK.findall(page)} == set(known.TABLES)
     lines = known.truth(rows).splitlines()[2 : 2 + len(known.KNOWN)]
     plans = [[float(cell) for cell in line.split("|")[2:6]] for line in lines]

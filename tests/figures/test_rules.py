@@ -1,0 +1,63 @@
+"""The benchmark's rows and lines, held against fl.regret and a calculation by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import fedlayers as fl
+from diagnostics import regret
+from figures.decision import rules
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return pd.read_parquet(rules.ROWS)
+
+
+def test_the_stored_lines_are_made_from_the_rows(rows):
+    made = rules.lines(rows).round(3)
+    stored = regret.read_benchmark()
+    pd.testing.assert_frame_equal(made, stored[made.columns], check_dtype=False)
+    assert regret.BENCHMARK.stat().st_size < 200_000
+
+
+@pytest.mark.parametrize(
+    ("metric", "rule"), [("grad_norm", "top"), ("cka", "largest_rise")]
+)
+def test_a_line_is_what_the_benchmark_says_of_the_rule(rows, metric, rule):
+    result = fl.regret(rule, metric=metric, federations="known_outlier", seeds=1)
+    stored = rows[(rows["federation"] == "known_outlier") & (rows["seed"] == 0)]
+    stored = stored[(stored["metric"] == metric) & (stored["rule"] == rule)]
+    stored = stored[stored["rounds"] == 1].iloc[0]
+    line = result.rows.iloc[0]
+    assert (line["shared"], line["rule"]) == (stored["shared"], stored["lost"])
+
+
+def test_every_layer_metric_has_lines_or_a_reason(rows):
+    metrics = {
+        name
+        for name, each in fl.METRICS.members().items()
+        if each.compute.__module__.startswith("diagnostics.")
+    }
+    assert {*rows["metric"]} == metrics - {*rules.NO_LAYERS}
+    assert (rows["lost"].isna() == (rows["why"] != "")).all()
+
+
+def test_the_held_out_half_judges_by_a_paired_test():
+    table = regret.read_benchmark()
+    names = [n for n in table if n not in (*regret.LINE, "plans", *regret.PUBLIC)]
+    head = table[table["rule"] == "head_local"].iloc[0]
+    judged = rules.judged()
+    best = regret.ranked_lines()[0]
+    line = table[(table["metric"] == best.metric) & (table["rule"] == best.rule)]
+    line = line[line["rounds"] == best.rounds].iloc[0]
+    gains = [head[name] - line[name] for name in names]
+    assert len(judged) == rules.BEST
+    first = judged.iloc[0]
+    assert first["gain"] == pytest.approx(np.mean(gains))
+    if any(gains):
+        p = stats.ttest_rel([head[n] for n in names], [line[n] for n in names]).pvalue
+        assert p <= first["p"] <= 1
+    else:
+        assert first["p"] == 1
