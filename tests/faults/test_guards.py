@@ -1,0 +1,127 @@
+"""Guards behind promises of SECURITY.md: without one, the test that the page names fails."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.running import copied_tree, write
+
+ROOT = Path(__file__).parents[2]
+GUARDS = [
+    (
+        "fl_core/data/files.py",
+        "allow_pickle=False",
+        "allow_pickle=True",
+        "tests/faults/test_corruption.py::test_a_pickle_in_a_dataset_is_not_executed",
+    ),
+    (
+        "fl_core/data/files.py",
+        "formats=FORMATS",
+        "formats=None",
+        "tests/fl_core/test_data.py::test_an_image_of_another_format_is_not_read",
+    ),
+    (
+        "fl_core/storage.py",
+        "if stat.S_ISLNK(mode):",
+        "if False:",
+        "tests/faults/test_foreign.py::test_a_link_out_of_the_directory_is_not_followed",
+    ),
+    (
+        "fl_core/storage.py",
+        'if {"", ".", ".."} & {*parts}:',
+        "if False:",
+        "tests/faults/test_foreign.py::test_a_name_leads_nowhere_else",
+    ),
+    (
+        "fl_core/records/store.py",
+        'if found["run"] != self.id:',
+        "if False:",
+        "tests/faults/test_foreign.py::test_resume_refuses_another_runs_manifest_and_changes_nothing",
+    ),
+    (
+        "fl_core/records/writing.py",
+        "if name not in kept]",
+        "]",
+        "tests/faults/test_foreign.py::test_only_tensors_that_no_checkpoint_names_are_swept",
+    ),
+    (
+        "fl_core/storage.py",
+        "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "pass",
+        "tests/faults/test_lock.py::test_of_two_that_begin_at_once_one_is_refused",
+    ),
+    (
+        "fedlayers/decision/jobs.py",
+        'if not (path / "config.json").exists():  # it ended before it was a run',
+        "if False:",
+        "tests/faults/test_load.py::test_limits_in_a_decision_and_its_export",
+    ),
+    (
+        "fedlayers/flower/checks.py",
+        '        if head["stage"] != stage_of(request):',
+        "        if False:",
+        "tests/faults/test_sites.py::test_a_reply_of_an_earlier_round_is_refused",
+    ),
+    (
+        "fedlayers/flower/clients.py",
+        "if not name or forged:",
+        "if not name:",
+        "tests/faults/test_sites.py::test_a_reply_that_comes_again_or_from_another_node_is_left_out",
+    ),
+    (
+        "fl_core/algorithms/fedamp.py",
+        "if fault or used.keys() != form.keys():",
+        "if fault:",
+        "tests/fl_core/test_fedamp.py::test_fedfomos_affinities_add_up",
+    ),
+    (
+        "fedlayers/flower/server_app.py",
+        "if not 1 <= value <= most:",
+        "if False:",
+        "tests/faults/test_sites.py::test_numbers_of_a_server_s_file_have_bounds",
+    ),
+    (
+        "fedlayers/flower/site.py",
+        'if not re.fullmatch("[0-9a-f]{32,64}", run):',
+        "if False:",
+        "tests/faults/test_sites.py::test_names_from_a_server_lead_nowhere_else",
+    ),
+]
+"""A guard, what is left without it, and the test that must then fail."""
+
+
+def test_each_guard_stands_once_and_its_test_is_on_the_page():
+    page = (ROOT / "SECURITY.md").read_text() + (
+        ROOT / "docs/under_load.md"
+    ).read_text()
+    named = re.findall(r"`(tests/[^`]+)`", page)
+    for file, guard, _, test in GUARDS:
+        assert (ROOT / file).read_text().count(guard) == 1, guard
+        path, _, name = test.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (ROOT / path).read_text()
+        assert path.startswith("tests/fl_core") or {path, test} & {*named}, test
+
+
+@pytest.fixture(scope="module")
+def tree():
+    with copied_tree() as copy:
+        yield copy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda each: f"{each[0]}: {each[1]}")
+def test_without_its_guard_the_test_of_a_promise_fails(tree, guard):
+    file, old, new, test = guard
+    sound = (tree / file).read_text()
+    write(tree / file, sound.replace(old, new))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0"]
+    command += ["-m", "slow or not slow", "-p", "no:cacheprovider", test]
+    try:
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    finally:
+        write(tree / file, sound)
+    assert done.returncode == 1, done.stdout[-2000:]
+    assert "FAILED" in done.stdout
