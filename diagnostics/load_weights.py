@@ -143,7 +143,8 @@ def load_clients(
         fits = re.fullmatch(form, path.relative_to(folder).as_posix())
         if fits:
             number = int(fits.groupdict().get("round") or 0)
-            storage.Folder(folder).file(path.relative_to(folder).as_posix())
+            name = path.relative_to(folder).as_posix()
+            storage.Folder(folder, links=True).file(name)
             model = load_weights(path, into=build(), by_position=by_position)
             models.setdefault(number, {})[fits["client"]] = model
     if not models:
@@ -159,7 +160,7 @@ def load_clients(
 
 def _folder(path: Path, key: str) -> tuple[Tree, dict[str, Any] | None]:
     """Return the tensors of a folder of transformers or peft, and the configuration of its adapters, if any."""
-    folder = storage.Folder(path)
+    folder = storage.Folder(path, links=True)
     if folder.has("adapter_config.json"):
         name = "adapter_model.safetensors"
         found = folder.file(name if folder.has(name) else "adapter_model.bin")

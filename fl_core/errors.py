@@ -43,11 +43,25 @@ from typing import (
 PACKAGES = ("fl_core", "diagnostics", "fedlayers")
 
 
-class UsageError(ValueError):
+LONGEST = 2000
+"""Signs of a message at most. Longer ones, which quote a file of somebody else, lose their middle."""
+
+
+class Shortened(Exception):
+    """An error whose message has at most :data:`LONGEST` signs."""
+
+    def __init__(self, *args: Any) -> None:
+        if args and isinstance(args[0], str) and len(args[0]) > LONGEST:
+            half = LONGEST // 2 - 2
+            args = (f"{args[0][:half]} … {args[0][-half:]}", *args[1:])
+        super().__init__(*args)
+
+
+class UsageError(Shortened, ValueError):
     """An invalid request: an unknown name, a missing file, data that do not fit. Exit code 2."""
 
 
-class RunError(RuntimeError):
+class RunError(Shortened, RuntimeError):
     """A failure while running a valid request. Exit code 1.
 
     >>> [issubclass(kind, RunError) for kind in (NonFiniteError, CorruptError, BusyError, UsageError)]
@@ -158,7 +172,7 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     known = list(known)
     if name in known:
         return name
-    near = nearest(str(name), known)
+    near = nearest(str(name)[:LONGEST], known)
     hint = f"did you mean {near!r}? " if near else ""
     raise UsageError(
         f"unknown {kind} {name!r}: {hint}known: {listing(map(readable, known), 40)}"

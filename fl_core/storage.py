@@ -644,7 +644,7 @@ def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:
         raise UsageError(
             f"{path} must unpack to at most {RATIO} times its size; "
             f"got {format_bytes(unpacked)} from {format_bytes(packed)}. "
-            f"If the data are meant, allow it: {UNPACKED_VARIABLE}={unpacked:.1e}."
+            f"If the data are meant, allow it: {UNPACKED_VARIABLE}={1.06 * unpacked:.1e}."
         )
 
 

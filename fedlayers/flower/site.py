@@ -164,7 +164,11 @@ class Site:
             raise UsageError("vocabulary must be given for texts, and texts alone.")
         if vocabulary is None:
             return source
-        lines = read_text(self.path.parent / vocabulary).split("\n")
+        path = self.path.parent / vocabulary
+        with about(
+            f"{path} must be text in UTF-8", UnicodeDecodeError, way="Save it again."
+        ):
+            lines = read_text(path).split("\n")
         return source.with_vocabulary(tuple(filter(None, lines)))
 
     def facts(self) -> dict[str, Any]:

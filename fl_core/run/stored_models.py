@@ -19,6 +19,7 @@ from fl_core.errors import (
     MapOf,
     UsageError,
     check_known,
+    damaged,
     listing,
 )
 from fl_core.kinds import wrong_kind
@@ -204,7 +205,9 @@ def _stored(
         way = f"Export one of its runs, which are below {choice}/arms"
         if others:
             way = f"Export a baseline: baseline={others[0]!r}"
-        run = parsed_json(read_text(choice / "choice.json")).get("run")
+        with damaged(choice / "choice.json"):
+            written = parsed_json(read_text(choice / "choice.json"))
+        run = written.get("run") if isinstance(written, dict) else None
         if run:
             way = f"Export its run: {choice / str(run)}"
         raise UsageError(f"{choice} must have a recommended model; got none. {way}.")
