@@ -219,7 +219,8 @@ DOORS = {
 """What opens a file."""
 OWN = {
     "fl_core.storage", "fl_core.formats", "fl_core.registry.attach", "diagnostics.metrics._stored",
-    "diagnostics.plots.page.Page.html", "diagnostics.regret.read_truth", "fedlayers.cli.folders.listing_of",
+    "diagnostics.plots.page.Page.html", "diagnostics.regret.read_truth", "diagnostics.regret.read_benchmark",
+    "fedlayers.cli.folders.listing_of",
     "fedlayers.cli.options.check_file", "fedlayers.flower.site.supernode", "fl_core.data.named",
     "fl_core.data.loading.load", "fedlayers.flower.site.Site._read", "fl_core.rounds.workers.receive",
     "fedlayers.cli.options._as_option",
