@@ -22,7 +22,7 @@ COLUMNS = (
 """Columns of every item's table. ``measured`` and its bounds are what ``measured_what`` says."""
 DPI, PALETTE = 120, 64
 LINES = 4
-"""Lines of text beneath a picture at most, unless its first sentence is longer."""
+"""Lines of text beneath a picture at most, unless its lead is longer."""
 SENTENCE = re.compile(r"(?<=\.)(?<!Fig\.)(?<!Figs\.) (?=[A-Z*])")
 """Where a sentence of a caption ends."""
 
@@ -87,7 +87,8 @@ class Drawing:
         caption: what is shown, and then the sizes behind it: the first sentences stand beneath the picture.
         findings: each expectation with its verdict.
         text: Markdown for the page, after the findings.
-        lead: the finding that the page begins with, in one or two sentences; default :func:`opening`.
+        lead: the finding that the page begins with, in one or two sentences; default :func:`opening`. A figure that
+            decides a claim begins with the claim's line in the scorecard instead.
     """
 
     figure: Figure | None
@@ -134,17 +135,20 @@ def enumeration(words: Iterable[object]) -> str:
     return " and ".join(filter(None, [", ".join(each[:-1]), *each[-1:]]))
 
 
-def beneath(caption: str, width: int) -> str:
-    """As many whole sentences of a caption as fit beneath a picture, at least the first; its page has them all.
+def beneath(lead: str, caption: str, width: int) -> str:
+    """Return a lead, and as many whole sentences of a caption as fit beneath a picture; its page has them all.
 
     Args:
+        lead: stands there whole. Without one the caption's first sentence does.
         width: characters a line, of which there are :data:`LINES`.
     """
     sentences = SENTENCE.split(caption.replace("`", ""))
-    for count in range(len(sentences), 1, -1):
-        if len(wrapped := textwrap.wrap(" ".join(sentences[:count]), width)) <= LINES:
+    parts = [lead.replace("`", ""), *sentences] if lead else sentences
+    for count in range(len(parts), 1, -1):
+        wrapped = textwrap.wrap(" ".join(parts[:count]), width)
+        if len(wrapped) <= LINES:
             return "\n".join(wrapped)
-    return textwrap.fill(sentences[0], width)
+    return textwrap.fill(parts[0], width)
 
 
 def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None:

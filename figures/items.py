@@ -22,7 +22,6 @@ from figures.drawing import (
     Drawing as Drawing,
     Finding as Finding,
     beneath,
-    opening,
     save_png,
     set_apart as set_apart,
 )
@@ -281,7 +280,7 @@ def check_owner(item: Item, path: Path, header: packing.Header) -> None:
 def redraw(item: Item, path: Path, out: Path) -> Drawing:
     """Draw stored rows into ``out``: NAME.png, NAME.csv, and NAME.md with the caption and the findings.
 
-    Beneath the picture stand the page's first verdict and as much of the caption as fits.
+    Beneath the picture stand the page's first lines and as much of the caption as fits.
 
     Equal rows give equal bytes.
 
@@ -305,14 +304,13 @@ def redraw(item: Item, path: Path, out: Path) -> Drawing:
     caption = f"{drawing.caption} {origin}"
     if drawing.figure is not None:
         # wrapped, so that the text is no wider than the picture and moves no panel of it
-        verdict = (drawing.lead or opening(drawing.findings)).replace("**", "")
-        text = f"{verdict} {caption}".strip()
+        lead = " ".join(page.lead_of(item.name, drawing)).replace("**", "")
         figure, width = drawing.figure, int(drawing.figure.get_figwidth() * 19.5)
         look: dict[str, Any] = {"fontsize": 7, "color": "0.3", "ha": "left", "x": 0.01}
-        shown = figure.supxlabel(beneath(text, width), **look)
+        shown = figure.supxlabel(beneath(lead, caption, width), **look)
         while shown.get_window_extent().width > 0.98 * figure.bbox.width:
             width -= 2
-            shown.set_text(beneath(text, width))
+            shown.set_text(beneath(lead, caption, width))
         save_png(drawing.figure, out / f"{item.name}.png")
         plt.close(drawing.figure)
     table = csv_bytes(drawing.table, float_format="%.6g")

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from figures import names
+from figures.claims import opening_lines
 from figures.drawing import VERDICTS, Drawing, Finding, opening
 from fl_core.display import printable
 from fl_core.statistics import mean_interval
@@ -201,6 +202,19 @@ def shown() -> frozenset[str]:
     return frozenset(name for names in found for name in names)
 
 
+def lead_of(name: str, drawing: Drawing) -> list[str]:
+    """Return the lines with which a figure's page and picture begin.
+
+    They are the scorecard's lines of the claims that the figure decides. Without any it is the drawing's own lead, or
+    the first decided finding.
+    """
+    findings = [
+        (each.expected, each.verdict, each.measured) for each in drawing.findings
+    ]
+    lines = opening_lines(name, findings)
+    return lines or [drawing.lead or opening(drawing.findings)]
+
+
 def of_figure(
     name: str,
     title: str,
@@ -208,13 +222,13 @@ def of_figure(
     settings: Mapping[str, str],
     notes: Iterable[str],
 ) -> str:
-    """Return the page of a figure: finding, picture, expectations and numbers. The settings come last.
+    """Return the page of a figure: its lead, picture, expectations and numbers. The settings come last.
 
     A picture that no other page shows is not in version control, and its page says how to draw it.
     """
     parts = [
         f"# {title}",
-        drawing.lead or opening(drawing.findings),
+        "\n\n".join(lead_of(name, drawing)),
         f"![{title}]({name}.png)" if name in shown() else "",
         expectations(drawing.findings),
         drawing.text,

@@ -1,8 +1,6 @@
 """The scorecard: each paper's claims with verdict and number, made from claims and stored pages, and its changes.
 
-``claims.csv`` has a line for each claim. It names the figure that decides it and the beginning of the expectation on
-its page. A regular expression picks the part of the measurement to show; an empty one shows all. The verdict and the
-number are read off that page.
+:mod:`figures.claims` has the claims. The verdict and the number are read off the page of the figure that decides it.
 
 ``first_verdicts.csv`` has the lines when the record began. ``changed_verdicts.csv`` has every line since that entered
 or left the scorecard, or whose verdict changed, with a date and a reason. Together they give the verdicts at any date.
@@ -10,30 +8,25 @@ or left the scorecard, or whose verdict changed, with a date and a reason. Toget
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 from figures import items
+from figures.claims import (
+    WORDS as WORDS,
+    Claim as Claim,
+    claims as claims,
+    read as read,
+)
 from figures.page import markdown, read_expectations
 from fl_core.errors import UsageError
 
-CLAIMS = items.HERE / "claims.csv"
 FIRST, CHANGES = items.HERE / "first_verdicts.csv", items.HERE / "changed_verdicts.csv"
 README, RECORD = items.HERE / "README.md", items.HERE / "changed_verdicts.md"
 BEGIN, END = "<!-- scorecard -->", "<!-- end of the scorecard -->"
 NEW, LEFT = "new", "left"
 """Stand for the verdict before a line's entry, and after its exit."""
-WORDS = dict(
-    zip(
-        items.VERDICTS,
-        ("**reproduced**", "**contradicted**", "undecided", "not comparable"),
-        strict=True,
-    )
-)
-"""The scorecard's words for the verdicts on the pages."""
 TITLES = {
     "player_fl": "PLayer-FL",
     "scheduling": "Layer scheduling",
@@ -43,69 +36,14 @@ TITLES = {
 }
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A claim of a paper, with the figure that decides it.
-
-    Attributes:
-        line: its name, by which a change of its verdict is recorded.
-        claim: in plain words.
-        place, words: where in the paper, and a quotation from there; ``…`` stands for what is left out.
-        figure: whose page decides it.
-        finding: how the expectation on that page begins.
-        shown: regular expression of what is shown of the measurement.
-        theirs: the paper's value.
-        setting: clients, images, rounds, seeds behind our number.
-        written: date on which the criterion was written.
-        rows_known: whether our rows were known then: ``yes``, ``no``, or ``in part`` where later seeds were registered.
-    """
-
-    line: str
-    paper: str
-    claim: str
-    place: str
-    words: str
-    figure: str
-    finding: str
-    shown: str
-    theirs: str
-    setting: str
-    written: str
-    rows_known: str
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """Return the lines of a table in their order."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def claims(path: Path = CLAIMS) -> list[Claim]:
-    """All claims, paper by paper."""
-    return [Claim(**line) for line in read(path)]
-
-
 def judged(claim: Claim, pictures: Path = items.PICTURES) -> tuple[str, str]:
-    """The verdict on a claim in the scorecard's words, and our number.
+    """Return the verdict on a claim in the scorecard's words, and our number, as its page has them.
 
     Raises:
         UsageError: its page has not exactly one such expectation, or nothing of the measurement is shown.
     """
     page = pictures / f"{claim.figure}.md"
-    findings = read_expectations(page.read_text(encoding="utf-8"))
-    found = [each for each in findings if each[0].startswith(claim.finding)]
-    if len(found) != 1:
-        raise UsageError(
-            f"{page.name} must have one expectation that begins with {claim.finding!r}; got {len(found)}. "
-            "Correct claims.csv."
-        )
-    _, verdict, measured = found[0]
-    parts = re.findall(claim.shown or ".+", measured)
-    if not parts:
-        raise UsageError(
-            f"{page.name}: {measured!r} must match {claim.shown!r}. Correct claims.csv."
-        )
-    return WORDS[verdict], "; ".join(parts)
+    return claim.judged(read_expectations(page.read_text(encoding="utf-8")))
 
 
 def verdicts() -> dict[str, str]:
