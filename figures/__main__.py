@@ -30,6 +30,7 @@ from figures import (  # noqa: F401  (most of them register items)
     scorecard,
     training,
 )
+from figures.papers import PAPERS
 from fl_core import progress
 from fl_core.errors import RunError, UsageError, listing
 
@@ -45,6 +46,7 @@ class Figures:
     Examples:
         python -m figures list player_fl
         python -m figures all
+        python -m figures scheduling --out out
         python -m figures player_fl.heart_sensitivity --out out
         python -m figures player_fl.heart_sensitivity --train
         python -m figures fedpft.longer --train --only fedper fedbn --budget 30
@@ -57,7 +59,7 @@ class Figures:
         Positional[str],
         arg(
             metavar="[NAME]",
-            help="Name of an item, or list, all, gallery, scorecard or gpu.",
+            help="Name of an item or of a paper, or list, all, gallery, scorecard or gpu.",
         ),
     ] = "list"
     paper: Annotated[
@@ -102,11 +104,12 @@ class Figures:
         Raises:
             UsageError: options do not go together, or something is not there; RunError: something failed.
         """
-        whole = {
+        whole: dict[str, Callable[[], None]] = {
             "list": self._list,
             "all": self._all,
             "scorecard": self._scorecard,
             "gpu": self._gpu,
+            **{paper: partial(self._all, paper) for paper in PAPERS},
         }
         usable: tuple[str, ...] = TRAINING if self.train else ("pack",)
         if self.name in whole:
@@ -135,8 +138,10 @@ class Figures:
         """Renew the scorecard where the project keeps it, or write its page into a folder of the user's own."""
         print(f"page: {scorecard.write(self.out or items.HERE)}")
 
-    def _all(self) -> None:
-        """Draw everything that has rows. A failure is reported on the error stream and stops nothing else.
+    def _all(self, paper: str = "") -> None:
+        """Draw everything that has rows, or all of a paper.
+
+        A failure is reported on the error stream and stops nothing else.
 
         Raises:
             RunError: something failed; names it.
@@ -147,6 +152,8 @@ class Figures:
             if item.draw is not None and item.state != "no rows"
         }
         jobs[gallery.NAME] = partial(gallery.redraw, gallery.STUDY.path(), self.out)
+        if paper:
+            jobs = {k: job for k, job in jobs.items() if k.startswith(f"{paper}.")}
         failed = []
         for name, job in jobs.items():
             try:

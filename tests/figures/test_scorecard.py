@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from figures import catalogue, items, scorecard
+from figures.claims import opening_lines
 from figures.items import Finding
 from figures.page import expectations, read_expectations
 from figures.papers import PAPERS
@@ -53,6 +54,17 @@ def test_the_readme_has_the_scorecard_of_now():
         assert number
     with refuses("<!-- scorecard -->"):
         scorecard.renewed("a page")
+
+
+@pytest.mark.parametrize("figure", sorted({claim.figure for claim in CLAIMS}))
+def test_a_page_opens_with_its_lines_of_the_scorecard(figure):
+    text = (items.PICTURES / f"{figure}.md").read_text(encoding="utf-8")
+    lines = opening_lines(figure, read_expectations(text))
+    assert text.split("\n\n")[1 : 1 + len(lines)] == lines
+    for claim in CLAIMS:
+        if claim.figure == figure:
+            verdict, number = scorecard.judged(claim)
+            assert f"{claim.claim}: {verdict} ({number})." in lines
 
 
 def test_each_other_line_says_what_would_decide_it():
