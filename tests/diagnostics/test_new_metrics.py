@@ -125,7 +125,10 @@ class Branching(nn.Sequential):
 
 
 def test_layers_before_a_swapped_one_are_computed_once():
-    """With K clients and L equal layers, layer k costs k + K (L - k) layers in place of K L."""
+    """With K clients and L equal layers, layer k costs k + K (L - k) layers in place of K L.
+
+    A few samples more pass each model once, which looks for a softmax at its end.
+    """
     chains = {n: [nn.Linear(5, 5) for _ in range(8)] for n in "abcd"}
     one, found = len(X) * 2 * 5**2, []
     for kind, swaps in (
@@ -135,7 +138,7 @@ def test_layers_before_a_swapped_one_are_computed_once():
         models = {name: kind(*chain) for name, chain in chains.items()}
         with count_flops(models["a"]) as counter:
             frame = diagnose(models, (X, Y), "layer_swap").frame
-        assert counter.total == pytest.approx(4 * (8 + swaps) * one, rel=0.01)
+        assert counter.total == pytest.approx(4 * (8 + swaps) * one, rel=0.02)
         found.append(frame["value"].to_numpy())
     assert found[0] == pytest.approx(found[1], abs=1e-6)
 
