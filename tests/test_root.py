@@ -15,6 +15,7 @@ KNOWN = {
     "pyproject.toml",
     "fedlayers/flower/app/pyproject.toml",
     "fl_core/data/named/heart.csv",
+    "diagnostics/benchmark.csv",
     "diagnostics/truth.csv",
 }
 

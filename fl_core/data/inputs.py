@@ -168,7 +168,7 @@ class Inputs:
         Raises:
             UsageError: a key is unknown, or the shape is not that of the prepared columns.
         """
-        if "reading" in values:
+        if isinstance(values.get("reading"), Mapping):  # else refused below
             values = {**values, "reading": current(values["reading"])[0]}
         found: Inputs = read_as(cls, values, "a model's inputs")
         if (made := found.preprocessing) is not None:

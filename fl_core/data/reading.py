@@ -338,7 +338,7 @@ def current(
     Args:
         is_csv: whether the settings are for a .csv file.
     """
-    if not isinstance(stored, Mapping) or "separator" not in stored:
+    if "separator" not in stored:
         return dict(stored), []
     kept = {key: value for key, value in stored.items() if key not in REMOVED}
     asked = [key for key in REMOVED if stored.get(key) not in (None, False, *_USUAL)]
