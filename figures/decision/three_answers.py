@@ -34,6 +34,7 @@ from figures.decision.known import BLOCK
 from figures.page import markdown
 from fl_core import models
 from fl_core.data import datasets, load
+from fl_core.display import csv_bytes
 
 ROWS = Path(__file__).with_name("three_answers.csv")
 REPEATS = Path(__file__).with_name("demo_answers.csv")
@@ -71,7 +72,7 @@ def measure(names: Sequence[str]) -> None:
         with TemporaryDirectory() as folder:
             answer = fl.choose(dataset=name, out=Path(folder) / "out", seeds=3)
         rows = pd.concat([rows[rows["data"] != name], lines_of(name, answer)])
-        rows.to_csv(ROWS, index=False)
+        ROWS.write_bytes(csv_bytes(rows))
 
 
 def changed_model(name: str, seed: int) -> nn.Module:
@@ -104,8 +105,10 @@ def repeat(label: str, seed: int, changed: bool, names: Sequence[str]) -> None:
             "way": answer.way,
             "seconds": round(time.process_time() - began, 1),
         }
-        new = not REPEATS.exists()
-        pd.DataFrame([line]).to_csv(REPEATS, mode="a", header=new, index=False)
+        lines = pd.DataFrame([line])
+        if REPEATS.exists():
+            lines = pd.concat([pd.read_csv(REPEATS), lines])
+        REPEATS.write_bytes(csv_bytes(lines))
 
 
 def picture(rows: pd.DataFrame) -> Figure:
