@@ -368,7 +368,6 @@ class Plot(Command):
         from diagnostics import plots
         from diagnostics.plots.page import Page, album, figure_of
         from diagnostics.report import Report
-        from diagnostics.report_page import report_page
         from fl_core.plan import LayerPlan
         from fl_core.records.store import ROWS, Run
         from fl_core.rows import read
@@ -394,7 +393,9 @@ class Plot(Command):
                 frame = Report(frame, header).table
             data = str(header.get("data", ""))
             pictures = album(frame, self.metrics)
-            if "layers" in header:
+            if "layers" in header and not folder.has("config.json"):
+                from diagnostics.report_page import report_page  # imports torch
+
                 chosen = frame[frame["metric"].isin(self.metrics or frame["metric"])]
                 page = report_page(Report(chosen, header), f"Diagnosis: {self.path}")
         for name, draw in pictures.items():

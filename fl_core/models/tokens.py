@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fl_core import storage
 from fl_core.errors import UsageError, about
 from fl_core.models import token_files
 from fl_core.models.token_files import LENGTH as LENGTH
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from fl_core.models.adapter import Layout
@@ -84,6 +83,8 @@ class Tokenizer:
             rows = [each.ids for each in found]
             token_files.check_ids(rows, self.length, self.tokens)
         cut = sum(bool(each.overflowing) for each in found)
+        import numpy as np  # help needs none
+
         ids = np.array(rows, dtype=np.int64).reshape(-1, self.length)
         return ids, cut, (made.truncation or {}).get("direction", "right")
 

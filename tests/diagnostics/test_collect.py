@@ -124,7 +124,7 @@ def test_plot_reads_a_run_and_leaves_its_folder_alone(here, capsys):
     before = written(here)
     command("plot run --metrics macro_f1 --out drawn")
     names = {path.name for path in (here / "drawn").iterdir()}
-    assert names == {"macro_f1.png", "macro_f1_clients.png", "report.html"}
+    assert names == {"macro_f1.png", "macro_f1_clients.png"}
     assert "run directory" in refused(capsys, "plot run --out run")
     assert written(here) == before
     with (here / "run/rows.jsonl").open("a") as file:

@@ -86,7 +86,8 @@ CASES = {
     "a diagnosis": (["diagnose {run}"], 0, FITS | {"sympy"}),
     "lists": ([f"list {what}" for what in json.loads(STORED.read_text())], 0, HEAVY),
     "digests": (["verify {run}"], 0, HEAVY - {"safetensors"}),
-    "rows": (["runs {run}", "plot {run}", "plot {run}/../rows.jsonl"], 0, {"torch"}),
+    "rows": (["runs {run}", "plot {run}"], 0, {"torch"}),
+    "a diagnosis's rows": (["plot {run}/../rows.jsonl"], 0, {"timm", "triton"}),
     "mistakes": (
         [
             *(f"{name}{' x' * (name == 'list')} --unknown-flag" for name in COMMANDS),

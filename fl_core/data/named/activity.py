@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fl_core.data.files import read_arrays
 from fl_core.data.registry import Location, dataset, find_file
 from fl_core.data.sources import Source
 from fl_core.data.values import Array, Integers
@@ -53,6 +52,8 @@ def activity(data_root: Location | None) -> Source:
         FILE,
         way="Write it from the archive's folder: fl_core.data.named.activity.write_file.",
     )
+    from fl_core.data.files import read_arrays  # imports what reads images
+
     stored = read_arrays(path, ["x", "y", "person", "bout"])
     x, marks = stored["x"], [stored[key] for key in ("y", "person", "bout")]
     n = len(x) if x.ndim else 0
