@@ -37,7 +37,7 @@ def report_page(report: Report, title: str = "Diagnosis") -> Page:
 
     >>> import fedlayers as fl
     >>> report = fl.measure.diagnose_task(fl.assemble(fl.RunConfig(dataset="heart")), ["federation_sensitivity"])
-    >>> "Share fc1 by largest_rise" in report_page(report).html()
+    >>> "fc1 by sensitivity_ratio" in report_page(report).html()
     True
 
     Raises:

@@ -57,7 +57,7 @@ def test_few_rows_are_checked_without_it(fedlayers, rows):
     few = table(np.random.default_rng(0).normal(size=(rows, 2)))
     few.assign(client="a", label=np.arange(rows) % 2).to_csv("few.csv", index=False)
     code = 2 if rows == 2 else 0
-    fedlayers("check few.csv --keep-ids --json", code=code)
+    fedlayers("check few.csv --json", code=code)
     assert PART not in fedlayers.err
     assert "Traceback" not in fedlayers.err
     assert code or json.loads(fedlayers.out)

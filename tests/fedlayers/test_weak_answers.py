@@ -32,7 +32,7 @@ ANSWERS = [
         "--client-column ward",
         ("--client-column groups",),
     ),
-    (frame(), f"{HEART} --device gpu", ("--device cuda",)),
+    (frame(), f"{HEART} --device gpu", ("Use --device c",)),
     (frame(), f"{HEART} --model models/my.py:ok", ("models.my:ok",)),
     (frame(), f"{HEART} --model ./my.py", ("my:NAME",)),
     (

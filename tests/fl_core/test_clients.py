@@ -70,6 +70,7 @@ def test_memory_of_a_global_model_does_not_grow_with_the_clients(
     from fl_core.algorithms import base
 
     monkeypatch.setitem(base.ALGORITHMS._members, Watching.name, Watching)
+    monkeypatch.setattr("fl_core.rounds.engine.LOCAL_MODELS", 0)
     data, most = {count: federation([14] * count) for count in counts}, {}
     for count in data:
         gc.collect()

@@ -30,7 +30,7 @@ OF_OPTIONS = [
     ("vanilla", {"unfreeze": "0,-2"}, "unfreeze.*-2"),
     ("vanilla", {"base": "fedbaby"}, "'fedbaby'.*'fedbabu'"),
     ("vanilla", {"base": "anti"}, "base.*anti"),
-    ("vanilla", {"base": "fedprox", "nu": 1}, "vanilla.*'nu'.*'mu'"),
+    ("vanilla", {"base": "fedprox", "nu": 1}, "vanilla.*'nu'.*mu"),
     ("vanilla", {"base": "playerfl"}, "base.*playerfl.*plan=auto"),
 ]
 OF_KEYS = {

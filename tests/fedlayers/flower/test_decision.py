@@ -225,4 +225,4 @@ def test_what_sites_cannot_decide_is_refused_before_training(tmp_path):
     ):
         with refuses(fault):
             over_sites(tmp_path / "out", grid, **{**keys, **more})
-    assert set(grid.asked) == {"query.facts", "query.describe"}
+    assert set(grid.asked) == {"query.facts", "query.describe", "query.clipped"}
