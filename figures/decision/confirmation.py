@@ -336,7 +336,7 @@ def write_page() -> None:
     for name, table in results().items():
         start, end = f"<!-- rows:{name} -->\n", "<!-- end -->"
         head, _, rest = text.partition(start)
-        text = head + start + table + end + rest.partition(end)[2]
+        text = f"{head}{start}{table}\n{end}{rest.partition(end)[2]}"
     PAGE.write_text(text)
 
 
