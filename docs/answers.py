@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diagnostics.tuning.permutation import Difference
 from fedlayers.decision.answer import Answer
-from fedlayers.decision.table import BASE_RATE, FEDAVG
+from fedlayers.decision.table import (
+    BASE_RATE,
+    FEDAVG,
+    TEST,
+    VALIDATION,
+    LossTable,
+    Part,
+)
 from fedlayers.decision.verdict import answer
 from fedlayers.decision.ways import ALONE, SHARE_ALL, SHARE_SOME
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.rows import CLASSIFICATION, REGRESSION
-from tests.fedlayers.decision.made import table_of
 
 PAGE = Path(__file__).parent / "results" / "thirty_answers.md"
 HEAD = """# Thirty answers
@@ -39,6 +47,47 @@ ACTIONS = {
     "boosting_local": ALONE,
 }
 NAMES = (BASE_RATE, *ACTIONS, "linear_pooled")
+
+
+def part(
+    losses: NDArray[np.float64],
+    client: NDArray[np.int64],
+    group: NDArray[np.int64] | None = None,
+) -> Part:
+    """Return a way's losses in one seed and split; every client counts alike."""
+    sizes = np.bincount(client)
+    weight = 1 / sizes[client] / len(sizes)
+    groups = np.arange(len(losses)) if group is None else group
+    mean = float(weight @ losses)
+    return Part(mean, np.asarray(losses, float), weight, groups, client)
+
+
+def table_of(
+    means: Mapping[str, float],
+    seeds: int = 1,
+    n: int = 60,
+    clients: int = 3,
+    noise: float = 0.1,
+    seed: int = 0,
+    score: str = "loss",
+) -> LossTable:
+    """Return a table of ways with the given means. Test samples are the same in all seeds.
+
+    Args:
+        means: of each way. ``n``: samples of each split. ``noise``: standard deviation of a sample's loss.
+    """
+    draw = np.random.default_rng(seed)
+    client = np.arange(n) % clients
+    tests = {way: mean + noise * draw.normal(size=n) for way, mean in means.items()}
+    parts = {}
+    for number in range(seeds):
+        for way, mean in means.items():
+            validation = mean + noise * draw.normal(size=n)
+            parts[number, way, VALIDATION] = part(validation, client)
+            moved = tests[way] + 0.01 * draw.normal(size=n)
+            parts[number, way, TEST] = part(moved, client)
+    names = tuple(f"client {k}" for k in range(clients))
+    return LossTable(parts, score, {VALIDATION: 0.3, TEST: 1.0}, names)
 
 
 def example(number: int) -> Answer:

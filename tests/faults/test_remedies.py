@@ -569,7 +569,7 @@ def arguments(given):
 RUN = "run --dataset heart --rounds 1"
 LINES = {
     "'hearts'.*'heart'": ("run --dataset hearts --rounds 1 --out a", f"{RUN} --out a"),
-    "meant: --rounds": ("run --dataset heart --rond 1 --out b", f"{RUN} --out b"),
+    "did you mean --rounds": ("run --dataset heart --rond 1 --out b", f"{RUN} --out b"),
     "given once.*Leave one out": (f"{RUN} --rounds 2 --out c", f"{RUN} --out c"),
     "KEY=VALUE": (
         f"{RUN} --algorithm fedprox --option mu --out d",
