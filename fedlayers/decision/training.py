@@ -589,9 +589,13 @@ def _train_way(
                 failed[job.name] = str(error)
         useless = [seed for seed, one in runs.items() if one.learned_nothing]
         if runs and not failed:
-            earlier = made.runs.get(way.name)
-            if earlier is None or _worth(made, way, runs) > _worth(made, way, earlier):
-                made.runs[way.name] = runs
+            results = [runs]  # of this rate, and of the higher one
+            if way.name in made.runs:
+                results.insert(0, made.runs[way.name])
+            made.runs[way.name] = max(
+                results,
+                key=lambda one: _worth(made, one, _best_tuning(made, way.name, one)),
+            )
         if not (failed or useless) or asked.config.training.lr is not None:
             break
         if rate is lr:
@@ -601,30 +605,22 @@ def _train_way(
         made.failed |= failed
 
 
-def _worth(made: Trained, way: Way, runs: Mapping[int, Finished]) -> float:
-    """Return the mean validation score of a way's runs after the best fine-tuning; of two the higher is better."""
-    tuning = _best_tuning(made, way.name, runs)
+def _worth(made: Trained, runs: Mapping[int, Finished], amount: Tuning) -> float:
+    """Return the mean validation score over the seeds after an amount of fine-tuning; of two the higher is better."""
     losses = made.asked.losses
-    return float(
-        np.mean([losses[s].worth(one.tuned[tuning]) for s, one in runs.items()])
-    )
+    values = [losses[seed].worth(one.tuned[amount]) for seed, one in runs.items()]
+    mean = float(np.mean(values))
+    return -math.inf if math.isnan(mean) else mean
 
 
 def _best_tuning(made: Trained, name: str, by_seed: Mapping[int, Finished]) -> Tuning:
     """Return the amount of fine-tuning with the best mean validation score; of equal ones the least."""
-    losses = made.asked.losses
     common = [
         amount
         for amount in tunings(made.asked.way(name))
         if all(amount in one.tuned for one in by_seed.values())
     ]
-
-    def score(amount: Tuning) -> float:
-        values = [losses[s].worth(one.tuned[amount]) for s, one in by_seed.items()]
-        mean = float(np.mean(values))
-        return -math.inf if math.isnan(mean) else mean
-
-    return max(common, key=score)
+    return max(common, key=lambda amount: _worth(made, by_seed, amount))
 
 
 # --- do clients differ? ----------------------------------------------------------------------------------------

@@ -7,28 +7,13 @@ import re
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from docs.answers import ACTIONS, NAMES, PLANS
 from fedlayers.decision import answer as words
 from fedlayers.decision.table import BASE_RATE, FEDAVG
 from fedlayers.decision.verdict import answer
 from fedlayers.decision.ways import ALONE, NONE, SHARE_ALL, SHARE_SOME
-from fl_core.plan import Layer, LayerPlan
 from tests.fedlayers.decision.made import table_of
 
-LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("fc1", "fc2", "fc3"))
-PLANS = {
-    FEDAVG: LayerPlan(LAYERS, ("fc1", "fc2", "fc3")),
-    "local": LayerPlan(LAYERS, ()),
-    "head_local": LayerPlan(LAYERS, ("fc1", "fc2")),
-}
-ACTIONS = {
-    FEDAVG: SHARE_ALL,
-    "local": ALONE,
-    "head_local": SHARE_SOME,
-    "linear_fedavg": SHARE_ALL,
-    "linear_local": ALONE,
-    "boosting_local": ALONE,
-}
-NAMES = (BASE_RATE, *ACTIONS, "linear_pooled")
 NUMBER = r"(?<![\w.])\d+\.\d+"
 
 
