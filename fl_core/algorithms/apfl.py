@@ -171,19 +171,19 @@ class FedALA(OwnModel):
     def client_start(
         self, state: State, message: Message, ctx: Context, rnd: Round, client: int
     ) -> Tree:
-        own = state.trees["model"]
+        personal = state.trees["model"]
         received = message.trees["model"]
-        start = {**own, **received}
+        start = {**personal, **received}
         names = self.adaptive(rnd, client)
-        if all(torch.equal(own[name], received[name]) for name in names):
+        if all(torch.equal(personal[name], received[name]) for name in names):
             return start
         weights = state.trees.get(WEIGHTS) or {
-            name: torch.ones_like(own[name]) for name in names
+            name: torch.ones_like(personal[name]) for name in names
         }
         passes = self.config.first if WEIGHTS not in state.trees else self.config.later
         there = [
             {name: tensor.to(ctx.labels.device) for name, tensor in part.items()}
-            for part in (weights, start, select(own, names))
+            for part in (weights, start, select(personal, names))
         ]
         weights, fixed = there[0], (there[1], there[2])
         losses: list[float] = []
@@ -204,7 +204,7 @@ class FedALA(OwnModel):
                 break
         state.trees[WEIGHTS] = {name: tensor.cpu() for name, tensor in weights.items()}
         return start | {
-            n: torch.lerp(own[n], received[n], weight)
+            n: torch.lerp(personal[n], received[n], weight)
             for n, weight in state.trees[WEIGHTS].items()
         }
 

@@ -90,8 +90,8 @@ class ServerMade(Algorithm):
         return state
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        made = self.model_for(server, client.meta["client"], rnd)
-        return {self.evaluates: {**client.trees["model"], **made}}
+        models = self.model_for(server, client.meta["client"], rnd)
+        return {self.evaluates: {**client.trees["model"], **models}}
 
 
 @register

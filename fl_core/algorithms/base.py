@@ -40,8 +40,8 @@ class _Trees:
         Args:
             what: made them, as in messages.
         """
-        for name, each in self.trees.items():
-            values = each.values() if isinstance(each, Mapping) else (None,)
+        for name, part in self.trees.items():
+            values = part.values() if isinstance(part, Mapping) else (None,)
             if not all(isinstance(value, Tensor) for value in values):
                 raise UsageError(
                     f"{what}: each of trees must be a dictionary of tensors; got another {name!r}."
@@ -56,7 +56,7 @@ class _Trees:
     def clone(self) -> Self:
         """Return a deep copy that shares no tensor with the original, as after a transfer between machines."""
         return type(self)(
-            {name: tree.clone(each) for name, each in self.trees.items()},
+            {name: tree.clone(entry) for name, entry in self.trees.items()},
             copy.deepcopy(self.meta),
         )
 
@@ -389,12 +389,12 @@ class Algorithm:
         name = getattr(phase, what)
         attribute = getattr(self, name, None)
         if not callable(attribute):
-            known = [
-                each
-                for each in dir(type(self))
-                if each[0] != "_" and callable(getattr(type(self), each))
+            names = [
+                attribute
+                for attribute in dir(type(self))
+                if attribute[0] != "_" and callable(getattr(type(self), attribute))
             ]
-            check_known(f"{what} of phase {phase.name!r}", name, known)
+            check_known(f"{what} of phase {phase.name!r}", name, names)
         return cast(Callable[..., Any], attribute)
 
     def call(self, hook: str, *args: object) -> Any:
@@ -419,9 +419,9 @@ class Algorithm:
                 f"{self.name}: {hook} must return a {wanted.__name__}; got {type(value).__name__}."
             )
         changed = args[:1] if hook in ("client_update", "aggregate") else ()
-        for each in (value, *changed):
-            if isinstance(each, _Trees):
-                each.check(f"{self.name}: {hook}")
+        for argument in (value, *changed):
+            if isinstance(argument, _Trees):
+                argument.check(f"{self.name}: {hook}")
         return value
 
     def setup(self) -> None:
@@ -651,17 +651,17 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
         if name[0] == "_" or not isfunction(method):
             continue
         where = f"{algorithm.__module__}.{algorithm.__qualname__}"
-        own = signature(method)
+        parameters = signature(method)
         if name in hooks:
             try:
-                own.bind(*hooks[name])
+                parameters.bind(*hooks[name])
             except TypeError as error:
                 raise UsageError(
-                    f"{where}: {name} must have the arguments ({', '.join(hooks[name])}); got {own}."
+                    f"{where}: {name} must have the arguments ({', '.join(hooks[name])}); got {parameters}."
                 ) from error
         elif not any(hasattr(parent, name) for parent in algorithm.__mro__[1:]):
             near = get_close_matches(name, hooks.keys() - {"loss"}, 1, 0.7)
-            if near and [*own.parameters] == hooks[near[0]]:
+            if near and [*parameters.parameters] == hooks[near[0]]:
                 raise UsageError(
                     f"{where}: a method with the arguments of a hook must be one; got {name!r}. "
                     f"Name it {near[0]!r}, or begin its name with an underscore."
@@ -682,8 +682,8 @@ def read_config(algorithm: type[Algorithm], values: Mapping[str, Any]) -> Any:
     Raises:
         UsageError: an unknown key, or a value of the wrong type.
     """
-    known = [field.name for field in fields(algorithm.Config)]
-    check_options(algorithm.name, values, known)
+    options = [field.name for field in fields(algorithm.Config)]
+    check_options(algorithm.name, values, options)
     return read_options(algorithm.name, algorithm.Config, values)
 
 

@@ -239,9 +239,9 @@ class FedAMP(ProximalTerm, Keeping):
     def client_start(
         self, state: State, message: Message, ctx: Context, rnd: Round, client: int
     ) -> Tree:
-        own = state.trees["model"]
+        personal = state.trees["model"]
         cloud = message.trees["model"]
-        return own if self.config.start == "own" else {**own, **cloud}
+        return personal if self.config.start == "own" else {**personal, **cloud}
 
     def pull(self, index: int) -> float:
         return float(self.config.lam / self._alpha(index))
@@ -348,11 +348,11 @@ class FedFomo(Keeping):
     def client_start(
         self, state: State, message: Message, ctx: Context, rnd: Round, client: int
     ) -> Tree:
-        own = state.trees["model"]
+        personal = state.trees["model"]
         models = {
-            "own": own,
+            "own": personal,
             **{
-                peer: {**own, **peer_model}
+                peer: {**personal, **peer_model}
                 for peer, peer_model in message.trees.items()
             },
         }
@@ -365,13 +365,13 @@ class FedFomo(Keeping):
         weights = {}
         for peer, peer_model in message.trees.items():
             far = tree.distance(
-                tree.select(peer_model, parameters), tree.select(own, parameters)
+                tree.select(peer_model, parameters), tree.select(personal, parameters)
             )
             weights[peer] = (losses["own"] - losses[peer]) / far if far > 0 else 0.0
         state.meta["weights"] = weights
         helping = {peer: weight for peer, weight in weights.items() if weight > 0}
         return {
-            **own,
+            **personal,
             **tree.mean(
                 [message.trees[peer] for peer in helping],
                 helping.values(),
@@ -515,8 +515,8 @@ class FedCAC(ServerMade):
         super().aggregate(server, replies, rnd)
         for update in replies:
             server.trees |= {
-                f"{kind}/{update.client}": each
-                for kind, each in update.message.trees.items()
+                f"{kind}/{update.client}": entry
+                for kind, entry in update.message.trees.items()
             }
         masks = {
             c: server.trees[f"mask/{c}"]
@@ -538,7 +538,7 @@ class FedCAC(ServerMade):
             server.trees[f"model/{c}"] for c in server.meta[COLLABORATORS][str(client)]
         ]
         near = tree.mean(
-            [tree.select(each, mask.keys() & each.keys()) for each in others],
+            [tree.select(model, mask.keys() & model.keys()) for model in others],
             [1] * len(others),
             self.task_info.buffers,
         )

@@ -310,9 +310,9 @@ class PLayerFL(FedPer):
             layers, importance = measured["layers"], measured["importance"]
             for name in layers:
                 check_known(
-                    "layer", name, [each.name for each in self.task_info.layers]
+                    "layer", name, [layer.name for layer in self.task_info.layers]
                 )
-            numbers = [0.0 if each is None else each for each in importance]
+            numbers = [0.0 if number is None else number for number in importance]
             distinct = len(set(layers)) == len(layers) == len(numbers)
             if not distinct or min(numbers, default=0.0) < 0:
                 raise UsageError(
@@ -323,12 +323,12 @@ class PLayerFL(FedPer):
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         # a client that measured and did not upload in time still has its own model
         shared = self.shared(rnd, 0)
-        kept = {
+        shared_tensors = {
             name: tensor
             for name, tensor in client.trees["model"].items()
             if name not in shared
         }
-        return super().models(server, State({"model": kept}), rnd)
+        return super().models(server, State({"model": shared_tensors}), rnd)
 
 
 class Scout(PLayerFL):

@@ -92,7 +92,7 @@ class Blockwise(Algorithm):
             server,
             updates
             if self.config.weighted
-            else (replace(each, weight=1) for each in updates),
+            else (replace(update, weight=1) for update in updates),
             rnd,
         )
 
@@ -237,12 +237,12 @@ class LimitedDepth(Blockwise):
             server.meta[LATEST]["index"], sampled=tuple(server.meta[LATEST]["sampled"])
         )
         for client in latest.sampled:
-            held = self.submodel(latest, client)
+            submodel = self.submodel(latest, client)
             for layer in self.task_info.layers:
                 optional = set(layer.tensors) - self.always
                 if optional:
                     yield Observation(
-                        HELD, float(optional <= held), client, layer=layer.name
+                        HELD, float(optional <= submodel), client, layer=layer.name
                     )
 
 
@@ -291,7 +291,7 @@ class FedRA(LimitedDepth):
         if not self.covers:
             return draw_depths(self.depth(rnd, client), total, seed, rnd.index, client)
         everyone = rnd.sampled if client in rnd.sampled else (*rnd.sampled, client)
-        depths = tuple((each, self.depth(rnd, each)) for each in everyone)
+        depths = tuple((peer, self.depth(rnd, peer)) for peer in everyone)
         return draw_cover(depths, total, seed, rnd.index)[client]
 
 

@@ -76,8 +76,8 @@ class InclusiveFL(LimitedDepth):
             weights[depth] = weights.get(depth, 0) + update.weight
         mean = tree.Mean(self.task_info.buffers)
         trees = {
-            name: each
-            for name, each in server.trees.items()
+            name: entry
+            for name, entry in server.trees.items()
             if not name.startswith(CHANGE)
         }
         for depth in sorted(groups):
@@ -183,7 +183,7 @@ class DepthFL(LimitedDepth):
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
         x, y = batch
         logits = ctx.forward(params, x, every=True)
-        total = torch.stack([ctx.criterion(each, y) for each in logits]).sum()
+        total = torch.stack([ctx.criterion(output, y) for output in logits]).sum()
         if len(logits) < 2 or not self.config.distillation:
             return total
         learning = F.log_softmax(logits, dim=-1)

@@ -312,11 +312,11 @@ class PFedLA(Mixing):
             for at in range(0, start.numel() if moves and changed else 0, CHUNK):
                 part = slice(at, at + CHUNK)
                 left, right = (
-                    torch.stack([t.flatten()[part].double() for _, t in each])
-                    for each in (changed, moves)
+                    torch.stack([t.flatten()[part].double() for _, t in entries])
+                    for entries in (changed, moves)
                 )
                 rows, columns = (
-                    [number for number, _ in each] for each in (changed, moves)
+                    [number for number, _ in entries] for entries in (changed, moves)
                 )
                 products[torch.tensor(rows)[:, None], torch.tensor(columns)] += (
                     left @ right.T
@@ -378,8 +378,8 @@ class HeurpFedLA(PFedLA):
         return frozenset(self.units[unit].name for unit in ranked[: self.config.k])
 
     def model_for(self, server: State, client: int, rnd: Round) -> Tree:
-        kept = self.retained_units(server, client, rnd)
-        return self.mixture(server, client, rnd, skip=kept)
+        skipped = self.retained_units(server, client, rnd)
+        return self.mixture(server, client, rnd, skip=skipped)
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
         """Record the aggregation weights, and whether each client keeps each unit (1) or receives it (0)."""

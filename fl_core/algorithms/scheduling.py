@@ -140,7 +140,9 @@ class FedLAMA(Algorithm):
         for update in replies:
             travelling = self.shared(rnd, update.client)
             pending[str(update.client)] = [
-                each.name for each in waiting if not travelling.isdisjoint(each.tensors)
+                layer.name
+                for layer in waiting
+                if not travelling.isdisjoint(layer.tensors)
             ]
         server.meta[PENDING] = {
             client: names for client, names in pending.items() if names
@@ -157,7 +159,8 @@ class FedLAMA(Algorithm):
             if layer.name in due and names:
                 mean = tree.select(server.trees["model"], names)
                 apart = sum(
-                    tree.distance(tree.select(each, names), mean) ** 2 for each in trees
+                    tree.distance(tree.select(model, names), mean) ** 2
+                    for model in trees
                 ) / len(trees)
                 size = sum(mean[name].numel() for name in names)
                 noted[layer.name] = apart / (intervals[layer.name] * size)
@@ -263,8 +266,8 @@ class Scheduled(Algorithm):
                 f"{cls.name}: base must be an algorithm with one whole model at the server, and no schedule; "
                 f"got {base}. Use such as fedper."
             )
-        made: type[Algorithm] = _on_top(cls, below)  # type: ignore[arg-type]
-        return made
+        algorithm: type[Algorithm] = _on_top(cls, below)  # type: ignore[arg-type]
+        return algorithm
 
     def __reduce__(self) -> Any:
         schedule = type(self).__bases__[0]

@@ -151,7 +151,7 @@ def check_tables(pairs: Mapping[str, Any]) -> None:
     Raises:
         UsageError: x and y of a pair have other rows or another order, or two x have other columns.
     """
-    known: tuple[str, list[Any]] | None = None
+    first_columns: tuple[str, list[Any]] | None = None
     for where, pair in pairs.items():
         x, y = (
             pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None,) * 2
@@ -167,11 +167,12 @@ def check_tables(pairs: Mapping[str, Any]) -> None:
         if not isinstance(x, pd.DataFrame):
             continue
         columns = list(x.columns)
-        known = known or (where, columns)
-        if columns != known[1]:
+        first_columns = first_columns or (where, columns)
+        if columns != first_columns[1]:
             raise UsageError(
-                f"{where} must have the columns of {known[0]} in their order, {listing(map(str, known[1]))}; got "
-                f"{listing(map(str, columns))}. Write x[columns], or name them alike."
+                f"{where} must have the columns of {first_columns[0]} in their order, "
+                f"{listing(map(str, first_columns[1]))}; got {listing(map(str, columns))}. Write x[columns], or name "
+                "them alike."
             )
 
 
@@ -271,13 +272,13 @@ def output_of(output: Any, model: nn.Module) -> Tensor:
         if len(tensors) > 1 and logits is None:
             tensors, got = [], f"a dict of {listing(map(str, output))}"
         output = tensors or None
-    found = first_tensor(output if logits is None else logits)
-    if found is None:
+    tensor = first_tensor(output if logits is None else logits)
+    if tensor is None:
         raise UsageError(
             f"{type(model).__name__} must return a tensor, .logits, ['logits'] or a "
             f"tuple that begins with a tensor; got {got}."
         )
-    return found
+    return tensor
 
 
 def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
@@ -311,14 +312,18 @@ def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
 
 def _unregistered(model: nn.Module) -> list[str]:
     """Return the attributes that hold modules with parameters in a Python list, tuple or dict alone."""
-    known = set(map(id, model.parameters()))
-    found = []
+    registered = set(map(id, model.parameters()))
+    paths = []
     for path, module in model.named_modules():
         for key, value in vars(module).items():
-            held = [] if key[:1] == "_" else _modules_in(value)
-            if any(id(p) not in known for each in held for p in each.parameters()):
-                found.append(f"{path}.{key}".lstrip("."))
-    return found
+            modules = [] if key[:1] == "_" else _modules_in(value)
+            if any(
+                id(p) not in registered
+                for submodule in modules
+                for p in submodule.parameters()
+            ):
+                paths.append(f"{path}.{key}".lstrip("."))
+    return paths
 
 
 def _modules_in(value: Any) -> Iterator[nn.Module]:
@@ -360,11 +365,11 @@ class Adapter(nn.Module):
         floats = (p.dtype for p in self.parameters() if p.is_floating_point())
         like = next(floats, torch.float32)
         args, named = self.layout.unpack(x, like)
-        taken = inspect.signature(forward).parameters
-        if not any(p.kind in _MORE for p in taken.values()):
-            if not named and len(taken) == 1:
+        parameters = inspect.signature(forward).parameters
+        if not any(p.kind in _MORE for p in parameters.values()):
+            if not named and len(parameters) == 1:
                 return forward([*args])  # it takes the list itself
-            if not named.keys() <= taken.keys():
+            if not named.keys() <= parameters.keys():
                 return forward(named)  # it takes the dict itself
         return forward(*args, **named)
 
@@ -405,9 +410,11 @@ def original(model: Any) -> Any:
     """Return an adapted model as the module that it was; any other as it is."""
     if not isinstance(model, Adapter):
         return model
-    own: Any = object.__new__(type(model).__bases__[1])
+    plain_model: Any = object.__new__(type(model).__bases__[1])
     added = ("layout", "form", "patched")
-    own.__dict__.update((k, v) for k, v in vars(model).items() if k not in added)
+    plain_model.__dict__.update(
+        (k, v) for k, v in vars(model).items() if k not in added
+    )
     if model.patched is not None:
-        own.forward = model.patched
-    return own
+        plain_model.forward = model.patched
+    return plain_model

@@ -167,25 +167,27 @@ def build(
         )
     if type(n_classes) is not int or n_classes < 1:
         raise UsageError(f"n_classes must be at least 1; got {n_classes!r}.")
-    own, label = (
+    build_function, label = (
         (None, name)
         if isinstance(name, str)
         else (name, getattr(name, "__qualname__", type(name).__name__))
     )
     source, colon, rest = label.partition(":")
     with torch_seeded(seed_of(seed, "model")), bounded(label):
-        if own is None and colon and source in LIBRARIES:
+        if build_function is None and colon and source in LIBRARIES:
             model = LIBRARIES[source](rest, shape, n_classes, model_options)
         else:
-            if own is None:
+            if build_function is None:
                 named = is_outside(label) or not colon
                 if named and label not in MODELS:
                     _check_no_torchvision(label)
-                own = MODELS[label] if named else import_object("model", label)
+                build_function = (
+                    MODELS[label] if named else import_object("model", label)
+                )
             if label in MODELS.own:
                 way = "Leave it out for the default."
-                check_values(model_options, own, f"{label}: ", way)
-            model = call_builder(label, own, shape, n_classes, model_options)
+                check_values(model_options, build_function, f"{label}: ", way)
+            model = call_builder(label, build_function, shape, n_classes, model_options)
     if layout:
         model = adapt(model, layout)
     # a hook on the module before an in-place one would see its output overwritten
@@ -194,7 +196,11 @@ def build(
             setattr(module, "inplace", False)  # noqa: B010 (mypy takes a module's attributes for tensors)
     make_dense(model)
     model.train()
-    trial &= own is not None or label not in MODELS.own or isinstance(shape, TokenShape)
+    trial &= (
+        build_function is not None
+        or label not in MODELS.own
+        or isinstance(shape, TokenShape)
+    )
     lazy = any(map(is_lazy, (*model.parameters(), *model.buffers())))
     if trial or lazy:
         model = check_fit(label, model, shape, n_classes)
@@ -244,9 +250,9 @@ def with_loss(model: Any, loss: Any) -> Any:
     if model is None:
         raise UsageError("a loss from Python must have a model; got none. Pass model=.")
     module = isinstance(model, nn.Module)
-    made = copy.copy(model) if module else functools.partial(build, model)
-    vars(made)[OWN_LOSS] = loss
-    return made
+    copied_model = copy.copy(model) if module else functools.partial(build, model)
+    vars(copied_model)[OWN_LOSS] = loss
+    return copied_model
 
 
 def copy_user_model(
@@ -268,15 +274,15 @@ def copy_user_model(
             (model,) = model.args
         return build(model, shape, n_classes, trial=trial, **built)
     check_real(model)
-    own = copied(plain(model)).cpu()
-    keep_evaluating(own)
-    make_dense(own)
-    own.train()
+    model_copy = copied(plain(model)).cpu()
+    keep_evaluating(model_copy)
+    make_dense(model_copy)
+    model_copy.train()
     if layout := getattr(shape, "layout", None):
-        own = adapt(own, layout)
+        model_copy = adapt(model_copy, layout)
     if trial:
-        own = check_fit(type(own).__name__, own, shape, n_classes)
-    return own
+        model_copy = check_fit(type(model_copy).__name__, model_copy, shape, n_classes)
+    return model_copy
 
 
 def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
@@ -328,8 +334,8 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
     def output(x: Tensor) -> Tensor:
         buffers = {k: b.clone() for k, b in model.named_buffers() if k in persistent}
         with torch_seeded(0):
-            found: Tensor = torch.func.functional_call(model, buffers, (x,))
-        return found
+            output: Tensor = torch.func.functional_call(model, buffers, (x,))
+        return output
 
     def idle(trained: Tensor, names: list[str]) -> list[str]:
         if not (names and trained.requires_grad):
@@ -404,8 +410,8 @@ def outputs_of(model: nn.Module, shape: tuple[int, ...]) -> int | None:
     """Return the number of outputs of a user's module, or None if it does not take samples of this shape."""
     try:
         with torch.no_grad(), torch_seeded(0):
-            own = copied(plain(model)).cpu().eval()
-            output = adapt(own, getattr(shape, "layout", None))(example(shape))
+            model_copy = copied(plain(model)).cpu().eval()
+            output = adapt(model_copy, getattr(shape, "layout", None))(example(shape))
     except UsageError:  # several outputs, which its own loss takes
         return 1
     except Exception:  # of any kind: check_fit names it
@@ -584,11 +590,11 @@ def call_builder(
 
 def option_error(model: str, options: Options, error: Exception) -> UsageError:
     """Return the error for a model that cannot be built, with its options if there are some."""
-    said = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".")
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".")
     if not options:
-        return UsageError(f"model {model} must be built; got {said}. Correct it.")
+        return UsageError(f"model {model} must be built; got {reason}. Correct it.")
     return UsageError(
-        f"options of model {model} must fit it; got {options}: {said}. Correct model_options."
+        f"options of model {model} must fit it; got {options}: {reason}. Correct model_options."
     )
 
 
@@ -739,11 +745,11 @@ def _call_maker(
     except TypeError as error:
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unexpected:
-            known, _ = parameters_of(type(make()))
+            option_names, _ = parameters_of(type(make()))
             check_options(
                 f"model {model!r}",
                 unexpected.groups(),
-                known.keys() - {"num_classes", "in_chans"},
+                option_names.keys() - {"num_classes", "in_chans"},
             )
         raise option_error(model, options, error) from error
     except Exception as error:

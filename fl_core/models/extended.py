@@ -283,25 +283,25 @@ class Gated(nn.Module):
     def scales(self, x: Tensor) -> Tensor:
         """Return the factor of each block of weights for a batch, [blocks]: the gate's score, or 0 if pruned."""
         scores = self.gate(x).clamp(min=self.least)
-        kept = torch.from_numpy(self.kept_blocks(scores.float().numpy(force=True))).to(
-            scores.device
-        )
-        return torch.where(kept, scores, 0.0)
+        passing = torch.from_numpy(
+            self.kept_blocks(scores.float().numpy(force=True))
+        ).to(scores.device)
+        return torch.where(passing, scores, 0.0)
 
     def kept_blocks(self, scores: np.ndarray) -> np.ndarray:
         """Return which blocks of weights are kept within the budget, bool [blocks]."""
         if self.target == 1:
             return np.ones(len(scores), dtype=bool)
-        kept = self.first.copy()
+        passing = self.first.copy()
         tenths = np.round(10 * scores)
         for group in self.groups:
             left = round((self.target - self.least) * self.sizes[group].sum())
             others = np.flatnonzero(group & ~self.first)
             for block in others[np.argsort(-tenths[others], kind="stable")]:
                 if self.sizes[block] <= left:
-                    kept[block] = True
+                    passing[block] = True
                     left -= self.sizes[block]
-        return kept
+        return passing
 
     def _entry_factors(self, scales: Tensor) -> Iterator[Tensor]:
         """Yield the factor of every entry of each tensor, in the tensor's shape."""
@@ -447,8 +447,8 @@ def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
         UsageError: a tensor is not named but cannot be left out. The message names the first ones.
     """
     everything = set(tree.named_tensors(model))
-    held = everything if names is None else set(names)
-    missing = everything - held
+    names_held = everything if names is None else set(names)
+    missing = everything - names_held
     for path, module in model.named_modules():
         if isinstance(module, Optional):
             prefixes = {
@@ -460,7 +460,7 @@ def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
                 for name, prefix in prefixes.items()
             }
             module.absent = frozenset(
-                name for name, own in tensors.items() if own and own <= missing
+                name for name, stored in tensors.items() if stored and stored <= missing
             )
             missing = missing.difference(*(tensors[name] for name in module.absent))
     if missing:
@@ -526,8 +526,12 @@ def _can_be_left_out(model: nn.Module, blocks: Any, example: Tensor) -> bool:
 
     def note(name: str) -> Hook:
         def hook(_module: nn.Module, args: Any, output: Any) -> None:
-            given, made = first_tensor(args), first_tensor(output)
-            alike = given is not None and made is not None and given.shape == made.shape
+            entering, leaving = first_tensor(args), first_tensor(output)
+            alike = (
+                entering is not None
+                and leaving is not None
+                and entering.shape == leaving.shape
+            )
             seen.append((name, alike))
 
         return hook

@@ -77,7 +77,7 @@ def from_transformers(
         raise UsageError(
             f"model {full} must have images, or texts and a {FILE}; got samples of shape {shape}. Use another model."
         )
-    own = {"pad_token_id": tokenizer.pad} if tokenizer else {}
+    settings = {"pad_token_id": tokenizer.pad} if tokenizer else {}
     files = storage.Folder(folder, links=True)
     with _one_line(f"model {full} must be built from its files"), silent():
         import transformers
@@ -85,14 +85,14 @@ def from_transformers(
         classifiers: Any = transformers.AutoModelForImageClassification
         if tokenizer:
             classifiers = transformers.AutoModelForSequenceClassification
-        config = configuration(files, n_classes, own)
+        config = configuration(files, n_classes, settings)
         stored = storage.tensor_sizes(files.file(WEIGHTS))
         with torch.device("meta"), _bounded(full):
             planned = classifiers.from_config(config, attn_implementation="eager")
         _check_stored(planned, sum(stored.values()), files)
         state = weights.read(files.file(WEIGHTS))
         kinds = {str(t.dtype).removeprefix("torch.") for t in state.values()}
-        model, told = type(planned).from_pretrained(
+        model, report = type(planned).from_pretrained(
             None,
             config=config,
             state_dict=state,
@@ -101,8 +101,8 @@ def from_transformers(
             attn_implementation="eager",
             dtype=torch.float32,
         )
-    mismatched = [each[0] for each in told["mismatched_keys"]]
-    fresh = sorted({*told["missing_keys"], *mismatched})
+    mismatched = [entry[0] for entry in report["mismatched_keys"]]
+    fresh = sorted({*report["missing_keys"], *mismatched})
     lost = [key for key in fresh if _is_body(planned, key)]
     if lost:
         raise UsageError(
@@ -111,7 +111,7 @@ def from_transformers(
         )
     parts = {
         "starts fresh": sorted({key.rpartition(".")[0] for key in fresh}),
-        "left out": sorted(told["unexpected_keys"]),
+        "left out": sorted(report["unexpected_keys"]),
         "stored in another type than float32, in which it is trained": sorted(kinds - {"float32"}),
     }  # fmt: skip
     notes = [f"{what}: {listing(keys, 4)}" for what, keys in parts.items() if keys]
@@ -134,25 +134,25 @@ def configuration(files: storage.Folder, n_classes: int, own: Mapping[str, Any])
     from transformers import CONFIG_MAPPING
 
     path = files.path / CONFIG
-    found = storage.parsed_json(files.read(CONFIG, CONFIG_BYTES))
-    if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
+    values = storage.parsed_json(files.read(CONFIG, CONFIG_BYTES))
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise UsageError(f"{path} must be an object with a model_type. Save it again.")
-    check_entries(str(path), found)
-    name = check_known("model_type of transformers", found["model_type"], CONFIG_MAPPING)  # fmt: skip
+    check_entries(str(path), values)
+    name = check_known("model_type of transformers", values["model_type"], CONFIG_MAPPING)  # fmt: skip
     kind = CONFIG_MAPPING[name]
     declared = {*inspect.signature(kind).parameters, *kind.attribute_map, *OLDER}
-    kept = {
+    accepted = {
         key: value
-        for key, value in found.items()
+        for key, value in values.items()
         if key in declared and key not in OURS and not CODE.fullmatch(key)
     }
-    if not isinstance(kept.get("architectures"), list):  # which of several classes
-        kept["architectures"] = []
-    if others := sorted({*found} - {*kept} - OURS):
+    if not isinstance(accepted.get("architectures"), list):  # which of several classes
+        accepted["architectures"] = []
+    if others := sorted({*values} - {*accepted} - OURS):
         texts = [json.dumps(key)[:80] for key in others]
         warn(f"{path}: keys that {kind.__name__} does not declare are left out: {listing(texts, 6)}")  # fmt: skip
     return kind.from_dict(
-        kept,
+        accepted,
         num_labels=n_classes,
         attn_implementation="eager",
         **own,
@@ -230,8 +230,8 @@ def _one_line(what: str) -> Iterator[None]:
     except UsageError as error:
         raise UsageError(f"{what}: {error}") from error
     except Exception as error:
-        said = printable(" ".join(str(error).split()))[:300]
-        raise UsageError(f"{what}: {said or type(error).__name__}") from error
+        reason = printable(" ".join(str(error).split()))[:300]
+        raise UsageError(f"{what}: {reason or type(error).__name__}") from error
 
 
 @contextmanager
@@ -276,9 +276,9 @@ def _check_stored(planned: nn.Module, stored: int, files: storage.Folder) -> Non
             f"{files.path}/{WEIGHTS} must have the {wanted:,} numbers of the model in {CONFIG}; got {stored:,}. Save "
             "the model again."
         )
-    taken = sum(buffer.nbytes for buffer in planned.buffers())
-    taken += sum(p.nbytes for p in planned.parameters())
-    storage.check_unpacked(files.path / CONFIG, files.size(WEIGHTS), taken)
+    n_bytes = sum(buffer.nbytes for buffer in planned.buffers())
+    n_bytes += sum(p.nbytes for p in planned.parameters())
+    storage.check_unpacked(files.path / CONFIG, files.size(WEIGHTS), n_bytes)
 
 
 def _is_body(model: Any, key: str) -> bool:

@@ -37,8 +37,10 @@ _LINEAR = (nn.Linear, *_CONVOLUTIONS)
 
 def _is_linear(module: nn.Module) -> bool:
     kind = type(module)  # GPT-2's linear layers are transformers' Conv1D
-    own = kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
-    return own or isinstance(module, _LINEAR)
+    is_conv1d = kind.__name__ == "Conv1D" and kind.__module__.startswith(
+        "transformers."
+    )
+    return is_conv1d or isinstance(module, _LINEAR)
 
 
 @dataclass(frozen=True)
@@ -80,16 +82,16 @@ def numbers_of(key: str, entries: Iterable[str], kind: Any) -> dict[str, Any]:
     >>> numbers_of("rates", ["lora_B:16"], float)
     {'lora_B': 16.0}
     """
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for entry in entries:
         name, _, number = entry.rpartition(":")
         with suppress(ValueError):
-            found[name] = kind(number)
-        if not name or not 0 < found.get(name, 0) < math.inf:
+            numbers[name] = kind(number)
+        if not name or not 0 < numbers.get(name, 0) < math.inf:
             raise UsageError(
                 f"{key} of adapt must be NAME:NUMBER, above 0; got {entry!r}. Write {key}=NAME:4+OTHER:8."
             )
-    return found
+    return numbers
 
 
 def parse(text: str) -> Lora:
@@ -199,7 +201,7 @@ def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
 def _parts(layer: Layer, of_path: Mapping[str, str], live: Tree) -> list[Layer]:
     """Return what trains of a layer: the factors A and B of its adapters, and tensors that are not frozen."""
     inside = [path for path, name in of_path.items() if name in layer.tensors]
-    found = [
+    part_layers = [
         Layer(
             f"{layer.name}.{part}",
             tuple(f"{path}.{part}.default.weight" for path in inside),
@@ -216,12 +218,12 @@ def _parts(layer: Layer, of_path: Mapping[str, str], live: Tree) -> list[Layer]:
         buffers=tuple(name for name in layer.buffers if name in live),
         frozen=(),
     )
-    return [*found, rest] if rest.tensors else found
+    return [*part_layers, rest] if rest.tensors else part_layers
 
 
 def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
     """Return the module paths of the layers that get adapters."""
-    left = tuple(f"{each}." for each in left_out(model))
+    left = tuple(f"{path}." for path in left_out(model))
     attention = tuple(
         f"{path}."
         for path, module in model.named_modules()
@@ -248,17 +250,17 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
         raise UsageError(
             f"{type(model).__name__} must have a linear layer before its classifier to adapt; got none."
         )
-    found = {
+    widest_paths = {
         path
         for target in lora.targets
         for path in chosen[check_known("target of adapt", target, chosen)]
     }
-    widest = max(fit[path].weight[0].numel() for path in found)
+    widest = max(fit[path].weight[0].numel() for path in widest_paths)
     if lora.r > widest:
         raise UsageError(
             f"r of adapt must be at most {widest}, the largest width of a target; got {lora.r}. Lower it."
         )
-    return [path for path in fit if path in found]
+    return [path for path in fit if path in widest_paths]
 
 
 def _ends(path: str) -> list[str]:
@@ -283,14 +285,14 @@ def left_out(model: nn.Module) -> list[str]:
 
 def _freeze(model: nn.Module, head: str | None) -> None:
     """Turn all tensors that do not train into buffers outside of the state dict. Each module keeps their names."""
-    made: dict[int, Tensor] = {}  # tied tensors stay one
+    frozen: dict[int, Tensor] = {}  # tied tensors stay one
     for path, module in model.named_modules():
         if path == head:
             continue
         parameters = [
             name
-            for name, each in module._parameters.items()
-            if each is not None and not each.requires_grad
+            for name, parameter in module._parameters.items()
+            if parameter is not None and not parameter.requires_grad
         ]
         buffers = [
             name
@@ -301,7 +303,7 @@ def _freeze(model: nn.Module, head: str | None) -> None:
             tensor = module._parameters.pop(name)
             assert tensor is not None
             module.register_buffer(
-                name, made.setdefault(id(tensor), tensor.detach()), persistent=False
+                name, frozen.setdefault(id(tensor), tensor.detach()), persistent=False
             )
         module._non_persistent_buffers_set.update(buffers)
         if parameters or buffers:

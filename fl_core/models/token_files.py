@@ -65,8 +65,8 @@ def facts(content: bytes) -> dict[str, int]:
         UsageError: a part is of no known kind or beyond a bound, the file is no tokenizer, has no padding, or the
             process that tried it ended.
     """
-    found: dict[str, int] = _facts(content)
-    return found
+    counts: dict[str, int] = _facts(content)
+    return counts
 
 
 @functools.lru_cache(maxsize=4)
@@ -94,10 +94,10 @@ def _facts(content: bytes) -> dict[str, int]:
             f"the process that tried it ended with {done.returncode}, at most {seconds} s and "
             f"{_megabytes(len(content)):,} MB"
         )
-    said = json.loads(done.stdout)
-    if "fault" in said:
-        raise UsageError(said["fault"])
-    return dict(said)
+    answer = json.loads(done.stdout)
+    if "fault" in answer:
+        raise UsageError(answer["fault"])
+    return dict(answer)
 
 
 def _megabytes(size: int) -> int:
@@ -112,14 +112,14 @@ def arrange(made: Any, length: int, pad: int) -> None:
         raise UsageError(
             f"it must leave room for a text in {length} tokens; it adds {length - room} of its own"
         )
-    own = {key: cut[key] for key in ("strategy", "direction") if key in cut}
+    options = {key: cut[key] for key in ("strategy", "direction") if key in cut}
     stride = min(
         cut.get("stride", 0), room // 2
     )  # each piece that is cut off takes memory
-    made.enable_truncation(length, stride=stride, **own)
+    made.enable_truncation(length, stride=stride, **options)
     keys = ("direction", "pad_type_id", "pad_token")
-    own = {key: fill[key] for key in keys if key in fill}
-    made.enable_padding(length=length, pad_id=pad, **own)
+    options = {key: fill[key] for key in keys if key in fill}
+    made.enable_padding(length=length, pad_id=pad, **options)
 
 
 def check_ids(rows: list[list[int]], length: int, tokens: int) -> None:
@@ -163,7 +163,7 @@ def check(found: Any) -> None:
     if isinstance(cut, dict) and cut.get("max_length") == 0:
         raise UsageError("it must cut texts to at least 1 token; got 0")
     steps: list[dict[str, Any]] = []
-    for key, known in (
+    for key, kinds in (
         ("normalizer", NORMALIZERS),
         ("pre_tokenizer", PRE_TOKENIZERS),
         ("post_processor", PROCESSORS),
@@ -175,7 +175,7 @@ def check(found: Any) -> None:
                 continue
             if not isinstance(part, dict):
                 raise UsageError(f"its {key} is no object")
-            check_known(f"{key} of a tokenizer", str(part.get("type")), known)
+            check_known(f"{key} of a tokenizer", str(part.get("type")), kinds)
             steps.append(part)
             if len(steps) > PARTS:
                 raise UsageError(f"it has more than {PARTS} steps")
@@ -206,9 +206,9 @@ def _check_step(part: dict[str, Any]) -> None:
             added += len(value)
         if isinstance(value, dict):
             added += sum(
-                len(each.get("ids") or ())
-                for each in value.values()
-                if isinstance(each, dict)
+                len(entry.get("ids") or ())
+                for entry in value.values()
+                if isinstance(entry, dict)
             )
     if added > 4 * PARTS:
         raise UsageError(f"a template adds {added:,} tokens")
@@ -223,19 +223,19 @@ def tried(content: bytes) -> dict[str, int]:
     check(storage.parsed_json(content))
     from tokenizers import Tokenizer
 
-    made = Tokenizer.from_buffer(content)
-    words = made.get_vocab()
+    tokenizer = Tokenizer.from_buffer(content)
+    words = tokenizer.get_vocab()
     tokens = max(words.values(), default=0) + 1
     if tokens > TOKENS:
         raise UsageError(f"its ids must be below {TOKENS:,}; got {tokens - 1:,}")
-    length = min((made.truncation or {}).get("max_length", LENGTH), LENGTH)
-    if made.padding:
-        pads = [made.padding["pad_id"]]
+    length = min((tokenizer.truncation or {}).get("max_length", LENGTH), LENGTH)
+    if tokenizer.padding:
+        pads = [tokenizer.padding["pad_id"]]
     else:
-        made.no_truncation()
-        plain = {id for row in _rows(made, SAMPLES[:2]) for id in row}
+        tokenizer.no_truncation()
+        plain = {id for row in _rows(tokenizer, SAMPLES[:2]) for id in row}
         pads = [words[mark] for mark in PADS if words.get(mark, -1) not in (-1, *plain)]
-        made = Tokenizer.from_buffer(content)
+        tokenizer = Tokenizer.from_buffer(content)
     if not pads:
         raise UsageError(
             "it has no token for padding. Name one of its tokens that no text has, such as that of an end: "
@@ -243,8 +243,8 @@ def tried(content: bytes) -> dict[str, int]:
         )
     if pads[0] >= tokens:
         raise UsageError(f"its padding must be one of its {tokens:,} ids; got {pads[0]:,}")  # fmt: skip
-    arrange(made, length, pads[0])
-    check_ids(_rows(made, SAMPLES), length, tokens)
+    arrange(tokenizer, length, pads[0])
+    check_ids(_rows(tokenizer, SAMPLES), length, tokens)
     return {"tokens": tokens, "pad": pads[0], "length": length}
 
 
@@ -263,12 +263,12 @@ def _main(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     most = _megabytes(size) * 2**20
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    said: dict[str, Any]
+    answer: dict[str, Any]
     try:
-        said = tried(sys.stdin.buffer.read())
+        answer = tried(sys.stdin.buffer.read())
     except BaseException as error:  # a panic of Rust is no Exception
-        said = {"fault": printable(" ".join(str(error).split()))[:300].rstrip(".")}
-    sys.stdout.write(json.dumps(said))
+        answer = {"fault": printable(" ".join(str(error).split()))[:300].rstrip(".")}
+    sys.stdout.write(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ class Tokenizer:
         """
         with about(f"{folder}/{FILE} must be a tokenizer", Exception):
             content = storage.Folder(folder, links=True).read(FILE, MOST_BYTES)
-            found = token_files.facts(content)
-        return cls(folder, storage.sha(content), **found)
+            facts = token_files.facts(content)
+        return cls(folder, storage.sha(content), **facts)
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], int, str]:
         """Return the ids of texts, int64 [n, length], how many are cut, and at which side: ``left`` or ``right``.
@@ -73,20 +73,20 @@ class Tokenizer:
             from tokenizers import Tokenizer
 
             try:
-                made = Tokenizer.from_buffer(content)
-                token_files.arrange(made, self.length, self.pad)
-                found = made.encode_batch([*texts])
+                tokenizer = Tokenizer.from_buffer(content)
+                token_files.arrange(tokenizer, self.length, self.pad)
+                encodings = tokenizer.encode_batch([*texts])
             except BaseException as error:
                 if type(error).__name__ != "PanicException":  # of Rust
                     raise
                 raise UsageError(f"the library ended: {str(error)[:200]}") from None
-            rows = [each.ids for each in found]
+            rows = [encoding.ids for encoding in encodings]
             token_files.check_ids(rows, self.length, self.tokens)
-        cut = sum(bool(each.overflowing) for each in found)
+        cut = sum(bool(encoding.overflowing) for encoding in encodings)
         import numpy as np  # help needs none
 
         ids = np.array(rows, dtype=np.int64).reshape(-1, self.length)
-        return ids, cut, (made.truncation or {}).get("direction", "right")
+        return ids, cut, (tokenizer.truncation or {}).get("direction", "right")
 
 
 def pixels_of(config: Mapping[str, Any]) -> int | None:
@@ -115,9 +115,9 @@ class TokenShape(tuple[int, ...]):
     def __new__(
         cls, shape: Iterable[int], tokens: int = 0, tokenizer: Tokenizer | None = None
     ) -> TokenShape:
-        made = super().__new__(cls, shape)
-        made.tokens, made.tokenizer = tokens, tokenizer
-        return made
+        token_shape = super().__new__(cls, shape)
+        token_shape.tokens, token_shape.tokenizer = tokens, tokenizer
+        return token_shape
 
     @property
     def layout(self) -> Layout | None:

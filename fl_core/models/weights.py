@@ -48,7 +48,7 @@ ALLOWED = frozenset(f"builtins.{name}" for name in ("getattr", "dict", "list", "
 _PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _MAGIC = [0x1950A86A20F9469CFC6C, 1001]  # the first values of a file before torch 1.6
 _DTYPES = {
-    str(each): each for each in vars(torch).values() if type(each) is torch.dtype
+    str(dtype): dtype for dtype in vars(torch).values() if type(dtype) is torch.dtype
 }
 _NUMBERS = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128"
 _STORAGES = {"torch.storage.UntypedStorage": torch.uint8}
@@ -125,7 +125,7 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
         raise UsageError(f"weights must be a file; {path} {what}. Check the path.")
     storage.check_regular(path)
     try:
-        found = (
+        tensors = (
             _safetensors(storage.read_bytes(path))
             if path.suffix == ".safetensors"
             else _torch(path, key)
@@ -138,13 +138,13 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
     start = f"{key}." if key else ""
     part = {
         printable(name.removeprefix(start)): tensor
-        for name, tensor in found.items()
+        for name, tensor in tensors.items()
         if name.startswith(start)
     }
     if key and not part:
-        starts = {name.partition(".")[0] for name in found if "." in name}
+        starts = {name.partition(".")[0] for name in tensors if "." in name}
         check_known(f"key of {path}", key, starts)
-    return with_versions(part, versions_of(found, start))
+    return with_versions(part, versions_of(tensors, start))
 
 
 def versions_of(state: Mapping[str, Tensor], start: str = "") -> dict[str, Any]:
@@ -156,10 +156,10 @@ def versions_of(state: Mapping[str, Tensor], start: str = "") -> dict[str, Any]:
     >>> versions_of(nn.Sequential(nn.BatchNorm1d(2)).state_dict(), "0.")
     {'': {'version': 2}}
     """
-    found = getattr(state, "_metadata", {})
+    metadata = getattr(state, "_metadata", {})
     return {
         path.removeprefix(start[:-1]).removeprefix("."): about
-        for path, about in found.items()
+        for path, about in metadata.items()
         if not start or f"{path}.".startswith(start)
     }
 
@@ -191,22 +191,22 @@ def _torch(path: Path, key: str) -> dict[str, Tensor]:
         with storage.open_zip(path) as archive:
             root = _check_archive(archive, path)
             stored = archive.read(f"{root}data.pkl")
-            found, versions = _weights(parser.parse(io.BytesIO(stored)), key)
-            tensors = _filled(found, lambda key: archive.read(f"{root}data/{key}"))
+            weights, versions = _weights(parser.parse(io.BytesIO(stored)), key)
+            tensors = _filled(weights, lambda key: archive.read(f"{root}data/{key}"))
     else:  # one stream, as before torch 1.6
         with path.open("rb") as file:
             stream = io.BytesIO(file.read(PICKLE_BYTES))
             if [parser.parse(stream), parser.parse(stream)] != _MAGIC:
                 raise ValueError("it is no file of torch.save")
             parser.parse(stream)  # sizes of the types of C
-            found, versions = _weights(parser.parse(stream), key)
+            weights, versions = _weights(parser.parse(stream), key)
             parts = {}
             keys = parser.parse(stream)
             file.seek(stream.tell())
-            for each in keys:
+            for storage_key in keys:
                 file.read(8)  # the count again
-                parts[each] = file.read(parser.storages[each].n_bytes)
-        tensors = _filled(found, parts.__getitem__)
+                parts[storage_key] = file.read(parser.storages[storage_key].n_bytes)
+        tensors = _filled(weights, parts.__getitem__)
     if stubs := sorted(parser.names - _KNOWN):
         names = [printable(name)[:80] for name in stubs]
         warn(f"{path}: read as inert stubs: {listing(names, 6)}")
@@ -287,8 +287,8 @@ class _Parser:
             elif code == "BINPERSID":
                 stack.append(self._storage(stack.pop()))
             elif code in ("REDUCE", "NEWOBJ"):
-                given = stack.pop()
-                stack[-1] = self._built(stack[-1], given)
+                arguments = stack.pop()
+                stack[-1] = self._built(stack[-1], arguments)
             elif code == "BUILD":
                 state = stack.pop()
                 if isinstance(stack[-1], Stub):
@@ -330,29 +330,29 @@ class _Parser:
             raise ValueError("its tensors claim more than the file has")
         return stored
 
-    def _built(self, kind: Any, given: Any) -> Any:
+    def _built(self, kind: Any, arguments: Any) -> Any:
         """Return what a name makes of arguments: a tensor, a dictionary, a list for a set, or a stub."""
         if not isinstance(kind, Stub):
             raise ValueError("it calls what is no name")
         if kind.name == _SUBCLASS:
-            kind, given = given[0], given[2]
+            kind, arguments = arguments[0], arguments[2]
         if kind.name in _TENSORS:
-            kept, offset, size, stride, *rest = given[:7]
-            if not isinstance(kept, _Storage):
+            stored, offset, size, stride, *rest = arguments[:7]
+            if not isinstance(stored, _Storage):
                 raise ValueError("a tensor of it has no storage")
             # after requires_grad and backward hooks: the type in the third version, and flags of the view
             typed = kind.name == _TENSORS[-1]
-            dtype = _DTYPES[rest[2].name] if typed else kept.dtype
-            flags = given[7 if typed else 6 :]
-            return _Strided(kept, offset, size, stride, dtype, _flags(flags))
+            dtype = _DTYPES[rest[2].name] if typed else stored.dtype
+            flags = arguments[7 if typed else 6 :]
+            return _Strided(stored, offset, size, stride, dtype, _flags(flags))
         if kind.name in _FIRST:
-            return given[0]
+            return arguments[0]
         if kind.name == _DICT:
-            made = _Table()
-            for pair in given[0] if given else ():  # as Python 2 wrote it
+            table = _Table()
+            for pair in arguments[0] if arguments else ():  # as Python 2 wrote it
                 self._count(1)
-                _fill(made, pair)
-            return made
+                _fill(table, pair)
+            return table
         return Stub(kind.name)
 
 
@@ -419,7 +419,7 @@ def _weights(
             )
         stored = parts[opened]
         start = f"{key}." if opened == key else start
-    found: dict[str, _Strided] = {}
+    tensors: dict[str, _Strided] = {}
     visits, todo = 0, [(start, stored)]
     while todo:
         prefix, module = todo.pop()
@@ -432,27 +432,27 @@ def _weights(
                 if len(name) > LONGEST:
                     raise ValueError(f"a name has more than {LONGEST:,} characters")
                 if isinstance(value, _Strided):
-                    found[name] = value
+                    tensors[name] = value
                 elif isinstance(value, Stub) and value.name.startswith(_REBUILD):
                     raise ValueError(f"its tensor {name!r} must be dense numbers")
                 elif isinstance(value, Stub) and isinstance(module, Stub):
                     todo.append((f"{name}.", value))
-    if not found:
+    if not tensors:
         got = listing(parts or [type(stored).__name__], 6)
         way = ". Name one of them by key=" if states else ""
         raise ValueError(f"it has no tensors by name; got {got}{way}")
     about = stored.metadata if isinstance(stored, _Table) else None
     versions = {
-        f"{start}{path}".removesuffix("."): each
-        for path, each in (about if isinstance(about, dict) else {}).items()
-        if isinstance(each, dict)
+        f"{start}{path}".removesuffix("."): entry
+        for path, entry in (about if isinstance(about, dict) else {}).items()
+        if isinstance(entry, dict)
     }
-    return found, versions
+    return tensors, versions
 
 
 def _is_state(value: Any) -> bool:
-    found = value.values() if isinstance(value, dict) else ()
-    return any(isinstance(each, _Strided) for each in found)
+    values = value.values() if isinstance(value, dict) else ()
+    return any(isinstance(entry, _Strided) for entry in values)
 
 
 def _tables(module: Any) -> list[dict[str, Any]]:
@@ -460,8 +460,8 @@ def _tables(module: Any) -> list[dict[str, Any]]:
     if isinstance(module, dict):
         return [module]
     state = module.state if isinstance(module, Stub) else None
-    own = state if isinstance(state, dict) else {}
-    tables = [own.get(name) for name in ("_parameters", "_buffers", "_modules")]
+    entries = state if isinstance(state, dict) else {}
+    tables = [entries.get(name) for name in ("_parameters", "_buffers", "_modules")]
     return [table for table in tables if isinstance(table, dict)]
 
 
@@ -491,7 +491,7 @@ def _filled(
 
 def _check(name: str, tensor: _Strided) -> None:
     """Refuse a tensor that has more elements than are stored, or that reads beyond them."""
-    kept, offset, size, stride, dtype, _ = tensor
+    stored, offset, size, stride, dtype, _ = tensor
     if not (type(size) is type(stride) is tuple and len(size) == len(stride)):
         raise ValueError(f"{name!r} has no shape")
     counts = (offset, *size[:DIMENSIONS], *stride[:DIMENSIONS])
@@ -500,8 +500,8 @@ def _check(name: str, tensor: _Strided) -> None:
         raise ValueError(f"sizes of {name!r} are no counts")
     steps = zip(size, stride, strict=True)
     last = offset + sum((count - 1) * step for count, step in steps)
-    elements, held = math.prod(size), kept.n_bytes // dtype.itemsize
-    beyond = last >= held or elements > max(held, REPEATED)
+    elements, available = math.prod(size), stored.n_bytes // dtype.itemsize
+    beyond = last >= available or elements > max(available, REPEATED)
     if elements and beyond:
         raise ValueError(f"{name!r} has more elements than are stored")
     if math.prod(max(count, 1) for count in size) > LARGEST:

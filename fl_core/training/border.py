@@ -148,12 +148,12 @@ class FittedLoss(Loss):
             "ignore_index": ignored != IGNORED,
             "reduction='sum'": self._reduction == "sum",
         }
-        given = [name for name, differs in what.items() if differs]
-        if not given:
+        settings = [name for name, differs in what.items() if differs]
+        if not settings:
             return []
         return [
-            f"{self.name} with {listing(given)}: training takes its own value of a batch. Scores and metrics take the "
-            "mean of the samples' losses"
+            f"{self.name} with {listing(settings)}: training takes its own value of a batch. Scores and metrics "
+            "take the mean of the samples' losses"
         ]
 
     def logits(self, outputs: Tensor) -> Tensor:
@@ -166,8 +166,8 @@ class FittedLoss(Loss):
         if self.kind != REGRESSION:
             return outputs
         if self.has_classes:
-            own = outputs.reshape(len(outputs), *self.shape)
-            shares = own.softmax(1) if isinstance(self.base, _COUPLED) else own.exp()
+            flat = outputs.reshape(len(outputs), *self.shape)
+            shares = flat.softmax(1) if isinstance(self.base, _COUPLED) else flat.exp()
             return shares.reshape(outputs.shape)
         if isinstance(self.base, _SIGMOIDS):
             return outputs.sigmoid()
@@ -217,10 +217,10 @@ class FittedLoss(Loss):
 
     def check_batch(self, z: Tensor, y: Tensor) -> None:
         """Refuse labels that are no classes, other sizes, and a function that returns no loss of each sample."""
-        held = y[y != self.ignored]
-        if self.axis and len(held):
-            rows = z.new_zeros(len(held), self.classes)
-            losses.CrossEntropy().check_batch(rows, held)
+        labels = y[y != self.ignored]
+        if self.axis and len(labels):
+            rows = z.new_zeros(len(labels), self.classes)
+            losses.CrossEntropy().check_batch(rows, labels)
         if self.kind != OWN and z.numel() != y.numel() * self.classes:
             raise UsageError(
                 f"outputs must have {self.classes} numbers for each of the labels' entries "
@@ -279,19 +279,22 @@ def _joined(output: Any, single: Callable[[], Any]) -> Layout | None:
     if hasattr(output, "logits") or not isinstance(output, Mapping | tuple | list):
         return None
     parts, alone = dict(output if named else enumerate(output)), single()
-    kept = {
+    sample_parts = {
         key: part
         for key, part in parts.items()
         if isinstance(part, Tensor) and part.is_floating_point() and part.ndim
         if part.shape[1:] == alone[key].shape[1:]
     }
-    if "logits" in kept or len(kept) < (2 if named else max(2, len(parts))):
+    if "logits" in sample_parts or len(sample_parts) < (
+        2 if named else max(2, len(parts))
+    ):
         return None
-    if left := parts.keys() - kept.keys():
+    if left := parts.keys() - sample_parts.keys():
         warn(
-            f"the loss takes {listing(kept)}, and not {listing(sorted(left))}: not numbers of one shape for each sample"
+            f"the loss takes {listing(sample_parts)}, and not {listing(sorted(left))}: not numbers of one shape for "
+            "each sample"
         )
-    return pack(kept if named else [*kept.values()])[1]
+    return pack(sample_parts if named else [*sample_parts.values()])[1]
 
 
 def fit_loss(
@@ -322,10 +325,14 @@ def fit_loss(
         )
     if isinstance(loss, FittedLoss):
         return loss
-    own = not named and not isinstance(loss, Loss)
-    if own and ignored == IGNORED:
+    users_function = not named and not isinstance(loss, Loss)
+    if users_function and ignored == IGNORED:
         ignored = getattr(loss, "ignore_index", ignored)
-    if own and not hasattr(loss, "reduction") and (joined := _joined(output, single)):
+    if (
+        users_function
+        and not hasattr(loss, "reduction")
+        and (joined := _joined(output, single))
+    ):
         width = sum(map(prod, joined.shapes))
         return FittedLoss(loss, (width,), kind=OWN, joined=joined)
     output = output_of(output, model)
@@ -350,13 +357,15 @@ def fit_loss(
         loss = losses.build(loss or ("mse" if numbers else "cross_entropy"))
     shape = tuple(output.shape[1:])
     # a callable may have its own use for several labels
-    if positions and (output.ndim > y.ndim if own else loss.task == CLASSIFICATION):
+    if positions and (
+        output.ndim > y.ndim if users_function else loss.task == CLASSIFICATION
+    ):
         axis = class_axis_of(output, y, class_axis)
         moved = y.ndim == 2 and type(model).__name__.endswith(_LANGUAGE)
         return FittedLoss(loss, shape, axis, POSITIONS, ignored, moved)
-    if own and y.ndim == 1 and not numbers and output[0].numel() > 1:
+    if users_function and y.ndim == 1 and not numbers and output[0].numel() > 1:
         return FittedLoss(loss, shape, 1, CLASSIFICATION)
-    if own:
+    if users_function:
         same = numbers and output.numel() == y.numel() and not isinstance(loss, _SIGNS)
         return FittedLoss(loss, shape, kind=REGRESSION if same else OWN)
     if loss.task == REGRESSION and (output.ndim != 2 or y.ndim != 1):
@@ -392,14 +401,23 @@ def fit_module(
     """
     if isinstance(loss, Loss) and not data.kind:
         return model, loss
-    made = adapt(copied(plain(model)).cpu(), getattr(data.shape, "layout", None))
+    adapted_model = adapt(
+        copied(plain(model)).cpu(), getattr(data.shape, "layout", None)
+    )
     split = data.clients[0].train
     x, y = split.x[:2], split.y[:2]
-    with fitting(made, x), in_mode(made, False), torch.no_grad(), torch_seeded(0):
-        output = made.own(x)
-        loss = fit_loss(loss, made, output, y, lambda: made.own(x[:1]))
-        z = adapted(made, output, loss)(x)
+    with (
+        fitting(adapted_model, x),
+        in_mode(adapted_model, False),
+        torch.no_grad(),
+        torch_seeded(0),
+    ):
+        output = adapted_model.own(x)
+        loss = fit_loss(
+            loss, adapted_model, output, y, lambda: adapted_model.own(x[:1])
+        )
+        z = adapted(adapted_model, output, loss)(x)
     with about(f"loss {loss.name}", Exception, way="Correct or name another."):
         loss.check_batch(z, y)
         loss(z, y)
-    return adapted(made, output, loss), loss
+    return adapted(adapted_model, output, loss), loss

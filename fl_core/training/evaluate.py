@@ -129,7 +129,7 @@ def scores(
     involved = counts.sum(axis=0) + actual  # 2 TP + FP + FN of a class
     present = involved > 0
     present[list(absent)] = False
-    found = {
+    metrics = {
         "accuracy": float(right.sum() / len(labels)),
         "macro_f1": float((2 * right[present] / involved[present]).mean()),
         "loss": value,
@@ -144,7 +144,7 @@ def scores(
     if np.count_nonzero(actual) > 1:
         counted = actual.nonzero()[0] if classes > 2 else np.array([positive])
         auroc, auprc = _areas(*_rank(logits, counted), labels, counted)
-    return found | {
+    return metrics | {
         "auroc": auroc,
         "auprc": auprc,
         "balanced_accuracy": float((right[actual > 0] / actual[actual > 0]).mean()),
@@ -228,8 +228,8 @@ def _of_positions(outputs: Tensor, y: Tensor, loss: FittedLoss) -> dict[str, flo
         return dict.fromkeys(scores_of(POSITIONS)[1:], math.nan)
     predicted = z.argmax(1)
     hits, actual, named = (
-        torch.bincount(each, minlength=z.shape[1]).double()
-        for each in (y[predicted == y], y, predicted)
+        torch.bincount(classes, minlength=z.shape[1]).double()
+        for classes in (y[predicted == y], y, predicted)
     )
     union = actual + named - hits
     surprise = log_losses(z, y).double().mean()
@@ -393,8 +393,10 @@ def fit(
 
     bounds = ((1 / HOTTEST, 1 / COLDEST), (0.0, 1.0))
     with tree.one_thread():
-        found = minimize(loss, (1.0, 0.0), jac=True, bounds=bounds, method="L-BFGS-B")
-    return float(1 / found.x[0]), float(found.x[1])
+        solution = minimize(
+            loss, (1.0, 0.0), jac=True, bounds=bounds, method="L-BFGS-B"
+        )
+    return float(1 / solution.x[0]), float(solution.x[1])
 
 
 def _soft_losses(logits: Tensor, targets: Tensor, several: bool) -> Tensor:

@@ -65,21 +65,21 @@ Entries = dict[
 
 def entries_of(kept: Tree, phase: Phase) -> Entries:
     """The entries of a phase in a kept tree, by the tensor's name."""
-    prefix, found = _prefix(phase), Entries()
+    prefix, entries = _prefix(phase), Entries()
     for slot, value in kept.items():
         if slot.startswith(prefix):
             name, _, key = slot.removeprefix(prefix).rpartition("#")
-            found.setdefault(name, {})[key] = value
-    return found
+            entries.setdefault(name, {})[key] = value
+    return entries
 
 
 def to_tree(entries: Mapping[str, Tree], phase: Phase) -> Tree:
     """The tree that keeps these entries of a phase: contiguous copies on the CPU."""
     return copy_to_cpu(
         {
-            f"{_prefix(phase)}{n}#{key}": each
+            f"{_prefix(phase)}{n}#{key}": value
             for n, values in entries.items()
-            for key, each in values.items()
+            for key, value in values.items()
         }
     )
 
@@ -103,8 +103,8 @@ def restore(
     for name, param in params.items():
         for key, value in entries.get(name, {}).items():
             like = param if value.shape == param.shape else value  # its memory layout
-            own = torch.empty_like(like, dtype=value.dtype, device=param.device)
-            optimizer.state[param][key] = own.copy_(value)
+            placed = torch.empty_like(like, dtype=value.dtype, device=param.device)
+            optimizer.state[param][key] = placed.copy_(value)
     if any(
         MOMENTUM in state for state in optimizer.state.values()
     ):  # then a fused step wants one for each,
@@ -166,7 +166,7 @@ def train(
     draws = seeds.torch_generator(seed, "batches", *parts)
     slices = batch_slices(len(y), training.batch_size, whole=workspace.couples)
     left = phase.length(len(slices))
-    total, samples, taken = 0.0, 0, 0
+    total, samples, steps_taken = 0.0, 0, 0
     state: Tree = {}
     with (
         workspace.trains(phase.train - frozen) as names,
@@ -194,20 +194,20 @@ def train(
             step = step or Steps.plain
             outputs = workspace.frozen_outputs(ctx.client, split.x, x)
             values = [x, y] if outputs is None else [x, y, outputs]
-            small = sum(each.nbytes for each in values) <= GATHERED
+            small = sum(value.nbytes for value in values) <= GATHERED
             for _ in range(phase.epochs):
                 order = torch.randperm(len(y), generator=draws).to(y.device)
-                ordered = [each[order] for each in values] if small else values
+                ordered = [value[order] for value in values] if small else values
                 for part in slices[:left]:
                     rows = part if small else order[part]
-                    batch, labels, *ahead = (each[rows] for each in ordered)
+                    batch, labels, *ahead = (value[rows] for value in ordered)
                     if ahead:
                         workspace.continue_from(batch, *ahead)
                     step(steps, (batch, labels), ctx)
                     steps.taken += 1
                 left = max(0, left - len(slices))
                 steps.observers.clear()  # they see the first epoch
-            total, samples, taken = steps.loss, steps.samples, steps.taken
+            total, samples, steps_taken = steps.loss, steps.samples, steps.taken
             if training.keep_optimizer:
                 state = to_tree(read(optimizer, params), phase)
     result = workspace.read()
@@ -220,7 +220,9 @@ def train(
     ctx.observed.update(
         {name: observer.result() for name, observer in watching.items()}
     )
-    ctx.work.update({f"{phase.name}/steps": taken, f"{phase.name}/samples": samples})
+    ctx.work.update(
+        {f"{phase.name}/steps": steps_taken, f"{phase.name}/samples": samples}
+    )
     if samples:
         ctx.work[f"{phase.name}/loss"] = total / samples
         ctx.work.update(
@@ -241,8 +243,10 @@ def _parameter_groups(
     for group in (*phase.groups, Group(frozenset(params))):
         lr = settings.lr / group.lr_divisor if group.lr is None else group.lr
         for part, factor in (*settings.rates, ("", 1.0)):
-            own = [rest.pop(n) for n in sorted(group.train & rest.keys()) if part in n]
-            groups.append({"params": own, "lr": lr * factor})
+            tensors = [
+                rest.pop(n) for n in sorted(group.train & rest.keys()) if part in n
+            ]
+            groups.append({"params": tensors, "lr": lr * factor})
     return [group for group in groups if group["params"]]
 
 

@@ -411,10 +411,12 @@ class Standardised(Loss):
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         targets = (y.double() - self.centre) / self.spread
-        found = logits
+        scaled_logits = logits
         if self.own_unit:
-            found = ((logits.double() - self.centre) / self.spread).to(logits.dtype)
-        return self.base.per_sample(found, targets)
+            scaled_logits = ((logits.double() - self.centre) / self.spread).to(
+                logits.dtype
+            )
+        return self.base.per_sample(scaled_logits, targets)
 
     def logits(self, outputs: Tensor) -> Tensor:
         """The predictions [n, 1] in the targets' unit, float64."""

@@ -71,7 +71,7 @@ class Training:
     @classmethod
     def of(cls, config: TrainingConfig) -> Training:
         """Return the settings of a resolved configuration."""
-        names = {each.name for each in fields(cls)}
+        names = {field.name for field in fields(cls)}
         return cls(**{key: v for key, v in vars(config).items() if key in names})
 
     @property
@@ -97,8 +97,10 @@ class Training:
         self, parameters: list[Tensor] | list[dict[str, Any]]
     ) -> torch.optim.Optimizer:
         """Return a new optimiser of these tensors or groups of tensors. Adam and AdamW ignore the momentum."""
-        kind, own = _OPTIMIZERS[self.optimizer]
-        options = {name: getattr(self, name) for name in ("lr", "weight_decay", own)}
+        kind, momentum = _OPTIMIZERS[self.optimizer]
+        options = {
+            name: getattr(self, name) for name in ("lr", "weight_decay", momentum)
+        }
         return kind(parameters, fused=True, **options)
 
 
@@ -162,8 +164,10 @@ class Phase:
 
     def settings(self, training: Training) -> Training:
         """Return the settings of this phase: the run's, with the phase's own in their place."""
-        own = {name: getattr(self, name) for name in _OWN}
-        return replace(training, **{k: v for k, v in own.items() if v is not None})
+        overrides = {name: getattr(self, name) for name in _OWN}
+        return replace(
+            training, **{k: v for k, v in overrides.items() if v is not None}
+        )
 
 
 class Observer(Protocol):

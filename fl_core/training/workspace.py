@@ -67,12 +67,12 @@ class Workspace:
                 tensor.data = tensor.data.to(memory_format=self._format)
         self.device = torch.device(device)
         self._live = tree.named_tensors(self.model)
-        own = set(map(id, self._live.values()))
+        listed = set(map(id, self._live.values()))
         self._buffers = [
             (module, key, buffer)
             for module in self.model.modules()
             for key, buffer in module._buffers.items()
-            if buffer is not None and id(buffer) in own
+            if buffer is not None and id(buffer) in listed
         ]
         self.params: Tree = dict(self.model.named_parameters())
         # names of the tensors that are present; None = all
@@ -98,14 +98,14 @@ class Workspace:
             UsageError: a new one has another shape.
         """
         for module, key, first in self._buffers:
-            if (found := module._buffers[key]) is first:
+            if (buffer := module._buffers[key]) is first:
                 continue
-            if getattr(found, "shape", None) != first.shape:
+            if getattr(buffer, "shape", None) != first.shape:
                 raise UsageError(
                     f"buffer {key!r} of {type(module).__name__} must keep its shape in training; got another. "
                     "Register it with persistent=False."
                 )
-            module._buffers[key] = first.copy_(cast(Tensor, found).detach())
+            module._buffers[key] = first.copy_(cast(Tensor, buffer).detach())
         return self._live
 
     def place(self, x: Tensor) -> Tensor:
@@ -148,15 +148,15 @@ class Workspace:
             options: keywords of an extended model's forward pass, which then defines the result.
         """
         if params is not self.params:
-            found = self._call(params, x, options)
+            outputs = self._call(params, x, options)
         elif self._ahead is not None and x is self._ahead[0] and not options:
-            found = self._rest(self._ahead[1])
+            outputs = self._rest(self._ahead[1])
         else:
-            found = self.model(x, **options)
+            outputs = self.model(x, **options)
         if torch.is_autocast_enabled(self.device.type):
-            several = isinstance(found, tuple)
-            return tuple(map(Tensor.float, found)) if several else found.float()
-        return found
+            several = isinstance(outputs, tuple)
+            return tuple(map(Tensor.float, outputs)) if several else outputs.float()
+        return outputs
 
     def _call(self, params: Tree, x: Tensor, options: dict[str, Any]) -> Any:
         names = self.params.keys()
@@ -192,8 +192,8 @@ class Workspace:
             options: as of :meth:`forward`.
         """
         with in_mode(self.model, False), torch.no_grad():
-            found: Tensor = self._call(params, x, options)
-        return found
+            outputs: Tensor = self._call(params, x, options)
+        return outputs
 
     def features(self, params: Tree, x: Tensor) -> Tensor:
         """Return the input [n, d] of the last linear layer, in the mode of the moment.
@@ -203,13 +203,13 @@ class Workspace:
         """
         if self._head is None:
             self._head = self.model.get_submodule(head_path(self.model, x[:1]))
-        found: list[Tensor] = []
+        inputs_seen: list[Tensor] = []
         hook = self._head.register_forward_pre_hook(
-            lambda _, inputs: found.append(inputs[0])
+            lambda _, inputs: inputs_seen.append(inputs[0])
         )
         with hook:
             self.forward(params, x)
-        return found[-1]
+        return inputs_seen[-1]
 
     @contextmanager
     def trains(self, names: frozenset[str]) -> Iterator[list[str]]:
@@ -220,8 +220,8 @@ class Workspace:
         }  # parameters that the model's author froze stay frozen
         try:
             tree.train(self.model)
-            for module, own in self.norms:
-                module.training &= bool(own & names)
+            for module, norm_tensors in self.norms:
+                module.training &= bool(norm_tensors & names)
             for name, param in self.params.items():
                 param.requires_grad_(name in chosen)
                 param.grad = None
@@ -314,7 +314,7 @@ class FrozenPrefixCache:
                 return None
             outputs = in_chunks(first, x)
         self._kept[client] = samples, outputs
-        while sum(each.nbytes for _, each in self._kept.values()) > KEPT:
+        while sum(value.nbytes for _, value in self._kept.values()) > KEPT:
             self._kept.popitem(last=False)
         return outputs
 
@@ -331,8 +331,10 @@ def chain(module: nn.Module) -> list[nn.Module] | None:
     A hook may read or change what is between two modules. A model with one is another model.
     """
     hooked = any(
-        each._forward_hooks or each._forward_pre_hooks or each._backward_hooks
-        for each in module.modules()
+        submodule._forward_hooks
+        or submodule._forward_pre_hooks
+        or submodule._backward_hooks
+        for submodule in module.modules()
     )
     if hooked or type(module).forward is not nn.Sequential.forward:
         return None
