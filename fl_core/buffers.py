@@ -115,9 +115,9 @@ class BufferRules:
 
         Tensors of a type that has no mean are constant.
         """
-        known = self.by_name.get(name)
-        if known is not None:
-            return known
+        rule = self.by_name.get(name)
+        if rule is not None:
+            return rule
         return default_rule(tensor)
 
     def renew(self, tree: dict[str, Tensor]) -> None:

@@ -333,12 +333,12 @@ class RunConfig(Displayed):
     def __init__(self, **given: Unpack[AllKeys]) -> None:
         keys: dict[str, Any] = {k: python_values(v) for k, v in given.items()}
         if isinstance(keys.get("algorithm"), type):
-            known = Registry.of_kind.get("algorithm")
-            if known is None:  # then no class can be one
+            algorithms = Registry.of_kind.get("algorithm")
+            if algorithms is None:  # then no class can be one
                 raise UsageError(
                     f"algorithm must be a name or a class made of fl.Algorithm; got {keys['algorithm']!r}."
                 )
-            keys["algorithm"] = known.name_of(keys["algorithm"])
+            keys["algorithm"] = algorithms.name_of(keys["algorithm"])
         library, _, folder = str(keys.get("model")).partition(":")
         if library == "hf":  # its own tokenizer reads texts
             folder = absolute("model", folder)
@@ -367,9 +367,9 @@ class RunConfig(Displayed):
                 raise UsageError(f"{key} must be finite; got {value}.")
         for group, kind in GROUPS.items():
             names = [name for name in keys if KEYS[name].group == group]
-            made = kind(**{name: keys[name] for name in names})
-            check_fields(made)
-            object.__setattr__(self, group, made)
+            settings = kind(**{name: keys[name] for name in names})
+            check_fields(settings)
+            object.__setattr__(self, group, settings)
         weights_of(self.training.class_weights)
 
     def flat(self) -> dict[str, Any]:
@@ -431,8 +431,8 @@ class Key(NamedTuple):
 def _keys() -> Iterator[tuple[str, Key]]:
     for group, kind in GROUPS.items():
         hints = get_type_hints(kind, include_extras=True)
-        default, own = kind(), vars(kind)["__annotations__"]
-        for name in sorted(hints, key=lambda name: name not in own):
+        default, annotations = kind(), vars(kind)["__annotations__"]
+        for name in sorted(hints, key=lambda name: name not in annotations):
             hint = hints[name]
             extras = getattr(hints[name], "__metadata__", ())
             plain = hint.__origin__ if extras else hint
@@ -578,7 +578,7 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
         recipe.model_options if config.model.model in (None, recipe.model) else {}
     )
     config = _fill(config, {key: getattr(recipe, key) for key in OF_RECIPE})
-    own = (
+    optimizer_options = (
         recipe.optimizer_options
         if config.training.optimizer == recipe.optimizer
         else {}
@@ -590,7 +590,12 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
     )
     if config.federation.patience:
         interval = min(interval, STOPPING_INTERVAL)
-    filled = {"momentum": 0.0, "weight_decay": 0.0, "amsgrad": False, **own}
+    filled = {
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "amsgrad": False,
+        **optimizer_options,
+    }
     filled |= {"eval_every": interval, "checkpoint_every": max(1, rounds // 20)}
     config = _fill(config, filled)
     sgd = config.training.optimizer == "sgd"

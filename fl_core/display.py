@@ -156,8 +156,8 @@ def in_order(names: Iterable[str]) -> list[str]:
     >>> in_order(["south", "north"]), in_order(["s²", "s१"]), in_order([])
     (['south', 'north'], ['s²', 's१'], [])
     """
-    given = list(names)
-    return sorted(given, key=natural) if given == sorted(given) else given
+    listed = list(names)
+    return sorted(listed, key=natural) if listed == sorted(listed) else listed
 
 
 def printable(text: str) -> str:
@@ -168,10 +168,13 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    hidden = (each in _TURNS or unicodedata.category(each) in _HIDDEN for each in text)
+    hidden = (
+        character in _TURNS or unicodedata.category(character) in _HIDDEN
+        for character in text
+    )
     return "".join(
-        each.encode("unicode_escape").decode() if escaped else each
-        for each, escaped in zip(text, hidden, strict=True)
+        character.encode("unicode_escape").decode() if escaped else character
+        for character, escaped in zip(text, hidden, strict=True)
     )
 
 
@@ -217,8 +220,8 @@ def with_flags(text: str, flags: Mapping[str, str]) -> str:
             texts = [*map("=".join, zip(texts[::2], texts[1::2], strict=True))]
         elif shown == "True":
             texts = []
-        words = [shlex.quote(each) for each in texts]
-        if any(each.startswith("-") for each in texts):
+        words = [shlex.quote(text) for text in texts]
+        if any(text.startswith("-") for text in texts):
             line = " ".join(f"{flags[key]}={word}" for word in words)
         else:
             line = " ".join([flags[key], *words])
@@ -286,7 +289,9 @@ def in_file_name(text: str) -> str:
     >>> [name for name in ("cleveland", "Sao Paulo", "Köln", "prompts.0") if name != in_file_name(name)]
     []
     """
-    kept = re.sub(r"[^\w.,=+ -]", "_", text)[:_LONGEST].lstrip("._- ").rstrip(". ")
-    if kept == text:
+    readable_part = (
+        re.sub(r"[^\w.,=+ -]", "_", text)[:_LONGEST].lstrip("._- ").rstrip(". ")
+    )
+    if readable_part == text:
         return text
-    return f"{kept or 'name'}-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"
+    return f"{readable_part or 'name'}-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"

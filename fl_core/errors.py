@@ -152,7 +152,7 @@ def needs_package(package: str, purpose: str, extra: str) -> UsageError:
     )
 
 
-def check_known(kind: str, name: str, known: Iterable[str]) -> str:
+def check_known(kind: str, name: str, names: Iterable[str]) -> str:
     """Return ``name`` if it is one of ``known``.
 
     >>> check_known("algorithm", "ditto", iter(["fedavg", "ditto"]))
@@ -169,13 +169,13 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     Raises:
         UsageError: it is unknown. The message names the kind, the nearest valid name, and the known ones.
     """
-    known = list(known)
-    if name in known:
+    names = list(names)
+    if name in names:
         return name
-    near = nearest(str(name)[:LONGEST], known)
+    near = nearest(str(name)[:LONGEST], names)
     hint = f"did you mean {near!r}? " if near else ""
     raise UsageError(
-        f"unknown {kind} {name!r}: {hint}known: {listing(map(readable, known), 40)}"
+        f"unknown {kind} {name!r}: {hint}known: {listing(map(readable, names), 40)}"
     )
 
 
@@ -227,15 +227,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     import difflib  # for a mistake only
 
-    folded = {each.casefold(): each for each in known}
+    folded = {name_.casefold(): name_ for name_ in known}
     name = name.casefold()
     meant = MEANT.get(name.replace("-", "_"), "")
     if meant in folded:
         return folded[meant]
     near = difflib.get_close_matches(name, folded, n=1, cutoff=CLOSE)
     if len(name) > 2 and not near:
-        near = [each for each in folded if each.startswith(name)]
-        near += [each for each in folded if len(each) > 2 and name.startswith(each)]
+        near = [match for match in folded if match.startswith(name)]
+        near += [match for match in folded if len(match) > 2 and name.startswith(match)]
     return folded[near[0]] if near else ""
 
 
@@ -285,7 +285,7 @@ def readable(name: str) -> str:
 
 
 def as_list(
-    name: str, given: Any, *, empty: bool = False, distinct: bool = False
+    name: str, listed: Any, *, empty: bool = False, distinct: bool = False
 ) -> tuple[Any, ...]:
     """Return the values of an argument that takes a list. One text, number or other object is a list of one.
 
@@ -301,10 +301,10 @@ def as_list(
     Raises:
         UsageError: there is no value, or one is there twice.
     """
-    given = given.tolist() if hasattr(given, "tolist") else given  # an array
-    given = () if given is None else given
-    alone = isinstance(given, str) or not isinstance(given, Iterable)
-    values = (given,) if alone else tuple(given)
+    listed = listed.tolist() if hasattr(listed, "tolist") else listed  # an array
+    listed = () if listed is None else listed
+    alone = isinstance(listed, str) or not isinstance(listed, Iterable)
+    values = (listed,) if alone else tuple(listed)
     if not values and not empty:
         raise UsageError(f"{name} must have at least one value; got none. Name one.")
     for place, value in enumerate(values if distinct else ()):
@@ -338,8 +338,8 @@ def about(
     try:
         yield
     except kind as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        raise raised(f"{what}: {f'{said}. {way}' if way else error}") from error
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise raised(f"{what}: {f'{reason}. {way}' if way else error}") from error
 
 
 def damaged(path: Path | str, *kinds: type[Exception]) -> AbstractContextManager[None]:
@@ -351,7 +351,9 @@ def damaged(path: Path | str, *kinds: type[Exception]) -> AbstractContextManager
     return about(f"{path} is damaged", kinds or (ValueError,), CorruptError)
 
 
-def check_options(what: str, options: Iterable[str], known: Iterable[str]) -> None:
+def check_options(
+    what: str, options: Iterable[str], option_names: Iterable[str]
+) -> None:
     """Check that a function or class takes all given options.
 
     Args:
@@ -360,13 +362,13 @@ def check_options(what: str, options: Iterable[str], known: Iterable[str]) -> No
     Raises:
         UsageError: an option is unknown. The message names it, the nearest known one, and all known ones.
     """
-    known = sorted(known)
+    option_names = sorted(option_names)
     for option in options:
-        if not known:
+        if not option_names:
             raise UsageError(
                 f"{what} must have no options; got {option!r}. Leave it out."
             )
-        check_known(f"option of {what}", option, known)
+        check_known(f"option of {what}", option, option_names)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -465,8 +467,8 @@ def checked(function: Function) -> Function:
     @wraps(function)
     def call(*args: object, **options: object) -> Any:
         with about(f"{function.__name__}()", TypeError):
-            given = signature.bind_partial(*args, **options).arguments
-            for name, value in given.items():
+            arguments = signature.bind_partial(*args, **options).arguments
+            for name, value in arguments.items():
                 if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
                     _check_argument(name, value, argument_hint(function, name))
             signature.bind(*args, **options)
@@ -526,7 +528,7 @@ def _check_argument(name: str, value: object, hint: object) -> None:
     if _is_kind(value, hint):
         return
     several = () if isinstance(value, Mapping) else as_list(name, value, empty=True)
-    wrong = [each for each in several if not _is_kind(each, hint)]
+    wrong = [item for item in several if not _is_kind(item, hint)]
     way = ""
     if name == "config":
         way = "Name a dataset by dataset=, or pass samples as data=."
@@ -548,7 +550,7 @@ def _is_kind(
     if kind in _LISTS and parts:
         fits = kind in (Sequence, Collection) or _is_kind(value, kind, accepted)
         values = as_list("", value, empty=True)
-        return fits and all(_is_kind(each, parts[0], accepted) for each in values)
+        return fits and all(_is_kind(item, parts[0], accepted) for item in values)
     if kind in (int, float) and isinstance(value, bool):
         return False
     kinds = accepted.get(kind, kind)
@@ -599,7 +601,7 @@ def python_values(value: Any) -> Any:
     {'sizes': (8, 4), 'alpha': [0.5, 1.0]}
     """
     if type(value) is dict:
-        return {key: python_values(each) for key, each in value.items()}
+        return {key: python_values(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(python_values, value))
     numpy = sys.modules.get("numpy")
@@ -756,8 +758,10 @@ def _faults(found: object, form: object, name: str) -> Iterator[str]:
     at = f"{name}." if name else ""
     kind: Any = (list, tuple) if isinstance(form, list) else Mapping
     if isinstance(form, tuple):
-        faults = [validate(found, each, name) for each in form]
-        inner = [each for each in faults if not each.startswith(f"{name or 'it'} must")]
+        faults = [validate(found, alternative, name) for alternative in form]
+        inner = [
+            fault for fault in faults if not fault.startswith(f"{name or 'it'} must")
+        ]
         if "" not in faults:
             yield inner[0] if inner else _wrong(found, name, form)
     elif not isinstance(form, (dict, list, MapOf)):
@@ -780,7 +784,7 @@ def _faults(found: object, form: object, name: str) -> Iterator[str]:
                 yield f"{at}{key} is missing"
 
 
-def read_as(kind: Any, found: Any, what: str, name: str = "") -> Any:
+def read_as(kind: Any, value: Any, what: str, name: str = "") -> Any:
     """Return what :func:`dataclasses.asdict` gave of a type as that type again. Lists become tuples where it has these.
 
     Args:
@@ -792,20 +796,20 @@ def read_as(kind: Any, found: Any, what: str, name: str = "") -> Any:
         UsageError: names the first field that is unknown (and the nearest known one), missing, or of another type.
     """
     parts, at = get_args(kind), f"{name}." if name else ""
-    found = list(found) if isinstance(found, tuple) else found
+    value = list(value) if isinstance(value, tuple) else value
     if NoneType in parts:
         (kind,) = (part for part in parts if part is not NoneType)
-        return None if found is None else read_as(kind, found, what, name)
+        return None if value is None else read_as(kind, value, what, name)
     origin = get_origin(kind) or kind
     form = {float: NUMBER, tuple: list}.get(origin, origin)
     form = dict if is_dataclass(kind) else form
-    fault = "" if kind is Any or _is(found, form) else _wrong(found, name, (form,))
+    fault = "" if kind is Any or _is(value, form) else _wrong(value, name, (form,))
     hints = get_type_hints(kind) if is_dataclass(kind) else {}
     if hints and not fault:
-        for key in found:
+        for key in value:
             check_known(f"field of {what}{name and f', {name}'}", key, hints)
-        lacking = [each.name for each in fields(kind) if _is_needed(each)]
-        lacking = [key for key in lacking if key not in found]
+        lacking = [field.name for field in fields(kind) if _is_needed(field)]
+        lacking = [key for key in lacking if key not in value]
         fault = f"{at}{lacking[0]} is missing" if lacking else ""
     if fault:
         raise UsageError(
@@ -813,14 +817,14 @@ def read_as(kind: Any, found: Any, what: str, name: str = "") -> Any:
         )
     if hints:
         return kind(
-            **{k: read_as(hints[k], v, what, f"{at}{k}") for k, v in found.items()}
+            **{k: read_as(hints[k], v, what, f"{at}{k}") for k, v in value.items()}
         )
     if origin in (tuple, list):
-        places = enumerate(found)
+        places = enumerate(value)
         return origin(read_as(parts[0], v, what, f"{at}{k}") for k, v in places)
     if origin is dict:
-        return {k: read_as(parts[1], v, what, f"{at}{k}") for k, v in found.items()}
-    return found
+        return {k: read_as(parts[1], v, what, f"{at}{k}") for k, v in value.items()}
+    return value
 
 
 def _is_needed(each: Field[Any]) -> bool:
@@ -858,7 +862,7 @@ def _wrong(found: object, name: str, forms: tuple[Any, ...]) -> str:
         or getattr(form, "__name__", form)
         for form in forms
     ]
-    known = " or ".join("null" if each is None else each for each in wanted)
+    rule = " or ".join("null" if kind is None else kind for kind in wanted)
     shown = repr(found)
     short = shown if len(shown) <= 40 else type(found).__name__
-    return f"{name or 'it'} must be {known}; got {short}"
+    return f"{name or 'it'} must be {rule}; got {short}"

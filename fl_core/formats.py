@@ -48,8 +48,8 @@ def check_table(path: Path, rows: int, columns: int) -> None:
         raise UsageError(
             f"{path} must have at most {COLUMNS:,} columns; got {columns:,}. Leave some out."
         )
-    taken = rows * (ROW_BYTES + CELL_BYTES * columns)
-    storage.check_unpacked(path, storage.check_regular(path), taken)
+    n_bytes = rows * (ROW_BYTES + CELL_BYTES * columns)
+    storage.check_unpacked(path, storage.check_regular(path), n_bytes)
 
 
 def check_lines(path: Path, data: bytes, keys: int) -> None:
@@ -126,7 +126,7 @@ def page_bytes(path: Path, metadata: FileMetaData) -> int:
         ValueError, IndexError, RecursionError: a page is damaged, or its texts are written as differences, of which a
             few bytes stand for long texts.
     """
-    taken = 0
+    n_bytes = 0
     with (
         storage.opened(path) as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
@@ -153,9 +153,9 @@ def page_bytes(path: Path, metadata: FileMetaData) -> int:
                     raise ValueError(
                         "texts must be written plainly or as a dictionary; got differences"
                     )
-                taken += unpacked
+                n_bytes += unpacked
                 at += packed
-    return taken
+    return n_bytes
 
 
 UNPACKED_SIZE, PACKED_SIZE, DATA_PAGE, DATA_PAGE_2 = 2, 3, 5, 8
@@ -254,8 +254,10 @@ def check_images(
         UsageError: one of them, or all together, would take far more memory than their files have bytes.
     """
     packed = [os.stat(file).st_size for file in files]
-    taken = [width * height for width, height in sizes]
-    for file, n_bytes, pixels in zip(files, packed, taken, strict=True):
+    n_pixels = [width * height for width, height in sizes]
+    for file, n_bytes, pixels in zip(files, packed, n_pixels, strict=True):
         storage.check_unpacked(file, n_bytes, COPIES * channels * pixels)
     all_prepared = len(files) * prepared[0] * prepared[1]
-    storage.check_unpacked(where, sum(packed), channels * max(sum(taken), all_prepared))
+    storage.check_unpacked(
+        where, sum(packed), channels * max(sum(n_pixels), all_prepared)
+    )

@@ -95,14 +95,14 @@ def kind_of(path: Path | str) -> Kind:
         return Kind.MODELS
     if runs_in(path):
         return Kind.RUNS
-    tables = (each for each in path.glob("*") if each.suffix.lower() in DATA)
+    tables = (file for file in path.glob("*") if file.suffix.lower() in DATA)
     return Kind.SAMPLES if any(tables) else Kind.FOLDER
 
 
 def runs_in(path: Path) -> list[str]:
     """Return the runs right in a folder."""
     entries = sorted(islice(path.glob("*"), LOOKED_AT))
-    return [str(each) for each in entries if (each / "config.json").is_file()]
+    return [str(folder) for folder in entries if (folder / "config.json").is_file()]
 
 
 def wrong_kind(path: Path | str, needed: str, rule: str) -> UsageError:

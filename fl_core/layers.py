@@ -98,7 +98,7 @@ def layers_of(
     for name, unit in unit_of.items():
         if unit is None:  # a container's own parameter
             unit, used = owners[name], trace.touched.get(name, -1)
-            if earlier := [each for each in first if first[each] <= used]:
+            if earlier := [unit for unit in first if first[unit] <= used]:
                 unit = max(earlier, key=first.__getitem__)
             elif first and name in trace.touched:
                 unit = min(first, key=first.__getitem__)
@@ -126,7 +126,7 @@ def layers_of(
         beside = next((name for name in members if name.startswith(start)), unit)
         members[beside] += members.pop(unit) if beside != unit else []
     parameters -= {name for name in parameters if f"{ASIDE}." in name}
-    found = []
+    layers = []
     for unit in sorted(members, key=lambda unit: first.get(unit, trace.moments)):
         parts: dict[str, list[str]] = {part: [] for part in (*PARTS, "")}
         for name in members[unit]:
@@ -145,17 +145,17 @@ def layers_of(
                 kind=kinds.get(unit, ""),
             )
             if names:
-                found.append(frozen_of(layer, frozen))
-    return tuple(found)
+                layers.append(frozen_of(layer, frozen))
+    return tuple(layers)
 
 
 def frozen_tensors(model: nn.Module) -> set[str]:
     """Return the names of frozen parameters, and of the buffers of modules whose own parameters are all frozen."""
     frozen: set[str] = set()
     for path, module in model.named_modules():
-        own = {n: p for n, p in module._parameters.items() if p is not None}
-        fixed = [name for name, p in own.items() if not p.requires_grad]
-        if own and len(fixed) == len(own):
+        parameters = {n: p for n, p in module._parameters.items() if p is not None}
+        fixed = [name for name, p in parameters.items() if not p.requires_grad]
+        if parameters and len(fixed) == len(parameters):
             fixed += module._buffers
         frozen.update(f"{path}.{name}".lstrip(".") for name in fixed)
     return frozen & tree.named_tensors(model).keys()
@@ -201,13 +201,13 @@ def _other_names(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, list
     }
     for name, tensor in dense.items():
         by_place.setdefault(tensor.data_ptr() or id(tensor), []).append(name)
-    found: dict[str, list[str]] = {}
+    others: dict[str, list[str]] = {}
     for name, tensor in tensors.items():
         same = (
             by_place.get(tensor.data_ptr() or id(tensor), []) if name in dense else []
         )
-        found[name] = [other for other in same if other != name]
-    return found
+        others[name] = [other for other in same if other != name]
+    return others
 
 
 def _holders(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, set[str]]:
@@ -278,7 +278,7 @@ def _transformer_blocks(model: nn.Module) -> list[str]:
         splits = getattr(module, "_no_split_modules", None) is not None
         if splits and hasattr(module, "config") and not inside:
             outer[path] = module
-    found: list[str] = []
+    paths: list[str] = []
     for root, whole in outer.items():
         kinds, blocks, lists = whole._no_split_modules, [], []
         for path, module in whole.named_modules(prefix=root):
@@ -287,10 +287,10 @@ def _transformer_blocks(model: nn.Module) -> list[str]:
                 blocks.append((path, kind))
             if isinstance(module, nn.ModuleList) and len(set(map(type, module))) == 1:
                 lists += [f"{path}.{k}" for k in range(len(module))]
-        found += [path for path, _ in blocks]
+        paths += [path for path, _ in blocks]
         if all("Embeddings" in kind for _, kind in blocks):
-            found += lists
-    return found
+            paths += lists
+    return paths
 
 
 def _timm_groups(model: Any, tensors: dict[str, Tensor]) -> dict[str, str]:
@@ -314,12 +314,12 @@ def _own_path(names: Sequence[str], tensors: Iterable[str], least: float) -> str
     """Return the deepest module path that has only named tensors, and at least this fraction of them, or ""."""
     counts = _count_tensors(names)
     everywhere = _count_tensors(tensors)
-    own = [
+    inner = [
         path
         for path, n in counts.items()
         if n >= least * len(names) and n == everywhere[path]
     ]
-    return max(own, key=lambda path: (counts[path], path.count(".")), default="")
+    return max(inner, key=lambda path: (counts[path], path.count(".")), default="")
 
 
 def _count_tensors(names: Iterable[str]) -> dict[str, int]:

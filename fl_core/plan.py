@@ -134,14 +134,14 @@ class Evidence:
 
     def lines(self) -> list[str]:
         """Return the evidence in words, a few lines. It is missing for a choice by hand."""
-        found = list(self.race[:MANY])
-        if not found and self.metric:
+        lines = list(self.race[:MANY])
+        if not lines and self.metric:
             of = f"{self.metric} ({self.variant})" if self.variant else self.metric
             values = listing(
                 ("none" if value is None else f"{value:.4g}" for value in self.values),
                 MANY,
             )
-            found.append(f"{of} of the layers: {values}")
+            lines.append(f"{of} of the layers: {values}")
         origin = {
             "learning rate": self.detail.get("lr"),
             "epochs of fine-tuning": self.detail.get("fine_tuning"),
@@ -155,8 +155,8 @@ class Evidence:
             for name, value in origin.items()
             if value not in (None, "")
         ]
-        found += [f"measured with {', '.join(measured)}"] if measured else []
-        return [printable(line) for line in found]
+        lines += [f"measured with {', '.join(measured)}"] if measured else []
+        return [printable(line) for line in lines]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data. A plan that no race decided has no entry for it."""
@@ -198,22 +198,24 @@ class LayerPlan(Displayed):
                 raise UsageError(
                     f"each layer of a plan must be a Layer; got {layer!r}. Take the layers of a task: task.layers."
                 )
-        asked = as_list("shared", self.shared, empty=True)
+        shared_names = as_list("shared", self.shared, empty=True)
         names = [layer.name for layer in self.layers]
         tensors = [name for layer in self.layers for name in layer.tensors]
-        for kind, found in (
+        for kind, checked in (
             ("layer", names),
             ("tensor", tensors),
-            ("shared layer", asked),
+            ("shared layer", shared_names),
         ):
-            twice = sorted(name for name, count in Counter(found).items() if count > 1)
+            twice = sorted(
+                name for name, count in Counter(checked).items() if count > 1
+            )
             if twice:
                 raise UsageError(
                     f"a plan must name each {kind} once; got {twice[0]!r} twice."
                 )
-        for name in sorted({*asked} - {*names}):
+        for name in sorted({*shared_names} - {*names}):
             check_known("layer", name, names)
-        shared = frozenset(asked)
+        shared = frozenset(shared_names)
         object.__setattr__(
             self, "shared", tuple(name for name in names if name in shared)
         )
@@ -448,17 +450,17 @@ class LayerPlan(Displayed):
         Raises:
             UsageError: an unknown form, or ``peft`` for a plan without adapters.
         """
-        found = FORMS[check_known("form of a plan", form, FORMS)](self)
+        content = FORMS[check_known("form of a plan", form, FORMS)](self)
         epochs, rate = self.fine_tuning
         if not epochs:
-            return found
+            return content
         if form == "names":
-            return {**found, "fine_tuning": epochs, "fine_tuning_rate": rate}
+            return {**content, "fine_tuning": epochs, "fine_tuning_rate": rate}
         warn(
             f"form {form!r} has no place for the plan's fine-tuning: after the last round train each client for "
             f"{plural(epochs, 'epoch')}, at learning rate {rate:g}"
         )
-        return found
+        return content
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data with a digest of the whole plan, from which :meth:`from_json` gives an equal plan."""
@@ -477,12 +479,14 @@ class LayerPlan(Displayed):
         Raises:
             UsageError: the format is another, a key is missing or unknown, or the contents are not a plan.
         """
-        found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+        stored_format = (
+            data.get("format") if isinstance(data, Mapping) else type(data).__name__
+        )
         if not isinstance(data, Mapping) or not check_version(
-            "the plan", found, FORMAT
+            "the plan", stored_format, FORMAT
         ):
             raise UsageError(
-                f"a plan must have the format {FORMAT!r}; got {found!r}. Use plan='auto' to make one."
+                f"a plan must have the format {FORMAT!r}; got {stored_format!r}. Use plan='auto' to make one."
             )
         rest = {k: v for k, v in data.items() if k not in ("format", "sha256")}
         for key in ("layers", "shared"):
@@ -573,16 +577,16 @@ def _named(plan: LayerPlan) -> dict[str, Any]:
         UsageError: a tensor travels under one name and stays under another.
     """
     sent = _sent(plan)
-    kept = [t for layer in plan.layers for t in layer.tensors if t not in sent]
+    local = [t for layer in plan.layers for t in layer.tensors if t not in sent]
     for layer in plan.layers:
         stays = layer.name not in plan.shared or layer.is_frozen
-        kept += [name for name in layer.also if stays and name not in kept]
-    if split := sorted(set(kept).intersection(sent)):
+        local += [name for name in layer.also if stays and name not in local]
+    if split := sorted(set(local).intersection(sent)):
         raise UsageError(
             f"tied tensors must be shared or kept together; the plan sends {listing(split, 4)} and has it under "
             "another name among those that stay. Share both layers, or none."
         )
-    ends = {"shared": (sent, plan.body), "local": (kept, plan.head)}
+    ends = {"shared": (sent, plan.body), "local": (local, plan.head)}
     return {
         name: {"tensors": tensors, "modules": [layer.name for layer in layers]}
         for name, (tensors, layers) in ends.items()

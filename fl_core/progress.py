@@ -133,8 +133,8 @@ class Cell:
 
 def in_notebook() -> bool:
     """Return whether a notebook's kernel runs this code."""
-    made = sys.modules.get("IPython")
-    shell = None if made is None else made.get_ipython()
+    interactive = sys.modules.get("IPython")
+    shell = None if interactive is None else interactive.get_ipython()
     return shell is not None and hasattr(shell, "kernel")
 
 
@@ -217,7 +217,7 @@ def end_on_signals(
     """
 
     def interrupted(number: int, frame: FrameType | None) -> None:
-        around = (each.f_code.co_filename for each, _ in walk_stack(frame))
+        around = (caller.f_code.co_filename for caller, _ in walk_stack(frame))
         if any(name.startswith("<frozen importlib") for name in around):
             _end_at_once(number, goes_on())
         raise TerminationSignal(number)

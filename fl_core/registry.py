@@ -66,10 +66,10 @@ class Registry(Displayed, Generic[Member]):
         origin = (made_from.__module__, made_from.__qualname__)
         if not self._is_own(origin):
             self._import_package()
-        taken = self._origins.get(name, origin)
-        if taken != origin:
+        owner = self._origins.get(name, origin)
+        if owner != origin:
             raise UsageError(
-                f"{self.kind} must have a name of its own; got {name!r}, the name of {':'.join(taken)}. Choose another."
+                f"{self.kind} must have a name of its own; got {name!r}, the name of {':'.join(owner)}. Choose another."
             )
         self._members[name] = member
         self._origins[name] = origin
@@ -121,9 +121,9 @@ class Registry(Displayed, Generic[Member]):
                 member, or is the member itself.
         """
         if not isinstance(name, str):
-            own = getattr(name, "name", getattr(name, "__name__", "its name"))
+            proper_name = getattr(name, "name", getattr(name, "__name__", "its name"))
             raise UsageError(
-                f"{self.kind} must be a name; got {name!r}. Write {own!r}."
+                f"{self.kind} must be a name; got {name!r}. Write {proper_name!r}."
             )
         if is_outside(name) or name.endswith(".py"):  # a file's name is answered there
             return self._from_outside(name, import_object(self.kind, name))
@@ -133,8 +133,8 @@ class Registry(Displayed, Generic[Member]):
 
     def _from_outside(self, name: str, made: object) -> Member:
         origin = (getattr(made, "__module__", ""), getattr(made, "__qualname__", ""))
-        known = [each for each, place in self._origins.items() if place == origin]
-        return self._members[known[0]] if known else self.adopt(made, name)
+        names = [key for key, place in self._origins.items() if place == origin]
+        return self._members[names[0]] if names else self.adopt(made, name)
 
     def summary(self) -> Summary:
         """Return each name with a line about it."""
@@ -155,8 +155,8 @@ class Registry(Displayed, Generic[Member]):
         self.adopt(made, path)
         if made in self.own.values():
             return str(made.name)
-        known = getattr(sys.modules[module], path, None)
-        if module != "__main__" and known is made:
+        attribute = getattr(sys.modules[module], path, None)
+        if module != "__main__" and attribute is made:
             return f"{module}:{path}"
         self.add(made.name, made, made)
         return str(made.name)

@@ -79,12 +79,12 @@ def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any)
     unknown = set(columns) - set(COLUMNS)
     if unknown:
         raise KeyError(f"columns must be in the schema of rows; got {sorted(unknown)}.")
-    given = value
+    number = value
     if value is not None and not math.isfinite(value):
         value = None
     if value is None and status == "ok":
         raise UsageError(
-            f"{metric}: the value must be finite with status 'ok'; got {given}. Give a status that says why."
+            f"{metric}: the value must be finite with status 'ok'; got {number}. Give a status that says why."
         )
     if value is not None and status != "ok":
         raise UsageError(
@@ -129,15 +129,15 @@ def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    return pd.concat([each for each in frames if len(each)], ignore_index=True)
+    return pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the lines of a table as plain data, with None for what is missing."""
-    found: list[dict[str, Any]] = (
+    rows: list[dict[str, Any]] = (
         table.astype(object).where(table.notna(), None).to_dict("records")
     )
-    return found
+    return rows
 
 
 def write(path: Path, header: dict[str, Any], rows: Iterable[Row]) -> None:
@@ -218,9 +218,9 @@ def _check_values(path: Path | str, table: pd.DataFrame) -> None:
     wrong |= (value < low - ROUNDING) | (value > high + ROUNDING)
     if wrong.any():
         row = table[wrong].iloc[0]
-        found = f"the value {row['value']} with status {row['status']!r}"
+        contents = f"the value {row['value']} with status {row['status']!r}"
         raise CorruptError(
-            f"{path} is damaged: no {row['metric'] or 'metric'} has {found}"
+            f"{path} is damaged: no {row['metric'] or 'metric'} has {contents}"
         )
 
 
@@ -438,8 +438,8 @@ def why_missing(name: str, value: float) -> str:
     """
     if math.isfinite(value):
         return "ok"
-    known = TABLE[name].missing if name in TABLE and math.isnan(value) else ""
-    return known or "not finite"
+    reason = TABLE[name].missing if name in TABLE and math.isnan(value) else ""
+    return reason or "not finite"
 
 
 USED = ("personal", "global")
@@ -494,11 +494,11 @@ def of_class(name: str, positive: str) -> str:
 
 def positive_in(rows: pd.DataFrame) -> str:
     """Return the class that the rows name as positive; empty for none or several."""
-    found = {
+    classes = {
         str(name)
         for name in rows.loc[rows["metric"].isin(OF_CLASS), "variant"].unique()
     } - {""}
-    return found.pop() if len(found) == 1 else ""
+    return classes.pop() if len(classes) == 1 else ""
 
 
 def label_of(name: str, positive: str = "") -> str:

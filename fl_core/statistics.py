@@ -156,12 +156,12 @@ def paired(scores: pd.DataFrame, pairs: Sequence[tuple[Any, Any]]) -> pd.DataFra
     lines = []
     for one, other in pairs:
         gain = (scores[one] - scores[other]).dropna()
-        found = UNKNOWN
+        interval = UNKNOWN
         if len(gain):
-            found = mean_interval(gain, comparisons=len(pairs))
-        if found.low == found.high:  # no spread, no claim
-            found = Interval(found.value, math.nan, math.nan)
-        lines.append((*found, len(gain)))
+            interval = mean_interval(gain, comparisons=len(pairs))
+        if interval.low == interval.high:  # no spread, no claim
+            interval = Interval(interval.value, math.nan, math.nan)
+        lines.append((*interval, len(gain)))
     return pd.DataFrame(lines, columns=["value", "low", "high", "n"])
 
 
@@ -192,8 +192,8 @@ def halves(
     strata = np.zeros(len(groups), dtype=np.int64) if strata is None else strata
     half = np.zeros(len(groups), dtype=np.int64)
     for number in np.unique(strata):
-        own = strata == number
-        half[own] = halves_of_one(groups[own], int(number), seed)
+        members = strata == number
+        half[members] = halves_of_one(groups[members], int(number), seed)
     if len(np.unique(half)) < 2:
         raise UsageError(
             "samples to halve must have groups in both halves; got one half alone. Add samples."
@@ -314,7 +314,7 @@ def mean_of_sums(sums: GroupSums) -> Estimate:
     weight = float(sums.share.sum())
     stratum = _pool_single(np.arange(len(sums.draws)), sums.draws.astype(np.int64))
     draws, share, total, shares, squares, products = (
-        np.bincount(stratum, each) for each in sums
+        np.bincount(stratum, sums_of_stratum) for sums_of_stratum in sums
     )
     centre = total / share
     deviations = squares - 2 * centre * products + centre**2 * shares
@@ -372,9 +372,9 @@ def mean_over_seeds(
     if n == 1:
         return sampled._replace(value=mean)
     within = 0.0 if math.isnan(sampled.error) else sampled.error**2
-    own = float(differences.var(ddof=1))
+    spread = float(differences.var(ddof=1))
     total = pooled.free + n - 1
-    between = (pooled.free * pooled.error**2 + (n - 1) * own) / total
+    between = (pooled.free * pooled.error**2 + (n - 1) * spread) / total
     parts = max(between, (1 - overlap) * within) / n, overlap * within
     variance = sum(parts)
     if not math.sqrt(variance) > 1e-12 * float(np.abs(differences).max()):
@@ -413,14 +413,14 @@ def simultaneous(estimates: Sequence[Estimate]) -> pd.DataFrame:
         Columns ``difference``, ``low``, ``high`` and ``p_value``.
     """
     intervals = [one.interval(len(estimates)) for one in estimates]
-    found = pd.DataFrame(intervals, columns=["difference", "low", "high"], dtype=float)
-    found["p_value"] = holm([one.p_value for one in estimates])
-    shown = found["p_value"] <= 0.05
-    inside = (found["low"] <= 0) & (found["high"] >= 0)
+    table = pd.DataFrame(intervals, columns=["difference", "low", "high"], dtype=float)
+    table["p_value"] = holm([one.p_value for one in estimates])
+    shown = table["p_value"] <= 0.05
+    inside = (table["low"] <= 0) & (table["high"] >= 0)
     for end, sign in (("low", 1), ("high", -1)):
-        wrong = (shown == inside) & (sign * found["difference"] > 0)
-        found[end] = found[end].mask(wrong, 0.0)
-    return found
+        wrong = (shown == inside) & (sign * table["difference"] > 0)
+        table[end] = table[end].mask(wrong, 0.0)
+    return table
 
 
 def holm(p_values: Values) -> NDArray[np.float64]:
@@ -431,10 +431,10 @@ def holm(p_values: Values) -> NDArray[np.float64]:
     """
     p = np.asarray(p_values, dtype=float)
     order = p.argsort(kind="stable")
-    found = np.empty_like(p)
+    adjusted = np.empty_like(p)
     stepped = p[order] * np.arange(len(p), 0, -1)
-    found[order] = np.maximum.accumulate(stepped).clip(max=1.0)
-    return np.full_like(p, np.nan) if np.isnan(p).any() else found
+    adjusted[order] = np.maximum.accumulate(stepped).clip(max=1.0)
+    return np.full_like(p, np.nan) if np.isnan(p).any() else adjusted
 
 
 def design_effect(values: NDArray[Any], groups: NDArray[Any]) -> float:

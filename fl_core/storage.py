@@ -431,16 +431,16 @@ def tensor_sizes(path: Path) -> dict[str, int]:
         length = int.from_bytes(file.read(8), "little")
         data = length.to_bytes(8, "little") + file.read(min(length, HEADER_BYTES))
     check_header(data)
-    found = parsed_json(data[8:])
-    if not isinstance(found, dict):
+    header = parsed_json(data[8:])
+    if not isinstance(header, dict):
         raise ValueError("its header is no object")
-    found.pop("__metadata__", None)
+    header.pop("__metadata__", None)
     if wrong := validate(
-        found, MapOf({"dtype": str, "shape": [COUNT], "data_offsets": [COUNT]})
+        header, MapOf({"dtype": str, "shape": [COUNT], "data_offsets": [COUNT]})
     ):
         raise ValueError(wrong)
     sizes, stored = {}, 0
-    for name, entry in found.items():
+    for name, entry in header.items():
         sizes[name] = math.prod(entry["shape"])
         start, end = entry["data_offsets"]
         stored += end - start
@@ -527,17 +527,17 @@ def check_regular(path: Path | str, most: int | None = None) -> int:
             memory, or far more than the disk holds of it.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
             f"{path} must be a file; got no such file. Correct its path."
         ) from None
-    if not stat.S_ISREG(found.st_mode):
-        got = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
+    if not stat.S_ISREG(status.st_mode):
+        got = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
         raise UsageError(f"{path} must be a file; got {got}. Correct its path.")
-    check_size(path, found.st_size, most)
-    check_unpacked(path, 512 * found.st_blocks, found.st_size)
-    return found.st_size
+    check_size(path, status.st_size, most)
+    check_unpacked(path, 512 * status.st_blocks, status.st_size)
+    return status.st_size
 
 
 @contextmanager
@@ -597,9 +597,9 @@ def read_toml(path: Path, most: int) -> dict[str, Any]:
             more than :data:`DIGITS` digits. The message names it.
     """
     if not path.is_file():
-        found = "a folder" if path.is_dir() else "no file"
+        what = "a folder" if path.is_dir() else "no file"
         raise UsageError(
-            f"{path} must be a file of TOML; got {found}. Correct its path."
+            f"{path} must be a file of TOML; got {what}. Correct its path."
         )
     kinds = (ValueError, RecursionError)
     with about(f"{path} must be TOML", kinds, way="Correct the file."):
@@ -709,23 +709,23 @@ def parsed_json(text: str | bytes) -> Any:
     text = text.decode() if isinstance(text, bytes) else text
     check_values(text)
     try:
-        found = json.loads(text)
+        content = json.loads(text)
         if _SURROGATE.search(text):
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(content, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ValueError(_NESTED) from error
-    level = [found] if type(found) in _NESTING else []
+    level = [content] if type(content) in _NESTING else []
     for _ in range(DEEPEST):
         if not level:
-            return found
-        parts = [each.values() if isinstance(each, dict) else each for each in level]
+            return content
+        parts = [item.values() if isinstance(item, dict) else item for item in level]
         parts = [
             part for part in parts if not _NESTING.isdisjoint(map(type, part))
         ]  # rarely any of a line of rows
         level = [inner for part in parts for inner in part if type(inner) in _NESTING]
     if level:
         raise ValueError(_NESTED)
-    return found
+    return content
 
 
 def check_values(text: str) -> None:
@@ -737,8 +737,8 @@ def check_values(text: str) -> None:
     most = max(VALUES, len(text) // BYTES_EACH)
     if sum(map(text.count, _STRUCTURE)) <= most:
         return
-    found = sum(1 for _ in islice(_VALUE.finditer(text), most + 2))
-    if found > most + 1:  # the end of the text is one of them
+    count = sum(1 for _ in islice(_VALUE.finditer(text), most + 2))
+    if count > most + 1:  # the end of the text is one of them
         raise ValueError(f"more than {most:,} values in {format_bytes(len(text))}")
 
 

@@ -54,13 +54,13 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 def frozen_base(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors that adapters keep as a frozen base by name, without copying. Most models have none."""
-    found: dict[int, tuple[str, Tensor]] = {}
+    tensors: dict[int, tuple[str, Tensor]] = {}
     for path, module in model.named_modules():
         for name in getattr(module, "frozen_base", ()):
             tensor = getattr(module, name)
             if isinstance(tensor, Tensor):
-                found.setdefault(id(tensor), (f"{path}.{name}".lstrip("."), tensor))
-    return dict(found.values())
+                tensors.setdefault(id(tensor), (f"{path}.{name}".lstrip("."), tensor))
+    return dict(tensors.values())
 
 
 def full_state(model: nn.Module) -> Tree:
@@ -244,11 +244,11 @@ def first_nonfinite(
     """
     for name, tensor in tree.items():
         if not is_finite(tensor):
-            known = before.get(name)
+            start = before.get(name)
             allowed = (
                 None
-                if known is None or known.shape != tensor.shape
-                else ~known.isfinite()
+                if start is None or start.shape != tensor.shape
+                else ~start.isfinite()
             )
             if allowed is None or bool((~tensor.isfinite() & ~allowed).any()):
                 return name
@@ -295,10 +295,10 @@ class Mean:
             )
         for key, tensor in tree.items():
             rule = self._rules.rule(key, tensor)
-            known = self._group.get(key, self._total.get(key))
-            if known is not None and known.shape != tensor.shape:
+            total = self._group.get(key, self._total.get(key))
+            if total is not None and total.shape != tensor.shape:
                 raise UsageError(
-                    f"tensor {key!r} must have the same shape; got {known.shape} and {tuple(tensor.shape)}."
+                    f"tensor {key!r} must have the same shape; got {total.shape} and {tuple(tensor.shape)}."
                 )
             if rule in _CHOICES:
                 self._total[key] = self._chosen(key, rule, tensor, weight)
@@ -314,30 +314,30 @@ class Mean:
     def result(self) -> Tree:
         """Return the mean, in the trees' own types. It is empty before anything is added."""
         self._close_group()
-        found = {
+        means = {
             key: _in_type(total / self._weight[key], self._dtype[key])
             if key in self._weight
             else total
             for key, total in self._total.items()
         }
-        self._rules.renew(found)
-        return found
+        self._rules.renew(means)
+        return means
 
     def _chosen(self, key: str, rule: str, tensor: Tensor, weight: float) -> Tensor:
         """Return which values of a key count, of those so far and a further tree's."""
-        known = self._total.get(key)
-        if known is None:
+        total = self._total.get(key)
+        if total is None:
             self._largest[key] = weight
             return tensor
         if rule == LARGEST:
-            return torch.maximum(known, tensor)
+            return torch.maximum(total, tensor)
         if rule == SMALLEST:
-            return torch.minimum(known, tensor)
+            return torch.minimum(total, tensor)
         if rule == CONSTANT:
-            check_constant(key, known, tensor)
-            return known
+            check_constant(key, total, tensor)
+            return total
         if weight <= self._largest[key]:
-            return known
+            return total
         self._largest[key] = weight
         return tensor
 
@@ -442,12 +442,12 @@ def _remember(model: nn.Module) -> Callable[[], None]:
     def restore() -> None:
         for module in sparse:
             module.sparse = True
-        for module, mode, held, tables in zip(
+        for module, mode, saved, tables in zip(
             modules, training, buffers, hooks, strict=True
         ):
             module.training = mode
             module._buffers.clear()
-            module._buffers.update(held)
+            module._buffers.update(saved)
             # in place: handles refer to the dictionary itself
             for name, table in tables.items():
                 current = getattr(module, name)

@@ -138,10 +138,10 @@ class StoppingRule:
     @property
     def best(self) -> dict[str, int]:
         """The best round of each model that has one."""
-        found = {
+        best_rounds = {
             model: best_round(scores) for model, scores in sorted(self.scores.items())
         }
-        return {model: done for model, done in found.items() if done is not None}
+        return {model: done for model, done in best_rounds.items() if done is not None}
 
     @property
     def main(self) -> str:

@@ -150,11 +150,11 @@ class Run:
             UsageError: another version of this package has written it.
         """
         path = self.path / CONFIG
-        found = self.folder.read_signed(CONFIG)
-        if not check_version(self.path, found.pop("format", None), FORMAT):
+        config = self.folder.read_signed(CONFIG)
+        if not check_version(self.path, config.pop("format", None), FORMAT):
             raise CorruptError(f"{path} is damaged: it must have the format {FORMAT}")
-        check_stored(path, found, _CONFIG)
-        return found
+        check_stored(path, config, _CONFIG)
+        return config
 
     @cached_property
     def id(self) -> str:
@@ -183,9 +183,9 @@ class Run:
     def header(self) -> dict[str, Any]:
         """The header of the rows; errors as of :meth:`rows`."""
         path = self.folder.file(ROWS)
-        found = rows.read_header(path)
-        check_stored(path, found, _HEADER)
-        return found
+        header = rows.read_header(path)
+        check_stored(path, header, _HEADER)
+        return header
 
     def partition(self) -> dict[str, Tensor]:
         """The stored partition, as :meth:`fl_core.data.Partition.from_tree` takes it.
@@ -212,21 +212,21 @@ class Run:
             CorruptError: it is damaged, or another run's.
         """
         if which < 0 or not self.folder.has(checkpoint_name(which)):
-            known = ", ".join(map(str, self.rounds)) or "none yet"
+            listed_rounds = ", ".join(map(str, self.rounds)) or "none yet"
             raise UsageError(
-                f"round of {self.path} must be one with a checkpoint ({known}); got {which}."
+                f"round of {self.path} must be one with a checkpoint ({listed_rounds}); got {which}."
             )
-        found = self.folder.read_signed(checkpoint_name(which), *CHECKPOINT)
+        manifest = self.folder.read_signed(checkpoint_name(which), *CHECKPOINT)
         path = self.checkpoint_path(which)
-        if found["round"] != which:
+        if manifest["round"] != which:
             raise CorruptError(
-                f"{path} is damaged: it is the checkpoint after round {found['round']}"
+                f"{path} is damaged: it is the checkpoint after round {manifest['round']}"
             )
-        if found["run"] != self.id:
+        if manifest["run"] != self.id:
             raise CorruptError(
                 f"{path} is another run's: it does not name this run's config.json"
             )
-        return found
+        return manifest
 
     def checkpoint(self, which: int | str = "last", lazy: bool = False) -> Checkpoint:
         """Load a checkpoint, every digest checked.
@@ -254,11 +254,11 @@ class Run:
         server = self._state(entries.pop("server")[""])
         clients: Mapping[str, State] = _Lazy(entries.pop("client", {}), self._state)
         models: dict[str, Mapping[str, Tree]] = {
-            kind: _Lazy(found, self._model) for kind, found in entries.items()
+            kind: _Lazy(source, self._model) for kind, source in entries.items()
         }
         if not lazy:
             clients = dict(clients)
-            models = {kind: dict(found) for kind, found in models.items()}
+            models = {kind: dict(source) for kind, source in models.items()}
         return Checkpoint(manifest["round"], server, clients, models)
 
     def _state(self, entry: Mapping[str, Any]) -> State:
@@ -276,9 +276,9 @@ class Run:
 
     def _trees(self, entry: Mapping[str, Any]) -> dict[str, Tree]:
         name, digest = blob_name(entry["blob"]), entry["blob"]
-        found = self.folder.read_tensors(name, digest) if digest else {}
+        tensors = self.folder.read_tensors(name, digest) if digest else {}
         with damaged(self.path / name):
-            return storage.split_trees(found, entry["trees"])
+            return storage.split_trees(tensors, entry["trees"])
 
     def verify(self) -> list[str]:
         """Check every covered byte.
@@ -294,14 +294,14 @@ class Run:
         ends = [self.config["rows"]]
         blobs: set[str] = set()
         for which in self.rounds:
-            found = self.manifest(which)
-            new = blobs_of(found) - blobs
+            manifest = self.manifest(which)
+            new = blobs_of(manifest) - blobs
             for blob in sorted(new):
                 self.folder.read_checked(blob_name(blob), blob)
             blobs |= new
-            ends.append(found["rows"])
+            ends.append(manifest["rows"])
             checked.append(
-                f"checkpoint after round {which}: {len(found['states'])} states"
+                f"checkpoint after round {which}: {len(manifest['states'])} states"
             )
         self.check_rows(*ends)
         covered = ends[-1]["bytes"]
@@ -324,16 +324,16 @@ class Run:
             parts = listing(changed_parts(before["code"], now["code"]))
             checked.append(f"code of {parts}: changed after round {now['round']}")
         last = max(self.rounds, default=0)
-        asked = self.config.get("rounds")
-        if last == asked:
-            checked.append(f"{last} of {asked} rounds")
+        planned_rounds = self.config.get("rounds")
+        if last == planned_rounds:
+            checked.append(f"{last} of {planned_rounds} rounds")
         elif self.finished:
             checked.append(
-                f"{last} of at most {asked} rounds: stopped by the stopping rule"
+                f"{last} of at most {planned_rounds} rounds: stopped by the stopping rule"
             )
         else:
             checked.append(
-                f"{last} of {asked} rounds: not finished, resume continues it"
+                f"{last} of {planned_rounds} rounds: not finished, resume continues it"
             )
         return checked
 
@@ -373,8 +373,8 @@ class Run:
     def code(self) -> dict[str, str]:
         """Return the digests of the own code that trained last (:mod:`fl_core.run.restore`)."""
         changes = self._meta().get(CODE)
-        found: dict[str, str] = (changes[-1] if changes else self.config)["code"]
-        return found
+        digests: dict[str, str] = (changes[-1] if changes else self.config)["code"]
+        return digests
 
     def checkpoint_path(self, which: int) -> Path:
         """Return the path of the manifest of the checkpoint after round ``which``."""
@@ -388,8 +388,8 @@ class Run:
         """Return the plain data of the server at the last checkpoint, if there is one."""
         if not self.rounds:
             return {}
-        found: dict[str, Any] = self.manifest(self.rounds[-1])["states"]["server"]
-        return found["meta"]
+        server: dict[str, Any] = self.manifest(self.rounds[-1])["states"]["server"]
+        return server["meta"]
 
     def stopping_rule(self) -> StoppingRule | None:
         """Return the stopping rule with all that it has seen up to the last checkpoint; None without such a rule.
@@ -429,9 +429,9 @@ class Run:
             )
         model = model or rule.main
         if model not in rule.best:
-            known = listing(rule.best) or "none"
+            listed_models = listing(rule.best) or "none"
             raise UsageError(
-                f"model must be one with a best round in {self.path} ({known}); got {model!r}."
+                f"model must be one with a best round in {self.path} ({listed_models}); got {model!r}."
             )
         return rule.best[model]
 

@@ -268,9 +268,9 @@ def unnamed_blobs(run: Run) -> list[str]:
         named = {blob for which in run.rounds for blob in blobs_of(run.manifest(which))}
     except CorruptError:  # of an earlier round, which is not needed
         return []
-    kept = {f"{blob}.safetensors" for blob in named}
-    found = filter(_BLOB.fullmatch, run.folder.names("blobs"))
-    return [f"blobs/{name}" for name in found if name not in kept]
+    named_files = {f"{blob}.safetensors" for blob in named}
+    blob_names = filter(_BLOB.fullmatch, run.folder.names("blobs"))
+    return [f"blobs/{name}" for name in blob_names if name not in named_files]
 
 
 def clean(path: Path | str) -> int:

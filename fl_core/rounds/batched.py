@@ -122,8 +122,8 @@ class BatchedClients(Serial):
         common = getattr(method, "__func__", None) is Algorithm.loss
         x = self.client_runner.data.clients[part.ctx.client].train.x
         flat = bool(self._operations) and (self._flat or x.ndim == 2)
-        held = part.ctx.submodel
-        whole = held is None or held >= self.client_runner.workspace.live.keys()
+        submodel = part.ctx.submodel
+        whole = submodel is None or submodel >= self.client_runner.workspace.live.keys()
         return plain and common and flat and whole and len(x) > 0 and phase.epochs > 0
 
     def _train(self, parts: list[Part]) -> dict[int, tuple[Tree, Tree]]:
@@ -141,7 +141,7 @@ class BatchedClients(Serial):
         ) as names:
             if not names:
                 return {}
-        kept = [loop.entries_of(part.optimizer, part.phase) for part in parts]
+        states = [loop.entries_of(part.optimizer, part.phase) for part in parts]
         batches = _Batches.draw(
             self.client_runner, parts, phase.epochs, training.batch_size
         )
@@ -150,7 +150,7 @@ class BatchedClients(Serial):
             for name in workspace.live
         }
         state = _stack_states(
-            [kept[k] for k in batches.order], {name: values[name] for name in names}
+            [states[k] for k in batches.order], {name: values[name] for name in names}
         )
         losses = _descend(
             self._operations,
@@ -173,11 +173,11 @@ class BatchedClients(Serial):
                 work[f"{phase.name}/loss"] = float(losses[at]) / counts[at]
                 after = Tree()
                 if training.keep_optimizer:
-                    own = {
-                        name: {key: value[at] for key, value in each.items()}
-                        for name, each in state.items()
+                    rows = {
+                        name: {key: value[at] for key, value in values.items()}
+                        for name, values in state.items()
                     }
-                    after = loop.to_tree(own, parts[k].phase)
+                    after = loop.to_tree(rows, parts[k].phase)
                 results[k] = {n: v[at].clone() for n, v in values.items()}, after
         return results
 
@@ -294,8 +294,8 @@ def _descend(
         optimizer = training.build(params)
         for param, entries in zip(params, state.values(), strict=True):
             for key, value in entries.items():  # all have one count of steps
-                own = value[0] if value.ndim == 1 else value[:left]
-                optimizer.state[param][key] = own.clone()
+                entry = value[0] if value.ndim == 1 else value[:left]
+                optimizer.state[param][key] = entry.clone()
         del optimizer.defaults["differentiable"]  # the function has no such option
         step_losses = []
         for x, y, weights in batches.iterate(done, end, left):
@@ -337,7 +337,7 @@ def _descend(
 def _age(part: Part) -> tuple[float, ...]:
     """Return a client's step counts in Adam's state, which corrects a tensor's means by one count for all clients."""
     entries = loop.entries_of(part.optimizer, part.phase)
-    counts = (each["step"] for _, each in sorted(entries.items()) if "step" in each)
+    counts = (state["step"] for _, state in sorted(entries.items()) if "step" in state)
     return tuple(map(float, counts))
 
 

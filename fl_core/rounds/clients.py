@@ -233,7 +233,7 @@ class ClientRunner:
             answer = yield Part(phase, trained[key], ctx, optimizer)
             assert answer is not None
             trained[key], optimizer = answer[0], {**optimizer, **answer[1]}
-        trained |= {name: copy_to_cpu(kept) for name, kept in ctx.scratch.items()}
+        trained |= {name: copy_to_cpu(values) for name, values in ctx.scratch.items()}
         local = trained["model"]
         message = algorithm.call(
             "client_update", state, trained, ctx, request.rnd, client
@@ -427,17 +427,17 @@ class ClientStates(Mapping[str, State]):
         self._states: dict[str, State | None] = dict.fromkeys(names)
 
     def __getitem__(self, name: str) -> State:
-        held = self._states[name]
-        return self.beginning(name) if held is None else held
+        stored = self._states[name]
+        return self.beginning(name) if stored is None else stored
 
     def __setitem__(self, name: str, state: State) -> None:
         trees = {
-            kind: {key: _own(tensor) for key, tensor in held.items()}
-            for kind, held in state.trees.items()
+            kind: {key: _own(tensor) for key, tensor in values.items()}
+            for kind, values in state.trees.items()
         }
         if "model" in trees:  # one copy for all clients
-            known = self.frozen.keys() & trees["model"].keys()
-            trees["model"] |= {key: self.frozen[key] for key in known}
+            frozen_keys = self.frozen.keys() & trees["model"].keys()
+            trees["model"] |= {key: self.frozen[key] for key in frozen_keys}
         self._states[name] = State(trees, state.meta)
         self.changed.add(name)
 
@@ -486,7 +486,7 @@ class LocalClients:
 
     def _frozen(self) -> Tree:
         fixed = self.algorithm.task_info.frozen
-        return {name: each for name, each in self.initial.items() if name in fixed}
+        return {name: tensor for name, tensor in self.initial.items() if name in fixed}
 
     def start(self, name: str) -> State:
         """Return the state of a client before its first round, under the present plan."""
@@ -497,15 +497,15 @@ class LocalClients:
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield the replies in the requests' order. An error is raised in the place of its reply."""
-        asked: deque[ClientRequest] = deque()
+        pending: deque[ClientRequest] = deque()
 
         def filled() -> Iterator[ClientRequest]:
             for request in requests:
-                asked.append(self._fill(request))
-                yield asked[-1]
+                pending.append(self._fill(request))
+                yield pending[-1]
 
         for reply in self.executor.run(filled()):
-            self._take(asked.popleft(), reply)
+            self._take(pending.popleft(), reply)
             yield reply
 
     def forget(self) -> None:
@@ -552,16 +552,16 @@ class LocalClients:
             if self.is_lost(request):  # the hooks' changes are lost with the reply
                 return replace(request, score=(), keep=False, state=state.clone())
             return replace(request, state=state)
-        found = self.algorithm.call(
+        models = self.algorithm.call(
             "models", request.server, state, Round(request.done)
         )
-        check_known(f"model of {self.algorithm.name}", self.algorithm.evaluates, found)
+        check_known(f"model of {self.algorithm.name}", self.algorithm.evaluates, models)
         if isinstance(request, FinetuneRequest):
-            found = {self.algorithm.evaluates: found[self.algorithm.evaluates]}
-        received = received_bytes(found, state)
+            models = {self.algorithm.evaluates: models[self.algorithm.evaluates]}
+        received = received_bytes(models, state)
         if not isinstance(request, FinetuneRequest):
-            found = dict(sorted((found | self._tuned(client)).items()))
-        return replace(request, server=State(), models=found, received=received)
+            models = dict(sorted((models | self._tuned(client)).items()))
+        return replace(request, server=State(), models=models, received=received)
 
     def _take(self, request: ClientRequest, reply: ClientReply) -> None:
         """Keep the local part of a reply and remove it there."""
@@ -606,12 +606,12 @@ def is_lost(seed: int, index: int, client: int, rate: float) -> bool:
 
 def received_bytes(models: Mapping[str, Tree], state: State) -> int:
     """Return the bytes of models that are not a client's own, each name counted once."""
-    own = {id(t) for held in state.trees.values() for t in held.values()}
+    own_ids = {id(t) for values in state.trees.values() for t in values.values()}
     parts = {
         name: part
         for model in models.values()
         for name, part in model.items()
-        if id(part) not in own
+        if id(part) not in own_ids
     }
     return n_bytes(parts)
 

@@ -222,9 +222,9 @@ class Engine:
         for exchange in exchanges:
             last = exchange == exchanges[-1]
             score = SCORED if last and schedule.evaluates(done) else ()
-            kept = LOCAL_MODELS if last and schedule.keeps_local(done) else 0
+            n_local = LOCAL_MODELS if last and schedule.keeps_local(done) else 0
             rnd = Round(self.done, exchange, sampled)
-            sampled = self.exchange(rnd, score, sampled[:kept])
+            sampled = self.exchange(rnd, score, sampled[:n_local])
         self.done = done
         self.check_finite()
         self.tell("after_training")
@@ -299,17 +299,17 @@ class Engine:
         if not self.algorithm.finetuning(self.done, 0):
             return
         rnd = Round(self.done, FINISH, tuple(range(len(self.names))))
-        asked = (
+        requests = (
             FinetuneRequest(client, self.done, self.server)
             for client, _ in self.messages(rnd)
         )
-        self.ask(rnd, asked)
+        self.ask(rnd, requests)
 
     def evaluate(self) -> None:
         """Score every client's models on validation and test samples."""
         rnd = Round(self.done, EVALUATE, tuple(range(len(self.names))))
-        asked = (ScoreRequest(k, self.done, self.server) for k in rnd.sampled)
-        self.ask(rnd, asked)
+        requests = (ScoreRequest(k, self.done, self.server) for k in rnd.sampled)
+        self.ask(rnd, requests)
 
     # --- around the rounds ---
 
@@ -325,8 +325,8 @@ class Engine:
         Raises:
             NonFiniteError: names the first tensor, and its layer.
         """
-        for name, held in self.server.trees.items():
-            bad = tree.first_nonfinite(held, before=self.initial)
+        for name, values in self.server.trees.items():
+            bad = tree.first_nonfinite(values, before=self.initial)
             if bad is not None:
                 tensor = tensor_in_layer(bad, self.task_info.layers)
                 raise NonFiniteError(
@@ -336,12 +336,14 @@ class Engine:
 
     def tell(self, moment: str, *facts: object) -> None:
         """Call a hook of every listener."""
-        for each in self.listeners:
-            getattr(each, moment)(self, *facts)
+        for listener in self.listeners:
+            getattr(listener, moment)(self, *facts)
 
     def listener(self, kind: type[Heard]) -> Heard:
         """Return the listener of a kind, which must be there."""
-        return next(each for each in self.listeners if isinstance(each, kind))
+        return next(
+            listener for listener in self.listeners if isinstance(listener, kind)
+        )
 
     def use(self, algorithm: Algorithm) -> None:
         """Work with this algorithm from now on, and freeze it."""

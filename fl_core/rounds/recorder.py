@@ -238,13 +238,13 @@ def numbers_of(rows: Sequence[Row]) -> dict[int, dict[str, float]]:
     >>> numbers_of([{"metric": "cka", "layer": "fc1", "round": k, "value": v} for k, v in enumerate(values)])
     {0: {'cka/fc1': 0.5}}
     """
-    found: dict[int, dict[str, float]] = {}
+    numbers: dict[int, dict[str, float]] = {}
     for row in rows:
         name = "/".join(str(row[key]) for key in NAMED_BY if row.get(key))
         value = row["value"]
         if value is not None and math.isfinite(value):
-            found.setdefault(int(row["round"]), {})[name] = float(value)
-    return found
+            numbers.setdefault(int(row["round"]), {})[name] = float(value)
+    return numbers
 
 
 def _package(name: str) -> Any:
@@ -332,19 +332,19 @@ def loggers_of(asked: str | Logger | Iterable[str | Logger]) -> list[Logger]:
     Raises:
         UsageError: a name leads to no class made of :class:`Logger`.
     """
-    found: list[Logger] = []
-    for each in as_list("log", asked, empty=True):
-        if isinstance(each, str):
-            if ":" not in each:
-                check_known("tracker", each, TRACKERS)
-            kind = TRACKERS.get(each) or import_object("logger", each)
+    loggers: list[Logger] = []
+    for logger in as_list("log", asked, empty=True):
+        if isinstance(logger, str):
+            if ":" not in logger:
+                check_known("tracker", logger, TRACKERS)
+            kind = TRACKERS.get(logger) or import_object("logger", logger)
             if not (isinstance(kind, type) and issubclass(kind, Logger)):
                 raise UsageError(
-                    f"logger must be a class made of fl.Logger; got {each!r}."
+                    f"logger must be a class made of fl.Logger; got {logger!r}."
                 )
-            each = kind()
-        found.append(each)
-    return found
+            logger = kind()
+        loggers.append(logger)
+    return loggers
 
 
 @dataclass
@@ -387,10 +387,10 @@ class Recorder(Listener):
 
     def add(self, found: Sequence[Row]) -> None:
         """Record rows that are complete but for the columns of the run."""
-        made = [{**row, **self._columns} for row in found]
-        self.rows += made
+        complete = [{**row, **self._columns} for row in found]
+        self.rows += complete
         if self._loggers:
-            self._unlogged += made
+            self._unlogged += complete
 
     def flush(self) -> None:
         """Write the rows so far into the run directory. Without one, put many into a frame, which takes less memory."""
@@ -436,15 +436,19 @@ class Recorder(Listener):
             return
         done = Round(engine.done)
         observed = engine.algorithm.call("observations", engine.server, done)
-        for each in (*observed, *self._observed):
-            other = "" if each.client_b is None else engine.names[each.client_b]
+        for observation in (*observed, *self._observed):
+            other = (
+                ""
+                if observation.client_b is None
+                else engine.names[observation.client_b]
+            )
             self.row(
-                each.metric,
-                each.value,
+                observation.metric,
+                observation.value,
                 engine.done,
-                each.client,
-                layer=each.layer,
-                variant=each.variant,
+                observation.client,
+                layer=observation.layer,
+                variant=observation.variant,
                 client_b=other,
             )
         self._observed = []

@@ -31,8 +31,8 @@ from fl_core.tree import Tree
 
 def rule_of(engine: Engine) -> StoppingRule | None:
     """Return the stopping rule of a run with what it has seen, if there is one."""
-    found = (e.rule for e in engine.listeners if isinstance(e, EarlyStopping))
-    return next(found, None)
+    rules = (e.rule for e in engine.listeners if isinstance(e, EarlyStopping))
+    return next(rules, None)
 
 
 @dataclass
@@ -82,16 +82,18 @@ class EarlyStopping(Listener):
     def after_exchange(self, engine: Engine, rnd: Round) -> None:
         if rnd.exchange != EVALUATE:
             return
-        rule, taken = self.rule, self._taken
+        rule, scores_taken = self.rule, self._taken
         self._taken = {}
         if engine.done == 0:
             return
         means = {
             model: {
-                name: weighted_mean((each.get(name, math.nan), n) for each, n in pairs)
+                name: weighted_mean(
+                    (scores.get(name, math.nan), n) for scores, n in pairs
+                )
                 for name in rule.metrics
             }
-            for model, pairs in taken.items()
+            for model, pairs in scores_taken.items()
         }
         rule.add(engine.done, means)
         engine.server.meta[STATE] = rule.to_json()
@@ -253,13 +255,13 @@ def check_end(run: Run, done: int) -> None:
         DivergedError: names the first client and model.
     """
     frame = run.rows()[1]
-    found = frame[
+    divergence = frame[
         (frame["metric"] == DIVERGENCE)
         & (frame["round"] == done)
         & (frame["split"] == "validation")
     ]
-    if len(found):
-        first = found.iloc[0]
+    if len(divergence):
+        first = divergence.iloc[0]
         raise DivergedError(
             f"{run.path} ended with models that have diverged; first the {first['model']} model of client "
             f"{first['client']!r} ({first['status']}). Train again with a smaller lr."

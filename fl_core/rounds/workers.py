@@ -233,11 +233,11 @@ def in_order(
     ahead, exhausted = AHEAD * len(idle), False
     while True:
         while idle and (again or (not exhausted and begun - yielded < ahead)):
-            given = again.popleft() if again else next(queue, None)
-            if given is None:
+            task = again.popleft() if again else next(queue, None)
+            if task is None:
                 exhausted = True
                 break
-            position, request = given
+            position, request = task
             worker = idle.popleft()
             busy[begin(worker, request)] = worker, position, request
             begun = max(begun, position + 1)
@@ -253,11 +253,11 @@ def in_order(
             continue
         for handle in ready(list(busy)):
             worker, position, request = busy.pop(handle)
-            found = answer(worker, handle)
-            if found is None:
+            reply = answer(worker, handle)
+            if reply is None:
                 again.append((position, request))
             else:
-                done[position] = found
+                done[position] = reply
                 idle.append(worker)
 
 

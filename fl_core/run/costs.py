@@ -279,7 +279,7 @@ def module_layers(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
         for k in range(len(parts) + 1):
             beneath.setdefault(".".join(parts[:k]), set()).add(layer)
     single = {
-        path: next(iter(found)) for path, found in beneath.items() if len(found) == 1
+        path: next(iter(layers)) for path, layers in beneath.items() if len(layers) == 1
     }
     direct.pop("", None)
     return direct | single
@@ -375,16 +375,16 @@ def round_cost(
         naive = moved = 0
         operations = Counter[tuple[frozenset[str], frozenset[str]]]()
         for client, n in enumerate(algorithm.task_info.n_train):
-            held = algorithm.submodel(rnd, client)
+            submodel = algorithm.submodel(rnd, client)
             moved += n_bytes(algorithm.shared(rnd, client))
             moved += n_bytes(algorithm.uploaded(rnd, client))
             for phase in algorithm.phases(rnd, client):
-                each = batch_slices(n, batch, workspace.couples)
-                taken = phase.length(len(each))
-                passes, rest = divmod(taken, len(each))
-                naive += taken * numel(phase.train)
-                operations[phase.train, held] += passes * n + sum(
-                    part.stop - part.start for part in each[:rest]
+                slices = batch_slices(n, batch, workspace.couples)
+                steps = phase.length(len(slices))
+                passes, rest = divmod(steps, len(slices))
+                naive += steps * numel(phase.train)
+                operations[phase.train, submodel] += passes * n + sum(
+                    part.stop - part.start for part in slices[:rest]
                 )
         total = math.fsum(flops(*case) * count for case, count in operations.items())
         return {"naive": naive, "flops": total, "moved": moved}

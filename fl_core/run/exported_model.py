@@ -179,14 +179,14 @@ def export(
     """
     out = Path(out)
     check_free(out)
-    found = store.Run(path)
+    run = store.Run(path)
     if round is None:
-        round = found.used_round(which)
+        round = run.used_round(which)
     elif round == "best":
-        round = found.best_round(which)
-    own = {"data": data, "model": model, "loss": loss, "allow_code": allow_code}
+        round = run.best_round(which)
+    objects = {"data": data, "model": model, "loss": loss, "allow_code": allow_code}
     order = USED if which is None else (which,)
-    _, which, trained, task = next(restore.load_rounds(path, [round], order, **own))
+    _, which, trained, task = next(restore.load_rounds(path, [round], order, **objects))
     if isinstance(task.data.shape, PackedShape) or task.data.kind:
         raise UsageError(
             f"an exported model must have one input and one label; that of {path} has several. "
@@ -197,11 +197,10 @@ def export(
     else:
         check_known(f"client with a {which} model", client, trained)
     chosen = trained[client or next(iter(trained))]
-    about = describe_model(task, chosen, **of_run(found, which, client, round))
+    about = describe_model(task, chosen, **of_run(run, which, client, round))
     data, criterion = task.data, task.criterion
     bases = {
-        each: evaluate.base_outputs(data, criterion, client and each)
-        for each in trained
+        key: evaluate.base_outputs(data, criterion, client and key) for key in trained
     }
     about["temperature"], weight = evaluate.calibration_of(
         data, criterion, trained, bases
@@ -263,8 +262,10 @@ def read(path: Path | str) -> ExportedModel:
             f"{path} must be an exported model with {name} next to it; got none. Copy both files."
         )
     about = folder.read_signed(name)
-    known = check_version(path.parent / name, about.pop("format", None), FORMAT)
-    wrong = validate(about, _FORM) if known else "it has no known format"
+    current_format = check_version(
+        path.parent / name, about.pop("format", None), FORMAT
+    )
+    wrong = validate(about, _FORM) if current_format else "it has no known format"
     if not wrong and about["temperature"] <= 0:
         wrong = f"temperature must be above 0; got {about['temperature']:g}"
     base = () if wrong else about["base_rate"]
@@ -370,7 +371,7 @@ def describe_model(
     """
     config, data = task.config, task.data
     below = find(config.federation.algorithm, config.federation.options)
-    asked = {
+    names = {
         "algorithm": config.federation.algorithm,
         "options": dict(config.federation.options),
     }
@@ -384,7 +385,7 @@ def describe_model(
             ),
             "seed": config.execution.seed,
             "bn": config.model.batchnorm,
-            "extended_by": asked if extends_model(below) else None,
+            "extended_by": names if extends_model(below) else None,
         },
         "inputs": Inputs.from_federation(data, config.data).to_json(),
         "classes": list(data.classes),
@@ -424,10 +425,10 @@ def built_from(
             that tries the model to extend it.
     """
     allowed = own_code.allowed_code(allow_code)
-    said = about["model"]
+    stored = about["model"]
     inputs = Inputs.from_json(about["inputs"])
-    extended = said["extended_by"] or {"algorithm": Algorithm.name, "options": {}}
-    named = {**extended, "model": said["callable"]}
+    extended = stored["extended_by"] or {"algorithm": Algorithm.name, "options": {}}
+    named = {**extended, "model": stored["callable"]}
     own_code.check_code(
         path,
         {
@@ -438,46 +439,53 @@ def built_from(
         allowed,
     )
     shape = inputs.model_shape
-    n_classes = said["outputs"]
-    extends = said["extended_by"] is not None
-    seed, small = said["seed"], math.prod(shape) <= TRIAL
+    n_classes = stored["outputs"]
+    extends = stored["extended_by"] is not None
+    seed, small = stored["seed"], math.prod(shape) <= TRIAL
     if extends and not small:
         raise UsageError(
             f"{path} must have samples of at most {TRIAL:,} numbers, since {extended['algorithm']} extends its model; "
             f"got shape {shape}. Train it on smaller samples."
         )
     if model is None:
-        if not said["callable"]:
+        if not stored["callable"]:
             raise UsageError(
-                f"{path} must be loaded with its own model, {said['class']}; got none. Pass it again, model=..."
+                f"{path} must be loaded with its own model, {stored['class']}; got none. Pass it again, model=..."
             )
         own_code.check_allowed_options(
-            str(path), said["callable"], said["options"], allowed
+            str(path), stored["callable"], stored["options"], allowed
         )
-    made = models.copy_user_model(
-        said["callable"] if model is None else model,
+    new_model = models.copy_user_model(
+        stored["callable"] if model is None else model,
         shape,
         n_classes,
         seed=seed,
-        options=said["options"],
+        options=stored["options"],
         trial=extends,
     )
-    if said["bn"] == "drop":
-        drop_statistics(made)
+    if stored["bn"] == "drop":
+        drop_statistics(new_model)
     if extends:
         sizes = {"shape": shape, "n_classes": n_classes, "seed": seed}
         algorithm = find(extended["algorithm"], extended["options"])
-        made = wrapped(made, algorithm, extended["options"], said["bn"], **sizes)
-    if said.get("code", now := own_code.of_model(made, model, said["callable"])) != now:
+        new_model = wrapped(
+            new_model, algorithm, extended["options"], stored["bn"], **sizes
+        )
+    if (
+        stored.get(
+            "code", now := own_code.of_model(new_model, model, stored["callable"])
+        )
+        != now
+    ):
         warn(
             f"{path} was exported with other code of its model: its predictions may be those of that code"
         )
-    tree.load(made, weights)
+    tree.load(new_model, weights)
     if small:
         models.check_fit(
-            said["callable"] or type(made).__name__, made, shape, n_classes
+            stored["callable"] or type(new_model).__name__, new_model, shape, n_classes
         )
-    return made
+    return new_model
 
 
 # --- checks ----------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class ExtendedModel:
 
     def layers(self, plain: Sequence[Layer]) -> tuple[Layer, ...]:
         """Return the base model's layers with their tensors' new names, and the added layers, by first use."""
-        found = [
+        layers = [
             *(
                 self._carry(layer)
                 for layer in plain
@@ -104,7 +104,7 @@ class ExtendedModel:
         ]
         return tuple(
             sorted(
-                found,
+                layers,
                 key=lambda layer: min(self._order[name] for name in layer.tensors),
             )
         )
@@ -120,19 +120,21 @@ class ExtendedModel:
             return plan
         plan.check_tensors(self.names)
         layers = self.layers(plan.layers)
-        own = tuple(
+        added = tuple(
             layer.name
             for layer in self.added
             if self.personal.isdisjoint(layer.tensors)
         )
 
         def placed(values: tuple[float | None, ...]) -> tuple[float | None, ...]:
-            known = dict(zip(plan.names, values, strict=False))
-            return tuple(known.get(layer.name) for layer in layers) if values else ()
+            values_of = dict(zip(plan.names, values, strict=False))
+            return (
+                tuple(values_of.get(layer.name) for layer in layers) if values else ()
+            )
 
         clients = {name: placed(values) for name, values in plan.why.clients.items()}
         why = replace(plan.why, values=placed(plan.why.values), clients=clients)
-        return LayerPlan(layers, (*plan.shared, *own), why)
+        return LayerPlan(layers, (*plan.shared, *added), why)
 
     def _add(
         self, plain: BaseModel, adds: Mapping[str, str], traced: Sequence[Layer]
@@ -206,11 +208,13 @@ class ExtendedModel:
 
     def _output(self, layer: Layer) -> str:
         """Return the path of the module that now gives the layer's representation."""
-        held = self._now(
+        paths = self._now(
             name for name in layer.tensors if is_inside(name, layer.output)
         )
         path = self._paths[layer.output].removesuffix(WRAPPED) if layer.output else ""
-        return path if all(is_inside(name, path) for name in held) else _owner(held[0])
+        return (
+            path if all(is_inside(name, path) for name in paths) else _owner(paths[0])
+        )
 
 
 def extend(
@@ -241,8 +245,8 @@ def extend(
         config.model.layer_granularity,
         cuts=algorithm.removes_layers,
     )
-    made = f"{type(model).__name__}, built for {algorithm.name},"
-    models.check_fit(made, model, data.shape, outputs)
+    what = f"{type(model).__name__}, built for {algorithm.name},"
+    models.check_fit(what, model, data.shape, outputs)
     return built
 
 
@@ -303,10 +307,14 @@ def start(
         CorruptError: the run's bytes are damaged.
     """
     path = Path(path)
-    stored, known, kept, local = (
+    stored, stored_words, local_norms, local = (
         _of_run(path) if path.is_dir() else (weights.read(path), None, False, [])
     )
-    if words is not None and known is not None and list(words) != list(known):
+    if (
+        words is not None
+        and stored_words is not None
+        and list(words) != list(stored_words)
+    ):
         raise UsageError(
             f"{path} must have the vocabulary of the data; got another. Leave init out."
         )
@@ -316,7 +324,9 @@ def start(
         notes.append(
             f"{listing(local)} start as {path} began: its clients kept their own"
         )
-    if kept and any(norm.track_running_stats for norm in batch_norms(model).values()):
+    if local_norms and any(
+        norm.track_running_stats for norm in batch_norms(model).values()
+    ):
         notes.append(
             f"running statistics are those that {path} started with: its clients kept their own (bn=local)"
         )
@@ -340,12 +350,12 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
             "init must be a run with a global model or with shared layers, such as one of fedavg or fedper; "
             f"got {path}, a run of {config['algorithm']}. Choose another run."
         )
-    kept = config["batchnorm"] == "local"
+    local_norms = config["batchnorm"] == "local"
     if whole or plan is None:
-        return dict(server["model"]), config.get("words"), kept, []
+        return dict(server["model"]), config.get("words"), local_norms, []
     shared = LayerPlan.from_json(plan)
     local = [layer.name for layer in shared.layers if layer.name not in shared.shared]
-    return dict(server["model"]), config.get("words"), kept, local
+    return dict(server["model"]), config.get("words"), local_norms, local
 
 
 def _keep_classifier(
@@ -387,23 +397,23 @@ def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> Non
     ties: dict[int, list[str]] = {}
     for name, tensor in live.items():
         ties.setdefault(id(tensor), []).append(name)
-    given = dict(stored)
+    source = dict(stored)
     for names in ties.values():
-        held = [name for name in names if name in given]
-        for name in held[1:]:
-            if not equal(given[held[0]], given.pop(name)):
+        tied = [name for name in names if name in source]
+        for name in tied[1:]:
+            if not equal(source[tied[0]], source.pop(name)):
                 raise UsageError(
-                    f"tied tensors {held[0]!r} and {name!r} must have the same values; got different ones in {where}."
+                    f"tied tensors {tied[0]!r} and {name!r} must have the same values; got different ones in {where}."
                 )
-        if held:
-            given[names[0]] = given.pop(held[0])
+        if tied:
+            source[names[0]] = source.pop(tied[0])
     strict = strict_state(model, stored)
     if strict is not None:
         model.load_state_dict(strict, strict=True)
         return
     targets = {names[0]: live[names[0]] for names in ties.values()}
-    tree.check_same(given, targets, where, "the model")
-    tree.assign(targets, given)
+    tree.check_same(source, targets, where, "the model")
+    tree.assign(targets, source)
 
 
 def strict_state(

@@ -42,28 +42,30 @@ def digests(task: Task) -> dict[str, str]:
         if key != "model"
     }
     parts.setdefault("algorithm", []).append(type(task.algorithm(None)))
-    found = {key: digest_of(things) for key, things in parts.items()}
-    found |= of_model(task.model, task.own["model"], str(config.model.model))
+    code_digests = {key: digest_of(things) for key, things in parts.items()}
+    code_digests |= of_model(task.model, task.own["model"], str(config.model.model))
     loss = getattr(task.own["model"], OWN_LOSS, None)
     if loss is not None:
         text = f"{digest_of([loss])} {loss!r} {vars(loss)}"
-        found["loss"] = sha(_without_addresses(text).encode())
-    return {key: digest for key, digest in sorted(found.items()) if digest}
+        code_digests["loss"] = sha(_without_addresses(text).encode())
+    return {key: digest for key, digest in sorted(code_digests.items()) if digest}
 
 
-def of_model(model: nn.Module, given: object, named: str) -> dict[str, str]:
+def of_model(model: nn.Module, model_given: object, named: str) -> dict[str, str]:
     """Return the digests of a model's own code and of the printed model; none for a model that is not one's own.
 
     Args:
         given: the module or callable that was passed for it, or None. named: the model's name or place otherwise.
     """
-    if given is None and models.is_code(named):
-        given = import_object("model", named)
-    code = digest_of([*map(type, model.modules()), *([] if given is None else [given])])
+    if model_given is None and models.is_code(named):
+        model_given = import_object("model", named)
+    code = digest_of(
+        [*map(type, model.modules()), *([] if model_given is None else [model_given])]
+    )
     printed = sha(_without_addresses(repr(model)).encode())
     return (
         {"layers": printed, **({"model": code} if code else {})}
-        if code or given is not None
+        if code or model_given is not None
         else {}
     )
 
@@ -111,8 +113,8 @@ def _is_own(thing: object) -> bool:
     """Return whether code belongs to no installed package and not to this one."""
     module = str(thing.__module__)
     file = getattr(sys.modules.get(module), "__file__", None) or ""
-    known = {*PACKAGES, *sys.stdlib_module_names, "builtins"} - {"__main__"}
-    return module.partition(".")[0] not in known and not _INSTALLED & {
+    packages = {*PACKAGES, *sys.stdlib_module_names, "builtins"} - {"__main__"}
+    return module.partition(".")[0] not in packages and not _INSTALLED & {
         *Path(file).parts
     }
 
@@ -121,16 +123,20 @@ def _compiled(function: types.FunctionType) -> tuple[list[str], list[Any]]:
     """Return a function's compiled code with the plain values that it takes from outside, and what else it takes."""
     codes = [function.__code__]
     for code in codes:  # and the functions within it
-        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        codes += [
+            constant
+            for constant in code.co_consts
+            if isinstance(constant, types.CodeType)
+        ]
     texts = [
         f"{code.co_code.hex()} {code.co_names} {_text(code.co_consts)}"
         for code in codes
     ]
     names = {name for code in codes for name in code.co_names}
-    taken = {key: v for key, v in function.__globals__.items() if key in names}
-    taken |= inspect.getclosurevars(function).nonlocals
+    outside = {key: v for key, v in function.__globals__.items() if key in names}
+    outside |= inspect.getclosurevars(function).nonlocals
     used: list[Any] = []
-    for name, value in sorted(taken.items()):
+    for name, value in sorted(outside.items()):
         if isinstance(value, _CONSTANTS):
             texts.append(f"{name} = {_text(value)}")
         elif isinstance(value, types.ModuleType):
@@ -138,7 +144,7 @@ def _compiled(function: types.FunctionType) -> tuple[list[str], list[Any]]:
         else:
             used.append(value)
     return texts, [
-        each for each in used if isinstance(each, (type, types.FunctionType))
+        thing for thing in used if isinstance(thing, (type, types.FunctionType))
     ]
 
 
@@ -147,7 +153,7 @@ def _text(value: object) -> str:
     if isinstance(value, frozenset):
         return repr(sorted(map(_text, value)))
     if isinstance(value, tuple):
-        return repr([_text(each) for each in value])
+        return repr([_text(part) for part in value])
     return _without_addresses(repr(value)) if isinstance(value, _CONSTANTS) else ""
 
 
@@ -252,7 +258,7 @@ def _is_plain(value: object, deep: int = 0) -> bool:
         return (
             deep < _DEEP
             and len(value) <= _MANY
-            and all(_is_plain(each, deep + 1) for each in value)
+            and all(_is_plain(part, deep + 1) for part in value)
         )
     return value is None or (isinstance(value, int | float) and abs(value) <= _LARGE)
 

@@ -70,10 +70,12 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
     rest = {name: value for name, value in stored.items() if name not in _BESIDE}
     path = Path(str(rest.get("dataset")))
     files = str(path).endswith((".csv", ".tsv")) or (path.is_dir() and is_table(path))
-    kept = rest.get("keep_ids") and (stored.get("preprocessing") or {}).get("columns")
+    by_columns = rest.get("keep_ids") and (stored.get("preprocessing") or {}).get(
+        "columns"
+    )
     rest, _ = current(rest, files)
-    if kept:
-        rest |= {"columns": list(kept), "exclude_columns": None}
+    if by_columns:
+        rest |= {"columns": list(by_columns), "exclude_columns": None}
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
     config = RunConfig(**rest)
     return (config.with_keys(plan=None) if plan is not None else config), plan
@@ -135,8 +137,8 @@ def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
         partition = Partition.from_tree(run.partition())
     fitted = stored.get("preprocessing")
     with damaged(run.path / "config.json", UsageError):
-        made = None if fitted is None else Preprocessing.from_json(fitted)
-    return {"partition": partition, "preprocessing": made}
+        stored_parts = None if fitted is None else Preprocessing.from_json(fitted)
+    return {"partition": partition, "preprocessing": stored_parts}
 
 
 def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
@@ -164,12 +166,14 @@ def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
                 f"clients must be the same as in the run; got a difference in {stranger!r}. Give the data of the run."
             )
         states = chain([checkpoint.server], checkpoint.clients.values())
-        kept = (
-            each for models in checkpoint.models.values() for each in models.values()
+        client_models = (
+            model for models in checkpoint.models.values() for model in models.values()
         )
-        for stored in chain((state.trees.get("model", {}) for state in states), kept):
-            known = {name: initial[name] for name in stored if name in initial}
-            tree.check_same(known, stored, "the model", "the checkpoint")
+        for stored in chain(
+            (state.trees.get("model", {}) for state in states), client_models
+        ):
+            expected = {name: initial[name] for name in stored if name in initial}
+            tree.check_same(expected, stored, "the model", "the checkpoint")
     return algorithm
 
 
@@ -238,9 +242,9 @@ def check_same_start(task: Task, path: Path, weights: bool) -> None:
     names = [
         [
             [layer["name"], *layer["parameters"], *layer["buffers"]]
-            for layer in each["layers"]
+            for layer in start["layers"]
         ]
-        for each in (began, now)
+        for start in (began, now)
     ]
     for same, what, got in (
         (began["data"] == now["data"], "data", "other data"),
@@ -316,8 +320,8 @@ def load_models(
             run's.
         CorruptError: stored files are damaged.
     """
-    own = {"data": data, "model": model, "loss": loss, "allow_code": allow_code}
-    _, _, models, task = next(load_rounds(path, [round], (which,), **own))
+    objects = {"data": data, "model": model, "loss": loss, "allow_code": allow_code}
+    _, _, models, task = next(load_rounds(path, [round], (which,), **objects))
     return {
         name: with_labels(original(model), task.data.classes, task.criterion)
         for name, model in models.items()
@@ -330,8 +334,8 @@ def with_labels(model: Any, names: Sequence[str], loss: Loss) -> nn.Module:
     The names are in the order of its outputs.
     """
     model.label_names, model.training_loss = tuple(names), loss
-    found: nn.Module = model
-    return found
+    renamed: nn.Module = model
+    return renamed
 
 
 def load_rounds(
@@ -350,19 +354,19 @@ def load_rounds(
     """
     for kind in which:
         check_known("model", kind, MODELS)
-    found, task = Run(path), None
+    run, task = Run(path), None
     for round in rounds:
         one = which[0] if len(which) == 1 else None
         if round == "best":
-            round = found.best_round(one)
+            round = run.best_round(one)
         elif round is None:
-            round = found.used_round(one)
-        checkpoint = found.checkpoint(round)
+            round = run.used_round(one)
+        checkpoint = run.checkpoint(round)
         if task is None:
-            task = _task_to_read(found, **own)
-        algorithm = check(found, checkpoint, task)
-        kind, trees = _trees_of_first(found, checkpoint, algorithm, task, which)
-        models = {name: copy_with(task.model, each) for name, each in trees.items()}
+            task = _task_to_read(run, **own)
+        algorithm = check(run, checkpoint, task)
+        kind, trees = _trees_of_first(run, checkpoint, algorithm, task, which)
+        models = {name: copy_with(task.model, values) for name, values in trees.items()}
         yield checkpoint.round, kind, models, task
 
 
@@ -385,8 +389,8 @@ def _trees_of_first(
         )
     whole = tree.named_tensors(task.model).keys()
     chosen = trees[which]
-    for client, each in chosen.items():
-        if each.keys() < whole:
+    for client, model in chosen.items():
+        if model.keys() < whole:
             raise UsageError(
                 f"client {client!r} must have a whole {which!r} model to load; got a part of it."
             )
@@ -397,22 +401,22 @@ def trees_of(
     checkpoint: Checkpoint, algorithm: Algorithm
 ) -> dict[str, dict[str, tree.Tree]]:
     """Return the models of a checkpoint by kind and client. The algorithm is the run's, under its plan."""
-    trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
+    trees = {kind: dict(source) for kind, source in checkpoint.models.items()}
     for name, state in checkpoint.clients.items():
-        for kind, each in algorithm.models(
+        for kind, values in algorithm.models(
             checkpoint.server, state, Round(checkpoint.round)
         ).items():
-            trees.setdefault(kind, {}).setdefault(name, each)
+            trees.setdefault(kind, {}).setdefault(name, values)
     return trees
 
 
 def _task_to_read(
-    found: Run, allow_code: str | Collection[str] = (), **own: Any
+    found: Run, allow_code: str | Collection[str] = (), **objects: Any
 ) -> Task:
     """Return the task of a finished or interrupted run, for reading its models."""
-    own = {"data": None, "model": None, **own}
-    check_own(found.path, found.config, allow_code, True, **own)
-    task = task_of(found, trained=True, **own)
+    objects = {"data": None, "model": None, **objects}
+    check_own(found.path, found.config, allow_code, True, **objects)
+    task = task_of(found, trained=True, **objects)
     check_same_start(task, found.path, weights=False)
     if changed := changed_code(found, task):
         warn(

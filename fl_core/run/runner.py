@@ -169,8 +169,8 @@ def run(
     in_force = task.algorithm(task.plan).plan
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
-    own = [kind for kind, given in task.own.items() if given is not None]
-    stored |= {"command": command, "code": own_code.digests(task), "own": own}
+    own_kinds = [kind for kind, thing in task.own.items() if thing is not None]
+    stored |= {"command": command, "code": own_code.digests(task), "own": own_kinds}
     header = {"run": Path(out).name, **task.header(command)}
     stored["environment"] = {
         **writing.current_environment(),
@@ -184,8 +184,8 @@ def run(
         with about(f"{key} must be plain numbers and text", (TypeError, ValueError)):
             storage.json_bytes(value)
     partition = data.partition.to_tree()
-    with writing.create(out, stored, partition, header, task.start) as made:
-        return _execute(task, used, made, how)
+    with writing.create(out, stored, partition, header, task.start) as writer:
+        return _execute(task, used, writer, how)
 
 
 def resume(
@@ -273,8 +273,11 @@ def check_device(name: str, task: Task | None = None) -> None:
     try:
         torch.empty(0, device=name).cpu()
     except (RuntimeError, AssertionError) as error:
-        found = {"cuda": torch.cuda, "mps": torch.backends.mps}
-        there = ["cpu", *(kind for kind, each in found.items() if each.is_available())]
+        modules = {"cuda": torch.cuda, "mps": torch.backends.mps}
+        there = [
+            "cpu",
+            *(kind for kind, module in modules.items() if module.is_available()),
+        ]
         reason = str(error).splitlines()[0]
         if reason.startswith("Expected one of"):  # a list of all that PyTorch knows
             reason = "PyTorch calls a graphics card cuda, or mps on a Mac"
@@ -287,7 +290,9 @@ def check_device(name: str, task: Task | None = None) -> None:
     kind = torch.device(name).type
     can = torch.amp.is_autocast_available(kind)
     can &= kind != "cuda" or torch.cuda.is_bf16_supported(False)
-    can &= kind != "cpu" or all(each.ndim < 3 for each in task.model.parameters())
+    can &= kind != "cpu" or all(
+        parameter.ndim < 3 for parameter in task.model.parameters()
+    )
     if not can:
         raise UsageError(
             f"precision must be one that the device has for the model, and a CPU has no bf16 for convolutions; got "
@@ -350,9 +355,9 @@ def _execute(
         except Exception as error:  # a hook may raise it for a forged state
             if writer and resume_from and engine.done == resume_from:
                 after = f"the round after {writer.run.checkpoint_path(resume_from)}"
-                told = f"{type(error).__name__}: {error}"
+                reason = f"{type(error).__name__}: {error}"
                 raise RunError(
-                    f"{after} failed, perhaps because of its stored states: {told}"
+                    f"{after} failed, perhaps because of its stored states: {reason}"
                 ) from error
             raise
     return engine
@@ -488,4 +493,6 @@ def train_first_round(
     local = {
         name: copy_with(task.model, model) for name, model in home.kept["local"].items()
     }
-    return local, {names[each["client"]]: each for each in engine.server.meta[MEASURED]}
+    return local, {
+        names[reply["client"]]: reply for reply in engine.server.meta[MEASURED]
+    }

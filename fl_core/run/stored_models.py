@@ -122,7 +122,9 @@ def export(
         CorruptError: stored files are damaged.
     """
     out, places = Path(out), (Path(path), Path(path) / "race")  # a study's is in race
-    choice = next((each for each in places if (each / "choice.json").is_file()), None)
+    choice = next(
+        (place for place in places if (place / "choice.json").is_file()), None
+    )
     if choice is None:
         if baseline or fallback:
             raise UsageError(
@@ -132,14 +134,14 @@ def export(
         return exported_model.export(path, out, client=client, **run)
     if baseline and fallback:
         raise UsageError("baseline must be left out with fallback; got both. Name one.")
-    given = [
+    options = [
         f"{k}=VALUE"
         for k, v in run.items()
         if not isinstance(v, str | tuple | None) or v
     ]
-    if given:
+    if options:
         raise UsageError(
-            f"{listing(given)} must be left out for a choice, whose model is known; got {path}."
+            f"{listing(options)} must be left out for a choice, whose model is known; got {path}."
         )
     folder = Folder(choice / "models")
     about, clients = _stored(choice, folder, FALLBACK if fallback else baseline)
@@ -147,24 +149,24 @@ def export(
         names = [check_known("client", client, clients)]
     elif out.suffix:
         check_one(
-            {name: each["sha256"] for name, each in clients.items()},
+            {name: entry["sha256"] for name, entry in clients.items()},
             ", or a folder as out for all of them",
         )
         names = []
     else:
         names = list(clients)
     targets = dict(zip(names, _files(out, names, client), strict=True)) or {"": out}
-    for each in targets.values():
-        check_free(each)
-    made = {}
+    for target in targets.values():
+        check_free(target)
+    exports = {}
     for name, file in targets.items():
-        own = clients[name or next(iter(clients))]
-        content = folder.read_checked(f"{own['sha256']}.safetensors", own["sha256"])
-        base = own["base_rate"] if name else about["base_rate"]
-        mine = {**about, "base_rate": base, "weights": own["weights"]}
+        entry = clients[name or next(iter(clients))]
+        content = folder.read_checked(f"{entry['sha256']}.safetensors", entry["sha256"])
+        base = entry["base_rate"] if name else about["base_rate"]
+        mine = {**about, "base_rate": base, "weights": entry["weights"]}
         mine["run"] = {**about["run"], "client": name or None}
-        made[name] = exported_model.write(file, mine, content)
-    return next(iter(made.values())) if client or out.suffix else made
+        exports[name] = exported_model.write(file, mine, content)
+    return next(iter(exports.values())) if client or out.suffix else exports
 
 
 def _files(out: Path, names: Sequence[str], client: str | None) -> list[Path]:
@@ -192,16 +194,16 @@ def _stored(
     choice: Path, folder: Folder, baseline: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the description of a choice's models, and what is known of each client."""
-    known = [name[:-5] for name in folder.names() if name.endswith(".json")]
-    others = [name for name in known if name not in (RECOMMENDED, FALLBACK)]
+    stems = [name[:-5] for name in folder.names() if name.endswith(".json")]
+    others = [name for name in stems if name not in (RECOMMENDED, FALLBACK)]
     if baseline == FALLBACK:
-        if FALLBACK not in known:
+        if FALLBACK not in stems:
             raise UsageError(
                 f"{choice} has no fallback: no client's validation loss is lower alone. Leave it out."
             )
     elif baseline:
         check_known(f"baseline of {choice} that can be exported", baseline, others)
-    elif RECOMMENDED not in known:
+    elif RECOMMENDED not in stems:
         way = f"Export one of its runs, which are below {choice}/arms"
         if others:
             way = f"Export a baseline: baseline={others[0]!r}"
@@ -212,9 +214,9 @@ def _stored(
             way = f"Export its run: {choice / str(run)}"
         raise UsageError(f"{choice} must have a recommended model; got none. {way}.")
     name = baseline or RECOMMENDED
-    found = folder.read_signed(f"{name}.json", {"format": str, **_FORM})
-    check_version(folder.path / f"{name}.json", found["format"], FORMAT)
-    return found["about"], found["clients"]
+    stored = folder.read_signed(f"{name}.json", {"format": str, **_FORM})
+    check_version(folder.path / f"{name}.json", stored["format"], FORMAT)
+    return stored["about"], stored["clients"]
 
 
 # --- predictions ----------------------------------------------------------------------------------------------
@@ -259,8 +261,8 @@ def predict(
     folder = Path(new) if isinstance(new, str | Path) and Path(new).is_dir() else None
     files = [path]
     if path.is_dir():
-        found = sorted(path.glob("*.safetensors.json"))
-        files = [each.with_suffix("") for each in found]
+        descriptions = sorted(path.glob("*.safetensors.json"))
+        files = [path.with_suffix("") for path in descriptions]
     elif folder is None or exported_model.read(path).inputs.images:
         return exported_model.predict(path, new, **how)
     models = {}  # one file is also a model; without a client it is for all
@@ -271,7 +273,7 @@ def predict(
     if folder is None:
         exports = {name: exported_model.read(file) for name, file in models.items()}
         return _predict_rows(path, exports, new, **how)
-    made = ByName("client")
+    predictions = ByName("client")
     for part in sorted(folder.glob("[!.]*")):
         stem = part.stem
         client = next((name for name in models if stem in (name, file_name(name))), "")
@@ -280,10 +282,12 @@ def predict(
                 f"{part} must have the name of a client with a model: {listing(models)}; got {stem!r}. Rename it, or "
                 "predict it alone with one client's model."
             )
-        made[client or stem] = exported_model.predict(models[client], part, **how)
-    if not made:
+        predictions[client or stem] = exported_model.predict(
+            models[client], part, **how
+        )
+    if not predictions:
         raise UsageError(f"{folder} must have a file for each client; got none.")
-    return made
+    return predictions
 
 
 def _predict_rows(
@@ -295,7 +299,7 @@ def _predict_rows(
         path: the folder of the models. ``exports``: by client; one without a client is for all others.
     """
     first, *others = exports.values()
-    if any(each.inputs != first.inputs for each in others):
+    if any(exported.inputs != first.inputs for exported in others):
         raise UsageError(
             f"models in {path} must prepare rows alike to predict one table; got models of several trainings. "
             "Predict each client's rows with its own model."
@@ -308,10 +312,10 @@ def _predict_rows(
             "Leave these rows out, or predict them with one client's model."
         )
     samples = first.inputs.samples(new, ids)
-    made = ByName("client")
-    for client, own in rows.items():
+    predictions = ByName("client")
+    for client, own_rows in rows.items():
         exported = exports[client if client in exports else ""]
-        made[client] = exported_model.predict_samples(
-            exported, samples.rows(own), **how
+        predictions[client] = exported_model.predict_samples(
+            exported, samples.rows(own_rows), **how
         )
-    return made
+    return predictions

@@ -112,40 +112,40 @@ class Task(Displayed):
             memory_format(self.model, models.example(self.data.shape)),
         )
 
-    def announce(self, known: set[str] | None = None) -> None:
+    def announce(self, earlier_notes: set[str] | None = None) -> None:
         """Log the table of the data's columns, and warn of what is unusual.
 
         Args:
             known: what other runs of a study have announced. It is not repeated, and what is new is added.
         """
-        known = set() if known is None else known
+        earlier_notes = set() if earlier_notes is None else earlier_notes
         logger = logging.getLogger(__name__)
         table = self.data.table
         if table.columns and logger.isEnabledFor(logging.INFO):
             text = repr(table) if len(table.columns) > ROWS else str(table)
-            if text not in known:
+            if text not in earlier_notes:
                 logger.info("%s", text)
-            known.add(text)
+            earlier_notes.add(text)
         for note in self.notes():
-            if note not in known:
+            if note not in earlier_notes:
                 warn(note)
-            known.add(note)
+            earlier_notes.add(note)
 
     def notes(self) -> list[str]:
         """Return warnings on unusual data, clients of one class, the targets' scale, and the plan."""
         algorithm = self.algorithm(self.plan)
-        own = [
+        own_notes = [
             *(() if algorithm.plan is None else algorithm.plan.notes()),
             *algorithm.notes(),
         ]
         if self.data.elsewhere:
-            return [*self.said, *own]
+            return [*self.said, *own_notes]
         others = [
             *self._chosen_elsewhere(),
             *notes(self.data, algorithm.name == "local"),
             *client_notes(self.data),
         ]
-        return [*self.said, *own, *others]
+        return [*self.said, *own_notes, *others]
 
     def _chosen_elsewhere(self) -> list[str]:
         """Return notes if the given plan was measured on other samples, or chosen at another learning rate."""
@@ -218,8 +218,8 @@ def assemble(
     Raises:
         UsageError: something is unknown, missing or does not fit. The message names it.
     """
-    asked, own = with_own(config, data, with_loss(model, loss))
-    config = resolve(asked, **own)
+    config_given, objects = with_own(config, data, with_loss(model, loss))
+    config = resolve(config_given, **objects)
     if str(config.model.model).startswith(FITTED):
         raise UsageError(
             f"model must be one that gradients train; got {config.model.model}. See fedlayers list models."
@@ -236,23 +236,25 @@ def assemble(
             f"algorithm must be one that uses a plan ({listing(using)}); got {config.federation.algorithm}. "
             f"Use one of them: {spelled(algorithm='fedper')}."
         )
-    data = load(config, own["data"], loaded, partition, preprocessing)
-    if isinstance(own["model"], nn.Module):
-        data = _as_in_torch(data, own["model"])
-    config, said = _with_stopping(config, data, asked.federation.patience)
-    said = [*_made_up(config, own["data"], data), *said]
-    by_default = asked.data == RunConfig().data
-    if own["model"] is not None and own["data"] is None and by_default:
-        said.append(
+    data = load(config, objects["data"], loaded, partition, preprocessing)
+    if isinstance(objects["model"], nn.Module):
+        data = _as_in_torch(data, objects["model"])
+    config, task_notes = _with_stopping(config, data, config_given.federation.patience)
+    task_notes = [*_made_up(config, objects["data"], data), *task_notes]
+    by_default = config_given.data == RunConfig().data
+    if objects["model"] is not None and objects["data"] is None and by_default:
+        task_notes.append(
             f"your model trains on the dataset {data.name!r}, the default: pass data= or dataset= for other data"
         )
-    criterion = _criterion(config, data, own["model"])
-    given: Any = config.model.model if own["model"] is None else own["model"]
-    if not isinstance(given, str) or models.is_code(given):
-        if not isinstance(given, nn.Module):
+    criterion = _criterion(config, data, objects["model"])
+    model_built: Any = (
+        config.model.model if objects["model"] is None else objects["model"]
+    )
+    if not isinstance(model_built, str) or models.is_code(model_built):
+        if not isinstance(model_built, nn.Module):
             make = partial(
                 models.copy_user_model,
-                given,
+                model_built,
                 # a function of the user's has no number of outputs: one for each class
                 n_classes=getattr(criterion, "outputs", int)(data.n_classes or 1),
                 seed=config.execution.seed,
@@ -260,15 +262,15 @@ def assemble(
                 trial=False,
             )
             try:
-                given = make(data.shape)
+                model_built = make(data.shape)
             except UsageError:  # lazy layers that follow an embedding
                 if not data.integers:
                     raise
                 data = data.with_token_ids()
-                given = make(data.shape)
-            data = _with_ids(data, given)
-        given, criterion = fit_module(given, data, criterion)
-        said += criterion.notes()
+                model_built = make(data.shape)
+            data = _with_ids(data, model_built)
+        model_built, criterion = fit_module(model_built, data, criterion)
+        task_notes += criterion.notes()
         if criterion.task != data.task:
             data = replace(data, kind=criterion.task)
     elif data.task == POSITIONS:
@@ -278,18 +280,18 @@ def assemble(
         )
     if algorithm.needs_logits:
         _check_outputs(algorithm, criterion, data.n_classes)
-    model, start = build(config, given, data, criterion, start, said)
+    model, start = build(config, model_built, data, criterion, start, task_notes)
     plain_layers = layers_of(
         model, models.example(data.shape), by=config.model.layer_granularity
     )
-    model, plain_layers = _adapt(config, data, model, plain_layers, said)
+    model, plain_layers = _adapt(config, data, model, plain_layers, task_notes)
     built, layers, personal = None, plain_layers, frozenset[str]()
     if extends_model(algorithm):
         built = initial.extend(config, data, model, criterion)
         model, personal = built.model, built.personal
         layers = built.layers(layers)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        said.append(
+        task_notes.append(
             "all parameters of the model are frozen, so nothing trains: call requires_grad_(True) on some of them"
         )
     task_info = _task_info(config, data, algorithm, model, layers, personal)
@@ -304,7 +306,16 @@ def assemble(
         plan = plan if built is None else built.plan(plan)
         plan.check_fits(model)
     task = Task(
-        config, own, data, model, layers, criterion, task_info, plan, start, tuple(said)
+        config,
+        objects,
+        data,
+        model,
+        layers,
+        criterion,
+        task_info,
+        plan,
+        start,
+        tuple(task_notes),
     )
     # its own configuration is checked here, too
     decides = task.algorithm(plan).decides or config.federation.plan == AUTO
@@ -501,7 +512,7 @@ def _task_info(
         epochs=int(config.training.epochs or 0),
         seed=config.execution.seed,
         norms=frozenset[str]().union(
-            *(tensors_of(*each) for each in batch_norms(model).items())
+            *(tensors_of(*norm) for norm in batch_norms(model).items())
         ),
         rounds=int(config.federation.rounds or 0),
         blocks=paths_of_blocks(model) if algorithm.needs_blocks else (),
@@ -539,13 +550,13 @@ def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
     training = config.training
     options, weights = training.loss_options or {}, weights_of(training.class_weights)
     if training.loss == OWN:
-        own = getattr(model, OWN_LOSS, None)
-        if own is None or options or weights:
+        own_loss = getattr(model, OWN_LOSS, None)
+        if own_loss is None or options or weights:
             raise UsageError(
                 "a loss from Python must be passed with its module, without loss_options and class_weights; got "
-                f"{'these' if own else 'none'}. Pass the same loss=... again, or leave them out."
+                f"{'these' if own_loss else 'none'}. Pass the same loss=... again, or leave them out."
             )
-        return own
+        return own_loss
     criterion = losses.build(str(training.loss), **options)
     if data.task == POSITIONS:
         return criterion

@@ -37,13 +37,13 @@ GUARDS = [
     ),
     (
         "fl_core/records/store.py",
-        'if found["run"] != self.id:',
+        'if manifest["run"] != self.id:',
         "if False:",
         "tests/faults/test_foreign.py::test_resume_refuses_another_runs_manifest_and_changes_nothing",
     ),
     (
         "fl_core/records/writing.py",
-        "if name not in kept]",
+        "if name not in named_files]",
         "]",
         "tests/faults/test_foreign.py::test_only_tensors_that_no_checkpoint_names_are_swept",
     ),
