@@ -52,25 +52,37 @@ class Curve:
     redrawn: dict[tuple[str, ...], list[list[float]]] = field(default_factory=dict)
 
     def resample(
-        self, times: Mapping[str, int], random: np.random.Generator, at: float = 0.0
-    ) -> NDArray[np.float64] | None:
-        """Return the averaged values [L] of a resample; None without any value.
+        self,
+        times: Mapping[str, NDArray[np.int64]],
+        random: np.random.Generator,
+        at: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """Return the averaged values of each of R resamples, [R, L]; NaN for one without any value.
 
         Each client counts ``times`` times, with its values measured again. They come from the resample of its batches
-        at the fraction ``at`` (0 to below 1), the same for all clients. Without resamples, normal errors are added to
-        its values. A pair weighs as the product of its two clients' numbers.
+        at the fraction ``at``, the same for all clients. Without resamples, normal errors are added to its values. A
+        pair weighs as the product of its two clients' numbers.
+
+        Args:
+            times: client -> its number in each resample, [R].
+            at: a fraction for each resample, [R], 0 to below 1.
         """
-        weights, values = [], []
-        for who, v in self.measured.items():
-            weight = math.prod(times[client] for client in who)
-            if weight:
-                weights.append(weight * self.weights[who[0]])
-                if who in self.redrawn:
-                    v = self.redrawn[who][int(at * len(self.redrawn[who]))]
-                else:
-                    v = random.normal(v, self.errors.get(who, 0.0)).tolist()
-                values.append(v)
-        return None if not weights else np.average(values, axis=0, weights=weights)
+        total, weights = np.zeros((len(at), len(self.names))), np.zeros(len(at))
+        for who, measured in self.measured.items():
+            weight = self.weights[who[0]] * np.prod([times[name] for name in who], 0)
+            if who in self.redrawn:
+                again = np.array(self.redrawn[who])
+                values = again[(at * len(again)).astype(int)]
+            else:
+                values = np.tile(measured, (len(at), 1))
+                errors = self.errors.get(who, ())
+                if any(errors):
+                    values = random.normal(values, errors)
+            values[weight == 0] = 0.0  # where it is not finite
+            total += weight[:, None] * values
+            weights += weight
+        with np.errstate(invalid="ignore"):
+            return total / weights[:, None]
 
 
 _CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
@@ -158,13 +170,15 @@ def curve_of(
     names = tuple(layer.name for layer in used)
     measured: dict[tuple[str, ...], list[float]] = {}
     errors: dict[tuple[str, ...], list[float]] = {}
-    for (client, other), part in of_clients.groupby(["client", "client_b"], sort=False):
-        who = (client, other) if other else (client,)
-        rows = {row["layer"]: row for row in part.to_dict("records")}
-        found = [_value(rows.get(layer.name), layer, client, metric) for layer in used]
-        measured[who] = [kind.to_distance(v) for v in found] if other else found
-        by_layer = part.set_index("layer").loc[list(names)]
-        errors[who] = by_layer["stderr"].astype(float).fillna(0.0).tolist()
+    rows: dict[tuple[str, ...], dict[str, Mapping[Any, Any]]] = {}
+    for row in of_clients[[*_KEY, *_RESULT, "stderr"]].to_dict("records"):
+        pair = row["client"], row["client_b"]
+        rows.setdefault(pair if pair[1] else pair[:1], {})[row["layer"]] = row
+    for who, by_layer in rows.items():
+        found = [_value(by_layer.get(each.name), each, who[0], metric) for each in used]
+        measured[who] = found if len(who) == 1 else [*map(kind.to_distance, found)]
+        spread = np.array([by_layer[name]["stderr"] for name in names], float)
+        errors[who] = np.nan_to_num(spread).tolist()
     clients, weights = {}, {}
     for client in dict.fromkeys(name for who in measured for name in who):
         own = [values for who, values in measured.items() if client in who]
@@ -392,13 +406,12 @@ def stability(
     counts = random.multinomial(
         len(clients), [1 / len(clients)] * len(clients), size=resamples
     )
-    tally: Counter[int] = Counter()
-    for drawn in counts.tolist():
-        times = dict(zip(clients, drawn, strict=True))
-        at = random.random() if curve.redrawn else 0.0
-        values = curve.resample(times, random, at)
-        if values is not None and np.isfinite(values).all() and (values > 0).all():
-            tally[cut(values.tolist(), threshold)] += 1
+    at = np.zeros(resamples)
+    if curve.redrawn:
+        at = random.random(resamples)
+    averages = curve.resample(dict(zip(clients, counts.T, strict=True)), random, at)
+    decided = (np.isfinite(averages) & (averages > 0)).all(1)
+    tally = Counter(cut(values, threshold) for values in averages[decided].tolist())
     return {
         "status": "ok",
         "resamples": resamples,

@@ -14,6 +14,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -71,7 +72,7 @@ class Rule:
     lacks: Callable[[Sequence[float], float], str] | None = None
     ratios: bool = True
 
-    @property
+    @cached_property
     def takes(self) -> tuple[str, ...]:
         """What the function takes after the values."""
         return tuple(inspect.signature(self.choose).parameters)[1:]
