@@ -93,7 +93,9 @@ class CrossScores(Displayed):
     def summary(self) -> Summary:
         """Return who could use whose model, and the scores."""
         uses = self.better.groupby("client", sort=False)["model"]
-        lines = [f"{name}: the model of {listing(own, 3)}" for name, own in uses]
+        lines = [
+            f"{name}: the model of {listing(clients, 3)}" for name, clients in uses
+        ]
         lead = "No client is shown to gain by another's model."
         if lines:
             more = f" {len(lines) - MANY} more." if len(lines) > MANY else ""
@@ -138,7 +140,7 @@ def cross_scores(
     if hasattr(models, "engine"):
         if data is None:
             clients = models.engine.data.clients
-            data = {each.name: each.test for each in clients if len(each.test)}
+            data = {client.name: client.test for client in clients if len(client.test)}
         models = models.models
     request = Request.of("cka", {"loss": loss, "batch": batch, "seed": 0})
     subjects, _ = client_models(models, data, request)
@@ -146,19 +148,21 @@ def cross_scores(
         raise UsageError(
             f"models must be of at least 2 clients; got {len(subjects)}. Name each client."
         )
-    with preserve_state(*{id(each.model): each.model for each in subjects}.values()):
+    with preserve_state(
+        *{id(subject.model): subject.model for subject in subjects}.values()
+    ):
         subjects, criterion = fit_outputs(subjects, request)
-        found = [_scored(one, subjects, criterion, batch) for one in subjects]
-    lines = [line for own in found for line in own]
-    sizes = [len(line["losses"]) for line in found[0]]
+        scored = [_scored(one, subjects, criterion, batch) for one in subjects]
+    lines = [line for subject_lines in scored for line in subject_lines]
+    sizes = [len(line["losses"]) for line in scored[0]]
     losses = torch.cat([line["losses"] for line in lines]).numpy()
     if criterion.task not in (POSITIONS, OWN):  # their shapes may differ
         outputs = torch.cat([line["outputs"] for line in lines])
         y = torch.cat([line["y"] for line in lines])
-        losses = comparable_losses(criterion, outputs, y, [sum(sizes)] * len(found))
+        losses = comparable_losses(criterion, outputs, y, [sum(sizes)] * len(scored))
     own_loss = {line["client"]: line["losses"] for line in lines if line["own"]}
     others = [line for line in lines if not line["own"]]
-    groups = {each.client: each.groups for each in subjects}
+    groups = {subject.client: subject.groups for subject in subjects}
     gaps = [
         stratified_mean(
             (line["losses"] - own_loss[line["client"]]).numpy(),
@@ -177,7 +181,7 @@ def cross_scores(
     return CrossScores(
         table.merge(compared, how="left", on=["model", "client"]),
         score or main_score(there),
-        losses.reshape(len(found), -1),
+        losses.reshape(len(scored), -1),
         np.repeat(np.arange(len(sizes)), sizes),
         nested_groups(parts),
     )
@@ -198,13 +202,13 @@ def _scored(
             output = torch.cat([subject.model(x).cpu() for x, _ in parts])
             y = torch.cat([y.cpu() for _, y in parts])
             losses = criterion.per_sample(output, y).double()
-            found = scores(output, y, criterion)
+            metric_values = scores(output, y, criterion)
         names = {"model": subject.client, "client": on.client}
-        own = {
+        facts = {
             "own": on.client == subject.client,
             "losses": losses,
             "outputs": output,
             "y": y,
         }
-        lines.append({**names, **found, **own})
+        lines.append({**names, **metric_values, **facts})
     return lines

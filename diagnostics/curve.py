@@ -175,14 +175,14 @@ def curve_of(
         pair = row["client"], row["client_b"]
         rows.setdefault(pair if pair[1] else pair[:1], {})[row["layer"]] = row
     for who, by_layer in rows.items():
-        found = [_value(by_layer.get(each.name), each, who[0], metric) for each in used]
-        measured[who] = found if len(who) == 1 else [*map(kind.to_distance, found)]
+        values = [_value(by_layer.get(e.name), e, who[0], metric) for e in used]
+        measured[who] = values if len(who) == 1 else [*map(kind.to_distance, values)]
         spread = np.array([by_layer[name]["stderr"] for name in names], float)
         errors[who] = np.nan_to_num(spread).tolist()
     clients, weights = {}, {}
     for client in dict.fromkeys(name for who in measured for name in who):
-        own = [values for who, values in measured.items() if client in who]
-        clients[client] = [fmean(values) for values in zip(*own, strict=True)]
+        own_pairs = [values for who, values in measured.items() if client in who]
+        clients[client] = [fmean(values) for values in zip(*own_pairs, strict=True)]
         of_one = of_clients[of_clients["client"] == client]
         weights[client] = 1.0 if paired else _weight(of_one, client)
     from .sensitivity import combine  # with torch, which pictures go without
@@ -322,17 +322,17 @@ def against_nulls(
     }
     if not nulls:
         return plan
-    detail, kept = {}, kept_in(table)
+    detail, kept_nulls = {}, kept_in(table)
     for null, draws in nulls.items():
         same = sum(
-            each["decided"] and each["shared"] == list(plan.shared) for each in draws
+            draw["decided"] and draw["shared"] == list(plan.shared) for draw in draws
         )
-        first = next((each for each in draws if each["decided"]), draws[0])
+        first = next((draw for draw in draws if draw["decided"]), draws[0])
         about = {
             "same": same == len(draws),
             "same_draws": same,
             "draws": len(draws),
-            "kept": null in kept,
+            "kept": null in kept_nulls,
         }
         detail[null] = {**about, **first}
     return replace(
@@ -394,8 +394,8 @@ def stability(
     clients = sorted(curve.clients, key=natural)  # their order changes no draw
     of = ["clients"] * (len(clients) > 1)
     if curve.redrawn:
-        own = [client for client in clients if (client,) in curve.redrawn]
-        of.append("batches" if own == clients else f"batches of {listing(own)}")
+        redrawn = [client for client in clients if (client,) in curve.redrawn]
+        of.append("batches" if redrawn == clients else f"batches of {listing(redrawn)}")
     unsure = [v for who, v in curve.errors.items() if who not in curve.redrawn]
     of += ["measurement errors"] * any(map(any, unsure))
     if not of:

@@ -76,8 +76,8 @@ def measure_models(
             {s.client: tree.digest(tree.named_tensors(s.model)) for s in subjects}
         ),
         "metrics": {
-            name: {key: _plain(value) for key, value in given.items()}
-            for name, given in request.options.items()
+            name: {key: _plain(value) for key, value in options.items()}
+            for name, options in request.options.items()
         },
         "loss": criterion.name,
         "mode": request.mode,
@@ -104,13 +104,13 @@ def measure_models(
     )
 
     def on_draw(name: str, draw: int) -> pd.DataFrame:
-        own, on, options = on_null(
+        null_models, on, options = on_null(
             whose, own_data, request.options, name, draw, seed=shared.seed, nulls=nulls
         )
-        return measure_models(own, on, replace(again, options=options)).frame
+        return measure_models(null_models, on, replace(again, options=options)).frame
 
-    kept = nulls.retrain is None
-    return report.with_rows(rows_of_nulls(nulls, on_draw, kept))
+    trained_again = nulls.retrain is None
+    return report.with_rows(rows_of_nulls(nulls, on_draw, trained_again))
 
 
 def _common_layers(
@@ -118,13 +118,13 @@ def _common_layers(
 ) -> tuple[Layer, ...]:
     """Return the layers of the first model that all models have, by name and output."""
     model = subjects[0].model
-    known = tree.named_tensors(model).keys()
+    names = tree.named_tensors(model).keys()
     first, *others = (
         layers_of(
             s.model, example(s.model, s.data, request.seed or 0)[0], by=request.by
         )
         for k, s in enumerate(subjects)
-        if k == 0 or tree.named_tensors(s.model).keys() != known
+        if k == 0 or tree.named_tensors(s.model).keys() != names
     )
     for other in others:
         outputs = {layer.name: layer.output for layer in other}
@@ -188,16 +188,16 @@ def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[R
                 layers=request.read_by(metric, every),
                 **timed(metric.name),
             )
-            found = metric.measure(measurement, request.settings[metric.name])
+            rows = metric.measure(measurement, request.settings[metric.name])
             for subject in subjects:
                 measurement.tick(subject.client)
-            for name in dict.fromkeys(r.get("layer", "") for r in found):
+            for name in dict.fromkeys(r.get("layer", "") for r in rows):
                 of_network = metric.shared and not name
                 if not of_network:
                     check_known(
                         f"layer in the rows of metric {metric.name!r}", name, names
                     )
-            measured += found
+            measured += rows
     measured += [
         row(name, None, status=reason, client=s.client, layer=layer.name, variant=METRICS[name].variant)
         for name, reason in reasons.items()
@@ -232,8 +232,8 @@ def _digest(clients: Mapping[str, str | None]) -> str:
 
     It is empty if one is unknown, as for a loader.
     """
-    known = {name: digest for name, digest in clients.items() if digest is not None}
-    return digest_of(known) if len(known) == len(clients) else ""
+    digests = {name: digest for name, digest in clients.items() if digest is not None}
+    return digest_of(digests) if len(digests) == len(clients) else ""
 
 
 def _plain(value: Any) -> Any:

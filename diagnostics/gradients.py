@@ -173,8 +173,8 @@ def _gradients(value: Tensor, params: Tree) -> Tree:
     """Return gradients in the parameters on which the loss depends."""
     if not params or not value.requires_grad:
         return {}
-    found = torch.autograd.grad(value, list(params.values()), allow_unused=True)
-    pairs = zip(params, found, strict=True)
+    gradients = torch.autograd.grad(value, list(params.values()), allow_unused=True)
+    pairs = zip(params, gradients, strict=True)
     return {name: grad for name, grad in pairs if grad is not None}
 
 
@@ -299,10 +299,10 @@ class Statistic:
                 f"{self.name} with reduction='batch' saw one batch of each client: measure in smaller batches (batch)"
             )
         return [
-            made
+            row
             for reading in readings
             for layer in measurement.layers
-            for made in self._rows(layer, reading)
+            for row in self._rows(layer, reading)
         ]
 
     def _rows(self, layer: Layer, reading: Reading) -> list[Row]:
@@ -403,11 +403,11 @@ def gradient_noise(
     )
     names = [name for name in names if run.parameters[name].is_floating_point()]
     with set_mode(model, measurement.mode), torch.enable_grad():
-        found = Noise(sum(len(y) for _, y in batches(data, measurement.batch)))
+        noise = Noise(sum(len(y) for _, y in batches(data, measurement.batch)))
         n, parts = 0, run.batches(data, measurement.batch)
         try:
             for index, x, y in run.clock.turns(
-                parts, found.n_samples, lambda part: len(part[2])
+                parts, noise.n_samples, lambda part: len(part[2])
             ):
                 if index == 0:
                     few = x[:CHECKED], y[:CHECKED]
@@ -415,18 +415,18 @@ def gradient_noise(
                     coupled = bool(doubts) and are_coupled(run, *few)
                     for name in names:
                         if name in graph:
-                            found.sizes[name] = run.parameters[name].numel()
-                            found.ways[name] = "single" if name in doubts else "ghost"
+                            noise.sizes[name] = run.parameters[name].numel()
+                            noise.ways[name] = "single" if name in doubts else "ghost"
                         if name in doubts and coupled:
-                            found.faults[name] = COUPLED
-                _add_batch(found, run, x, y, index, n)
+                            noise.faults[name] = COUPLED
+                _add_batch(noise, run, x, y, index, n)
                 n += len(y)
-            if n < found.n_samples:
-                found.fault = SPENT
-            found.n_samples = n
+            if n < noise.n_samples:
+                noise.fault = SPENT
+            noise.n_samples = n
         except NoValue as reason:
-            found.fault = f"client {subject.client!r}: {reason}"
-    return found
+            noise.fault = f"client {subject.client!r}: {reason}"
+    return noise
 
 
 def _add_batch(

@@ -146,14 +146,14 @@ def alike(
     while len(nulls) < deals and all(null < silhouette for null in nulls):
         dealt = draw.permutation(client[first])[position.reshape(-1)]
         nulls.append(best_grouping(_distances(_leads(losses, dealt)))[1])
-    found = Alike(
+    result = Alike(
         table,
         dict(zip(names, groups.tolist(), strict=True)),
         silhouette,
         tuple(nulls),
     )
-    if found.significant:
-        return found
+    if result.significant:
+        return result
     return Alike(table, together, silhouette, tuple(nulls))
 
 

@@ -156,33 +156,37 @@ def client_models(
         own_data = [own_data[data_names.index(name)] for name in model_names]
     count = max(m, d)
     own_models, own_data = own_models * (count // m), own_data * (count // d)
-    given = [own for own in (model_names, data_names) if len(own) == count]
-    names = given[0] if given else [f"client_{k}" for k in range(count)]
-    check_tables({f"client {k!r}": own for k, own in zip(names, own_data, strict=True)})
+    listed_names = [
+        names_ for names_ in (model_names, data_names) if len(names_) == count
+    ]
+    names = listed_names[0] if listed_names else [f"client_{k}" for k in range(count)]
+    check_tables(
+        {f"client {k!r}": part for k, part in zip(names, own_data, strict=True)}
+    )
     labels = getattr(own_models[0], "label_names", ())
     if labels == tuple(map(str, range(len(labels)))):
         labels = ()  # a label is its index
     first = tree.named_tensors(own_models[0])
     read: dict[int, tuple[Data, Layout | None]] = {}
     subjects = []
-    for name, model, own in zip(names, own_models, own_data, strict=True):
+    for name, model, part in zip(names, own_models, own_data, strict=True):
         if not request.across_models:
             _check_same_tensors(first, names[0], tree.named_tensors(model), name)
-        if id(own) not in read:
+        if id(part) not in read:
             with (
                 about(f"client {name!r}"),
                 one_line("data must be pairs (x, y), datasets or loaders"),
                 torch_seeded(seed_of(seed, "diagnose", "read")),
             ):
-                read[id(own)] = _read(own, samples, seed, labels)
-        found, _ = read[id(own)]
+                read[id(part)] = _read(part, samples, seed, labels)
+        split, _ = read[id(part)]
         n = n_train[check_known("client in n_train", name, n_train)] if n_train else 0
         check_value(f"n_train of {name}", n, at_least(0))
-        groups = getattr(own, "groups", None)
+        groups = getattr(part, "groups", None)
         if groups is not None:
-            pair = torch.as_tensor(groups), own.y
+            pair = torch.as_tensor(groups), part.y
             groups = _first_samples(pair, samples, seed)[0].numpy()
-        subjects.append(ClientModel(name, model, found, n, groups))
+        subjects.append(ClientModel(name, model, split, n, groups))
     layouts = {layout for _, layout in read.values()}
     if len(layouts) > 1:
         raise UsageError("inputs must be of the same kind at all clients; got others.")
@@ -206,7 +210,7 @@ def fit_outputs(
     """
     criterion: Loss | None = None
     seed, how = request.seed or 0, (request.class_axis, request.ignore_index)
-    known: dict[int, Any] = {}
+    model_of: dict[int, Any] = {}
     ready: list[ClientModel] = []
     for subject in subjects:
         model, data = subject.model, subject.data
@@ -230,7 +234,7 @@ def fit_outputs(
                         *how,
                     )
                 fit = adapted(model, output, criterion)
-                model = known.setdefault(id(model), fit)
+                model = model_of.setdefault(id(model), fit)
                 z = _check_loss(
                     model, *first, criterion, request.differentiates and not ready
                 )
@@ -272,9 +276,9 @@ def _outputs(model: nn.Module, x: Tensor) -> Any:
             packed or x.is_floating_point()
         ):
             text += f". The model computes in {kind_of(like)}: x.float() may be meant"
-        path, given = entered[-1] if entered else ("", ())
+        path, inputs = entered[-1] if entered else ("", ())
         if path:
-            tensor = first_tensor(given)
+            tensor = first_tensor(inputs)
             text += f". Module {path!r}, a {type(model.get_submodule(path)).__name__}, fails"
             if tensor is not None:
                 text += f" on {kind_of(tensor)} {list(tensor.shape)}"

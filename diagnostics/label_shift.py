@@ -77,8 +77,12 @@ def label_shift(data: Any) -> LabelShift:
     Raises:
         UsageError: the samples have no classes, or there is one client.
     """
-    own = as_data(data)
-    federation = own if isinstance(own, FederatedData) else load(own)
+    federation_data = as_data(data)
+    federation = (
+        federation_data
+        if isinstance(federation_data, FederatedData)
+        else load(federation_data)
+    )
     if federation.task != CLASSIFICATION:
         raise UsageError(
             f"data must have classes for a label shift; got task {federation.task}. Compare the targets by a plot."
@@ -115,7 +119,9 @@ def interval_of(data: FederatedData) -> Interval:
         association(counts(draw.permutation(of_group)[group])) for _ in range(DEALS)
     ]
     ends = np.quantile(chance, [0.975, 0.025])
-    return Interval(*(cramers_v(table, each) for each in (np.mean(chance), *ends)))
+    return Interval(
+        *(cramers_v(table, statistic) for statistic in (np.mean(chance), *ends))
+    )
 
 
 def association(table: Array) -> float:

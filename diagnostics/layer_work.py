@@ -32,7 +32,7 @@ def step_work(
     The model stays unchanged. Every floating parameter is differentiated, apart from frozen ones. The input is not.
     """
     ledger = Ledger(layers)
-    work: dict[str, dict[str, float]] = {each: {} for each in WORK}
+    work: dict[str, dict[str, float]] = {kind: {} for kind in WORK}
     forward, backward, activations = work.values()
     x = x.clone()  # of a storage that is no larger
     owners = module_layers(model, layers)
@@ -74,12 +74,12 @@ def step_work(
             if storage.data_ptr() not in counted:
                 counted.add(storage.data_ptr())
                 # alive until the end, so that no other tensor gets its address
-                kept.append(storage)
+                storages.append(storage)
                 size = float(storage.nbytes())
                 activations[ledger.last] = activations.get(ledger.last, 0.0) + size
             return tensor
 
-        kept: list[Any] = [x.untyped_storage()]
+        storages: list[Any] = [x.untyped_storage()]
         for path, module in model.named_modules():
             stack.callback(
                 module.register_forward_pre_hook(entering(owners.get(path))).remove

@@ -83,16 +83,16 @@ def load_weights(
     check_real(into)
     target = into.state_dict(keep_vars=True)
     if path.is_dir():
-        found, config = _folder(path, key)
+        tensors, config = _folder(path, key)
         if config is not None:
-            found = _with_adapters(into, found, config, path)
-        elif hasattr(into, "base_model_prefix") and not target.keys() <= found.keys():
-            found = _as_transformers(into, found, path)
+            tensors = _with_adapters(into, tensors, config, path)
+        elif hasattr(into, "base_model_prefix") and not target.keys() <= tensors.keys():
+            tensors = _as_transformers(into, tensors, path)
     elif path.is_file() and path.suffix == ".npz":
-        found = _arrays(path, target, by_position)
+        tensors = _arrays(path, target, by_position)
     else:
-        found = weights.read(path, key)
-    copy_into(into, _fit(into, found, target, path), str(path))
+        tensors = weights.read(path, key)
+    copy_into(into, _fit(into, tensors, target, path), str(path))
     return into
 
 
@@ -163,8 +163,8 @@ def _folder(path: Path, key: str) -> tuple[Tree, dict[str, Any] | None]:
     folder = storage.Folder(path, links=True)
     if folder.has("adapter_config.json"):
         name = "adapter_model.safetensors"
-        found = folder.file(name if folder.has(name) else "adapter_model.bin")
-        return weights.read(found, key), _json(folder, "adapter_config.json")
+        file = folder.file(name if folder.has(name) else "adapter_model.bin")
+        return weights.read(file, key), _json(folder, "adapter_config.json")
     for name in WHOLE:
         names, index = [name], f"{name}{INDEX}"
         if folder.has(index):
@@ -174,10 +174,10 @@ def _folder(path: Path, key: str) -> tuple[Tree, dict[str, Any] | None]:
             names = sorted({*map(str, where.values())})
         elif not folder.has(name):
             continue
-        others = {each.name for each in path.iterdir() if each.suffix in SUFFIXES}
+        others = {file.name for file in path.iterdir() if file.suffix in SUFFIXES}
         if left := sorted(others.difference(names)):
             warn(f"{path}: not read: {listing(map(printable, left), 4)}")
-        parts = [weights.read(folder.file(each), key) for each in names]
+        parts = [weights.read(folder.file(file), key) for file in names]
         return {name: t for part in parts for name, t in part.items()}, None
     way = "Name a file."
     if folder.has(".metadata"):
@@ -191,22 +191,22 @@ def _folder(path: Path, key: str) -> tuple[Tree, dict[str, Any] | None]:
 def _json(folder: storage.Folder, name: str) -> dict[str, Any]:
     """Return the object in a folder's file of JSON."""
     with damaged(folder.path / name):
-        found = storage.parsed_json(folder.read(name, storage.HEADER_BYTES))
-        if not isinstance(found, dict):
+        content = storage.parsed_json(folder.read(name, storage.HEADER_BYTES))
+        if not isinstance(content, dict):
             raise ValueError("it is no object")
-    return found
+    return content
 
 
 def _as_transformers(into: Any, found: Tree, path: Path) -> Tree:
     """Return the tensors by the module's names, which transformers changes where it stores and loads them."""
     with one_line(f"{path} must fit the module"), torch_seeded(0):
-        made, told = type(into).from_pretrained(
+        model, info = type(into).from_pretrained(
             None, config=into.config, state_dict=found, output_loading_info=True
         )
-    known = {
-        n: t for n, t in made.state_dict().items() if n not in told["missing_keys"]
+    loaded = {
+        n: t for n, t in model.state_dict().items() if n not in info["missing_keys"]
     }
-    return dict.fromkeys(told["unexpected_keys"], torch.empty(0)) | known
+    return dict.fromkeys(info["unexpected_keys"], torch.empty(0)) | loaded
 
 
 # --- adapters of peft ------------------------------------------------------------------
@@ -238,17 +238,17 @@ def _with_adapters(
             "peft", f"load {next(iter(found), path)!r}", "lora"
         ) from None
     _check_config(config, where, peft)
-    own = getattr(into, "peft_config", None)
-    adapters = {name: t for name, t in found.items() if own or _ADAPTER.match(name)}
-    if own:
-        mine = vars(next(iter(own.values())))
+    configs = getattr(into, "peft_config", None)
+    adapters = {name: t for name, t in found.items() if configs or _ADAPTER.match(name)}
+    if configs:
+        mine = vars(next(iter(configs.values())))
         for key in _HOW.split():
-            given, known = config.get(key) or None, mine.get(key) or None
-            if isinstance(known, set):
-                given, known = sorted(given or ()), sorted(known)
-            if key in mine and given != known:
+            stored, expected = config.get(key) or None, mine.get(key) or None
+            if isinstance(expected, set):
+                stored, expected = sorted(stored or ()), sorted(expected)
+            if key in mine and stored != expected:
                 raise UsageError(
-                    f"{key} of {where} must be that of the module; got {given!r} instead of {known!r}."
+                    f"{key} of {where} must be that of the module; got {stored!r} instead of {expected!r}."
                 )
         wrapped: Any = copied(into)
     else:
@@ -263,7 +263,7 @@ def _with_adapters(
             f"adapters in {path} must fit the module; {sorted([*unused, *lacking])[0]!r} does not. Build the model "
             "that they were trained on."
         )
-    if own:
+    if configs:
         return dict(wrapped.state_dict())
     merged = dict(wrapped.merge_and_unload().state_dict())
     for name in found.keys() - adapters.keys():
@@ -284,21 +284,21 @@ def _check_config(config: Mapping[str, Any], where: str, peft: Any) -> None:
             f"peft_type of {where} must be LORA or IA3; got {printable(str(kind))!r}. Merge it where it was trained."
         )
     usual = {
-        each.name: each.default
-        for each in fields(peft.LoraConfig if kind == "LORA" else peft.IA3Config)
+        field.name: field.default
+        for field in fields(peft.LoraConfig if kind == "LORA" else peft.IA3Config)
     }
-    known = f"{_HOW} {_IDLE}".split()
+    keys = f"{_HOW} {_IDLE}".split()
     others = [
         key
         for key, value in config.items()
-        if value and key not in known and value != usual.get(key)
+        if value and key not in keys and value != usual.get(key)
     ]
     start = config.get("init_lora_weights", True)
     if not isinstance(start, bool) and start != "gaussian":
         others.append("init_lora_weights")  # such as pissa, which changes the base
     patterns = [config.get("alpha_pattern") or {}, config.get("rank_pattern") or {}]
-    plain_text = all(isinstance(each, dict) for each in patterns) and all(
-        re.fullmatch(r"\^?[\w.]+", key) for each in patterns for key in each
+    plain_text = all(isinstance(pattern, dict) for pattern in patterns) and all(
+        re.fullmatch(r"\^?[\w.]+", key) for pattern in patterns for key in pattern
     )
     forward = config.get("feedforward_modules") or []
     if others or not plain_text or not isinstance(forward, list):
@@ -343,11 +343,13 @@ def _wrapped(
     ends = tuple(f".{end}" for end in how.pop("feedforward_modules", []))
     if config.get("peft_type") == "IA3":
         forward = [path for path in paths if f".{path}".endswith(ends)]
-        made: Any = peft.IA3Config(target_modules=[*paths], feedforward_modules=forward)
+        peft_config: Any = peft.IA3Config(
+            target_modules=[*paths], feedforward_modules=forward
+        )
     else:
-        made = peft.LoraConfig(target_modules=[*paths], **how)
+        peft_config = peft.LoraConfig(target_modules=[*paths], **how)
     with one_line(f"adapters of {where} must fit the module"):
-        return peft.get_peft_model(copied(into), made)
+        return peft.get_peft_model(copied(into), peft_config)
 
 
 # --- names -----------------------------------------------------------------------------
@@ -379,23 +381,23 @@ def _arrays(path: Path, target: Tree, by_position: bool) -> Tree:
     return dict(zip(names, map(torch.as_tensor, arrays), strict=True))
 
 
-def _fit(into: nn.Module, found: Tree, target: Tree, path: Path) -> Tree:
+def _fit(into: nn.Module, tensors: Tree, target: Tree, path: Path) -> Tree:
     """Return the tensors by the module's names, without what wrappers add to names.
 
     What the module takes strictly is not asked further.
     """
     versions = {
         WRAPPED.sub("", f"{module}.").removesuffix("."): about
-        for module, about in weights.versions_of(found).items()
+        for module, about in weights.versions_of(tensors).items()
     }
-    found = weights.with_versions(
-        {WRAPPED.sub("", name): tensor for name, tensor in found.items()}, versions
+    tensors = weights.with_versions(
+        {WRAPPED.sub("", name): tensor for name, tensor in tensors.items()}, versions
     )
     starts = {""}
     for end in list(target)[:3]:
-        starts |= {n.removesuffix(end) for n in found if n.endswith(f".{end}")}
+        starts |= {n.removesuffix(end) for n in tensors if n.endswith(f".{end}")}
     counts = {
-        start: sum(f"{start}{name}" in found for name in target)
+        start: sum(f"{start}{name}" in tensors for name in target)
         for start in sorted(starts, key=lambda start: (len(start), start))
     }
     stripped = max(counts, key=lambda prefix: counts[prefix])
@@ -409,19 +411,19 @@ def _fit(into: nn.Module, found: Tree, target: Tree, path: Path) -> Tree:
         )
     best = {
         name.removeprefix(stripped): tensor
-        for name, tensor in found.items()
+        for name, tensor in tensors.items()
         if name.startswith(stripped)
     }
-    best = weights.with_versions(best, weights.versions_of(found, stripped))
+    best = weights.with_versions(best, weights.versions_of(tensors, stripped))
     strict = strict_state(into, best) is not None
     if not strict:
         best = {name: best[name] for name in target if name in best}
-    held = {id(tensor) for name, tensor in target.items() if name in best}
-    missing = [name for name, tensor in target.items() if id(tensor) not in held]
+    covered = {id(tensor) for name, tensor in target.items() if name in best}
+    missing = [name for name, tensor in target.items() if id(tensor) not in covered]
     if missing and not strict:
         raise UsageError(
             f"{path} must have all tensors of the module; it lacks {listing(missing, 4)}, "
-            f"and has {listing(sorted(found), 4)}. Build the model that was trained."
+            f"and has {listing(sorted(tensors), 4)}. Build the model that was trained."
         )
     for name, tensor in best.items():
         if name in target and tensor.itemsize < min(2, target[name].itemsize):
@@ -429,7 +431,7 @@ def _fit(into: nn.Module, found: Tree, target: Tree, path: Path) -> Tree:
                 f"{path}: {name!r} must be numbers of 16 bits or more; got {tensor.dtype}. Store it dequantised."
             )
     notes = [f"stripped {stripped!r} from names"] if stripped else []
-    if extra := found.keys() - {f"{stripped}{name}" for name in best}:
+    if extra := tensors.keys() - {f"{stripped}{name}" for name in best}:
         notes.append(f"left out {listing(sorted(extra), 4)}")
     if notes:
         warn(f"{path}: {'; '.join(notes)}")

@@ -131,14 +131,14 @@ def diagnose(
         UsageError: a name or option is unknown, an option is out of range, models and data differ in numbers or names,
             models differ in their tensors, data do not fit, or a null cannot be made of them.
     """
-    own = own_parts(models, data, others, loss)
+    objects = own_parts(models, data, others, loss)
     for name in others:
         if name in RARE:
             raise UsageError(
                 f"{name} must be among the options; got an argument. Pass options={{{name!r}: ...}}."
             )
         check_known("argument of diagnose", name, KEYWORDS)
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "loss": loss,
         "layers": layers,
         "batch": batch,
@@ -150,8 +150,8 @@ def diagnose(
     }
     path, engine = getattr(models, "path", models), getattr(models, "engine", None)
     if isinstance(path, str | Path):
-        given |= {"round": round, "which": model, "null": null, **own}
-        return diagnose_run(path, metrics, **given)
+        arguments |= {"round": round, "which": model, "null": null, **objects}
+        return diagnose_run(path, metrics, **arguments)
     if engine is not None:  # the result of a run that no directory holds
         if (model, round) != ("local", ""):
             raise UsageError(
@@ -160,9 +160,11 @@ def diagnose(
             )
         models = _models_in_memory(models, metrics)
         if data is None:
-            clients = [each for each in engine.data.clients if each.name in models]
+            clients = [
+                client for client in engine.data.clients if client.name in models
+            ]
             data = replace(engine.data, clients=clients)
-    report = measure_models(models, data, Request.of(metrics, given), null)
+    report = measure_models(models, data, Request.of(metrics, arguments), null)
     if samples is None and budget is None:
         who = who_could_use(models, data, loss, batch)
         if who:
@@ -179,15 +181,15 @@ def who_could_use(models: Any, data: Any, loss: Any, batch: int) -> str:
     mine = isinstance(models, Mapping) and isinstance(data, Mapping)
     if not mine or not 2 <= len(models) <= MOST_CROSSED or len(data) != len(models):
         return ""
-    if len({id(each) for each in models.values()}) < 2:
+    if len({id(model) for model in models.values()}) < 2:
         return ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the diagnosis has given them
         try:
-            found = cross_scores(models, data, loss=loss, batch=batch)
+            scores = cross_scores(models, data, loss=loss, batch=batch)
         except (UsageError, RunError):
             return ""
-    lead = found.summary().lead.splitlines()[0]
+    lead = scores.summary().lead.splitlines()[0]
     return f"{lead} This holds only if no model was trained on these samples."
 
 
@@ -205,7 +207,7 @@ def _models_in_memory(result: Any, metrics: str | Sequence[str]) -> Any:
     local = result.local_models
     if local:
         return local
-    digests = {tree.digest(tree.named_tensors(each)) for each in predicting.values()}
+    digests = {tree.digest(tree.named_tensors(model)) for model in predicting.values()}
     if len(digests) == 1 < len(predicting):
         raise UsageError(
             "the clients' locally trained models must be kept to be measured; got a result in memory with "
@@ -221,7 +223,7 @@ def model_for(metrics: str | Sequence[str], which: str) -> str:
         UsageError: some do, and others would read the local models.
     """
     chosen = chosen_metrics(metrics)
-    shared = [each.name for each in chosen if each.shared]
+    shared = [layer.name for layer in chosen if layer.shared]
     if which != "local" or not shared:
         return which
     if len(shared) < len(chosen):
@@ -247,13 +249,13 @@ def own_parts(
     model = options.pop("own_model", None)
     if model is not None and not isinstance(loss, str):
         model = with_loss(model, loss)
-    given = {
+    parts = {
         "data": data,
         "model": model,
         "allow_code": options.pop("allow_code", None),
     }
-    found = {name: part for name, part in given.items() if part is not None}
-    return getattr(models, "own", {}) | found
+    objects = {name: part for name, part in parts.items() if part is not None}
+    return getattr(models, "own", {}) | objects
 
 
 def diagnose_features(
@@ -286,32 +288,42 @@ def diagnose_features(
             check_type("features", layers, dict)
             read[str(client)] = {name: tensor(a).float() for name, a in layers.items()}
     names = list(dict.fromkeys(name for layers in read.values() for name in layers))
-    sizes = {len(a) if a.ndim else 0 for own in read.values() for a in own.values()}
+    sizes = {
+        len(a) if a.ndim else 0 for arrays in read.values() for a in arrays.values()
+    }
     if len(sizes) != 1 or 0 in sizes:
         raise UsageError(
             "features must be arrays [n, ...] of the same samples; got "
             f"{listing(map(str, sorted(sizes))) or 'no'} samples."
         )
-    given = None if y is None else tensor(y)
+    label_tensor = None if y is None else tensor(y)
     for metric in chosen_metrics(metrics):
         if not metric.features:
             raise UsageError(
                 f"metrics of saved features must read features alone; got {metric.name!r}."
             )
-        if metric.classes and (given is None or given.is_floating_point()):
+        if metric.classes and (
+            label_tensor is None or label_tensor.is_floating_point()
+        ):
             raise UsageError(
                 f"{metric.name} must have y, the samples' classes as whole numbers; got "
-                f"{'none' if given is None else given.dtype}."
+                f"{'none' if label_tensor is None else label_tensor.dtype}."
             )
     count = sizes.pop()
-    labels = torch.zeros(count if given is None else len(given), dtype=torch.long)
-    if given is not None and not given.is_floating_point():
-        labels = given.unique(return_inverse=True)[1]  # classes may have any numbers
+    labels = torch.zeros(
+        count if label_tensor is None else len(label_tensor), dtype=torch.long
+    )
+    if label_tensor is not None and not label_tensor.is_floating_point():
+        labels = label_tensor.unique(return_inverse=True)[
+            1
+        ]  # classes may have any numbers
     models = {
         client: _Saved(
-            {k: own[n] for k, n in enumerate(names) if n in own}, len(names), labels
+            {k: arrays[n] for k, n in enumerate(names) if n in arrays},
+            len(names),
+            labels,
         )
-        for client, own in read.items()
+        for client, arrays in read.items()
     }
     layering = [Layer(name, (), output=f"_{k}") for k, name in enumerate(names)]
     how["options"] = {**(how.get("options") or {}), "layering": layering}
@@ -356,12 +368,12 @@ def tsne(
     """
     request = Request.of("cka", {"seed": seed, "loss": loss})
     subjects, _ = client_models(models, data, request)
-    unique = {id(each.model): each.model for each in subjects}
+    unique = {id(subject.model): subject.model for subject in subjects}
     with preserve_state(*unique.values()):
         subjects, _ = fit_outputs(subjects, request)
         pooled = pool(
-            {each.client: each.model for each in subjects},
-            {each.client: each.data for each in subjects},
+            {subject.client: subject.model for subject in subjects},
+            {subject.client: subject.data for subject in subjects},
             layer,
             samples=samples,
             seed=seed,
@@ -431,24 +443,24 @@ def diagnose_run(
             f"{path} must be a run directory; it is {kind}. Load it with fl.load_weights, "
             "then measure them with fl.diagnose."
         )
-    found = runner.store.Run(path)
+    stored_run = runner.store.Run(path)
     if round == "best":
-        round = found.best_round(which)
-    elif round == "" and all(each.shared for each in chosen_metrics(metrics)):
-        round = found.early_round
+        round = stored_run.best_round(which)
+    elif round == "" and all(metric.shared for metric in chosen_metrics(metrics)):
+        round = stored_run.early_round
     elif round == "":
-        round = found.used_round(which)
+        round = stored_run.used_round(which)
     models, task = load_models(
         path, round, which, data=data, model=model, allow_code=allow_code
     )
     # an own model may have others
-    knows_start = found.header()["checkpoint"] == task.header("")["checkpoint"]
+    knows_start = stored_run.header()["checkpoint"] == task.header("")["checkpoint"]
     if not knows_start and not all(NULLS[name].shuffles for name in nulls.names):
         raise UsageError(
             f"model must have the weights that {path} started from to measure null 'fresh'; got others. "
             "Pass the model as it was before the run."
         )
-    checkpoint = found.rounds[-1] if round == "last" else int(round)
+    checkpoint = stored_run.rounds[-1] if round == "last" else int(round)
     context = {
         "run": Path(path).name,
         "algorithm": task.config.federation.algorithm,
@@ -583,8 +595,8 @@ def _of_first_training(
 ) -> Report:
     """Train every client's first round from the common start, and measure the result."""
     chosen = {} if clients is None else {"clients": clients}
-    given = request.options.get(SENSITIVITY, {})
-    how = {name: given[name] for name in ("tensors", "reduce") if name in given}
+    options = request.options.get(SENSITIVITY, {})
+    how = {name: options[name] for name in ("tensors", "reduce") if name in options}
     observers = {
         **instruments().observers,
         SENSITIVITY: partial(SensitivityAccumulator, **how),
@@ -640,10 +652,10 @@ def _diagnose(
     at = int(context.get("round") or 0)
     whole, splits = _for_task(task, request, models, knows_start, at)
     report = measure_models(models, data, replace(whole, context=context))
-    kept = {
+    facts = {
         name: report.header[name] for name in ("layers", "checkpoint")
     }  # what was measured, not what was trained
-    header = {**report.header, **task.header(command), **kept, "absent": absent}
+    header = {**report.header, **task.header(command), **facts, "absent": absent}
     if report.header["loss"] != task.criterion.name:  # another than that of training
         header |= {"loss": report.header["loss"], "trained_with": task.criterion.name}
     split = report.table["metric"].map(splits)
@@ -665,33 +677,33 @@ def _for_task(
     """
     of_run = {"round": round, "training": Training.of(task.config.training)}
     options, splits = {}, {}
-    held = {
+    validation = {
         c.name: (c.validation.x, c.validation.y)
         for c in task.data.clients
         if c.name in clients
     }
     for metric in request.metrics:
         name = metric.name
-        given = options[name] = dict(request.options[name])
+        values = options[name] = dict(request.options[name])
         splits[name] = "train"
         for key in of_run.keys() & metric.options.keys() if metric.shared else ():
-            given.setdefault(key, of_run[key])
+            values.setdefault(key, of_run[key])
         if "start" in metric.options and knows_start:
-            given.setdefault("start", task.model)
+            values.setdefault("start", task.model)
         if "probe" in metric.options:
             splits[name] = "probe"
-            if given.get("probe") is None:
-                given["probe"] = probe_set(task.data, given.pop("samples", PROBE))
+            if values.get("probe") is None:
+                values["probe"] = probe_set(task.data, values.pop("samples", PROBE))
                 splits[name] = "validation"
         if (
             "test" in metric.options
         ):  # a probe is judged on what its client did not train on
-            if given.get("test") is not None:
+            if values.get("test") is not None:
                 splits[name] = "probe"
-            elif "folds" not in given and all(len(y) for _, y in held.values()):
-                given["test"], splits[name] = held, "validation"
-    own = task.config.model.layer_granularity
-    by, loss, seed = request.by or own, request.loss, request.seed
+            elif "folds" not in values and all(len(y) for _, y in validation.values()):
+                values["test"], splits[name] = validation, "validation"
+    granularity = task.config.model.layer_granularity
+    by, loss, seed = request.by or granularity, request.loss, request.seed
     if loss is None:
         loss = task.criterion
     elif isinstance(loss, str) and isinstance(task.criterion, losses.Standardised):
@@ -700,7 +712,7 @@ def _for_task(
         request,
         options=options,
         by=by,
-        layering=request.layering or (task.layers if by == own else None),
+        layering=request.layering or (task.layers if by == granularity else None),
         loss=loss,
         seed=task.config.execution.seed if seed is None else seed,
     ), splits

@@ -99,18 +99,18 @@ def as_taken(parts: Iterable[Batch], model: nn.Module) -> Iterator[Batch]:
     if not normalises_batches(model, model.training):
         yield from placed
         return
-    held = next(placed)
+    waiting = next(placed)
     for x, y in placed:
-        if len(x) == 1 or len(held[0]) == 1:
-            held = torch.cat([held[0], x]), torch.cat([held[1], y])
+        if len(x) == 1 or len(waiting[0]) == 1:
+            waiting = torch.cat([waiting[0], x]), torch.cat([waiting[1], y])
         else:
-            yield held
-            held = x, y
-    if len(held[0]) == 1:
+            yield waiting
+            waiting = x, y
+    if len(waiting[0]) == 1:
         raise UsageError(
             f"samples must be at least 2, since {type(model).__name__} normalises over a batch; got 1."
         )
-    yield held
+    yield waiting
 
 
 def full_batch(data: Data) -> Batch | None:
@@ -293,23 +293,25 @@ class Clock:
         """
         part = self._part
         until = self.until
-        told = self._told
+        reports = self._told
         first = of_first = done = 0.0
         total = total or len([*items])
         for count, item in enumerate(items, 1):
-            own, now = size(item), time.monotonic()
-            self._part = part * own / total if count == 1 else 0.0
+            item_size, now = size(item), time.monotonic()
+            self._part = part * item_size / total if count == 1 else 0.0
             if share:
-                self.until = now + (until - now) * own / max(own, total - done)
+                self.until = now + (until - now) * item_size / max(
+                    item_size, total - done
+                )
             try:
                 yield item
             finally:  # also if the loop is left
                 self._part = part
                 self.until = until
-            done += own
+            done += item_size
             spent = time.monotonic() - self._began
             soon = count == FEW or 2 * done >= total
-            if part and soon and self._told == told:
+            if part and soon and self._told == reports:
                 rate = (spent - first) / (done - of_first)
                 rest = (spent + rate * (total - done)) / part - spent
                 self._told += 1
@@ -318,7 +320,7 @@ class Clock:
             if count == 1:
                 first = spent
                 of_first = done
-        if self._told > told:
+        if self._told > reports:
             self._began = time.monotonic()
 
 
@@ -465,11 +467,11 @@ def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Any
     A module with several names has each tensor once: torch would leave the replaced ones in it.
     """
     named = (*model.named_parameters(), *model.named_buffers())
-    own = {id(tensor): name for name, tensor in named}
+    name_of = {id(tensor): name for name, tensor in named}
     every = {}
     for path, module in model.named_modules():
         for local, tensor in (module._parameters | module._buffers).items():
-            name = own.get(id(tensor), "")
+            name = name_of.get(id(tensor), "")
             if name in tensors:
                 every[f"{path}.{local}" if path else local] = tensors[name]
     return functional_call(model, every, (x,), tie_weights=False)

@@ -88,8 +88,8 @@ class Nulls:
     def __post_init__(self) -> None:
         check_value("null_draws", self.draws, ROUNDS)
         names = as_list("null", self.names, empty=True)
-        known = dict.fromkeys(check_known("null", name, NULLS) for name in names)
-        object.__setattr__(self, "names", tuple(known))
+        unique = dict.fromkeys(check_known("null", name, NULLS) for name in names)
+        object.__setattr__(self, "names", tuple(unique))
 
     @classmethod
     def of(cls, given: Nulls | str | Sequence[str]) -> Nulls:
@@ -122,16 +122,16 @@ def null_data(
         return data
     from fl_core.data.federated import ClientData  # with torch, which rows go without
 
-    held: dict[str, dict[str, Split]] = {client.name: {} for client in data.clients}
+    splits: dict[str, dict[str, Split]] = {client.name: {} for client in data.clients}
     indices: dict[str, dict[str, np.ndarray]] = {
         client.name: {} for client in data.clients
     }
     for split in SPLITS:
         parts = {client.name: client.split(split) for client in data.clients}
         places = np.concatenate([data.partition.indices[n][split] for n in parts])
-        for name, part, own in _shuffled(parts, places, null, split, seed, draw):
-            held[name][split], indices[name][split] = part, own
-    clients = tuple(ClientData(name, **held[name]) for name in held)
+        for name, part, numbers in _shuffled(parts, places, null, split, seed, draw):
+            splits[name][split], indices[name][split] = part, numbers
+    clients = tuple(ClientData(name, **splits[name]) for name in splits)
     digest = sha(f"{data.digest}|null {null}|{seed}|{draw}".encode())
     return replace(
         data,
@@ -169,7 +169,7 @@ def null_samples(
         )
     from fl_core.data.federated import Split
 
-    read = {name: _read(own, seed) for name, own in data.items()}
+    read = {name: _read(samples, seed) for name, samples in data.items()}
     _check_shapes(x for x, _, _ in read.values())
     parts = {
         name: Split(x, y, getattr(data[name], "groups", None))
@@ -177,11 +177,13 @@ def null_samples(
     }
     places = np.arange(sum(map(len, parts.values())))
     shuffled: dict[str, Data] = {}
-    for name, own, _ in _shuffled(parts, places, null, split, seed, draw):
-        shuffled[name] = own if own.groups is not None else (own.x, own.y)
+    for name, samples, _ in _shuffled(parts, places, null, split, seed, draw):
+        shuffled[name] = (
+            samples if samples.groups is not None else (samples.x, samples.y)
+        )
         lengths = read[name][2]
         if lengths is not None:
-            batched = own.x.split(lengths), own.y.split(lengths)
+            batched = samples.x.split(lengths), samples.y.split(lengths)
             shuffled[name] = list(zip(*batched, strict=True))
     return shuffled
 
@@ -228,18 +230,26 @@ def _shuffled(
     from fl_core.data.federated import Split
 
     x, y = (torch.cat([getattr(p, name) for p in parts.values()]) for name in "xy")
-    known = [part.groups for part in parts.values()]
-    groups = None if any(own is None for own in known) else nested_groups(known)
+    group_arrays = [part.groups for part in parts.values()]
+    groups = (
+        None
+        if any(group_array is None for group_array in group_arrays)
+        else nested_groups(group_arrays)
+    )
     sizes = {name: len(part) for name, part in parts.items()}
     draws = partial(numpy_generator, seed, f"null {null}", split, draw)
     orders = _orders(null, sizes, draws, groups)
     ends = np.cumsum(list(sizes.values()))[:-1]
-    for name, *taken in zip(parts, *(np.split(o, ends) for o in orders), strict=True):
-        ascending = np.argsort(places[taken[0]], kind="stable")  # as in partitions
-        inputs, labels = (order[ascending] for order in taken)
+    for name, *orders_of_part in zip(
+        parts, *(np.split(o, ends) for o in orders), strict=True
+    ):
+        ascending = np.argsort(
+            places[orders_of_part[0]], kind="stable"
+        )  # as in partitions
+        inputs, labels = (order[ascending] for order in orders_of_part)
         of_inputs, of_labels = map(torch.from_numpy, (inputs, labels))
-        own = None if groups is None else groups[inputs]
-        part = Split(x[of_inputs.to(x.device)], y[of_labels.to(y.device)], own)
+        own_groups = None if groups is None else groups[inputs]
+        part = Split(x[of_inputs.to(x.device)], y[of_labels.to(y.device)], own_groups)
         yield name, part, places[inputs]
 
 
@@ -262,7 +272,9 @@ def on_null(
     """
     from torch import nn
 
-    settings = {metric: dict(given) for metric, given in options.items()}
+    settings = {
+        metric: dict(given_options) for metric, given_options in options.items()
+    }
     if not NULLS[null].shuffles:
         first = models if isinstance(models, nn.Module) else next(iter(models.values()))
         fresh = untrained_copy(first, seed) if nulls.start is None else nulls.start
@@ -272,15 +284,15 @@ def on_null(
             settings,
         )
     # several models on one set of data
-    one = len(data) > 1 and len({id(own) for own in data.values()}) == 1
+    one = len(data) > 1 and len({id(samples) for samples in data.values()}) == 1
     shuffled = null_samples(
         dict([*data.items()][:1]) if one else data, null, seed, draw
     )
     shuffled = dict.fromkeys(data, *shuffled.values()) if one else shuffled
-    for given in settings.values():
-        if given.get("test") is not None:
-            given["test"] = null_samples(
-                given["test"], null, seed, draw, split="validation"
+    for options_ in settings.values():
+        if options_.get("test") is not None:
+            options_["test"] = null_samples(
+                options_["test"], null, seed, draw, split="validation"
             )
     whose = models if nulls.retrain is None else nulls.retrain(shuffled)
     return whose, shuffled, settings
@@ -299,17 +311,19 @@ def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
     fresh = copied(model)
     with torch_seeded(seed_of(seed, "null", "fresh")):
         for name, module in fresh.named_modules():
-            own = list(module.parameters(recurse=False))
-            if own and not any(parameter.requires_grad for parameter in own):
+            parameters = list(module.parameters(recurse=False))
+            if parameters and not any(
+                parameter.requires_grad for parameter in parameters
+            ):
                 continue
-            if not own and next(module.buffers(recurse=False), None) is None:
+            if not parameters and next(module.buffers(recurse=False), None) is None:
                 continue
             reset = getattr(module, "reset_parameters", None) or getattr(
                 module, "_reset_parameters", None
             )
             if reset is not None:
                 reset()
-            elif own:  # buffers alone are constants
+            elif parameters:  # buffers alone are constants
                 where = (
                     f"module {name!r}, a {type(module).__name__},"
                     if name
@@ -349,11 +363,11 @@ def _orders(
         return (labels, labels) if null == "clients" else (inputs, labels)
     ends = np.cumsum([*sizes.values()])[:-1]
     parts = [
-        _permuted(draws(name), own, groups)
-        for name, own in zip(sizes, np.split(places, ends), strict=True)
+        _permuted(draws(name), part, groups)
+        for name, part in zip(sizes, np.split(places, ends), strict=True)
     ]
-    each = zip(*parts, strict=True)
-    return np.concatenate(next(each)), np.concatenate(next(each))
+    pairs = zip(*parts, strict=True)
+    return np.concatenate(next(pairs)), np.concatenate(next(pairs))
 
 
 NULLS: dict[str, Null] = {

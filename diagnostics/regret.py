@@ -91,14 +91,14 @@ class BenchmarkLine:
     def text(self) -> str:
         """Return one or two sentences on how far to trust a plan of this line."""
         head = np.mean([self.head_local[name] for name in self.lost])
-        said = (
+        sentence = (
             f"In {plural(len(self.lost), 'federation')} of known plans, by "
             f"{plural(BENCHMARK_SEEDS, 'seed')}, {self.name} loses "
             f"{self.mean:.2f} points of accuracy to the best plan, a local head {head:.2f}."
         )
         if self.plans == 1:
-            said += " It names one plan in all federations with a known answer, so it does not see what differs."
-        return said
+            sentence += " It names one plan in all federations with a known answer, so it does not see what differs."
+        return sentence
 
 
 @cache
@@ -134,11 +134,11 @@ def benchmark_line(metric: str, rule: str, rounds: float) -> BenchmarkLine | Non
         rule: with ``k=2`` after ``top`` if two layers stay local.
         rounds: before the measurement. NaN or 0, after the first local training: 1.
     """
-    found = [
+    lines = [
         line for line in benchmark_lines() if (line.metric, line.rule) == (metric, rule)
     ]
     after = 1 if math.isnan(rounds) else max(rounds, 1)
-    return min(found, key=lambda line: abs(math.log(line.rounds / after)), default=None)
+    return min(lines, key=lambda line: abs(math.log(line.rounds / after)), default=None)
 
 
 def mean_lost(lost: Mapping[str, float], half: str) -> float:
@@ -180,7 +180,9 @@ class Truth:
     @property
     def best(self) -> float:
         """The accuracy of the best plan."""
-        return max(each for each in self.accuracy.values() if not math.isnan(each))
+        return max(
+            accuracy for accuracy in self.accuracy.values() if not math.isnan(accuracy)
+        )
 
     def lost(self, shared: Sequence[str]) -> float:
         """Return the points that a plan loses to the best one; NaN if it diverged or is not in the table."""
@@ -311,15 +313,15 @@ class Regret(Displayed):
         public = self.rows["federation"].isin(PUBLIC)
         if half and not (public == (half == "public")).any():
             return [f"{half}: no federation"]
-        found = {way: self.mean(way, half) for way in LOST}
+        means = {way: self.mean(way, half) for way in LOST}
         count = self.rows["federation"].nunique()
         if half:
             count = self.rows.loc[public == (half == "public"), "federation"].nunique()
-        rule = found["rule"]
+        rule = means["rule"]
         interval = ""
         if not math.isnan(rule.low):
             interval = f" [{rule.low:.2f}, {rule.high:.2f}]"
-        constants = ", ".join(f"{way} {found[way].value:.2f}" for way in LOST[1:])
+        constants = ", ".join(f"{way} {means[way].value:.2f}" for way in LOST[1:])
         which = half or "all"
         return [f"{which}, mean over {count}: {rule.value:.2f}{interval}; {constants}"]
 
@@ -340,8 +342,8 @@ class Regret(Displayed):
                 f"{LEAST_SOURCES}"
             )
         means = self.rows.assign(source=self.rows["federation"].map(source_of))
-        found = mean_interval(means.groupby("source")["rule"].mean())
-        return f"over {self.sources} sources of data: {found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+        interval = mean_interval(means.groupby("source")["rule"].mean())
+        return f"over {self.sources} sources of data: {interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
     def __repr__(self) -> str:
         return self.text()

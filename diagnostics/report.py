@@ -175,11 +175,11 @@ class Report(Displayed):
             title = ", ".join(filter(None, [metric, variant]))
             if direction := facts_of(metric).direction:
                 title += f" ({direction})"
-            own = self._rows(metric, variant)
-            if split := " and ".join(filter(None, own["split"].unique())):
+            rows = self._rows(metric, variant)
+            if split := " and ".join(filter(None, rows["split"].unique())):
                 title += f", {split} split"
-            table = f"no value: {listing(own['status'].unique())}"
-            if own["client"].any():
+            table = f"no value: {listing(rows['status'].unique())}"
+            if rows["client"].any():
                 values = self.values(metric, variant)
                 values = values[in_order(values.columns)]
                 table = _numbers(values.rename(columns=printable, index=self.labels))
@@ -188,8 +188,8 @@ class Report(Displayed):
 
     def _medians(self, variants: Sequence[tuple[str, str]]) -> str:
         """Format the medians over clients, layers by metrics: the first metrics that fit, and a legend."""
-        there = [each for each in variants if self._rows(*each)["client"].any()]
-        columns = {each: self.values(*each).median(axis=1) for each in there[:MANY]}
+        there = [pair for pair in variants if self._rows(*pair)["client"].any()]
+        columns = {pair: self.values(*pair).median(axis=1) for pair in there[:MANY]}
         table = pd.DataFrame(columns)
         names = [name for name in self.labels if name in table.index]
         table = table.reindex(names).rename(index=self.labels)
@@ -251,11 +251,11 @@ class Report(Displayed):
     def conclusion(self) -> str:
         """Return what to conclude: whether clients differ, or at which layer they do most, and what to do next."""
         test = self.frame[self.frame["metric"] == "clients_differ"]
-        found = test.set_index("variant")["value"].dropna()
-        if {"differ", "p"} <= {*found.index} and found.index.is_unique:
-            shown = "are shown to" if found["differ"] else "are not shown to"
+        results = test.set_index("variant")["value"].dropna()
+        if {"differ", "p"} <= {*results.index} and results.index.is_unique:
+            shown = "are shown to" if results["differ"] else "are not shown to"
             return (
-                f"Clients {shown} differ in more than their samples (p = {found['p']:.3g}). "
+                f"Clients {shown} differ in more than their samples (p = {results['p']:.3g}). "
                 "This does not say that local layers help: fl.choose trains both."
             )
         ends = {"similarity": "low", "distance": "high"}
@@ -416,13 +416,13 @@ def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
     width = max(map(len, choices.values()))
     lines = []
     for layer in plan.layers:
-        who = [each for each, choice in choices.items() if choice == layer.name]
+        who = [client for client, choice in choices.items() if choice == layer.name]
         if who and unit:  # thresholds stand as they grow
-            said = f"{len(who)} of {len(choices)} {unit}: {listing(in_order(who))}"
+            clients = f"{len(who)} of {len(choices)} {unit}: {listing(in_order(who))}"
         else:
-            said = listing(who)
+            clients = listing(who)
         if who:
-            lines.append(f"  {layer.label.ljust(width)}  {said}")
+            lines.append(f"  {layer.label.ljust(width)}  {clients}")
     return "\n".join(lines)
 
 
@@ -484,7 +484,7 @@ def in_words(
         variant: variant of the metric behind the plan. The text mentions a null that was measured by another variant.
         full: use one line per null, with the conclusion.
     """
-    lines = [_line(null, each, variant, full) for null, each in nulls.items()]
+    lines = [_line(null, draw, variant, full) for null, draw in nulls.items()]
     if not full:
         return f"Null: {'; '.join(lines)}"
     head = "Held against nulls, measured in the same way:"
@@ -492,8 +492,8 @@ def in_words(
 
 
 def _line(null: str, each: Mapping[str, Any], variant: str, full: bool) -> str:
-    kept = bool(each.get("kept"))
-    title = NULLS[null].title + " (models trained on the real data)" * kept
+    trained_again = bool(each.get("kept"))
+    title = NULLS[null].title + " (models trained on the real data)" * trained_again
     if each["variant"] not in ("", variant):
         title += f" (variant {each['variant']})"
     if not each["decided"]:
@@ -509,4 +509,4 @@ def _line(null: str, each: Mapping[str, Any], variant: str, full: bool) -> str:
     follows = (
         "measuring on other samples changes nothing; what training made of yours may"
     )
-    return f"the same plan comes from {title}: {follows if kept else NULLS[null].same}"
+    return f"the same plan comes from {title}: {follows if trained_again else NULLS[null].same}"

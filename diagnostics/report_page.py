@@ -57,9 +57,9 @@ def report_page(report: Report, title: str = "Diagnosis") -> Page:
             plt.close(figure)
         points = []
         for line in cuts(report, metric).itertuples():
-            said = f"No plan by {line.rule}. {line.trust}"
+            sentence = f"No plan by {line.rule}. {line.trust}"
             if line.shared != "no plan":
-                said = f"Share {line.shared} by {line.rule}. {line.trust}"
-            points.append(said.strip())
+                sentence = f"Share {line.shared} by {line.rule}. {line.trust}"
+            points.append(sentence.strip())
         page.points(points)
     return page

@@ -79,25 +79,28 @@ class Request:
                 samples are given.
         """
         chosen = chosen_metrics(metrics)
-        own: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
-        known = {name: python_number(value) for name, value in given.items()}
-        options = known.pop("options", None) or {}
+        options_of: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
+        values = {name: python_number(value) for name, value in given.items()}
+        options = values.pop("options", None) or {}
         check_type("options", options, dict)
         for name, value in options.items():
-            if check_known("metric with options", name, [*own, *RARE]) in own:
+            if (
+                check_known("metric with options", name, [*options_of, *RARE])
+                in options_of
+            ):
                 check_type(f"options of {name}", value, dict)
-                own[name] |= value
+                options_of[name] |= value
             else:
-                known[name] = value
-        if known.get("layers") is not None:
-            known["layers"] = as_list("layers", known["layers"])
-        for name, value in known.items():
+                values[name] = value
+        if values.get("layers") is not None:
+            values["layers"] = as_list("layers", values["layers"])
+        for name, value in values.items():
             check_known("argument of diagnose", name, ARGUMENTS)
             check_type(name, value, _HINTS[name], numpy=True)
-        for name in known.get("context") or {}:
+        for name in values.get("context") or {}:
             check_known("column of the context", name, CONTEXT)
         for metric in chosen:
-            mine, probe = own[metric.name], known.get("probe")
+            mine, probe = options_of[metric.name], values.get("probe")
             if "probe" in metric.options and mine.get("probe") is None and probe is not None:  # fmt: skip
                 mine["probe"] = probe
             if mine.get("probe") is not None and "samples" in mine:
@@ -105,11 +108,11 @@ class Request:
                     f"{metric.name} must have a probe or samples, not both; got a probe and "
                     f"samples={mine['samples']!r}."
                 )
-        made = cls(chosen, own, **known)
-        check_fields(made)
+        request = cls(chosen, options_of, **values)
+        check_fields(request)
         for metric in chosen:
-            metric.settings(**own[metric.name])
-        return made
+            metric.settings(**options_of[metric.name])
+        return request
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -157,7 +160,7 @@ class Request:
             metric.check(measurement, self.settings[metric.name])
 
 
-ARGUMENTS = [each.name for each in fields(Request)][2:]
+ARGUMENTS = [field.name for field in fields(Request)][2:]
 
 RARE = ARGUMENTS[ARGUMENTS.index("probe") :]
 """The settings that :func:`~diagnostics.measure.diagnose` takes among its options."""

@@ -102,7 +102,7 @@ class Rule:
         return len(shared)
 
     def shared(
-        self, names: Sequence[str], values: Sequence[float], **given: Any
+        self, names: Sequence[str], values: Sequence[float], **arguments: Any
     ) -> tuple[str, ...]:
         """Return the names of the shared layers.
 
@@ -113,9 +113,10 @@ class Rule:
         Raises:
             RunError: the rule returns no layer, an unknown layer, or a number that is not from 1 to L.
         """
-        given |= {"layers": tuple(names)}
+        arguments |= {"layers": tuple(names)}
         answer = self.choose(
-            list(values), **{name: given[name] for name in self.takes if name in given}
+            list(values),
+            **{name: arguments[name] for name in self.takes if name in arguments},
         )
         if isinstance(answer, Sequence) and not isinstance(answer, str):
             unknown = [name for name in answer if name not in names]
@@ -204,8 +205,8 @@ def curve_rule(name: str) -> Rule:
     """
     chosen = RULES[name]
     if not chosen.decides:
-        known = [name for name, each in RULES.members().items() if each.decides]
-        check_known("rule that decides by itself", name, known)
+        deciding = [name for name, rule in RULES.members().items() if rule.decides]
+        check_known("rule that decides by itself", name, deciding)
     return chosen
 
 
@@ -386,8 +387,8 @@ def select(
     if chosen.decides:
         plan = against_nulls(decided(table), table, decided)
     else:
-        asked = layers.split(",") if isinstance(layers, str) else layers or ()
-        names = [name.strip() for name in asked if name.strip()]
+        listed = layers.split(",") if isinstance(layers, str) else layers or ()
+        names = [name.strip() for name in listed if name.strip()]
         plan = LayerPlan(every, chosen.choose(names), why)
         if metric is not None or variant is not None:
             curve = curve_of(every, table, metric or SENSITIVITY, variant, pairs)
@@ -516,10 +517,10 @@ def _with_benchmark(plan: LayerPlan, k: int, rounds: float) -> LayerPlan:
     if rule == "top" and k != 1:
         rule = f"top k={k}"
     line = benchmark_line(plan.why.metric, rule, rounds)
-    said = f"The benchmark of rules has no line of {rule} of {plan.why.metric}: fl.regret makes one."
+    sentence = f"The benchmark of rules has no line of {rule} of {plan.why.metric}: fl.regret makes one."
     if line is not None:
-        said = line.text()
-    detail = {**plan.why.detail, "benchmark": said}
+        sentence = line.text()
+    detail = {**plan.why.detail, "benchmark": sentence}
     return replace(plan, why=replace(plan.why, detail=detail))
 
 
@@ -574,7 +575,7 @@ def decide(
     weights: dict[str, int] = {}
     for item in measured:
         for layer in item["layers"]:
-            check_known("layer", layer, [each.name for each in layers])
+            check_known("layer", layer, [layer.name for layer in layers])
         name = names[item["client"]]
         results[name], weights[name] = item, item["weight"]
     if not results:

@@ -155,22 +155,20 @@ class SensitivityAccumulator:
         for layer, names in self._names.items():
             reached = [name for name in names if name in self._sums]
             if reached:
-                found, weight = self._layer(reached)
-                values[layer] = [
-                    v if math.isfinite(v) else None for v in found.tolist()
-                ]
+                sums, weight = self._layer(reached)
+                values[layer] = [v if math.isfinite(v) else None for v in sums.tolist()]
                 weights.append(weight.tolist())
         parts = [
             {
                 "steps": steps,
-                "importance": [each[k] for each in values.values()],
-                "weights": [each[k] for each in weights],
+                "importance": [sums[k] for sums in values.values()],
+                "weights": [weight[k] for weight in weights],
             }
             for k, steps in enumerate(self._part_steps(), 1)
         ]
         return {
             "layers": [*values],
-            "importance": [each[0] for each in values.values()],
+            "importance": [sums[0] for sums in values.values()],
             "steps": self._steps,
             "parts": parts,
         }
@@ -193,10 +191,10 @@ def resample(result: Result, times: Sequence[int]) -> dict[str, Any]:
     for k in range(len(result["layers"])):
         weights = [count * part["weights"][k] for count, part in parts]
         column = [part["importance"][k] for _, part in parts]
-        known = not any(value is None for value in column)
+        complete = not any(value is None for value in column)
         values.append(
             math.fsum(map(math.prod, zip(weights, column, strict=True))) / sum(weights)
-            if known
+            if complete
             else None
         )
     return {
@@ -369,8 +367,8 @@ class Sensitivity:
             drawn = draws(parts, resamples, seed, client.name)
             for number, times in enumerate(drawn, 1):
                 again = replace(client, result=resample(client.result, times))
-                own = self.table(layers, [again], sizes)
-                rows += mark_resample(own, number, parts)
+                rows_of_draw = self.table(layers, [again], sizes)
+                rows += mark_resample(rows_of_draw, number, parts)
         return rows
 
     def _client(

@@ -93,15 +93,15 @@ def through_time(
     path = getattr(models, "path", models)
     if isinstance(path, str | Path):
         run = Run(path)
-        known: Sequence[int] = [number for number in run.rounds if number]
+        rounds_there: Sequence[int] = [number for number in run.rounds if number]
         out = Path(path).with_name(Path(path).name + SUFFIX) if out is None else out
         request = {"run": run.id, "model": model, "draws": draws}
     elif isinstance(models, Mapping) and all(isinstance(n, int) for n in models):
-        known, request = sorted(models), {}
-        for name, given in (("out", out), ("clients", clients)):
-            if given is not None:
+        rounds_there, request = sorted(models), {}
+        for name, value in (("out", out), ("clients", clients)):
+            if value is not None:
                 raise UsageError(
-                    f"{name} must be left out for models from elsewhere; got {given!r}. "
+                    f"{name} must be left out for models from elsewhere; got {value!r}. "
                     "Pass the clients to measure, and keep the rows by report.write."
                 )
     else:
@@ -110,16 +110,16 @@ def through_time(
             f"{type(models).__name__}. Pass out= to fl.run to store its rounds."
         )
     if rounds is None:
-        rounds = known if names else spaced(known, ROUNDS)
+        rounds = rounds_there if names else spaced(rounds_there, ROUNDS)
     rounds = as_list("rounds", rounds)
     for number in rounds:
-        check_known("round", str(number), map(str, known))
-    own = own_parts(models, data, options, options.get("loss"))
+        check_known("round", str(number), map(str, rounds_there))
+    objects = own_parts(models, data, options, options.get("loss"))
     request |= {"metrics": names or (MAP, CLIENTS), "clients": clients}
     request |= {"options": options}
     file = None
     if out is not None:
-        digest = sha(json_bytes({key: repr(each) for key, each in request.items()}))
+        digest = sha(json_bytes({key: repr(value) for key, value in request.items()}))
         file = Path(out) / f"rows-{digest[:8]}.jsonl"
     report = Report.read(file) if file is not None and file.exists() else None
     done = set() if report is None else set(report.frame["round"])
@@ -128,35 +128,44 @@ def through_time(
     def chosen(found: Mapping[str, Any], most: int) -> dict[str, Any]:
         for name in clients or ():
             check_known("client", name, found)
-        asked = clients or spaced(list(found), most)
-        return {name: each for name, each in found.items() if name in asked}
+        names_chosen = clients or spaced(list(found), most)
+        return {name: model_ for name, model_ in found.items() if name in names_chosen}
 
     def measured() -> Iterator[tuple[int, Report]]:
         if not request.get("run"):
             for number in left:
                 settings = {**options.get("options", {}), "context": {"round": number}}
-                given = {**options, "options": settings, "progress": False}
-                yield number, diagnose(models[number], data, names or MAP, **given)
+                arguments = {**options, "options": settings, "progress": False}
+                yield number, diagnose(models[number], data, names or MAP, **arguments)
             return
         order = (model_for(names, model),) if names else ("global", "personal", "local")
-        for number, kind, found, task in load_rounds(path, left, order, **own):
-            found = chosen(found, len(found) if names else CLIENTS)
+        for number, kind, round_models, task in load_rounds(
+            path, left, order, **objects
+        ):
+            round_models = chosen(round_models, len(round_models) if names else CLIENTS)
             context = {"round": number, "model": kind, "run": Path(path).name}
             context["seed"] = task.config.execution.seed
-            digests = {tree.digest(tree.state_dict(each)) for each in found.values()}
-            same = kind == "global" or len(found) > len(digests) == 1
+            digests = {
+                tree.digest(tree.state_dict(model_)) for model_ in round_models.values()
+            }
+            same = kind == "global" or len(round_models) > len(digests) == 1
             if names or not same:
                 how = {"context": context, "progress": False, **options}
-                each = diagnose_models(task, found, names or MAP, **how)
+                round_report = diagnose_models(task, round_models, names or MAP, **how)
             else:
-                each = _with_null(task, found, context, draws, options)
+                round_report = _with_null(task, round_models, context, draws, options)
             plan = run.plan()
-            yield number, replace(each, header={**each.header, "plan": plan})
+            yield (
+                number,
+                replace(round_report, header={**round_report.header, "plan": plan}),
+            )
 
     with progress_bar(len(left), "through time", "round", shown=progress) as bar:
         cell = Cell()
-        for number, each in measured():
-            report = each if report is None else _joined(report, each)
+        for number, measured_report in measured():
+            report = (
+                measured_report if report is None else _joined(report, measured_report)
+            )
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 report.write(file)
@@ -233,8 +242,10 @@ def _with_null(
         at = replace(task, data=data, model=common)
         # a client's own training samples shaped the model: at them, gradients of clients that do not differ agree
         # less than those of samples dealt at random, and the null would not hold
-        held = tuple(replace(each, train=each.validation) for each in data.clients)
-        unseen = replace(at, data=replace(data, clients=held))
+        clients = tuple(
+            replace(client, train=client.validation) for client in data.clients
+        )
+        unseen = replace(at, data=replace(data, clients=clients))
         fixed = _joined(
             diagnose_models(unseen, models, [GRADIENTS], context=context, **how),
             diagnose_models(at, models, [PROBE], context=context, **how),

@@ -259,33 +259,33 @@ def check_formulas(
         for name in names
         if owner(name) not in taps
     }
-    known = {name: run.parameters[name] for name in names if name not in doubts}
-    taps = {path: taps[path] for path in dict.fromkeys(map(owner, known))}
+    tapped = {name: run.parameters[name] for name in names if name not in doubts}
+    taps = {path: taps[path] for path in dict.fromkeys(map(owner, tapped))}
     # a correct formula differs by rounding alone
     tolerance = math.sqrt(torch.finfo(logits.dtype).eps)
     generator = torch_generator(run.seed, "formula check")
     u = torch.randn(logits.shape, generator=generator).to(logits)
-    for sample in range(min(2, len(logits)) if known else 0):
+    for sample in range(min(2, len(logits)) if tapped else 0):
         run.clock.check()
         alone = torch.zeros_like(u)
         alone[sample] = u[sample]
         gradients = torch.autograd.grad(
-            (logits * alone).sum(), [*known.values()], retain_graph=True
+            (logits * alone).sum(), [*tapped.values()], retain_graph=True
         )
         claimed = squares(logits, alone, taps)
         size = {
             name: gradient.square().sum()
-            for name, gradient in zip(known, gradients, strict=True)
+            for name, gradient in zip(tapped, gradients, strict=True)
         }
-        for name in known:
-            own = torch.zeros_like(u[:, 0])
-            own[sample] = size[name]
+        for name in tapped:
+            alone_size = torch.zeros_like(u[:, 0])
+            alone_size[sample] = size[name]
             # beside its module's other parameters: a bias that softmax does not feel has rounding for its gradient
             scale = sum(
                 value for other, value in size.items() if owner(other) == owner(name)
             )
             if name not in claimed or not bool(
-                ((claimed[name] - own).abs() <= tolerance * scale).all()
+                ((claimed[name] - alone_size).abs() <= tolerance * scale).all()
             ):
                 doubts[name] = (
                     f"{name}: the formula for its per-sample gradients does not hold"
@@ -301,8 +301,10 @@ def exact_terms(
     for k in range(signs.shape[1] if taps else 0):
         one = torch.zeros_like(signs)
         one[:, k] = 1
-        found = squares(logits, combine(one).to(logits.dtype), taps)
-        yield {name: signs[:, k] * norms.double() for name, norms in found.items()}
+        norms_by_name = squares(logits, combine(one).to(logits.dtype), taps)
+        yield {
+            name: signs[:, k] * norms.double() for name, norms in norms_by_name.items()
+        }
 
 
 def gauss_newton_terms(
@@ -320,12 +322,12 @@ def gauss_newton_terms(
     """
     combine, signs = factors(loss, logits, y)
     while True:
-        draw, found = rademacher(signs, generator), Tree()
+        draw, terms = rademacher(signs, generator), Tree()
         for sign in signs.unique():
             cotangent = combine(draw * (signs == sign)).to(logits.dtype)
             for name, norms in squares(logits, cotangent, taps, tensors).items():
-                found[name] = found.get(name, 0.0) + sign * norms.double()
-        yield found
+                terms[name] = terms.get(name, 0.0) + sign * norms.double()
+        yield terms
 
 
 # --- the Hessian of the loss in the logits ---------------------------------------------------------------------

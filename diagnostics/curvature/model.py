@@ -318,9 +318,11 @@ def are_coupled(run: Differentiable, x: Tensor, y: Tensor) -> bool:
     targets: list[Any] = [tap.edge for tap in taps.values() if tap is not None]
     targets += [leaf] if leaf.requires_grad else []
     half = -(-len(x) // 2)
-    found = torch.autograd.grad(losses[:half].sum(), targets, allow_unused=True)
-    reach = found[-1:] if leaf.requires_grad else found
-    return any(bool(each[half:].any()) for each in reach if each is not None)
+    gradients = torch.autograd.grad(losses[:half].sum(), targets, allow_unused=True)
+    reach = gradients[-1:] if leaf.requires_grad else gradients
+    return any(
+        bool(gradient[half:].any()) for gradient in reach if gradient is not None
+    )
 
 
 def squares(
@@ -346,14 +348,14 @@ def squared_norms(
     gradients: Mapping[str, Tensor | None], taps: Mapping[str, Tap]
 ) -> Tree:
     """Return squared norms, from gradients at the outputs of tapped modules, by path, and of tensors, by name."""
-    found = {}
+    squares = {}
     for key, gradient in gradients.items():
         if gradient is not None and key in taps:
             for local, norms in taps[key].norms(gradient).items():
-                found[parameter_name(key, local)] = norms
+                squares[parameter_name(key, local)] = norms
         elif gradient is not None:
-            found[key] = gradient.square().sum()
-    return found
+            squares[key] = gradient.square().sum()
+    return squares
 
 
 # --- formulas of modules ---------------------------------------------------------------------------------------
@@ -447,8 +449,8 @@ def _outer_norm(
     if work < 1.25 * out * inner * length and n * groups * length * length <= LARGEST:
         piece = max(1, LARGEST // (8 * groups * inner * length))
         rows = (slice(start, start + piece) for start in range(0, n, piece))
-        kept = torch.cat([u.mT @ u for u in map(patches, rows)])
-        return lambda delta: ((delta.mT @ delta) * kept).sum((1, 2, 3))
+        gram = torch.cat([u.mT @ u for u in map(patches, rows)])
+        return lambda delta: ((delta.mT @ delta) * gram).sum((1, 2, 3))
     keep = passes > 1 and n * groups * inner * length <= LARGEST
     u_kept = patches(slice(0, n)) if keep else None
     # read once, so few patches are formed at a time that they stay in the cache
@@ -611,7 +613,7 @@ def _draw_embedding(module: nn.Embedding, a: Tensor) -> Draw:
     """Return draws for an embedding table. Equal tokens of a sample share a row."""
     index = a.reshape(len(a), -1)
     first = (index.unsqueeze(2) == index.unsqueeze(1)).to(torch.uint8).argmax(2)
-    kept = (
+    is_first = (
         torch.ones_like(index)
         if module.padding_idx is None
         else (index != module.padding_idx)
@@ -621,7 +623,9 @@ def _draw_embedding(module: nn.Embedding, a: Tensor) -> Draw:
         rows = rademacher(
             module.weight.new_empty(*index.shape, module.embedding_dim), generator
         )
-        rows = rows.gather(1, first.unsqueeze(2).expand_as(rows)) * kept.unsqueeze(2)
+        rows = rows.gather(1, first.unsqueeze(2).expand_as(rows)) * is_first.unsqueeze(
+            2
+        )
         return rows.reshape(*a.shape, module.embedding_dim)
 
     return draw

@@ -211,13 +211,13 @@ def hessian_spectrum(
             clock.check()
             first = next(_gradients(run, data, batch))
             for layer in layers:
-                own = [e for e in layer.parameters if first.get(e) is not None]
-                if not own:
+                used = [e for e in layer.parameters if first.get(e) is not None]
+                if not used:
                     failures[layer.name] = why_unreadable(layer, "all", False)
-                elif differentiable_once(first[name] for name in own):
+                elif differentiable_once(first[name] for name in used):
                     failures[layer.name] = CUT
                 else:
-                    block = blocks[layer.name] = {e: run.parameters[e] for e in own}
+                    block = blocks[layer.name] = {e: run.parameters[e] for e in used}
                     size = sum(tensor.numel() for tensor in block.values())
                     generator = torch_generator(seed, "lanczos", layer.name)
                     searches[layer.name] = Lanczos(
@@ -225,19 +225,21 @@ def hessian_spectrum(
                         k,
                         tol,
                         steps,
-                        block[own[0]],
+                        block[used[0]],
                         generator,
                         repeated=not density,
                     )
-            kept = [first] if len(sizes) == 1 else None
+            one_block = [first] if len(sizes) == 1 else None
             del first
             # of a graph that is kept, one layer after another, for the memory
-            groups = [[name] for name in searches] if kept else [[*searches]]
+            groups = [[name] for name in searches] if one_block else [[*searches]]
             for group in clock.turns(groups, share=True):
                 left = {name: searches[name] for name in group}
                 while left and not clock.over:
-                    products = {name: 0 * each.basis[-1] for name, each in left.items()}
-                    for gradients in kept or _gradients(run, data, batch):
+                    products = {
+                        name: 0 * search.basis[-1] for name, search in left.items()
+                    }
+                    for gradients in one_block or _gradients(run, data, batch):
                         for name, product in products.items():
                             tensors = [*blocks[name].values()]
                             parts = (
@@ -248,22 +250,22 @@ def hessian_spectrum(
                                 for p, t in zip(parts, tensors, strict=True)
                             ]
                             try:
-                                found = curvature(
+                                curvatures = curvature(
                                     [gradients[e] for e in blocks[name]], v, tensors
                                 )
                             except NoValue as error:
                                 failures[name] = str(error)
                             else:
-                                product += torch.cat([h.flatten() for h in found])
+                                product += torch.cat([h.flatten() for h in curvatures])
                     for name, product in products.items():
                         if not product.isfinite().all():
                             failures[name] = "a product with the Hessian is not finite"
                         elif name not in failures:
                             left[name].add(product / sum(sizes))
                     left = {
-                        name: each
-                        for name, each in left.items()
-                        if not each.done and name not in failures
+                        name: search
+                        for name, search in left.items()
+                        if not search.done and name not in failures
                     }
         except NoValue as error:
             failures = {layer.name: str(error) for layer in layers}
@@ -278,7 +280,7 @@ def hessian_spectrum(
             if not search.done:
                 how = f"ended after {search.products} products"
             how = f"lanczos({how}), error = residual"
-        values, errors, weights = (each.tolist() for each in numbers)
+        values, errors, weights = (column.tolist() for column in numbers)
         results.append(
             SpectrumResult(
                 layer.name,

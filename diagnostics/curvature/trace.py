@@ -143,9 +143,9 @@ def layer_traces(
         NoValue: a layer has no product with its block.
     """
     layer_of = {name: layer for layer, group in layers.items() for name in group}
-    own = [name for name in layer_of if layer_of[name] not in shared]
+    unshared = [name for name in layer_of if layer_of[name] not in shared]
     weights = [name for name in layer_of if layer_of[name] in shared]
-    paths = {owner(name): layer_of[name] for name in own}
+    paths = {owner(name): layer_of[name] for name in unshared}
     layer_of |= paths
     pair = full_batch(data) if weights and not run.model.training else None
     if pair is not None:
@@ -171,30 +171,32 @@ def layer_traces(
         elif kind == "ggn":
             terms = gauss_newton_terms(run.loss, logits, y, taps, tensors, generator)
         else:
-            terms = _hessian_terms(run, losses, taps, tensors, own, layer_of, generator)
+            terms = _hessian_terms(
+                run, losses, taps, tensors, unshared, layer_of, generator
+            )
         zero = torch.zeros((), dtype=torch.float64)
         means, squares = dict.fromkeys(layers, zero), dict.fromkeys(layers, zero)
-        found: dict[str, tuple[float, float]] = dict.fromkeys(layers, (0.0, 0.0))
+        estimates: dict[str, tuple[float, float]] = dict.fromkeys(layers, (0.0, 0.0))
         count = 0
         for count, term in enumerate(clock.turns(islice(terms, probes), last), 1):
             sums = dict.fromkeys(layers, zero)
-            for name, each in term.items():
+            for name, entries in term.items():
                 if name in layer_of:
                     layer = layer_of[name]
-                    sums[layer] = sums[layer].to(each.device) + each
+                    sums[layer] = sums[layer].to(entries.device) + entries
             for layer, value in sums.items():  # their running means and squares
                 off = value - means[layer]
                 means[layer] = means[layer] + off / count
                 squares[layer] = squares[layer] + off * (value - means[layer])
                 spread = float(squares[layer].sum()) / count / max(count - 1, 1)
-                found[layer] = float(means[layer].sum()), spread
-            small = all(v <= (error * mean) ** 2 for mean, v in found.values())
+                estimates[layer] = float(means[layer].sum()), spread
+            small = all(v <= (error * mean) ** 2 for mean, v in estimates.values())
             if kind == "exact":
                 clock.check()  # a part of the passes has no value
             elif count > 1 and (clock.over or (small and count >= FEWEST)):
                 ended |= count < probes and not (small and count >= FEWEST)
                 break
-        for layer, (mean, spread) in found.items():
+        for layer, (mean, spread) in estimates.items():
             exact = kind == "exact"
             values[layer] += mean * count if exact else mean
             variances[layer] += 0 if exact else spread
@@ -282,9 +284,9 @@ def _hessian_terms(
     norms = dict.fromkeys(whose, 0.0)
     with torch.no_grad():
         named = dict(zip(keys, gradients, strict=True))
-        for name, each in squared_norms(named, taps).items():
+        for name, values in squared_norms(named, taps).items():
             if name in layer_of:
-                norms[layer_of[name]] += float(each.sum())
+                norms[layer_of[name]] += float(values.sum())
     sizes = {layer: math.sqrt(norm) or 1.0 for layer, norm in norms.items()}
     while True:
         u = [
@@ -292,11 +294,11 @@ def _hessian_terms(
             for draw, layer in zip(draws, whose, strict=True)
         ]
         products = curvature(gradients, u, targets)
-        found = {}
+        terms = {}
         for key, layer, a, b in zip(keys, whose, u, products, strict=True):
-            each = (a * b).double() * sizes[layer] ** 2
-            found[key] = each.flatten(1).sum(1) if key in taps else each.sum()
-        yield found
+            values = (a * b).double() * sizes[layer] ** 2
+            terms[key] = values.flatten(1).sum(1) if key in taps else values.sum()
+        yield terms
 
 
 BACKENDS = ("fedlayers", "pyhessian")

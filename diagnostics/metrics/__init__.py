@@ -122,10 +122,10 @@ def known_metrics() -> Mapping[str, Facts]:
 
 @cache
 def _stored() -> dict[str, Facts]:
-    found: dict[str, Facts] = read_as(
+    facts: dict[str, Facts] = read_as(
         dict[str, Facts], json.loads(STORED.read_bytes()), "the facts of metrics"
     )
-    return found
+    return facts
 
 
 def facts_of(name: str) -> Facts:

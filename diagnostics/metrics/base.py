@@ -92,7 +92,7 @@ class Metric(Facts):
     def option_types(self) -> dict[str, Any]:
         """Names and types of the metric's own options."""
         hints = get_type_hints(self.options_type)
-        return {each.name: hints[each.name] for each in fields(self.options_type)}
+        return {field.name: hints[field.name] for field in fields(self.options_type)}
 
     def why_not(self, task: str) -> str:
         """Return why the metric has no value for a task, or ""."""
@@ -113,9 +113,9 @@ class Metric(Facts):
             check_known(f"option of {self.name}", name, types)
             check_type(f"{self.name}: {name}", value, types[name], numpy=True)
         with about(self.name):
-            made = self.options_type(**options)
-            check_fields(made)
-        return made
+            settings = self.options_type(**options)
+            check_fields(settings)
+        return settings
 
     def check(self, measurement: Measurement, settings: Any) -> None:
         """Refuse options that do not fit the measurement's layers, batch or mode.
@@ -143,15 +143,16 @@ class Metric(Facts):
             else self.compute(measurement, settings)
         )
         if not isinstance(rows, list) or any(
-            not isinstance(each, dict) or "metric" not in each for each in rows
+            not isinstance(row, dict) or "metric" not in row for row in rows
         ):
             raise UsageError(
                 f"metric {self.name!r} must return a list of rows, as fl.row makes them; got {rows!r:.80}."
             )
-        for each in rows:
-            if each["metric"] != self.name:
+        for measured_row in rows:
+            if measured_row["metric"] != self.name:
                 raise UsageError(
-                    f"rows of metric {self.name!r} must be named after it; got a row of metric {each['metric']!r}."
+                    f"rows of metric {self.name!r} must be named after it; got a row of metric "
+                    f"{measured_row['metric']!r}."
                 )
         return rows
 
@@ -187,7 +188,7 @@ def _from_function(function: Any, path: str) -> Metric:
     )
 
 
-_FACTS = [each.name for each in fields(Facts) if each.name != "name"]
+_FACTS = [field.name for field in fields(Facts) if field.name != "name"]
 METRICS: Registry[Metric] = Registry("metric", "diagnostics.metrics", _from_function)
 
 
@@ -218,8 +219,8 @@ def metric(
     facts = _checked_facts(**facts)
 
     def add(function: Compute) -> Compute:
-        made = _make(function, description, direction, **facts)
-        METRICS.add(made.name, made, function)
+        made_metric = _make(function, description, direction, **facts)
+        METRICS.add(made_metric.name, made_metric, function)
         return function
 
     return add
@@ -278,14 +279,14 @@ def layer_metric(
 
     def add(function: LayerFunction) -> LayerFunction:
         takes = "a model", "a layer", "a probe"
-        made = _make(function, description, direction, before=takes, **facts)
+        made_metric = _make(function, description, direction, before=takes, **facts)
 
         @wraps(function)
         def compute(measurement: Measurement, *options: Any) -> list[Row]:
-            return _layer_rows(made, unit, measurement, options)
+            return _layer_rows(made_metric, unit, measurement, options)
 
-        whole = vars(function)["metric"] = replace(made, compute=compute)
-        METRICS.add(made.name, whole, function)
+        whole = vars(function)["metric"] = replace(made_metric, compute=compute)
+        METRICS.add(made_metric.name, whole, function)
         return function
 
     return add
@@ -324,12 +325,12 @@ def _layer_rows(
             if not exact:
                 columns["n_samples"] = sum(len(y) for _, y in probe.batches)
             for layer in measurement.clock.turns(measurement.layers):
-                found: Any = NoValue("unused in the forward pass")
+                result: Any = NoValue("unused in the forward pass")
                 if layer.used or exact:
-                    found = _call(formula, layer, probe, options)
+                    result = _call(formula, layer, probe, options)
                 names = formula.variants or ("",)
                 values = (
-                    found if isinstance(found, dict) else dict.fromkeys(names, found)
+                    result if isinstance(result, dict) else dict.fromkeys(names, result)
                 )
                 columns["layer"] = layer.name
                 columns["n_params"] = sum(
@@ -359,17 +360,17 @@ def _call(
     with one_line(what), seeded:
         try:
             probe.measurement.clock.check()
-            found = formula.compute(probe.subject.model, layer, probe, *options)
+            result = formula.compute(probe.subject.model, layer, probe, *options)
         except NoValue as reason:
             return reason
-    values = found if isinstance(found, dict) else {"": found}
+    values = result if isinstance(result, dict) else {"": result}
     for value in values.values():
         fine = isinstance(value, Real) and math.isfinite(value)
         if not fine and not isinstance(value, NoValue):
             raise UsageError(
                 f'{what} must be a finite number; got {short_value(value)}. Raise fl.NoValue("why") if there is none.'
             )
-    return found
+    return result
 
 
 def _checked_facts(
@@ -384,7 +385,7 @@ def _checked_facts(
     check_known("whose features a metric reads", features, FEATURES)
     for name in look or {}:
         check_known(
-            "attribute of a look", name, [each.name for each in fields(PlotStyle)]
+            "attribute of a look", name, [field.name for field in fields(PlotStyle)]
         )
     for name in facts:
         check_known("attribute of a metric", name, _FACTS)
@@ -406,13 +407,13 @@ def _make(
         before: what the function takes before its options, for the message.
     """
     name, parameters = function.__name__, list(inspect.signature(function).parameters)
-    given = len(before)
-    if len(parameters) not in (given, given + 1):
+    count = len(before)
+    if len(parameters) not in (count, count + 1):
         raise UsageError(
             f"metric {name!r} must take {listing(before)} and maybe options; got {len(parameters)} arguments."
         )
     options_type: Any = NoOptions
-    for option in parameters[given:]:
+    for option in parameters[count:]:
         options_type = get_type_hints(function).get(option)
         if not (
             is_dataclass(options_type)

@@ -475,7 +475,7 @@ def output_disagreement(measurement: Measurement, options: CommonSamples) -> lis
     """
     subjects, rows = measurement.subjects, []
     layers = measurement.layers
-    last = ([each for each in layers if each.used] or layers)[-1]
+    last = ([layer for layer in layers if layer.used] or layers)[-1]
     whole = SimilarityOptions(options.probe, options.samples)
     comparison = LayerComparison("output_disagreement", measurement, whole)
 
@@ -488,17 +488,17 @@ def output_disagreement(measurement: Measurement, options: CommonSamples) -> lis
     nothing = torch.full((1, 0), torch.nan)  # of no classes
     for a, b in itertools.combinations(range(len(subjects)), 2):
         p, q = (outputs.get(("", client), nothing) for client in (a, b))
-        found = dict.fromkeys(("classes", "probabilities", "chance"), nothing)
+        by_variant = dict.fromkeys(("classes", "probabilities", "chance"), nothing)
         why = faults.get(("", a), faults.get(("", b), "outputs of other classes"))
         if p.shape == q.shape != nothing.shape:
             why, (of_p, of_q) = "", (z.argmax(1) for z in (p, q))
             f, g = (c.bincount(minlength=p.shape[1]) / len(p) for c in (of_p, of_q))
-            found = {
+            by_variant = {
                 "classes": (of_p != of_q).double(),
                 "probabilities": (p - q).abs().sum(1) / 2,
                 "chance": (1 - f.double() @ g.double()).reshape(1),
             }
-        for variant, values in found.items():
+        for variant, values in by_variant.items():
             error = (
                 float(values.std()) / len(values) ** 0.5 if len(values) > 1 else None
             )

@@ -173,10 +173,11 @@ class GradSimilarity:
         }
         rows = []
         for layer in measurement.layers:
-            found = [
-                (own, own.meter.gradients(layer, self.tensors)) for own in readings
+            gradients = [
+                (reading, reading.meter.gradients(layer, self.tensors))
+                for reading in readings
             ]
-            for pair in itertools.combinations(found, 2):
+            for pair in itertools.combinations(gradients, 2):
                 rows.append(
                     self._row(layer, pair, SPENT * measurement.clock.over, **common)
                 )
@@ -290,8 +291,8 @@ def grad_noise(measurement: Measurement, options: GradNoise) -> list[Row]:
         names = dict.fromkeys(name for layer in used for name in chosen[layer])
         noise = gradient_noise(subject, measurement, list(names))
         for layer in measurement.layers:
-            own = [name for name in chosen[layer.name] if name in noise.sizes]
-            rows += _noise_rows(layer, noise, own, subject, options)
+            tensors = [name for name in chosen[layer.name] if name in noise.sizes]
+            rows += _noise_rows(layer, noise, tensors, subject, options)
     return rows
 
 

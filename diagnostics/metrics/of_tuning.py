@@ -83,11 +83,11 @@ def given(
     """
     if one_for_each(measurement):
         return "needs one model for all clients: name the global one"
-    held = {name: _split(data) for name, data in (options.test or {}).items()}
+    tests = {name: _split(data) for name, data in (options.test or {}).items()}
     parts = {
-        s.client: (_split(s.data), held[s.client])
+        s.client: (_split(s.data), tests[s.client])
         for s in measurement.subjects
-        if len(held.get(s.client, ()))
+        if len(tests.get(s.client, ()))
     }
     if not parts:
         return "needs validation samples"
@@ -114,13 +114,13 @@ def own_losses(measurement: Measurement, options: Shared) -> CrossLosses | None:
     The samples are those of the option ``test``, or else the measured ones.
     """
     subjects = measurement.subjects
-    held = {s.client: _split(s.data) for s in subjects}
+    tests = {s.client: _split(s.data) for s in subjects}
     if options.test is not None:
-        held = {name: _split(data) for name, data in options.test.items() if len(data)}
-    subjects = [s for s in subjects if s.client in held]
+        tests = {name: _split(data) for name, data in options.test.items() if len(data)}
+    subjects = [s for s in subjects if s.client in tests]
     if len(subjects) < 2:
         return None
-    splits = [held[s.client] for s in subjects]
+    splits = [tests[s.client] for s in subjects]
     y = torch.cat([split.y for split in splits])
     outputs = []
     for subject in subjects:
@@ -137,15 +137,15 @@ def own_losses(measurement: Measurement, options: Shared) -> CrossLosses | None:
         inside = np.isin(np.arange(count), block)
         apart = inside[:, None] != np.isin(client, block)[None, :]
         losses[:, apart] = np.nan
-    own: list[Any] = [np.arange(size) for size in sizes]
+    kept_numbers: list[Any] = [np.arange(size) for size in sizes]
     if options.test is None:
         groups = [s.groups for s in subjects]
-        own = [
+        kept_numbers = [
             numbers if group is None else group
-            for group, numbers in zip(groups, own, strict=True)
+            for group, numbers in zip(groups, kept_numbers, strict=True)
         ]
     share = np.array([s.n_train for s in subjects], dtype=np.float64)
-    return CrossLosses(losses, client, share, nested_groups(own))
+    return CrossLosses(losses, client, share, nested_groups(kept_numbers))
 
 
 # --- whether clients differ -------------------------------------------------------------------------------------
@@ -179,12 +179,12 @@ def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row
     or on the measured ones if no model was trained on them.
     """
     if one_for_each(measurement):
-        own = own_losses(measurement, options)
-        if own is None:
+        cross_losses = own_losses(measurement, options)
+        if cross_losses is None:
             return [row("clients_differ", None, status=FEW_CLIENTS, variant="differ")]
-        parts = blocks(own.losses.shape[1], measurement.seed)
-        found = permutation_test([own], parts, seed=measurement.seed)
-        return rows_of(found, [OWN_MODELS])
+        parts = blocks(cross_losses.losses.shape[1], measurement.seed)
+        test = permutation_test([cross_losses], parts, seed=measurement.seed)
+        return rows_of(test, [OWN_MODELS])
     how = given(measurement, options)
     if isinstance(how, str):
         return [row("clients_differ", None, status=how, variant="differ")]
@@ -247,13 +247,13 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
     tuner = Tuner(**arguments)
     profile = Profile(tuner)
     whole = _attempt(lambda: profile.of(every(measurement.layers)))
-    found = {ALL: whole}
+    gains = {ALL: whole}
     for layer in measurement.clock.turns(measurement.layers):
-        found[layer.name] = _reason(tuner, layer) or _attempt(
+        gains[layer.name] = _reason(tuner, layer) or _attempt(
             partial(profile.of, frozenset(layer.tensors))
         )
     if batch_norms(tuner.workspace.model):
-        found[STATISTICS] = _attempt(
+        gains[STATISTICS] = _attempt(
             lambda: profile.chosen(tuner.with_new_statistics()[None])
         )
     shown = ""
@@ -261,10 +261,10 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
         shown = _not_shown(arguments)
         if not shown and not profile.mean(whole.nats).value > 0:
             shown = "all layers together gain nothing"
-    made: list[Row] = []
-    for name, gain in found.items():
-        made += _rows(profile, clients, name, gain, whole, shown)
-    return made
+    tuning_rows: list[Row] = []
+    for name, gain in gains.items():
+        tuning_rows += _rows(profile, clients, name, gain, whole, shown)
+    return tuning_rows
 
 
 def _not_shown(arguments: Mapping[str, Any]) -> str:
@@ -311,14 +311,14 @@ def _rows(
                 NAME, None, status=gain, variant=f"fall{extra}", client=client, **where
             )
         return
-    held = profile.tuner.held
+    scored = profile.tuner.held
     kinds = {"fall": (gain.nats, 1), "gain": (gain.right, 100)}
     if profile.tuner.loss.task != CLASSIFICATION:
         del kinds["gain"]
     for variant, (values, factor) in kinds.items():
         for k, client in enumerate(clients):
-            own = held.client == k
-            mean = stratified_mean(values[own], None, held.group[own])
+            is_client = scored.client == k
+            mean = stratified_mean(values[is_client], None, scored.group[is_client])
             yield estimated(
                 NAME, variant + extra, mean, factor,
                 client=client, n_train=len(profile.tuner.train[k][2]), **where,

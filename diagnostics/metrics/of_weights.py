@@ -181,10 +181,10 @@ def update_magnitude(
     params = tree.named_tensors(model)
     for name in tensors_of(layer, tensors):
         check_known("tensor of the start", name, origin)
-        shape, given = tuple(params[name].shape), tuple(origin[name].shape)
-        if given != shape:
+        shape, got = tuple(params[name].shape), tuple(origin[name].shape)
+        if got != shape:
             raise UsageError(
-                f"{name!r} of the start must be {shape}, as in the model; got {given}."
+                f"{name!r} of the start must be {shape}, as in the model; got {got}."
             )
     w = vector_of(params, layer, tensors)
     w0 = vector_of(origin, layer, tensors).to(w.device)
@@ -217,10 +217,12 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
     for layer in measurement.clock.turns(measurement.layers):
         zero = NoValue(f"the weights of layer {layer.name!r} are zero")
         vectors: list[Tensor | NoValue] = []
-        for own in params:
+        for params_of_client in params:
             try:
                 measurement.clock.check()
-                vectors.append(vector_of(own, layer, options.tensors).cpu())
+                vectors.append(
+                    vector_of(params_of_client, layer, options.tensors).cpu()
+                )
             except NoValue as reason:
                 vectors.append(reason)
         size = sum(
@@ -362,17 +364,19 @@ def weight_spectrum(
     if not matrices:
         raise NoValue("the layer has no weight matrix")
     finite_entries(matrices, "weights", layer)
-    found = []
+    spectra = []
     for matrix in (w.double().flatten(1) for w in matrices):
         largest = float(torch.linalg.matrix_norm(matrix, 2))
         if not largest:
             raise NoValue(f"the weights of layer {layer.name!r} are zero")
         total, (m, k) = float(matrix.square().sum()), matrix.shape
-        found.append((total / largest**2, _random_rank(min(m, k), max(m, k)), largest))
+        spectra.append(
+            (total / largest**2, _random_rank(min(m, k), max(m, k)), largest)
+        )
     names = ("stable_rank", "noise", "spectral_norm")
     return {
         name: sum(values) / len(values)
-        for name, values in zip(names, zip(*found, strict=True), strict=True)
+        for name, values in zip(names, zip(*spectra, strict=True), strict=True)
     }
 
 
@@ -453,24 +457,24 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
         if options.test is not None:
             check_known("client with test data", subject.client, options.test)
             data = options.test[subject.client]
-        (own,), n = _losses(measurement, subject, data, [{}])
+        (own_loss,), n = _losses(measurement, subject, data, [{}])
         for layer in measurement.clock.turns(measurement.layers):
             used = layer.tensors if layer.used else ()
-            parts = [tree.select(each, used) for each in trees if used and n]
+            parts = [tree.select(params, used) for params in trees if used and n]
             others = parts[:k] + parts[k + 1 :]
-            found = {
+            swaps = {
                 "swap": others,
                 "average": [tree.mean(parts, weights, rules)] if others else [],
             }
             if options.second is not None:
                 check_known("client of the second seed", subject.client, options.second)
                 second = tree.state_dict(options.second[subject.client])
-                found["second_seed"] = [tree.select(second, used)] if used else []
-            sources = [each for group in found.values() for each in group]
+                swaps["second_seed"] = [tree.select(second, used)] if used else []
+            sources = [source for group in swaps.values() for source in group]
             values_of, reached = _losses(measurement, subject, data, sources)
             losses = iter(values_of)
-            for variant, group in found.items():
-                values = [next(losses) - own for _ in group]
+            for variant, group in swaps.items():
+                values = [next(losses) - own_loss for _ in group]
                 status = "" if layer.used else "unused in the forward pass"
                 status = status or ("" if n else SPENT)
                 status = status or ("" if values else "needs at least two clients")
@@ -504,7 +508,7 @@ def _losses(
     if not sources:
         return totals, n
     stacked = {
-        name: torch.stack([each[name] for each in sources]) for name in sources[0]
+        name: torch.stack([source[name] for source in sources]) for name in sources[0]
     }
     seeded = torch_seeded(seed_of(how.seed, "diagnose", "swap"))
     try:
@@ -519,16 +523,18 @@ def _losses(
                     return call_with(subject.model, tensors, x)
 
                 if len(sources) == 1:
-                    z = [output({name: own[0] for name, own in stacked.items()})]
+                    z = [
+                        output({name: tensors[0] for name, tensors in stacked.items()})
+                    ]
                 else:
                     z = vmap(output, randomness="same", chunk_size=TOGETHER)(stacked)
-                for k, each in enumerate(z):
-                    how.loss.check_batch(each, y)
-                    totals[k] += float(how.loss.per_sample(each, y).double().sum())
+                for k, output_ in enumerate(z):
+                    how.loss.check_batch(output_, y)
+                    totals[k] += float(how.loss.per_sample(output_, y).double().sum())
                 n += len(y)
     except RuntimeError:
         if len(sources) == 1:
             raise
-        alone = [_losses(how, subject, data, [each]) for each in sources]
-        return [own for (own,), _ in alone], min(n for _, n in alone)
+        alone = [_losses(how, subject, data, [source]) for source in sources]
+        return [total for (total,), _ in alone], min(n for _, n in alone)
     return [total / n for total in totals], n

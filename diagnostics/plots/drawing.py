@@ -116,13 +116,13 @@ def check_letters(axes: Sequence[Axes]) -> None:
         return
     lacking: dict[str, None] = {}
     for text in texts:
-        known: set[int] = set()
+        characters: set[int] = set()
         for family in text.get_fontfamily():
             path = font_manager.findfont(font_manager.FontProperties([family]))
-            known |= font_manager.get_font(path).get_charmap().keys()
+            characters |= font_manager.get_font(path).get_charmap().keys()
         letters = dict.fromkeys(text.get_text())
         lacking |= dict.fromkeys(
-            k for k in letters if k != "\n" and ord(k) not in known
+            k for k in letters if k != "\n" and ord(k) not in characters
         )
     if lacking:
         warn(
@@ -250,9 +250,9 @@ def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
     measured = {*keys, "value", "stderr", "status", "n_params", "n_samples", "n_train"}
     ways = []
     for name in COLUMNS:
-        found = same[name].astype(str).unique() if name in same else []
-        if name not in measured and len(found) > 1:
-            ways.append(f"{name} ({listing(found, 6)})")
+        values = same[name].astype(str).unique() if name in same else []
+        if name not in measured and len(values) > 1:
+            ways.append(f"{name} ({listing(values, 6)})")
     where = ", ".join(f"{name} {value!r}" for name, value in here.iloc[0].items())
     raise UsageError(
         f"There are {len(same)} values of {same.iloc[0]['metric']} for {where}. "
@@ -273,8 +273,8 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
         return float((group["value"] * weights).sum(skipna=False) / weights.sum())
 
     groups = rows.groupby(list(keys), sort=False, dropna=False)
-    found = groups[["value", "n_train"]].apply(mean)
-    return found if len(rows) else pd.Series(dtype=float)
+    means = groups[["value", "n_train"]].apply(mean)
+    return means if len(rows) else pd.Series(dtype=float)
 
 
 def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:
@@ -323,8 +323,8 @@ def arm_colours(names: Sequence[str]) -> list[str]:
     fixed = {name: ARMS[name] for name in names if name in ARMS}
     free = [k for k in range(len(COLOURS)) if k not in fixed.values()]
     others = iter(name for name in names if name not in ARMS)
-    given = {name: free[k % len(free)] for k, name in enumerate(others)}
-    return [COLOURS[{**given, **fixed}[name]] for name in names]
+    free_colours = {name: free[k % len(free)] for k, name in enumerate(others)}
+    return [COLOURS[{**free_colours, **fixed}[name]] for name in names]
 
 
 def client_style(k: int, names: Sequence[str]) -> dict[str, Any]:

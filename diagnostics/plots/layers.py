@@ -118,12 +118,12 @@ def metric(
             line = axes.plot(x, values[name], linewidth=1.3, **client_style(k, names))[
                 0
             ]
-            known = (errors[name] > 0) & values[name].notna()
-            if known.any():
+            with_error = (errors[name] > 0) & values[name].notna()
+            if with_error.any():
                 axes.errorbar(
-                    x[known],
-                    values[name][known],
-                    errors[name][known],
+                    x[with_error],
+                    values[name][with_error],
+                    errors[name][with_error],
                     fmt="none",
                     ecolor=line.get_color(),
                     elinewidth=1.2,

@@ -187,8 +187,8 @@ def layer_map(
     """
     check_value("width", width, WIDTH)
     layers = layers_in(header)
-    found = panels_of(layers, table)
-    if not found:
+    panels = panels_of(layers, table)
+    if not panels:
         raise UsageError(
             "the report must have a metric of the layer map; got none. "
             "Call through_time without metrics."
@@ -196,16 +196,16 @@ def layer_map(
     weighted = [layer for layer in layers if layer.weights]
     names = [layer.name for layer in weighted]
     labels = [f"{at}  {layer.label}" for at, layer in enumerate(weighted, 1)]
-    found = found[: max(1, int(width / PANEL))]
-    count = len(found)
+    panels = panels[: max(1, int(width / PANEL))]
+    count = len(panels)
     stored = header.get("plan")
     plan = None if stored is None else LayerPlan.from_json(stored).by_layer()
-    notes = _legend(found, plan)
+    notes = _legend(panels, plan)
     room = (0.055 * max(map(len, labels)), 0.75 + 0.13 * len(notes))
     size = (width * CM - room[0]) / count, 0.30 * len(names)
     with axes_of(None, count, *size, columns=count, room=room) as drawn:
         axes = [panel.ax for panel in drawn]
-        for ax, panel in zip(axes, found, strict=True):
+        for ax, panel in zip(axes, panels, strict=True):
             _draw(ax, panel.values.columns, panel)
         for k, ax in enumerate(axes):
             for at, name in enumerate(names):
@@ -226,8 +226,10 @@ def layer_map(
 
 def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:
     """Draw a panel's lanes: the band, the values, and which of them lie outside."""
-    shown = [each for each in (panel.values, panel.low, panel.high) if each is not None]
-    ends = np.concatenate([each.to_numpy(dtype=float).ravel() for each in shown])
+    shown = [
+        values for values in (panel.values, panel.low, panel.high) if values is not None
+    ]
+    ends = np.concatenate([values.to_numpy(dtype=float).ravel() for values in shown])
     ends = ends[np.isfinite(ends)]
     low, high = (ends.min(), ends.max()) if len(ends) else (0.0, 1.0)
     scale = (1 - 2 * MARGIN) / ((high - low) or 1.0)
@@ -311,8 +313,8 @@ def panels_of(layers: Sequence[Layer], table: pd.DataFrame) -> list[Panel]:
         if values.empty:
             continue
         draws = [
-            tables(each).reindex(index=values.index, columns=names)
-            for each in nulls_in(nulls[nulls["metric"] == metric]).get(NULL, ())
+            tables(draw).reindex(index=values.index, columns=names)
+            for draw in nulls_in(nulls[nulls["metric"] == metric]).get(NULL, ())
         ]
         panels.append(Panel(title, values, *band(draws)))
     return panels
@@ -346,7 +348,7 @@ def band(draws: Sequence[pd.DataFrame]) -> tuple[Any, Any]:
         return None, None
     from scipy.special import stdtrit
 
-    values = np.stack([each.to_numpy(dtype=float) for each in draws])
+    values = np.stack([draw.to_numpy(dtype=float) for draw in draws])
     count, rounds, layers = values.shape
     freedom = rounds * (count - 1)
     mean = values.mean(axis=0)

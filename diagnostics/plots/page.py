@@ -53,9 +53,11 @@ def in_words(figure: Figure) -> str:
             names = listing([*ax.get_legend_handles_labels()[1], *words])
             parts = filter(None, (_flat(ax.get_title()), axes, names))
             panels.append(": ".join(parts))
-    told = [text for text in panels if text]
-    rest = [f"{len(told) - MOST_PANELS} more panels"] * (len(told) > MOST_PANELS)
-    return ". ".join([*told[:MOST_PANELS], *rest]) or "a picture without axes"
+    sentences = [text for text in panels if text]
+    rest = [f"{len(sentences) - MOST_PANELS} more panels"] * (
+        len(sentences) > MOST_PANELS
+    )
+    return ". ".join([*sentences[:MOST_PANELS], *rest]) or "a picture without axes"
 
 
 def _flat(text: str) -> str:
@@ -132,14 +134,14 @@ class Page:
         """
         text = html.unescape(re.sub(r"<[^>]*>", " ", "\n".join(self._parts)))
         used = {
-            term: said
-            for term, said in terms.items()
+            term: meaning
+            for term, meaning in terms.items()
             if re.search(rf"(?i)\b{re.escape(term)}s?\b", text)
         }
         if used:
             items = "".join(
-                f"<dt>{_inline(term)}</dt><dd>{_inline(said)}</dd>"
-                for term, said in used.items()
+                f"<dt>{_inline(term)}</dt><dd>{_inline(meaning)}</dd>"
+                for term, meaning in used.items()
             )
             with self.fold("Words on this page"):
                 self._parts.append(f"<dl>{items}</dl>")
@@ -227,12 +229,12 @@ class Page:
                 )
             )
         rows = "".join(f"<tr>{cells}</tr>" for cells in body)
-        found = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        element = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
         if len(table) > LONG:
-            found = f"<details><summary>{plural(len(table), 'row')}</summary>{found}</details>"
+            element = f"<details><summary>{plural(len(table), 'row')}</summary>{element}</details>"
         self._parts.append(
             f"<figure><figcaption><b>Table {self._tables}.</b> {_inline(caption)}</figcaption>"
-            f'<div class="wide">{found}</div></figure>'
+            f'<div class="wide">{element}</div></figure>'
         )
 
     def html(self) -> str:

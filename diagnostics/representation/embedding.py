@@ -72,17 +72,19 @@ def pool(
     for client, model in models.items():
         client_data = data[check_known("client with data", client, data)]
         x, _ = example(model, client_data, seed)
-        used_layers = {found.name: found for found in layers_of(model, x) if found.used}
+        used_layers = {layer.name: layer for layer in layers_of(model, x) if layer.used}
         name, side = (layer, at) if layer is not None else ([*used_layers][-1], "input")
         chosen = used_layers[check_known("layer", name, used_layers)]
         path = _first_module(model, chosen, x) if side == "input" else chosen.output
         share = max(samples // len(models), 1)
-        found = collect(model, [path], client_data, at=side, samples=share, seed=seed)
+        features = collect(
+            model, [path], client_data, at=side, samples=share, seed=seed
+        )
         with about(f"{side} of layer {name!r} at client {client!r}", NoValue):
-            parts.append(found.at(path))
-        labels.append(found.y)
-        who += [str(client)] * len(found.y)
-        places.append(found.sample)
+            parts.append(features.at(path))
+        labels.append(features.y)
+        who += [str(client)] * len(features.y)
+        places.append(features.sample)
     widths = {part.shape[1] for part in parts}
     if len(widths) > 1:
         raise UsageError(
@@ -108,7 +110,7 @@ def pool(
 
 def _first_module(model: nn.Module, layer: Layer, x: Tensor) -> str:
     """Return the path of the module whose input is the layer's: the layer itself, or the first of its modules."""
-    own = {
+    names = {
         layer.name,
         *(
             name.rpartition(".")[0].partition(".parametrizations")[0]
@@ -122,7 +124,7 @@ def _first_module(model: nn.Module, layer: Layer, x: Tensor) -> str:
         torch.no_grad(),
     ):  # which also takes the hooks away
         for path, module in model.named_modules():
-            if path in own:
+            if path in names:
                 module.register_forward_pre_hook(
                     lambda module, inputs, path=path: called.append(path)
                 )

@@ -151,14 +151,14 @@ def collect(
                 module.register_forward_hook(
                     lambda module, inputs, output, path=path: keep(path, output)
                 )
-        held = list(batches(data, batch))
-        chosen = np.arange(sum(len(y) for _, y in held))
+        parts_ = list(batches(data, batch))
+        chosen = np.arange(sum(len(y) for _, y in parts_))
         if samples is not None and len(chosen) > samples:
             drawn = numpy_generator(seed, "diagnose", "probe").permutation(len(chosen))
             chosen = np.sort(drawn[:samples])
         layout = None
-        labels = torch.cat([y for _, y in held]).cpu()
-        for x, y in as_taken(_select(held, chosen), model):
+        labels = torch.cat([y for _, y in parts_]).cpu()
+        for x, y in as_taken(_select(parts_, chosen), model):
             if layout is None:  # pooling is several times as fast so on a CPU
                 fast = not model.training and x.device.type == "cpu"
                 last = fast and memory_format(model, x[:1]) == "channels_last"
@@ -171,16 +171,20 @@ def collect(
             size = len(y)
             with one_line(cannot_take(model, x)):
                 model(x.to(memory_format=layout))
-            for path, own in parts.items():
+            for path, outputs in parts.items():
                 fault = again.get(path, "not computed in every forward pass")
                 z = None if fault else seen[path]
-                if z is not None and own and z.shape[1:] != own[0].shape[1:]:
-                    fault = f"shape {tuple(z.shape[1:])} after {tuple(own[0].shape[1:])} in an earlier batch"
+                if z is not None and outputs and z.shape[1:] != outputs[0].shape[1:]:
+                    fault = f"shape {tuple(z.shape[1:])} after {tuple(outputs[0].shape[1:])} in an earlier batch"
                 if z is None or fault:
                     faults.setdefault(path, fault)
                 else:
-                    own.append(z)
-    joined = {path: torch.cat(own) for path, own in parts.items() if path not in faults}
+                    outputs.append(z)
+    joined = {
+        path: torch.cat(outputs)
+        for path, outputs in parts.items()
+        if path not in faults
+    }
     return Features(joined, labels.numpy()[chosen], chosen, faults)
 
 
@@ -253,8 +257,8 @@ def reduce_to_span(train: Array, *others: Array) -> list[Array]:
     training samples. So no L2-regularised linear model has a weight there.
     """
     values, vectors = np.linalg.eigh(train @ train.T)
-    kept = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
-    values, vectors = values[kept], vectors[:, kept]
+    spanned = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
+    values, vectors = values[spanned], vectors[:, spanned]
     if not len(values):
         return [np.zeros((len(x), 1)) for x in (train, *others)]
     root = np.sqrt(values)

@@ -63,8 +63,8 @@ class Part:
     def rounds(self, folds: int) -> Iterator[tuple[Array, Array, Array, Array]]:
         """Yield (x, y) to train on and (x, y) to test on, for each fold."""
         for number in range(folds):
-            held = self.fold == number
-            yield self.x[~held], self.y[~held], self.x[held], self.y[held]
+            in_fold = self.fold == number
+            yield self.x[~in_fold], self.y[~in_fold], self.x[in_fold], self.y[in_fold]
 
 
 def logistic(
@@ -138,11 +138,13 @@ def probe_rows(
             None if part.groups is None else part.groups[place] for part, place in pairs
         ]
         together = None
-        if all(each is not None for each in groups):
+        if all(group is not None for group in groups):
             together = nested_groups(groups)
-        each = [_accuracy(*one, note) for one in zip(hits, labels, groups, strict=True)]
+        scores = [
+            _accuracy(*one, note) for one in zip(hits, labels, groups, strict=True)
+        ]
         whole = np.concatenate(hits), np.concatenate(labels)
-        return _accuracy(*whole, together, note), each
+        return _accuracy(*whole, together, note), scores
 
     tested = f"{options.folds} folds" if options.test is None else "given test data"
     how = f"{estimator}, {tested}"
@@ -168,7 +170,7 @@ def pooled_rows(
     used = [layer for layer in measurement.layers if layer.used]
     paths = sorted({layer.output for layer in used})
     share = max(options.samples // max(len(subjects), 1), 1)
-    own: list[dict[str, str | tuple[Score, list[Score]]]] = []
+    own_scores: list[dict[str, str | tuple[Score, list[Score]]]] = []
     pool: dict[str, list[Part | str]] = {path: [] for path in paths}
 
     def judged(parts: Sequence[Part]) -> tuple[Score, list[Score]]:
@@ -181,16 +183,18 @@ def pooled_rows(
         groups = None if groups is None else groups[train.sample]
         fold, tested = np.full(len(y), -1), None
         if probe is not None and probe.test is not None:
-            given = probe.test[subject.client]
-            tested = features_of(measurement, subject, paths, options.samples, given)
-            groups = getattr(given, "groups", None)
+            test_split = probe.test[subject.client]
+            tested = features_of(
+                measurement, subject, paths, options.samples, test_split
+            )
+            groups = getattr(test_split, "groups", None)
             if groups is not None:  # those of training samples are not read
                 groups = np.concatenate([fold, groups[tested.sample]])
             fold = np.concatenate([fold, np.zeros(len(tested.y), int)])
             y = np.concatenate([y, tested.y])
         elif probe is not None:
             fold = folds_of(y, probe.folds, seed, groups)
-        own.append({})
+        own_scores.append({})
         for path in clock.turns(paths):
             part: Part | str
             try:
@@ -200,7 +204,7 @@ def pooled_rows(
                 part = Part(subject.client, x, y, fold, groups)
             except NoValue as reason:
                 part = f"at client {subject.client!r}: {reason}"
-            own[-1][path] = _judged(judged, [part])
+            own_scores[-1][path] = _judged(judged, [part])
             if isinstance(part, Part):
                 part = _first(part, share, probe, seed)
             pool[path].append(part)
@@ -209,8 +213,8 @@ def pooled_rows(
     pooled = {path: _judged(judged, parts) for path, parts in clock.turns(pool.items())}
     for layer in measurement.layers if subjects else ():
         common["layer"] = layer
-        for subject, found in zip(subjects, own, strict=True):
-            rows += _rows(found.get(layer.output), None, "own", subject, **common)
+        for subject, scores in zip(subjects, own_scores, strict=True):
+            rows += _rows(scores.get(layer.output), None, "own", subject, **common)
         together = pooled.get(layer.output)
         for k, subject in enumerate(subjects if probe is not None else ()):
             rows += _rows(together, k, "pooled", subject, **common)
@@ -241,9 +245,9 @@ def _first(part: Part, count: int, probe: ProbeOptions | None, seed: int) -> Par
 
     Each class keeps its share.
     """
-    given = probe is not None and probe.test is not None
+    has_test = probe is not None and probe.test is not None
     rows = []
-    for number in (-1, 0) if given else (None,):
+    for number in (-1, 0) if has_test else (None,):
         place = np.flatnonzero((part.fold == number) | (number is None))
         # one of so many alike parts
         alike = folds_of(part.y[place], -(-len(place) // count), seed)
@@ -251,7 +255,7 @@ def _first(part: Part, count: int, probe: ProbeOptions | None, seed: int) -> Par
     chosen = np.concatenate(rows)
     y, groups = part.y[chosen], None if part.groups is None else part.groups[chosen]
     fold = part.fold[chosen]
-    if probe is not None and not given:
+    if probe is not None and not has_test:
         fold = folds_of(y, probe.folds, seed, groups)
     return Part(part.client, part.x[chosen], y, fold, groups)
 
@@ -275,13 +279,13 @@ def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", ConvergenceWarning)
         for rounds in zip(*(part.rounds(folds) for part in parts), strict=True):
-            arrays = [np.concatenate(each) for each in zip(*rounds, strict=True)]
+            arrays = [np.concatenate(column) for column in zip(*rounds, strict=True)]
             x, y, test, wanted = arrays
             if not len(y):
                 raise NoValue("no samples to train on beside those held out")
             classes = max(classes, len(np.unique(y)))
             right = classify(x, y, test) == wanted
-            ends = np.cumsum([len(own[3]) for own in rounds])[:-1]
+            ends = np.cumsum([len(round_[3]) for round_ in rounds])[:-1]
             for hits, some in zip(right_of, np.split(right, ends), strict=True):
                 hits.append(some)
     if classes == 1:

@@ -154,7 +154,7 @@ def gram_entries(
         NoValue: there is nothing to compare.
     """
     eps = torch.finfo(x.dtype).eps
-    own = torch.promote_types(x.dtype, torch.float32)
+    wide = torch.promote_types(x.dtype, torch.float32)
     x, _ = centred(x, 3 if batches is None else LEAST_SAMPLES)
     grams = []
     for start, stop in batches or [(0, len(x))]:
@@ -162,7 +162,7 @@ def gram_entries(
         if bandwidth is not None:
             gram = _radial(gram, bandwidth)
         gram = _centre(gram) if batches is None else _u_centre(gram, eps)
-        grams.append(gram.to(own).reshape(-1))
+        grams.append(gram.to(wide).reshape(-1))
     entries = torch.cat(grams)
     if not entries.any():
         raise NoValue("constant within every batch")
@@ -172,7 +172,7 @@ def gram_entries(
 def cka_matrix(entries: Sequence[Tensor]) -> Tensor:
     """Return the CKA of all pairs of sides, [m, m] in float64, exactly symmetric, from :func:`gram_entries`."""
     h = torch.zeros(len(entries), len(entries), dtype=torch.float64)
-    for parts in zip(*(own.split(_CHUNK) for own in entries), strict=True):
+    for parts in zip(*(entry.split(_CHUNK) for entry in entries), strict=True):
         part = torch.stack(parts).double()
         h += (part @ part.T).cpu()
     h = h.triu() + h.triu(1).T
@@ -470,7 +470,7 @@ class LayerComparison:
         paths, how = self.paths if paths is None else paths, self.measurement
         positions = self.options.positions
         arrange = arrange or partial(arrange_positions, positions=positions)
-        kept: dict[Spot, Tensor] = {}
+        sides: dict[Spot, Tensor] = {}
         faults: dict[Spot, str] = {}
         with how.clock.within(READING):
             for client, subject in enumerate(how.turns()):
@@ -490,13 +490,13 @@ class LayerComparison:
                 for path in paths:
                     try:
                         how.clock.check()
-                        kept[path, client] = side(seen.tensor(path))
+                        sides[path, client] = side(seen.tensor(path))
                     except NoValue as reason:
                         faults[path, client] = str(reason)
         for spot in itertools.product(paths, range(len(self.subjects))):
-            if spot not in kept:
+            if spot not in sides:
                 faults.setdefault(spot, SPENT)
-        return kept, faults
+        return sides, faults
 
     def rows(
         self, faults: Faults, value: Value, *, estimator: str, unit: str = ""
@@ -513,12 +513,12 @@ class LayerComparison:
         sizes = {name: parameter.numel() for name, parameter in every}
         for layer, other, variant in self.measurement.clock.turns(compared):
             for a, b in itertools.combinations(range(len(self.subjects)), 2):
-                found = self._value([(layer, a), (other, b)], faults, value)
-                why = found if isinstance(found, str) else ""
+                result = self._value([(layer, a), (other, b)], faults, value)
+                why = result if isinstance(result, str) else ""
                 rows.append(
                     row_or_reason(
                         self.metric,
-                        None if why else float(found),
+                        None if why else float(result),
                         why,
                         client=self.subjects[a].client,
                         client_b=self.subjects[b].client,
@@ -545,8 +545,8 @@ class LayerComparison:
         if self.measurement.clock.over:
             return SPENT
         (layer, a), (other, b) = sides
-        found = value((layer.output, a), (other.output, b))
-        return f"layer {layer.name!r}: {found}" if isinstance(found, str) else found
+        result = value((layer.output, a), (other.output, b))
+        return f"layer {layer.name!r}: {result}" if isinstance(result, str) else result
 
 
 def by_grams(
@@ -615,8 +615,8 @@ def by_torch_cka(comparison: LayerComparison) -> tuple[Faults, Value]:
         ):
             package = CKA(*sides, "a", "b", [""], [""], device=device)
             package.compare(batches, batches)
-        found = float(package.hsic_matrix[0, 0])
-        return found if math.isfinite(found) else "no finite value"
+        cka = float(package.hsic_matrix[0, 0])
+        return cka if math.isfinite(cka) else "no finite value"
 
     return {}, value
 

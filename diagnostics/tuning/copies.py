@@ -66,10 +66,10 @@ class Held:
         share = [
             n / total / max(1, size) for n, size in zip(n_train, sizes, strict=True)
         ]
-        known = [split.groups for split in splits]
+        group_arrays = [split.groups for split in splits]
         group = np.arange(len(client))
-        if not any(own is None for own in known):
-            group = nested_groups(known)
+        if not any(groups is None for groups in group_arrays):
+            group = nested_groups(group_arrays)
         return cls(
             torch.cat([s.y for s in splits]), client, np.array(share)[client], group
         )
@@ -77,7 +77,7 @@ class Held:
     def losses(self, loss: Loss, outputs: Tensor) -> Array:
         """Return the log loss of each sample, or its training loss for other tasks, of outputs [..., n, C]."""
         if outputs.ndim == 3:
-            return np.stack([self.losses(loss, each) for each in outputs])
+            return np.stack([self.losses(loss, output) for output in outputs])
         if loss.task in (CLASSIFICATION, MULTILABEL):
             logits = loss.logits(outputs).double()
             return evaluate.log_losses(logits, self.y).numpy()
@@ -127,21 +127,21 @@ class Tuner:
         self.starts = starts or [tree.clone(tree.state_dict(model))] * len(clients)
         train = [_first(split, samples) for split, _ in clients]
         self.train = [(s.x, self.workspace.place(s.x), s.y) for s in train]
-        held = [s for _, s in clients]
-        self.scored = [(s.x, self.workspace.place(s.x)) for s in (*held, *beside)]
+        validation = [s for _, s in clients]
+        self.scored = [(s.x, self.workspace.place(s.x)) for s in (*validation, *beside)]
         self.numbers = numbers or range(len(clients))
         self.near = near or [[k] for k in range(len(clients))]
-        self.held = Held.of(held, [len(s) for s, _ in clients])
+        self.held = Held.of(validation, [len(s) for s, _ in clients])
 
     @cached_property
     def start(self) -> Tensor:
         """The outputs without further training, [n, C]."""
-        found = []
+        outputs = []
         with tree.one_thread():
             for client, weights in enumerate(self.starts):
                 self.workspace.load(weights)
-                found.append(self._outputs(client))
-        return _finite(torch.cat(found))
+                outputs.append(self._outputs(client))
+        return _finite(torch.cat(outputs))
 
     def outputs(
         self, names: frozenset[str], rate: float, epochs: Sequence[int] = EPOCHS
@@ -163,8 +163,8 @@ class Tuner:
 
     def parts(self, outputs: Tensor) -> dict[tuple[int, int], Tensor]:
         """Return outputs [n, ...] by client and set of samples."""
-        order = [(k, each) for k, near in enumerate(self.near) for each in near]
-        sizes = [len(self.scored[each][0]) for _, each in order]
+        order = [(k, place) for k, near in enumerate(self.near) for place in near]
+        sizes = [len(self.scored[place][0]) for _, place in order]
         return dict(zip(order, outputs.split(sizes), strict=True))
 
     def tuned(
@@ -178,11 +178,11 @@ class Tuner:
 
     def with_new_statistics(self) -> Tensor:
         """Return the outputs [n, C] with all batch statistics taken again from each client's training samples."""
-        workspace, found = self.workspace, []
+        workspace, outputs = self.workspace, []
         norms = [
-            each
-            for each in batch_norms(workspace.model).values()
-            if isinstance(each, nn.modules.batchnorm._BatchNorm)
+            norm
+            for norm in batch_norms(workspace.model).values()
+            if isinstance(norm, nn.modules.batchnorm._BatchNorm)
         ]
         momentum = [norm.momentum for norm in norms]
         for client, (_, x, y) in enumerate(self.train):
@@ -196,10 +196,10 @@ class Tuner:
                     norm.train()
                 for part in slices:
                     workspace.model(x[part])
-            found.append(self._outputs(client))
+            outputs.append(self._outputs(client))
         for norm, before in zip(norms, momentum, strict=True):
             norm.momentum = before
-        return torch.cat(found)
+        return torch.cat(outputs)
 
     def _tune(
         self, client: int, names: frozenset[str], rate: float, epochs: Sequence[int]
@@ -217,7 +217,7 @@ class Tuner:
             params = {name: workspace.params[name] for name in trained}
             optimizer = replace(settings, lr=rate).build([*params.values()])
             ahead = workspace.frozen_outputs(client, samples, x)
-            held = [
+            ahead_of_near = [
                 workspace.frozen_outputs(~k, *self.scored[k]) for k in self.near[client]
             ]
             for epoch in range(1, max(epochs) + 1):
@@ -245,11 +245,11 @@ class Tuner:
                             params[name].grad = grad
                     optimizer.step()
                 if epoch in epochs:
-                    yield self._outputs(client, held)
+                    yield self._outputs(client, ahead_of_near)
 
     def _outputs(self, client: int, held: Sequence[Tensor | None] = ()) -> Tensor:
         """Return the outputs of validation samples, from those of the frozen first layers if known."""
-        workspace, found = self.workspace, []
+        workspace, outputs = self.workspace, []
         near = self.near[client]
         with torch.no_grad(), in_mode(workspace.model, False):
             for k, ahead in zip(near, held or [None] * len(near), strict=True):
@@ -260,8 +260,8 @@ class Tuner:
                     batch = x[part]
                     if ahead is not None:
                         workspace.continue_from(batch, ahead[part])
-                    found.append(workspace.forward(workspace.params, batch))
-        return torch.cat(found)
+                    outputs.append(workspace.forward(workspace.params, batch))
+        return torch.cat(outputs)
 
 
 def _finite(outputs: Tensor) -> Tensor:
@@ -296,10 +296,12 @@ def crosswise(
     first, best = np.zeros(len(half)), np.zeros(len(half))
     for number in (0, 1):
         scored, fitted = half == number, half != number
-        found = [losses(each, fitted, scored) for each in candidates]
-        means = [float(own @ weight[fitted]) for own, _ in found]
+        pairs = [losses(candidate, fitted, scored) for candidate in candidates]
+        means = [
+            float(candidate_losses @ weight[fitted]) for candidate_losses, _ in pairs
+        ]
         choice[scored] = int(np.argmin(means))
-        first[scored], best[scored] = found[0][1], found[choice[scored][0]][1]
+        first[scored], best[scored] = pairs[0][1], pairs[choice[scored][0]][1]
     return choice, first, best
 
 

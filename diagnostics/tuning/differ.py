@@ -60,7 +60,7 @@ def fine_tuned(
     tuner = Tuner(**given, near=neighbours(parts))
     names, rate = frozenset(tuner.starts[0]), tuner.training.lr
     outputs = torch.cat(
-        [tuner.outputs(names, each) for each in tuner.clock.turns((rate / 3, rate))]
+        [tuner.outputs(names, rate_) for rate_ in tuner.clock.turns((rate / 3, rate))]
     )
     kinds = [FINE_TUNING] * len(outputs)
     if alone is not None:
@@ -92,8 +92,8 @@ def cross_losses(
     places = [np.flatnonzero(held.client == k) for k in range(clients)]
     near = [np.concatenate([places[k] for k in block]) for block in neighbours(parts)]
     place = np.concatenate(near)
-    model = np.repeat(np.arange(clients), [len(each) for each in near])
-    sizes = [len(each) for each in near]
+    model = np.repeat(np.arange(clients), [len(places) for places in near])
+    sizes = [len(places) for places in near]
     losses = np.full((len(outputs), clients, len(held.client)), np.nan)
     y = held.y[torch.from_numpy(place)]
     for kind, one in enumerate(outputs):
@@ -137,7 +137,7 @@ def rows_of(difference: Difference, kinds: Sequence[str]) -> list[Row]:
     for name, _, lead in sorted(evidence):  # the last of a name stands out most
         values[f"{name}, nats"] = lead
     values["smallest, nats"] = difference.smallest
-    made = [
+    test_rows = [
         row(
             PURPOSE,
             value,
@@ -149,5 +149,5 @@ def rows_of(difference: Difference, kinds: Sequence[str]) -> list[Row]:
     ]
     if LOCAL not in kinds:
         status = "no run of local training"
-        made.append(row(PURPOSE, None, status=status, variant=f"{LOCAL}, nats"))
-    return made
+        test_rows.append(row(PURPOSE, None, status=status, variant=f"{LOCAL}, nats"))
+    return test_rows

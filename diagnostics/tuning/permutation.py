@@ -152,7 +152,7 @@ def permutation_test(
     total = np.zeros((deals + 1, len(seeds[0].losses)))
     for one, group in zip(seeds, groups, strict=True):
         lines = np.array_split(dealt, math.ceil(len(dealt) / AT_ONCE))
-        total += np.concatenate([_leads(one, parts, each[:, group]) for each in lines])
+        total += np.concatenate([_leads(one, parts, line[:, group]) for line in lines])
     total /= len(seeds)
     null = total[1:]
     errors = null.std(axis=0)
@@ -204,7 +204,7 @@ def _owners(
         raise UsageError(
             "at least 2 clients must have validation samples; got fewer. Add validation samples."
         )
-    ends = np.cumsum([len(each) for each in names])[:-1]
+    ends = np.cumsum([len(names_) for names_ in names])[:-1]
     return owner, np.split(group, ends)
 
 

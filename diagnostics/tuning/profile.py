@@ -44,8 +44,8 @@ class Profile:
     """
 
     def __init__(self, tuner: Tuner) -> None:
-        self.tuner, held = tuner, tuner.held
-        self.half = halves(held.group, held.client, tuner.seed)
+        self.tuner, samples = tuner, tuner.held
+        self.half = halves(samples.group, samples.client, tuner.seed)
 
     def of(self, names: frozenset[str]) -> Gain:
         """Return the gain of tuning the named tensors, at three times the run's rate; at its own if that is too fast.
@@ -61,24 +61,24 @@ class Profile:
 
     def chosen(self, outputs: Tensor) -> Gain:
         """Return the gain of the best of several outputs [P, n, C] or of none, chosen on one half for the other."""
-        tuner, held = self.tuner, self.tuner.held
+        tuner, samples = self.tuner, self.tuner.held
 
         def losses(one: Tensor, fitted: Mask, scored: Mask) -> tuple[Array, Array]:
-            found = held.losses(tuner.loss, one)
-            return found[fitted], found[scored]
+            by_sample = samples.losses(tuner.loss, one)
+            return by_sample[fitted], by_sample[scored]
 
         candidates = torch.cat([tuner.start[None], outputs])
-        choice, before, after = crosswise(losses, candidates, held.weight, self.half)
+        choice, before, after = crosswise(losses, candidates, samples.weight, self.half)
         right = np.zeros(len(choice))
         if tuner.loss.task == CLASSIFICATION:
-            every = held.right(candidates)
+            every = samples.right(candidates)
             right = every[choice, np.arange(len(choice))] - every[0]
         return Gain(before - after, right)
 
     def mean(self, values: Array) -> Estimate:
         """Return the mean over clients by training samples."""
-        held = self.tuner.held
-        return stratified_mean(values, held.weight, held.group, held.client)
+        samples = self.tuner.held
+        return stratified_mean(values, samples.weight, samples.group, samples.client)
 
     def share(self, part: Gain, whole: Gain) -> Estimate:
         """Return the ratio of two mean gains. Its error is a quarter of the width of a bootstrap's middle 95 %.
@@ -86,16 +86,16 @@ class Profile:
         Each draw has exponential weights (Rubin 1981): of the groups within each client, or from 8 clients on of the
         clients.
         """
-        held, draws = self.tuner.held, numpy_generator(self.tuner.seed, "share")
-        unit, stratum = held.group, np.unique(held.client, return_inverse=True)[1]
+        samples, draws = self.tuner.held, numpy_generator(self.tuner.seed, "share")
+        unit, stratum = samples.group, np.unique(samples.client, return_inverse=True)[1]
         if len(self.tuner.train) >= BY_CLIENT:
             unit, stratum = stratum, np.zeros_like(stratum)
         units, unit = np.unique(unit, return_inverse=True)
-        shares, ratios = np.bincount(stratum, held.weight), []
+        shares, ratios = np.bincount(stratum, samples.weight), []
         for _ in range(RESAMPLES):
-            weight = held.weight * draws.exponential(size=len(units))[unit]
+            weight = samples.weight * draws.exponential(size=len(units))[unit]
             parts, wholes = (
-                np.bincount(stratum, weight * each.nats) for each in (part, whole)
+                np.bincount(stratum, weight * gain.nats) for gain in (part, whole)
             )
             drawn = shares / np.bincount(stratum, weight)
             ratios.append((drawn @ parts) / (drawn @ wholes))
