@@ -104,19 +104,19 @@ class Monitor:
         data = {client: self.data[client] for client in models}
         how = self._how | {"options": self._options | {"context": {"round": round}}}
         with about(f"round {round}"):
-            found = diagnose(models, data, self.metrics, **how)
+            report = diagnose(models, data, self.metrics, **how)
         if self.report is None:
-            self.report = found
-        elif found.header["bytes"] != self.report.header["bytes"]:
+            self.report = report
+        elif report.header["bytes"] != self.report.header["bytes"]:
             raise UsageError(
-                f"models must have the same layers in all rounds; got {found.header['bytes']} bytes in round {round}. "
+                f"models must have the same layers in all rounds; got {report.header['bytes']} bytes in round {round}. "
                 "Use a monitor for each network."
             )
         else:
-            self.report = self.report.with_rows(found.table)
+            self.report = self.report.with_rows(report.table)
         if self.out is not None:
             self.report.write(self.out)
-        return found
+        return report
 
     def add(self, client: str, model: nn.Module, round: int) -> None:
         """Keep a copy of a client's model. The last client of a round starts the measurement.
@@ -179,7 +179,9 @@ class Monitor:
             replies = list(replies)
             models: dict[str, nn.Module] = {}
             names = dict(enumerate(self.data))
-            for content in (each.content for each in replies if each.has_content()):
+            for content in (
+                content.content for content in replies if content.has_content()
+            ):
                 (arrays,) = content.array_records.values()
                 (metrics,) = content.metric_records.values()
                 number = metrics.get(PARTITION)

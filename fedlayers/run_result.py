@@ -131,7 +131,9 @@ class RunResult(Displayed):
         if self.path is not None:
             return restore.load_models(self.path, **self.own)[0]
         stopping = [
-            each for each in self.engine.listeners if isinstance(each, EarlyStopping)
+            listener
+            for listener in self.engine.listeners
+            if isinstance(listener, EarlyStopping)
         ]
         if stopping:
             return self._modules(stopping[0].local)
@@ -141,7 +143,7 @@ class RunResult(Displayed):
         """Return copies of the network with each client's tensors."""
         client_runner = self.engine.clients.client_runner
         module = client_runner.workspace.model
-        found = ByName("client")
+        modules = ByName("client")
         for name, chosen in trees.items():
             if chosen.keys() < tree.named_tensors(module).keys():
                 raise UsageError(
@@ -149,12 +151,12 @@ class RunResult(Displayed):
                 )
             model = tree.copied(module).cpu()
             tree.load(model, chosen)
-            found[name] = restore.with_labels(
+            modules[name] = restore.with_labels(
                 original(model.eval()),
                 self.engine.data.classes,
                 client_runner.criterion,
             )
-        return found
+        return modules
 
     def _best(self) -> Sequence[tree.Tree] | None:
         """Return each client's model of the best round; None without a stopping rule."""
@@ -183,8 +185,8 @@ class RunResult(Displayed):
     @property
     def own(self) -> dict[str, Any]:
         """Return your own data and model of a stored run. Its directory does not hold them."""
-        own = () if self.path is None else Run(self.path).config["own"]
-        return {name: getattr(self, name) for name in own}
+        names = () if self.path is None else Run(self.path).config["own"]
+        return {name: getattr(self, name) for name in names}
 
     def layer_map(self, width: float = 16.0, **how: Any) -> Figure:
         """Measure the layers after the stored rounds, and draw them (:func:`diagnostics.plots.layer_map`).
@@ -266,8 +268,10 @@ def scores_text(
     for model, scored in last.groupby("model"):
         table = scored.pivot_table(index="client", columns="metric", values="value")
         table = table.reindex(in_order(table.index))
-        each = scored.groupby("metric")
-        mean = pd.Series({name: rows.client_mean(own, lacking) for name, own in each})
+        by_metric = scored.groupby("metric")
+        mean = pd.Series(
+            {name: rows.client_mean(scores, lacking) for name, scores in by_metric}
+        )
         if condensed:
             table = table.quantile([0.0, 0.5, 1.0])
             table.index = ["lowest", "median", "highest"]

@@ -87,7 +87,7 @@ def run(
         raise UsageError(
             f"plan must be a LayerPlan or its path; got {type(plan).__name__}. Pass its plan, such as choice.plan."
         )
-    config, own = with_own(config, data, model, **named)
+    config, objects = with_own(config, data, model, **named)
     trained_by = _clients_on(backend, config)
     if trained_by is not None:
         config = config.with_keys(stack="off")
@@ -95,7 +95,7 @@ def run(
         engine = runner.run(
             config,
             out,
-            **own,
+            **objects,
             instruments=default_instruments,
             plan=plan,
             command=command,
@@ -103,7 +103,7 @@ def run(
             log=[*log, LiveRun(picture)] if picture else log,
             trained_by=trained_by,
         )
-    return RunResult(engine, None if out is None else Path(out), **own)
+    return RunResult(engine, None if out is None else Path(out), **objects)
 
 
 def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
@@ -158,8 +158,8 @@ def resume(
             trained_by=trained_by,
             **options,
         )
-    given = with_loss(options.get("model"), options.get("loss")), options.get("data")
-    return RunResult(engine, Path(out), *given)
+    objects = with_loss(options.get("model"), options.get("loss")), options.get("data")
+    return RunResult(engine, Path(out), *objects)
 
 
 def default_instruments() -> Instruments:

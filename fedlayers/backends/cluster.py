@@ -96,9 +96,9 @@ class Cluster(WorkerPool[Sending]):
 
     def begin(self, work: Job) -> Sending:
         sent: dict[str, str] = {}
-        with ExitStack() as held:
+        with ExitStack() as stack:
             work.path.mkdir(parents=True, exist_ok=True)
-            held.enter_context(Folder(work.path).locked())  # keeps other writers out
+            stack.enter_context(Folder(work.path).locked())  # keeps other writers out
             parcels = list(changed_files(work.path, sent, over=True))
             task = self._ray.remote(
                 num_cpus=1,
@@ -107,7 +107,7 @@ class Cluster(WorkerPool[Sending]):
                 _generator_backpressure_num_objects=AHEAD,
             )(_on_node)
             items = task.remote(work.sent_to(None), parcels, sent)
-            return Sending(items, held.pop_all())
+            return Sending(items, stack.pop_all())
 
     def events(self, running: dict[Sending, Job]) -> Sequence[Event]:
         items = [handle.items for handle in running]
@@ -172,16 +172,16 @@ def _on_node(
         mine = work.sent_to(path)
         for parcel in parcels:
             write_files(path, parcel)
-        found: list[Answer] = []
+        answers: list[Answer] = []
         trains = threading.Thread(
-            target=lambda: found.append(answer_job(mine)), daemon=True
+            target=lambda: answers.append(answer_job(mine)), daemon=True
         )
         trains.start()
         while trains.is_alive():
             trains.join(PERIOD)
             yield from changed_files(path, sent, over=False)
         yield from changed_files(path, sent, over=True)
-    yield found[0]
+    yield answers[0]
 
 
 def connect(address: str) -> tuple[Any, bool]:
@@ -289,7 +289,7 @@ class Actors:
 
     def _hello(self) -> list[str]:
         try:
-            said = self._ray.get([actor.hello.remote() for actor in self._actors])
+            versions = self._ray.get([actor.hello.remote() for actor in self._actors])
         except (
             self._ray.exceptions.RayActorError
         ) as error:  # such as a node that lacks the model's code
@@ -297,10 +297,10 @@ class Actors:
             raise RunError(
                 f"An actor could not start: {words}. Each node needs what this machine has."
             ) from error
-        for name, version in said:
+        for name, version in versions:
             if version != __version__:
                 raise _other_version(name, version)
-        return [f"node {name}" for name, _ in said]
+        return [f"node {name}" for name, _ in versions]
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm in every actor. Each actor works through its queue in order."""

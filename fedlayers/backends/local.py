@@ -215,10 +215,12 @@ def answer_job(work: Job) -> Answer:
             value, error = work.carry_out(), None
         except Exception as failure:  # carried to where the work came from
             value, error = None, portable(failure)
-    said = [
-        str(each.message) for each in caught if issubclass(each.category, UserWarning)
+    messages = [
+        str(warning.message)
+        for warning in caught
+        if issubclass(warning.category, UserWarning)
     ]
-    return Answer(value, error, list(dict.fromkeys(said)))
+    return Answer(value, error, list(dict.fromkeys(messages)))
 
 
 class Event(NamedTuple):
@@ -332,11 +334,11 @@ def carry_out(
         done: receives each result and the number of results so far. An exception that it raises ends the other jobs.
         total: the number of jobs.
     """
-    told = [""]
+    printed = [""]
 
     def watch(words: str) -> None:
-        if told[-1] != words:
-            told[:] = [words]
+        if printed[-1] != words:
+            printed[:] = [words]
             bar.set_postfix_str(words)
 
     with (
@@ -380,7 +382,7 @@ class Local(WorkerPool[Child]):
                 child.end(AT_ONCE)
 
     def events(self, running: dict[Child, Job]) -> Sequence[Event]:
-        found = []
+        events = []
         for child in ready(list(running), PERIOD):
             try:
                 answer: Answer = child.receive()
@@ -388,13 +390,13 @@ class Local(WorkerPool[Child]):
                 error = ended(child, f"{running[child].name}: its process")
                 code = child.process.exitcode
                 if code is not None and code > 0:  # it ended itself, and would again
-                    found.append(Event(child, Answer(None, error, [])))
+                    events.append(Event(child, Answer(None, error, [])))
                 else:
-                    found.append(Event(child, lost=f"a process (exit code {code})"))
+                    events.append(Event(child, lost=f"a process (exit code {code})"))
             else:
                 self._idle.append(child)
-                found.append(Event(child, answer))
-        return found
+                events.append(Event(child, answer))
+        return events
 
     def words(self, running: dict[Child, Job]) -> str:
         return f"{len(running)} running"

@@ -131,10 +131,10 @@ def _main(words: Sequence[str]) -> None:
             if (text := command.printed()) is not None:
                 print(text, end="")
                 return
-            found = command.main(shlex.join(["fedlayers", *words])) or {}
+            answer = command.main(shlex.join(["fedlayers", *words])) or {}
         if command.json:
-            print(json_bytes(found).decode())
-        if found.get("faults"):
+            print(json_bytes(answer).decode())
+        if answer.get("faults"):
             sys.exit(1)
     except Exception as error:
         if command.debug:

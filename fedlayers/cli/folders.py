@@ -77,25 +77,27 @@ class Check(Command):
         if self.write is not None:
             earlier = "an earlier script of check"
             check_file(self.write, earlier, "import pandas as pd", "--write")
-        found = find_faults(path, self.keys.data)
-        if not found.table.columns:
-            raise found.error
-        for note in found.notes:
+        findings = find_faults(path, self.keys.data)
+        if not findings.table.columns:
+            raise findings.error
+        for note in findings.notes:
             warn(note)
-        if found.source is not None and (copies := near_copies.note_of(found.source)):
+        if findings.source is not None and (
+            copies := near_copies.note_of(findings.source)
+        ):
             warn(copies)
-        works = _command(found.settings)
-        if found.faults:
-            print(with_flags("\n".join(found.lines), FLAGS))
-            works = self._repair(found, works)
-            print(found.table)
+        works = _command(findings.settings)
+        if findings.faults:
+            print(with_flags("\n".join(findings.lines), FLAGS))
+            works = self._repair(findings, works)
+            print(findings.table)
         else:
-            _print_table(path, found, works)
-        source = found.source
+            _print_table(path, findings, works)
+        source = findings.source
         return {
             "command": works,
-            "faults": [with_flags(str(fault), FLAGS) for fault in found.faults],
-            "columns": found.table.to_json(),
+            "faults": [with_flags(str(fault), FLAGS) for fault in findings.faults],
+            "columns": findings.table.to_json(),
             "clients": {} if source is None else source.counts().to_dict("index"),
         }
 
@@ -197,13 +199,13 @@ class Runs(OfFolder):
     """
 
     def main(self, line: str) -> None:
-        found = _below(self.dir)
+        paths = _below(self.dir)
 
         import pandas as pd
 
         from fl_core.display import aligned
 
-        table = pd.DataFrame([_describe(path, self.dir) for path in found]).fillna("")
+        table = pd.DataFrame([_describe(path, self.dir) for path in paths]).fillna("")
         print(*aligned([list(table), *table.to_numpy()]), sep="\n")
 
 
@@ -218,12 +220,12 @@ class Clean(OfFolder):
     """
 
     def main(self, line: str) -> None:
-        found = _below(self.dir)
+        paths = _below(self.dir)
 
         from fl_core.records.writing import clean
 
         removed = 0
-        for path in found:
+        for path in paths:
             try:
                 removed += clean(path)
             except (CorruptError, BusyError, UsageError) as error:
@@ -233,17 +235,17 @@ class Clean(OfFolder):
 
 def _below(path: Path) -> list[Path]:
     """Return the run directories in a folder, at any depth, and the folder itself if it is one."""
-    found = sorted(each.parent for each in path.rglob("config.json"))
-    if not found:
+    paths = sorted(file.parent for file in path.rglob("config.json"))
+    if not paths:
         raise wrong_kind(path, "DIR", "a run, or a folder with runs")
-    return found
+    return paths
 
 
 def _describe(path: Path, below: Path) -> dict[str, str]:
     """Return the columns of a run: its algorithm, its rounds, and its test scores after the last evaluation."""
     from fl_core.records.store import Run
 
-    size = sum(each.lstat().st_size for each in path.rglob("*") if each.is_file())
+    size = sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
     line = {"run": str(path.relative_to(below)), "MB": f"{size / 1e6:.1f}"}
     try:
         run = Run(path)
@@ -268,8 +270,8 @@ def _scores(run: Run) -> dict[str, str]:
     rows = rows[(rows["round"] == rows["round"].max()) & (rows["metric"] == by)]
     lacking = without_score(rows)
     return {
-        f"{by} {model}": f"{client_mean(own, lacking):.4f}"
-        for model, own in rows.groupby("model")
+        f"{by} {model}": f"{client_mean(scores, lacking):.4f}"
+        for model, scores in rows.groupby("model")
     }
 
 
@@ -323,7 +325,7 @@ class Export(Command):
 
         from fl_core.run.stored_models import export
 
-        made = export(
+        exported = export(
             self.dir,
             self.out,
             baseline=self.baseline,
@@ -333,12 +335,12 @@ class Export(Command):
             round=self.round,
             allow_code=self.allow_code,
         )
-        if isinstance(made, dict):
-            print(f"{plural(len(made), 'model')}: {self.out}")
+        if isinstance(exported, dict):
+            print(f"{plural(len(exported), 'model')}: {self.out}")
             print(f"Next: fedlayers predict {self.out} --data TABLE")
         else:
             print(
-                f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json"
+                f"{exported.path}, {exported.path.stat().st_size:,} bytes; how to use it: {exported.path}.json"
             )
 
 
@@ -393,18 +395,22 @@ class Predict(Command):
         from fl_core.storage import write_atomically
 
         check_known("kind of scores", self.scores, SCORES)
-        made = predict(
+        predictions = predict(
             self.file, self.data, ids=self.id_columns, allow_code=self.allow_code
         )
-        if isinstance(made, dict):
-            parts = [each.frame(self.scores) for each in made.values()]
-            table = pd.concat(parts, keys=made, names=["client"]).reset_index("client")
+        if isinstance(predictions, dict):
+            parts = [
+                prediction.frame(self.scores) for prediction in predictions.values()
+            ]
+            table = pd.concat(parts, keys=predictions, names=["client"]).reset_index(
+                "client"
+            )
             table.insert(0, "sample", table.pop("sample"))
             if not self.data.is_dir():  # in the order of its rows
                 order = table["sample"].astype(int).argsort(kind="stable")
                 table = table.iloc[order.to_numpy()]
         else:
-            table = made.frame(self.scores)
+            table = predictions.frame(self.scores)
         write_atomically(self.out, csv_bytes(table))
         print(f"{len(table)} predictions: {self.out}")
 

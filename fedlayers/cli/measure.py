@@ -121,8 +121,8 @@ class Diagnose(OfRun):
     def main(self, line: str) -> Any:
         self.check_source()
         for flag, needed in NEEDS.items():
-            given = getattr(self, flag) != getattr(type(self), flag)
-            if given and not any(getattr(self, other) for other in needed):
+            differs = getattr(self, flag) != getattr(type(self), flag)
+            if differs and not any(getattr(self, other) for other in needed):
                 ways = [
                     "a run directory" if other == "dir" else f"--{other}"
                     for other in needed
@@ -144,8 +144,8 @@ class Diagnose(OfRun):
         metrics = self.metrics or DEFAULT
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
         options = by_name(self.option, "metric", tuple(chosen))
-        for name, given in options.items():
-            if samples := {"probe", "test"} & given.keys():
+        for name, differs in options.items():
+            if samples := {"probe", "test"} & differs.keys():
                 raise UsageError(
                     f"samples must be given from Python; got --option {name}.{min(samples)}."
                 )
@@ -176,17 +176,17 @@ class Diagnose(OfRun):
             else:
                 from diagnostics.load_weights import load_clients
 
-                found = load_clients(
+                rounds = load_clients(
                     self.models,
                     self.pattern,
                     lambda: copy.deepcopy(task.model),
                     by_position=self.by_position,
                 )
-                number = int(self.round) if self.round.isdigit() else max(found)
-                check_known("round of --models", str(number), map(str, found))
+                number = int(self.round) if self.round.isdigit() else max(rounds)
+                check_known("round of --models", str(number), map(str, rounds))
                 context = {"round": number, "model": "local", "run": self.models.name}
                 report = measure.diagnose_models(
-                    task, found[number], metrics, context=context, **how
+                    task, rounds[number], metrics, context=context, **how
                 )
         rows = self.out / ROWS
         if rows.exists():
@@ -276,9 +276,9 @@ class Select(Command):
         rule = RULES[name]
         if self.threshold is not None and not rule.takes_threshold:
             members = RULES.members().items()
-            known = sorted(name for name, each in members if each.takes_threshold)
+            takers = sorted(name for name, rule in members if rule.takes_threshold)
             raise UsageError(
-                f"rule must be one with a threshold: {listing(known)}; got {name!r}."
+                f"rule must be one with a threshold: {listing(takers)}; got {name!r}."
             )
         plan = select.select(
             self.dir / ROWS if self.dir.is_dir() else self.dir,

@@ -139,8 +139,8 @@ class ConfiguredCommand(Command):
         """
         keys = {k: v for k, v in vars(self).items() if k in KEYS and v is not None}
         for key in OPTIONS.keys() - {*self.without}:
-            if given := pairs(OPTIONS[key], getattr(self, OPTIONS[key])):
-                keys[key] = {**(self.keys.value(key) or {}), **given}
+            if entries := pairs(OPTIONS[key], getattr(self, OPTIONS[key])):
+                keys[key] = {**(self.keys.value(key) or {}), **entries}
         config = self.keys.with_keys(**keys)
         load("torch")
         return config
@@ -173,15 +173,15 @@ def read_config(file: Path, command: str, foreign: Collection[str]) -> dict[str,
             command has no flag for.
     """
     values: dict[str, Any] = {}
-    for group, given in read_toml(file, LARGEST).items():
+    for group, table in read_toml(file, LARGEST).items():
         if group in KEYS.keys() - GROUPS:
             raise UsageError(
                 f"{group} of {file} must be in its group; got none. "
                 f"Write it below [{KEYS[group].group}]."
             )
         check_known(f"group of {file}", group, GROUPS)
-        check_type(f"{group} of {file}", given, dict)
-        values |= given
+        check_type(f"{group} of {file}", table, dict)
+        values |= table
     with about(str(file)):
         RunConfig(**values)
     if other := [key for key in values if key in foreign]:
@@ -229,8 +229,8 @@ def parse(
     import tyro
 
     helps = {"-h", "--help", "--help-all"}.intersection(words)
-    own = {field.name for field in dataclasses.fields(command)}
-    groups = GROUPS if "keys" in own else {}
+    field_names = {field.name for field in dataclasses.fields(command)}
+    groups = GROUPS if "keys" in field_names else {}
     hidden = {*command.without, *OPTIONS}
     if helps and "--help-all" not in helps:
         hidden |= KEYS.keys() - {*USUAL}
@@ -241,21 +241,23 @@ def parse(
         fields = _flags(command, {"keys"}, bool(helps))
     for group, kind in groups.items():
         flags = _flags(kind, hidden, bool(helps))
-        made: Any = dataclasses.make_dataclass(group, flags, kw_only=True)
+        group_type: Any = dataclasses.make_dataclass(group, flags, kw_only=True)
         text = tyro.conf.arg(name=group, help=inspect.getdoc(kind) if flags else "")
         fields.append(
-            (f"{group}_keys", Annotated[made, tyro.conf.OmitArgPrefixes, text])
+            (f"{group}_keys", Annotated[group_type, tyro.conf.OmitArgPrefixes, text])
         )
-    lists = [each for kind in (command, *groups.values()) for each in _lists(kind)]
+    lists = [flag for kind in (command, *groups.values()) for flag in _lists(kind)]
     if groups:
-        asked = [word.partition("=")[0] for word in words if word.startswith("--")]
-        check_removed([flag[2:].replace("-", "_") for flag in asked])
+        flags_given = [
+            word.partition("=")[0] for word in words if word.startswith("--")
+        ]
+        check_removed([flag[2:].replace("-", "_") for flag in flags_given])
     if not helps:
         _check_flags(words, known_flags(command), name, commands)
     words = _once(words, lists)
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(output):
             parsed: Any = tyro.cli(
                 dataclasses.make_dataclass(command.__name__, fields, kw_only=True),
                 prog=f"fedlayers {name}",
@@ -264,14 +266,14 @@ def parse(
             )
     except SystemExit as ended:
         if ended.code:
-            text = one_line(said.getvalue())
+            text = one_line(output.getvalue())
             text = text.replace("Unrecognized options:", "unexpected words:")
             raise UsageError(text) from None
         raise
-    given: dict[str, Any] = vars(parsed)
+    arguments: dict[str, Any] = vars(parsed)
     for group in groups:
-        given |= vars(given.pop(f"{group}_keys"))
-    values = {key: value for key, value in given.items() if value not in (None, [])}
+        arguments |= vars(arguments.pop(f"{group}_keys"))
+    values = {key: value for key, value in arguments.items() if value not in (None, [])}
     if issubclass(command, ConfiguredCommand) and "data" in values:
         if "dataset" in values:
             raise UsageError(
@@ -279,10 +281,10 @@ def parse(
             )
         values["dataset"] = values.pop("data")
     if "config" in values:
-        foreign = {*command.without} - own
+        foreign = {*command.without} - field_names
         values = read_config(values["config"], name, foreign) | values
     if groups:
-        keys = {key: values.pop(key) for key in values.keys() - own}
+        keys = {key: values.pop(key) for key in values.keys() - field_names}
         values["keys"] = RunConfig(**keys)
     return command(**values)
 
@@ -330,11 +332,13 @@ MEANT = {
 
 def known_flags(command: type[Command]) -> list[str]:
     """Return all flags of a command, also those that ``--help`` leaves out."""
-    own = [field.name for field in dataclasses.fields(command)]
-    names = [name for name in own if name not in ("keys", "data", command.argument)]
-    if "data" in own and not issubclass(command, ConfiguredCommand):
+    field_names = [field.name for field in dataclasses.fields(command)]
+    names = [
+        name for name in field_names if name not in ("keys", "data", command.argument)
+    ]
+    if "data" in field_names and not issubclass(command, ConfiguredCommand):
         names.append("data")
-    if "keys" in own:
+    if "keys" in field_names:
         names += KEYS.keys() - {*command.without, *OPTIONS}
     return [f"--{name.replace('_', '-')}" for name in dict.fromkeys(names)]
 
@@ -351,7 +355,7 @@ def _check_flags(
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-")
         if re.fullmatch("-[a-zA-Z]\\w*", word):
-            like = [each for each in known if each[2] == word[1]]
+            like = [flag_ for flag_ in known if flag_[2] == word[1]]
             some = listing(sorted(like), 4) or "--help"
             raise UsageError(
                 f"options must begin with two hyphens; got {word}. Write such as {some}."
@@ -362,19 +366,19 @@ def _check_flags(
             value = next(iter(words[place + 1 :]), "VALUE")
         near = MEANT.get(flag, "")
         if near not in known:
-            bare = nearest(flag[2:], [each[2:] for each in known])
+            bare = nearest(flag[2:], [flag_[2:] for flag_ in known])
             near = f"--{bare}" if bare else ""
         option = flag[2:].replace("-", "_")
         ways = _as_option(option, value, known)
-        said = f": did you mean {near}?" if near else "."
+        hint = f": did you mean {near}?" if near else "."
         if ways and MEANT.get(flag) not in known:
-            said = f": write {' or '.join(ways)}."
+            hint = f": write {' or '.join(ways)}."
         elif flag[2:] in commands:
-            said = f": it is a command, fedlayers {flag[2:]}."
+            hint = f": it is a command, fedlayers {flag[2:]}."
         elif option in KEYS and not near:
-            said = ", which a new run takes: fedlayers run."
+            hint = ", which a new run takes: fedlayers run."
         raise UsageError(
-            f"unknown option {flag}{said} For options, run fedlayers {name} --help"
+            f"unknown option {flag}{hint} For options, run fedlayers {name} --help"
         )
 
 
@@ -481,12 +485,12 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
             nargs, metavar, read, lambda value: True, lambda value: [str(value)]
         )
         flag: Any = Annotated[object, spec]
-        made: Any = dataclasses.field(default=None)
+        dataclass_field: Any = dataclasses.field(default=None)
         if name in OPTIONS.values():
             flag, metavar = Annotated[list, conf.UseAppendAction], "KEY=VALUE"
-            made = dataclasses.field(default_factory=list)
+            dataclass_field = dataclasses.field(default_factory=list)
         elif default is dataclasses.MISSING:
-            made, default = dataclasses.field(), ""
+            dataclass_field, default = dataclasses.field(), ""
         if name == getattr(kind, "argument", ""):
             flag = Annotated[flag, conf.Positional]
             metavar = f"[{name.upper()}]" if default is None else name.upper()
@@ -495,7 +499,7 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
         about = conf.arg(
             help=texts.get(name, ""), metavar=metavar, help_behavior_hint=usual
         )
-        flags.append((name, Annotated[flag, about], made))
+        flags.append((name, Annotated[flag, about], dataclass_field))
     return flags
 
 
@@ -558,17 +562,17 @@ def descriptions(kind: type) -> dict[str, str]:
 @cache
 def _descriptions(module: str) -> dict[str, dict[str, str]]:
     """Return those of a module's own fields, by class."""
-    found: dict[str, dict[str, str]] = {}
+    descriptions: dict[str, dict[str, str]] = {}
     for kind in ast.parse(inspect.getsource(sys.modules[module])).body:
         if isinstance(kind, ast.ClassDef):
-            found[kind.name] = {
+            descriptions[kind.name] = {
                 ast.unparse(field.target): " ".join(str(text.value.value).split())
                 for field, text in pairwise(kind.body)
                 if isinstance(field, ast.AnnAssign)
                 and isinstance(text, ast.Expr)
                 and isinstance(text.value, ast.Constant)
             }
-    return found
+    return descriptions
 
 
 ARGUMENTS = (

@@ -44,14 +44,14 @@ class Run(ConfiguredCommand):
     def main(self, line: str) -> None:
         from fedlayers import runs
 
-        made = runs.run(
+        result = runs.run(
             self.asked_config(),
             self.out,
             command=line,
             log=self.logger,
             backend=self.backend,
         )
-        print_result(made, self.out)
+        print_result(result, self.out)
 
     def interrupted(self) -> str:
         if not (self.out / "config.json").exists():
@@ -94,7 +94,7 @@ class Resume(Command):
 
         if StoredRun(self.dir).finished:
             say(f"{self.dir} is finished: these are its results")
-        made = runs.resume(
+        result = runs.resume(
             self.dir,
             backend=self.backend,
             log=self.logger,
@@ -102,7 +102,7 @@ class Resume(Command):
             allow_changed_code=self.allow_changed_code,
             data_root=self.data_root,
         )
-        print_result(made, self.dir)
+        print_result(result, self.dir)
 
     after_stop = "the same command continues"
 
@@ -124,10 +124,10 @@ def print_result(result: RunResult, out: Path) -> None:
     stored, plan, done = StoredRun(out), result.plan, result.done
     rule = rule_of(result.engine)
     best = {} if rule is None else rule.best
-    config, given = restore.stored_config(stored.config)
+    config, plan_given = restore.stored_config(stored.config)
     print(f"{scores_text(stored.rows()[1], done, best)}\n")
     if plan is not None:  # who gave a plan knows its evidence
-        print(f"{plan if given is None else repr(plan)}\n")
+        print(f"{plan if plan_given is None else repr(plan)}\n")
     model = str(config.model.model)
     if model.partition(":")[0] in LIBRARIES and not (
         config.model.init or wants_weights(model, config.model.model_options)
@@ -165,23 +165,23 @@ class ManyRuns(ConfiguredCommand):
         return super().asked_config()
 
     def main(self, line: str) -> Any:
-        given = self.arguments()
+        arguments = self.arguments()
         name = type(self).__name__.lower()
         study = getattr(import_module(f"fedlayers.decision.{name}"), name)
-        told = {"command": line, "tell": say}
-        for key in told.keys() & inspect.signature(study).parameters:
-            given[key] = told[key]
-        return self.show(study(**given), line)
+        extra = {"command": line, "tell": say}
+        for key in extra.keys() & inspect.signature(study).parameters:
+            arguments[key] = extra[key]
+        return self.show(study(**arguments), line)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the study's function: the configuration, and the flags of this command alone."""
         config = self.asked_config()
         first = config.execution.seed
         common = {field.name for field in dataclasses.fields(ConfiguredCommand)}
-        given = {k: v for k, v in vars(self).items() if k not in (*common, *KEYS)}
+        arguments = {k: v for k, v in vars(self).items() if k not in (*common, *KEYS)}
         if self.seeds is not None and len(self.seeds) == 1:
-            given["seeds"] = tuple(range(first, first + self.seeds[0]))
-        return {**given, "config": config}
+            arguments["seeds"] = tuple(range(first, first + self.seeds[0]))
+        return {**arguments, "config": config}
 
     def show(self, result: object, line: str) -> Any:
         """Draw and print the study's result. By default the study has said all."""
@@ -265,9 +265,9 @@ class Tune(SeveralAlgorithms):
     def arguments(self) -> dict[str, Any]:
         from fedlayers.decision.tune import APART
 
-        given = super().arguments()
-        given["seeds"] = [APART + seed for seed in given["seeds"]]
-        return {**given, "search": texts("search", self.search)}
+        arguments = super().arguments()
+        arguments["seeds"] = [APART + seed for seed in arguments["seeds"]]
+        return {**arguments, "search": texts("search", self.search)}
 
     def show(self, result: Any, line: str) -> None:
         settings = self.out / "tuned.json"
@@ -321,18 +321,18 @@ class Choose(ManyRuns):
     without = ("algorithm", "plan", "rule", "monitor")
 
     def arguments(self) -> dict[str, Any]:
-        given = super().arguments()
+        arguments = super().arguments()
         from fl_core.algorithms.base import find
 
         if not find(self.algorithm).uses_plan:
             raise UsageError(
                 f"--algorithm must use a plan; got {self.algorithm}, which uses no plan. Use fedper."
             )
-        given["baselines"] = not given.pop("no_baselines")
+        arguments["baselines"] = not arguments.pop("no_baselines")
         if self.quiet:
-            given["progress"] = False
-        del given["table"], given["quiet"], given["json"]
-        return given
+            arguments["progress"] = False
+        del arguments["table"], arguments["quiet"], arguments["json"]
+        return arguments
 
     def show(self, result: Any, line: str) -> Any:
         if self.dry_run:
@@ -409,9 +409,9 @@ class Study(ManyRuns):
     without = ("options", "plan", "rule", "monitor")
 
     def arguments(self) -> dict[str, Any]:
-        given = super().arguments()
-        given["baselines"] = not given.pop("no_baselines")
-        return given
+        arguments = super().arguments()
+        arguments["baselines"] = not arguments.pop("no_baselines")
+        return arguments
 
     def show(self, result: Any, line: str) -> None:
         print(f"{result.text()}\n\ntable: {self.out / 'table.csv'}")

@@ -61,12 +61,15 @@ def check_alike(facts: Mapping[str, Mapping[str, Any]]) -> None:
         UsageError: names all sites of both sides.
     """
     for key in [key for key in FACTS if key not in ("name", "samples")]:
-        said = {name: json.dumps(each[key]) for name, each in facts.items()}
-        usual = statistics.mode(said.values())
-        if odd := [name for name in said if said[name] != usual]:
-            rest = listing(name for name in said if name not in odd)
+        values = {
+            name: json.dumps(facts_of_site[key])
+            for name, facts_of_site in facts.items()
+        }
+        usual = statistics.mode(values.values())
+        if odd := [name for name in values if values[name] != usual]:
+            rest = listing(name for name in values if name not in odd)
             raise UsageError(
-                f"{key} must be the same at all sites; got {usual:.60} at {rest}, and {said[odd[0]]:.60} at "
+                f"{key} must be the same at all sites; got {usual:.60} at {rest}, and {values[odd[0]]:.60} at "
                 f"{listing(odd)}. Let all sites have the same."
             )
 
@@ -104,8 +107,8 @@ def reply_of(
         _check_work(head["work"], request, clients.algorithm, data)
         _check_scores(head["scores"], request, clients, data)
         observed = []
-        for each in head["observations"]:
-            observed.append(read_as(Observation, each, "an observation"))
+        for entry in head["observations"]:
+            observed.append(read_as(Observation, entry, "an observation"))
             ends = {observed[-1].client, observed[-1].client_b}
             if not ends <= {None, *range(len(clients.names))}:
                 raise UsageError(
@@ -176,9 +179,9 @@ def _check_scores(
 ) -> None:
     """Check that all scores that were asked are there and are possible, and no others."""
     evaluated = clients.algorithm.evaluates
-    known, splits = {LOCAL, TUNED, "global", evaluated}, set(SCORED)
+    models, splits = {LOCAL, TUNED, "global", evaluated}, set(SCORED)
     if not isinstance(request, ScoreRequest):
-        known, splits, evaluated = {LOCAL}, set(), LOCAL
+        models, splits, evaluated = {LOCAL}, set(), LOCAL
     if isinstance(request, TrainRequest) and not clients.is_lost(request):
         splits = set(request.score)
     if splits and evaluated not in scores:
@@ -186,7 +189,7 @@ def _check_scores(
     metrics = set(scores_of(data.task))
     for model, parts in scores.items():
         named = f"scores of {model}"
-        if model not in known or set(parts) != splits:
+        if model not in models or set(parts) != splits:
             raise UsageError(f"{named} must be those that were asked; got others.")
         for split, values in parts.items():
             if set(values) != metrics:
@@ -218,7 +221,7 @@ def _check_message(
     A tensor of any tree whose name the model has must have the model's shape.
     """
     initial = clients.initial
-    asked = clients.algorithm.uploaded(request.rnd, request.client)
+    names = clients.algorithm.uploaded(request.rnd, request.client)
     for kind, tensors in message.trees.items():
         for name, tensor in tensors.items():
             like = initial.get(name)
@@ -226,8 +229,8 @@ def _check_message(
                 raise UsageError(
                     f"tensor {name!r} of {kind} must have shape {list(like.shape)}; got {list(tensor.shape)}."
                 )
-            known = like is not None and name in asked and tensor.dtype == like.dtype
-            if kind == "model" and not known:
+            matches = like is not None and name in names and tensor.dtype == like.dtype
+            if kind == "model" and not matches:
                 raise UsageError(
                     f"tensor {name!r} must be one that was asked, of the model's type; got {tensor.dtype}."
                 )
@@ -237,7 +240,7 @@ def _check_message(
                 f"tensors must be finite; got NaN or infinity in {bad!r} of {kind}."
             )
     empty = not (message.trees or message.meta)
-    lacking = sorted(asked - message.trees.get("model", {}).keys())
+    lacking = sorted(names - message.trees.get("model", {}).keys())
     if lacking and ("model" in message.trees or empty):
         raise UsageError(f"the update must have tensor {lacking[0]!r}; got none.")
     for number in _numbers(message.meta):
@@ -250,8 +253,8 @@ def _check_message(
 def _numbers(value: object) -> Iterator[float]:
     """Yield all numbers in some JSON."""
     if isinstance(value, (dict, list)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _numbers(each)
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(part)
     elif isinstance(value, (int, float)):
         yield value
 
@@ -322,7 +325,7 @@ def _form(message: Message) -> Form:
 def _kind(value: object) -> object:
     """Return the kind of some JSON. Names in an object can differ between clients: an algorithm checks those."""
     if isinstance(value, list):
-        return [_kind(each) for each in value]
+        return [_kind(part) for part in value]
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return "number" if number else type(value).__name__
 
@@ -343,7 +346,7 @@ def check_norms(
     if len(norms) < LEAST_UPDATES:
         return norms
     for name, norm in norms.items():
-        others = [each for other, each in norms.items() if other != name]
+        others = [norm for other, norm in norms.items() if other != name]
         median = statistics.median(others)
         if 0 < TIMES_MEDIAN * median < norm:
             raise UsageError(

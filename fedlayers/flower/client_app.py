@@ -134,17 +134,17 @@ def losses(site: Site, packet: Packet) -> Packet:
     from fedlayers.decision.losses import Predictor, SeedLosses, Tuning, outputs_after
     from fl_core.run.restore import copy_with
 
-    head, own = packet.head, site.name
+    head, own_name = packet.head, site.name
     states, task, number, algorithm, state = _restored(site, head)
     models = _models(algorithm, head, packet.trees["sent"], state)
     models |= states.tuned(head["from"], head["done"])
     weights = models[rows.used_model(models)]
     if weights.keys() < tree.named_tensors(task.model).keys():
         raise UsageError(
-            f"client {own!r} must have a whole model to score; got a part of it."
+            f"client {own_name!r} must have a whole model to score; got a part of it."
         )
     model, client = copy_with(task.model, weights), task.data.clients[number]
-    here = SeedLosses(task, only=own)
+    here = SeedLosses(task, only=own_name)
     tuner = Tuner(
         model,
         task.criterion,
@@ -158,32 +158,36 @@ def losses(site: Site, packet: Packet) -> Packet:
         beside=[client.test],
         numbers=[number],
     )
-    amounts = [Tuning(*each) for each in head["amounts"]]
-    found = outputs_after(tuner, task, float(task.config.training.lr or 0), amounts)
-    kept: dict[str, Tree] = {}
+    amounts = [Tuning(*entry) for entry in head["amounts"]]
+    outputs_of = outputs_after(
+        tuner, task, float(task.config.training.lr or 0), amounts
+    )
+    by_amount: dict[str, Tree] = {}
     sent: list[Any] = []
     for place, amount in enumerate(amounts):
-        if amount not in found:
+        if amount not in outputs_of:
             sent.append(None)
             continue
-        logits = task.criterion.logits(found[amount]).double()
+        logits = task.criterion.logits(outputs_of[amount]).double()
         parts = logits.split([len(client.validation), len(client.test)])
         outputs = {
-            split: {own: part}
+            split: {own_name: part}
             for split, part in zip(SCORED, parts, strict=True)
             if len(part)
         }
-        sent.append(sums.sums_of_halves(here, Predictor("", outputs), own))
-        kept[str(place)] = {split: each[own] for split, each in outputs.items()}
-    states.save_outputs(kept)
+        sent.append(sums.sums_of_halves(here, Predictor("", outputs), own_name))
+        by_amount[str(place)] = {
+            split: tensor[own_name] for split, tensor in outputs.items()
+        }
+    states.save_outputs(by_amount)
     return Packet(
         {
             "run": head["run"],
             "sums": sent,
-            "base": sums.sums_of_halves(here, here.base_rate, own),
-            "weights": sums.weights_of_halves(here, own),
-            "labels": sums.labels_of_halves(here, own),
-            "excess": here.excess(own, model),
+            "base": sums.sums_of_halves(here, here.base_rate, own_name),
+            "weights": sums.weights_of_halves(here, own_name),
+            "labels": sums.labels_of_halves(here, own_name),
+            "excess": here.excess(own_name, model),
         }
     )
 
@@ -193,23 +197,25 @@ def products(site: Site, packet: Packet) -> Packet:
     from fedlayers.decision import sums
     from fedlayers.decision.losses import Predictor, SeedLosses
 
-    head, own = packet.head, site.name
+    head, own_name = packet.head, site.name
     job, start = States(site.folder, head["ways"][0]["run"]).job()
     task = _task(site, job, start)
-    here, ways = SeedLosses(task, only=own), []
+    here, ways = SeedLosses(task, only=own_name), []
     ways.append((here.base_rate, sums.Calibration(*head["base"])))
     for way in head["ways"]:
-        kept = States(site.folder, way["run"]).outputs(str(way["amount"]))
-        one = Predictor("", {split: {own: each} for split, each in kept.items()})
+        outputs = States(site.folder, way["run"]).outputs(str(way["amount"]))
+        one = Predictor(
+            "", {split: {own_name: tensor} for split, tensor in outputs.items()}
+        )
         ways.append((one, sums.Calibration(*way["temperatures"])))
-    number, first = list(job["data"]["sites"]).index(own), head["first"]
+    number, first = list(job["data"]["sites"]).index(own_name), head["first"]
     seed = task.config.execution.seed
-    found = {}
+    sums_of_split = {}
     for split in SCORED:
-        found[split] = sums.group_sums(here, split, own, ways)
+        sums_of_split[split] = sums.group_sums(here, split, own_name, ways)
         shared = site.shared(number, first, seed, job["data"]["split_seed"], split)
-        found[split]["shared"] = shared
-    return Packet(found)
+        sums_of_split[split]["shared"] = shared
+    return Packet(sums_of_split)
 
 
 def measure(site: Site, packet: Packet) -> Packet:
@@ -223,8 +229,8 @@ def measure(site: Site, packet: Packet) -> Packet:
         clients=[site.name],
         progress=False,
     )
-    own = report.frame[report.frame["client"] == site.name]
-    return Packet({"header": report.header, "rows": rows.records(own)})
+    frame = report.frame[report.frame["client"] == site.name]
+    return Packet({"header": report.header, "rows": rows.records(frame)})
 
 
 def _restored(
@@ -248,12 +254,12 @@ def _restored(
 
 def _task(site: Site, job: dict[str, Any], start: Tree) -> Task:
     """Return the task of a run with the site's own samples."""
-    found = job["data"]
-    made = found["preprocessing"]
-    number, seed = list(found["sites"]).index(site.name), job["config"]["seed"]
-    prepared = None if made is None else Preprocessing.from_json(made)
-    own = site.client(number, seed, prepared, found["split_seed"])
-    data = federated(found, own)
+    data_facts = job["data"]
+    stored = data_facts["preprocessing"]
+    number, seed = list(data_facts["sites"]).index(site.name), job["config"]["seed"]
+    prepared = None if stored is None else Preprocessing.from_json(stored)
+    client = site.client(number, seed, prepared, data_facts["split_seed"])
+    data = federated(data_facts, client)
     config = RunConfig(**job["config"], stack="off", device=site.file.device)
     plan = None if job["plan"] is None else LayerPlan.from_json(job["plan"])
     return assemble(config, data=data, plan=plan, start=start or None)
@@ -283,7 +289,7 @@ def _packet(
         "outline": {kind: list(tensors) for kind, tensors in state.trees.items()},
         "work": reply.work,
         "scores": reply.scores,
-        "observations": [asdict(each) for each in reply.observations],
+        "observations": [asdict(observation) for observation in reply.observations],
         "received": reply.received,
     }
     return Packet(head, message.trees)
@@ -295,21 +301,21 @@ def client_app(mods: Sequence[Any] = ()) -> ClientApp:
     Args:
         mods: Flower's modifiers of training, such as a clipped update with noise.
     """
-    made = ClientApp()
-    made.query("facts")(partial(answer, facts))
-    made.query("describe")(
+    app = ClientApp()
+    app.query("facts")(partial(answer, facts))
+    app.query("describe")(
         partial(answer, lambda site, asked: Packet(site.describe(**asked.head)))
     )
-    made.query("clipped")(
+    app.query("clipped")(
         partial(answer, lambda site, asked: Packet(site.clipped(**asked.head)))
     )
-    made.query("begin")(partial(answer, begin))
-    made.query("measure")(partial(answer, measure))
-    made.query("losses")(partial(answer, losses))
-    made.query("products")(partial(answer, products))
-    made.train(mods=list(mods))(partial(answer, work))
-    made.evaluate()(partial(answer, work))
-    return made
+    app.query("begin")(partial(answer, begin))
+    app.query("measure")(partial(answer, measure))
+    app.query("losses")(partial(answer, losses))
+    app.query("products")(partial(answer, products))
+    app.train(mods=list(mods))(partial(answer, work))
+    app.evaluate()(partial(answer, work))
+    return app
 
 
 app = client_app()

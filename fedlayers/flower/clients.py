@@ -93,19 +93,19 @@ class Sites:
             UsageError: two sites have one name, or one has another version or data of another kind.
             RunError: a site fails.
         """
-        while len(found := sorted(self.grid.get_node_ids())) < self.count:
+        while len(nodes := sorted(self.grid.get_node_ids())) < self.count:
             time.sleep(POLL)
-        self.nodes = {f"node {node}": node for node in found}
+        self.nodes = {f"node {node}": node for node in nodes}
         version = Packet({"version": fl_core.__version__})
-        asked = dict.fromkeys(self.nodes, version)
+        packets = dict.fromkeys(self.nodes, version)
         facts = [
             (checked(node, packet.head, FACTS), self.nodes[node])
-            for node, packet in self.ask("query.facts", asked, FACT_BYTES).items()
+            for node, packet in self.ask("query.facts", packets, FACT_BYTES).items()
         ]
         facts.sort(key=lambda each: each[0]["name"])
         self.nodes = {}
-        for each, node in facts:
-            name = each["name"]
+        for site_facts, node in facts:
+            name = site_facts["name"]
             if name != name.strip() or not (name.isprintable() and 0 < len(name) < 100):
                 raise UsageError(
                     f"name of node {node} must be 1 to 99 printed signs; got {name[:99]!r}."
@@ -115,9 +115,9 @@ class Sites:
                     f"names of sites must be distinct; got {name!r} from nodes {self.nodes[name]} and {node}."
                 )
             self.nodes[name] = node
-            self.samples[name] = each["samples"]
+            self.samples[name] = site_facts["samples"]
         self.facts = facts[0][0]
-        checks.check_alike({each["name"]: each for each, _ in facts})
+        checks.check_alike({site_facts["name"]: site_facts for site_facts, _ in facts})
 
     def common(self, seed: int, split_seed: int | None = None) -> dict[str, Any]:
         """Return the kind and the preparation of the sites' data for the splits of a seed. They are asked once.
@@ -128,11 +128,11 @@ class Sites:
         key = seed, split_seed
         if key not in self._common:
             seeds = {"seed": seed, "split_seed": split_seed}
-            asked = {
+            packets = {
                 name: Packet({"number": number, **seeds})
                 for number, name in enumerate(self.nodes)
             }
-            replies = self.ask("query.describe", asked, FACT_BYTES)
+            replies = self.ask("query.describe", packets, FACT_BYTES)
             sites = {
                 name: checked(name, replies[name].head, DESCRIPTION)
                 for name in self.nodes
@@ -140,17 +140,17 @@ class Sites:
             ends: Ends = ((), ())
             if (widened := widest(self.facts, sites)) is not None:
                 low, high = widened
-                asked = {
+                packets = {
                     name: Packet({**packet.head, "low": low, "high": high})
-                    for name, packet in asked.items()
+                    for name, packet in packets.items()
                 }
-                replies = self.ask("query.clipped", asked, FACT_BYTES)
+                replies = self.ask("query.clipped", packets, FACT_BYTES)
                 counts = {
                     name: checked(name, replies[name].head, CLIPPED) for name in sites
                 }
                 ends, sites = settled(self.facts, widened, sites, counts)
-            given = self.facts, sites, self.samples, split_seed, ends
-            self._common[key] = common(*given)
+            arguments = self.facts, sites, self.samples, split_seed, ends
+            self._common[key] = common(*arguments)
         return self._common[key]
 
     def clients(self, task: Task, run: str = "", *others: object) -> SiteClients:
@@ -236,8 +236,8 @@ class Sites:
             ]
             sent = self.grid.push_messages(messages)
             waiting |= dict(zip(sent, todo, strict=True))
-            found = list(self.grid.pull_messages(list(waiting)))
-            for message in found:
+            arrived = list(self.grid.pull_messages(list(waiting)))
+            for message in arrived:
                 number, node = (
                     message.metadata.reply_to_message_id,
                     message.metadata.src_node_id,
@@ -257,7 +257,7 @@ class Sites:
                     why = " ".join(printable(str(message.error.reason)).split())[-300:]
                     raise RunError(f"site {name!r} must be able to work; got: {why}")
                 unasked.append(name)  # until its supernode is there again
-            if not found:
+            if not arrived:
                 time.sleep(POLL)
 
 
@@ -295,24 +295,33 @@ class SiteClients(LocalClients):
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield the replies in the requests' order, once all are there."""
-        asked = {self.names[request.client]: request for request in requests}
-        packets = {name: self._packet(name, each) for name, each in asked.items()}
-        scores = all(isinstance(each, ScoreRequest) for each in asked.values())
-        found = self.sites.ask(
+        requests_of = {self.names[request.client]: request for request in requests}
+        packets = {
+            name: self._packet(name, request_) for name, request_ in requests_of.items()
+        }
+        scores = all(
+            isinstance(request_, ScoreRequest) for request_ in requests_of.values()
+        )
+        replies_of = self.sites.ask(
             "evaluate" if scores else "train", packets, self.most_bytes
         )
         replies = {
             name: checks.reply_of(
-                name, found[name], asked[name], self, self.task.data, self.most_bytes
+                name,
+                replies_of[name],
+                requests_of[name],
+                self,
+                self.task.data,
+                self.most_bytes,
             )
-            for name in asked
-            if name in found
+            for name in requests_of
+            if name in replies_of
         }
-        norms = checks.check_norms(asked, replies)
+        norms = checks.check_norms(requests_of, replies)
         exchanges = {
-            each.rnd.exchange
-            for each in asked.values()
-            if isinstance(each, TrainRequest)
+            request_.rnd.exchange
+            for request_ in requests_of.values()
+            if isinstance(request_, TrainRequest)
         }
         for exchange in exchanges:  # one, or none
             last = self.forms.get(exchange, {})
@@ -320,23 +329,27 @@ class SiteClients(LocalClients):
         if norms:
             self.sites.largest = max(norms, key=lambda name: norms[name])
         if self.sites.clip:
-            checks.clip(asked, replies, norms)
+            checks.clip(requests_of, replies, norms)
         weights = {
-            name: self.algorithm.task_info.weight(asked[name].client) for name in norms
+            name: self.algorithm.task_info.weight(requests_of[name].client)
+            for name in norms
         }
         for name, weight in weights.items():
-            client, share = asked[name].client, weight / sum(weights.values())
+            client, share = requests_of[name].client, weight / sum(weights.values())
             replies[name].observations += [
                 Observation("update_norm", norms[name], client),
                 Observation("weight_share", share, client),
             ]
-        for name, request in asked.items():
+        for name, request in requests_of.items():
             if name not in replies:
                 yield ClientReply(request.client, None, missing=True)
                 continue
             sent = replies[name].message is not None
             if isinstance(request, TrainRequest) and self.store and sent:
-                version, names = version_of(request.rnd), found[name].head["outline"]
+                version, names = (
+                    version_of(request.rnd),
+                    replies_of[name].head["outline"],
+                )
                 self.states[name] = checks.outline(names, version)
             yield replies[name]
 
@@ -358,15 +371,15 @@ class SiteClients(LocalClients):
     def _packet(self, name: str, request: ClientRequest) -> Packet:
         """Return a request as a packet. The client's tensors are named in it, for the site to fill in."""
         algorithm = self.algorithm
-        known = self.states[name].meta
+        meta = self.states[name].meta
         config = self.task.config.federation
-        own = type(algorithm) is find(config.algorithm, config.options)
+        registered = type(algorithm) is find(config.algorithm, config.options)
         head: dict[str, Any] = {
             "run": self.run_name,
-            "algorithm": config.algorithm if own else algorithm.name,
+            "algorithm": config.algorithm if registered else algorithm.name,
             "options": dict(algorithm.options),
             "plan": None if algorithm.plan is None else algorithm.plan.to_json(),
-            "from": known["version"],
+            "from": meta["version"],
             "stage": checks.stage_of(request),
         }
         if isinstance(request, TrainRequest):
@@ -397,10 +410,10 @@ class SiteClients(LocalClients):
         state.trees = {}
         for kind, names in self.states[name].meta["outline"].items():
             state.trees[kind] = {
-                each: torch.empty(0).as_subclass(AtSite) for each in names
+                name: torch.empty(0).as_subclass(AtSite) for name in names
             }
-            for each, tensor in state.trees[kind].items():
-                parts[id(tensor)] = [kind, each]
+            for key_, tensor in state.trees[kind].items():
+                parts[id(tensor)] = [kind, key_]
         sent: Tree = {}
         try:
             models = self.algorithm.models(request.server, state, Round(request.done))
@@ -412,15 +425,15 @@ class SiteClients(LocalClients):
             ) from error
         if isinstance(request, FinetuneRequest):
             models = {self.algorithm.evaluates: models[self.algorithm.evaluates]}
-        found: dict[str, dict[str, Any]] = {}
+        outline: dict[str, dict[str, Any]] = {}
         for model in models:
-            found[model] = {}
+            outline[model] = {}
             for key, tensor in models[model].items():
                 if id(tensor) not in parts:
                     parts[id(tensor)] = str(len(sent))
                     sent[str(len(sent))] = tensor
-                found[model][key] = parts[id(tensor)]
-        return found, sent
+                outline[model][key] = parts[id(tensor)]
+        return outline, sent
 
 
 def version_of(rnd: Round) -> str:

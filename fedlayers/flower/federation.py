@@ -50,7 +50,7 @@ TOML_BYTES = 2**20
 MOST_JSON = 2**26
 """The largest number of characters of a packet's JSON."""
 ERRORS: dict[str, type[Exception]] = {
-    each.__name__: each for each in (UsageError, NonFiniteError, RunError)
+    kind.__name__: kind for kind in (UsageError, NonFiniteError, RunError)
 }
 """Errors that keep their kind on the way to the server. Others become a RunError."""
 
@@ -72,7 +72,9 @@ class Packet:
         text = json.dumps({**self.head, "trees": list(self.trees)})
         records = {HEAD: ConfigRecord({JSON: text})}
         if tensors := merge_trees(self.trees):
-            arrays = {name: Array(each.contiguous()) for name, each in tensors.items()}
+            arrays = {
+                name: Array(tensor.contiguous()) for name, tensor in tensors.items()
+            }
             records[TENSORS] = ArrayRecord(arrays)
         return RecordDict(records)
 
@@ -86,19 +88,21 @@ def read_keys(path: Path, kind: type[Keys]) -> Keys:
     Raises:
         UsageError: a key is unknown or missing, or a value has another type.
     """
-    found, hints = read_toml(path, TOML_BYTES), get_type_hints(kind)
+    values, hints = read_toml(path, TOML_BYTES), get_type_hints(kind)
     with about(str(path)):
-        for key, value in found.items():
+        for key, value in values.items():
             check_type(check_known("key", key, hints), value, hints[key])
         for key in hints:
-            if key not in found and not hasattr(kind, key):
+            if key not in values and not hasattr(kind, key):
                 raise UsageError(f"{key} must be given; got none. Add {key} = ...")
-        return kind(**found)
+        return kind(**values)
 
 
 def error_packet(error: Exception) -> Packet:
     """Return an error as a packet of one line."""
-    kind = next((name for name, each in ERRORS.items() if isinstance(error, each)), "")
+    kind = next(
+        (name for name, kind_ in ERRORS.items() if isinstance(error, kind_)), ""
+    )
     text = str(error) if kind else f"{type(error).__name__}: {error}"
     return Packet({"error": kind, "text": text})
 
@@ -126,8 +130,8 @@ def packet_of(records: RecordDict, most_bytes: int) -> Packet:
             )
         # a clone is aligned as torch aligns its own
         tensors = {
-            name: torch.from_numpy(each.numpy()).clone()
-            for name, each in arrays.items()
+            name: torch.from_numpy(array.numpy()).clone()
+            for name, array in arrays.items()
         }
         return Packet(head, split_trees(tensors, head.pop("trees")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -215,32 +219,32 @@ def common(
         split_seed: of the test samples, if they are those of another seed.
         ends: the fences to which all clip (:func:`settled`).
     """
-    for name, each in sites.items():
-        fits = len(each["sizes"]) == len(SPLITS)
-        fits &= len(each["words"]) == len(facts["worded"])
-        if not fits or not 0 < sum(each["sizes"]) <= MOST_SAMPLES:
+    for name, site in sites.items():
+        fits = len(site["sizes"]) == len(SPLITS)
+        fits &= len(site["words"]) == len(facts["worded"])
+        if not fits or not 0 < sum(site["sizes"]) <= MOST_SAMPLES:
             raise UsageError(f"site {name!r} must have 1 to {MOST_SAMPLES:,} samples.")
-        if sum(each["sizes"]) != samples[name]:
+        if sum(site["sizes"]) != samples[name]:
             raise UsageError(
                 f"site {name!r} must have the {samples[name]:,} samples that it first named; "
-                f"got {sum(each['sizes']):,}."
+                f"got {sum(site['sizes']):,}."
             )
-        if max(each["classes"], default=-1) >= max(len(facts["classes"]), 1):
+        if max(site["classes"], default=-1) >= max(len(facts["classes"]), 1):
             raise UsageError(f"site {name!r} must have classes of the federation.")
     shape = list(facts["shape"])
-    made = _preparation(facts, sites, ends)
-    if made is not None and any(made.categories):
-        shape[0] += sum(map(len, made.categories))
-    some = {number for each in sites.values() for number in each["classes"]}
+    preparation = _preparation(facts, sites, ends)
+    if preparation is not None and any(preparation.categories):
+        shape[0] += sum(map(len, preparation.categories))
+    some = {number for site in sites.values() for number in site["classes"]}
     return {
         **{key: facts[key] for key in KEPT},
         "name": facts["dataset"] or OWN,
         "split_seed": split_seed,
         "shape": shape,
-        "preprocessing": None if made is None else made.to_json(),
+        "preprocessing": None if preparation is None else preparation.to_json(),
         "empty": [k for k in range(len(facts["classes"])) if k not in some],
-        "sites": {name: list(each["sizes"]) for name, each in sites.items()},
-        "digest": digest_of({name: each["digest"] for name, each in sites.items()}),
+        "sites": {name: list(site["sizes"]) for name, site in sites.items()},
+        "digest": digest_of({name: site["digest"] for name, site in sites.items()}),
     }
 
 
@@ -252,17 +256,17 @@ def widest(
     Raises:
         UsageError: a site has fences of other columns.
     """
-    if not any(each["fences"] for each in sites.values()):
+    if not any(site["fences"] for site in sites.values()):
         return None
     width = facts["shape"][0]
-    for name, each in sites.items():
-        fences = each["fences"] or []
+    for name, site in sites.items():
+        fences = site["fences"] or []
         sound = list(map(len, fences)) == [width] * 2
         if not sound or not np.abs(fences).max(initial=0) <= NO_FENCE:
             raise UsageError(
                 f"fences of site {name!r} must be two numbers for each of {width} columns."
             )
-    lows, highs = np.array([each["fences"] for each in sites.values()]).swapaxes(0, 1)
+    lows, highs = np.array([site["fences"] for site in sites.values()]).swapaxes(0, 1)
     low, high = lows.min(axis=0), highs.max(axis=0)
     open_ended = low > high
     low[open_ended], high[open_ended] = -NO_FENCE, NO_FENCE
@@ -284,45 +288,45 @@ def settled(
         UsageError: a site counts other columns, or more cells than it has.
     """
     low, high = map(np.array, ends)
-    for name, each in replies.items():
-        counts, most = (each["outside"], each["known"]), sites[name]["sizes"][0]
+    for name, site in replies.items():
+        counts, most = (site["outside"], site["known"]), sites[name]["sizes"][0]
         fits = list(map(len, counts)) == [len(low)] * 2
         if not fits or any(out > n for out, n in zip(*counts, strict=True)):
             raise UsageError(
                 f"site {name!r} must count the cells of {len(low)} columns."
             )
-        if max(each["known"], default=0) > most:
+        if max(site["known"], default=0) > most:
             raise UsageError(f"site {name!r} must count cells of {most:,} samples.")
         if facts["scale"] != "none" or facts["impute"] != "none":
-            for moments in (sites[name]["moments"], each["moments"]):
+            for moments in (sites[name]["moments"], site["moments"]):
                 _check_moments(name, facts, moments, most)
-    known, outside = (
-        np.sum([each[key] for each in replies.values()], axis=0)
+    counted, outside = (
+        np.sum([reply[key] for reply in replies.values()], axis=0)
         for key in ("known", "outside")
     )
-    many = outside > MOST_OUTSIDE * known
+    many = outside > MOST_OUTSIDE * counted
     low[many], high[many] = -NO_FENCE, NO_FENCE
     if cells := [
         f"{name!r} ({count:,})"
-        for name, count, kept in zip(facts["columns"], outside, many, strict=False)
-        if count and not kept
+        for name, count, is_kept in zip(facts["columns"], outside, many, strict=False)
+        if count and not is_kept
     ]:
         warn(
             "cells of training samples are far outside of all others and are clipped: "
             f"{listing(cells, 4)}. To keep them, write clip = 'none' in each site's file"
         )
-    found = {}
-    for name, each in sites.items():
-        moments = each["moments"]
+    settled_sites = {}
+    for name, site in sites.items():
+        moments = site["moments"]
         if moments is not None:
             raw, within = np.array(moments), np.array(replies[name]["moments"])
             plain = np.zeros(raw.shape[1], dtype=bool)  # the last can be targets
             plain[: len(many)] = many
             moments = np.where(plain, raw, within).tolist()
-        found[name] = {**each, "moments": moments}
+        settled_sites[name] = {**site, "moments": moments}
     bounded = bool((np.abs([low, high]) < NO_FENCE).any())
     clips = (tuple(low.tolist()), tuple(high.tolist())) if bounded else ((), ())
-    return clips, found
+    return clips, settled_sites
 
 
 def _check_moments(
@@ -354,9 +358,9 @@ def _preparation(
     if not prepares and not any(facts["worded"]) and not ends[0]:
         return None
     columns = tuple(facts["columns"])
-    words = [each["words"] for each in sites.values()]
+    words = [site["words"] for site in sites.values()]
     categories = tuple(
-        tuple(sorted({word for each in words for word in each[k]}))
+        tuple(sorted({word for lists in words for word in lists[k]}))
         for k in range(len(facts["worded"]))
     )
     if not prepares:
@@ -364,16 +368,16 @@ def _preparation(
             columns, categories=categories, lowest=ends[0], highest=ends[1]
         )
     regresses = facts["task"] == REGRESSION
-    for name, each in sites.items():
-        _check_moments(name, facts, each["moments"], each["sizes"][0])
-    moments = np.array([each["moments"] for each in sites.values()])
+    for name, site in sites.items():
+        _check_moments(name, facts, site["moments"], site["sizes"][0])
+    moments = np.array([site["moments"] for site in sites.values()])
     count, means, spreads = moments.swapaxes(0, 1)
     total = count.sum(0)
     for k, name in enumerate(sites):
         others = np.delete(moments, k, axis=0)
-        known = np.maximum(others[:, 0].sum(0), 1)
-        middle = (others[:, 0] * others[:, 1]).sum(0) / known
-        usual = others[:, 2].sum(0) / known
+        counts = np.maximum(others[:, 0].sum(0), 1)
+        middle = (others[:, 0] * others[:, 1]).sum(0) / counts
+        usual = others[:, 2].sum(0) / counts
         far = np.abs(means[k] - middle) > FAR * np.sqrt(usual)
         with np.errstate(over="ignore"):
             far |= (usual > 0) & (spreads[k] > FAR**2 * usual * count[k])
@@ -385,7 +389,7 @@ def _preparation(
             )
     mean = (count * means).sum(0) / np.maximum(total, 1)
     squares = (spreads + count * (means - mean) ** 2).sum(0)
-    rows = sum(each["sizes"][0] for each in sites.values())
+    rows = sum(site["sizes"][0] for site in sites.values())
     if (total == 0).any():
         empty = [columns[k] for k in np.flatnonzero(total == 0) if k < len(columns)]
         raise UsageError(
@@ -449,7 +453,7 @@ def federated(found: Mapping[str, Any], own: ClientData | None = None) -> Federa
     if found["split_seed"] is not None:
         params["split_seed"] = found["split_seed"]
     partition = Partition("natural", params, 0, indices, 0, found["digest"])
-    made = found["preprocessing"]
+    preprocessing = found["preprocessing"]
     return FederatedData(
         found["name"],
         shape,
@@ -462,5 +466,7 @@ def federated(found: Mapping[str, Any], own: ClientData | None = None) -> Federa
         std=tuple(found["std"]),
         images=found["images"],
         empty=tuple(found["empty"]),
-        preprocessing=None if made is None else Preprocessing.from_json(made),
+        preprocessing=None
+        if preprocessing is None
+        else Preprocessing.from_json(preprocessing),
     )

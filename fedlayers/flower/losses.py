@@ -99,16 +99,16 @@ class SiteLosses(SeedLosses):
         clients = self.sites.clients_of(run, checkpoint, task)
         listed = [list(amount) for amount in amounts]
         packets = clients.score_packets(checkpoint, {"amounts": listed})
-        found = self.sites.ask("query.losses", packets, 0)
-        self.asked = {name: found[name].head for name in self.task.data.names}
+        replies = self.sites.ask("query.losses", packets, 0)
+        self.asked = {name: replies[name].head for name in self.task.data.names}
         for name, head in self.asked.items():
             self._check_sums(name, head, run.id, len(amounts))
         tuned: dict[Tuning, Predictor] = {}
         for place, amount in enumerate(amounts):
-            each = [head["sums"][place] for head in self.asked.values()]
-            if None not in each:
-                given = {"run": run.id, "amount": place}
-                tuned[amount] = self._predictor(job.arm, each, **given)
+            sums_of_clients = [head["sums"][place] for head in self.asked.values()]
+            if None not in sums_of_clients:
+                facts = {"run": run.id, "amount": place}
+                tuned[amount] = self._predictor(job.arm, sums_of_clients, **facts)
         excess = math.fsum(head["excess"] for head in self.asked.values())
         return Finished(job, tuned, self.kind in PROBABLE and not excess < 0)
 
@@ -124,13 +124,13 @@ class SiteLosses(SeedLosses):
         size, classes = self.sizes[name], max(2, self.task.data.n_classes)
         count = len(self.task.data.client(name).validation)
         shape = (2, len(sums.temperatures_of(self.kind)), 2)
-        known = [each for each in head["sums"] if each is not None]
+        sums_sent = [part for part in head["sums"] if part is not None]
         total = sum(weights[0] for weights in head["weights"] if weights)
         with about(f"site {name!r}"):
             if head["run"] != run or len(head["sums"]) != amounts:
                 raise UsageError("losses must be those of the run that was asked.")
-            for each in (*known, head["base"]):
-                if _shape(each) != shape or np.abs(np.array(each)).max() > LARGEST:
+            for part in (*sums_sent, head["base"]):
+                if _shape(part) != shape or np.abs(np.array(part)).max() > LARGEST:
                     raise UsageError(
                         f"sums of losses must have shape {list(shape)}, and be at most {LARGEST:g}."
                     )
@@ -143,8 +143,8 @@ class SiteLosses(SeedLosses):
             least = [0.0 <= a <= size**2 for pair in head["weights"] for a in pair]
             if not all(least) or abs(head["excess"]) > LARGEST:
                 raise UsageError("weights and losses must be possible; got others.")
-            given = {label for half in head["labels"] for label in half}
-            if len(head["labels"]) != 2 or max(given, default=0) >= classes:
+            labels = {label for half in head["labels"] for label in half}
+            if len(head["labels"]) != 2 or max(labels, default=0) >= classes:
                 raise UsageError(
                     f"labels must be two lists of numbers below {classes}; got others."
                 )
@@ -154,7 +154,7 @@ class SiteLosses(SeedLosses):
     ) -> SitePredictor:
         """Return a predictor with the temperatures that all clients' sums together give."""
         heads = self.asked.values()
-        total = np.sum([np.array(each) for each in by_client], axis=0)
+        total = np.sum([np.array(part) for part in by_client], axis=0)
         weights = np.sum([np.array(head["weights"]) for head in heads], axis=0)
         labels = [
             sorted({label for head in heads for label in head["labels"][half]})
@@ -183,7 +183,7 @@ class SiteLosses(SeedLosses):
         base = named[BASE_RATE]
         assert isinstance(base, SitePredictor)
         if split == VALIDATION:
-            asked = Packet(
+            packet = Packet(
                 {
                     "base": list(base.calibration),
                     "first": self.first,
@@ -198,9 +198,9 @@ class SiteLosses(SeedLosses):
                     ],
                 }
             )
-            packets = dict.fromkeys(self.task.data.names, asked)
-            found = self.sites.ask("query.products", packets, 0)
-            self.replies = {name: found[name].head for name in packets}
+            packets = dict.fromkeys(self.task.data.names, packet)
+            replies = self.sites.ask("query.products", packets, 0)
+            self.replies = {name: replies[name].head for name in packets}
             for name, head in self.replies.items():
                 self._check_products(name, head, len(ways) + 2)
         heads = [head[split] for head in self.replies.values()]

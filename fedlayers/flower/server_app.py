@@ -96,13 +96,13 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:
         RunError: a site fails, or too few reply in time.
     """
     out = Path(file.out)
-    given = file.config or {}
-    if unused := UNUSED & given.keys():
+    keys = file.config or {}
+    if unused := UNUSED & keys.keys():
         raise UsageError(
             f"[config] must have keys that a server uses; got {listing(sorted(unused))}. "
             "Describe data and devices in each site's file, write metrics before [config], and leave out other keys."
         )
-    config = RunConfig(**given, checkpoint_every=1, stack="off")
+    config = RunConfig(**keys, checkpoint_every=1, stack="off")
     if config.training.class_weights == "balanced":
         raise UsageError(
             "class_weights must be numbers over sites; got balanced. Give one for each class."
@@ -122,9 +122,9 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:
     used: dict[str, Any] = {"data": data, "clients": sites.clients, "progress": False}
     try:
         if file.arms is not None:
-            made = choose(sites, config, out, file)
-            print(f"{made.text()}\n\n{made.shown().to_string(index=False)}")
-            return made
+            choice = choose(sites, config, out, file)
+            print(f"{choice.text()}\n\n{choice.shown().to_string(index=False)}")
+            return choice
         check_stored(out, assemble(config, data=data))
         if (out / "config.json").exists():
             result = resume(out, **used)
@@ -162,10 +162,10 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answ
             f"monitor must be left out of a decision over sites, which the loss ranks; got {config.federation.monitor}."
         )
     began, seeds = time.monotonic(), tuple(file.seeds or [config.execution.seed])
-    given = with_own(training.with_plan_algorithm(config))
-    config = training.with_evaluations(*given)
+    with_options = with_own(training.with_plan_algorithm(config))
+    config = training.with_evaluations(*with_options)
     data = {seed: federated(sites.common(seed, seeds[0])) for seed in seeds}
-    own: dict[int, dict[str, Any]] = {
+    objects: dict[int, dict[str, Any]] = {
         seed: {"data": data[seed], "clients": sites.clients} for seed in seeds
     }
     first = assemble(config.with_keys(seed=seeds[0]), data=data[seeds[0]])
@@ -173,7 +173,9 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answ
     ways = ways_of(names, first.layers, config.federation.algorithm)
     fedavg = [way for way in ways if way.name == FEDAVG]
     tasks = {
-        seed: jobs_of(fedavg, config, [seed], out / "arms", **own[seed])[0].assemble()
+        seed: jobs_of(fedavg, config, [seed], out / "arms", **objects[seed])[
+            0
+        ].assemble()
         for seed in seeds
     }
     task = tasks[seeds[0]]
@@ -187,9 +189,9 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answ
             "clients must have validation samples to choose a plan; got none. Give clients more samples."
         )
     rate = float(task.config.training.lr or 0)
-    asked = training.Question(
+    question = training.Question(
         config,
-        given[1],
+        with_options[1],
         out,
         seeds,
         ways,
@@ -199,17 +201,17 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answ
         {"fallback": ELSEWHERE},
         simple=False,
         over_sites=True,
-        of_seed=own,
+        of_seed=objects,
     )
-    asked = training.with_linear(asked)
-    for way in asked.ways:
-        for job in asked.jobs(way, None):
+    question = training.with_linear(question)
+    for way in question.ways:
+        for job in question.jobs(way, None):
             check_stored(job.path, job.assemble())
-    say(f"{plural(len(asked.ways), 'way')} with {plural(len(seeds), 'seed')}")
-    trained = training.train_ways(asked, InProcessBackend(), say)
-    made = answered(trained)
-    made = replace(made, cost=cost_of(trained, 1, began), next="")
-    return store(made, out)
+    say(f"{plural(len(question.ways), 'way')} with {plural(len(seeds), 'seed')}")
+    trained = training.train_ways(question, InProcessBackend(), say)
+    answer = answered(trained)
+    answer = replace(answer, cost=cost_of(trained, 1, began), next="")
+    return store(answer, out)
 
 
 def diagnose(sites: Sites, task: Task, metrics: Sequence[str]) -> Report:
@@ -223,8 +225,8 @@ def diagnose(sites: Sites, task: Task, metrics: Sequence[str]) -> Report:
             f"metrics over sites must be of single clients; got {listing(compare)}."
         )
     clients = sites.clients(task)
-    asked = Packet({"run": clients.run_name, "metrics": list(metrics)})
-    replies = sites.ask("query.measure", dict.fromkeys(clients.names, asked), 0)
+    packet = Packet({"run": clients.run_name, "metrics": list(metrics)})
+    replies = sites.ask("query.measure", dict.fromkeys(clients.names, packet), 0)
     frames = []
     for name in clients.names:
         head = checked(name, replies[name].head, {"header": dict, "rows": [dict]})

@@ -216,17 +216,17 @@ class Site:
         """Return the columns of training samples, float64 [n, d]. Words are 0."""
         values = self.source.x[train].astype(np.float64)
         words = self.source.categories
-        values[:, [k for k, each in enumerate(words) if each]] = 0.0
+        values[:, [k for k, column in enumerate(words) if column]] = 0.0
         return values
 
     def _fences(self, train: Integers) -> list[list[float]]:
         """Return the client's lower and upper fences of each column (:func:`fl_core.data.preprocessing.fence`)."""
-        found = []
+        fences = []
         words = self.source.categories or ((),) * self.source.x.shape[1]
         for values, worded in zip(self._numbers(train).T, words, strict=True):
-            known = values[~np.isnan(values)]
-            found.append(fence(known[:0] if worded else known))
-        return np.array(found, dtype=float).reshape(-1, 2).T.tolist()
+            present = values[~np.isnan(values)]
+            fences.append(fence(present[:0] if worded else present))
+        return np.array(fences, dtype=float).reshape(-1, 2).T.tolist()
 
     def clipped(
         self,
@@ -254,10 +254,10 @@ class Site:
         source = self.source
         if source.task == REGRESSION:
             values = np.column_stack([values, source.y[train].astype(np.float64)])
-        known = ~np.isnan(values)
-        count = known.sum(0)
-        mean = np.where(known, values, 0.0).sum(0) / np.maximum(count, 1)
-        squares = np.square(np.where(known, values - mean, 0.0)).sum(0)
+        is_known = ~np.isnan(values)
+        count = is_known.sum(0)
+        mean = np.where(is_known, values, 0.0).sum(0) / np.maximum(count, 1)
+        squares = np.square(np.where(is_known, values - mean, 0.0)).sum(0)
         return np.stack([count, mean, squares]).tolist()
 
     def client(
@@ -280,7 +280,7 @@ class Site:
         """Return how many of a split's samples in the first seed are in it in another one, too."""
         place = SPLITS.index(split)
         one, other = (
-            self._split(number, each, split_seed)[place] for each in (first, seed)
+            self._split(number, seed_, split_seed)[place] for seed_ in (first, seed)
         )
         return len(np.intersect1d(one, other))
 
@@ -343,9 +343,9 @@ class States:
         """
         with self._locked():
             self._write(version, state.trees, state.meta)
-            found = [name for name in self.files.names() if name[0].isdigit()]
-            recent = sorted({name.partition("-")[0] for name in found})[-2:]
-            for name in found:
+            names = [name for name in self.files.names() if name[0].isdigit()]
+            recent = sorted({name.partition("-")[0] for name in names})[-2:]
+            for name in names:
                 if name.partition("-")[0] not in recent and name != before:
                     self.files.remove(name)
 
@@ -379,7 +379,7 @@ class States:
         tensors, names = dict[str, Tensor](), dict[str, dict[str, str]]()
         for name, splits in models.items():
             names[name] = {split: f"{name}-{split}" for split in splits}
-            tensors |= {f"{name}-{split}": each for split, each in splits.items()}
+            tensors |= {f"{name}-{split}": tensor for split, tensor in splits.items()}
         with self._locked():
             self._write(OUTPUTS, {OUTPUTS: tensors}, names)
 
@@ -394,12 +394,12 @@ class States:
     def _write(self, name: str, trees: Mapping[str, tree.Tree], meta: object) -> None:
         text = bytearray(json_bytes({"meta": meta, "trees": list(trees)}))
         tensors = merge_trees(trees) | {META: torch.frombuffer(text, dtype=torch.uint8)}
-        whole = {key: each.contiguous().clone() for key, each in tensors.items()}
+        whole = {key: tensor.contiguous().clone() for key, tensor in tensors.items()}
         self.files.write(name, save(whole))
 
     def _read(self, name: str) -> tuple[dict[str, tree.Tree], Any]:
         with damaged(self.files.path / name):
             # a copy is aligned as torch aligns its own, which keeps the bits of sums
-            found = tree.clone(storage.tensors(self.files.read(name)))
-            head = parsed_json(bytes(found.pop(META).tolist()))
-            return split_trees(found, head["trees"]), head["meta"]
+            tensors = tree.clone(storage.tensors(self.files.read(name)))
+            head = parsed_json(bytes(tensors.pop(META).tolist()))
+            return split_trees(tensors, head["trees"]), head["meta"]
