@@ -60,8 +60,8 @@ def checkout() -> Path:
 
 def arguments(**used: Any) -> SimpleNamespace:
     """Return PFLlib's parsed arguments, with everything else switched off."""
-    own = {"device": "cpu", "eval_gap": 1, "time_threthold": float("inf")}
-    return SimpleNamespace(**dict.fromkeys(UNUSED, 0), **{**own, **used})
+    settings = {"device": "cpu", "eval_gap": 1, "time_threthold": float("inf")}
+    return SimpleNamespace(**dict.fromkeys(UNUSED, 0), **{**settings, **used})
 
 
 @contextmanager
@@ -98,21 +98,21 @@ def pfllib(job: Job) -> Iterator[Side]:
             ):  # which is the one that its clients make
                 for client in server.clients:
                     client.optimizer = job.optimizer(client.model.parameters())
-            taken = 0
+            steps = 0
 
             def count(*_: Any) -> None:
-                nonlocal taken
-                taken += 1
+                nonlocal steps
+                steps += 1
 
             def run() -> int:
-                before = taken
+                before = steps
                 server.selected_clients = server.select_clients()
                 server.send_models()
                 for client in server.selected_clients:
                     client.train()
                 server.receive_models()
                 server.aggregate_parameters()
-                return taken - before
+                return steps - before
 
             register_optimizer_step_post_hook(count)
             yield Plain(run, lambda: list(server.global_model.parameters()))
@@ -147,7 +147,7 @@ def flower(job: Job) -> Iterator[Side]:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     model = job.model(job.data())
     peaks: dict[int, int] = {}  # of each actor in the last round
-    asked: queue.Queue[bool] = queue.Queue()
+    questions: queue.Queue[bool] = queue.Queue()
     done: queue.Queue[int | list[str]] = queue.Queue()  # steps, or what went wrong
 
     class Over(Exception):
@@ -155,7 +155,7 @@ def flower(job: Job) -> Iterator[Side]:
 
     class OnDemand(FedAvg):
         def configure_train(self, *args: Any, **options: Any) -> Any:
-            if not asked.get():
+            if not questions.get():
                 raise Over
             return super().configure_train(*args, **options)
 
@@ -165,12 +165,12 @@ def flower(job: Job) -> Iterator[Side]:
             failed = [reply.error.reason for reply in replies if reply.has_error()]
             if arrays is not None and not failed:
                 model.load_state_dict(arrays.to_torch_state_dict())
-            told = [reply.content["metrics"] for reply in replies if not failed]
+            records = [reply.content["metrics"] for reply in replies if not failed]
             peaks.clear()
-            for each in told:
-                actor = int(each["actor"])
-                peaks[actor] = max(peaks.get(actor, 0), int(each["peak"]))
-            done.put(failed or sum(int(each["steps"]) for each in told))
+            for record in records:
+                actor = int(record["actor"])
+                peaks[actor] = max(peaks.get(actor, 0), int(record["peak"]))
+            done.put(failed or sum(int(record["steps"]) for record in records))
             return arrays, metrics
 
     server, clients = ServerApp(), ClientApp()
@@ -197,14 +197,14 @@ def flower(job: Job) -> Iterator[Side]:
     simulation.start()
 
     def run() -> int:
-        asked.put(True)
+        questions.put(True)
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and simulation.is_alive():
             with contextlib.suppress(queue.Empty):
-                found = done.get(timeout=5)
-                if isinstance(found, list):
-                    raise RunError(found[0])
-                return found
+                answer = done.get(timeout=5)
+                if isinstance(answer, list):
+                    raise RunError(answer[0])
+                return answer
         raise RunError(
             f"the simulation must answer within {PATIENCE:g} s; got nothing. Run it on an idle machine."
         )
@@ -212,7 +212,7 @@ def flower(job: Job) -> Iterator[Side]:
     try:
         yield Plain(run, lambda: list(model.parameters()), lambda: sum(peaks.values()))
     finally:
-        asked.put(False)
+        questions.put(False)
         simulation.join()
 
 
@@ -238,8 +238,8 @@ def _flower_client(pickled: bytes, message: Any, context: Any) -> Any:
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     split = trains[int(context.node_config["partition-id"])]
     steps = training.plain_epoch(model, split, job.batch, job.optimizer)
-    told = {"num-examples": len(split), "steps": steps, "actor": os.getpid()}
-    metrics = MetricRecord({**told, "peak": torch.cuda.max_memory_allocated()})
+    counts = {"num-examples": len(split), "steps": steps, "actor": os.getpid()}
+    metrics = MetricRecord({**counts, "peak": torch.cuda.max_memory_allocated()})
     return Message(
         RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
         reply_to=message,
@@ -262,12 +262,12 @@ def pfl(job: Job) -> Iterator[Side]:
     try:
         for helper in helpers:
             helper.start()
-        own, model = _pfl_rank(job, 0, ranks, port)
+        own_rank, model = _pfl_rank(job, 0, ranks, port)
 
         def run() -> int:
             for here, _ in pipes:
                 here.send(True)
-            return own() + sum(here.recv() for here, _ in pipes)
+            return own_rank() + sum(here.recv() for here, _ in pipes)
 
         yield Plain(run, lambda: list(model.parameters()))
     finally:
@@ -336,17 +336,17 @@ def _pfl_rank(
     algorithm, backend = FederatedAveraging(), SimulatedBackend(drawn, drawn)
     settings = NNAlgorithmParams(10**6, 10**6, job.taken, None)
     training_settings = NNTrainHyperParams(job.batch, 1, job.lr)
-    taken, done = 0, 0
+    steps, done = 0, 0
 
     def count(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        nonlocal taken
-        taken += optimizer is not average
+        nonlocal steps
+        steps += optimizer is not average
 
     register_optimizer_step_post_hook(count)
 
     def run() -> int:
         nonlocal done
-        before, done = taken, done + 1  # round 0 would be evaluated
+        before, done = steps, done + 1  # round 0 would be evaluated
         contexts, _, _ = algorithm.get_next_central_contexts(
             model, done, settings, training_settings
         )
@@ -355,7 +355,7 @@ def _pfl_rank(
                 model, algorithm, central_context=context
             )
             algorithm.process_aggregated_statistics(context, metrics, model, total)
-        return taken - before
+        return steps - before
 
     return run, net
 
@@ -376,13 +376,13 @@ def fedjax(job: Job) -> Iterator[Side]:
     data = job.data()
     model = job.model(data)
     params, forward = _to_jax(model)
-    taken = 0
+    steps = 0
 
     class Counted(package.ClientDataset):
         def shuffle_repeat_batch(self, *args: Any, **options: Any) -> Any:
-            nonlocal taken
+            nonlocal steps
             for batch in super().shuffle_repeat_batch(*args, **options):
-                taken += 1
+                steps += 1
                 yield batch
 
     def loss(params: Any, batch: Any, rng: Any) -> Any:
@@ -414,7 +414,7 @@ def fedjax(job: Job) -> Iterator[Side]:
 
     def run() -> int:
         nonlocal state, done
-        before = taken
+        before = steps
         chosen = np.random.default_rng(done).choice(
             len(clients), job.taken, replace=False
         )
@@ -424,7 +424,7 @@ def fedjax(job: Job) -> Iterator[Side]:
         )
         jax.block_until_ready(state.params)
         done += 1
-        return taken - before
+        return steps - before
 
     yield Plain(run, lambda: _from_jax(state.params))
 
@@ -458,10 +458,10 @@ def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any
             )
 
     def forward(params: list[Any], x: Any) -> Any:
-        own = iter(params)
+        layers = iter(params)
         for module in chain:
             if isinstance(module, nn.Conv2d):
-                layer = next(own)
+                layer = next(layers)
                 sides = ("NHWC", "HWIO", "NHWC")
                 x = (
                     lax.conv_general_dilated(
@@ -470,7 +470,7 @@ def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any
                     + layer["b"]
                 )
             elif isinstance(module, nn.Linear):
-                layer = next(own)
+                layer = next(layers)
                 x = x @ layer["w"] + layer["b"]
             elif isinstance(module, nn.MaxPool2d):
                 window = (1, module.kernel_size, module.kernel_size, 1)
@@ -495,11 +495,11 @@ def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any
 
 def _from_jax(params: list[Any]) -> list[Tensor]:
     """The parameters of :func:`_to_jax` in the layout of the PyTorch model."""
-    found = []
+    layers = []
     for layer in params:
         weight = torch.from_numpy(np.array(layer["w"]))
-        found += [
+        layers += [
             weight.permute(3, 2, 0, 1) if weight.ndim == 4 else weight.T,
             torch.from_numpy(np.array(layer["b"])),
         ]
-    return found
+    return layers

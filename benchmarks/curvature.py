@@ -127,12 +127,12 @@ def main(
     """
     torch.set_num_threads(1)
     rows = pd.read_csv(PATH).to_dict("records") if PATH.exists() else []
-    known = {(row["way"], row["network"], row["state"]) for row in rows}
+    measured_keys = {(row["way"], row["network"], row["state"]) for row in rows}
     for way in ways:
         measured(OWN[0], way)  # the first call imports and allocates
         for name in networks:
             key = way, name, state
-            if key in known:
+            if key in measured_keys:
                 continue
             row = dict(zip(("way", "network", "state"), key, strict=True))
             rows.append(row | measured(name, way))

@@ -108,9 +108,9 @@ def _diagnosis(
     ]
     x = torch.randn(max(samples, probe), *shape, generator=generator)
     y = torch.arange(len(x)) % classes
-    own, common = (x[:samples], y[:samples]), (x[:probe], y[:probe])
+    data, common = (x[:samples], y[:samples]), (x[:probe], y[:probe])
     return lambda: diagnose(
-        models, own, metrics, progress=False, options={"probe": common}
+        models, data, metrics, progress=False, options={"probe": common}
     )
 
 

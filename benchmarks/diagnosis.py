@@ -163,7 +163,9 @@ ROUNDS, EVERY, EPOCHS = 10, 5, (1, 5)
 def monitor(pairs: int = PAIRS) -> list[Measured]:
     """Time a plain loop of FedAvg that is measured by three cheap metrics, and the same loop that is not."""
     task = fl.assemble(fl.RunConfig(dataset="known_labels"))
-    data = {each.name: (each.train.x, each.train.y) for each in task.data.clients}
+    data = {
+        client.name: (client.train.x, client.train.y) for client in task.data.clients
+    }
     batch = task.config.training.batch_size or 16
 
     def loop(epochs: int, every: int) -> None:
@@ -174,7 +176,7 @@ def monitor(pairs: int = PAIRS) -> list[Measured]:
             for name, model in models.items():
                 _train(model, *data[name], epochs, batch)
             watching.step(models, number)
-            trees = [tree.state_dict(each) for each in models.values()]
+            trees = [tree.state_dict(model) for model in models.values()]
             mean = tree.mean(trees, [1.0] * len(trees))
             for model in models.values():
                 model.load_state_dict(mean)

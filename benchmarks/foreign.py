@@ -48,10 +48,10 @@ def network(kind: str) -> Any:
 
 def fresh(net: Any) -> Any:
     """Return a copy with other weights."""
-    made = copy.deepcopy(net)
-    for tensor in made.state_dict().values():
+    changed = copy.deepcopy(net)
+    for tensor in changed.state_dict().values():
         tensor.add_(1)
-    return made
+    return changed
 
 
 # --- ways to store a network: each returns what the user fills, and the right one ------
@@ -147,22 +147,31 @@ def load(family: str) -> tuple[str, str]:
     line = FAMILIES[family]
     how, net = dict(line.get("options", {})), network(line["network"])
     words, images = torch.randint(3, 60, (2, 5)), torch.randn(2, 3, 8, 8)
-    given = {"input_ids": words, "decoder_input_ids": words, "pixel_values": images}
-    key, taken = how.pop("key", ""), inspect.signature(net.forward).parameters
-    inputs = {name: given.get(name, images) for name in taken.keys() & {"x", *given}}
+    examples = {"input_ids": words, "decoder_input_ids": words, "pixel_values": images}
+    key, parameters = how.pop("key", ""), inspect.signature(net.forward).parameters
+    inputs = {
+        name: examples.get(name, images)
+        for name in parameters.keys() & {"x", *examples}
+    }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stored"
         into, right = globals()[line["store"]](net, path, **how)
         with warnings.catch_warnings(record=True, action="always") as notes:
-            outcome, said = outcome_of(
+            outcome, reason = outcome_of(
                 lambda: fl.load_weights(path, into=into, key=key)
             )
     with torch.no_grad():
-        pair: Any = [first_tensor(each.eval()(**inputs)) for each in (into, right)]
+        pair: Any = [
+            first_tensor(network.eval()(**inputs)) for network in (into, right)
+        ]
     if outcome == "right" and (pair[0] - pair[1]).abs().max() > 1e-5:
         outcome = "silent"
-    own = [str(each.message) for each in notes if each.category is UserWarning]
-    return outcome, "; ".join([said, *own]).strip("; ").replace(str(path), "PATH")
+    messages = [
+        str(warning.message) for warning in notes if warning.category is UserWarning
+    ]
+    return outcome, "; ".join([reason, *messages]).strip("; ").replace(
+        str(path), "PATH"
+    )
 
 
 def measure(name: str) -> tuple[str, str]:
@@ -171,7 +180,7 @@ def measure(name: str) -> tuple[str, str]:
     network = build(f"timm:{name}", (3, side, side), 3)
     data = dict.fromkeys("ab", (torch.randn(2, 3, side, side), torch.arange(2)))
     return outcome_of(
-        lambda: [fl.diagnose(network, data, each, budget=20) for each in DEFAULT]
+        lambda: [fl.diagnose(network, data, metric, budget=20) for metric in DEFAULT]
     )
 
 

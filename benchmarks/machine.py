@@ -194,10 +194,10 @@ def _of_rounds(
 ) -> list[Measured]:
     """The shares that a job's rounds reach, and its whole runs where all layers train."""
     torch.set_num_threads(CORES)
-    made = job()
-    steps = _steps(job, made, make, layer)
+    network_job = job()
+    steps = _steps(job, network_job, make, layer)
     of_a_round = CORES * steps.operations()
-    with cores(steps) as machine, _started(made, layer) as engine:
+    with cores(steps) as machine, _started(network_job, layer) as engine:
 
         def at_full_rate() -> float:
             return (
@@ -216,10 +216,10 @@ def _of_rounds(
         frame = alternate(sides, pairs)
         of = {side: float(frame[side].median()) for side in frame}
         what = f"{layer} alone, clients seen before" if layer else "fedavg"
-        what += f", {made[0].workers} workers"
+        what += f", {network_job[0].workers} workers"
         judge = partial(judged, name, unit=UNIT)
         peak = f"sgemm {SIDE}, {CORES} cores at once: {of_a_round / of['products'] / 1e9:.0f} Gflop/s"
-        found = [
+        rows = [
             judge(
                 what, f"the same rounds in one process a core, {CORES} at once",
                 list(frame.own / frame["round"]), at_least=0.9, seconds=of["round"], baseline_seconds=of["own"],
@@ -238,8 +238,8 @@ def _of_rounds(
             ),
         ]  # fmt: skip
         if not layer:
-            found.append(_of_runs(name, what, made, machine, min(pairs, RUNS)))
-    return found
+            rows.append(_of_runs(name, what, network_job, machine, min(pairs, RUNS)))
+    return rows
 
 
 def _of_runs(
@@ -257,24 +257,24 @@ def _of_runs(
     def run() -> float:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
-            own = {"model": model[0]} if model else {}
+            objects = {"model": model[0]} if model else {}
             runner.run(
                 config.with_keys(rounds=length, stack="off"),
                 out,
                 data=data,
                 progress=False,
-                **own,
+                **objects,
             )
             paces.append(recorder.read_pace(out / "timing.jsonl"))
         return paces[-1].total
 
-    def own() -> float:
+    def rounds_alone() -> float:
         timed = [
             machine.seconds("rounds") / CORES for _ in range(max(1, length // ROUNDS))
         ]
         return length * sum(timed) / len(timed)
 
-    frame = alternate({"run": run, "own": own}, turns)
+    frame = alternate({"run": run, "own": rounds_alone}, turns)
     text = f"the same rounds in one process a core; of the last run {paces[-1].line()}"
     return judged(
         name,
@@ -297,7 +297,7 @@ def _seconds(work: Callable[[], object]) -> float:
 def cross_device(pairs: int = PAIRS) -> list[Measured]:
     """Shares of the machine that the rounds and runs of S1 reach."""
     training.tuned()
-    return _of_rounds("S1", partial(training._cross_device, held=167), SGD, pairs)
+    return _of_rounds("S1", partial(training._cross_device, held_out=167), SGD, pairs)
 
 
 def long_runs(turns: int = LONG_RUNS) -> list[Measured]:
@@ -307,14 +307,14 @@ def long_runs(turns: int = LONG_RUNS) -> list[Measured]:
     """
     training.tuned()
     torch.set_num_threads(CORES)
-    job = partial(training._cross_device, held=167)
-    made = job()
-    with cores(_steps(job, made, SGD, "")) as machine:
+    job = partial(training._cross_device, held_out=167)
+    network_job = job()
+    with cores(_steps(job, network_job, SGD, "")) as machine:
         return [
             _of_runs(
                 "S1",
-                f"fedavg, {made[0].execution.workers} workers",
-                made,
+                f"fedavg, {network_job[0].execution.workers} workers",
+                network_job,
                 machine,
                 turns,
                 LONG,
@@ -325,13 +325,13 @@ def long_runs(turns: int = LONG_RUNS) -> list[Measured]:
 def cross_silo(pairs: int = PAIRS) -> list[Measured]:
     """Shares of the machine that the rounds and runs of S2 reach."""
     training.tuned()
-    return _of_rounds("S2", partial(training._cross_silo, held=667), ADAMW, pairs)
+    return _of_rounds("S2", partial(training._cross_silo, held_out=667), ADAMW, pairs)
 
 
 def scheduling(pairs: int = FEWER) -> list[Measured]:
     """Shares of the machine that the rounds of S4 reach, each layer alone, clients seen before."""
     training.tuned()
-    job = partial(training._cross_device, held=167)
+    job = partial(training._cross_device, held_out=167)
     return [
         row
         for layer in ("conv1", "conv2", "fc1", "fc2")

@@ -47,9 +47,9 @@ ERROR = 0.05  # the relative standard error at which estimators are compared
 @cache
 def images() -> tuple[Tensor, Tensor]:
     """Fashion-MNIST, as float tensors."""
-    known = recipe("fashion_mnist")
+    defaults = recipe("fashion_mnist")
     opened = DATASETS["fashion_mnist"].open(None, False)
-    source = replace(opened, mean=known.mean, std=known.std)
+    source = replace(opened, mean=defaults.mean, std=defaults.std)
     first = torch.arange(20_000).numpy()
     return source.tensor(first), torch.from_numpy(source.y[first])
 
@@ -298,7 +298,7 @@ def coverage(repeats: int = 1000) -> list[Measured]:
     for probes in (2, 8):
         hits = dict.fromkeys(exact, 0)
         for seed in range(repeats):
-            for found in hessian_trace(
+            for estimate in hessian_trace(
                 model,
                 (x, y),
                 layers,
@@ -308,8 +308,9 @@ def coverage(repeats: int = 1000) -> list[Measured]:
                 probes=probes,
                 seed=seed,
             ):
-                hits[found.layer] += (
-                    abs(found.trace - exact[found.layer]) <= 1.96 * found.stderr
+                hits[estimate.layer] += (
+                    abs(estimate.trace - exact[estimate.layer])
+                    <= 1.96 * estimate.stderr
                 )
         for layer, count in hits.items():
             rows.append(covered(count, repeats, probes, layer))
@@ -396,7 +397,7 @@ def _error(
         data = x, torch.zeros(len(x), dtype=torch.long)
         seen = collect(model, paths, data, batch=batch).x
         parts = [seen[path].double().split(batch) for path in paths]
-        batches = [list(each) for each in zip(*parts, strict=True)]
+        batches = [list(batch_values) for batch_values in zip(*parts, strict=True)]
         grams.append(
             [[features @ features.T for features in layers] for layers in batches]
         )

@@ -51,13 +51,13 @@ def alone(work: Callable[[], object], times: int = 1) -> Callable[[], None]:
     Args:
         times: how often, with the same operands.
     """
-    with _Kept() as kept:
+    with _Kept() as calls_kept:
         work()
 
     @torch.no_grad()
     def again() -> None:
         for _ in range(times):
-            for func, args, kwargs in kept.calls:
+            for func, args, kwargs in calls_kept.calls:
                 func(*args, **kwargs)
 
     return again
@@ -100,14 +100,14 @@ def _step(model: nn.Module, x: Tensor, y: Tensor) -> None:
 
 def _forward(model: nn.Module, child: nn.Module, x: Tensor) -> int:
     """Operations of one part of the model in a forward pass."""
-    given: list[Tensor] = []
+    passed: list[Tensor] = []
     handle = child.register_forward_hook(
-        lambda _module, inputs, _output: given.append(inputs[0])
+        lambda _module, inputs, _output: passed.append(inputs[0])
     )
     try:
         with torch.no_grad():
             model(x)
             handle.remove()
-            return sum(counted(lambda part=part: child(part)) for part in given)  # type: ignore[misc]
+            return sum(counted(lambda part=part: child(part)) for part in passed)  # type: ignore[misc]
     finally:
         handle.remove()

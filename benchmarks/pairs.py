@@ -103,11 +103,11 @@ def alternate(sides: Mapping[str, Callable[[], float]], turns: int) -> pd.DataFr
     order = list(sides)
     rows = []
     for index in range(-1, turns):
-        found = {
+        seconds = {
             name: sides[name]() for name in (order if index % 2 == 0 else order[::-1])
         }
         if index >= 0:
-            rows.append(found)
+            rows.append(seconds)
     return pd.DataFrame(rows, columns=order)
 
 
@@ -130,26 +130,26 @@ def judged(
     unit: str = "time",
 ) -> Measured:
     """The median of ratios with its interval, compared with a target."""
-    found = median_interval(ratios)
+    interval = median_interval(ratios)
     target, holds = "", ""
-    few = f"too few values: {len(ratios)}" if math.isnan(found.low) else ""
+    few = f"too few values: {len(ratios)}" if math.isnan(interval.low) else ""
     if at_most is not None:
         target, holds = (
             f"<= {at_most:g}",
-            few or ("yes" if found.high <= at_most else "no"),
+            few or ("yes" if interval.high <= at_most else "no"),
         )
     if at_least is not None:
         target, holds = (
             f">= {at_least:g}",
-            few or ("yes" if found.low >= at_least else "no"),
+            few or ("yes" if interval.low >= at_least else "no"),
         )
     value = Measured(
         job,
         what,
         baseline,
-        found.value,
-        found.low,
-        found.high,
+        interval.value,
+        interval.low,
+        interval.high,
         target,
         holds,
         seconds,
@@ -158,7 +158,8 @@ def judged(
         unit,
     )
     print(
-        f"{job}: {what} against {baseline}: {found.value:.3g} [{found.low:.3g}, {found.high:.3g}] {target} {holds}"
+        f"{job}: {what} against {baseline}: {interval.value:.3g} "
+        f"[{interval.low:.3g}, {interval.high:.3g}] {target} {holds}"
     )
     return value
 

@@ -80,7 +80,7 @@ def wanted(repeats: int) -> list[tuple[str, int, int]]:
         for name, curve in CURVES.items()
         for size in curve.sizes
     ]
-    return [each for each in every if each not in done]
+    return [key for key in every if key not in done]
 
 
 # --- one point -------------------------------------------------------------------------------------------------
@@ -149,16 +149,16 @@ def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
     """A curve's exponents at its largest sizes, each against theory: equal, slower or faster growth."""
     curve, rows = CURVES[name], []
     for measure, theory in (("seconds", curve.time), ("megabytes", curve.memory)):
-        own = frame[(frame["curve"] == name) & frame["size"].isin(curve.sizes[-TAIL:])]
+        tail = frame[(frame["curve"] == name) & frame["size"].isin(curve.sizes[-TAIL:])]
         what, text = (
             f"{curve.title}: {measure}",
             f"theory, size^{theory:g}: {curve.why}",
         )
-        usual = own.groupby("size")[measure].median()
+        usual = tail.groupby("size")[measure].median()
         large = usual.index[usual >= WORTH[measure]]
         if len(large) < 2:
             none = (
-                f"at most {usual.max():.2g}: no slope" if len(own) else "not measured"
+                f"at most {usual.max():.2g}: no slope" if len(tail) else "not measured"
             )
             rows.append(
                 Measured(
@@ -173,8 +173,8 @@ def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
                 )
             )
             continue
-        own = own[own["size"].isin(large)]
-        found, low, high = slope(own["size"], own[measure].clip(lower=1e-6))
+        tail = tail[tail["size"].isin(large)]
+        exponent, low, high = slope(tail["size"], tail[measure].clip(lower=1e-6))
         grows = (
             "as theory"
             if low <= theory <= high
@@ -187,17 +187,17 @@ def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
                 "scale",
                 what,
                 text,
-                found,
+                exponent,
                 low,
                 high,
                 f"= size^{theory:g}",
                 grows,
-                pairs=len(own),
+                pairs=len(tail),
                 unit="exponent",
             )
         )
         print(
-            f"{what}: size^{found:.2f} [{low:.2f}, {high:.2f}], theory {theory:g}: {grows}"
+            f"{what}: size^{exponent:.2f} [{low:.2f}, {high:.2f}], theory {theory:g}: {grows}"
         )
     return rows
 

@@ -201,20 +201,20 @@ def remote(sides: Mapping[str, Open], job: Job) -> Iterator[dict[str, Remote]]:
     spawn = multiprocessing.get_context(
         "spawn"
     )  # with the environment, but no thread or module, of this process
-    processes, found = [], {}
+    processes, answers = [], {}
     try:
         for name, start in sides.items():
             here, there = spawn.Pipe()
-            found[name] = Remote(name, job, here)
+            answers[name] = Remote(name, job, here)
             processes.append(
                 spawn.Process(target=_serve, args=(there, start, job), name=name)
             )
             processes[-1].start()
             there.close()
-            found[name].ask("ready")
-        yield found
+            answers[name].ask("ready")
+        yield answers
     finally:
-        for side in found.values():
+        for side in answers.values():
             side.connection.close()  # which a process takes as the end
         for process in processes:
             process.join(60)

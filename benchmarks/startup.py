@@ -37,10 +37,10 @@ def usage(*words: str) -> tuple[float, float]:
 
     A small process starts it, because a child's peak begins at its parent's.
     """
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", USED, *words], check=True, capture_output=True, text=True
     )
-    seconds, peak = map(float, told.stdout.split())
+    seconds, peak = map(float, process.stdout.split())
     return seconds, peak
 
 
@@ -59,21 +59,23 @@ def startup(pairs: int = PAIRS) -> list[Measured]:
 def _measured(what: str, command: list[str], pairs: int) -> list[Measured]:
     peaks: list[float] = []
 
-    def asked() -> float:
+    def command_seconds() -> float:
         seconds, peak = usage(*command)
         peaks.append(peak)
         return seconds
 
-    frame = alternate({"asked": asked, "empty": lambda: usage("-c", "pass")[0]}, pairs)
+    frame = alternate(
+        {"command": command_seconds, "empty": lambda: usage("-c", "pass")[0]}, pairs
+    )
     targeted = what in TARGETED
     return [
         judged(
             "startup",
             what,
             "python -c pass",
-            list(frame["asked"] / frame["empty"]),
+            list(frame["command"] / frame["empty"]),
             at_most=AT_MOST if targeted else None,
-            seconds=float(frame["asked"].median()),
+            seconds=float(frame["command"].median()),
             baseline_seconds=float(frame["empty"].median()),
             unit="CPU time",
         ),

@@ -75,15 +75,15 @@ def tuned() -> None:
 
 
 def federation(
-    clients: int, n: int, shape: tuple[int, ...], classes: int = 10, held: int = 0
+    clients: int, n: int, shape: tuple[int, ...], classes: int = 10, held_out: int = 0
 ) -> FederatedData:
     """Clients with ``n`` random training samples each, and ``held`` (at least two) each for validation and test."""
-    held = max(held, 2)
+    held_out = max(held_out, 2)
     generator = np.random.default_rng(0)
-    size = clients * (n + 2 * held)
+    size = clients * (n + 2 * held_out)
     x = generator.standard_normal((size, *shape), dtype=np.float32)
     y = generator.integers(classes, size=size)
-    owner = np.repeat(np.arange(clients), n + 2 * held)
+    owner = np.repeat(np.arange(clients), n + 2 * held_out)
     names = tuple(f"client_{k}" for k in range(clients))
     source = Source(
         "random", x, y, tuple(f"class {k}" for k in range(classes)), owner, names
@@ -93,7 +93,7 @@ def federation(
     def cut(client: ClientData) -> ClientData:
         parts = (client.train, client.validation, client.test)
         xs, ys = torch.cat([s.x for s in parts]), torch.cat([s.y for s in parts])
-        ends = (n, n + held, n + 2 * held)
+        ends = (n, n + held_out, n + 2 * held_out)
         splits = [
             Split(xs[a:b].clone(), ys[a:b].clone())
             for a, b in zip((0, *ends), ends, strict=False)
@@ -208,7 +208,7 @@ class OneLayer(Algorithm):
     def __init__(self, task_info: TaskInfo, layer: str) -> None:
         super().__init__(task_info)
         self.tensors = frozenset(
-            next(each.tensors for each in task_info.layers if each.name == layer)
+            next(layer_.tensors for layer_ in task_info.layers if layer_.name == layer)
         )
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
@@ -268,8 +268,8 @@ def repeat(work: Callable[[], object], times: int) -> None:
         work()
 
 
-def _cross_device(held: int = 0) -> tuple[RunConfig, FederatedData]:
-    return CROSS_DEVICE, federation(100, 500, (1, 28, 28), held=held)
+def _cross_device(held_out: int = 0) -> tuple[RunConfig, FederatedData]:
+    return CROSS_DEVICE, federation(100, 500, (1, 28, 28), held_out=held_out)
 
 
 def cross_device(pairs: int = PAIRS) -> list[Measured]:
@@ -305,8 +305,12 @@ def silo_network() -> nn.Sequential:
     )
 
 
-def _cross_silo(held: int = 0) -> tuple[RunConfig, FederatedData, nn.Module]:
-    return CROSS_SILO, federation(5, 2000, (3, 32, 32), held=held), silo_network()
+def _cross_silo(held_out: int = 0) -> tuple[RunConfig, FederatedData, nn.Module]:
+    return (
+        CROSS_SILO,
+        federation(5, 2000, (3, 32, 32), held_out=held_out),
+        silo_network(),
+    )
 
 
 def cross_silo(pairs: int = PAIRS) -> list[Measured]:

@@ -43,7 +43,7 @@ def transformer(pairs: int = PAIRS) -> list[Measured]:
         training.rounds(some) as whole,
         training.rounds(some.with_keys(adapt=LORA)) as adapted,
     ):
-        found = [
+        rows = [
             compare(
                 "transformer",
                 f"{LORA}, a round",
@@ -62,12 +62,12 @@ def transformer(pairs: int = PAIRS) -> list[Measured]:
     ):
         before, after = values
         names = (f"{LORA}, {after:.4g} MB {text}", f"all weights, {before:.4g} MB")
-        found.append(
+        rows.append(
             Measured(
                 "transformer", *names, before / after, math.nan, math.nan, unit="memory"
             )
         )
-    return found
+    return rows
 
 
 def _sent(engine: Engine) -> float:
@@ -147,17 +147,17 @@ def on_device(job: Job, device: str, pairs: int) -> list[Measured]:
     Each of the others runs alone next to this package, so that the failure of one leaves the rest. Its row says why.
     """
     config = job.config.with_keys(device=device, workers=0)
-    there, found = replace(job, config=config), []
+    there, rows = replace(job, config=config), []
     for name, peer in NEXT_TO.items():
         try:
-            found += peers.measure(there, {name: peer}, pairs)
+            rows += peers.measure(there, {name: peer}, pairs)
         except RunError as error:
             print(error)
             why = f"not measured: {str(error).splitlines()[-1]}"
             none = (math.nan, math.nan, math.nan)
             row = Measured(job.name, device, name, *none, holds=why, pairs=0)
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
 JOBS = {"gpu": gpu, "transformer": transformer}
