@@ -108,7 +108,7 @@ class Rule:
 
         Args:
             names, values: of the layers, [L].
-            given: what the rule may take (:data:`GIVEN`) but the layers.
+            arguments: what the rule may take (:data:`GIVEN`) but the layers.
 
         Raises:
             RunError: the rule returns no layer, an unknown layer, or a number that is not from 1 to L.

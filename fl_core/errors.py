@@ -153,7 +153,7 @@ def needs_package(package: str, purpose: str, extra: str) -> UsageError:
 
 
 def check_known(kind: str, name: str, names: Iterable[str]) -> str:
-    """Return ``name`` if it is one of ``known``.
+    """Return ``name`` if it is one of ``names``.
 
     >>> check_known("algorithm", "ditto", iter(["fedavg", "ditto"]))
     'ditto'

@@ -197,12 +197,12 @@ def nested_groups(parts: Iterable[Any]) -> Integers:
     >>> nested_groups([["p", "q", "p"], ["p"]]).tolist()
     [0, 1, 0, 2]
     """
-    found, count = [], 0
+    numbers, count = [], 0
     for part in parts:
         distinct, group = np.unique(np.asarray(part), return_inverse=True)
-        found.append(count + group)
+        numbers.append(count + group)
         count += len(distinct)
-    return np.concatenate(found).astype(np.int64)
+    return np.concatenate(numbers).astype(np.int64)
 
 
 def whole_numbers(values: Array, *ways: str | Way) -> Integers:
@@ -291,10 +291,12 @@ def finite_entries(y: Array) -> Array:
     Raises:
         DataFault: a number is not finite.
     """
-    found = y.astype(np.float32 if y.dtype.kind == "f" else np.int64)
-    odd = ~np.isfinite(found).reshape(len(y), -1)
-    refuse_where(np.logical_or.reduce(odd, 1), found, "targets must be finite float32")
-    return found
+    numbers_ = y.astype(np.float32 if y.dtype.kind == "f" else np.int64)
+    odd = ~np.isfinite(numbers_).reshape(len(y), -1)
+    refuse_where(
+        np.logical_or.reduce(odd, 1), numbers_, "targets must be finite float32"
+    )
+    return numbers_
 
 
 def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Names]:
@@ -322,8 +324,8 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
         cells = texts_of(y)
         names = written_classes(cells) if names is None else names
         code = {composed(name.strip()): k for k, name in enumerate(names)}
-        known = [code.get(word.strip(), -1) for word in cells.categories]
-        y = np.array(known, dtype=np.int64)[cells.codes]
+        code_of_word = [code.get(word.strip(), -1) for word in cells.categories]
+        y = np.array(code_of_word, dtype=np.int64)[cells.codes]
         row = int(np.argmin(y))
         if y[row] < 0:
             try:
@@ -394,9 +396,9 @@ def targets(y: Array) -> NDArray[np.float32 | np.float64]:
     if y.dtype.kind not in "buif":
         raise DataFault(f"targets must be numbers; got {str(y[0])!r}.", row=0)
     with np.errstate(over="ignore"):
-        found = y.astype(np.float32)
-    refuse_where(~np.isfinite(found), y, "targets must be finite float32")
-    return y.astype(np.float64) if loses_digits(y) else found
+        single = y.astype(np.float32)
+    refuse_where(~np.isfinite(single), y, "targets must be finite float32")
+    return y.astype(np.float64) if loses_digits(y) else single
 
 
 def events(y: Array) -> NDArray[np.float32]:
@@ -409,8 +411,8 @@ def events(y: Array) -> NDArray[np.float32]:
         raise DataFault(
             f"survival must have a time and an event for each sample; got {list(y.shape)}."
         )
-    found = np.stack([targets(column) for column in y.T], axis=1)
-    time, event = found.T
+    numbers = np.stack([targets(column) for column in y.T], axis=1)
+    time, event = numbers.T
     refuse_where(time < 0, y, "times must be at least 0", "The time comes first.")
     if time.dtype == np.float64 and loses_digits(time):
         raise DataFault(
@@ -425,7 +427,7 @@ def events(y: Array) -> NDArray[np.float32]:
             "there must be an event; got only censored samples.",
             "Check the event column.",
         )
-    return found.astype(np.float32)
+    return numbers.astype(np.float32)
 
 
 def several_labels(
@@ -445,15 +447,15 @@ def several_labels(
         raise DataFault(
             f"there must be a name for each of {y.shape[1]} labels; got {len(names)}."
         )
-    found = np.stack([targets(column) for column in y.T], axis=1)
-    for name, column in zip(names, found.T, strict=True):
+    numbers = np.stack([targets(column) for column in y.T], axis=1)
+    for name, column in zip(names, numbers.T, strict=True):
         rule = f"label {name!r} must be 0 or 1"
         refuse_where(~np.isin(column, (0, 1)), column, rule)
         if column.min() == column.max():
             raise DataFault(
                 f"label {name!r} must have both values; got {column[0]:g} everywhere."
             )
-    return found.astype(np.float32), names
+    return numbers.astype(np.float32), names
 
 
 def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:

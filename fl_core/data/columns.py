@@ -66,7 +66,7 @@ class ColumnTable(Displayed):
     def summary(self) -> Summary:
         heads = ["column", "taken as", "inputs", "missing", "example", "odd"]
         cells = map(dict.values, self.to_json())
-        rows = [[*map(_short, known), odd] for *known, odd in cells]
+        rows = [[*map(_short, parts), odd] for *parts, odd in cells]
         return Summary(
             f"{plural(len(rows), 'column')}, {plural(self.inputs, 'input')}",
             heads,

@@ -50,11 +50,13 @@ class DataFault(UsageError):
         self, rule: str, *ways: str | Way, row: int | None = None, line: str = ""
     ) -> None:
         pairs = [(way, {}) if isinstance(way, str) else way for way in ways]
-        said = [f"{say}: {spelled(**keys)}." if keys else say for say, keys in pairs]
+        sentences = [
+            f"{say}: {spelled(**keys)}." if keys else say for say, keys in pairs
+        ]
         if line:
-            said.insert(0, f"Write `{line}`.")
-        said[1:] = [f"Or {say[0].lower()}{say[1:]}" for say in said[1:]]
-        super().__init__(" ".join(filter(None, [rule, *said])))
+            sentences.insert(0, f"Write `{line}`.")
+        sentences[1:] = [f"Or {say[0].lower()}{say[1:]}" for say in sentences[1:]]
+        super().__init__(" ".join(filter(None, [rule, *sentences])))
         self.rule = rule
         self.line = line
         self.ways = pairs

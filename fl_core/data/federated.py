@@ -168,7 +168,7 @@ class FederatedData(Displayed):
 
     def with_token_ids(self) -> FederatedData:
         """Return the same data with rows of integers as token ids."""
-        parts = [each.split(name) for each in self.clients for name in SPLITS]
+        parts = [client.split(name) for client in self.clients for name in SPLITS]
         tokens = 1 + max(int(part.x.max()) for part in parts if len(part))
         return self._changed(
             lambda split: replace(split, x=split.x.long()),
@@ -187,8 +187,8 @@ class FederatedData(Displayed):
     ) -> FederatedData:
         """Return the same data with each split changed, and other attributes."""
         clients = tuple(
-            ClientData(each.name, *(change(each.split(name)) for name in SPLITS))
-            for each in self.clients
+            ClientData(client.name, *(change(client.split(name)) for name in SPLITS))
+            for client in self.clients
         )
         return replace(self, clients=clients, **others)
 
@@ -260,21 +260,21 @@ class FederatedData(Displayed):
     @cached_property
     def copies_note(self) -> str:
         """Return the note on near copies over the splits, or "". It is "" for anything but numbers, and with groups."""
-        parts = [each.split(name) for each in self.clients for name in SPLITS]
+        parts = [client.split(name) for client in self.clients for name in SPLITS]
         floats = all(part.x.is_floating_point() for part in parts)
         grouped = any(part.groups is not None for part in parts)
         words = any(getattr(self.preprocessing, "categories", ()))
         words |= getattr(self.shape, "layout", None) is not None
         if self.elsewhere or self.images or grouped or words or not floats:
             return ""
-        found: list[Any] = []
+        samples: list[Any] = []
         for split in ("train", "test"):
             x = torch.cat([client.split(split).x for client in self.clients]).numpy()
             indices = self.partition.indices.values()
             places = np.concatenate([part[split] for part in indices])
             _, first = np.unique(places, return_index=True)
-            found.append((x[first], places[first]))
-        (train, train_places), (test, test_places) = found
+            samples.append((x[first], places[first]))
+        (train, train_places), (test, test_places) = samples
         return near_copies(train, test, train_places, test_places).note
 
     @cached_property
@@ -282,8 +282,8 @@ class FederatedData(Displayed):
         """Return the digest of every client's training samples, as in a diagnosis of tensors in memory."""
         return digest_of(
             {
-                each.name: tree.digest({"x": each.train.x, "y": each.train.y})
-                for each in self.clients
+                client.name: tree.digest({"x": client.train.x, "y": client.train.y})
+                for client in self.clients
             }
         )
 
@@ -313,10 +313,10 @@ def gather(
         for name, splits in partition.indices.items()
     )
     digest = sha(f"{whole.digest}|{partition.digest}".encode())
-    kept = ["name", "shape", "classes", "words", "preprocessing", "table"]
-    kept += ["indices", "kind"]
+    attributes = ["name", "shape", "classes", "words", "preprocessing", "table"]
+    attributes += ["indices", "kind"]
     return FederatedData(
-        **{key: getattr(source, key) for key in kept},
+        **{key: getattr(source, key) for key in attributes},
         clients=clients,
         partition=partition,
         source_digest=whole.digest,
@@ -355,15 +355,15 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
     >>> notes(load("heart"))
     []
     """
-    found = []
+    notes_ = []
     if len(data.names) == 1 and not alone:
-        found.append("there is one client only: nothing is federated, it trains alone")
+        notes_.append("there is one client only: nothing is federated, it trains alone")
     for what, words in (("clients", data.names), ("classes", data.classes)):
         for group in nearly_equal(words):
-            found.append(
+            notes_.append(
                 f"the {what} {listing(map(repr, group))} differ by spaces or capitals only; each is one of its own"
             )
-    found += _of_classes(data)
+    notes_ += _of_classes(data)
     largest, place = 0.0, ""
     kinds = getattr(getattr(data.shape, "layout", None), "dtypes", ())
     scales = all(kind.is_floating_point for kind in kinds)  # unlike ids of tokens
@@ -377,15 +377,15 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
                 place = f"column {inputs[k]!r}" if inputs else f"feature {k} (counted from 0)"  # fmt: skip
     if largest > LARGE:
         place = f" in {place}" if len(data.shape) == 1 else ""
-        found.append(
+        notes_.append(
             f"features are as large as {largest:.3g}{place}: scale them, or training is likely to diverge"
         )
     if len(words := data.words or ()) > 1:
         ids = torch.cat([client.validation.x.flatten() for client in data.clients])
-        unknown, known = (ids == UNKNOWN).sum(), (ids >= len(SPECIAL)).sum()
-        share = float(unknown / (unknown + known).clamp(min=1))
+        unknown, n_known = (ids == UNKNOWN).sum(), (ids >= len(SPECIAL)).sum()
+        share = float(unknown / (unknown + n_known).clamp(min=1))
         if share > NOTED:
-            found.append(
+            notes_.append(
                 f"{share:.0%} of the words in validation texts are not among the {len(words):,} of training texts"
             )
     keys = {
@@ -396,12 +396,12 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
     for split in SPLITS[1:]:
         again = sum(key in seen for key in keys[split])
         if again > REPEATED * len(keys[split]):
-            found.append(
+            notes_.append(
                 f"{again:,} of {len(keys[split]):,} {split} samples equal a training sample: scores may be too good"
             )
     if data.copies_note:
-        found.append(data.copies_note)
-    return found
+        notes_.append(data.copies_note)
+    return notes_
 
 
 def client_notes(data: FederatedData) -> list[str]:
@@ -414,21 +414,21 @@ def client_notes(data: FederatedData) -> list[str]:
     if data.task == SURVIVAL:
         none = "no event among its training samples: it learns nothing"
         kinds[none] = [name for name, y in ys.items() if not y[:, 1].any()]
-    found = []
+    notes_ = []
     for what, names in kinds.items():
         if len(names) > MANY:
             some = listing(in_order(names), 3)
-            found.append(f"{len(names)} of {len(ys)} clients have {what}: {some}")
+            notes_.append(f"{len(names)} of {len(ys)} clients have {what}: {some}")
         else:
-            found += [f"client {name!r} has {what}" for name in names]
+            notes_ += [f"client {name!r} has {what}" for name in names]
     if data.task == REGRESSION and not getattr(data.preprocessing, "target", ()):
         spread = float(torch.cat([*ys.values()]).double().std())
         if not 1 / SPREAD <= spread <= SPREAD:
-            found.append(
+            notes_.append(
                 f"the training targets' standard deviation is {spread:.3g}: scale them to about 1, which learning "
                 "rates are made for"
             )
-    return found
+    return notes_
 
 
 def _of_classes(data: FederatedData) -> Iterator[str]:

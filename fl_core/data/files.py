@@ -107,12 +107,14 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
             raise UsageError(
                 f"{path}, array {key!r}: names must be text; got {values.dtype}."
             )
-        found = tuple(composed(str(value)) for value in values.flat)
-        if not all(map(str.strip, found)) or len(set(found)) < len(found):
+        class_names = tuple(composed(str(value)) for value in values.flat)
+        if not all(map(str.strip, class_names)) or len(set(class_names)) < len(
+            class_names
+        ):
             raise UsageError(
-                f"{path}, array {key!r}: names must be distinct and not empty; got {listing(map(repr, found))}."
+                f"{path}, array {key!r}: names must be distinct and not empty; got {listing(map(repr, class_names))}."
             )
-        return found
+        return class_names
 
     pairs = {part[1:]: (data[f"x{part}"], data[f"y{part}"]) for part in parts}
     source, sizes = source_of_parts(pairs, str(path), names("classes"), missing, task)
@@ -162,7 +164,7 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     Raises:
         UsageError: not such a file, or a false claim.
     """
-    found, taken = {}, 0
+    shapes, n_bytes = {}, 0
     whole = about(
         f"{path} must be a readable .npz file of named arrays",
         storage.DAMAGED,
@@ -176,25 +178,25 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
                 first = form.read_magic(file) == (1, 0)
                 read = form.read_array_header_1_0 if first else form.read_array_header_2_0  # fmt: skip
                 shape, _, dtype = read(file)
-            found[entry.filename.removesuffix(".npy")] = shape, dtype
-    if len(entries) > len(found):
+            shapes[entry.filename.removesuffix(".npy")] = shape, dtype
+    if len(entries) > len(shapes):
         raise UsageError(
             f"{path} must have each array once; got one twice. Save it again with numpy.savez."
         )
-    for entry, (key, (shape, dtype)) in zip(entries, found.items(), strict=True):
+    for entry, (key, (shape, dtype)) in zip(entries, shapes.items(), strict=True):
         claimed = math.prod(shape) * dtype.itemsize
         # texts become Python's objects, and columns 64-bit numbers
         least = 64 if dtype.kind in "USO" else 8 if len(shape) < 3 else 0
         size = math.prod(shape) * max(dtype.itemsize, least)
-        taken += max(entry.file_size, size)
+        n_bytes += max(entry.file_size, size)
         if not dtype.hasobject and claimed > entry.file_size:
             raise UsageError(
                 f"{path}, array {key!r} must have the bytes that its header says, "
                 f"{storage.format_bytes(claimed)} for {list(shape)} of {dtype}; "
                 f"got {storage.format_bytes(entry.file_size)}."
             )
-    storage.check_unpacked(path, path.stat().st_size, taken)
-    return found
+    storage.check_unpacked(path, path.stat().st_size, n_bytes)
+    return shapes
 
 
 # --- folders of images -----------------------------------------------------------------------------------------
@@ -214,24 +216,24 @@ def read_images(path: Path, size: int | None = None) -> Source:
     Raises:
         UsageError: the layout differs, or an image is unreadable or has another size.
     """
-    found = list_images(path)
-    files = list(found["file"])
-    names = sorted(set(found["label"]))
+    listing_ = list_images(path)
+    files = list(listing_["file"])
+    names = sorted(set(listing_["label"]))
     x, odd = pixels(files, where=path, side=size)
     with located(str(path)):
-        y, classes = arrays.labels(found["label"].to_numpy(object), names)
+        y, classes = arrays.labels(listing_["label"].to_numpy(object), names)
     first = files[0].relative_to(path).as_posix()
     columns = [
         Column("image", "pixels in 0..1", x[0].size, example=first, odd=odd),
         Column("class folder", "label", example=classes[0]),
     ]
     source = Source(str(path), x, y, classes)
-    if any(found["client"]):
-        owner, clients = arrays.owners(found["client"].to_numpy(object))
+    if any(listing_["client"]):
+        owner, clients = arrays.owners(listing_["client"].to_numpy(object))
         columns.insert(0, Column("client folder", "client", example=clients[0]))
         source = replace(source, owner=owner, owner_names=clients)
-    if any(found["split"]):
-        source = replace(source, is_train=(found["split"] != "test").to_numpy())
+    if any(listing_["split"]):
+        source = replace(source, is_train=(listing_["split"] != "test").to_numpy())
         named = {file.parents[1].name.lower() for file in files}
         splits = sorted(named, key=SPLIT_FOLDERS.index)
         warn(
@@ -321,8 +323,8 @@ def pixels(
             header.animated for header in headers
         ),
     }
-    said = ", ".join(f"{n:,} {what}" for what, n in counts.items() if n)
-    return x, said
+    counted = ", ".join(f"{n:,} {what}" for what, n in counts.items() if n)
+    return x, counted
 
 
 def _header(file: Path) -> _Header:
@@ -380,7 +382,7 @@ def list_images(path: Path) -> pd.DataFrame:
         for file in flat or deep
     ]
     frame = pd.DataFrame(rows, columns=["client", "label", "file"]).assign(split="")
-    named = {each.lower() for each in frame["label" if flat else "client"]}
+    named = {name_.lower() for name_ in frame["label" if flat else "client"]}
     splits = named & {*SPLIT_FOLDERS}
     whole = splits == named and bool(named & {"train", "training"})
     if splits and whole == bool(flat):

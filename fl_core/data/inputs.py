@@ -136,10 +136,12 @@ class Inputs:
     @property
     def _words(self) -> dict[str, Names]:
         """Return the categories of a table's columns of words."""
-        made = self.preprocessing or Preprocessing()
+        preparation = self.preprocessing or Preprocessing()
         return {
             name: words
-            for name, words in zip(made.columns, made.categories, strict=False)
+            for name, words in zip(
+                preparation.columns, preparation.categories, strict=False
+            )
             if words
         }
 
@@ -155,11 +157,11 @@ class Inputs:
 
     def to_json(self) -> dict[str, Any]:
         """Return the inputs as a dictionary of plain numbers and text."""
-        made: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        made["reading"] = {
-            key: made["reading"][key] for key in READING
+        content: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        content["reading"] = {
+            key: content["reading"][key] for key in READING
         }  # new samples have no labels
-        return made
+        return content
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Inputs:
@@ -170,19 +172,19 @@ class Inputs:
         """
         if isinstance(values.get("reading"), Mapping):  # else refused below
             values = {**values, "reading": current(values["reading"])[0]}
-        found: Inputs = read_as(cls, values, "a model's inputs")
-        if (made := found.preprocessing) is not None:
-            columns = made.width + sum(map(len, made.categories))
-            if made.width and found.shape != (columns,):
+        inputs: Inputs = read_as(cls, values, "a model's inputs")
+        if (preparation := inputs.preprocessing) is not None:
+            columns = preparation.width + sum(map(len, preparation.categories))
+            if preparation.width and inputs.shape != (columns,):
                 raise UsageError(
-                    f"shape of a table must be [{columns}], its prepared columns; got {list(found.shape)}. "
+                    f"shape of a table must be [{columns}], its prepared columns; got {list(inputs.shape)}. "
                     "Store it again."
                 )
-        if found.images and len(found.shape) != 3:
+        if inputs.images and len(inputs.shape) != 3:
             raise UsageError(
-                f"shape of images must be (channels, height, width); got {found.shape}. Store it again."
+                f"shape of images must be (channels, height, width); got {inputs.shape}. Store it again."
             )
-        return found
+        return inputs
 
     # --- new samples -----------------------------------------------------------------------------------------------
 
@@ -248,14 +250,14 @@ class Inputs:
         if path is not None:
             files_of(path)
             kind = "folder" if path.is_dir() else path.suffix.lower()
-            known = [".npz"] if self.words is None else [".jsonl"]
+            kinds = [".npz"] if self.words is None else [".jsonl"]
             if self.images:
-                known.append("folder")
+                kinds.append("folder")
             if self.words is not None or len(self.shape) == 1:
-                known = [*TABLES, *known]
-            if kind not in known:
+                kinds = [*TABLES, *kinds]
+            if kind not in kinds:
                 raise UsageError(
-                    f"new samples must be {self._describe()}, from {' or '.join(known)}; got {path}."
+                    f"new samples must be {self._describe()}, from {' or '.join(kinds)}; got {path}."
                 )
         framed = isinstance(new, pd.DataFrame) and bool(self.columns)
         if self.words is None and (kind in TABLES or framed):
@@ -268,14 +270,14 @@ class Inputs:
         if self.words is not None:
             return self._texts(new if path is None else path)
         if path is not None and kind == "folder":
-            found = images_in(path, "**/[!.]*")
-            if not found:
+            images = images_in(path, "**/[!.]*")
+            if not images:
                 raise UsageError(
                     f"{path} must have images ({', '.join(IMAGES)}); got none."
                 )
             side = self.reading.image_size
-            x, _ = files.pixels(found, gray=self.shape[0] == 1, side=side)
-            names = [file.relative_to(path).as_posix() for file in found]
+            x, _ = files.pixels(images, gray=self.shape[0] == 1, side=side)
+            names = [file.relative_to(path).as_posix() for file in images]
             with located(str(path)):
                 return self._arrays(x, str(path), names)
         if self._words:
@@ -345,7 +347,7 @@ class Inputs:
             where, place = f"{table.where}, column {name!r}", table.place
             texts = list(texts_of(table.frame[name]))
         elif not isinstance(new, Sequence) or not all(
-            isinstance(each, str) for each in new
+            isinstance(text, str) for text in new
         ):
             raise UsageError(
                 "samples must be texts for this model. Give a list of them, or the path of a .csv or .jsonl file."
@@ -368,14 +370,14 @@ class Inputs:
             shape = f"{x.dtype} of shape {list(x.shape)}"
             raise DataFault(f"samples must be {self._describe()}; got {shape}.")
         if x.ndim == 2:
-            made = self.preprocessing or Preprocessing()
-            for k, words in enumerate(made.categories):
+            preparation = self.preprocessing or Preprocessing()
+            for k, words in enumerate(preparation.categories):
                 if words and (x[:, k] == len(words)).all():
                     raise DataFault(
-                        f"column {made.columns[k]!r} must have words of training samples, such as "
+                        f"column {preparation.columns[k]!r} must have words of training samples, such as "
                         f"{listing(map(repr, words), 4)}; got others only. Write them as in training."
                     )
-            odd = made.oddities(x)
+            odd = preparation.oddities(x)
             for name, (what, _) in odd.items():
                 warn(f"{where}, column {name}: {what}")
             if odd:
@@ -383,9 +385,9 @@ class Inputs:
                     ", ".join(name for name, (_, rows) in odd.items() if rows[row])
                     for row in range(len(x))
                 )
-            outside = made.outside(x)
+            outside = preparation.outside(x)
             if outside.any():
-                named = list(map(repr, made.columns or range(x.shape[1])))
+                named = list(map(repr, preparation.columns or range(x.shape[1])))
                 clipped = tuple(", ".join(compress(named, row)) for row in outside)
                 counts = outside.sum(axis=0)
                 columns = [
@@ -394,9 +396,9 @@ class Inputs:
                 warn(
                     f"{where}: numbers far outside of the training samples' are clipped: {listing(columns, 4)}"
                 )
-            source = self._source(made.transform(x))
-        found = self._samples(source, names)._replace(notes=notes, clipped=clipped)
-        return found._replace(x=found.x.long()) if self.tokens else found
+            source = self._source(preparation.transform(x))
+        samples = self._samples(source, names)._replace(notes=notes, clipped=clipped)
+        return samples._replace(x=samples.x.long()) if self.tokens else samples
 
     @staticmethod
     def _samples(source: Source, names: Sequence[str] | None = None) -> Samples:

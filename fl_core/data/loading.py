@@ -112,9 +112,13 @@ def load(
         "dominance": dominance,
     }
     if indices is not None:
-        asked = options | {"partition": partition, "clients": clients, "splits": splits}
-        asked["split_seed"] = split_seed
-        for name, value in asked.items():
+        options_ = options | {
+            "partition": partition,
+            "clients": clients,
+            "splits": splits,
+        }
+        options_["split_seed"] = split_seed
+        for name, value in options_.items():
             if value is not None:
                 raise UsageError(
                     f"{name} must be left out with a stored partition; got {value}."
@@ -182,8 +186,8 @@ def recipe(
         has_clients = dataset.owner is not None
         return general(dataset.shape, has_clients, dataset.task, scale=scale)
     if _is_named(dataset):
-        own = DATASETS[str(dataset)].recipe
-        return own or _open(str(dataset), data_root, download, how.task)[1]
+        own_recipe = DATASETS[str(dataset)].recipe
+        return own_recipe or _open(str(dataset), data_root, download, how.task)[1]
     return recipe(_read(dataset, how)[0])
 
 
@@ -204,8 +208,8 @@ def _read(dataset: Location, how: Reading) -> tuple[Source, list[str]]:
             source = files.read(path, how)
         _READ.clear()
         _READ[key] = source, list(dict.fromkeys(str(note.message) for note in notes))
-    source, said = _READ[key]
-    return replace(source, name=str(path)), said
+    source, messages = _READ[key]
+    return replace(source, name=str(path)), messages
 
 
 _READ: dict[str, tuple[Source, list[str]]] = {}
@@ -280,12 +284,12 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
     listed = isinstance(data, list | tuple)
     parts = tuple(data.values() if by_client else data if listed else ())
     kinds = (tuple, Dataset, DataLoader)
-    if parts and all(isinstance(each, pd.DataFrame) for each in parts):
+    if parts and all(isinstance(part, pd.DataFrame) for part in parts):
         raise UsageError(
             f"data must be one DataFrame with a column of clients; got {len(parts)} DataFrames. Join them: "
             "pd.concat({client: frame, ...}, names=['client'])."
         )
-    if listed and (len(parts) != 2 or all(isinstance(each, kinds) for each in parts)):
+    if listed and (len(parts) != 2 or all(isinstance(part, kinds) for part in parts)):
         raise UsageError(
             f"data must be one pair (x, y), or {{client: (x, y)}}; got {len(parts)} parts without names. "
             "Name the clients: {'client_0': (x, y), ...}."
@@ -456,14 +460,14 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
             f"{'Join its parts' if isinstance(samples, Mapping) else 'Give a pair'}."
         )
     sized = hasattr(samples, "__len__")
-    found = [*islice(samples, len(samples) if sized else None)]
+    listed_samples = [*islice(samples, len(samples) if sized else None)]
     if collate not in (default_collate, default_convert):
-        return _collated(collate, found, where)
-    if not found or not isinstance(found[0], Mapping | tuple | list):
+        return _collated(collate, listed_samples, where)
+    if not listed_samples or not isinstance(listed_samples[0], Mapping | tuple | list):
         raise UsageError(
             f"{where}: a Dataset must hold pairs (x, y), at least one. Give x and y of each sample."
         )
-    return _stacked(found, where)
+    return _stacked(listed_samples, where)
 
 
 def note_parts(batch: Any, where: str) -> None:
@@ -497,7 +501,7 @@ def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
                 f"{where}: all samples must have the keys {listing(map(str, samples[0]))}; got "
                 f"{listing(map(str, samples[-1]))}."
             )
-    found = {}
+    arrays_of = {}
     for key in samples[0]:
         part = [as_array(sample[key]) for sample in samples]
         if key != LABELS and part[0].dtype.kind not in "biuf":
@@ -505,7 +509,7 @@ def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
                 f"{where}: samples must be numbers; got words or objects for {key}. Tokenise "
                 "texts, and remove columns that the model does not take."
             )
-        if len({each.shape for each in part}) > 1:
+        if len({array.shape for array in part}) > 1:
             if part[0].ndim != 1 or "attention_mask" not in samples[0]:
                 raise UsageError(
                     f"{where}: all samples must have one shape; got several for {key}. Resize or pad them, or "
@@ -513,12 +517,12 @@ def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
                 )
             fill = IGNORED if key == LABELS else 0
             size = max(map(len, part))
-            part = [np.pad(each, (0, size - len(each)), constant_values=fill) for each in part]  # fmt: skip
-        found[key] = np.stack(part)
-    y = found.pop(LABELS)
+            part = [np.pad(array, (0, size - len(array)), constant_values=fill) for array in part]  # fmt: skip
+        arrays_of[key] = np.stack(part)
+    y = arrays_of.pop(LABELS)
     if isinstance(x, Mapping):
-        return found, y
-    return tuple(found.values()) if isinstance(x, tuple) else found[0], y
+        return arrays_of, y
+    return tuple(arrays_of.values()) if isinstance(x, tuple) else arrays_of[0], y
 
 
 def _collated(collate: Any, found: Any, where: str) -> tuple[Any, Any]:

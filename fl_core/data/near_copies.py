@@ -124,8 +124,8 @@ def note_of(source: Source) -> str:
     except UsageError:
         return ""
     train, test = rows_of(drawn, "train"), rows_of(drawn, "test")
-    known = np.ma.masked_invalid(source.x)
-    x = np.where(known.mask, known[train].mean(axis=0).filled(0), source.x)
+    values = np.ma.masked_invalid(source.x)
+    x = np.where(values.mask, values[train].mean(axis=0).filled(0), source.x)
     return near_copies(x[train], x[test], train, test).note
 
 
@@ -141,17 +141,17 @@ def _nearest(train: Floats, test: Floats) -> Iterator[tuple[slice, Floats, Integ
     step = max(1, NUMBERS // size)
     for start in range(0, len(test), step):
         rows = slice(start, min(start + step, len(test)))
-        own = test[rows]
-        squares = (own**2).sum(axis=1, keepdims=True)
-        least = np.full((len(own), RANK), np.inf)
-        nearest = np.zeros(len(own), dtype=np.int64)
+        rows_here = test[rows]
+        squares = (rows_here**2).sum(axis=1, keepdims=True)
+        least = np.full((len(rows_here), RANK), np.inf)
+        nearest = np.zeros(len(rows_here), dtype=np.int64)
         for first in range(0, len(train), size):
             others = train[first : first + size]
             lengths = squares + (others**2).sum(axis=1)
-            distances = lengths - 2 * own @ others.T
+            distances = lengths - 2 * rows_here @ others.T
             distances[distances <= EQUAL * lengths] = 0
             best = distances.argmin(axis=1)
-            closer = distances[np.arange(len(own)), best] < least[:, 0]
+            closer = distances[np.arange(len(rows_here)), best] < least[:, 0]
             nearest[closer] = first + best[closer]
             least = np.concatenate([least, distances], axis=1)
             least = np.sort(np.partition(least, RANK - 1)[:, :RANK], axis=1)

@@ -36,19 +36,19 @@ def codes(cells: Cells, words: Sequence[str]) -> Floats:
 
 def learn_categories(x: Array, words: Categories) -> Categories:
     """Return the words that rows [n, d] have, in their order."""
-    found = []
-    for k, each in enumerate(words):
-        present = np.unique(x[:, k]).astype(int) if each else ()
-        found.append(tuple(each[place] for place in present))
-    return tuple(found)
+    present_words = []
+    for k, known_words in enumerate(words):
+        present = np.unique(x[:, k]).astype(int) if known_words else ()
+        present_words.append(tuple(known_words[place] for place in present))
+    return tuple(present_words)
 
 
 def recode(x: Array, words: Categories, target: Categories) -> Array:
     """Return rows [n, d] with the places of their words among others."""
     x = x.copy()
-    for k, own in enumerate(words):
-        if own:
-            places = codes(np.array(own, dtype=object), target[k])
+    for k, known_words in enumerate(words):
+        if known_words:
+            places = codes(np.array(known_words, dtype=object), target[k])
             x[:, k] = places[x[:, k].astype(np.int64)]
     return x
 
@@ -62,10 +62,10 @@ def one_hot(x: NDArray[np.float32], words: Categories) -> NDArray[np.float32]:
     if not any(words):
         return x
     parts = [
-        np.eye(len(each) + 1, dtype=np.float32)[x[:, k].astype(np.int64)]
-        if each
+        np.eye(len(known_words) + 1, dtype=np.float32)[x[:, k].astype(np.int64)]
+        if known_words
         else x[:, [k]]
-        for k, each in enumerate(words)
+        for k, known_words in enumerate(words)
     ]
     return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
@@ -152,11 +152,11 @@ class Preprocessing:
     @property
     def inputs(self) -> Names:
         """Return the names of the prepared columns (:func:`one_hot`): ``sex=f`` for a word. Empty means no names."""
-        found: list[str] = []
+        names: list[str] = []
         for k, name in enumerate(self.columns):
             words = self.categories[k] if self.categories else ()
-            found += [f"{name}={word}" for word in (*words, "other")] if words else [name]  # fmt: skip
-        return tuple(found)
+            names += [f"{name}={word}" for word in (*words, "other")] if words else [name]  # fmt: skip
+        return tuple(names)
 
     def outside(self, x: Array) -> Bools:
         """Return which cells of rows [n, d] lie outside the fences, bool [n, d]. A missing cell does not."""
@@ -203,29 +203,29 @@ class Preprocessing:
         q99 are the quantiles of the training samples and w is their distance. Or more than half of it, and
         more than five values, lie outside of [q1, q99]. Or all values are missing.
         """
-        found = {}
+        faults = {}
         for k, values in enumerate(x.T):
             name = repr(self.columns[k]) if self.columns else str(k)
             words = self.categories[k] if self.categories else ()
             if words:
-                odd, known = values == len(words), len(values)
+                odd, total = values == len(words), len(values)
                 what = f"words that no training sample has, next to {listing(map(repr, words), 4)}"
             elif self.low:
                 low, high = self.low[k], self.high[k]
-                known = int((~np.isnan(values)).sum())
+                total = int((~np.isnan(values)).sum())
                 apart = np.abs(values - np.clip(values, low, high))
-                most = (apart > 0).sum() > max(known, 10) / 2  # as in another unit
+                most = (apart > 0).sum() > max(total, 10) / 2  # as in another unit
                 odd = apart > (0 if most else 3 * (high - low))
                 ends = f"{low:g} to {high:g}"
                 what = f"far outside of the training samples' range, {ends}"
             else:
                 continue
-            if odd.sum() > (0 if words else ODD * known):
-                found[name] = f"{odd.sum():,} of {known:,} values are {what}", odd
+            if odd.sum() > (0 if words else ODD * total):
+                faults[name] = f"{odd.sum():,} of {total:,} values are {what}", odd
             lacking = values == words.index("") if "" in words else np.isnan(values)
             if lacking.all() and (words or self.fill):
-                found[name] = "no row has a value, so all are filled", lacking
-        return found
+                faults[name] = "no row has a value, so all are filled", lacking
+        return faults
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a dictionary of plain numbers and text."""
@@ -238,8 +238,8 @@ class Preprocessing:
         Raises:
             UsageError: a key is unknown, a value has another type, or a column has too many categories.
         """
-        made: Preprocessing = read_as(cls, values, "a preprocessing")
-        return made
+        preparation: Preprocessing = read_as(cls, values, "a preprocessing")
+        return preparation
 
 
 def fence(values: Floats) -> tuple[float, float]:
@@ -310,8 +310,8 @@ def fences(
         if categories and categories[k]:
             continue
         for rows in np.split(order, ends):
-            own = values[rows]
-            lower, upper = fence(own[~np.isnan(own)].astype(np.float64))
+            own_values = values[rows]
+            lower, upper = fence(own_values[~np.isnan(own_values)].astype(np.float64))
             low[k] = min(low[k], lower)
             high[k] = max(high[k], upper)
     open_ended = low > high
@@ -372,7 +372,7 @@ def fitted(
         imputer = SimpleImputer(strategy=impute).fit(values)
         fill = imputer.statistics_.tolist()
         values = imputer.transform(values)
-    found = Preprocessing(
+    preparation = Preprocessing(
         tuple(columns),
         scale,
         impute,
@@ -384,7 +384,7 @@ def fitted(
         highest=highest,
     )
     if scale == "none":
-        return found
+        return preparation
     if scale == "minmax":
         scaler = MinMaxScaler().fit(values)
         centre, spread = scaler.data_min_, 1 / scaler.scale_
@@ -396,4 +396,6 @@ def fitted(
         # the same mean, so that filled values become 0
         centre = np.array(fill) if impute == "mean" else scaler.mean_
         spread = scaler.scale_
-    return replace(found, centre=tuple(centre.tolist()), spread=tuple(spread.tolist()))
+    return replace(
+        preparation, centre=tuple(centre.tolist()), spread=tuple(spread.tolist())
+    )

@@ -151,8 +151,8 @@ class Reading:
     @property
     def changed(self) -> dict[str, Any]:
         """Return the settings that are not the default."""
-        found = self.reading_options()
-        return {k: v for k, v in found.items() if v != getattr(Reading, k)}
+        settings = self.reading_options()
+        return {k: v for k, v in settings.items() if v != getattr(Reading, k)}
 
     @property
     def predicts_numbers(self) -> bool:
@@ -183,9 +183,9 @@ class Reading:
         Raises:
             UsageError: one of ``keys`` is not the default. The message begins with ``what``, which describes the data.
         """
-        asked = [key for key in keys if getattr(self, key) != getattr(Reading, key)]
-        if asked:
-            raise UsageError(f"{what}. Leave out {listing(asked)}.")
+        changed = [key for key in keys if getattr(self, key) != getattr(Reading, key)]
+        if changed:
+            raise UsageError(f"{what}. Leave out {listing(changed)}.")
 
     def check_plain(self, what: str) -> None:
         """Check that no column, sign or size of images is named for data without a header or image files.
@@ -193,9 +193,11 @@ class Reading:
         Raises:
             UsageError: names the keys. The message begins with ``what``, the data.
         """
-        own = [key for key in READING if key not in ("scale", "impute", "clip", "task")]
+        accepted = [
+            key for key in READING if key not in ("scale", "impute", "clip", "task")
+        ]
         none = "has no columns to name, and no text or image files to read"
-        self.check_unasked(f"{what} {none}", *own)
+        self.check_unasked(f"{what} {none}", *accepted)
 
 
 READING = tuple(field.name for field in fields(Reading))
@@ -242,17 +244,17 @@ def csv_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(given, Mapping):
         raise UsageError(f"csv must be options of pandas.read_csv; got {given!r}.")
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for key, value in given.items():
         check_known("option of csv", key, CSV)
-        found[key] = _csv_option(key, value)
-    signs = [found.get(key) for key in ("sep", "decimal", "thousands", "quotechar")]
+        options[key] = _csv_option(key, value)
+    signs = [options.get(key) for key in ("sep", "decimal", "thousands", "quotechar")]
     twice = first_duplicate([sign for sign in signs if sign])
     if twice:
         raise UsageError(
             f"sep, decimal, thousands and quotechar of csv must be different signs; got {twice!r} twice."
         )
-    return found
+    return options
 
 
 def _csv_option(key: str, value: Any) -> Any:
@@ -260,13 +262,13 @@ def _csv_option(key: str, value: Any) -> Any:
         values = value.split(",") if isinstance(value, str) else value
         if not isinstance(values, list | tuple):
             values = [values]
-        return [str(each) for each in values]
+        return [str(item) for item in values]
     if key == "keep_default_na":
         words = {"true": True, "false": False}
-        known = words.get(str(value).lower())
-        if known is None:
+        constant = words.get(str(value).lower())
+        if constant is None:
             raise UsageError(f"{key} of csv must be true or false; got {value!r}.")
-        return known
+        return constant
     if key == "skiprows":
         text = str(value)
         if not text.isdecimal() or int(text) > MOST_SKIPPED:
@@ -340,10 +342,10 @@ def current(
     """
     if "separator" not in stored:
         return dict(stored), []
-    kept = {key: value for key, value in stored.items() if key not in REMOVED}
-    asked = [key for key in REMOVED if stored.get(key) not in (None, False, *_USUAL)]
+    settings = {key: value for key, value in stored.items() if key not in REMOVED}
+    removed = [key for key in REMOVED if stored.get(key) not in (None, False, *_USUAL)]
     if stored.get("word_columns"):
-        kept["categories"] = stored["word_columns"]
+        settings["categories"] = stored["word_columns"]
     marks = ["?", ".", *(stored.get("missing") or ())]
     options: dict[str, Any] = {"keep_default_na": True, "na_values": marks}
     names = {
@@ -353,11 +355,11 @@ def current(
         "thousands": "thousands",
     }
     for key, name in names.items():
-        if key in asked:
+        if key in removed:
             options[name] = stored[key]
     if is_csv:
-        kept["csv"] = options
-    return kept, asked
+        settings["csv"] = options
+    return settings, removed
 
 
 _USUAL = (",", "utf-8", ".")

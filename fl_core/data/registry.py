@@ -113,16 +113,18 @@ def general(
         stops: whether a run stops when validation no longer improves (:class:`fl_core.records.stopping.StoppingRule`).
         scale: of the features.
     """
-    own: dict[str, Any] = {"patience": PATIENCE} if stops else {"rounds": 50}
-    own["scale"] = scale
+    settings: dict[str, Any] = {"patience": PATIENCE} if stops else {"rounds": 50}
+    settings["scale"] = scale
     if task != CLASSIFICATION:
-        own |= {"loss": LOSS_OF.get(task, "cross_entropy"), "partition": "iid"}
-    own |= {"clients": None, "partition": "natural"} if has_clients else {}
+        settings |= {"loss": LOSS_OF.get(task, "cross_entropy"), "partition": "iid"}
+    settings |= {"clients": None, "partition": "natural"} if has_clients else {}
     if isinstance(shape, TokenShape):
-        return Recipe(**own, **TEXT, note="general values for texts without a recipe")
+        return Recipe(
+            **settings, **TEXT, note="general values for texts without a recipe"
+        )
     model = "mlp" if len(shape) != 3 else "fmnist_cnn" if shape[0] == 1 else "cifar_cnn"
     return Recipe(
-        **own,
+        **settings,
         model=model,
         batch_size=32,
         note="general values for data without a recipe",
@@ -188,7 +190,7 @@ def dataset(
         check_known(
             f"field of the recipe of dataset {name!r}",
             key,
-            [known.name for known in fields(Recipe)],
+            [field.name for field in fields(Recipe)],
         )
     filled = replace(recipe or Recipe(), **defaults)
 
@@ -206,8 +208,10 @@ def is_code(name: str) -> bool:
 
 def datasets() -> dict[str, Recipe]:
     """Return the default settings of all datasets by name, in sorted order."""
-    known = (DATASETS[name] for name in sorted(DATASETS))
-    return {member.name: member.recipe for member in known if member.recipe is not None}
+    members = (DATASETS[name] for name in sorted(DATASETS))
+    return {
+        member.name: member.recipe for member in members if member.recipe is not None
+    }
 
 
 def path_of(dataset: Location) -> Path:
@@ -242,7 +246,9 @@ def path_of(dataset: Location) -> Path:
                 )
         return path
     if len(path.parts) == 1 and not path.suffix:
-        folders = sorted(each.name for each in Path().glob("[!.]*") if each.is_dir())
+        folders = sorted(
+            folder.name for folder in Path().glob("[!.]*") if folder.is_dir()
+        )
         check_known("dataset or path", name, [*sorted(DATASETS), *folders])
     raise UsageError(
         f"data must be a file or a folder; got {path}, which does not exist. {near_path(path)}"
@@ -252,7 +258,7 @@ def path_of(dataset: Location) -> Path:
 def near_path(path: Location) -> str:
     """Return what to do about a path that is not there: with the nearest name in the last folder that is."""
     path = Path(path)
-    folder = next(each for each in (path, *path.parents) if each.is_dir())
+    folder = next(place for place in (path, *path.parents) if place.is_dir())
     part, *below = path.relative_to(folder).parts
     near = nearest(part, os.listdir(folder))
     if not near:

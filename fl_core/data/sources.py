@@ -198,14 +198,14 @@ class Source:
                 )
             mean, std = IMAGENET
             return replace(self, mean=mean, std=std).with_methods("none", impute)
-        asked = replace(self, scale=scale, impute=impute)
+        source = replace(self, scale=scale, impute=impute)
         rows = type(self.shape) is tuple and self.x.ndim == 2
-        if asked.prepares and not (rows and self.preprocessing is None):
+        if source.prepares and not (rows and self.preprocessing is None):
             what = "its fixed scaling" if rows else "no table of numbers"
             raise UsageError(
                 f"scale and impute must be none for {self.name}; got data with {what}. Leave them out."
             )
-        return asked
+        return source
 
     @cached_property
     def digest(self) -> str:
@@ -215,7 +215,7 @@ class Source:
             names.append(self.words)
         if self.prepares:
             names += [self.scale, self.impute]
-        names += [each for each in (self.categories, self.layout) if each]
+        names += [part for part in (self.categories, self.layout) if part]
         arrays = [self.x, self.y, self.owner, self.is_train]
         if self.groups is not None:
             arrays.append(self.groups)
@@ -248,12 +248,12 @@ class Source:
     def fit(
         self,
         train: Integers,
-        made: Preprocessing | None = None,
+        preparation: Preprocessing | None = None,
         owner: Integers | None = None,
     ) -> Source:
         """Return the source prepared by its training samples ``train``: a table filled and scaled, texts encoded.
 
-        A table uses the preprocessing ``made`` before, or fits it now. ``owner`` is the client of each training sample,
+        A table uses the ``preparation`` made before, or fits it now. ``owner`` is the client of each training sample,
         for the fences. A column of words becomes one column for each
         word in these samples, and one for all others. Texts get a vocabulary of the words that occur
         at least :data:`LEAST_COUNT` times in these samples. At most :data:`MOST_WORDS` words are kept, by falling
@@ -264,8 +264,8 @@ class Source:
             counts = np.bincount(x, minlength=first + len(self.words))[first:]
             # words are sorted, so ties stay in alphabetical order
             order = np.argsort(-counts, kind="stable")[:MOST_WORDS]
-            kept = order[counts[order] >= LEAST_COUNT]
-            return self.with_vocabulary(tuple(self.words[k] for k in kept))
+            chosen = order[counts[order] >= LEAST_COUNT]
+            return self.with_vocabulary(tuple(self.words[k] for k in chosen))
         merged = []
         if self.scale == "none" and self.x.dtype == np.float64 and self.x.ndim == 2:
             lossy = [k for k, column in enumerate(self.x.T) if loses_digits(column)]
@@ -284,28 +284,30 @@ class Source:
         x, words = self.x, self.categories
         if words:
             learnt = preprocessing.learn_categories(x[train], words)
-            words = made.categories if made else learnt
+            words = preparation.categories if preparation else learnt
             x = preprocessing.recode(x, self.categories, words)
-        if made is None:
+        if preparation is None:
             clients = owner
             if owner is None:
                 clients = np.zeros(len(train), dtype=np.int64)
             if self.clip != CLIPS[0]:
                 clients = None
-            made = preprocessing.fitted(
+            preparation = preprocessing.fitted(
                 x[train], self.scale, self.impute, self.columns, words, clients
             )
-            self._note_clipped(made, x[train])
+            self._note_clipped(preparation, x[train])
             if self.task == REGRESSION and self.scale != "none":
                 y = self.y[train].astype(np.float64)
-                made = replace(made, target=(float(y.mean()), float(y.std()) or 1.0))
-        known = dict(zip(made.columns, made.categories, strict=False))
+                preparation = replace(
+                    preparation, target=(float(y.mean()), float(y.std()) or 1.0)
+                )
+        words_of = dict(zip(preparation.columns, preparation.categories, strict=False))
         return replace(
             self,
-            x=made.transform(x),
-            preprocessing=made,
+            x=preparation.transform(x),
+            preprocessing=preparation,
             categories=(),
-            table=self.table.with_inputs(known),
+            table=self.table.with_inputs(words_of),
         )
 
     def _note_clipped(self, made: Preprocessing, x: Array) -> None:
@@ -329,11 +331,11 @@ class Source:
 
     def take(self, indices: Integers) -> Source:
         """Return the source with these samples only, in this order. Classes and clients stay the same."""
-        taken: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
         for key in ("x", "y", "owner", "is_train", "groups"):
             array = getattr(self, key)
-            taken[key] = None if array is None else array[indices]
-        return replace(self, **taken)
+            arrays[key] = None if array is None else array[indices]
+        return replace(self, **arrays)
 
     def first(self, samples: int) -> Source:
         """Return the source with its first ``samples`` samples, with fair shares of all groups.
@@ -354,7 +356,9 @@ class Source:
         by_class = not self.shuffled and self.task == CLASSIFICATION
         classes = self.y if by_class else np.zeros(len(self))
         keys = (self.owner, self.is_train, classes)
-        groups = pd.Series(classes).groupby([each for each in keys if each is not None])
+        groups = pd.Series(classes).groupby(
+            [array for array in keys if array is not None]
+        )
         quota, rest = np.divmod(groups.size().to_numpy() * samples, len(self))
         quota[np.argsort(-rest, kind="stable")[: samples - quota.sum()]] += 1
         chosen = groups.cumcount() < quota[groups.ngroup()]
@@ -386,13 +390,13 @@ def source_of_parts(
 
     check_tables({part or "data": pair for part, pair in parts.items()})
     xs, ys, forms, whole = [], {}, [], True
-    for part, (given, y) in parts.items():
+    for part, (inputs, y) in parts.items():
         where = f"{name}, {part}".removesuffix(", ")
         layout = None
-        if isinstance(given, Mapping | tuple):
-            given, layout = pack(given)
+        if isinstance(inputs, Mapping | tuple):
+            inputs, layout = pack(inputs)
         with about(where, (ValueError, TypeError)):
-            x: Any = as_array(given)
+            x: Any = as_array(inputs)
             y = ys[part] = as_array(y)
         tokens = x.ndim == 2 and x.dtype.kind in "iu" and bool((x >= 0).all())
         whole &= layout is None and tokens
@@ -492,11 +496,11 @@ def encode(
                 f"{where}: {cut} of {len(texts)} texts are cut {place} {tokenizer.length} tokens"
             )
         return ids, (tokenizer.sha256,)
-    tokens, kept = [tokens_of(text) for text in texts], length - 1
-    cut = sum(len(sentence) > kept for sentence in tokens)
+    tokens, most = [tokens_of(text) for text in texts], length - 1
+    cut = sum(len(sentence) > most for sentence in tokens)
     if where and cut > NOTED * len(texts):
-        warn(f"{where}: {cut} of {len(texts)} texts are cut after {kept} tokens")
-    tokens = [sentence[:kept] for sentence in tokens]
+        warn(f"{where}: {cut} of {len(texts)} texts are cut after {most} tokens")
+    tokens = [sentence[:most] for sentence in tokens]
     words = sorted({word for sentence in tokens for word in sentence})
     code = {word: k for k, word in enumerate(words, len(SPECIAL))}
     codes = np.full((len(tokens), length), PAD, dtype=np.int64)

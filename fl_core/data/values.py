@@ -48,7 +48,7 @@ def texts_of(values: Cells | Array | pd.Series) -> pd.Categorical:
     column = pd.Series(values)
     types = pd.api.types
     if types.is_object_dtype(column.dtype) and types.infer_dtype(column) != "string":
-        nested = [isinstance(each, dict | list | np.ndarray) for each in column]
+        nested = [isinstance(value, dict | list | np.ndarray) for value in column]
         rule = "a cell must have one number or text"
         refuse_where(np.array(nested, dtype=bool), column.to_numpy(), rule)
         column = column.map(text_of)
@@ -94,11 +94,11 @@ def numbers(cells: Cells, *ways: str | Way) -> Floats:
     if isinstance(cells, np.ndarray):
         return cells
     words = cells.categories
-    known = np.array([*map(is_number, words)], dtype=bool)
-    others = ~(known[cells.codes] | lacks_value(cells))
+    numeric = np.array([*map(is_number, words)], dtype=bool)
+    others = ~(numeric[cells.codes] | lacks_value(cells))
     refuse_where(others, cells, "the cell must be a number", *ways)
     values = np.full(len(words), np.nan)
-    values[known] = [float(word) for word in words[known]]
+    values[numeric] = [float(word) for word in words[numeric]]
     return values[cells.codes]
 
 

@@ -55,7 +55,7 @@ def of_model(model: nn.Module, model_given: object, named: str) -> dict[str, str
     """Return the digests of a model's own code and of the printed model; none for a model that is not one's own.
 
     Args:
-        given: the module or callable that was passed for it, or None. named: the model's name or place otherwise.
+        model_given: the module or callable that was passed for it, or None. named: the model's name or place otherwise.
     """
     if model_given is None and models.is_code(named):
         model_given = import_object("model", named)

@@ -116,7 +116,7 @@ class Task(Displayed):
         """Log the table of the data's columns, and warn of what is unusual.
 
         Args:
-            known: what other runs of a study have announced. It is not repeated, and what is new is added.
+            earlier_notes: what other runs of a study have announced. It is not repeated, and what is new is added.
         """
         earlier_notes = set() if earlier_notes is None else earlier_notes
         logger = logging.getLogger(__name__)

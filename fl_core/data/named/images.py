@@ -74,29 +74,29 @@ def images(
                     way = "Check the network, or copy the files there."
                 kinds = (OSError, RuntimeError, ValueError, AssertionError)
                 with about(what, kinds, raised, way):
-                    found = getattr(torchvision.datasets, kind)(
+                    dataset = getattr(torchvision.datasets, kind)(
                         root, train=True, download=download, **options
                     )
-                x = np.asarray(found.data)
+                x = np.asarray(dataset.data)
                 if kind == "EMNIST":
                     x = x.transpose(0, 2, 1)  # stored with rows and columns exchanged
                 with located(str(root / folder)):
-                    y, _ = arrays.labels(np.asarray(found.targets), found.classes)
+                    y, _ = arrays.labels(np.asarray(dataset.targets), dataset.classes)
                     x = arrays.features(x)
-                return Source(name, x, y, tuple(found.classes), shuffled=True)
+                return Source(name, x, y, tuple(dataset.classes), shuffled=True)
             way = "Load with download=True to fetch it."
             source = read_npz(find_file(name, root, file, layouts, way))
         if source.is_train is not None and not keeps_test:
             source = replace(
                 source.take(np.flatnonzero(source.is_train)), is_train=None
             )
-        for each in classes:
-            check_known(f"class of {name}", each, source.classes)
+        for label in classes:
+            check_known(f"class of {name}", label, source.classes)
         if not classes:
             return source
         new = np.array([*map((*classes, *source.classes).index, source.classes)])
-        kept = source.take(np.flatnonzero(new[source.y] < len(classes)))
-        return replace(kept, y=new[kept.y], classes=classes)
+        chosen = source.take(np.flatnonzero(new[source.y] < len(classes)))
+        return replace(chosen, y=new[chosen.y], classes=classes)
 
     opened.__doc__ = summary
     opened.__qualname__ = name

@@ -75,8 +75,10 @@ def federation(
         test: number of test samples, the same of every client. None: all others.
     """
     order = np.random.default_rng(0).permutation(len(plain.x))
-    own, rest = np.split(order, [clients * samples])
-    parts = [np.concatenate([part, rest[:test]]) for part in np.split(own, clients)]
+    own_rows, rest = np.split(order, [clients * samples])
+    parts = [
+        np.concatenate([part, rest[:test]]) for part in np.split(own_rows, clients)
+    ]
     xs, ys = [], []
     for client, part in enumerate(parts):
         x, y = plain.x[part], plain.y[part]
@@ -89,15 +91,15 @@ def federation(
             y = coded_labels(y, code, len(plain.classes))
         xs.append(x)
         ys.append(y)
-    each = len(parts[0])
+    per_client = len(parts[0])
     return replace(
         plain,
         name=name,
         x=np.concatenate(xs),
         y=np.concatenate(ys),
-        owner=np.repeat(np.arange(clients), each),
+        owner=np.repeat(np.arange(clients), per_client),
         owner_names=tuple(f"client {k + 1}" for k in range(clients)),
-        is_train=np.tile(np.arange(each) < samples, clients),
+        is_train=np.tile(np.arange(per_client) < samples, clients),
         shuffled=False,
     )
 

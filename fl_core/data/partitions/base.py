@@ -277,7 +277,7 @@ def follow(
     generator = seeds.numpy_generator(seed, "partition", "test")
     parts: list[list[Integers]] = [[] for _ in train_labels]
     for k in np.unique(labels):
-        counts = np.array([(own == k).sum() for own in train_labels])
+        counts = np.array([(labels == k).sum() for labels in train_labels])
         if not counts.sum():
             continue
         order = generator.permutation(np.flatnonzero(labels == k))
@@ -557,14 +557,14 @@ def make(
         UsageError: a kind or option is unknown, a value is out of range, or a client has too few samples to divide.
     """
     member, chosen = PARTITIONS[kind], {}
-    own = options_of(member)
+    accepted = options_of(member)
     for name, value in options.items():
         if value is None:
             continue
-        if name not in own:
+        if name not in accepted:
             raise UsageError(
                 f"{name} must be left out with partition {kind!r}; got {value}. Its own options: "
-                f"{listing(own) or 'none'}."
+                f"{listing(accepted) or 'none'}."
             )
         value = value.item() if isinstance(value, np.generic) else value
         whole = type(value) is int and isinstance(getattr(member, name), float)
@@ -607,7 +607,7 @@ def make(
 def those_with(trait: str, value: bool) -> str:
     """Return the names of the partitionings with a trait, as in messages."""
     members = PARTITIONS.members().items()
-    return listing(name for name, each in members if getattr(each, trait) == value)
+    return listing(name for name, member in members if getattr(member, trait) == value)
 
 
 def options_of(partitioning: type[Partitioning]) -> Names:

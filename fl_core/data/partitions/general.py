@@ -135,24 +135,24 @@ class Pathological(Partitioning):
         generator = seeds.numpy_generator(seed, "partition", "pathological")
         holders = class_holders(len(present), clients, few, generator)
         parts: list[list[Integers]] = [[] for _ in range(clients)]
-        for label, size, own in zip(present, sizes, holders, strict=True):
-            if size < len(own):
+        for label, size, clients_of_class in zip(present, sizes, holders, strict=True):
+            if size < len(clients_of_class):
                 raise UsageError(
-                    f"pathological partition: class {label} must have a sample for each of its {len(own)} "
+                    f"pathological partition: class {label} must have a sample for each of its {len(clients_of_class)} "
                     f"clients; got {size}. Use fewer clients or fewer classes_per_client."
                 )
-            if own:
+            if clients_of_class:
                 order = generator.permutation(np.flatnonzero(labels == label))
-                pieces = np.array_split(order, len(own))
-                for client, piece in zip(own, pieces, strict=True):
+                pieces = np.array_split(order, len(clients_of_class))
+                for client, piece in zip(clients_of_class, pieces, strict=True):
                     parts[client].append(piece)
         return [np.sort(np.concatenate(part)) for part in parts]
 
 
 def class_holders(
-    classes: int, clients: int, each: int, generator: np.random.Generator
+    classes: int, clients: int, count: int, generator: np.random.Generator
 ) -> list[list[int]]:
-    """Draw the clients of each class: ``each`` classes for every client, and nearly equal numbers of clients.
+    """Draw the clients of each class: ``count`` classes for every client, and nearly equal numbers of clients.
 
     Returns:
         ``holders[class]``: numbers of clients, in ascending order.
@@ -161,9 +161,12 @@ def class_holders(
     for client in range(clients):
         # classes with the fewest clients first, in random order: their numbers differ by at most one
         order = np.lexsort(
-            (generator.random(classes), np.array([len(each) for each in holders]))
+            (
+                generator.random(classes),
+                np.array([len(clients_) for clients_ in holders]),
+            )
         )
-        for k in order[:each]:
+        for k in order[:count]:
             holders[k].append(client)
     return holders
 
@@ -242,26 +245,28 @@ class NaturalDirichlet(WithAlpha):
         )
 
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
-        each = clients // len(pool.owner_names)
+        per_owner = clients // len(pool.owner_names)
         assigned: list[Integers] = []
         for number, rows in enumerate(Natural().assign(pool, clients, seed)):
             of = f"of {pool.owner_names[number]!r}"
-            check_clients(each, len(rows), self.min_size, f"clients {of}")
+            check_clients(per_owner, len(rows), self.min_size, f"clients {of}")
             generator = seeds.numpy_generator(seed, "partition", self.name, number)
             labels, what = pool.labels[rows], f"{self.name} {of}"
-            parts = _capped(labels, each, self.alpha, generator, self.min_size, what)
+            parts = _capped(
+                labels, per_owner, self.alpha, generator, self.min_size, what
+            )
             assigned += [rows[part] for part in parts]
         return assigned
 
     def follow(
         self, train: Source, parts: Sequence[Integers], test: Source, seed: int
     ) -> list[Integers]:
-        each, tests = len(parts) // len(train.owner_names), []
+        per_owner, tests = len(parts) // len(train.owner_names), []
         labels = [train.labels[part] for part in parts]
         for number in range(len(train.owner_names)):
             rows = np.flatnonzero(check_owners(test) == number)
-            own = labels[number * each : (number + 1) * each]
-            tests += [rows[part] for part in follow(own, test.labels[rows], seed)]
+            own_parts = labels[number * per_owner : (number + 1) * per_owner]
+            tests += [rows[part] for part in follow(own_parts, test.labels[rows], seed)]
         return tests
 
 
@@ -301,8 +306,8 @@ def _capped(
             parts = [np.concatenate(pair) for pair in zip(parts, pieces, strict=True)]
         return min(map(len, parts)), parts
 
-    found = _large_enough(draw, min_size, what, len(labels), alpha)
-    return [np.sort(part) for part in found]
+    division = _large_enough(draw, min_size, what, len(labels), alpha)
+    return [np.sort(part) for part in division]
 
 
 def _large_enough(
@@ -311,9 +316,9 @@ def _large_enough(
     """Return the first draw whose smallest client has enough samples."""
     best = 0
     for _ in range(_DRAWS):
-        smallest, found = draw()
+        smallest, division = draw()
         if smallest >= least:
-            return found
+            return division
         best = max(best, smallest)
     raise UsageError(
         f"partition {what}: each client must have at least {least} of {samples} samples with alpha={alpha:g}; "

@@ -70,17 +70,19 @@ class _PFedLA(Partitioning):
         check_clients(clients, len(labels))
         present, sizes = np.unique(labels, return_counts=True)
         few = check_classes(options.classes_per_client, len(present))
-        held = few if dominance == 1 else len(present)
-        rule = f"at least {held}, one for each of the client's classes"
-        enough = Bound(rule, lambda count: WHOLE.holds(count) and count >= held)
+        n_classes = few if dominance == 1 else len(present)
+        rule = f"at least {n_classes}, one for each of the client's classes"
+        enough = Bound(rule, lambda count: WHOLE.holds(count) and count >= n_classes)
         samples = options.samples_per_client or 0
         check_value("samples_per_client", samples, enough)
         generator = seeds.numpy_generator(seed, "partition", "dominated")
         holders = class_holders(len(present), clients, few, generator)
-        own = np.array([[k in each for each in holders] for k in range(clients)])
+        holds = np.array(
+            [[k in classes for classes in holders] for k in range(clients)]
+        )
         mine = round(dominance * samples) if few < len(present) else samples
         groups = [
-            (client, own[client] == kind, n)
+            (client, holds[client] == kind, n)
             for client in range(clients)
             for kind, n in ((1, mine), (0, samples - mine))
         ]
@@ -180,29 +182,29 @@ class _FedPFT(Partitioning):
             if pool.is_train is None
             else ~np.asarray(pool.is_train)
         )
-        each = self.samples_per_client / shares[0]
-        sizes = [max(1, round(each * share)) for share in shares]
+        per_client = self.samples_per_client / shares[0]
+        sizes = [max(1, round(per_client * share)) for share in shares]
         divided: list[tuple[Integers, ...]] = [()] * clients
         sides = (("train side", ~tests, sizes[:2]), ("test side", tests, sizes[2:]))
-        for purpose, side, own in sides:
+        for purpose, side, side_sizes in sides:
             rows = [np.flatnonzero(side & (pool.labels == label)) for label in present]
             for client, row in enumerate(wanted):
                 generator = seeds.numpy_generator(seed, "partition", purpose, client)
                 orders = list(map(generator.permutation, rows))
                 left = np.array(list(map(len, rows)))
-                for size in own:
+                for size in side_sizes:
                     counts = rounded(row, size, left)
                     if counts is None:
                         raise UsageError(
-                            f"each client must have {sum(own)} samples of its classes; "
+                            f"each client must have {sum(side_sizes)} samples of its classes; "
                             f"got {int(left[row > 0].sum())} that are left. Use fewer samples_per_client or more "
                             "classes_per_client."
                         )
-                    taken = [
+                    own_rows = [
                         order[len(order) - n : len(order) - n + k]
                         for order, n, k in zip(orders, left, counts, strict=True)
                     ]
-                    divided[client] += (np.sort(np.concatenate(taken)),)
+                    divided[client] += (np.sort(np.concatenate(own_rows)),)
                     left = left - counts
         return divided
 
