@@ -332,11 +332,10 @@ def scheduling(pairs: int = FEWER) -> list[Measured]:
     """Shares of the machine that the rounds of S4 reach, each layer alone, clients seen before."""
     training.tuned()
     job = partial(training._cross_device, held_out=167)
-    return [
-        row
-        for layer in ("conv1", "conv2", "fc1", "fc2")
-        for row in _of_rounds("S4", job, SGD, pairs, layer)
-    ]
+    rows: list[Measured] = []
+    for layer in ("conv1", "conv2", "fc1", "fc2"):
+        rows += _of_rounds("S4", job, SGD, pairs, layer)
+    return rows
 
 
 JOBS = {

@@ -158,4 +158,7 @@ def measure(
 def peers(pairs: int = PAIRS) -> list[Measured]:
     """S1 to S3 against public packages: PFLlib, Flower's simulation, pfl-research and fedjax, if installed."""
     training.tuned()
-    return [row for job in JOBS for row in measure(job, PEERS, pairs)]
+    rows: list[Measured] = []
+    for job in JOBS:
+        rows += measure(job, PEERS, pairs)
+    return rows

@@ -58,7 +58,10 @@ def scale(repeats: int = REPEATS) -> list[Measured]:
         )
     frame = read()
     draw(frame)
-    return [row for name in CURVES for row in slopes(name, frame)]
+    rows: list[Measured] = []
+    for name in CURVES:
+        rows += slopes(name, frame)
+    return rows
 
 
 def read() -> pd.DataFrame:
@@ -74,12 +77,10 @@ def wanted(repeats: int) -> list[tuple[str, int, int]]:
     done = set(
         zip(*(read()[column] for column in ("curve", "size", "repeat")), strict=True)
     )
-    every = [
-        (name, size, k)
-        for k in range(repeats)
-        for name, curve in CURVES.items()
-        for size in curve.sizes
-    ]
+    every: list[tuple[str, int, int]] = []
+    for k in range(repeats):
+        for name, curve in CURVES.items():
+            every += [(name, size, k) for size in curve.sizes]
     return [key for key in every if key not in done]
 
 
@@ -175,13 +176,11 @@ def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
             continue
         tail = tail[tail["size"].isin(large)]
         exponent, low, high = slope(tail["size"], tail[measure].clip(lower=1e-6))
-        grows = (
-            "as theory"
-            if low <= theory <= high
-            else "grows slower"
-            if high < theory
-            else "grows faster"
-        )
+        grows = "as theory"
+        if high < theory:
+            grows = "grows slower"
+        elif low > theory:
+            grows = "grows faster"
         rows.append(
             Measured(
                 "scale",

@@ -385,13 +385,10 @@ def scheduling(pairs: int = PAIRS) -> list[Measured]:
                     high,
                     pairs=pairs,
                 )
-                rows.append(
-                    replace(
-                        mean, target="<= 0.4", holds="yes" if high <= 0.40 else "no"
-                    )
-                    if before
-                    else mean
-                )
+                if before:
+                    holds = "yes" if high <= 0.40 else "no"
+                    mean = replace(mean, target="<= 0.4", holds=holds)
+                rows.append(mean)
                 if before and count == 3:
                     floor = float(
                         np.mean(

@@ -138,7 +138,10 @@ def gpu(pairs: int = PAIRS) -> list[Measured]:
         raise UsageError(
             "benchmark gpu must run on a machine with a CUDA device; got none. Use another machine."
         )
-    return [row for job in ON_DEVICE for row in on_device(job, "cuda", pairs)]
+    rows: list[Measured] = []
+    for job in ON_DEVICE:
+        rows += on_device(job, "cuda", pairs)
+    return rows
 
 
 def on_device(job: Job, device: str, pairs: int) -> list[Measured]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,7 +154,7 @@ def cross_scores(
     ):
         subjects, criterion = fit_outputs(subjects, request)
         scored = [_scored(one, subjects, criterion, batch) for one in subjects]
-    lines = [line for subject_lines in scored for line in subject_lines]
+    lines = [*chain.from_iterable(scored)]
     sizes = [len(line["losses"]) for line in scored[0]]
     losses = torch.cat([line["losses"] for line in lines]).numpy()
     if criterion.task not in (POSITIONS, OWN):  # their shapes may differ

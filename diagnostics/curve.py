@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -180,7 +181,7 @@ def curve_of(
         spread = np.array([by_layer[name]["stderr"] for name in names], float)
         errors[who] = np.nan_to_num(spread).tolist()
     clients, weights = {}, {}
-    for client in dict.fromkeys(name for who in measured for name in who):
+    for client in dict.fromkeys(chain.from_iterable(measured)):
         own_pairs = [values for who, values in measured.items() if client in who]
         clients[client] = [fmean(values) for values in zip(*own_pairs, strict=True)]
         of_one = of_clients[of_clients["client"] == client]

@@ -198,13 +198,15 @@ def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[R
                         f"layer in the rows of metric {metric.name!r}", name, names
                     )
             measured += rows
-    measured += [
-        row(name, None, status=reason, client=s.client, layer=layer.name, variant=METRICS[name].variant)
-        for name, reason in reasons.items()
-        for s in subjects
-        for layer in every
-        if reason
-    ]  # fmt: skip
+    for name, reason in reasons.items():
+        if reason:
+            of_metric = {"status": reason, "variant": METRICS[name].variant}
+            for subject in subjects:
+                client = subject.client
+                measured += [
+                    row(name, None, client=client, layer=layer.name, **of_metric)
+                    for layer in every
+                ]
     place = {metric.name: k for k, metric in enumerate(request.metrics)}
     return sorted(
         (r for r in measured if r["layer"] in wanted or not r["layer"]),

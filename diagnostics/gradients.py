@@ -93,11 +93,10 @@ def one_pass(measurement: Measurement, readers: Sequence[GradientReader]) -> lis
             readings.append(_read(subject, measurement, readers))
     for subject in measurement.subjects[len(readings) :]:
         readings.append(_unread(subject, measurement, readers))
-    return [
-        row
-        for k, reader in enumerate(readers)
-        for row in reader.rows(measurement, [read[k] for read in readings])
-    ]
+    rows: list[Row] = []
+    for k, reader in enumerate(readers):
+        rows += reader.rows(measurement, [read[k] for read in readings])
+    return rows
 
 
 def _read(
@@ -111,12 +110,9 @@ def _read(
     data, size = subject.data, measurement.batch
     if measurement.resamples and subject.groups is not None and size is not None:
         data = whole_groups(data, subject.groups, size)  # a resample draws batches
-    wanted = {
-        name
-        for reader in readers
-        for layer in layers
-        for name in tensors_of(layer, reader.tensors)
-    }
+    wanted: set[str] = set()
+    for reader in readers:
+        wanted.update(*(tensors_of(layer, reader.tensors) for layer in layers))
     n_samples = n_batches = 0
     seeded = torch_seeded(seed_of(seed, "diagnose", subject.client))
     with set_mode(model, measurement.mode), seeded, torch.enable_grad():
@@ -298,12 +294,11 @@ class Statistic:
             warn(
                 f"{self.name} with reduction='batch' saw one batch of each client: measure in smaller batches (batch)"
             )
-        return [
-            row
-            for reading in readings
-            for layer in measurement.layers
-            for row in self._rows(layer, reading)
-        ]
+        rows: list[Row] = []
+        for reading in readings:
+            for layer in measurement.layers:
+                rows += self._rows(layer, reading)
+        return rows
 
     def _rows(self, layer: Layer, reading: Reading) -> list[Row]:
         values, stderr, n = self._summary(reading.meter, layer)

@@ -394,11 +394,10 @@ def _joined(
     read = list(loader)
     if isinstance(read[0], Mapping):  # sequences of several lengths are padded
         keys = read[0].keys()
-        rows = [
-            dict(zip(keys, row, strict=True))
-            for batch in read
-            for row in zip(*batch.values(), strict=True)
-        ]
+        rows: list[dict[Any, Any]] = []
+        for batch in read:
+            columns = zip(*batch.values(), strict=True)
+            rows += [dict(zip(keys, row, strict=True)) for row in columns]
         read = [pair_of(rows, "data")]
     note_parts(read[0], "data")
     pairs, layouts = [], []

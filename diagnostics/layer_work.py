@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def step_work(
     owners = module_layers(model, layers)
     seeded = torch_seeded(seed_of(seed, "diagnose", "cost"))
     with set_mode(model, mode), seeded, torch.enable_grad(), ExitStack() as stack:
-        frozen = {name for layer in layers for name in layer.frozen}
+        frozen = {*chain.from_iterable(layer.frozen for layer in layers)}
         params = [
             parameter.requires_grad_(name not in frozen)
             for name, parameter in model.named_parameters()

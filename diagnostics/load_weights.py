@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +178,10 @@ def _folder(path: Path, key: str) -> tuple[Tree, dict[str, Any] | None]:
         others = {file.name for file in path.iterdir() if file.suffix in SUFFIXES}
         if left := sorted(others.difference(names)):
             warn(f"{path}: not read: {listing(map(printable, left), 4)}")
-        parts = [weights.read(folder.file(file), key) for file in names]
-        return {name: t for part in parts for name, t in part.items()}, None
+        tensors: Tree = {}
+        for part in names:
+            tensors |= weights.read(folder.file(part), key)
+        return tensors, None
     way = "Name a file."
     if folder.has(".metadata"):
         way = "Convert its shards by torch.distributed.checkpoint.format_utils.dcp_to_torch_save."
@@ -297,9 +300,10 @@ def _check_config(config: Mapping[str, Any], where: str, peft: Any) -> None:
     if not isinstance(start, bool) and start != "gaussian":
         others.append("init_lora_weights")  # such as pissa, which changes the base
     patterns = [config.get("alpha_pattern") or {}, config.get("rank_pattern") or {}]
-    plain_text = all(isinstance(pattern, dict) for pattern in patterns) and all(
-        re.fullmatch(r"\^?[\w.]+", key) for pattern in patterns for key in pattern
-    )
+    plain_text = all(isinstance(pattern, dict) for pattern in patterns)
+    if plain_text:
+        paths = chain.from_iterable(patterns)
+        plain_text = all(re.fullmatch(r"\^?[\w.]+", path) for path in paths)
     forward = config.get("feedforward_modules") or []
     if others or not plain_text or not isinstance(forward, list):
         what = others[0] if others else "a regular expression"

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -287,10 +288,9 @@ def diagnose_features(
         with about(f"client {client!r}"):
             check_type("features", layers, dict)
             read[str(client)] = {name: tensor(a).float() for name, a in layers.items()}
-    names = list(dict.fromkeys(name for layers in read.values() for name in layers))
-    sizes = {
-        len(a) if a.ndim else 0 for arrays in read.values() for a in arrays.values()
-    }
+    names = list(dict.fromkeys(chain.from_iterable(read.values())))
+    arrays = chain.from_iterable(layers.values() for layers in read.values())
+    sizes = {len(array) if array.ndim else 0 for array in arrays}
     if len(sizes) != 1 or 0 in sizes:
         raise UsageError(
             "features must be arrays [n, ...] of the same samples; got "

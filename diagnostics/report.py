@@ -162,11 +162,9 @@ class Report(Displayed):
 
     def text(self, metrics: Sequence[str]) -> str:
         """Format measured values: the clients' own, or their medians for many clients or more than two variants."""
-        variants = [
-            (metric, variant)
-            for metric in metrics
-            for variant in self.shown_variants(metric)
-        ]
+        variants: list[tuple[str, str]] = []
+        for metric in metrics:
+            variants += [(metric, variant) for variant in self.shown_variants(metric)]
         clients = self.frame["client"].replace("", None).nunique()
         if len(variants) > 2 or clients > MANY:
             return self._medians(variants)

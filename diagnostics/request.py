@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import chain
 from typing import Annotated, Any, get_type_hints
 
 from diagnostics.measurement import Data, Measurement
@@ -21,6 +22,7 @@ from fl_core.errors import (
 )
 from fl_core.layers import Layer
 from fl_core.models.adapter import IGNORED
+from fl_core.plan import parameters_in
 
 NETWORK = "network"
 """The name of the whole network as one layer."""
@@ -122,9 +124,8 @@ class Request:
     def layers_to_report(self, every: Sequence[Layer]) -> list[Layer]:
         """Return the layers to report, out of all. The name :data:`NETWORK` alone joins all to one."""
         if self.layers == (NETWORK,):
-            parameters = [name for layer in every for name in layer.parameters]
-            buffers = [name for layer in every for name in layer.buffers]
-            return [Layer(NETWORK, tuple(parameters), tuple(buffers))]
+            buffers = chain.from_iterable(layer.buffers for layer in every)
+            return [Layer(NETWORK, tuple(parameters_in(every)), tuple(buffers))]
         names = [layer.name for layer in every]
         for name in self.layers or ():
             check_known("layer", name, names)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -368,20 +368,13 @@ def select(
     )
     pairs = header.get("pairs") or {}
 
+    def curve_in(table: pd.DataFrame) -> Curve:
+        return curve_of(every, table, metric or SENSITIVITY, variant, pairs)
+
     def decided(table: pd.DataFrame) -> LayerPlan:
-        return _cut(
-            every,
-            curve_of(every, table, metric or SENSITIVITY, variant, pairs),
-            chosen,
-            threshold,
-            why,
-            k=k,
-            null=[
-                curve_of(every, draw, metric or SENSITIVITY, variant, pairs).combined
-                for draws in nulls.values()
-                for draw in draws
-            ],
-        )
+        draws = chain.from_iterable(nulls.values())
+        null = [curve_in(draw).combined for draw in draws]
+        return _cut(every, curve_in(table), chosen, threshold, why, k=k, null=null)
 
     nulls = nulls_in(table) if "null" in chosen.takes and chosen.decides else {}
     if chosen.decides:
@@ -391,7 +384,7 @@ def select(
         names = [name.strip() for name in listed if name.strip()]
         plan = LayerPlan(every, chosen.choose(names), why)
         if metric is not None or variant is not None:
-            curve = curve_of(every, table, metric or SENSITIVITY, variant, pairs)
+            curve = curve_in(table)
             plan = replace(plan, why=_evidence(plan.why, every, curve))
     if chosen.decides:
         rounds = float(table["round"].dropna().astype(float).max())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -67,12 +68,12 @@ class SensitivityAccumulator:
     def __init__(
         self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled"
     ) -> None:
-        self._tables = {name for layer in layers for name in layer.tables}
+        self._tables = {*chain.from_iterable(layer.tables for layer in layers)}
         self._touched: Tree = {}
         self.tensors = check_known("choice of tensors", tensors, TENSORS)
         self.reduce = check_known("reduction of a layer", reduce, REDUCE)
         self._names = {layer.name: trainable_names(layer, tensors) for layer in layers}
-        self._known = {name for names in self._names.values() for name in names}
+        self._known = {*chain.from_iterable(self._names.values())}
         self._sums: Tree = {}
         self._sizes: dict[str, int] = {}
         self._steps = 0

@@ -374,11 +374,10 @@ class RunConfig(Displayed):
 
     def flat(self) -> dict[str, Any]:
         """Return the value of each key, without the groups."""
-        return {
-            key: value
-            for group in GROUPS
-            for key, value in vars(getattr(self, group)).items()
-        }
+        values: dict[str, Any] = {}
+        for group in GROUPS:
+            values |= vars(getattr(self, group))
+        return values
 
     def summary(self) -> Summary:
         """Return the keys that differ from their defaults."""

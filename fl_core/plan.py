@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,20 @@ class Layer:
     def is_frozen(self) -> bool:
         """Return whether the layer has parameters and all are frozen. They then have the same values everywhere."""
         return bool(self.parameters) and set(self.parameters) <= set(self.frozen)
+
+
+def tensors_in(layers: Iterable[Layer]) -> list[str]:
+    """Return the names of all tensors of layers, in their order.
+
+    >>> tensors_in([Layer("conv1", ("conv1.weight",)), Layer("fc1", ("fc1.weight", "fc1.bias"))])
+    ['conv1.weight', 'fc1.weight', 'fc1.bias']
+    """
+    return [*chain.from_iterable(layer.tensors for layer in layers)]
+
+
+def parameters_in(layers: Iterable[Layer]) -> list[str]:
+    """Return the names of all parameters of layers, in their order."""
+    return [*chain.from_iterable(layer.parameters for layer in layers)]
 
 
 @dataclass(frozen=True)
@@ -200,7 +215,7 @@ class LayerPlan(Displayed):
                 )
         shared_names = as_list("shared", self.shared, empty=True)
         names = [layer.name for layer in self.layers]
-        tensors = [name for layer in self.layers for name in layer.tensors]
+        tensors = tensors_in(self.layers)
         for kind, checked in (
             ("layer", names),
             ("tensor", tensors),
@@ -237,12 +252,12 @@ class LayerPlan(Displayed):
     @property
     def body_tensors(self) -> frozenset[str]:
         """Return the exact names of the federated tensors, buffers included."""
-        return frozenset(name for layer in self.body for name in layer.tensors)
+        return frozenset(tensors_in(self.body))
 
     @property
     def head_tensors(self) -> frozenset[str]:
         """Return the exact names of the tensors that stay local, buffers included."""
-        return frozenset(name for layer in self.head for name in layer.tensors)
+        return frozenset(tensors_in(self.head))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -423,7 +438,7 @@ class LayerPlan(Displayed):
 
     def check_tensors(self, names: Iterable[str]) -> None:
         """Check as :meth:`check_fits` does, for the tensor names of a model."""
-        planned = {name for layer in self.layers for name in layer.tensors}
+        planned = {*tensors_in(self.layers)}
         present = set(names)
         if planned != present:
             parts = [
@@ -567,7 +582,8 @@ def _signature(data: Mapping[str, Any]) -> str:
 
 def _sent(plan: LayerPlan) -> list[str]:
     """Return the tensors that travel, in the plan's order: the shared ones that training changes."""
-    return [t for layer in plan.body for t in layer.tensors if t not in layer.frozen]
+    frozen = {*chain.from_iterable(layer.frozen for layer in plan.body)}
+    return [name for name in tensors_in(plan.body) if name not in frozen]
 
 
 def _named(plan: LayerPlan) -> dict[str, Any]:
@@ -577,7 +593,7 @@ def _named(plan: LayerPlan) -> dict[str, Any]:
         UsageError: a tensor travels under one name and stays under another.
     """
     sent = _sent(plan)
-    local = [t for layer in plan.layers for t in layer.tensors if t not in sent]
+    local = [name for name in tensors_in(plan.layers) if name not in sent]
     for layer in plan.layers:
         stays = layer.name not in plan.shared or layer.is_frozen
         local += [name for name in layer.also if stays and name not in local]

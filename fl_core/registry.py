@@ -15,6 +15,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -285,13 +286,10 @@ def attach(
         for node in ast.parse(Path(file).read_text(encoding="utf-8")).body
         if isinstance(node, ast.If)
     ]
-    imports = [
-        node
-        for block in blocks
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-    ]
-    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
+    homes: dict[str, str] = {}
+    for node in chain.from_iterable(block.body for block in blocks):
+        if isinstance(node, ast.ImportFrom):
+            homes |= {alias.name: str(node.module) for alias in node.names}
 
     def look_up(name: str) -> Any:
         if name not in homes:

@@ -30,7 +30,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from glob import escape
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
@@ -364,11 +364,10 @@ def merge_trees(trees: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
             raise UsageError(
                 f"name of a tree must be without {_SEPARATOR!r}; got {name!r}."
             )
-    return {
-        f"{name}{_SEPARATOR}{key}": value
-        for name, tree in trees.items()
-        for key, value in tree.items()
-    }
+    merged: dict[str, V] = {}
+    for name, tree in trees.items():
+        merged |= {f"{name}{_SEPARATOR}{key}": value for key, value in tree.items()}
+    return merged
 
 
 def split_trees(tree: Mapping[str, V], names: Iterable[str]) -> dict[str, dict[str, V]]:
@@ -722,7 +721,8 @@ def parsed_json(text: str | bytes) -> Any:
         parts = [
             part for part in parts if not _NESTING.isdisjoint(map(type, part))
         ]  # rarely any of a line of rows
-        level = [inner for part in parts for inner in part if type(inner) in _NESTING]
+        inner = chain.from_iterable(parts)
+        level = [item for item in inner if type(item) in _NESTING]
     if level:
         raise ValueError(_NESTED)
     return content

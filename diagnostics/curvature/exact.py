@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_core.layers import Layer
+from fl_core.plan import parameters_in
 from fl_core.run.costs import Node, nodes
 from fl_core.seeds import torch_generator
 from fl_core.training.losses import CrossEntropy, Loss
@@ -203,7 +204,7 @@ def decide(
     Gauss-Newton matrix needs the formula alone.
     """
     x, y = first[0][:CHECKED], first[1][:CHECKED]
-    names = [name for layer in layers for name in layer.parameters]
+    names = parameters_in(layers)
     logits, bent, mixed, doubts = check_formulas(run, x, y, names)
 
     def first_obstacle(layer: Layer, reasons: Mapping[str, str]) -> str:

@@ -142,7 +142,9 @@ def layer_traces(
     Raises:
         NoValue: a layer has no product with its block.
     """
-    layer_of = {name: layer for layer, group in layers.items() for name in group}
+    layer_of: dict[str, str] = {}
+    for layer, names in layers.items():
+        layer_of |= dict.fromkeys(names, layer)
     unshared = [name for name in layer_of if layer_of[name] not in shared]
     weights = [name for name in layer_of if layer_of[name] in shared]
     paths = {owner(name): layer_of[name] for name in unshared}

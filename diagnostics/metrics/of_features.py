@@ -51,10 +51,9 @@ of_classes = partial(
 """Registers a metric of classes on each client's samples, and on those of all clients."""
 of_probes = partial(
     of_classes,
-    variants=tuple(
-        f"{who}{what}"
-        for who in ("own", "pooled")
-        for what in ("", "_balanced", "_guessing")
+    variants=(
+        *("own", "own_balanced", "own_guessing"),
+        *("pooled", "pooled_balanced", "pooled_guessing"),
     ),
 )
 """Registers a probe, whose accuracy stands next to the balanced one and to that of guessing."""

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -288,7 +289,7 @@ def grad_noise(measurement: Measurement, options: GradNoise) -> list[Row]:
             for layer in measurement.layers
         }
         used = [layer.name for layer in measurement.layers if layer.used]
-        names = dict.fromkeys(name for layer in used for name in chosen[layer])
+        names = dict.fromkeys(chain.from_iterable(chosen[layer] for layer in used))
         noise = gradient_noise(subject, measurement, list(names))
         for layer in measurement.layers:
             tensors = [name for name in chosen[layer.name] if name in noise.sizes]

@@ -238,11 +238,14 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
     """
     how = given(measurement, options)
     if isinstance(how, str):
-        return [
-            row(NAME, None, status=how, layer=layer.name, variant="fall", client=s.client)
-            for s in measurement.subjects
-            for layer in measurement.layers
-        ]  # fmt: skip
+        reasons: list[Row] = []
+        for subject in measurement.subjects:
+            place = {"client": subject.client, "variant": "fall"}
+            reasons += [
+                row(NAME, None, status=how, layer=layer.name, **place)
+                for layer in measurement.layers
+            ]
+        return reasons
     clients, arguments = how
     tuner = Tuner(**arguments)
     profile = Profile(tuner)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -470,7 +471,7 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
                 check_known("client of the second seed", subject.client, options.second)
                 second = tree.state_dict(options.second[subject.client])
                 swaps["second_seed"] = [tree.select(second, used)] if used else []
-            sources = [source for group in swaps.values() for source in group]
+            sources = [*chain.from_iterable(swaps.values())]
             values_of, reached = _losses(measurement, subject, data, sources)
             losses = iter(values_of)
             for variant, group in swaps.items():

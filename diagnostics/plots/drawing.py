@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +107,12 @@ def as_label(name: object) -> str:
 
 def check_letters(axes: Sequence[Axes]) -> None:
     """Warn of letters that no installed font has. They are drawn as boxes."""
-    texts = [
-        text
-        for ax in axes
-        for text in ax.findobj(Text)
-        if isinstance(text, Text) and not text.get_text().isascii()
-    ]
-    if not any(ord(letter) >= ASIA for text in texts for letter in text.get_text()):
+    texts: list[Text] = []
+    for artist in chain.from_iterable(ax.findobj(Text) for ax in axes):
+        if isinstance(artist, Text) and not artist.get_text().isascii():
+            texts.append(artist)
+    words = "".join(text.get_text() for text in texts)
+    if not any(ord(letter) >= ASIA for letter in words):
         return
     lacking: dict[str, None] = {}
     for text in texts:

@@ -75,7 +75,9 @@ def metric(
     layers = list(rows["layer"].unique())
     notes = ["× " + note for note in missing_notes(rows, "layer")]
     gaps = {layers.index(layer) for layer in rows.loc[rows["value"].isna(), "layer"]}
-    usual = f"mean {'' if distance else '1 − '}{name} to the others" if paired else name
+    usual = name
+    if paired:
+        usual = f"mean {name if distance else f'1 − {name}'} to the others"
     label = look.label or usual
     unit = str(next(iter(rows["unit"]), "")).replace("^2", "²")
     if paired:
@@ -107,11 +109,10 @@ def metric(
         + 0.06 * max(map(len, layers)) * (len(layers) > 6)
     )
     with canvas(ax, float(np.clip(2.5 + 0.19 * len(layers), 5, 10)), height) as axes:
-        curves = {
-            f"{title}, draw {k}": curve
-            for title, draws in nulls.items()
-            for k, curve in enumerate(draws, 1)
-        }
+        curves: dict[str, pd.Series] = {}
+        for title, draws in nulls.items():
+            for k, curve in enumerate(draws, 1):
+                curves[f"{title}, draw {k}"] = curve
         set_scale(axes, values.assign(**curves), look.log)
         x = np.arange(len(layers))
         for k, name in enumerate(names):

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -309,7 +310,7 @@ def album(
     present = list(frame["metric"].unique())
     if not present:
         raise UsageError("rows must not be empty; got none. Measure first.")
-    usual = {name for names in SHOWN.values() for name in names}
+    usual = {*chain.from_iterable(SHOWN.values())}
     wanted = metrics or [
         name for name in present if name in usual or name not in SCORES
     ]

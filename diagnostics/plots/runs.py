@@ -260,12 +260,11 @@ def clients(
 
 
 def _score_label(metric: str, split: str = "", positive: str = "") -> str:
-    better = (
-        f" ({'higher' if TABLE[metric].higher_is_better else 'lower'} is better)"
-        if metric in TABLE
-        else ""
-    )
-    return f"{split} {label_of(metric, positive)}".strip() + better
+    label = f"{split} {label_of(metric, positive)}".strip()
+    if metric not in TABLE:
+        return label
+    end = "higher" if TABLE[metric].higher_is_better else "lower"
+    return f"{label} ({end} is better)"
 
 
 def _scores(

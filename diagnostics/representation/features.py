@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -395,13 +396,7 @@ def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
     shares = [
         n // len(distinct) + (k < n % len(distinct)) for k in range(len(distinct))
     ]
-    return _join(
-        [
-            pair
-            for source, share in zip(distinct, shares, strict=True)
-            for pair in _first(source, share)
-        ]
-    )
+    return _join([*chain.from_iterable(map(_first, distinct, shares))])
 
 
 def probe_of(

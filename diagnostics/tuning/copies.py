@@ -163,7 +163,9 @@ class Tuner:
 
     def parts(self, outputs: Tensor) -> dict[tuple[int, int], Tensor]:
         """Return outputs [n, ...] by client and set of samples."""
-        order = [(k, place) for k, near in enumerate(self.near) for place in near]
+        order: list[tuple[int, int]] = []
+        for k, near in enumerate(self.near):
+            order += [(k, place) for place in near]
         sizes = [len(self.scored[place][0]) for _, place in order]
         return dict(zip(order, outputs.split(sizes), strict=True))
 

@@ -37,7 +37,9 @@ def neighbours(parts: Sequence[Sequence[int]]) -> list[list[int]]:
     >>> neighbours([[0, 2], [1, 3]])
     [[0, 2], [1, 3], [0, 2], [1, 3]]
     """
-    near = {client: list(part) for part in parts for client in part}
+    near: dict[int, list[int]] = {}
+    for part in parts:
+        near |= {client: list(part) for client in part}
     return [near[client] for client in sorted(near)]
 
 

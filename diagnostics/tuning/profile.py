@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_core.errors import NonFiniteError
 from fl_core.layers import Layer
+from fl_core.plan import tensors_in
 from fl_core.rows import CLASSIFICATION
 from fl_core.seeds import numpy_generator
 from fl_core.statistics import Estimate, halves, stratified_mean
@@ -25,7 +26,7 @@ RESAMPLES = 1000
 
 def every(layers: Sequence[Layer]) -> frozenset[str]:
     """Return the names of all tensors of some layers."""
-    return frozenset(name for layer in layers for name in layer.tensors)
+    return frozenset(tensors_in(layers))
 
 
 @dataclass(frozen=True, eq=False)

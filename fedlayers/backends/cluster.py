@@ -193,7 +193,10 @@ def connect(address: str) -> tuple[Any, bool]:
     ray = reachable(address)
     ours = not ray.is_initialized()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    for left in reversed(range(1 if address else STARTS) if ours else ()):
+    tries = 0
+    if ours:
+        tries = 1 if address else STARTS
+    for left in reversed(range(tries)):
         try:
             ray.init(address=address or None, include_dashboard=False, **quiet)
             break

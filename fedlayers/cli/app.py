@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from fl_core import progress
@@ -51,7 +52,7 @@ GROUPS = {
     },
 }
 """The commands in the groups of the help, each with the module of its class in :mod:`fedlayers.cli`."""
-COMMANDS = {name: home for group in GROUPS.values() for name, home in group.items()}
+COMMANDS = dict(chain.from_iterable(group.items() for group in GROUPS.values()))
 MENDED_BY = {
     "ENOSPC EDQUOT EFBIG": "make room there",
     "EMFILE ENFILE": "allow more open files (ulimit -n 4096)",

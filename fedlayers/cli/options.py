@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from contextlib import redirect_stderr
 from functools import cache, partial
 from importlib import import_module
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import UnionType
 from typing import (
@@ -246,7 +246,7 @@ def parse(
         fields.append(
             (f"{group}_keys", Annotated[group_type, tyro.conf.OmitArgPrefixes, text])
         )
-    lists = [flag for kind in (command, *groups.values()) for flag in _lists(kind)]
+    lists = [*chain.from_iterable(map(_lists, (command, *groups.values())))]
     if groups:
         flags_given = [
             word.partition("=")[0] for word in words if word.startswith("--")
@@ -388,7 +388,7 @@ def _as_option(option: str, value: str, known: Collection[str]) -> list[str]:
     several = "--algorithms" in known
     ways = []
     for kind, flag in (("algorithms", "--option"), ("models", "--model-option")):
-        texts = dict(item for group in stored[kind].values() for item in group.items())
+        texts = dict(chain.from_iterable(map(dict.items, stored[kind].values())))
         whose = [k for k, text in texts.items() if re.search(rf"\b{option}=", text)]
         if not whose or (
             kind == "algorithms" and not several and "--algorithm" not in known
@@ -433,7 +433,7 @@ def _once(words: Sequence[str], lists: Collection[str]) -> list[str]:
             parts.append(part)
             if flag[2:].replace("-", "_") not in OPTIONS.values():
                 seen[flag] = part
-    return [word for part in parts for word in part]
+    return [*chain.from_iterable(parts)]
 
 
 def one_line(box: str) -> str:
@@ -469,7 +469,7 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
 
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     hints, texts, flags = get_type_hints(kind), descriptions(kind) if helps else {}, []
-    names = [name for base in kind.__mro__ for name in inspect.get_annotations(base)]
+    names = chain.from_iterable(map(inspect.get_annotations, kind.__mro__))
     for name in dict.fromkeys(names):
         if name in hidden or name not in defaults:
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -235,7 +236,7 @@ def common(
     preparation = _preparation(facts, sites, ends)
     if preparation is not None and any(preparation.categories):
         shape[0] += sum(map(len, preparation.categories))
-    some = {number for site in sites.values() for number in site["classes"]}
+    some = {*chain.from_iterable(site["classes"] for site in sites.values())}
     return {
         **{key: facts[key] for key in KEPT},
         "name": facts["dataset"] or OWN,
@@ -360,8 +361,8 @@ def _preparation(
     columns = tuple(facts["columns"])
     words = [site["words"] for site in sites.values()]
     categories = tuple(
-        tuple(sorted({word for lists in words for word in lists[k]}))
-        for k in range(len(facts["worded"]))
+        tuple(sorted({*chain.from_iterable(lists)}))
+        for lists in zip(*words, strict=True)
     )
     if not prepares:
         return Preprocessing(

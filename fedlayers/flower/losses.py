@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -140,10 +141,11 @@ class SiteLosses(SeedLosses):
                 raise UsageError(
                     f"weights must add up to {size:,}, the number of training samples; got {total:g}."
                 )
-            least = [0.0 <= a <= size**2 for pair in head["weights"] for a in pair]
-            if not all(least) or abs(head["excess"]) > LARGEST:
+            sums_of_weights = chain.from_iterable(head["weights"])
+            possible = all(0.0 <= weight <= size**2 for weight in sums_of_weights)
+            if not possible or abs(head["excess"]) > LARGEST:
                 raise UsageError("weights and losses must be possible; got others.")
-            labels = {label for half in head["labels"] for label in half}
+            labels = {*chain.from_iterable(head["labels"])}
             if len(head["labels"]) != 2 or max(labels, default=0) >= classes:
                 raise UsageError(
                     f"labels must be two lists of numbers below {classes}; got others."
@@ -156,10 +158,8 @@ class SiteLosses(SeedLosses):
         heads = self.asked.values()
         total = np.sum([np.array(part) for part in by_client], axis=0)
         weights = np.sum([np.array(head["weights"]) for head in heads], axis=0)
-        labels = [
-            sorted({label for head in heads for label in head["labels"][half]})
-            for half in (0, 1)
-        ]
+        halves = zip(*(head["labels"] for head in heads), strict=True)
+        labels = [sorted({*chain.from_iterable(half)}) for half in halves]
         calibration, loss = sums.calibration(total, weights, labels)
         return SitePredictor(name, {}, calibration=calibration, loss=loss, **where)
 

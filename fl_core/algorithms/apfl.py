@@ -26,6 +26,7 @@ from fl_core.algorithms import (
 )
 from fl_core.algorithms.averaging import OwnModel, PersonalCopy
 from fl_core.errors import SHARE, Count, Positive, Share, at_least
+from fl_core.plan import parameters_in
 from fl_core.tree import assign, clone, select
 
 PERSONAL, MIXTURE = "personal", "share"
@@ -160,13 +161,7 @@ class FedALA(OwnModel):
             if layer.used and not layer.is_frozen
         ]
         last = moving[len(moving) - min(self.config.layers, len(moving)) :]
-        return tuple(
-            sorted(
-                self.shared(rnd, client).intersection(
-                    name for layer in last for name in layer.parameters
-                )
-            )
-        )
+        return tuple(sorted(self.shared(rnd, client) & {*parameters_in(last)}))
 
     def client_start(
         self, state: State, message: Message, ctx: Context, rnd: Round, client: int

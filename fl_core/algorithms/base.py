@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from inspect import isfunction, signature
+from itertools import chain
 from typing import Any, ClassVar, Self, cast, get_origin, get_type_hints
 
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from fl_core.buffers import BufferRules
 from fl_core.errors import UsageError, check_known, check_options, read_options
 from fl_core.layers import Layer
 from fl_core.models.papers import Shape
-from fl_core.plan import LayerPlan
+from fl_core.plan import LayerPlan, parameters_in, tensors_in
 from fl_core.registry import Registry
 from fl_core.training.phases import Batch, Context, Phase
 from fl_core.tree import Tree
@@ -198,17 +199,17 @@ class TaskInfo:
     @property
     def parameters(self) -> frozenset[str]:
         """Return the names of all parameters."""
-        return frozenset(name for layer in self.layers for name in layer.parameters)
+        return frozenset(parameters_in(self.layers))
 
     @property
     def tensors(self) -> frozenset[str]:
         """Return the names of all tensors of the model, buffers included."""
-        return frozenset(name for layer in self.layers for name in layer.tensors)
+        return frozenset(tensors_in(self.layers))
 
     @property
     def frozen(self) -> frozenset[str]:
         """Return the names of the tensors that no training changes. They are never sent."""
-        return frozenset(name for layer in self.layers for name in layer.frozen)
+        return frozenset(chain.from_iterable(layer.frozen for layer in self.layers))
 
     def not_sent(self, rnd: Round) -> frozenset[str]:
         """Return the names of the tensors that are not sent in this round: local ones, and layers not trained yet."""

@@ -601,7 +601,7 @@ def collaborators(masks: Mapping[int, Tree], progress: float) -> dict[int, list[
 def _overlaps(masks: list[Tree]) -> Tensor:
     """Return the overlaps 1 - ||M_i - M_j||_1 / (2 ||M_i||_1), [n, n] in float64; 0 for an empty M_i."""
     common = torch.zeros((len(masks), len(masks)), dtype=torch.float64)
-    for name in sorted({name for mask in masks for name in mask}):
+    for name in sorted({*chain.from_iterable(masks)}):
         nothing = torch.zeros_like(next(mask[name] for mask in masks if name in mask))
         flat = torch.stack([mask.get(name, nothing).flatten() for mask in masks])
         for part in flat.split(CHUNK, dim=1):

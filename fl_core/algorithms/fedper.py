@@ -36,7 +36,7 @@ from fl_core.errors import (
 )
 from fl_core.layers import Layer
 from fl_core.models.extended import TwoHeads, split_head
-from fl_core.plan import LayerPlan, prefix_length, shift_plan
+from fl_core.plan import LayerPlan, prefix_length, shift_plan, tensors_in
 
 SENSITIVITY = "federation_sensitivity"
 MEASURED = "measured"
@@ -145,13 +145,9 @@ class FedLP(Algorithm):
         drawn = seeds.numpy_generator(
             self.task_info.seed, "sent layers", rnd.index, client
         ).random(len(layers))
-        sent = {
-            n
-            for layer, at in zip(layers, drawn, strict=True)
-            if at < self.config.keep
-            for n in layer.tensors
-        }
-        return super().uploaded(rnd, client) & sent
+        pairs = zip(layers, drawn, strict=True)
+        sent = [layer for layer, at in pairs if at < self.config.keep]
+        return super().uploaded(rnd, client) & {*tensors_in(sent)}
 
 
 @register

@@ -26,7 +26,7 @@ from fl_core.algorithms.fedamp import Mixing
 from fl_core.algorithms.pfedla import PFedHN
 from fl_core.errors import Count, UsageError
 from fl_core.layers import Layer
-from fl_core.plan import LayerPlan
+from fl_core.plan import LayerPlan, tensors_in
 
 PENDING = "pending"  # at a client: layers trained since last sent; at the server: their names, by client
 DUE = "due"
@@ -91,12 +91,8 @@ class FedLAMA(Algorithm):
     def of_layers(self, names: Iterable[str]) -> frozenset[str]:
         """Return the names of all tensors of the given layers."""
         chosen = set(names)
-        return frozenset(
-            n
-            for layer in self.task_info.layers
-            if layer.name in chosen
-            for n in layer.tensors
-        )
+        layers = [layer for layer in self.task_info.layers if layer.name in chosen]
+        return frozenset(tensors_in(layers))
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         pending = self.of_layers(server.meta.get(PENDING, {}).get(str(client), ()))
@@ -278,13 +274,11 @@ class Scheduled(Algorithm):
         if self.plan is not None:
             layers = self.scheduled_layers(self.plan)
             rounds = self.rounds_of(self.plan)
-            waiting = tuple(
-                (name, since)
-                for layer, since in zip(layers, rounds, strict=True)
-                if since
-                for name in layer.tensors
-            )
-            self.task_info = replace(self.task_info, unfreeze_at=waiting)
+            waiting: list[tuple[str, int]] = []
+            for layer, since in zip(layers, rounds, strict=True):
+                if since:
+                    waiting += [(name, since) for name in layer.tensors]
+            self.task_info = replace(self.task_info, unfreeze_at=tuple(waiting))
         super().setup()
 
     @classmethod
@@ -356,11 +350,8 @@ class Scheduled(Algorithm):
         """Record ``trained``: 1 if a layer trained in the round before, else 0."""
         yield from super().observations(server, rnd)
         if rnd.index:
-            trained = {
-                name
-                for phase in self.phases(Round(rnd.index - 1), 0)
-                for name in phase.train
-            }
+            phases = self.phases(Round(rnd.index - 1), 0)
+            trained = frozenset[str]().union(*(phase.train for phase in phases))
             for layer in self.task_info.layers:
                 yield Observation(
                     TRAINED,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -166,9 +167,16 @@ class FederatedData(Displayed):
             classes=tuple(map(str, range(outputs))),
         )
 
+    def _splits(self) -> list[Split]:
+        """Return all splits of all clients."""
+        parts: list[Split] = []
+        for client in self.clients:
+            parts += [client.split(name) for name in SPLITS]
+        return parts
+
     def with_token_ids(self) -> FederatedData:
         """Return the same data with rows of integers as token ids."""
-        parts = [client.split(name) for client in self.clients for name in SPLITS]
+        parts = self._splits()
         tokens = 1 + max(int(part.x.max()) for part in parts if len(part))
         return self._changed(
             lambda split: replace(split, x=split.x.long()),
@@ -260,7 +268,7 @@ class FederatedData(Displayed):
     @cached_property
     def copies_note(self) -> str:
         """Return the note on near copies over the splits, or "". It is "" for anything but numbers, and with groups."""
-        parts = [client.split(name) for client in self.clients for name in SPLITS]
+        parts = self._splits()
         floats = all(part.x.is_floating_point() for part in parts)
         grouped = any(part.groups is not None for part in parts)
         words = any(getattr(self.preprocessing, "categories", ()))
@@ -388,10 +396,12 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
             notes_.append(
                 f"{share:.0%} of the words in validation texts are not among the {len(words):,} of training texts"
             )
-    keys = {
-        split: [hash(row.tobytes()) for client in data.clients for row in client.split(split).x.numpy()]
-        for split in SPLITS
-    }  # fmt: skip
+    keys: dict[str, list[int]] = {}
+    for split in SPLITS:
+        rows = chain.from_iterable(
+            client.split(split).x.numpy() for client in data.clients
+        )
+        keys[split] = [hash(row.tobytes()) for row in rows]
     seen = {*keys["train"]}
     for split in SPLITS[1:]:
         again = sum(key in seen for key in keys[split])

@@ -85,7 +85,9 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
     there = headers(path)
     split = "x_train" in there
     parts = ("_train", "_test") if split else ("",)
-    needed = [f"{kind}{part}" for part in parts for kind in "xy"]
+    needed: list[str] = []
+    for part in parts:
+        needed += [f"x{part}", f"y{part}"]
     owner_key = next((key for key in OWNER_KEYS if key in there), "client")
     aside = [] if split else ["is_train", owner_key]
     named = [f"{owner_key}_names"] if owner_key in there and not split else []
@@ -185,8 +187,11 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         )
     for entry, (key, (shape, dtype)) in zip(entries, shapes.items(), strict=True):
         claimed = math.prod(shape) * dtype.itemsize
-        # texts become Python's objects, and columns 64-bit numbers
-        least = 64 if dtype.kind in "USO" else 8 if len(shape) < 3 else 0
+        least = 0
+        if dtype.kind in "USO":
+            least = 64  # texts become Python's objects
+        elif len(shape) < 3:
+            least = 8  # and columns 64-bit numbers
         size = math.prod(shape) * max(dtype.itemsize, least)
         n_bytes += max(entry.file_size, size)
         if not dtype.hasobject and claimed > entry.file_size:
@@ -293,7 +298,9 @@ def pixels(
             )
         if gray and not _all_gray([header]):
             raise UsageError(f"{file}: images must be gray; got one in colour.")
-    mode = "L" if (_all_gray(headers) if gray is None else gray) else "RGB"
+    if gray is None:
+        gray = _all_gray(headers)
+    mode = "L" if gray else "RGB"
     sizes = [header.size for header in headers]
     formats.check_images(where or files[0].parent, files, sizes, size, len(mode))
     depth = [3] if mode == "RGB" else []

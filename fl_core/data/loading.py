@@ -282,7 +282,11 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
         return read_table(data, reading, OWN_NAME)
     by_client = isinstance(data, Mapping) and not is_batch(data)
     listed = isinstance(data, list | tuple)
-    parts = tuple(data.values() if by_client else data if listed else ())
+    parts: tuple[Any, ...] = ()
+    if by_client:
+        parts = tuple(data.values())
+    elif listed:
+        parts = tuple(data)
     kinds = (tuple, Dataset, DataLoader)
     if parts and all(isinstance(part, pd.DataFrame) for part in parts):
         raise UsageError(

@@ -122,7 +122,9 @@ def general(
         return Recipe(
             **settings, **TEXT, note="general values for texts without a recipe"
         )
-    model = "mlp" if len(shape) != 3 else "fmnist_cnn" if shape[0] == 1 else "cifar_cnn"
+    model = "mlp"
+    if len(shape) == 3:
+        model = "fmnist_cnn" if shape[0] == 1 else "cifar_cnn"
     return Recipe(
         **settings,
         model=model,

@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -501,7 +502,7 @@ def encode(
     if where and cut > NOTED * len(texts):
         warn(f"{where}: {cut} of {len(texts)} texts are cut after {most} tokens")
     tokens = [sentence[:most] for sentence in tokens]
-    words = sorted({word for sentence in tokens for word in sentence})
+    words = sorted({*chain.from_iterable(tokens)})
     code = {word: k for k, word in enumerate(words, len(SPECIAL))}
     codes = np.full((len(tokens), length), PAD, dtype=np.int64)
     codes[:, 0] = START

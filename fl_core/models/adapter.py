@@ -10,6 +10,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -317,11 +318,8 @@ def _unregistered(model: nn.Module) -> list[str]:
     for path, module in model.named_modules():
         for key, value in vars(module).items():
             modules = [] if key[:1] == "_" else _modules_in(value)
-            if any(
-                id(p) not in registered
-                for submodule in modules
-                for p in submodule.parameters()
-            ):
+            parameters = chain.from_iterable(inner.parameters() for inner in modules)
+            if any(id(parameter) not in registered for parameter in parameters):
                 paths.append(f"{path}.{key}".lstrip("."))
     return paths
 

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -505,11 +506,10 @@ def tensors_of(path: str, module: nn.Module) -> frozenset[str]:
 
 def statistics_of(model: nn.Module) -> frozenset[str]:
     """Return the names of a model's running statistics."""
-    return frozenset(
-        f"{name}.{key}"
-        for name, m in batch_norms(model).items()
-        for key, _ in m.named_buffers()
-    )
+    names: list[str] = []
+    for path, norm in batch_norms(model).items():
+        names += [f"{path}.{key}" for key, _ in norm.named_buffers()]
+    return frozenset(names)
 
 
 def drop_statistics(model: nn.Module) -> None:
@@ -655,16 +655,14 @@ def _check_loaded(model: Any, fresh: nn.Module) -> None:
         fresh: the same model without them, from the same random state.
     """
     heads = model.get_classifier()
-    heads = {
-        id(param)
-        for head in (heads if isinstance(heads, tuple) else (heads,))
-        for param in head.parameters()
-    }
+    modules = heads if isinstance(heads, tuple) else (heads,)
+    parameters = chain.from_iterable(head.parameters() for head in modules)
+    of_heads = {id(param) for param in parameters}
     start = dict(fresh.named_parameters())
     left = [
         name
         for name, param in model.named_parameters()
-        if id(param) not in heads
+        if id(param) not in of_heads
         and len(param.unique()) > 1
         and torch.equal(param, start[name])
     ]

@@ -244,12 +244,11 @@ class Gated(nn.Module):
         super().__init__()
         self.target = target
         self.least = min(max(1 / split, 0.1), target)
-        linear = {
-            f"{path}.{name}".lstrip(".")
-            for path, module in inner.named_modules()
-            if isinstance(module, nn.Linear)
-            for name, _ in module.named_parameters(recurse=False)
-        }
+        linear: set[str] = set()
+        for path, module in inner.named_modules():
+            if isinstance(module, nn.Linear):
+                names = [name for name, _ in module.named_parameters(recurse=False)]
+                linear.update(f"{path}.{name}".lstrip(".") for name in names)
         self.blocks: dict[str, list[int]] = {}  # sizes of the blocks of each tensor
         first, is_linear = [], []
         for name, parameter in inner.named_parameters():
@@ -258,9 +257,7 @@ class Gated(nn.Module):
             self.blocks[name] = sizes
             first += [True] + [False] * (len(sizes) - 1)
             is_linear += [name in linear] * len(sizes)
-        self.sizes = np.array(
-            [size for sizes in self.blocks.values() for size in sizes]
-        )
+        self.sizes = np.array([*chain.from_iterable(self.blocks.values())])
         self.first = np.array(first)
         self.groups = [np.array(is_linear), ~np.array(is_linear)]
         self.gate = Gate(shape, len(self.sizes))

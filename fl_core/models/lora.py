@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Annotated, Any
 
 from torch import Tensor, nn
@@ -146,11 +147,9 @@ def with_adapters(
     if trains is None:
         model.get_submodule(head).requires_grad_(False)
     _freeze(model, trains)
-    return model, tuple(
-        part
-        for layer in layers
-        for part in _parts(layer, of_path, tree.named_tensors(model))
-    )
+    tensors = tree.named_tensors(model)
+    parts = (_parts(layer, of_path, tensors) for layer in layers)
+    return model, tuple(chain.from_iterable(parts))
 
 
 def has_adapters(model: nn.Module) -> bool:
@@ -175,7 +174,7 @@ def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
         )
     paths = _target_paths(model, lora, head)
     ranks = numbers_of("rank_pattern", lora.rank_pattern, int)
-    ends = sorted({end for path in paths for end in _ends(path)})
+    ends = sorted({*chain.from_iterable(map(_ends, paths))})
     for target in ranks:
         check_known("target of rank_pattern", target, ends)
     for module in model.modules():
@@ -250,11 +249,9 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
         raise UsageError(
             f"{type(model).__name__} must have a linear layer before its classifier to adapt; got none."
         )
-    widest_paths = {
-        path
-        for target in lora.targets
-        for path in chosen[check_known("target of adapt", target, chosen)]
-    }
+    widest_paths: set[str] = set()
+    for target in lora.targets:
+        widest_paths.update(chosen[check_known("target of adapt", target, chosen)])
     widest = max(fit[path].weight[0].numel() for path in widest_paths)
     if lora.r > widest:
         raise UsageError(

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 from fl_core import storage
@@ -233,7 +234,7 @@ def tried(content: bytes) -> dict[str, int]:
         pads = [tokenizer.padding["pad_id"]]
     else:
         tokenizer.no_truncation()
-        plain = {id for row in _rows(tokenizer, SAMPLES[:2]) for id in row}
+        plain = {*chain.from_iterable(_rows(tokenizer, SAMPLES[:2]))}
         pads = [words[mark] for mark in PADS if words.get(mark, -1) not in (-1, *plain)]
         tokenizer = Tokenizer.from_buffer(content)
     if not pads:

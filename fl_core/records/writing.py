@@ -15,6 +15,7 @@ import platform
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -265,9 +266,10 @@ def _sweep_parts(folder: Folder) -> None:
 def unnamed_blobs(run: Run) -> list[str]:
     """Return the files of tensors that no checkpoint names; none if a damaged checkpoint may name them."""
     try:
-        named = {blob for which in run.rounds for blob in blobs_of(run.manifest(which))}
+        manifests = [run.manifest(which) for which in run.rounds]
     except CorruptError:  # of an earlier round, which is not needed
         return []
+    named = chain.from_iterable(map(blobs_of, manifests))
     named_files = {f"{blob}.safetensors" for blob in named}
     blob_names = filter(_BLOB.fullmatch, run.folder.names("blobs"))
     return [f"blobs/{name}" for name in blob_names if name not in named_files]

@@ -345,11 +345,9 @@ def _stack_states(clients: list[Entries], params: dict[str, Tensor]) -> Entries:
     """Stack the clients' states [clients, ...] for stacked parameters [clients, ...]. Missing states start at zero."""
     joined: Entries = {name: {} for name in params}
     for name in params:
-        first = {
-            key: value
-            for entries in clients
-            for key, value in entries.get(name, {}).items()
-        }
+        first: Tree = {}
+        for entries in clients:
+            first |= entries.get(name, {})
         for key, example in first.items():
             none = torch.zeros_like(example)
             joined[name][key] = torch.stack(

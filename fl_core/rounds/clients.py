@@ -606,14 +606,13 @@ def is_lost(seed: int, index: int, client: int, rate: float) -> bool:
 
 def received_bytes(models: Mapping[str, Tree], state: State) -> int:
     """Return the bytes of models that are not a client's own, each name counted once."""
-    own_ids = {id(t) for values in state.trees.values() for t in values.values()}
-    parts = {
-        name: part
-        for model in models.values()
-        for name, part in model.items()
-        if id(part) not in own_ids
-    }
-    return n_bytes(parts)
+    own_ids: set[int] = set()
+    for tensors in state.trees.values():
+        own_ids.update(map(id, tensors.values()))
+    received: Tree = {}
+    for model in models.values():
+        received |= {name: t for name, t in model.items() if id(t) not in own_ids}
+    return n_bytes(received)
 
 
 def _own(tensor: Tensor) -> Tensor:

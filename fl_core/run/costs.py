@@ -261,7 +261,9 @@ def module_layers(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
     It is the layer of all the module's tensors. If these belong to several layers, it is the layer of the first own
     tensor. A module with nothing but tied tensors is charged to the layer that has them.
     """
-    layer_of = {name: layer.name for layer in layers for name in layer.tensors}
+    layer_of: dict[str, str] = {}
+    for layer in layers:
+        layer_of |= dict.fromkeys(layer.tensors, layer.name)
     named = [
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
@@ -272,14 +274,14 @@ def module_layers(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
     }
     beneath: dict[str, set[str]] = {}
     direct: dict[str, str] = {}
-    for name, layer in layer_of.items():
+    for name, layer_name in layer_of.items():
         owner = name.rpartition(".")[0]
-        direct.setdefault(owner, layer)
+        direct.setdefault(owner, layer_name)
         parts = owner.split(".") if owner else []
         for k in range(len(parts) + 1):
-            beneath.setdefault(".".join(parts[:k]), set()).add(layer)
+            beneath.setdefault(".".join(parts[:k]), set()).add(layer_name)
     single = {
-        path: next(iter(layers)) for path, layers in beneath.items() if len(layers) == 1
+        path: next(iter(names)) for path, names in beneath.items() if len(names) == 1
     }
     direct.pop("", None)
     return direct | single

@@ -20,7 +20,7 @@ from fl_core.layers import Layer, frozen_of, frozen_tensors, is_inside, layers_o
 from fl_core.models import weights
 from fl_core.models.building import batch_norms, drop_statistics
 from fl_core.models.extended import head_path
-from fl_core.plan import LayerPlan
+from fl_core.plan import LayerPlan, tensors_in
 from fl_core.records import store
 from fl_core.training.losses import Loss
 from fl_core.tree import Tree, copied
@@ -115,7 +115,7 @@ class ExtendedModel:
         Raises:
             UsageError: it was made for another model.
         """
-        planned = {name for layer in plan.layers for name in layer.tensors}
+        planned = {*tensors_in(plan.layers)}
         if planned == self.tensors.keys():
             return plan
         plan.check_tensors(self.names)
@@ -139,10 +139,10 @@ class ExtendedModel:
     def _add(
         self, plain: BaseModel, adds: Mapping[str, str], traced: Sequence[Layer]
     ) -> None:
-        self._order = {
-            name: k for k, layer in enumerate(traced) for name in layer.tensors
-        }
-        used = {name for layer in traced if layer.used for name in layer.tensors}
+        self._order = {}
+        for k, layer in enumerate(traced):
+            self._order |= dict.fromkeys(layer.tensors, k)
+        used = {*tensors_in(layer for layer in traced if layer.used)}
         old = set(self.names.values())
         members: dict[str, list[str]] = {path: [] for path in adds}
         for name in self.tensors:

@@ -9,6 +9,7 @@ import re
 import sys
 import types
 from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,12 @@ def of_model(model: nn.Module, model_given: object, named: str) -> dict[str, str
         [*map(type, model.modules()), *([] if model_given is None else [model_given])]
     )
     printed = sha(_without_addresses(repr(model)).encode())
-    return (
-        {"layers": printed, **({"model": code} if code else {})}
-        if code or model_given is not None
-        else {}
-    )
+    if not code and model_given is None:
+        return {}
+    digests = {"layers": printed}
+    if code:
+        digests["model"] = code
+    return digests
 
 
 def digest_of(things: Iterable[Any]) -> str:
@@ -132,7 +134,7 @@ def _compiled(function: types.FunctionType) -> tuple[list[str], list[Any]]:
         f"{code.co_code.hex()} {code.co_names} {_text(code.co_consts)}"
         for code in codes
     ]
-    names = {name for code in codes for name in code.co_names}
+    names = {*chain.from_iterable(code.co_names for code in codes)}
     outside = {key: v for key, v in function.__globals__.items() if key in names}
     outside |= inspect.getclosurevars(function).nonlocals
     used: list[Any] = []

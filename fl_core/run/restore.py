@@ -166,9 +166,8 @@ def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
                 f"clients must be the same as in the run; got a difference in {stranger!r}. Give the data of the run."
             )
         states = chain([checkpoint.server], checkpoint.clients.values())
-        client_models = (
-            model for models in checkpoint.models.values() for model in models.values()
-        )
+        kinds = checkpoint.models.values()
+        client_models = chain.from_iterable(models.values() for models in kinds)
         for stored in chain(
             (state.trees.get("model", {}) for state in states), client_models
         ):

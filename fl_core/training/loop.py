@@ -75,13 +75,11 @@ def entries_of(kept: Tree, phase: Phase) -> Entries:
 
 def to_tree(entries: Mapping[str, Tree], phase: Phase) -> Tree:
     """The tree that keeps these entries of a phase: contiguous copies on the CPU."""
-    return copy_to_cpu(
-        {
-            f"{_prefix(phase)}{n}#{key}": value
-            for n, values in entries.items()
-            for key, value in values.items()
-        }
-    )
+    prefix = _prefix(phase)
+    tensors: Tree = {}
+    for name, values in entries.items():
+        tensors |= {f"{prefix}{name}#{key}": value for key, value in values.items()}
+    return copy_to_cpu(tensors)
 
 
 def read(optimizer: torch.optim.Optimizer, params: Tree) -> Entries:

@@ -68,12 +68,11 @@ class Workspace:
         self.device = torch.device(device)
         self._live = tree.named_tensors(self.model)
         listed = set(map(id, self._live.values()))
-        self._buffers = [
-            (module, key, buffer)
-            for module in self.model.modules()
-            for key, buffer in module._buffers.items()
-            if buffer is not None and id(buffer) in listed
-        ]
+        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
+        for module in self.model.modules():
+            for key, buffer in module._buffers.items():
+                if buffer is not None and id(buffer) in listed:
+                    self._buffers.append((module, key, buffer))
         self.params: Tree = dict(self.model.named_parameters())
         # names of the tensors that are present; None = all
         self.submodel: frozenset[str] | None = None

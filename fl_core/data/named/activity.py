@@ -15,10 +15,10 @@ from fl_core.errors import UsageError, about
 from fl_core.storage import check_size, write_atomically
 
 FILE = "har.npz"
-CHANNELS = tuple(
-    f"{kind}_{axis}"
-    for kind in ("body_acc", "body_gyro", "total_acc")
-    for axis in "xyz"
+CHANNELS = (
+    *("body_acc_x", "body_acc_y", "body_acc_z"),
+    *("body_gyro_x", "body_gyro_y", "body_gyro_z"),
+    *("total_acc_x", "total_acc_y", "total_acc_z"),
 )
 CLASSES = ("walking", "upstairs", "downstairs", "sitting", "standing", "laying")
 STEPS = 128

@@ -502,7 +502,8 @@ class Partition:
             )
         clients = self.indices.values()
         tested = np.concatenate([part["test"] for part in clients])
-        others = [part[split] for part in clients for split in SPLITS[:2]]
+        others = [part["train"] for part in clients]
+        others += [part["validation"] for part in clients]
         sides = (tested, np.concatenate(others))
         groups = [np.concatenate(list(part.values())) for part in clients]
         groups.append(np.concatenate([np.unique(side) for side in sides]))

@@ -238,11 +238,10 @@ class NaturalDirichlet(WithAlpha):
         return clients
 
     def names(self, pool: Source, clients: int) -> tuple[str, ...]:
-        return tuple(
-            f"{name}_{k}"
-            for name in pool.owner_names
-            for k in range(clients // len(pool.owner_names))
-        )
+        names: list[str] = []
+        for name in pool.owner_names:
+            names += [f"{name}_{k}" for k in range(clients // len(pool.owner_names))]
+        return tuple(names)
 
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         per_owner = clients // len(pool.owner_names)

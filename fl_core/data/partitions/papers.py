@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 
@@ -81,11 +81,10 @@ class _PFedLA(Partitioning):
             [[k in classes for classes in holders] for k in range(clients)]
         )
         mine = round(dominance * samples) if few < len(present) else samples
-        groups = [
-            (client, holds[client] == kind, n)
-            for client in range(clients)
-            for kind, n in ((1, mine), (0, samples - mine))
-        ]
+        groups: list[tuple[int, Any, int]] = []
+        for client in range(clients):
+            groups.append((client, holds[client] == 1, mine))
+            groups.append((client, holds[client] == 0, samples - mine))
         counts = np.zeros((clients, len(present)), dtype=np.int64)
         for client, among, n in groups:
             counts[client, among] = n // max(among.sum(), 1)
