@@ -445,11 +445,9 @@ def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any
     params = []
     for module in chain:
         if isinstance(module, (nn.Conv2d, nn.Linear)):
-            weight = (
-                module.weight.permute(2, 3, 1, 0)
-                if isinstance(module, nn.Conv2d)
-                else module.weight.T
-            )
+            weight = module.weight.T
+            if isinstance(module, nn.Conv2d):
+                weight = module.weight.permute(2, 3, 1, 0)
             params.append(
                 {
                     "w": jax.numpy.array(weight.detach()),

@@ -109,11 +109,9 @@ def all_metrics(pairs: int = PAIRS) -> list[Measured]:
 def _row(
     ours: pd.Series, theirs: pd.Series, baseline: str, at_most: float | None = None
 ) -> Measured:
-    what = (
-        "diagnose, metrics of features"
-        if ours.name == "all of features"
-        else "diagnose, all metrics"
-    )
+    what = "diagnose, all metrics"
+    if ours.name == "all of features":
+        what = "diagnose, metrics of features"
     seconds: dict[str, Any] = {
         "seconds": float(ours.median()),
         "baseline_seconds": float(theirs.median()),
@@ -127,11 +125,11 @@ def _sides() -> dict[str, Callable[[], float]]:
     members = METRICS.members()
 
     def measured(*names: str) -> Callable[[], object]:
-        options: dict[str, Any] = (
-            {"update_magnitude": {"start": start}}
-            if "update_magnitude" in names
-            else {}
-        )
+        options: dict[str, Any]
+        if "update_magnitude" in names:
+            options = {"update_magnitude": {"start": start}}
+        else:
+            options = {}
         return lambda: diagnose(models, data, names, options=options, progress=False)
 
     works = {

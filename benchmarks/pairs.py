@@ -78,9 +78,10 @@ def compare(
         pairs,
     )
     frame.other *= scale
-    ratios = (
-        frame.work / frame.other if at_most is not None else frame.other / frame.work
-    )
+    if at_most is not None:
+        ratios = frame.work / frame.other
+    else:
+        ratios = frame.other / frame.work
     return judged(
         job,
         what,

@@ -72,7 +72,9 @@ class Peer:
         if self.checkout and adapters.VARIABLE not in os.environ:
             return f"{adapters.VARIABLE} names no checkout of it"
         absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
-        return f"not installed: {', '.join(absent)}" if absent else ""
+        if absent:
+            return f"not installed: {', '.join(absent)}"
+        return ""
 
     def versions(self) -> str:
         """Versions of the packages that it needs."""
@@ -133,9 +135,9 @@ def measure(
             print(f"{job.name}: {name}: not measured: {absent[name]}")
             continue
         mine, other = seconds[OURS], seconds[name]
-        label = (
-            f"{name} ({peer.versions()})" if peer.needs and not peer.checkout else name
-        )
+        label = name
+        if peer.needs and not peer.checkout:
+            label = f"{name} ({peer.versions()})"
         rows.append(
             judged(
                 job.name,

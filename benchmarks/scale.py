@@ -138,11 +138,9 @@ def slope(
 ) -> tuple[float, float, float]:
     """The exponent b in value = a size^b by least squares of the logarithms, with its 95 % interval (Student's t)."""
     fit = stats.linregress(np.log(sizes), np.log(values))
-    half = (
-        float(stats.t.ppf(0.975, len(sizes) - 2) * fit.stderr)
-        if len(sizes) > 2
-        else math.nan
-    )
+    half = math.nan
+    if len(sizes) > 2:
+        half = float(stats.t.ppf(0.975, len(sizes) - 2) * fit.stderr)
     return float(fit.slope), float(fit.slope - half), float(fit.slope + half)
 
 
@@ -158,9 +156,9 @@ def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
         usual = tail.groupby("size")[measure].median()
         large = usual.index[usual >= WORTH[measure]]
         if len(large) < 2:
-            none = (
-                f"at most {usual.max():.2g}: no slope" if len(tail) else "not measured"
-            )
+            none = "not measured"
+            if len(tail):
+                none = f"at most {usual.max():.2g}: no slope"
             rows.append(
                 Measured(
                     "scale",
@@ -236,9 +234,10 @@ def draw(frame: pd.DataFrame, path: Path = PICTURE, columns: int = 5) -> Path:
 
 
 def _panel(ax: Axes, curve: Curve, points: pd.DataFrame, measure: str) -> None:
-    theory, colour = (
-        (curve.time, "#0072B2") if measure == "seconds" else (curve.memory, "#D55E00")
-    )
+    if measure == "seconds":
+        theory, colour = (curve.time, "#0072B2")
+    else:
+        theory, colour = (curve.memory, "#D55E00")
     values = points[measure].clip(lower=1e-3)
     ax.loglog(points["size"], values, "o", ms=3.5, alpha=0.6, color=colour)
     medians = values.groupby(points["size"]).median()

@@ -241,11 +241,10 @@ def _job(
     start = assemble(config, data=data, model=model).model
     bare = BareLoop(start, data, int(config.training.batch_size or 1), make, take)
     with rounds(config, data, model=model) as engine:
-        how = (
-            f"{config.federation.algorithm}, {config.execution.workers} workers"
-            if config.execution.workers
-            else f"{config.federation.algorithm}, stacked clients"
-        )
+        if config.execution.workers:
+            how = f"{config.federation.algorithm}, {config.execution.workers} workers"
+        else:
+            how = f"{config.federation.algorithm}, stacked clients"
         ours, theirs = (partial(repeat, work, times) for work in (engine.step, bare))
         how += f", {times} rounds" if times > 1 else ""
         return [

@@ -99,7 +99,9 @@ class CrossScores(Displayed):
         ]
         lead = "No client is shown to gain by another's model."
         if lines:
-            more = f" {len(lines) - MANY} more." if len(lines) > MANY else ""
+            more = ""
+            if len(lines) > MANY:
+                more = f" {len(lines) - MANY} more."
             lead = (
                 f"A lower loss than their own model: {'; '.join(lines[:MANY])}.{more}"
             )

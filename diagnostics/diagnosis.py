@@ -181,7 +181,9 @@ def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[R
                 reasons[metric.name] = SPENT
                 continue
             # a single model has no pair, however many clients it is measured on
-            whom = subjects[:n_models] if metric.pairs else subjects
+            whom = subjects
+            if metric.pairs:
+                whom = subjects[:n_models]
             measurement = replace(
                 shared,
                 subjects=whom,
@@ -235,7 +237,9 @@ def _digest(clients: Mapping[str, str | None]) -> str:
     It is empty if one is unknown, as for a loader.
     """
     digests = {name: digest for name, digest in clients.items() if digest is not None}
-    return digest_of(digests) if len(digests) == len(clients) else ""
+    if len(digests) == len(clients):
+        return digest_of(digests)
+    return ""
 
 
 def _plain(value: Any) -> Any:
@@ -246,9 +250,7 @@ def _plain(value: Any) -> Any:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
-        return (
-            str(value)
-            if isinstance(value, torch.dtype)
-            else _data_digest(value) or type(value).__name__
-        )
+        if isinstance(value, torch.dtype):
+            return str(value)
+        return _data_digest(value) or type(value).__name__
     return value

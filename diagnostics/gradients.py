@@ -210,7 +210,9 @@ def variance(grads: Sequence[Tensor]) -> Tensor:
     It is NaN for fewer than two entries.
     """
     values = entries(grads)
-    return values.var() if len(values) > 1 else values.new_tensor(torch.nan)
+    if len(values) > 1:
+        return values.var()
+    return values.new_tensor(torch.nan)
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
@@ -279,11 +281,9 @@ class Statistic:
         return ""
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
-        return (
-            EpochMeter()
-            if self.reduction == "epoch"
-            else _BatchMeter(layers, self.tensors, self.of)
-        )
+        if self.reduction == "epoch":
+            return EpochMeter()
+        return _BatchMeter(layers, self.tensors, self.of)
 
     def rows(self, measurement: Measurement, readings: Sequence[Reading]) -> list[Row]:
         if (
@@ -335,7 +335,9 @@ class Statistic:
         nothing = torch.full((len(self.variants),), torch.nan, dtype=torch.float64)
         if isinstance(meter, EpochMeter):
             grads = meter.gradients(layer, self.tensors)
-            values = self.of(grads) if grads else nothing
+            values = nothing
+            if grads:
+                values = self.of(grads)
             return values, torch.zeros_like(values), sum(grad.numel() for grad in grads)
         if layer.name not in meter.values:
             return nothing, None, 0
@@ -346,7 +348,9 @@ class Statistic:
         weights = counts / counts.max()  # 1 for every whole batch
         mean, many = (weights * values).sum(0) / weights.sum(), len(values)
         spread = (weights * (values - mean)).square().sum(0).sqrt() / weights.sum()
-        stderr = spread * (many / (many - 1)) ** 0.5 if many > 1 else None
+        stderr = None
+        if many > 1:
+            stderr = spread * (many / (many - 1)) ** 0.5
         return mean, stderr, meter.sizes[layer.name]
 
 
@@ -392,7 +396,9 @@ def gradient_noise(
     model, data = subject.model, subject.data
     # squares of small gradients would vanish in half precision
     half = any(p.dtype in HALF for p in model.parameters())
-    dtype = torch.float32 if half else None
+    dtype = None
+    if half:
+        dtype = torch.float32
     run = Differentiable(
         model, measurement.loss, dtype, measurement.seed, measurement.clock
     )

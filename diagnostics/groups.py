@@ -140,7 +140,9 @@ def alike(
     groups, silhouette = best_grouping(_distances(leads))
     if math.isnan(silhouette):
         return Alike(table, together, math.nan, ())
-    of_sample = np.arange(len(client)) if group is None else group
+    of_sample = group
+    if of_sample is None:
+        of_sample = np.arange(len(client))
     _, first, position = np.unique(of_sample, return_index=True, return_inverse=True)
     draw, nulls = numpy_generator(seed, "alike"), list[float]()
     while len(nulls) < deals and all(null < silhouette for null in nulls):

@@ -84,7 +84,9 @@ def _check_module(model: object) -> None:
     if not isinstance(model, nn.Module):
         name, way = getattr(model, "__name__", ""), "models first, then data"
         kind = type(model).__name__
-        what = f"{name!r}, a {kind}" if name else kind
+        what = kind
+        if name:
+            what = f"{name!r}, a {kind}"
         if isinstance(model, type) and issubclass(model, nn.Module):
             what, way = f"the class {name}", f"{name}(...)"
         raise UsageError(f"a model must be a torch module; got {what}. Pass {way}.")
@@ -285,7 +287,9 @@ def _outputs(model: nn.Module, x: Tensor) -> Any:
         return text
 
     with one_line(blame), _watch_modules(model, entered), torch.no_grad():
-        return model.own(x) if isinstance(model, Adapter) else model(x)
+        if isinstance(model, Adapter):
+            return model.own(x)
+        return model(x)
 
 
 def _loss_of(loss: Loss, z: Tensor, y: Tensor) -> Tensor:
@@ -447,7 +451,9 @@ def _is_one(data: Any) -> bool:
     if len(data) != 2 or not _is_array(data[1]):
         return False
     x = data[0]
-    parts = x.values() if isinstance(x, Mapping) else x
+    parts = x
+    if isinstance(x, Mapping):
+        parts = x.values()
     return _is_array(x) or all(map(_is_array, parts))
 
 

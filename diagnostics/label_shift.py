@@ -78,11 +78,10 @@ def label_shift(data: Any) -> LabelShift:
         UsageError: the samples have no classes, or there is one client.
     """
     federation_data = as_data(data)
-    federation = (
-        federation_data
-        if isinstance(federation_data, FederatedData)
-        else load(federation_data)
-    )
+    if isinstance(federation_data, FederatedData):
+        federation = federation_data
+    else:
+        federation = load(federation_data)
     if federation.task != CLASSIFICATION:
         raise UsageError(
             f"data must have classes for a label shift; got task {federation.task}. Compare the targets by a plot."

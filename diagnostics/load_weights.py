@@ -104,7 +104,9 @@ def folder_kind(path: Path | str) -> str:
         if (path / name).is_file() or (path / f"{name}{INDEX}").is_file():
             return "a folder of transformers or peft"
     kinds = {entry.suffix for entry in path.glob("*")}
-    return "a folder of weights" if kinds and kinds <= SUFFIXES else ""
+    if kinds and kinds <= SUFFIXES:
+        return "a folder of weights"
+    return ""
 
 
 def load_clients(
@@ -306,7 +308,9 @@ def _check_config(config: Mapping[str, Any], where: str, peft: Any) -> None:
         plain_text = all(re.fullmatch(r"\^?[\w.]+", path) for path in paths)
     forward = config.get("feedforward_modules") or []
     if others or not plain_text or not isinstance(forward, list):
-        what = others[0] if others else "a regular expression"
+        what = "a regular expression"
+        if others:
+            what = others[0]
         raise UsageError(
             f"{where} must describe adapters by known keys and module paths; got {printable(what)}. Merge them where "
             "they were trained."

@@ -572,7 +572,9 @@ def diagnose_task(
     )
 
     def measured(on: Task, trained: bool, request: Request) -> Report:
-        how = _of_first_training if trained else _of_start
+        how = _of_start
+        if trained:
+            how = _of_first_training
         return how(on, request, clients, command or "diagnose")
 
     return _with_nulls(task, nulls, measured, request)

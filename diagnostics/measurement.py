@@ -66,7 +66,9 @@ def batches(
         )
     else:
         parts = _load_batch(data)
-    return parts if model is None else as_taken(parts, model)
+    if model is None:
+        return parts
+    return as_taken(parts, model)
 
 
 def whole_groups(data: Data, groups: NDArray[np.int64], batch: int) -> list[Batch]:
@@ -146,11 +148,9 @@ def _check_batch(pair: Any, where: str) -> Batch:
         and len(pair) == 2
         and all(isinstance(part, Tensor) for part in pair)
     ):
-        parts = (
-            f" of {listing(type(part).__name__ for part in pair)}"
-            if isinstance(pair, (tuple, list))
-            else ""
-        )
+        parts = ""
+        if isinstance(pair, (tuple, list)):
+            parts = f" of {listing(type(part).__name__ for part in pair)}"
         raise UsageError(
             f"{where} must be a pair (x, y) of tensors; got {type(pair).__name__}{parts}. Convert the data to pairs of "
             "tensors or arrays."
@@ -425,7 +425,9 @@ def kind_of(tensor: Tensor) -> str:
 
 def tensors_of(layer: Layer, tensors: str) -> tuple[str, ...]:
     """Return the names of the layer's parameters to read: its weights, or all of them."""
-    return layer.weights if tensors == "weights" else layer.parameters
+    if tensors == "weights":
+        return layer.weights
+    return layer.parameters
 
 
 def why_unreadable(layer: Layer, tensors: str, reached: bool) -> str:
@@ -433,12 +435,12 @@ def why_unreadable(layer: Layer, tensors: str, reached: bool) -> str:
     if not layer.used:
         return "unused in the forward pass"
     if not tensors_of(layer, tensors):
-        return (
-            "the layer has no weights"
-            if tensors == "weights"
-            else "the layer has no parameters"
-        )
-    return "" if reached else "no gradient reaches the layer"
+        if tensors == "weights":
+            return "the layer has no weights"
+        return "the layer has no parameters"
+    if reached:
+        return ""
+    return "no gradient reaches the layer"
 
 
 def to_device(model: nn.Module, x: Tensor) -> Tensor:

@@ -94,7 +94,9 @@ class Nulls:
     @classmethod
     def of(cls, given: Nulls | str | Sequence[str]) -> Nulls:
         """Return the nulls, given as such or by their names."""
-        return given if isinstance(given, Nulls) else cls(given)
+        if isinstance(given, Nulls):
+            return given
+        return cls(given)
 
 
 def null_data(
@@ -178,9 +180,10 @@ def null_samples(
     places = np.arange(sum(map(len, parts.values())))
     shuffled: dict[str, Data] = {}
     for name, samples, _ in _shuffled(parts, places, null, split, seed, draw):
-        shuffled[name] = (
-            samples if samples.groups is not None else (samples.x, samples.y)
-        )
+        if samples.groups is not None:
+            shuffled[name] = samples
+        else:
+            shuffled[name] = (samples.x, samples.y)
         lengths = read[name][2]
         if lengths is not None:
             batched = samples.x.split(lengths), samples.y.split(lengths)
@@ -231,11 +234,10 @@ def _shuffled(
 
     x, y = (torch.cat([getattr(p, name) for p in parts.values()]) for name in "xy")
     group_arrays = [part.groups for part in parts.values()]
-    groups = (
-        None
-        if any(group_array is None for group_array in group_arrays)
-        else nested_groups(group_arrays)
-    )
+    if any(group_array is None for group_array in group_arrays):
+        groups = None
+    else:
+        groups = nested_groups(group_arrays)
     sizes = {name: len(part) for name, part in parts.items()}
     draws = partial(numpy_generator, seed, f"null {null}", split, draw)
     orders = _orders(null, sizes, draws, groups)
@@ -277,7 +279,9 @@ def on_null(
     }
     if not NULLS[null].shuffles:
         first = models if isinstance(models, nn.Module) else next(iter(models.values()))
-        fresh = untrained_copy(first, seed) if nulls.start is None else nulls.start
+        fresh = nulls.start
+        if fresh is None:
+            fresh = untrained_copy(first, seed)
         return (
             fresh if isinstance(models, nn.Module) else dict.fromkeys(models, fresh),
             dict(data),
@@ -288,7 +292,8 @@ def on_null(
     shuffled = null_samples(
         dict([*data.items()][:1]) if one else data, null, seed, draw
     )
-    shuffled = dict.fromkeys(data, *shuffled.values()) if one else shuffled
+    if one:
+        shuffled = dict.fromkeys(data, *shuffled.values())
     for options_ in settings.values():
         if options_.get("test") is not None:
             options_["test"] = null_samples(
@@ -324,11 +329,10 @@ def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
             if reset is not None:
                 reset()
             elif parameters:  # buffers alone are constants
-                where = (
-                    f"module {name!r}, a {type(module).__name__},"
-                    if name
-                    else type(module).__name__
-                )
+                if name:
+                    where = f"module {name!r}, a {type(module).__name__},"
+                else:
+                    where = type(module).__name__
                 raise UsageError(
                     f"null 'fresh': {where} cannot draw its weights again. Pass the untrained model as start."
                 )
@@ -360,7 +364,9 @@ def _orders(
     places = np.arange(sum(sizes.values()))
     if null != "labels_within":
         inputs, labels = _permuted(draws(), places, groups)
-        return (labels, labels) if null == "clients" else (inputs, labels)
+        if null == "clients":
+            return (labels, labels)
+        return (inputs, labels)
     ends = np.cumsum([*sizes.values()])[:-1]
     parts = [
         _permuted(draws(name), part, groups)

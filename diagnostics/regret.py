@@ -43,7 +43,9 @@ LEAST_SOURCES = 3
 
 def source_of(federation: str) -> str:
     """Return the data that a federation is made of. All known ones are drawn from one generator."""
-    return "known" if federation.startswith("known_") else federation
+    if federation.startswith("known_"):
+        return "known"
+    return federation
 
 
 @cache
@@ -144,7 +146,9 @@ def benchmark_line(metric: str, rule: str, rounds: float) -> BenchmarkLine | Non
 def mean_lost(lost: Mapping[str, float], half: str) -> float:
     """Return the mean over the federations of a half; NaN if there is none."""
     part = [v for name, v in lost.items() if (name in PUBLIC) == (half == "public")]
-    return float(np.mean(part)) if part else math.nan
+    if part:
+        return float(np.mean(part))
+    return math.nan
 
 
 def ranked_lines() -> list[BenchmarkLine]:

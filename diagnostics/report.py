@@ -251,7 +251,9 @@ class Report(Displayed):
         test = self.frame[self.frame["metric"] == "clients_differ"]
         results = test.set_index("variant")["value"].dropna()
         if {"differ", "p"} <= {*results.index} and results.index.is_unique:
-            shown = "are shown to" if results["differ"] else "are not shown to"
+            shown = "are not shown to"
+            if results["differ"]:
+                shown = "are shown to"
             return (
                 f"Clients {shown} differ in more than their samples (p = {results['p']:.3g}). "
                 "This does not say that local layers help: fl.choose trains both."
@@ -296,7 +298,9 @@ def _numbers(table: pd.DataFrame) -> str:
 def last_round(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the last of several rounds."""
     several = table["round"].nunique() > 1
-    return table[table["round"] == table["round"].max()] if several else table
+    if several:
+        return table[table["round"] == table["round"].max()]
+    return table
 
 
 def _usual(metric: str, present: Sequence[str]) -> str:
@@ -335,9 +339,14 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
             batches, the conclusion from each measured null, and the plan's cost in a round.
     """
     why = plan.why
-    subject = f" on {why.metric}" if why.metric else ""
-    subject += f" ({why.variant})" if why.variant else ""
-    limit = f", threshold {why.threshold:g}" if why.threshold is not None else ""
+    subject = ""
+    if why.metric:
+        subject = f" on {why.metric}"
+    if why.variant:
+        subject += f" ({why.variant})"
+    limit = ""
+    if why.threshold is not None:
+        limit = f", threshold {why.threshold:g}"
     parts = [
         f"{why.rule}{subject}{limit}: {len(plan.shared)} of {len(plan.layers)} layers are federated",
         _table(plan),
@@ -399,12 +408,21 @@ def _table(plan: LayerPlan) -> str:
     lines = [f"  {'layer':<{width}}  {symbol:>9}  {'next/this':>9}"] if measured else []
     written = {name: f"{value:.4g}" for name, value in measured}
     for layer in plan.layers:
-        step = f"{steps[layer.name]:.3f}" if layer.name in steps else ""
-        numbers = f"  {written.get(layer.name, ''):>9}  {step:>9}" if measured else ""
-        shared = "federated" if layer.name in plan.shared else "local"
-        note = "frozen" if layer.is_frozen else ""
+        step = ""
+        if layer.name in steps:
+            step = f"{steps[layer.name]:.3f}"
+        numbers = ""
+        if measured:
+            numbers = f"  {written.get(layer.name, ''):>9}  {step:>9}"
+        shared = "local"
+        if layer.name in plan.shared:
+            shared = "federated"
+        note = ""
+        if layer.is_frozen:
+            note = "frozen"
         note = note if layer.used else "not in the forward pass"
-        note = f"first above {limit:g}" if layer.name == above else note
+        if layer.name == above:
+            note = f"first above {limit:g}"
         lines.append(f"  {layer.label:<{width}}{numbers}  {shared:<9}  {note}".rstrip())
     return "\n".join(lines)
 
@@ -441,11 +459,8 @@ def _stability(stability: Mapping[str, Any]) -> str:
     if stability["status"] != "ok":
         return f"Stability: {stability['status']}"
     shares = [f"{name} {share:.1%}" for name, share in stability["cuts"].items()]
-    shares += (
-        [f"no decision {stability['undecided']:.1%}"]
-        if stability["undecided"] > 1e-9
-        else []
-    )
+    if stability["undecided"] > 1e-9:
+        shares += [f"no decision {stability['undecided']:.1%}"]
     head = f"Last shared layer over {stability['resamples']} resamples of the {stability['of']}"
     lines = [
         f"{head}:",

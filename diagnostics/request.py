@@ -137,7 +137,9 @@ class Request:
         It reads all layers if its values are relative to the first layer or to the whole.
         """
         whole = metric.uses_gradient_pass or metric.needs_all_layers
-        return every if whole else self.layers_to_report(every)
+        if whole:
+            return every
+        return self.layers_to_report(every)
 
     @property
     def across_models(self) -> bool:

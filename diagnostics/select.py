@@ -613,7 +613,9 @@ def _evidence(
     end: str = "",
 ) -> Evidence:
     """Return the evidence with the curve, and the decisions by other thresholds."""
-    cut = rule.cut if rule is not None and rule.takes_threshold else sensitivity_ratio
+    cut = sensitivity_ratio
+    if rule is not None and rule.takes_threshold:
+        cut = rule.cut
 
     def placed(values: Sequence[float]) -> tuple[float | None, ...]:
         at = dict(zip(curve.names, values, strict=True))

@@ -359,7 +359,9 @@ class Sensitivity:
                     for c, why in zip(clients, reasons, strict=True)
                     if why[k]
                 ]
-                status = f"client {lacking[0][0]!r}: {lacking[0][1]}" if lacking else ""
+                status = ""
+                if lacking:
+                    status = f"client {lacking[0][0]!r}: {lacking[0][1]}"
                 rows.append(
                     self._row(layer, combined[k], status, self.when, sizes, **common)
                 )
@@ -423,9 +425,12 @@ class Sensitivity:
     ) -> Row:
         names = trainable_names(layer, self.tensors)
         how = [self.estimator]
-        how += ["mean of tensors"] if self.reduce == "mean_of_tensors" else []
-        how += ["all tensors"] if self.tensors == "all" else []
-        how += [self.of_tables] if set(names) & set(layer.tables) else []
+        if self.reduce == "mean_of_tensors":
+            how += ["mean of tensors"]
+        if self.tensors == "all":
+            how += ["all tensors"]
+        if set(names) & set(layer.tables):
+            how += [self.of_tables]
         return row_or_reason(
             "federation_sensitivity",
             float(value),

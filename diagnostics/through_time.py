@@ -94,7 +94,8 @@ def through_time(
     if isinstance(path, str | Path):
         run = Run(path)
         rounds_there: Sequence[int] = [number for number in run.rounds if number]
-        out = Path(path).with_name(Path(path).name + SUFFIX) if out is None else out
+        if out is None:
+            out = Path(path).with_name(Path(path).name + SUFFIX)
         request = {"run": run.id, "model": model, "draws": draws}
     elif isinstance(models, Mapping) and all(isinstance(n, int) for n in models):
         rounds_there, request = sorted(models), {}
@@ -121,7 +122,9 @@ def through_time(
     if out is not None:
         digest = sha(json_bytes({key: repr(value) for key, value in request.items()}))
         file = Path(out) / f"rows-{digest[:8]}.jsonl"
-    report = Report.read(file) if file is not None and file.exists() else None
+    report = None
+    if file is not None and file.exists():
+        report = Report.read(file)
     done = set() if report is None else set(report.frame["round"])
     left = [number for number in rounds if number not in done]
 
@@ -163,9 +166,10 @@ def through_time(
     with progress_bar(len(left), "through time", "round", shown=progress) as bar:
         cell = Cell()
         for number, measured_report in measured():
-            report = (
-                measured_report if report is None else _joined(report, measured_report)
-            )
+            if report is None:
+                report = measured_report
+            else:
+                report = _joined(report, measured_report)
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 report.write(file)

@@ -110,11 +110,10 @@ class RunResult(Displayed):
         """
         trees_by_client, best = {}, self._best()
         for number, name in enumerate(self.engine.names):
-            trees = (
-                self.engine.models(number)
-                if best is None
-                else {"personal": best[number]}
-            )
+            if best is None:
+                trees = self.engine.models(number)
+            else:
+                trees = {"personal": best[number]}
             trees_by_client[name] = trees.get(rows.used_model(trees), {})
         return self._modules(trees_by_client)
 
@@ -165,7 +164,9 @@ class RunResult(Displayed):
             return None
         if self.path is None:
             best = self.engine.listener(EarlyStopping).best
-            return None if best is None else best[1]
+            if best is None:
+                return None
+            return best[1]
         stored = Run(self.path).checkpoint(rule.best[rule.main])
         models = restore.trees_of(stored, self.engine.algorithm)[rule.main]
         return [models[name] for name in self.engine.names]
@@ -209,7 +210,9 @@ class RunResult(Displayed):
     def __repr__(self) -> str:
         engine = self.engine
         clients = len(engine.names)
-        who = f": {', '.join(engine.names)}" if clients <= MANY else ""
+        who = ""
+        if clients <= MANY:
+            who = f": {', '.join(engine.names)}"
         lines = [
             f"{plural(self.done, 'round')} of {engine.algorithm.name} on {engine.data.name}, "
             f"{plural(clients, 'client')}{who}"
@@ -239,7 +242,9 @@ def final_rows(
     Args:
         best: the best round of each model under a stopping rule, in place of ``round``.
     """
-    of_model = frame["model"].map(best).fillna(0) if best else round
+    of_model = round
+    if best:
+        of_model = frame["model"].map(best).fillna(0)
     return frame[(frame["round"] == of_model) & (frame["split"] == "test")]
 
 
@@ -324,7 +329,9 @@ class Live:
             return
         frame = pd.concat(self.frames.values(), ignore_index=True)
         main = main_score(frame["metric"].unique())
-        split = "validation" if (frame["split"] == "validation").any() else "test"
+        split = "test"
+        if (frame["split"] == "validation").any():
+            split = "validation"
         self.cell.show_figure(plots.learning(frame, main, split=split))
 
 

@@ -90,7 +90,9 @@ class _Renewal:
     @torch.no_grad()
     def apply(self, tree: dict[str, Tensor]) -> None:
         """Replace the module's buffers in a tree that has all its tensors."""
-        start = f"{self.path}." if self.path else ""
+        start = ""
+        if self.path:
+            start = f"{self.path}."
         state = self.module.state_dict()
         if not all(f"{start}{name}" in tree for name in state):
             return
@@ -136,7 +138,9 @@ def default_rule(tensor: Tensor) -> str:
         return CONSTANT
     if tensor.dtype in _REAL:
         return AVERAGED
-    return LARGEST if tensor.dtype in _ORDERED else CONSTANT
+    if tensor.dtype in _ORDERED:
+        return LARGEST
+    return CONSTANT
 
 
 def rules_of(model: nn.Module) -> BufferRules:
@@ -148,7 +152,9 @@ def rules_of(model: nn.Module) -> BufferRules:
     by_name: dict[str, str] = {}
     renewals: list[_Renewal] = []
     for path, module in model.named_modules():
-        start = f"{path}." if path else ""
+        start = ""
+        if path:
+            start = f"{path}."
         rows = {**_rows_of_class(type(module)), **_rows_of_hooks(module)}
         names = [name for name, _ in module.named_buffers(recurse=False)]
         by_name |= {start + name: rows[name] for name in names if name in rows}
@@ -262,7 +268,9 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 def _kind(tensor: Tensor) -> str:
     name = str(tensor.dtype).removeprefix("torch.")
-    return name if tensor.layout is torch.strided else f"sparse {name}"
+    if tensor.layout is torch.strided:
+        return name
+    return f"sparse {name}"
 
 
 def _rows_of_class(kind: type[Any]) -> dict[str, str]:

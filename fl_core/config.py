@@ -434,7 +434,9 @@ def _keys() -> Iterator[tuple[str, Key]]:
         for name in sorted(hints, key=lambda name: name not in annotations):
             hint = hints[name]
             extras = getattr(hints[name], "__metadata__", ())
-            plain = hint.__origin__ if extras else hint
+            plain = hint
+            if extras:
+                plain = hint.__origin__
             marks = frozenset(mark for mark in extras if isinstance(mark, Mark))
             yield name, Key(group, plain, getattr(default, name), marks)
 
@@ -501,7 +503,9 @@ def weights_of(class_weights: str) -> tuple[float, ...] | str | None:
         UsageError: the text is neither one of these words nor numbers.
     """
     if class_weights in CLASS_WEIGHTS:
-        return None if class_weights == CLASS_WEIGHTS[0] else class_weights
+        if class_weights == CLASS_WEIGHTS[0]:
+            return None
+        return class_weights
     try:
         return tuple(float(weight) for weight in class_weights.split(","))
     except ValueError:
@@ -559,7 +563,9 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
         if data is None:
             config = with_pixels(config)
         keys = config.data.reading_options()
-        named = config.data.dataset if data is None else data
+        named = data
+        if named is None:
+            named = config.data.dataset
         recipe = datasets.recipe(
             named,
             data_root=config.data.data_root,
@@ -573,15 +579,15 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
         raise UsageError(
             "model 'own' must be given with its configuration; got none. Pass model=."
         )
-    own_model = (
-        recipe.model_options if config.model.model in (None, recipe.model) else {}
-    )
+    if config.model.model in (None, recipe.model):
+        own_model = recipe.model_options
+    else:
+        own_model = {}
     config = _fill(config, {key: getattr(recipe, key) for key in OF_RECIPE})
-    optimizer_options = (
-        recipe.optimizer_options
-        if config.training.optimizer == recipe.optimizer
-        else {}
-    )
+    if config.training.optimizer == recipe.optimizer:
+        optimizer_options = recipe.optimizer_options
+    else:
+        optimizer_options = {}
     own_loss = recipe.loss_options if config.training.loss == recipe.loss else {}
     rounds = int(config.federation.rounds or 0)
     interval = evaluation_interval(
@@ -603,7 +609,9 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
             raise UsageError(
                 f"{key} must be left out with optimizer {config.training.optimizer!r}; got {config.value(key)}."
             )
-    dataset = config.data.dataset if data is None else data.name
+    dataset = config.data.dataset
+    if data is not None:
+        dataset = data.name
     files = {"data_root": root, "init": config.model.init}
     if data is None and is_file(dataset):
         files["dataset"] = dataset
@@ -635,7 +643,9 @@ def with_pixels(config: RunConfig) -> RunConfig:
         content = files.read("config.json", storage.HEADER_BYTES)
         described = storage.parsed_json(content)
         side = pixels_of(described if isinstance(described, dict) else {})
-    return config if side is None else config.with_keys(image_size=side)
+    if side is None:
+        return config
+    return config.with_keys(image_size=side)
 
 
 def _fill(config: RunConfig, defaults: Mapping[str, Any]) -> RunConfig:

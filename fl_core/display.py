@@ -85,7 +85,9 @@ class Summary:
                 cells = (f"<{tag}>{in_html(_cell(value))}</{tag}>" for value in row)
                 lines.append(f"<tr>{''.join(cells)}</tr>")
             more = len(self.rows) - ROWS
-            note = f"<div>{more} more rows</div>" if more > 0 else ""
+            note = ""
+            if more > 0:
+                note = f"<div>{more} more rows</div>"
             parts.append(f"<table>{''.join(lines)}</table>{note}")
         if self.end:
             parts.append(
@@ -109,7 +111,9 @@ class Displayed:
 
 
 def _cell(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
 
 
 def aligned(rows: Sequence[Any]) -> list[str]:
@@ -157,7 +161,9 @@ def in_order(names: Iterable[str]) -> list[str]:
     (['south', 'north'], ['s²', 's१'], [])
     """
     listed = list(names)
-    return sorted(listed, key=natural) if listed == sorted(listed) else listed
+    if listed == sorted(listed):
+        return sorted(listed, key=natural)
+    return listed
 
 
 def printable(text: str) -> str:
@@ -257,7 +263,9 @@ def in_csv(value: object) -> Any:
     if _NUMBERS.fullmatch(text):
         return text
     text = _SPLIT.sub(r"\1'", text)
-    return f"'{text}" if text.lstrip()[:1] in tuple(_FORMULA) else text
+    if text.lstrip()[:1] in tuple(_FORMULA):
+        return f"'{text}"
+    return text
 
 
 def csv_bytes(table: pd.DataFrame, **options: object) -> bytes:

@@ -123,7 +123,9 @@ def listing(names: Iterable[str], most: int = 12) -> str:
     ('a, b, c', 'a, b, c and 1 more', '')
     """
     names = list(names)
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    rest = ""
+    if len(names) > most:
+        rest = f" and {len(names) - most} more"
     return ", ".join(names[:most]) + rest
 
 
@@ -173,7 +175,9 @@ def check_known(kind: str, name: str, names: Iterable[str]) -> str:
     if name in names:
         return name
     near = nearest(str(name)[:LONGEST], names)
-    hint = f"did you mean {near!r}? " if near else ""
+    hint = ""
+    if near:
+        hint = f"did you mean {near!r}? "
     raise UsageError(
         f"unknown {kind} {name!r}: {hint}known: {listing(map(readable, names), 40)}"
     )
@@ -236,7 +240,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if len(name) > 2 and not near:
         near = [match for match in folded if match.startswith(name)]
         near += [match for match in folded if len(match) > 2 and name.startswith(match)]
-    return folded[near[0]] if near else ""
+    if near:
+        return folded[near[0]]
+    return ""
 
 
 class UnknownName(UsageError, KeyError):
@@ -281,7 +287,9 @@ def readable(name: str) -> str:
     >>> print(listing(map(readable, ["fc1", ".", ",", "", "a, b"])))
     fc1, '.', ',', '', 'a, b'
     """
-    return name if re.fullmatch(r"[^,]*\w[^,]*", name) else repr(name)
+    if re.fullmatch(r"[^,]*\w[^,]*", name):
+        return name
+    return repr(name)
 
 
 def as_list(
@@ -302,7 +310,8 @@ def as_list(
         UsageError: there is no value, or one is there twice.
     """
     listed = listed.tolist() if hasattr(listed, "tolist") else listed  # an array
-    listed = () if listed is None else listed
+    if listed is None:
+        listed = ()
     alone = isinstance(listed, str) or not isinstance(listed, Iterable)
     values = (listed,) if alone else tuple(listed)
     if not values and not empty:
@@ -536,7 +545,9 @@ def _check_argument(name: str, value: object, hint: object) -> None:
 
 
 def _alternatives(hint: object) -> tuple[Any, ...]:
-    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if isinstance(hint, UnionType):
+        return get_args(hint)
+    return (hint,)
 
 
 def _is_kind(
@@ -574,8 +585,12 @@ def _kind_words(hint: object) -> str:
 
 def short_value(value: object) -> str:
     """Return a value for an error message. Of a long or complex value only the type is shown, to hide clients' data."""
-    text = repr(value) if isinstance(value, str | int | float | Path | None) else ""
-    return text if 0 < len(text) <= 80 else type(value).__name__
+    text = ""
+    if isinstance(value, str | int | float | Path | None):
+        text = repr(value)
+    if 0 < len(text) <= 80:
+        return text
+    return type(value).__name__
 
 
 def python_number(value: Any) -> Any:
@@ -590,7 +605,9 @@ def python_number(value: Any) -> Any:
     is_number = isinstance(value, Real) and not isinstance(value, int | float)
     numpy = sys.modules.get("numpy")  # who has its value has imported it
     is_truth = numpy is not None and isinstance(value, numpy.bool_)
-    return value.item() if (is_number and hasattr(value, "item")) or is_truth else value
+    if (is_number and hasattr(value, "item")) or is_truth:
+        return value.item()
+    return value
 
 
 def python_values(value: Any) -> Any:
@@ -620,7 +637,9 @@ def check_value(name: str, value: Any, bound: Bound, way: str = "") -> None:
         UsageError: the value is not.
     """
     number = isinstance(value, Real) and not isinstance(value, bool)
-    finite = " and finite" if number and not math.isfinite(value) else ""
+    finite = ""
+    if number and not math.isfinite(value):
+        finite = " and finite"
     if finite or not (number and bound.holds(value)):
         raise UsageError(
             f"{name} must be {bound.words}{finite}; got {value!r}.{way and f' {way}'}"
@@ -705,7 +724,9 @@ def _read_option(name: str, key: str, value: Any, kind: Any) -> Any:
     if NoneType in kinds and value in (None, "none"):
         return None
     if get_origin(target) is tuple:
-        parts = value.split(",") if isinstance(value, str) else value
+        parts = value
+        if isinstance(value, str):
+            parts = value.split(",")
         check_type(what, parts, tuple)
         inner = get_args(target)[0]
         return tuple(_read_option(name, key, part, inner) for part in parts)
@@ -755,8 +776,12 @@ def validate(found: object, form: object, name: str = "") -> str:
 
 
 def _faults(found: object, form: object, name: str) -> Iterator[str]:
-    at = f"{name}." if name else ""
-    kind: Any = (list, tuple) if isinstance(form, list) else Mapping
+    at = ""
+    if name:
+        at = f"{name}."
+    kind: Any = Mapping
+    if isinstance(form, list):
+        kind = (list, tuple)
     if isinstance(form, tuple):
         faults = [validate(found, alternative, name) for alternative in form]
         inner = [
@@ -796,13 +821,17 @@ def read_as(kind: Any, value: Any, what: str, name: str = "") -> Any:
         UsageError: names the first field that is unknown (and the nearest known one), missing, or of another type.
     """
     parts, at = get_args(kind), f"{name}." if name else ""
-    value = list(value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        value = list(value)
     if NoneType in parts:
         (kind,) = (part for part in parts if part is not NoneType)
-        return None if value is None else read_as(kind, value, what, name)
+        if value is None:
+            return None
+        return read_as(kind, value, what, name)
     origin = get_origin(kind) or kind
     form = {float: NUMBER, tuple: list}.get(origin, origin)
-    form = dict if is_dataclass(kind) else form
+    if is_dataclass(kind):
+        form = dict
     fault = "" if kind is Any or _is(value, form) else _wrong(value, name, (form,))
     hints = get_type_hints(kind) if is_dataclass(kind) else {}
     if hints and not fault:
@@ -810,7 +839,9 @@ def read_as(kind: Any, value: Any, what: str, name: str = "") -> Any:
             check_known(f"field of {what}{name and f', {name}'}", key, hints)
         lacking = [field.name for field in fields(kind) if _is_needed(field)]
         lacking = [key for key in lacking if key not in value]
-        fault = f"{at}{lacking[0]} is missing" if lacking else ""
+        fault = ""
+        if lacking:
+            fault = f"{at}{lacking[0]} is missing"
     if fault:
         raise UsageError(
             f"{what} must be as fedlayers writes it; {fault}. Make it again."
@@ -852,7 +883,9 @@ def _is(found: Any, form: Any) -> bool:
             and not isinstance(found, bool)
             and abs(found) <= sys.float_info.max
         )
-    return found is None if form is None else isinstance(found, form)
+    if form is None:
+        return found is None
+    return isinstance(found, form)
 
 
 def _wrong(found: object, name: str, forms: tuple[Any, ...]) -> str:

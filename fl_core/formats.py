@@ -223,7 +223,9 @@ def check_plain(path: Path, field: Any) -> None:
     """
     from pyarrow import types
 
-    kind = field.type.value_type if types.is_dictionary(field.type) else field.type
+    kind = field.type
+    if types.is_dictionary(field.type):
+        kind = field.type.value_type
     if not any(getattr(types, f"is_{name}")(kind) for name in _PLAIN):
         raise UsageError(
             f"{path}, column {field.name!r} must be numbers, truth values, times or texts; got {field.type}. "

@@ -84,7 +84,9 @@ def kind_of(path: Path | str) -> Kind:
             return Kind.SAMPLES
         if path.with_name(f"{path.name}.json").is_file():
             return Kind.MODELS
-        return Kind.PLAN if path.name == "plan.json" else Kind.FILE
+        if path.name == "plan.json":
+            return Kind.PLAN
+        return Kind.FILE
     if (path / "config.json").is_file():
         return Kind.RUN
     if (path / "choice.json").is_file():
@@ -96,7 +98,9 @@ def kind_of(path: Path | str) -> Kind:
     if runs_in(path):
         return Kind.RUNS
     tables = (file for file in path.glob("*") if file.suffix.lower() in DATA)
-    return Kind.SAMPLES if any(tables) else Kind.FOLDER
+    if any(tables):
+        return Kind.SAMPLES
+    return Kind.FOLDER
 
 
 def runs_in(path: Path) -> list[str]:
@@ -117,7 +121,9 @@ def wrong_kind(path: Path | str, needed: str, rule: str) -> UsageError:
     """
     kind = kind_of(path)
     way = TOWARDS.get((needed, kind), NEXT[kind])
-    inside = listing(runs_in(Path(path)), 3) if kind is Kind.RUNS else ""
+    inside = ""
+    if kind is Kind.RUNS:
+        inside = listing(runs_in(Path(path)), 3)
     way = way.format(path=path, inside=inside)
     return UsageError(
         f"{needed} must be {rule}; got {str(path)!r}, {kind.value}. {way}"

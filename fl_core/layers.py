@@ -124,7 +124,8 @@ def layers_of(
     for unit in [unit for unit in members if unit.endswith(ASIDE)]:
         start = f"{unit.removesuffix(ASIDE)}.modules_to_save."
         beside = next((name for name in members if name.startswith(start)), unit)
-        members[beside] += members.pop(unit) if beside != unit else []
+        if beside != unit:
+            members[beside] += members.pop(unit)
     parameters -= {name for name in parameters if f"{ASIDE}." in name}
     layers = []
     for unit in sorted(members, key=lambda unit: first.get(unit, trace.moments)):
@@ -203,9 +204,10 @@ def _other_names(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, list
         by_place.setdefault(tensor.data_ptr() or id(tensor), []).append(name)
     others: dict[str, list[str]] = {}
     for name, tensor in tensors.items():
-        same = (
-            by_place.get(tensor.data_ptr() or id(tensor), []) if name in dense else []
-        )
+        if name in dense:
+            same = by_place.get(tensor.data_ptr() or id(tensor), [])
+        else:
+            same = []
         others[name] = [other for other in same if other != name]
     return others
 
@@ -366,7 +368,9 @@ def _channels(module: nn.Module) -> int | None:
         if hasattr(module, attribute):
             return int(getattr(module, attribute))
     shape = getattr(module, "normalized_shape", None)
-    return int(shape[-1]) if shape else None
+    if shape:
+        return int(shape[-1])
+    return None
 
 
 def _output(

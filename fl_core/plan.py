@@ -151,7 +151,9 @@ class Evidence:
         """Return the evidence in words, a few lines. It is missing for a choice by hand."""
         lines = list(self.race[:MANY])
         if not lines and self.metric:
-            of = f"{self.metric} ({self.variant})" if self.variant else self.metric
+            of = self.metric
+            if self.variant:
+                of = f"{self.metric} ({self.variant})"
             values = listing(
                 ("none" if value is None else f"{value:.4g}" for value in self.values),
                 MANY,
@@ -170,7 +172,8 @@ class Evidence:
             for name, value in origin.items()
             if value not in (None, "")
         ]
-        lines += [f"measured with {', '.join(measured)}"] if measured else []
+        if measured:
+            lines += [f"measured with {', '.join(measured)}"]
         return [printable(line) for line in lines]
 
     def to_json(self) -> dict[str, Any]:
@@ -297,7 +300,9 @@ class LayerPlan(Displayed):
         ([0, 1, 2, 3, None, None], ('a', 'b'), True)
         """
         shared = tuple(name for name in self.trainable if name in self.shared)
-        return len(shared) if shared == self.trainable[: len(shared)] else None
+        if shared == self.trainable[: len(shared)]:
+            return len(shared)
+        return None
 
     @property
     def last_shared(self) -> str:
@@ -320,11 +325,10 @@ class LayerPlan(Displayed):
             f"[{label}]" if shared else label
             for label, shared in self.by_layer().items()
         )
-        how = (
-            self.why.rule
-            if self.why.threshold is None
-            else f"{self.why.rule} t={self.why.threshold:g}"
-        )
+        if self.why.threshold is None:
+            how = self.why.rule
+        else:
+            how = f"{self.why.rule} t={self.why.threshold:g}"
         return (
             f"LayerPlan({marks}; [] = shared, {'' if self.is_edited else 'by '}{how})"
         )
@@ -494,9 +498,10 @@ class LayerPlan(Displayed):
         Raises:
             UsageError: the format is another, a key is missing or unknown, or the contents are not a plan.
         """
-        stored_format = (
-            data.get("format") if isinstance(data, Mapping) else type(data).__name__
-        )
+        if isinstance(data, Mapping):
+            stored_format = data.get("format")
+        else:
+            stored_format = type(data).__name__
         if not isinstance(data, Mapping) or not check_version(
             "the plan", stored_format, FORMAT
         ):
@@ -528,7 +533,9 @@ class LayerPlan(Displayed):
         """
         path = Path(path)
         if not path.is_file():
-            fault = "is a folder" if path.is_dir() else "does not exist"
+            fault = "does not exist"
+            if path.is_dir():
+                fault = "is a folder"
             raise UsageError(
                 "plan must be a file that fedlayers choose or select wrote, or auto; "
                 f"got {str(path)!r}, which {fault}. Correct its path, or use plan='auto'."

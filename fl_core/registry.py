@@ -135,7 +135,9 @@ class Registry(Displayed, Generic[Member]):
     def _from_outside(self, name: str, made: object) -> Member:
         origin = (getattr(made, "__module__", ""), getattr(made, "__qualname__", ""))
         names = [key for key, place in self._origins.items() if place == origin]
-        return self._members[names[0]] if names else self.adopt(made, name)
+        if names:
+            return self._members[names[0]]
+        return self.adopt(made, name)
 
     def summary(self) -> Summary:
         """Return each name with a line about it."""
@@ -202,11 +204,9 @@ def _way(path: str) -> str:
     """Return what to write instead of a file's name with a name in it."""
     file, _, name = path.partition(":")
     module = file.removesuffix(".py").strip("./").replace("/", ".")
-    return (
-        f" Name the module without .py: {module}:{name or 'NAME'}."
-        if file.endswith(".py")
-        else ""
-    )
+    if file.endswith(".py"):
+        return f" Name the module without .py: {module}:{name or 'NAME'}."
+    return ""
 
 
 def import_object(kind: str, path: str) -> Any:
@@ -295,11 +295,10 @@ def attach(
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = import_module(homes[name])
-        value = (
-            getattr(module, name)
-            if hasattr(module, name)
-            else import_module(f"{homes[name]}.{name}")
-        )
+        if hasattr(module, name):
+            value = getattr(module, name)
+        else:
+            value = import_module(f"{homes[name]}.{name}")
         if inspect.isfunction(value) and wrap is not None:
             value = wrap(value)
             value.__module__ = package  # where pickle finds it

@@ -286,8 +286,12 @@ def task_of(dimensions: int, classes: Sequence[str]) -> str:
     ('classification', 'regression', 'survival', 'multilabel')
     """
     if dimensions == 1:
-        return CLASSIFICATION if classes else REGRESSION
-    return MULTILABEL if classes else SURVIVAL
+        if classes:
+            return CLASSIFICATION
+        return REGRESSION
+    if classes:
+        return MULTILABEL
+    return SURVIVAL
 
 
 @dataclass(frozen=True)
@@ -313,7 +317,9 @@ class Score:
     @property
     def ends(self) -> tuple[float, float]:
         """The least and the greatest value that it can have."""
-        return (0.0, 1.0) if self.share else self.range
+        if self.share:
+            return (0.0, 1.0)
+        return self.range
 
 
 ROUNDING = 1e-6
@@ -427,7 +433,9 @@ def selecting_scores(task: str, named: str | None = None) -> tuple[str, ...]:
     >>> selecting_scores("regression"), selecting_scores("classification"), selecting_scores("survival", "loss")
     (('loss',), ('macro_f1', 'loss'), ('loss',))
     """
-    return (named,) if named else SELECTION[task]
+    if named:
+        return (named,)
+    return SELECTION[task]
 
 
 def why_missing(name: str, value: float) -> str:
@@ -438,7 +446,9 @@ def why_missing(name: str, value: float) -> str:
     """
     if math.isfinite(value):
         return "ok"
-    reason = TABLE[name].missing if name in TABLE and math.isnan(value) else ""
+    reason = ""
+    if name in TABLE and math.isnan(value):
+        reason = TABLE[name].missing
     return reason or "not finite"
 
 
@@ -448,7 +458,9 @@ USED = ("personal", "global")
 
 def used_model(models: Container[str]) -> str:
     """Return which of its models a client uses: the personal one if there is one, else the global one."""
-    return USED[0] if USED[0] in models else USED[1]
+    if USED[0] in models:
+        return USED[0]
+    return USED[1]
 
 
 def without_score(table: pd.DataFrame) -> pd.Series:
@@ -489,7 +501,9 @@ def of_class(name: str, positive: str) -> str:
     >>> of_class("auroc", "died"), of_class("macro_f1", "died")
     (" of 'died'", '')
     """
-    return f" of {positive!r}" if positive and name in OF_CLASS else ""
+    if positive and name in OF_CLASS:
+        return f" of {positive!r}"
+    return ""
 
 
 def positive_in(rows: pd.DataFrame) -> str:
@@ -498,7 +512,9 @@ def positive_in(rows: pd.DataFrame) -> str:
         str(name)
         for name in rows.loc[rows["metric"].isin(OF_CLASS), "variant"].unique()
     } - {""}
-    return classes.pop() if len(classes) == 1 else ""
+    if len(classes) == 1:
+        return classes.pop()
+    return ""
 
 
 def label_of(name: str, positive: str = "") -> str:
@@ -514,7 +530,9 @@ def label_of(name: str, positive: str = "") -> str:
 
 def column_of(name: str) -> str:
     """Return the column's name for a score's values from :func:`in_column`."""
-    return f"{label_of(name)} %" if TABLE[name].share else label_of(name)
+    if TABLE[name].share:
+        return f"{label_of(name)} %"
+    return label_of(name)
 
 
 def in_column(name: str, value: float) -> str:
@@ -523,7 +541,9 @@ def in_column(name: str, value: float) -> str:
     >>> in_column("macro_f1", 0.617), in_column("r2", -0.332)
     ('61.7', '-0.332')
     """
-    return f"{100 * value:.1f}" if TABLE[name].share else f"{value:.3f}"
+    if TABLE[name].share:
+        return f"{100 * value:.1f}"
+    return f"{value:.3f}"
 
 
 def in_points(name: str, value: float) -> str:

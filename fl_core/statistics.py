@@ -97,7 +97,9 @@ def combine(values: Values, weights: Values) -> float:
         raise UsageError(
             f"weights must be finite, at least 0, and not all 0; got {w.tolist()}. Leave out clients without samples."
         )
-    return float((w / w.sum()) @ m) if _whole(m) else math.nan
+    if _whole(m):
+        return float((w / w.sum()) @ m)
+    return math.nan
 
 
 def mean_interval(
@@ -131,7 +133,9 @@ def mean_interval(
     """
     (x,) = _align(values=values)
     check_value("level", level, INSIDE)
-    mean = float(x.mean()) if _whole(x) else math.nan
+    mean = math.nan
+    if _whole(x):
+        mean = float(x.mean())
     if len(x) < 2 or not _whole(x):
         return Interval(mean, math.nan, math.nan)
     from scipy.special import stdtrit
@@ -189,7 +193,8 @@ def halves(
     Raises:
         UsageError: all groups are in one half, such as a single one.
     """
-    strata = np.zeros(len(groups), dtype=np.int64) if strata is None else strata
+    if strata is None:
+        strata = np.zeros(len(groups), dtype=np.int64)
     half = np.zeros(len(groups), dtype=np.int64)
     for number in np.unique(strata):
         members = strata == number
@@ -255,7 +260,8 @@ def stratified_mean(
         strata: the stratum of each sample. There is one by default.
     """
     n = len(values)
-    weights = np.ones(n) if weights is None else weights
+    if weights is None:
+        weights = np.ones(n)
     weights = weights / weights.sum()
     stratum = np.zeros(n, int)
     if strata is not None:
@@ -434,7 +440,9 @@ def holm(p_values: Values) -> NDArray[np.float64]:
     adjusted = np.empty_like(p)
     stepped = p[order] * np.arange(len(p), 0, -1)
     adjusted[order] = np.maximum.accumulate(stepped).clip(max=1.0)
-    return np.full_like(p, np.nan) if np.isnan(p).any() else adjusted
+    if np.isnan(p).any():
+        return np.full_like(p, np.nan)
+    return adjusted
 
 
 def design_effect(values: NDArray[Any], groups: NDArray[Any]) -> float:
@@ -489,7 +497,9 @@ def fairness(values_per_client: Values) -> float:
         UsageError: there are no values.
     """
     (x,) = _align(values_per_client=values_per_client)
-    return float(x.var()) if _whole(x) else math.nan
+    if _whole(x):
+        return float(x.var())
+    return math.nan
 
 
 def incentive(
@@ -551,7 +561,8 @@ def _align(**named: Values) -> list[NDArray[np.float64]]:
     vectors = []
     for name, values in named.items():
         if isinstance(values, pd.Series):
-            order = values.index if order is None else order
+            if order is None:
+                order = values.index
             if not values.index.is_unique or set(values.index) != set(order):
                 raise UsageError(
                     f"{name} must be of the same clients as {next(iter(named))}, each once; got others."

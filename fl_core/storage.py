@@ -93,11 +93,9 @@ def check_version(path: Path | str, found: object, wanted: str) -> bool:
     match = re.fullmatch(rf"{re.escape(kind)}/([1-9][0-9]{{0,8}})", str(found))
     if match and int(match[1]) != int(number):
         newer = int(match[1]) > int(number)
-        remedy = (
-            "A newer fedlayers wrote it: update yours"
-            if newer
-            else "An older fedlayers wrote it: train again"
-        )
+        remedy = "An older fedlayers wrote it: train again"
+        if newer:
+            remedy = "A newer fedlayers wrote it: update yours"
         raise UsageError(
             f"{path} must have the format {wanted}; got {found}. {remedy}."
         )
@@ -116,7 +114,9 @@ def check_folder(path: Path) -> None:
         )
     is_run = (path / "config.json").exists() and (path / "lock").exists()
     if is_run or (path.exists() and not path.is_dir()):
-        what = "a run directory" if is_run else "a file"
+        what = "a file"
+        if is_run:
+            what = "a run directory"
         raise UsageError(
             f"out must be a folder for results; got {path}, which is {what}. Choose another folder."
         )
@@ -163,7 +163,9 @@ class Folder:
         path = self.path
         for place, part in enumerate(parts, 1):
             path /= part
-            is_kind = stat.S_ISREG if place == len(parts) else stat.S_ISDIR
+            is_kind = stat.S_ISDIR
+            if place == len(parts):
+                is_kind = stat.S_ISREG
             with suppress(FileNotFoundError, NotADirectoryError):
                 mode = os.stat(path, follow_symlinks=self.links).st_mode
                 if stat.S_ISLNK(mode):
@@ -180,8 +182,12 @@ class Folder:
 
     def names(self, folder: str = "") -> list[str]:
         """Return the sorted names in a folder below, or none if it does not exist."""
-        path = self.file(f"{folder}/-").parent if folder else self.path
-        return sorted(os.listdir(path)) if path.exists() else []
+        path = self.path
+        if folder:
+            path = self.file(f"{folder}/-").parent
+        if path.exists():
+            return sorted(os.listdir(path))
+        return []
 
     def size(self, name: str) -> int:
         """Return the bytes of a file.
@@ -508,11 +514,10 @@ def check_size(
         fault: names the file, its size and the limit.
     """
     if n_bytes > (memory() if most is None else most):
-        limit = (
-            f"this machine's memory of {format_bytes(memory())}"
-            if most is None
-            else f"the {format_bytes(most)} of its kind"
-        )
+        if most is None:
+            limit = f"this machine's memory of {format_bytes(memory())}"
+        else:
+            limit = f"the {format_bytes(most)} of its kind"
         raise fault(f"{path} must have at most {limit}; got {format_bytes(n_bytes)}.")
 
 
@@ -532,7 +537,9 @@ def check_regular(path: Path | str, most: int | None = None) -> int:
             f"{path} must be a file; got no such file. Correct its path."
         ) from None
     if not stat.S_ISREG(status.st_mode):
-        got = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
+        got = "a pipe or a device"
+        if stat.S_ISDIR(status.st_mode):
+            got = "a folder"
         raise UsageError(f"{path} must be a file; got {got}. Correct its path.")
     check_size(path, status.st_size, most)
     check_unpacked(path, 512 * status.st_blocks, status.st_size)
@@ -596,7 +603,9 @@ def read_toml(path: Path, most: int) -> dict[str, Any]:
             more than :data:`DIGITS` digits. The message names it.
     """
     if not path.is_file():
-        what = "a folder" if path.is_dir() else "no file"
+        what = "no file"
+        if path.is_dir():
+            what = "a folder"
         raise UsageError(
             f"{path} must be a file of TOML; got {what}. Correct its path."
         )
@@ -705,7 +714,8 @@ def parsed_json(text: str | bytes) -> Any:
         ValueError: no JSON, no UTF-8, half of a surrogate pair, more than :data:`VALUES` short values, or lists and
             objects nested more than :data:`DEEPEST` times.
     """
-    text = text.decode() if isinstance(text, bytes) else text
+    if isinstance(text, bytes):
+        text = text.decode()
     check_values(text)
     try:
         content = json.loads(text)

@@ -147,7 +147,9 @@ def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """Return the cosine of the angle between two trees, -1 to 1, or 0 if one of them is zero."""
     sizes = (dot(a, a) * dot(b, b)) ** 0.5
-    return dot(a, b) / sizes if sizes else 0.0
+    if sizes:
+        return dot(a, b) / sizes
+    return 0.0
 
 
 os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
@@ -245,11 +247,10 @@ def first_nonfinite(
     for name, tensor in tree.items():
         if not is_finite(tensor):
             start = before.get(name)
-            allowed = (
-                None
-                if start is None or start.shape != tensor.shape
-                else ~start.isfinite()
-            )
+            if start is None or start.shape != tensor.shape:
+                allowed = None
+            else:
+                allowed = ~start.isfinite()
             if allowed is None or bool((~tensor.isfinite() & ~allowed).any()):
                 return name
     return None

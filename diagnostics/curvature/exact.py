@@ -137,7 +137,9 @@ def _nonlinear(node: Node, reach: list[int]) -> int:
     if name in _JOINTLY:
         return 0
     if name in _BATCH_NORMS:
-        return (reach[0] & reach[1]) if _is_fixed(node) else _others(reach, (1, 2))
+        if _is_fixed(node):
+            return reach[0] & reach[1]
+        return _others(reach, (1, 2))
     if name in _PRODUCTS:
         # a number is no input
         first, second = (reach[i] if i < len(reach) else 0 for i in _PRODUCTS[name])
@@ -149,7 +151,9 @@ def _nonlinear(node: Node, reach: list[int]) -> int:
 
 def _kind(node: Node) -> str:
     matched = _NAME.fullmatch(node.name())
-    return matched.group(1) if matched else ""
+    if matched:
+        return matched.group(1)
+    return ""
 
 
 def _others(reach: list[int], allowed: tuple[int, ...]) -> int:

@@ -78,11 +78,9 @@ class Differentiable:
         clock: Clock = NO_LIMIT,
     ) -> None:
         def cast(tensor: Tensor) -> Tensor:
-            return (
-                tensor.detach().to(dtype)
-                if dtype and tensor.is_floating_point()
-                else tensor.detach()
-            )
+            if dtype and tensor.is_floating_point():
+                return tensor.detach().to(dtype)
+            return tensor.detach()
 
         self.model, self.loss, self.dtype, self.seed = model, loss, dtype, seed
         self.clock = clock
@@ -98,7 +96,8 @@ class Differentiable:
     def __call__(self, x: Tensor, index: int) -> Tensor:
         """Return the model's output for batch number ``index``. The number also seeds the model's random draws."""
         torch.manual_seed(seed_of(self.seed, "curvature masks", index))
-        x = x.to(self.dtype) if self.dtype and x.is_floating_point() else x
+        if self.dtype and x.is_floating_point():
+            x = x.to(self.dtype)
         with _FromParts():
             return call_with(self.model, {**self.parameters, **self.buffers}, x)
 
@@ -172,7 +171,9 @@ def _hardsigmoid(x: Tensor, inplace: bool = False) -> Tensor:
     True
     """
     value = F.relu6(x + 3) / 6
-    return x.copy_(value) if inplace else value
+    if inplace:
+        return x.copy_(value)
+    return value
 
 
 _PARTS: dict[Any, Any] = {torch._weight_norm: _weight_norm, F.hardsigmoid: _hardsigmoid}
@@ -258,18 +259,24 @@ def record_calls(
 
     @torch.no_grad()
     def tap(module: nn.Module, inputs: tuple[Any, ...], output: object) -> Tap | None:
-        a = inputs[0] if len(inputs) == 1 else None
+        a = None
+        if len(inputs) == 1:
+            a = inputs[0]
         if not isinstance(a, Tensor) or a.ndim == 0 or len(a) != n:
             return None
         if not isinstance(output, Tensor) or not output.requires_grad:
             return None
         formula, a = formula_of(module), a.detach()
         try:
-            norms = formula(module, a, passes) if formula else None
+            norms = None
+            if formula:
+                norms = formula(module, a, passes)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
             norms = None  # a subclass may use its input in another way
         # the edge, not the tensor: an in-place operation may take the tensor further
-        return None if norms is None else Tap(norms, get_gradient_edge(output), a)
+        if norms is None:
+            return None
+        return Tap(norms, get_gradient_edge(output), a)
 
     def hook_for(path: str) -> Hook:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
@@ -288,7 +295,9 @@ def owner(name: str) -> str:
 
 def parameter_name(path: str, local: str) -> str:
     """Return the name of the parameter ``local`` of the module at ``path``; the model itself has the path ""."""
-    return f"{path}.{local}" if path else local
+    if path:
+        return f"{path}.{local}"
+    return local
 
 
 def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
@@ -316,10 +325,13 @@ def are_coupled(run: Differentiable, x: Tensor, y: Tensor) -> bool:
         # times one: the network may change its input in place, which a leaf would refuse
         _, losses = run.forward(leaf * 1, y, 0)
     targets: list[Any] = [tap.edge for tap in taps.values() if tap is not None]
-    targets += [leaf] if leaf.requires_grad else []
+    if leaf.requires_grad:
+        targets += [leaf]
     half = -(-len(x) // 2)
     gradients = torch.autograd.grad(losses[:half].sum(), targets, allow_unused=True)
-    reach = gradients[-1:] if leaf.requires_grad else gradients
+    reach = gradients
+    if leaf.requires_grad:
+        reach = gradients[-1:]
     return any(
         bool(gradient[half:].any()) for gradient in reach if gradient is not None
     )
@@ -411,7 +423,9 @@ def patches_of(
         )
     spatial = len(module.kernel_size)
     # "same", circular, reflecting or replicating, too
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    mode = module.padding_mode
+    if module.padding_mode == "zeros":
+        mode = "constant"
     a = F.pad(a, module._reversed_padding_repeated_twice, mode=mode)
 
     def windows_of(rows: slice) -> Tensor:
@@ -452,9 +466,13 @@ def _outer_norm(
         gram = torch.cat([u.mT @ u for u in map(patches, rows)])
         return lambda delta: ((delta.mT @ delta) * gram).sum((1, 2, 3))
     keep = passes > 1 and n * groups * inner * length <= LARGEST
-    u_kept = patches(slice(0, n)) if keep else None
+    u_kept = None
+    if keep:
+        u_kept = patches(slice(0, n))
     # read once, so few patches are formed at a time that they stay in the cache
-    most = LARGEST if passes > 1 else CACHED
+    most = CACHED
+    if passes > 1:
+        most = LARGEST
     piece = max(1, most // (groups * inner * max(length, out)))
 
     def direct(delta: Tensor) -> Tensor:
@@ -576,7 +594,9 @@ def _draw_shared(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw
         if bias:
             parts.append(torch.ones_like(patches(rows)[:, :, :1]))
         mixed = torch.cat(parts, 2)
-        return torch.linalg.qr(mixed, "r").R if mixed.shape[2] > length else mixed
+        if mixed.shape[2] > length:
+            return torch.linalg.qr(mixed, "r").R
+        return mixed
 
     factors = [covering(rows) for rows in pieces] if length < inner else []
 
@@ -599,12 +619,13 @@ def _draw_scaled(module: object, a: Tensor, weight: bool, bias: bool) -> Draw:
     shape = [size if dim in keep or dim == 0 else 1 for dim, size in enumerate(a.shape)]
 
     def draw(generator: torch.Generator) -> Tensor:
-        u = (
-            values * rademacher(a.new_empty(shape), generator)
-            if weight
-            else torch.zeros_like(values)
-        )
-        return u + rademacher(a.new_empty(shape), generator) if bias else u
+        if weight:
+            u = values * rademacher(a.new_empty(shape), generator)
+        else:
+            u = torch.zeros_like(values)
+        if bias:
+            return u + rademacher(a.new_empty(shape), generator)
+        return u
 
     return draw
 
@@ -613,11 +634,10 @@ def _draw_embedding(module: nn.Embedding, a: Tensor) -> Draw:
     """Return draws for an embedding table. Equal tokens of a sample share a row."""
     index = a.reshape(len(a), -1)
     first = (index.unsqueeze(2) == index.unsqueeze(1)).to(torch.uint8).argmax(2)
-    is_first = (
-        torch.ones_like(index)
-        if module.padding_idx is None
-        else (index != module.padding_idx)
-    )
+    if module.padding_idx is None:
+        is_first = torch.ones_like(index)
+    else:
+        is_first = index != module.padding_idx
 
     def draw(generator: torch.Generator) -> Tensor:
         rows = rademacher(

@@ -229,7 +229,9 @@ def hessian_spectrum(
                         generator,
                         repeated=not density,
                     )
-            one_block = [first] if len(sizes) == 1 else None
+            one_block = None
+            if len(sizes) == 1:
+                one_block = [first]
             del first
             # of a graph that is kept, one layer after another, for the memory
             groups = [[name] for name in searches] if one_block else [[*searches]]

@@ -149,7 +149,9 @@ def layer_traces(
     weights = [name for name in layer_of if layer_of[name] in shared]
     paths = {owner(name): layer_of[name] for name in unshared}
     layer_of |= paths
-    pair = full_batch(data) if weights and not run.model.training else None
+    pair = None
+    if weights and not run.model.training:
+        pair = full_batch(data)
     if pair is not None:
         part = max(LEAST, -(-len(pair[1]) // PARTS))
         if part < batch and not are_coupled(
@@ -160,8 +162,12 @@ def layer_traces(
     values, variances = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
     samples: dict[str, list[Tensor]] = {layer: [] for layer in layers}
     n, fewest, ended = 0, probes, False
-    passes = 1 if kind == "hessian" else probes
-    last = min(probes, USUAL) if error and kind != "exact" else probes
+    passes = probes
+    if kind == "hessian":
+        passes = 1
+    last = probes
+    if error and kind != "exact":
+        last = min(probes, USUAL)
     clock, parts = run.clock, run.batches(data, batch)
     for index, x, y in clock.turns(parts, total, lambda part: len(part[2]), share=True):
         with record_calls(run.model, [*paths], len(x), passes) as recorded:
@@ -446,7 +452,9 @@ def hessian_trace(
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         n = sum(len(y) for _, y in batches(data, batch))
         size = sum(tensor.numel() for tensor in run.parameters.values())
-        error = 0.0 if probes else ERROR
+        error = ERROR
+        if probes:
+            error = 0.0
         probes = probes or max(2, min(MOST_PROBES, ENTRIES // (n * size)))
         try:
             verdict = decide(
@@ -456,7 +464,9 @@ def hessian_trace(
                 ways[layer.name] = way = _way(verdict, layer, estimator, backend)
                 kind = way.how
                 if kind in ("activation", "hutchinson"):
-                    kind = "ggn" if gauss_newton else "hessian"
+                    kind = "hessian"
+                    if gauss_newton:
+                        kind = "ggn"
                 if way.status == "ok":
                     names = [n for n in layer.parameters if n in verdict.reached]
                     groups.setdefault(kind, {})[layer.name] = names
@@ -471,7 +481,9 @@ def hessian_trace(
                                 run, data, name, block, batch, probes
                             )
                     else:
-                        passes = verdict.n_classes if kind == "exact" else probes
+                        passes = probes
+                        if kind == "exact":
+                            passes = verdict.n_classes
                         values |= layer_traces(
                             run, data, group, shared, batch, kind, passes, error, n
                         )
@@ -517,7 +529,9 @@ def _label(how: str, passes: int, n: int, total: int, ended: bool) -> str:
     """
     if how != "exact":
         how += f"(ended after {passes} probes)" if ended else f"(probes={passes})"
-    return how if n == total else f"{how} on {n} of {total}"
+    if n == total:
+        return how
+    return f"{how} on {n} of {total}"
 
 
 class Way(NamedTuple):
@@ -544,7 +558,9 @@ def _way(verdict: Verdict, layer: Layer, estimator: str, backend: str) -> Way:
         return Way(estimator)
     if estimator == "activation":
         why = f"no estimate in the space of its outputs: {coupled}"
-        return Way("", coupled, why) if coupled else Way(estimator)
+        if coupled:
+            return Way("", coupled, why)
+        return Way(estimator)
     if not bent:
         return Way("exact")
     if estimator == "exact":

@@ -40,11 +40,9 @@ class PlotStyle:
 
     def for_variant(self, variant: str | None) -> PlotStyle:
         """Return how a variant is drawn: as the metric, unless it has a look of its own."""
-        return (
-            PlotStyle(**self.variants[variant])
-            if variant is not None and variant in self.variants
-            else self
-        )
+        if variant is not None and variant in self.variants:
+            return PlotStyle(**self.variants[variant])
+        return self
 
 
 @dataclass(frozen=True)
@@ -93,12 +91,16 @@ class Facts:
 
     def to_distance(self, value: float) -> float:
         """Return a distance of two clients: a distance unchanged, and 1 - value for a similarity."""
-        return value if self.distance else 1 - value
+        if self.distance:
+            return value
+        return 1 - value
 
     @property
     def variant(self) -> str:
         """The default variant."""
-        return self.variants[0] if self.variants else ""
+        if self.variants:
+            return self.variants[0]
+        return ""
 
     @property
     def preferred(self) -> tuple[str, ...]:
@@ -117,7 +119,9 @@ def known_metrics() -> Mapping[str, Facts]:
     True
     """
     loaded = Registry.of_kind.get("metric")
-    return _stored() if loaded is None else loaded.members()
+    if loaded is None:
+        return _stored()
+    return loaded.members()
 
 
 @cache

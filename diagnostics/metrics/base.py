@@ -137,11 +137,10 @@ class Metric(Facts):
                 row(self.name, None, status="needs at least two models", layer=layer.name, variant=self.variant)
                 for layer in measurement.layers
             ]  # fmt: skip
-        rows = (
-            self.compute(measurement)
-            if self.options_type is NoOptions
-            else self.compute(measurement, settings)
-        )
+        if self.options_type is NoOptions:
+            rows = self.compute(measurement)
+        else:
+            rows = self.compute(measurement, settings)
         if not isinstance(rows, list) or any(
             not isinstance(row, dict) or "metric" not in row for row in rows
         ):
@@ -294,7 +293,9 @@ def layer_metric(
 
 def of_weights(tensors: str) -> dict[str, Any]:
     """Return the columns of an exact value of a layer's weights, or of all its tensors."""
-    suffix = ", all tensors" if tensors == "all" else ""
+    suffix = ""
+    if tensors == "all":
+        suffix = ", all tensors"
     return {"stderr": 0.0, "estimator": f"weights{suffix}"}
 
 
@@ -304,9 +305,11 @@ def variant_rows(
     """Return a row for each variant, with its number or the reason that there is none."""
     rows = []
     for variant, value in values.items():
-        why = str(value) if isinstance(value, NoValue) else ""
-        number = None if isinstance(value, NoValue) else value
-        rows.append(row_or_reason(metric, number, why, variant=variant, **columns))
+        columns["variant"] = variant
+        if isinstance(value, NoValue):
+            rows.append(row_or_reason(metric, None, str(value), **columns))
+        else:
+            rows.append(row_or_reason(metric, value, "", **columns))
     return rows
 
 
@@ -315,7 +318,9 @@ def _layer_rows(
 ) -> list[Row]:
     """Return the rows of a formula of one layer, for all clients and layers."""
     rows, exact = [], formula.requires == "weights"
-    tensors = getattr(options[0], "tensors", "weights") if options else "weights"
+    tensors = "weights"
+    if options:
+        tensors = getattr(options[0], "tensors", "weights")
     columns: dict[str, Any] = {"unit": unit, **(of_weights(tensors) if exact else {})}
     for subject in measurement.turns():
         model, probe = subject.model, LayerProbe(subject, measurement)
@@ -329,9 +334,10 @@ def _layer_rows(
                 if layer.used or exact:
                     result = _call(formula, layer, probe, options)
                 names = formula.variants or ("",)
-                values = (
-                    result if isinstance(result, dict) else dict.fromkeys(names, result)
-                )
+                if isinstance(result, dict):
+                    values = result
+                else:
+                    values = dict.fromkeys(names, result)
                 columns["layer"] = layer.name
                 columns["n_params"] = sum(
                     model.get_parameter(name).numel()

@@ -498,9 +498,9 @@ def output_disagreement(measurement: Measurement, options: CommonSamples) -> lis
                 "chance": (1 - f.double() @ g.double()).reshape(1),
             }
         for variant, values in by_variant.items():
-            error = (
-                float(values.std()) / len(values) ** 0.5 if len(values) > 1 else None
-            )
+            error = None
+            if len(values) > 1:
+                error = float(values.std()) / len(values) ** 0.5
             rows.append(
                 row_or_reason(
                     comparison.metric,

@@ -67,11 +67,9 @@ class GradNorm(Statistic):
 
     @property
     def variants(self) -> tuple[str, ...]:
-        return (
-            STATISTICS
-            if self.reduction == "epoch"
-            else tuple(f"{name}_batch" for name in STATISTICS)
-        )
+        if self.reduction == "epoch":
+            return STATISTICS
+        return tuple(f"{name}_batch" for name in STATISTICS)
 
     def of(self, grads: Sequence[Tensor]) -> Tensor:
         g = entries(grads)
@@ -120,7 +118,9 @@ class GradVariance(Statistic):
         return variance(grads).reshape(1)
 
     def why_undefined(self, n: int) -> str:
-        return "a variance needs at least two weights" if n == 1 else ""
+        if n == 1:
+            return "a variance needs at least two weights"
+        return ""
 
 
 @metric(
@@ -194,7 +194,9 @@ class GradSimilarity:
                 break
             length = float(torch.linalg.vector_norm(entries(grads))) if grads else 0.0
             if not 0 < length < math.inf:
-                what = "zero" if length == 0 else "not finite"
+                what = "not finite"
+                if length == 0:
+                    what = "zero"
                 status = reading.fault or (
                     f"the gradient of layer {layer.name!r} at client {reading.subject.client!r} is {what}"
                 )

@@ -276,7 +276,9 @@ def _not_shown(arguments: Mapping[str, Any]) -> str:
         return FEW_CLIENTS
     answer = _attempt(lambda: compared(**arguments))
     if isinstance(answer, Difference):
-        return "" if answer.shown else "no difference shown"
+        if answer.shown:
+            return ""
+        return "no difference shown"
     return str(answer)
 
 
@@ -286,7 +288,9 @@ def _reason(tuner: Tuner, layer: Layer) -> str:
         return "the layer is not used"
     params = tuner.workspace.params
     trains = any(params[name].requires_grad for name in layer.parameters)
-    return "" if trains else "no weight of the layer trains"
+    if trains:
+        return ""
+    return "no weight of the layer trains"
 
 
 def _attempt(gain: Callable[[], Any]) -> Any:
@@ -307,7 +311,9 @@ def _rows(
     """Yield the rows of one part: by client, of the network, and the share."""
     alone = name in (ALL, STATISTICS)
     where: dict[str, Any] = {"layer": "" if alone else name}
-    extra = f", {name}" if alone else ""
+    extra = ""
+    if alone:
+        extra = f", {name}"
     if isinstance(gain, str):
         for client in (*clients, ""):
             yield row(

@@ -68,7 +68,9 @@ def vector_of(values: Mapping[str, Tensor], layer: Layer, tensors: str) -> Tenso
         if values[name].is_floating_point()
     ]
     if not floating:
-        what = "weights" if tensors == "weights" else "parameters"
+        what = "parameters"
+        if tensors == "weights":
+            what = "weights"
         raise NoValue(f"the layer has no {what}")
     return finite_entries(floating, "weights", layer)
 
@@ -476,10 +478,14 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
             losses = iter(values_of)
             for variant, group in swaps.items():
                 values = [next(losses) - own_loss for _ in group]
-                status = "" if layer.used else "unused in the forward pass"
+                status = "unused in the forward pass"
+                if layer.used:
+                    status = ""
                 status = status or ("" if n else SPENT)
                 status = status or ("" if values else "needs at least two clients")
-                value = float(np.mean(values)) if values else math.nan
+                value = math.nan
+                if values:
+                    value = float(np.mean(values))
                 if not status and not reached:
                     status = SPENT
                 if not status and not math.isfinite(value):

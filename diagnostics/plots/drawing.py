@@ -102,7 +102,9 @@ def as_label(name: object) -> str:
     text = str(name)
     if len(text) > LONGEST:
         text = f"{text[: LONGEST - 11]}…{text[-10:]}"
-    return f"\u200b{text}" if text.startswith("_") else text
+    if text.startswith("_"):
+        return f"\u200b{text}"
+    return text
 
 
 def check_letters(axes: Sequence[Axes]) -> None:
@@ -138,9 +140,10 @@ def literal(axes: Sequence[Axes]) -> None:
         numbers: set[Any] = set()
         for axis in (ax.xaxis, ax.yaxis):
             labels = axis.get_ticklabels(which="both")
-            numbers |= (
-                {*labels} if isinstance(axis.get_major_formatter(), NUMBERS) else set()
-            )
+            if isinstance(axis.get_major_formatter(), NUMBERS):
+                numbers |= {*labels}
+            else:
+                numbers |= set()
         for text in ax.findobj(Text):
             if (
                 isinstance(text, Text)
@@ -233,7 +236,9 @@ def of_variant(
     chosen = next((name for name in preferred if name in present), None)
     if wanted is not None:
         chosen = check_known("variant", wanted, present)
-    return rows if chosen is None else rows[rows["variant"] == chosen]
+    if chosen is None:
+        return rows
+    return rows[rows["variant"] == chosen]
 
 
 def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
@@ -274,7 +279,9 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 
     groups = rows.groupby(list(keys), sort=False, dropna=False)
     means = groups[["value", "n_train"]].apply(mean)
-    return means if len(rows) else pd.Series(dtype=float)
+    if len(rows):
+        return means
+    return pd.Series(dtype=float)
 
 
 def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:
@@ -427,7 +434,9 @@ def stacked(
             text if share > 0.024 * len(text) else ""
             for text, share in zip(texts, shares, strict=True)
         ]
-        ink = "white" if np.dot(to_rgb(colour), (0.299, 0.587, 0.114)) < 0.55 else "0.1"
+        ink = "0.1"
+        if np.dot(to_rgb(colour), (0.299, 0.587, 0.114)) < 0.55:
+            ink = "white"
         ax.bar_label(bars, fits, label_type="center", fontsize=6.5, color=ink)
     ax.set(ylabel="", ylim=(len(table) - 0.4, -0.6))
     ax.grid(axis="y", visible=False)

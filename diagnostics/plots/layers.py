@@ -98,7 +98,9 @@ def metric(
         rows.pivot(index="layer", columns="client", values=column).reindex(layers)
         for column in ("value", "stderr")
     )
-    together = "combined" if "" in values else "mean of clients"
+    together = "mean of clients"
+    if "" in values:
+        together = "combined"
     if names and "" not in values:
         values[""] = weighted_mean(rows, ["layer"]).reindex(layers)
     nulls = _null_curves(frame, metric, variant, paired)
@@ -191,13 +193,13 @@ def _null_curves(
             title = NULLS[null].title + (
                 f" ({rows['variant'].iloc[0]})" if lacking else ""
             )
-            rows = _distances(rows, kind.distance) if paired else rows
+            if paired:
+                rows = _distances(rows, kind.distance)
             together = rows[rows["client"] == ""]
-            mean = (
-                weighted_mean(rows, ["layer"])
-                if together.empty
-                else together.set_index("layer")["value"]
-            )
+            if together.empty:
+                mean = weighted_mean(rows, ["layer"])
+            else:
+                mean = together.set_index("layer")["value"]
             curves.setdefault(title, []).append(mean)
     return curves
 
@@ -473,10 +475,16 @@ def _cloud(
         columns = 1 + len(names) // 14
         place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}
         ax.legend(handles, names, borderaxespad=0, ncols=columns, **place)
-    alike = "" if "style" in looks else ", clients drawn alike"
-    large = "\nlarge: centres of client and class" if centres else ""
+    alike = ", clients drawn alike"
+    if "style" in looks:
+        alike = ""
+    large = ""
+    if centres:
+        large = "\nlarge: centres of client and class"
     perplexity = frame.attrs.get("perplexity")
-    by = f", t-SNE, perplexity {perplexity:.3g}" if perplexity else ""
+    by = ""
+    if perplexity:
+        by = f", t-SNE, perplexity {perplexity:.3g}"
     label = f"{len(frame)} samples{by}{alike}{large}"
     ax.set(xticks=[], yticks=[], xlabel=label, ylabel="")
     ax.grid(False)

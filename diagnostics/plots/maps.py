@@ -116,7 +116,9 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
 
 
 def _short(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
+    if value is None:
+        return "–"
+    return f"{value:.3g}"
 
 
 # --- the layer map ---------------------------------------------------------------------------------------------
@@ -256,7 +258,9 @@ def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:
         ax.plot(rounds, y, color=INK, linewidth=0.9, marker="", zorder=2)
         if panel.low is None and len(rounds) > 1:
             continue  # a hollow point would claim to lie within a band
-        mark = "x" if panel.low is None else "o"
+        mark = "o"
+        if panel.low is None:
+            mark = "x"
         for filled in (False, True):
             some = outside[name].to_numpy() == filled
             look: dict[str, Any] = {
@@ -330,7 +334,9 @@ def _of_variants(
         mean = rows.groupby(["variant", "round", "layer"])["value"].mean()
         values = {name: mean[name].unstack() for name in mean.index.unique("variant")}
         one = values.get(first, pd.DataFrame())
-        return one if second is None else one - values.get(second, one * np.nan)
+        if second is None:
+            return one
+        return one - values.get(second, one * np.nan)
 
     return table
 

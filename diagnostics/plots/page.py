@@ -104,9 +104,9 @@ class Page:
         """
         for block in re.split(r"\n\s*\n", text.strip()):
             lines = [line.strip() for line in block.strip().splitlines()]
-            heading = (
-                re.fullmatch(r"(##|###) (.+)", lines[0]) if len(lines) == 1 else None
-            )
+            heading = None
+            if len(lines) == 1:
+                heading = re.fullmatch(r"(##|###) (.+)", lines[0])
             if heading:
                 tag = f"h{len(heading[1])}"
                 self._parts.append(f"<{tag}>{_inline(heading[2])}</{tag}>")
@@ -172,7 +172,9 @@ class Page:
         )
         png = file.getvalue()
         pixels = f"{int.from_bytes(png[16:20], 'big') / DPI * 120:.0f}"  # the width field of PNG's first chunk
-        scrolled = ' class="scrolled"' if int(pixels) > NARROW else ""
+        scrolled = ""
+        if int(pixels) > NARROW:
+            scrolled = ' class="scrolled"'
         self._parts.append(
             f'<figure{scrolled}><div class="wide"><img src="data:image/png;base64,{base64.b64encode(png).decode()}" '
             f'width="{pixels}" style="--width: {pixels}px" '
@@ -261,11 +263,10 @@ def _inline(text: str) -> str:
     pieces = re.split(r"`([^`]+)`", " ".join(text.split("\n")))
     for k, piece in enumerate(pieces):
         safe = in_html(piece)
-        pieces[k] = (
-            f"<code>{safe}</code>"
-            if k % 2
-            else re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", safe)
-        )
+        if k % 2:
+            pieces[k] = f"<code>{safe}</code>"
+        else:
+            pieces[k] = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", safe)
     return "".join(pieces)
 
 
@@ -274,9 +275,9 @@ def _cell(value: Any, form: str | None, column: str) -> str:
     if pd.api.types.is_scalar(value) and pd.isna(value):
         return "–"
     if form is None:
-        form = (
-            ".4g" if isinstance(value, Real) and not isinstance(value, Integral) else ""
-        )
+        form = ""
+        if isinstance(value, Real) and not isinstance(value, Integral):
+            form = ".4g"
     try:
         return in_html(format(value, form))
     except (ValueError, TypeError) as error:

@@ -137,7 +137,9 @@ def learning(
             xlabel=with_notes("round", notes),
             ylabel=_score_label(metric, split, positive_in(rows)),
         )
-        of = f"mean of {max(numbers)} seeds" if len(numbers) == 1 else "mean over seeds"
+        of = "mean over seeds"
+        if len(numbers) == 1:
+            of = f"mean of {max(numbers)} seeds"
         legend(
             axes, title=f"{of},\nband: lowest to highest" if max(numbers) > 1 else None
         )
@@ -263,7 +265,9 @@ def _score_label(metric: str, split: str = "", positive: str = "") -> str:
     label = f"{split} {label_of(metric, positive)}".strip()
     if metric not in TABLE:
         return label
-    end = "higher" if TABLE[metric].higher_is_better else "lower"
+    end = "lower"
+    if TABLE[metric].higher_is_better:
+        end = "higher"
     return f"{label} ({end} is better)"
 
 
@@ -294,9 +298,10 @@ def _scores(
             )
         else:
             group = group[group["model"] == chosen]
-            parts[name or "run", chosen] = (
-                group[group["client"] != ""] if (group["client"] != "").any() else group
-            )
+            if (group["client"] != "").any():
+                parts[name or "run", chosen] = group[group["client"] != ""]
+            else:
+                parts[name or "run", chosen] = group
     several = len({chosen for _, chosen in parts}) > 1
     picked: pd.DataFrame = pd.concat(
         part.assign(algorithm=f"{name} ({chosen})" if several else name)
@@ -355,11 +360,9 @@ def cost_steps(
                 edges = np.append(
                     cost.index.to_numpy(dtype=np.float64) - 0.5, cost.index[-1] + 0.5
                 )
-                share = (
-                    f"{run}  {total[run] / total[runs[0]]:.2f}"
-                    if total[runs[0]]
-                    else run
-                )
+                share = run
+                if total[runs[0]]:
+                    share = f"{run}  {total[run] / total[runs[0]]:.2f}"
                 panel.ax.stairs(
                     cost.to_numpy(dtype=np.float64), edges, baseline=None, label=share, linewidth=1.8,
                     color=colours[k], linestyle=DASHES[k % len(DASHES)],

@@ -75,7 +75,9 @@ def pool(
         used_layers = {layer.name: layer for layer in layers_of(model, x) if layer.used}
         name, side = (layer, at) if layer is not None else ([*used_layers][-1], "input")
         chosen = used_layers[check_known("layer", name, used_layers)]
-        path = _first_module(model, chosen, x) if side == "input" else chosen.output
+        path = chosen.output
+        if side == "input":
+            path = _first_module(model, chosen, x)
         share = max(samples // len(models), 1)
         features = collect(
             model, [path], client_data, at=side, samples=share, seed=seed

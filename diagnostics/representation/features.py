@@ -43,7 +43,9 @@ Arrange = Callable[[nn.Module, Tensor], Tensor]
 def flattened(module: nn.Module, z: Tensor) -> Tensor:
     """Return an output as [n, d] on the CPU, in float32 or float64."""
     z = z.reshape(len(z), -1).cpu()
-    return z if z.dtype == torch.float64 else z.float()
+    if z.dtype == torch.float64:
+        return z
+    return z.float()
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +165,9 @@ def collect(
             if layout is None:  # pooling is several times as fast so on a CPU
                 fast = not model.training and x.device.type == "cpu"
                 last = fast and memory_format(model, x[:1]) == "channels_last"
-                layout = torch.channels_last if last else torch.preserve_format
+                layout = torch.preserve_format
+                if last:
+                    layout = torch.channels_last
             if clock.over:
                 faults = dict.fromkeys(paths, SPENT)
                 break

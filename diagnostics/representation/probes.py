@@ -146,7 +146,9 @@ def probe_rows(
         whole = np.concatenate(hits), np.concatenate(labels)
         return _accuracy(*whole, together, note), scores
 
-    tested = f"{options.folds} folds" if options.test is None else "given test data"
+    tested = "given test data"
+    if options.test is None:
+        tested = f"{options.folds} folds"
     how = f"{estimator}, {tested}"
     return pooled_rows(metric, judge, how, measurement, options, options)
 
@@ -231,7 +233,9 @@ def _judged(
     for part in parts:
         if isinstance(part, str):
             return part
-    who = f"at client {sound[0].client!r}" if len(sound) == 1 else "at all clients"
+    who = "at all clients"
+    if len(sound) == 1:
+        who = f"at client {sound[0].client!r}"
     if len({part.x.shape[1] for part in sound}) > 1:
         return f"{who}: features of different widths"
     try:
@@ -292,7 +296,9 @@ def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
         raise NoValue("samples of one class train in every fold")
     late = sum(issubclass(warning.category, ConvergenceWarning) for warning in seen)
     fits = len(right_of[0]) - 1
-    note = f", {late} of {fits} fits not converged" if late else ""
+    note = ""
+    if late:
+        note = f", {late} of {fits} fits not converged"
     return [np.concatenate(hits) for hits in right_of], note
 
 

@@ -253,14 +253,18 @@ class Measure:
         Raises:
             NoValue: there is nothing to compare.
         """
-        what = "samples" if x.ndim == 2 else "rows"
+        what = "rows"
+        if x.ndim == 2:
+            what = "samples"
         x, noise = centred(x.flatten(0, -2), what=what, dtype=torch.float64)
         n = len(x)
         if x.shape[1] > n:  # fewer features with the same inner products
             values, vectors = torch.linalg.eigh(x @ x.T)
             x = vectors * values.clamp(min=0).sqrt()
         by = self.map(x.T @ x, n, noise)
-        return x @ by if by.ndim else x * by
+        if by.ndim:
+            return x @ by
+        return x * by
 
     def between(self, a: Tensor, b: Tensor) -> float | str:
         """Return the value of two sides, or why there is none."""
@@ -356,16 +360,22 @@ def by_position(module: nn.Module, output: Tensor) -> Tensor:
         second = along_one(module)
     else:
         second = not isinstance(module, _CHANNELS_LAST)
-    return output.movedim(1, -1) if second else output
+    if second:
+        return output.movedim(1, -1)
+    return output
 
 
 def arrange_positions(module: nn.Module, output: Tensor, positions: str) -> Tensor:
     """Return an output with its positions treated: [n, d], or with ``"samples"`` [n, p, d] if it has positions."""
     if positions == "flatten" or output.ndim < 3:
-        return output.flatten(1) if output.ndim > 1 else output[:, None]
+        if output.ndim > 1:
+            return output.flatten(1)
+        return output[:, None]
     rows = by_position(module, output).flatten(1, -2)
     # in half precision summed in float32, and rounded again
-    return rows if positions == "samples" else rows.mean(1)
+    if positions == "samples":
+        return rows
+    return rows.mean(1)
 
 
 Spot = tuple[str, int]
@@ -514,7 +524,9 @@ class LayerComparison:
         for layer, other, variant in self.measurement.clock.turns(compared):
             for a, b in itertools.combinations(range(len(self.subjects)), 2):
                 result = self._value([(layer, a), (other, b)], faults, value)
-                why = result if isinstance(result, str) else ""
+                why = ""
+                if isinstance(result, str):
+                    why = result
                 rows.append(
                     row_or_reason(
                         self.metric,
@@ -546,7 +558,9 @@ class LayerComparison:
             return SPENT
         (layer, a), (other, b) = sides
         result = value((layer.output, a), (other.output, b))
-        return f"layer {layer.name!r}: {result}" if isinstance(result, str) else result
+        if isinstance(result, str):
+            return f"layer {layer.name!r}: {result}"
+        return result
 
 
 def by_grams(
@@ -616,7 +630,9 @@ def by_torch_cka(comparison: LayerComparison) -> tuple[Faults, Value]:
             package = CKA(*sides, "a", "b", [""], [""], device=device)
             package.compare(batches, batches)
         cka = float(package.hsic_matrix[0, 0])
-        return cka if math.isfinite(cka) else "no finite value"
+        if math.isfinite(cka):
+            return cka
+        return "no finite value"
 
     return {}, value
 
@@ -653,4 +669,6 @@ def batch_bounds(n: int, batch: int) -> list[Place]:
     starts = list(range(0, n, batch))
     if len(starts) > 1 and n - starts[-1] < LEAST_SAMPLES:
         starts.pop()
-    return list(zip(starts, [*starts[1:], n], strict=True)) if n else []
+    if n:
+        return list(zip(starts, [*starts[1:], n], strict=True))
+    return []

@@ -226,7 +226,9 @@ def _leads(
     """Return the lead of each kind (column) in each deal (line), by the clients of the samples, [deals + 1, n]."""
     leads = np.zeros((len(dealt), len(one.losses)))
     shares = np.zeros((len(dealt), 1))
-    weight = np.ones(len(one.client)) if one.weight is None else one.weight
+    weight = one.weight
+    if weight is None:
+        weight = np.ones(len(one.client))
     for part in parts:
         places = np.flatnonzero(np.isin(one.client, part))
         losses = one.losses[:, list(part)][:, :, places]

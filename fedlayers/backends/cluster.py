@@ -195,7 +195,9 @@ def connect(address: str) -> tuple[Any, bool]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     tries = 0
     if ours:
-        tries = 1 if address else STARTS
+        tries = STARTS
+        if address:
+            tries = 1
     for left in reversed(range(tries)):
         try:
             ray.init(address=address or None, include_dashboard=False, **quiet)
@@ -394,7 +396,9 @@ def clients_on(place: str, execution: ExecutionConfig) -> MakesExecutor:
         )
     stacked = execution.stack == "on"
     if execution.workers > 1 or stacked:
-        key = "stack" if stacked else "workers"
+        key = "workers"
+        if stacked:
+            key = "stack"
         raise UsageError(
             f"backend {place!r} trains clients one by one on a cluster. Leave {key} out."
         )

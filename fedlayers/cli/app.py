@@ -109,7 +109,9 @@ def _main(words: Sequence[str]) -> None:
 
     from fl_core.storage import json_bytes
 
-    shown = sys.stderr if command.json else sys.stdout
+    shown = sys.stdout
+    if command.json:
+        shown = sys.stderr
     safe = redirect_stdout(cast(TextIO, _Printable(shown)))
     seen: set[str] = set()
 
@@ -154,15 +156,23 @@ def _way_out(error: Exception, command: Command) -> str:
     import errno
 
     if isinstance(error, CorruptError):
-        stop = "" if str(error).endswith(".") else "."
-        return "" if ". " in str(error) else f"{stop} Restore it from a copy."
+        stop = "."
+        if str(error).endswith("."):
+            stop = ""
+        if ". " in str(error):
+            return ""
+        return f"{stop} Restore it from a copy."
     name = errno.errorcode.get(getattr(error, "errno", None) or 0, "")
     steps = [step for names, step in MENDED_BY.items() if name in names.split()]
     resumed = command.interrupted()
     if "continue" in resumed and (steps or isinstance(error, WorkerError)):
         steps.append(resumed)
-    gap = "" if str(error).endswith(".") else ";"
-    return f"{gap} {', then '.join(steps)}" if steps else ""
+    gap = ";"
+    if str(error).endswith("."):
+        gap = ""
+    if steps:
+        return f"{gap} {', then '.join(steps)}"
+    return ""
 
 
 def overview() -> str:

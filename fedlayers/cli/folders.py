@@ -140,7 +140,9 @@ def _print_table(path: Path, found: Findings, works: str) -> None:
         make(source, "natural")
         sizes.append(plural(len(source.owner_names), "client"))
     if source.classes:
-        what = "classes" if source.task == CLASSIFICATION else "labels"
+        what = "labels"
+        if source.task == CLASSIFICATION:
+            what = "classes"
         sizes.append(f"{len(source.classes)} {what}")
     shown = counts.iloc[:MOST_CLIENTS, :MOST_CLASSES]
     print(
@@ -318,7 +320,9 @@ class Export(Command):
         if kind not in (Kind.RUN, Kind.DECISION) and not (self.dir / "race").is_dir():
             raise wrong_kind(self.dir, "DIR", "a run, or the folder of a decision")
         if self.out is None:
-            name = "models" if kind is Kind.DECISION else "model.safetensors"
+            name = "model.safetensors"
+            if kind is Kind.DECISION:
+                name = "models"
             raise UsageError(
                 f"--out must be a new file or folder; got none. Write fedlayers export {self.dir} --out {name}."
             )

@@ -387,7 +387,9 @@ class Plot(Command):
             if folder.has("config.json"):
                 header, frame = Run(self.path).rows()
             else:
-                path = folder.file(ROWS) if self.path.is_dir() else self.path
+                path = self.path
+                if self.path.is_dir():
+                    path = folder.file(ROWS)
                 header, frame = read(path)
             if "layers" in header:  # their names as people read them
                 frame = Report(frame, header).table

@@ -367,10 +367,14 @@ def _check_flags(
         near = MEANT.get(flag, "")
         if near not in known:
             bare = nearest(flag[2:], [flag_[2:] for flag_ in known])
-            near = f"--{bare}" if bare else ""
+            near = ""
+            if bare:
+                near = f"--{bare}"
         option = flag[2:].replace("-", "_")
         ways = _as_option(option, value, known)
-        hint = f": did you mean {near}?" if near else "."
+        hint = "."
+        if near:
+            hint = f": did you mean {near}?"
         if ways and MEANT.get(flag) not in known:
             hint = f": write {' or '.join(ways)}."
         elif flag[2:] in commands:
@@ -394,9 +398,13 @@ def _as_option(option: str, value: str, known: Collection[str]) -> list[str]:
             kind == "algorithms" and not several and "--algorithm" not in known
         ):
             continue
-        key = f"{whose[0]}.{option}" if several and kind == "algorithms" else option
+        key = option
+        if several and kind == "algorithms":
+            key = f"{whose[0]}.{option}"
         ways.append(f"{flag} {key}={value}, an option of {listing(whose, 3)}")
-    return ways if "--model" in known else []
+    if "--model" in known:
+        return ways
+    return []
 
 
 def _once(words: Sequence[str], lists: Collection[str]) -> list[str]:
@@ -474,7 +482,9 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
         if name in hidden or name not in defaults:
             continue
         hint, default = hints[name], defaults[name]
-        of_value = get_args(hint)[0] if isinstance(hint, UnionType) else hint
+        of_value = hint
+        if isinstance(hint, UnionType):
+            of_value = get_args(hint)[0]
         several = _several(name, of_value)
         metavar = several or of_value.__name__.upper()
         nargs: Any = "*" if several else 1
@@ -546,7 +556,9 @@ def _value(kind: Any, words: Sequence[str], *, commas: bool = False) -> Any:
     if not text and kind not in KINDS:  # as of a variable of the shell without value
         raise ValueError("must be a name, a folder or files; got none")
     try:
-        return SWITCH[text] if kind is bool else kind(text)
+        if kind is bool:
+            return SWITCH[text]
+        return kind(text)
     except (ValueError, KeyError):
         raise ValueError(f"must be {KINDS[kind]}; got {text!r}") from None
 
@@ -664,7 +676,9 @@ def check_file(path: Path, such: str, begins: str, flag: str = "--out") -> None:
     check_folder(path.parent)
     if not path.exists():
         return
-    text = path.read_text("utf-8", "replace") if path.is_file() else "a folder"
+    text = "a folder"
+    if path.is_file():
+        text = path.read_text("utf-8", "replace")
     if not re.match(rf"{begins}|\Z", text):
         raise UsageError(
             f"{flag} must be a new file or {such}; got {path}. Choose another name."

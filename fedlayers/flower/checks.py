@@ -327,7 +327,9 @@ def _kind(value: object) -> object:
     if isinstance(value, list):
         return [_kind(part) for part in value]
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return "number" if number else type(value).__name__
+    if number:
+        return "number"
+    return type(value).__name__
 
 
 def check_norms(
@@ -362,7 +364,9 @@ def clip(
     norms: Mapping[str, float],
 ) -> None:
     """Shorten each update that is longer than :data:`CLIP` times the median, in the direction in which it points."""
-    most = CLIP * statistics.median(norms.values()) if norms else math.inf
+    most = math.inf
+    if norms:
+        most = CLIP * statistics.median(norms.values())
     for name, norm in norms.items():
         request, message = asked[name], replies[name].message
         if norm <= most or message is None or not isinstance(request, TrainRequest):

@@ -48,7 +48,9 @@ def answer(
     try:
         node = context.node_config
         number = node.get(NUMBER_KEY)
-        named = node if number is None else context.run_config
+        named = context.run_config
+        if number is None:
+            named = node
         site = Site(str(named.get(NODE_KEY, "")), number)
         reply = work(site, packet_of(message.content, storage.memory()))
     except Exception as error:  # carried to the server

@@ -203,7 +203,9 @@ class Sites:
             RunError: too few sites reply in time, or a site fails.
         """
         limited = not kind.startswith("query")
-        end = time.monotonic() + self.timeout if limited else math.inf
+        end = math.inf
+        if limited:
+            end = time.monotonic() + self.timeout
         replies: dict[str, Packet] = {}
         for name, records in self._replies(kind, packets, end):
             with about(f"site {name!r}"):

@@ -50,7 +50,9 @@ from fl_core.storage import (
 def supernode() -> str:
     """Return the number of the process above this one's parent: the supernode that it works for."""
     stat = Path(f"/proc/{os.getppid()}/stat")
-    return stat.read_text().rpartition(")")[2].split()[1] if stat.exists() else ""
+    if stat.exists():
+        return stat.read_text().rpartition(")")[2].split()[1]
+    return ""
 
 
 STARTED_BY = supernode()
@@ -287,7 +289,9 @@ class Site:
     def _split(self, number: int, seed: int, split_seed: int | None) -> list[Integers]:
         """Split as one machine does (:func:`fl_core.data.partitions.make`)."""
         source = self.source
-        first = seed if split_seed is None else split_seed
+        first = split_seed
+        if first is None:
+            first = seed
         train, test = np.arange(len(source)), None
         if source.is_train is not None:
             train, test = map(np.flatnonzero, (source.is_train, ~source.is_train))
@@ -354,7 +358,9 @@ class States:
         if not self.files.has(TUNED):
             return {}
         models, of = self._read(TUNED)
-        return models if of == [version, done] else {}
+        if of == [version, done]:
+            return models
+        return {}
 
     def save_tuned(
         self, version: str, done: int, models: Mapping[str, tree.Tree]

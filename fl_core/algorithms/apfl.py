@@ -175,18 +175,19 @@ class FedALA(OwnModel):
         weights = state.trees.get(WEIGHTS) or {
             name: torch.ones_like(personal[name]) for name in names
         }
-        passes = self.config.first if WEIGHTS not in state.trees else self.config.later
+        passes = self.config.later
+        if WEIGHTS not in state.trees:
+            passes = self.config.first
         there = [
             {name: tensor.to(ctx.labels.device) for name, tensor in part.items()}
             for part in (weights, start, select(personal, names))
         ]
         weights, fixed = there[0], (there[1], there[2])
         losses: list[float] = []
-        batches = (
-            list(ctx.batches("adaptive aggregation", self.config.share))
-            if passes
-            else []
-        )
+        if passes:
+            batches = list(ctx.batches("adaptive aggregation", self.config.share))
+        else:
+            batches = []
         for _ in range(passes):
             for batch in batches:
                 loss, weights = self.learn_step(weights, *fixed, batch, ctx)
@@ -256,7 +257,9 @@ class PerFedAvg(Algorithm):
         beta: Positive = 0.01
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        step = "" if self.config.alpha == 0 else "meta_step"
+        step = "meta_step"
+        if self.config.alpha == 0:
+            step = ""
         return (
             Phase(
                 "train",
@@ -293,7 +296,9 @@ class PerFedAvg(Algorithm):
         _move(steps.params, steps.gradients(batch), -self._alpha(steps))
 
     def _alpha(self, steps: Steps) -> float:
-        return steps.training.lr if self.config.alpha is None else self.config.alpha
+        if self.config.alpha is None:
+            return steps.training.lr
+        return self.config.alpha
 
 
 @register

@@ -179,11 +179,9 @@ def with_term(
     Without strength the phases stay as they are, and FedAvg's trainer runs them. A zero gradient would not be the same:
     it would apply weight decay to tensors that no forward pass reaches. Nor is 0 times an overflow 0.
     """
-    return (
-        phases
-        if strength == 0
-        else tuple(replace(phase, loss=objective) for phase in phases)
-    )
+    if strength == 0:
+        return phases
+    return tuple(replace(phase, loss=objective) for phase in phases)
 
 
 def half_pull(strength: float, params: Tree, ctx: Context) -> Tensor:

@@ -188,7 +188,9 @@ class TaskInfo:
 
     def weight(self, client: int) -> int:
         """Return a client's weight in a weighted mean: its training samples, or 1."""
-        return 1 if self.uniform else self.n_train[client]
+        if self.uniform:
+            return 1
+        return self.n_train[client]
 
     def may_end(self, done: int) -> bool:
         """Return whether training may end after this many rounds: after all, or where a stopping rule decides."""

@@ -90,11 +90,9 @@ class Mixing(ServerMade):
 
     def last_upload(self, server: State, client: int) -> Tree:
         """Return a client's last upload, or the common initial model."""
-        return (
-            server.trees[_slot(client)]
-            if self.heard(server, client)
-            else server.trees["model"]
-        )
+        if self.heard(server, client):
+            return server.trees[_slot(client)]
+        return server.trees["model"]
 
     def mixture(
         self, server: State, client: int, rnd: Round, skip: frozenset[str] = frozenset()
@@ -241,7 +239,9 @@ class FedAMP(ProximalTerm, Keeping):
     ) -> Tree:
         personal = state.trees["model"]
         cloud = message.trees["model"]
-        return personal if self.config.start == "own" else {**personal, **cloud}
+        if self.config.start == "own":
+            return personal
+        return {**personal, **cloud}
 
     def pull(self, index: int) -> float:
         return float(self.config.lam / self._alpha(index))
@@ -251,7 +251,9 @@ class FedAMP(ProximalTerm, Keeping):
         config = self.config
         step = float(config.alpha * config.decay ** (index // config.decay_every))
         others = max(1, len(self.task_info.clients) - 1)
-        return min(step, config.sigma / others) if self.limited else step
+        if self.limited:
+            return min(step, config.sigma / others)
+        return step
 
     def _parameters(self, server: State, client: int) -> Tree:
         return self.trained(server, client, self.units[0])
@@ -283,9 +285,9 @@ class HeurFedAMP(FedAMP):
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         count = len(self.task_info.clients)
-        itself = (
-            1 / count if self.config.self_weight is None else self.config.self_weight
-        )
+        itself = self.config.self_weight
+        if itself is None:
+            itself = 1 / count
         with tree.one_thread():
             parameters = self._parameters(server, client)
             alike = [
@@ -356,11 +358,12 @@ class FedFomo(Keeping):
                 for peer, peer_model in message.trees.items()
             },
         }
-        losses = (
-            {name: ctx.score(model, name)["loss"] for name, model in models.items()}
-            if message.trees
-            else {}
-        )
+        if message.trees:
+            losses = {
+                name: ctx.score(model, name)["loss"] for name, model in models.items()
+            }
+        else:
+            losses = {}
         parameters = set(self.units[0].parameters) - self.task_info.frozen
         weights = {}
         for peer, peer_model in message.trees.items():
@@ -570,7 +573,9 @@ def critical_mask(after: Tensor, before: Tensor, fraction: float) -> Tensor:
     if count == 0:
         return torch.zeros_like(moved, dtype=torch.bool)
     least = moved.flatten().topk(count).values[-1]
-    return moved >= least if least > NEGLIGIBLE else moved > 0
+    if least > NEGLIGIBLE:
+        return moved >= least
+    return moved > 0
 
 
 def collaborators(masks: Mapping[int, Tree], progress: float) -> dict[int, list[int]]:

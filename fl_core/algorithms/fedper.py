@@ -117,7 +117,9 @@ class FedBN(Algorithm):
 
     def notes(self) -> list[str]:
         none = "fedbn keeps batch normalisations with each client, and the model has none: it is FedAvg"
-        return [] if self.task_info.norms else [none]
+        if self.task_info.norms:
+            return []
+        return [none]
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         return super().shared(rnd, client) - self.task_info.norms
@@ -170,12 +172,12 @@ class FedRep(Partial):
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         epochs = self.task_info.epochs
         least = min(1, epochs)
-        head = (
-            max(least, epochs - 1)
-            if self.config.head_epochs is None
-            else self.config.head_epochs
-        )
-        body = max(least, epochs - head) if self.head else epochs
+        head = self.config.head_epochs
+        if head is None:
+            head = max(least, epochs - 1)
+        body = epochs
+        if self.head:
+            body = max(least, epochs - head)
         return Phase("head", self.head, head, batch_stream="head"), Phase(
             "body", self.body, body
         )
@@ -216,7 +218,9 @@ class LocalHead(Partial):
         return frozenset()
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (Phase("head", self.head, self.task_info.epochs),) if self.head else ()
+        if self.head:
+            return (Phase("head", self.head, self.task_info.epochs),)
+        return ()
 
 
 @register
@@ -241,25 +245,29 @@ class PLayerFL(FedPer):
         return None  # chosen in the first round
 
     def exchanges(self, index: int) -> tuple[str, ...]:
-        return ("stats", "upload") if self.decides else ("train",)
+        if self.decides:
+            return ("stats", "upload")
+        return ("train",)
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         everything = self.task_info.tensors - self.task_info.never_sent
-        return everything if self.plan is None else super().shared(rnd, client)
+        if self.plan is None:
+            return everything
+        return super().shared(rnd, client)
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
-        return (
-            Message()
-            if rnd.exchange == "upload"
-            else super().server_message(server, client, rnd)
-        )
+        if rnd.exchange == "upload":
+            return Message()
+        return super().server_message(server, client, rnd)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         observe = (SENSITIVITY,) if rnd.exchange == "stats" else ()
         everything = Phase(
             "train", self.task_info.tensors, self.task_info.epochs, observe=observe
         )
-        return () if rnd.exchange == "upload" else (everything,)
+        if rnd.exchange == "upload":
+            return ()
+        return (everything,)
 
     def client_update(
         self,

@@ -246,14 +246,13 @@ class FedPFT(Algorithm):
         if not self.config.alternate:
             return (self.phase("train", all_, epochs, "both_loss"),)
         feature_epochs = self.config.feature_epochs
-        features = (
-            max(1, epochs - max(1, epochs // 5))
-            if feature_epochs is None
-            else feature_epochs
-        )
-        adapting = (
-            max(1, epochs - features) if feature_epochs is None else epochs - features
-        )
+        features = feature_epochs
+        if features is None:
+            features = max(1, epochs - max(1, epochs // 5))
+        if feature_epochs is None:
+            adapting = max(1, epochs - features)
+        else:
+            adapting = epochs - features
         alone = () if self.both else ("body",)
         first = all_ - self.part_of("head", "contrast_prompts", *alone)
         second = all_ - self.part_of("prompts", "projection")
@@ -274,7 +273,9 @@ class FedPFT(Algorithm):
         """Return a training phase with an own learning rate of the transformation (tau)."""
         slower = 10 if self.compares(self.config) else 2
         groups = (Group(self.part_of("transform"), self.config.transform_lr, slower),)
-        step = "contrast_step" if self.both else ""
+        step = ""
+        if self.both:
+            step = "contrast_step"
         return Phase(
             name, train, epochs, loss=loss, groups=groups, step=step, **options
         )
@@ -404,7 +405,9 @@ class FedPFT(Algorithm):
         for layer, table in weights.items():
             for k, row in enumerate(table.tolist()):
                 for j, value in enumerate(row):
-                    key = f"prompt {j}" if j else "feature"
+                    key = "feature"
+                    if j:
+                        key = f"prompt {j}"
                     yield Observation(
                         ATTENTION,
                         value,
@@ -453,10 +456,8 @@ class TwoStage(FedPFT):
         return rnd.index < self.task_info.rounds // 2
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
-        stage = (
-            ("body", "projection") if self.first(rnd) else ("body", "transform", "head")
-        )
-        return super().shared(rnd, client) & self.part_of(*stage)
+        last = ("projection",) if self.first(rnd) else ("transform", "head")
+        return super().shared(rnd, client) & self.part_of("body", *last)
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         return (

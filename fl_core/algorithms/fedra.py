@@ -131,9 +131,9 @@ class AllSmall(Blockwise):
         cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
     ) -> nn.Module:
         whole: Any = with_optional_blocks(model, models.example(shape))
-        depth = (
-            math.ceil(len(whole.blocks) / 4) if config.depth is None else config.depth
-        )
+        depth = config.depth
+        if depth is None:
+            depth = math.ceil(len(whole.blocks) / 4)
         if not 1 <= depth <= len(whole.blocks):
             raise UsageError(
                 f"allsmall: depth must be from 1 to {len(whole.blocks)}, the number of the model's blocks; got {depth}."

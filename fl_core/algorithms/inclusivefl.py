@@ -161,7 +161,9 @@ class DepthFL(LimitedDepth):
         built = super().wrap_model(model, config, **given)
         total = len(paths_of_blocks(built))
         quarters = {math.ceil(total * k / 4) for k in (1, 2, 3)} - {total}
-        after = sorted(quarters) if config.exits is None else config.exits
+        after = config.exits
+        if after is None:
+            after = sorted(quarters)
         return Exits(
             built,
             after,

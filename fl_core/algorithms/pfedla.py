@@ -239,7 +239,9 @@ class PFedLA(Mixing):
     def network(self, server: State, client: int) -> Tree:
         """Return a client's embedding and hypernetwork: the trained ones, or their random start."""
         trained = server.trees.get(_slot(client))
-        return self._drawn(client) if trained is None else trained
+        if trained is None:
+            return self._drawn(client)
+        return trained
 
     def alpha(self, net: Tree) -> Tensor:
         """Return the aggregation weights of a client's hypernetwork, [units, clients]. Each row sums to 1."""

@@ -179,7 +179,9 @@ class FedDyn(ControlVariates):
         pulled = super().loss(params, batch, ctx) + half_pull(
             self.config.alpha, params, ctx
         )
-        return pulled - torch.stack(tilt).sum() if tilt else pulled
+        if tilt:
+            return pulled - torch.stack(tilt).sum()
+        return pulled
 
     def client_update(
         self,

@@ -284,7 +284,9 @@ class Scheduled(Algorithm):
     @classmethod
     def scheduled_layers(cls, plan: LayerPlan) -> tuple[Layer, ...]:
         """Return the layers that start to train one after another, first to last."""
-        return plan.body if cls.forward else plan.body[::-1]
+        if cls.forward:
+            return plan.body
+        return plan.body[::-1]
 
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
         plan = super().default_plan(layers)

@@ -115,7 +115,9 @@ def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
             f"float pictures must have one axis that can be the channels; got {list(shape)}, whose first and last can.",
             "Store them as uint8 [n, H, W, C], or flatten them.",
         )
-    return (shape[2], shape[0], shape[1]) if last and not first else shape
+    if last and not first:
+        return (shape[2], shape[0], shape[1])
+    return shape
 
 
 def is_text(values: Array | pd.Categorical) -> TypeGuard[pd.Categorical]:
@@ -281,8 +283,12 @@ def task_of_entries(y: Array, task: str) -> str:
     one_hot = y.ndim == 2 and bool((np.sort(y)[:, :-1] == 0).all())
     if y.dtype.kind == "f":
         coded = task == CLASSIFICATION and bool(np.isin(y, (0, 1)).all())
-        return "" if task not in (CLASSIFICATION, REGRESSION) or coded else REGRESSION
-    return POSITIONS if task == CLASSIFICATION and not one_hot else ""
+        if task not in (CLASSIFICATION, REGRESSION) or coded:
+            return ""
+        return REGRESSION
+    if task == CLASSIFICATION and not one_hot:
+        return POSITIONS
+    return ""
 
 
 def finite_entries(y: Array) -> Array:
@@ -322,7 +328,8 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
     check_flat(y)
     if is_text(y):
         cells = texts_of(y)
-        names = written_classes(cells) if names is None else names
+        if names is None:
+            names = written_classes(cells)
         code = {composed(name.strip()): k for k, name in enumerate(names)}
         code_of_word = [code.get(word.strip(), -1) for word in cells.categories]
         y = np.array(code_of_word, dtype=np.int64)[cells.codes]
@@ -398,7 +405,9 @@ def targets(y: Array) -> NDArray[np.float32 | np.float64]:
     with np.errstate(over="ignore"):
         single = y.astype(np.float32)
     refuse_where(~np.isfinite(single), y, "targets must be finite float32")
-    return y.astype(np.float64) if loses_digits(y) else single
+    if loses_digits(y):
+        return y.astype(np.float64)
+    return single
 
 
 def events(y: Array) -> NDArray[np.float32]:
@@ -503,4 +512,6 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
 
 def _squeezed(y: Array) -> Array:
     """Return targets [n, 1] as [n]."""
-    return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.ndim == 2 and y.shape[1] == 1:
+        return y[:, 0]
+    return y

@@ -82,7 +82,9 @@ class MoCoViews:
                         base = [old.new_zeros(()), mean_grey, grey(old)][k]
                         new = base + (1 + by) * (old - base)
                     x[chosen] = new.clamp(low, high)
-        return (x - mean) / std if self.mean else x
+        if self.mean:
+            return (x - mean) / std
+        return x
 
 
 def crop_boxes(n: int, height: int, width: int, draw: torch.Generator) -> Tensor:

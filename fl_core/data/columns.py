@@ -93,4 +93,6 @@ class ColumnTable(Displayed):
 
 def _short(cell: object) -> str:
     text = " ".join(str(cell).split())
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    if len(text) <= LONGEST:
+        return text
+    return text[: LONGEST - 1] + "…"

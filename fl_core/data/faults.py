@@ -65,7 +65,9 @@ class DataFault(UsageError):
     @property
     def repair(self) -> dict[str, Any]:
         """Return the settings of the first way. None means that no setting is certain to help."""
-        return self.ways[0][1] if self.ways else {}
+        if self.ways:
+            return self.ways[0][1]
+        return {}
 
     def at(self, where: str, place: Place = row_of_array) -> DataFault:
         """Return the fault with its data, and with its row by a name."""

@@ -116,23 +116,25 @@ class FederatedData(Displayed):
             [client.name, *(len(client.split(split)) for split in SPLITS)]
             for client in self.clients
         ]
-        what = f"{self.n_classes} classes" if self.classes else self.task
+        what = self.task
+        if self.classes:
+            what = f"{self.n_classes} classes"
         lead = f"{self.name}: {plural(len(sizes), 'client')}, samples of shape {list(self.shape)}, {what}"
         return Summary(lead, ["client", *SPLITS], sizes)
 
     @property
     def positive(self) -> str:
         """Return the name of the positive one of two classes, or an empty text for another number of classes."""
-        return (
-            (self.chosen or self.classes[1])
-            if self.n_classes == 2 and self.task == CLASSIFICATION
-            else ""
-        )
+        if self.n_classes == 2 and self.task == CLASSIFICATION:
+            return self.chosen or self.classes[1]
+        return ""
 
     @property
     def positive_index(self) -> int:
         """Return the index of the positive class. Without one it is 1, without a meaning."""
-        return self.classes.index(self.positive) if self.positive else 1
+        if self.positive:
+            return self.classes.index(self.positive)
+        return 1
 
     def with_positive(self, name: str) -> FederatedData:
         """Return the same data with another positive class.

@@ -127,7 +127,9 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
             check_lengths(source, data[owner_key])
             owner, owner_names = arrays.owners(data[owner_key], called)
         source = replace(source, owner=owner, owner_names=owner_names)
-    is_train = np.arange(len(source)) < sizes[0] if split else None
+    is_train = None
+    if split:
+        is_train = np.arange(len(source)) < sizes[0]
     if "is_train" in data:
         with located(f"{path}, array 'is_train'"):
             check_lengths(source, data["is_train"])
@@ -287,11 +289,9 @@ def pixels(
     size = (side, side) if side else headers[0].size
     for file, header in zip(files, headers, strict=True):
         if not side and header.size != size:
-            way = (
-                f" Crop and scale them: {spelled(image_size=min(size))}."
-                if where
-                else ""
-            )
+            way = ""
+            if where:
+                way = f" Crop and scale them: {spelled(image_size=min(size))}."
             raise UsageError(
                 f"{file}: all images must have one size; "
                 f"got {header.size[0]}x{header.size[1]}, but {files[0]} is {size[0]}x{size[1]}.{way}"
@@ -300,7 +300,9 @@ def pixels(
             raise UsageError(f"{file}: images must be gray; got one in colour.")
     if gray is None:
         gray = _all_gray(headers)
-    mode = "L" if gray else "RGB"
+    mode = "RGB"
+    if gray:
+        mode = "L"
     sizes = [header.size for header in headers]
     formats.check_images(where or files[0].parent, files, sizes, size, len(mode))
     depth = [3] if mode == "RGB" else []
@@ -379,7 +381,9 @@ def list_images(path: Path) -> pd.DataFrame:
     flat = images_in(path, "[!.]*/[!.]*")
     deep = images_in(path, "[!.]*/[!.]*/[!.]*")
     if bool(flat) == bool(deep):
-        got = f"{flat[0]} and {deep[0]}" if flat else "none"
+        got = "none"
+        if flat:
+            got = f"{flat[0]} and {deep[0]}"
         raise UsageError(
             f"{path} must have tables, or one layout of images, class/* or client/class/* ({', '.join(IMAGES)}); "
             f"got {got}. {tables.UNPACK}"

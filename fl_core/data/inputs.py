@@ -70,7 +70,9 @@ class Samples(NamedTuple):
         """Return some of the samples."""
 
         def some(values: Names) -> Names:
-            return tuple(values[row] for row in rows) if values else ()
+            if values:
+                return tuple(values[row] for row in rows)
+            return ()
 
         return Samples(
             some(self.names),
@@ -131,7 +133,9 @@ class Inputs:
     @property
     def columns(self) -> Names:
         """Return the names of a table's features in the order of the model's inputs. Empty means unknown."""
-        return () if self.preprocessing is None else self.preprocessing.columns
+        if self.preprocessing is None:
+            return ()
+        return self.preprocessing.columns
 
     @property
     def _words(self) -> dict[str, Names]:
@@ -153,7 +157,9 @@ class Inputs:
         tokens = self.tokens
         if self.words is not None:
             tokens = len(SPECIAL) + len(self.words)
-        return TokenShape(self.shape, tokens) if tokens else self.shape
+        if tokens:
+            return TokenShape(self.shape, tokens)
+        return self.shape
 
     def to_json(self) -> dict[str, Any]:
         """Return the inputs as a dictionary of plain numbers and text."""
@@ -218,7 +224,9 @@ class Inputs:
             UsageError: there is no such column, or a row has no client.
         """
         name = self.reading.client_column
-        path = path_of(new) if isinstance(new, str | Path) else None
+        path = None
+        if isinstance(new, str | Path):
+            path = path_of(new)
         if path is not None and path.suffix == ".npz":
             there: list[str] = list(files.headers(path))
         elif path is not None or isinstance(new, pd.DataFrame):
@@ -245,7 +253,9 @@ class Inputs:
         }
 
     def _samples_of(self, new: Any, ids: Sequence[str] | None) -> Samples:
-        path = path_of(new) if isinstance(new, (str, Path)) else None
+        path = None
+        if isinstance(new, (str, Path)):
+            path = path_of(new)
         kind = "memory"
         if path is not None:
             files_of(path)
@@ -365,7 +375,9 @@ class Inputs:
         source = self._source(x)
         notes: Names = ()
         clipped: Names = ()
-        expected = (len(self.columns),) if self._words else self.shape
+        expected = self.shape
+        if self._words:
+            expected = (len(self.columns),)
         if source.is_image != self.images or source.shape != expected:
             shape = f"{x.dtype} of shape {list(x.shape)}"
             raise DataFault(f"samples must be {self._describe()}; got {shape}.")
@@ -398,7 +410,9 @@ class Inputs:
                 )
             source = self._source(preparation.transform(x))
         samples = self._samples(source, names)._replace(notes=notes, clipped=clipped)
-        return samples._replace(x=samples.x.long()) if self.tokens else samples
+        if self.tokens:
+            return samples._replace(x=samples.x.long())
+        return samples
 
     @staticmethod
     def _samples(source: Source, names: Sequence[str] | None = None) -> Samples:

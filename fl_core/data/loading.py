@@ -182,7 +182,9 @@ def recipe(
     how = Reading.with_keys(reading)
     if isinstance(dataset, Source):
         raw = dataset.columns and dataset.preprocessing is None
-        scale = STANDARD if raw else "none"
+        scale = "none"
+        if raw:
+            scale = STANDARD
         has_clients = dataset.owner is not None
         return general(dataset.shape, has_clients, dataset.task, scale=scale)
     if _is_named(dataset):

@@ -57,7 +57,9 @@ class NearCopies:
         in_file = self.neighbours >= max(NEIGHBOURS, TIMES * self.chance)
         if not in_file and self.copies < COPIES:
             return ""
-        what = "near in the file" if in_file else "almost equal"
+        what = "almost equal"
+        if in_file:
+            what = "near in the file"
         return (
             f"many test rows have a near copy among the training rows, {what}: scores may be too good. Name the column "
             f"of what rows belong to, such as a patient or a recording: {spelled(group_column='NAME')}"

@@ -181,7 +181,9 @@ class Preprocessing:
         missing = np.argwhere(np.isnan(x))
         if len(missing) and not self.fill:
             row, column = missing[0].tolist()
-            named = repr(self.columns[column]) if self.columns else column
+            named = column
+            if self.columns:
+                named = repr(self.columns[column])
             rule = f"the value of column {named} must not be missing."
             raise DataFault(rule, "Fill it first.", row=row)
         if self.outside(x).any():
@@ -394,7 +396,9 @@ def fitted(
     else:
         scaler = StandardScaler().fit(values)
         # the same mean, so that filled values become 0
-        centre = np.array(fill) if impute == "mean" else scaler.mean_
+        centre = scaler.mean_
+        if impute == "mean":
+            centre = np.array(fill)
         spread = scaler.scale_
     return replace(
         preparation, centre=tuple(centre.tolist()), spread=tuple(spread.tolist())

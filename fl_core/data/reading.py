@@ -259,7 +259,9 @@ def csv_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _csv_option(key: str, value: Any) -> Any:
     if key == "na_values":
-        values = value.split(",") if isinstance(value, str) else value
+        values = value
+        if isinstance(value, str):
+            values = value.split(",")
         if not isinstance(values, list | tuple):
             values = [values]
         return [str(item) for item in values]
@@ -284,7 +286,9 @@ def _csv_option(key: str, value: Any) -> Any:
                 f"{key} of csv must be such as utf-8, latin-1 or cp1252; got {value!r}."
             ) from error
         return value
-    sign = "\t" if key == "sep" and value in ("tab", "\\t") else value
+    sign = value
+    if key == "sep" and value in ("tab", "\\t"):
+        sign = "\t"
     quotes = key != "quotechar" and sign == '"'
     if not isinstance(sign, str) or len(sign) != 1 or sign in "\r\n" or quotes:
         raise UsageError(f"{key} of csv must be one character; got {value!r}.")

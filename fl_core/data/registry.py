@@ -117,14 +117,17 @@ def general(
     settings["scale"] = scale
     if task != CLASSIFICATION:
         settings |= {"loss": LOSS_OF.get(task, "cross_entropy"), "partition": "iid"}
-    settings |= {"clients": None, "partition": "natural"} if has_clients else {}
+    if has_clients:
+        settings |= {"clients": None, "partition": "natural"}
     if isinstance(shape, TokenShape):
         return Recipe(
             **settings, **TEXT, note="general values for texts without a recipe"
         )
     model = "mlp"
     if len(shape) == 3:
-        model = "fmnist_cnn" if shape[0] == 1 else "cifar_cnn"
+        model = "cifar_cnn"
+        if shape[0] == 1:
+            model = "fmnist_cnn"
     return Recipe(
         **settings,
         model=model,

@@ -146,7 +146,9 @@ class Source:
 
     def counts(self) -> pd.DataFrame:
         """Count samples by natural client and by class or label. Without classes count samples, and events."""
-        owner = np.zeros(len(self), dtype=int) if self.owner is None else self.owner
+        owner = self.owner
+        if owner is None:
+            owner = np.zeros(len(self), dtype=int)
         client = np.array(self.owner_names or ("all",))[owner]
         columns: dict[str, Any] = {"samples": 1}
         if self.task == CLASSIFICATION:
@@ -202,7 +204,9 @@ class Source:
         source = replace(self, scale=scale, impute=impute)
         rows = type(self.shape) is tuple and self.x.ndim == 2
         if source.prepares and not (rows and self.preprocessing is None):
-            what = "its fixed scaling" if rows else "no table of numbers"
+            what = "no table of numbers"
+            if rows:
+                what = "its fixed scaling"
             raise UsageError(
                 f"scale and impute must be none for {self.name}; got data with {what}. Leave them out."
             )
@@ -238,7 +242,9 @@ class Source:
 
         x = torch.from_numpy(self.x[indices])
         if not self.is_image:
-            return x.float() if x.is_floating_point() else x
+            if x.is_floating_point():
+                return x.float()
+            return x
         x = x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2)
         x = x.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         if self.mean:
@@ -285,11 +291,13 @@ class Source:
         x, words = self.x, self.categories
         if words:
             learnt = preprocessing.learn_categories(x[train], words)
-            words = preparation.categories if preparation else learnt
+            words = learnt
+            if preparation:
+                words = preparation.categories
             x = preprocessing.recode(x, self.categories, words)
         if preparation is None:
             clients = owner
-            if owner is None:
+            if clients is None:
                 clients = np.zeros(len(train), dtype=np.int64)
             if self.clip != CLIPS[0]:
                 clients = None
@@ -492,7 +500,9 @@ def encode(
     if tokenizer:
         ids, cut, side = tokenizer.encode(texts)
         if where and cut > NOTED * len(texts):
-            place = "after" if side == "right" else "before their last"
+            place = "before their last"
+            if side == "right":
+                place = "after"
             warn(
                 f"{where}: {cut} of {len(texts)} texts are cut {place} {tokenizer.length} tokens"
             )

@@ -31,7 +31,9 @@ def text_of(value: Any) -> str:
         return ""
     if isinstance(value, int) or not hasattr(value, "is_integer"):
         return str(value)
-    return str(int(value)) if value.is_integer() else str(value)
+    if value.is_integer():
+        return str(int(value))
+    return str(value)
 
 
 def texts_of(values: Cells | Array | pd.Series) -> pd.Categorical:
@@ -59,13 +61,17 @@ def texts_of(values: Cells | Array | pd.Series) -> pd.Categorical:
     code, distinct = pd.factorize(np.array(names, dtype=object))
     cells = pd.Categorical.from_codes(code[place], pd.Index(distinct, dtype=object))
     used = np.bincount(cells.codes, minlength=len(distinct))
-    return cells if used.all() else cells.remove_unused_categories()
+    if used.all():
+        return cells
+    return cells.remove_unused_categories()
 
 
 def taken(cells: Any, rows: Any) -> Any:
     """Return some rows of a column. A column of text keeps its words there."""
     cells = cells[rows]
-    return cells if isinstance(cells, np.ndarray) else cells.remove_unused_categories()
+    if isinstance(cells, np.ndarray):
+        return cells
+    return cells.remove_unused_categories()
 
 
 def lacks_value(cells: Cells) -> Bools:

@@ -138,7 +138,9 @@ def as_array(values: Any) -> np.ndarray[Any, Any]:
     if isinstance(values, Tensor):
         return tensor(values).numpy(force=True)
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        kind = float if values.dtype.kind in "biuf" else object
+        kind = object
+        if values.dtype.kind in "biuf":
+            kind = float
         return np.where(np.ma.getmaskarray(values), np.nan, values.data.astype(kind))
     return np.asarray(values)
 
@@ -154,9 +156,10 @@ def check_tables(pairs: Mapping[str, Any]) -> None:
     """
     first_columns: tuple[str, list[Any]] | None = None
     for where, pair in pairs.items():
-        x, y = (
-            pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None,) * 2
-        )
+        if isinstance(pair, tuple | list) and len(pair) == 2:
+            x, y = pair
+        else:
+            x, y = (None,) * 2
         indices = [
             part.index for part in (x, y) if isinstance(part, pd.DataFrame | pd.Series)
         ]
@@ -197,7 +200,9 @@ def tensor(values: Any) -> Tensor:
             raise UsageError(
                 "a tensor must have numbers; got one on the device meta. Make it on another device."
             )
-        return values.float() if values.dtype is torch.bfloat16 else values
+        if values.dtype is torch.bfloat16:
+            return values.float()
+        return values
     array = as_array(values)
     if array.dtype == np.float64:
         array = array.astype(np.float32)
@@ -230,7 +235,9 @@ def pack(x: Any) -> tuple[Tensor, Layout | None]:
             f"{', '.join(str(list(part.shape)) for part in parts) or 'none'}."
         )
     mixed = any(map(torch.is_floating_point, parts))
-    dtype = torch.float64 if mixed else torch.int64
+    dtype = torch.int64
+    if mixed:
+        dtype = torch.float64
     packed = torch.cat([part.reshape(len(part), -1).to(dtype) for part in parts], 1)
     shapes = tuple(tuple(part.shape[1:]) for part in parts)
     return packed, Layout(keys, shapes, tuple(part.dtype for part in parts))
@@ -253,7 +260,9 @@ def split_labels(batch: Any) -> tuple[Any, Any]:
 
 def is_batch(data: Any) -> bool:
     """Return True for a dict of inputs with their labels, as Hugging Face's loaders give it."""
-    labels = data.get(LABELS) if isinstance(data, Mapping) else None
+    labels = None
+    if isinstance(data, Mapping):
+        labels = data.get(LABELS)
     return isinstance(labels, Tensor | np.ndarray)
 
 
@@ -395,7 +404,8 @@ def adapt(
     kind = type(model)
     if isinstance(model, Adapter):
         layout = layout or model.layout
-        form = model.form if form is None else form
+        if form is None:
+            form = model.form
     else:
         inside = {"__doc__": kind.__doc__, "__module__": kind.__module__}
         adapted.__class__ = type(kind.__name__, (Adapter, kind), inside)

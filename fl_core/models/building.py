@@ -168,11 +168,13 @@ def build(
         )
     if type(n_classes) is not int or n_classes < 1:
         raise UsageError(f"n_classes must be at least 1; got {n_classes!r}.")
-    build_function, label = (
-        (None, name)
-        if isinstance(name, str)
-        else (name, getattr(name, "__qualname__", type(name).__name__))
-    )
+    if isinstance(name, str):
+        build_function, label = (None, name)
+    else:
+        build_function, label = (
+            name,
+            getattr(name, "__qualname__", type(name).__name__),
+        )
     source, colon, rest = label.partition(":")
     with torch_seeded(seed_of(seed, "model")), bounded(label):
         if build_function is None and colon and source in LIBRARIES:
@@ -182,9 +184,10 @@ def build(
                 named = is_outside(label) or not colon
                 if named and label not in MODELS:
                     _check_no_torchvision(label)
-                build_function = (
-                    MODELS[label] if named else import_object("model", label)
-                )
+                if named:
+                    build_function = MODELS[label]
+                else:
+                    build_function = import_object("model", label)
             if label in MODELS.own:
                 way = "Leave it out for the default."
                 check_values(model_options, build_function, f"{label}: ", way)
@@ -442,7 +445,9 @@ def check_fit(
                 model = adapt(model)
                 output = outputs(model)
             if output.shape != (2, n_classes):
-                mode = "training" if training else "evaluation"
+                mode = "evaluation"
+                if training:
+                    mode = "training"
                 raise UsageError(
                     f"model {name} must give logits of shape (2, {n_classes}) for 2 samples of shape {shape}; "
                     f"got shape {tuple(output.shape)} in {mode} mode. Change its last layer."

@@ -105,9 +105,9 @@ class Prompted(nn.Module):
         self.transform = transform
         self.head = head
         self.direct = direct
-        self.projection = (
-            nn.Linear(head.in_features, CONTRAST_WIDTH) if project else None
-        )
+        self.projection: nn.Module | None = None
+        if project:
+            self.projection = nn.Linear(head.in_features, CONTRAST_WIDTH)
         self.prompts, self.contrast_prompts = (
             nn.Parameter(prompts[name]) if name in prompts else None for name in PROMPTS
         )
@@ -120,15 +120,15 @@ class Prompted(nn.Module):
         With ``severed`` the body receives no gradient.
         """
         features = self.body(x)
-        features = features.detach() if severed else features
+        if severed:
+            features = features.detach()
         if task == "classify":
             return self.head(self.transform(features, self._tokens("prompts")))
         assert self.projection is not None
-        features = (
-            features
-            if self.direct
-            else self.transform(features, self._tokens("contrast_prompts"))
-        )
+        if self.direct:
+            features = features
+        else:
+            features = self.transform(features, self._tokens("contrast_prompts"))
         return normalize(self.projection(features))
 
     def attention(self, x: Tensor) -> dict[str, Tensor]:
@@ -143,7 +143,9 @@ class Prompted(nn.Module):
     def _tokens(self, name: str) -> Tensor | None:
         prompts = getattr(self, name)
         # FLOP counters accept no leaf as an input
-        return None if prompts is None else prompts.view_as(prompts)
+        if prompts is None:
+            return None
+        return prompts.view_as(prompts)
 
 
 class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
@@ -203,11 +205,9 @@ class Gate(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], blocks: int) -> None:
         super().__init__()
-        self.inputs = (
-            SwitchableNorm(shape[0])
-            if len(shape) == 3
-            else nn.BatchNorm1d(math.prod(shape))
-        )
+        self.inputs: nn.Module = nn.BatchNorm1d(math.prod(shape))
+        if len(shape) == 3:
+            self.inputs = SwitchableNorm(shape[0])
         self.linear = nn.Linear(math.prod(shape), blocks)
         self.scores = nn.BatchNorm1d(blocks)
         self.images = len(shape) == 3
@@ -628,7 +628,9 @@ class Exits(nn.Module):
             classifier(features[number]) for number, classifier in self.exits.present()
         ]
         logits = torch.stack([*early, last])
-        return logits if every else logits.mean(0)
+        if every:
+            return logits
+        return logits.mean(0)
 
     def _features(self, x: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Return what each present classifier reads, by its number, and the model's own logits."""

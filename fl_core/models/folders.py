@@ -187,7 +187,9 @@ def check_entries(where: str, found: Any, key: str = "") -> None:
         for value in found:
             check_entries(where, value, key)
     elif isinstance(found, int):
-        most = COUNT if _COUNT.fullmatch(key) else NUMBER
+        most = NUMBER
+        if _COUNT.fullmatch(key):
+            most = COUNT
         least = 0 if most == COUNT else -most
         if not least <= found <= most:
             raise UsageError(

@@ -139,7 +139,9 @@ def with_adapters(
     head = head_path(model, example, exact=False)
     outputs = getattr(model, "get_output_embeddings", lambda: None)()
     # a language model's last layer is pretrained, and often tied to the embedding
-    trains = None if outputs is model.get_submodule(head) else head
+    trains: str | None = head
+    if outputs is model.get_submodule(head):
+        trains = None
     names = {id(tensor): name for name, tensor in tree.named_tensors(model).items()}
     paths = _target_paths(model, lora, head)
     of_path = {path: names[id(model.get_submodule(path).weight)] for path in paths}
@@ -217,7 +219,9 @@ def _parts(layer: Layer, of_path: Mapping[str, str], live: Tree) -> list[Layer]:
         buffers=tuple(name for name in layer.buffers if name in live),
         frozen=(),
     )
-    return [*part_layers, rest] if rest.tensors else part_layers
+    if rest.tensors:
+        return [*part_layers, rest]
+    return part_layers
 
 
 def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:

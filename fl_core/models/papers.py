@@ -252,7 +252,8 @@ def mlp(
 
     Weights are Kaiming-normal (fan-in, ReLU) and biases zero. With ``sizes=()`` it is multinomial logistic regression.
     """
-    sizes = (sizes,) if isinstance(sizes, int) else sizes
+    if isinstance(sizes, int):
+        sizes = (sizes,)
     for size in sizes:
         check_value("mlp: sizes", size, SIZE)
     return _perceptron(math.prod(shape), sizes, n_classes)
@@ -464,7 +465,8 @@ def text_transformer(
         raise UsageError(
             f"model text_transformer: samples must be texts, sequences of token ids; got shape {shape}."
         )
-    hidden = 4 * width if hidden is None else hidden
+    if hidden is None:
+        hidden = 4 * width
     return TextTransformer(shape.tokens, shape[0], n_classes, width, hidden)
 
 

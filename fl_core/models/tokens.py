@@ -98,7 +98,9 @@ def pixels_of(config: Mapping[str, Any]) -> int | None:
     size = config.get("image_size")
     sides = [*size] if isinstance(size, list | tuple) else [size]
     square = all(type(side) is int and side > 0 for side in sides)
-    return sides[0] if square and len({*sides}) == 1 else None
+    if square and len({*sides}) == 1:
+        return sides[0]
+    return None
 
 
 class TokenShape(tuple[int, ...]):

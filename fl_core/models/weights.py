@@ -121,21 +121,24 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
         UsageError: the file is missing, of another kind, damaged, or beyond a limit. The message is one line.
     """
     if not path.is_file():
-        what = "is no regular file" if path.exists() else "does not exist"
+        what = "does not exist"
+        if path.exists():
+            what = "is no regular file"
         raise UsageError(f"weights must be a file; {path} {what}. Check the path.")
     storage.check_regular(path)
     try:
-        tensors = (
-            _safetensors(storage.read_bytes(path))
-            if path.suffix == ".safetensors"
-            else _torch(path, key)
-        )
+        if path.suffix == ".safetensors":
+            tensors = _safetensors(storage.read_bytes(path))
+        else:
+            tensors = _torch(path, key)
     except storage.DAMAGED as error:
         why = printable(str(error).strip().partition("\n")[0])[:200]
         raise UsageError(
             f"{path} must be a file of weights that can be read: {why}. Save its state_dict() again."
         ) from error
-    start = f"{key}." if key else ""
+    start = ""
+    if key:
+        start = f"{key}."
     part = {
         printable(name.removeprefix(start)): tensor
         for name, tensor in tensors.items()
@@ -320,7 +323,9 @@ class _Parser:
         if found[0] == "module":
             return found[1]
         _, kind, key, _, count, *_ = found[:6]
-        dtype = _STORAGES[kind.name] if isinstance(kind, Stub) else None
+        dtype = None
+        if isinstance(kind, Stub):
+            dtype = _STORAGES[kind.name]
         if dtype is None or type(key) is not str or type(count) is not int or count < 0:
             raise ValueError("a storage of it has no type, key and count")
         stored = _Storage(dtype, key, count)
@@ -342,7 +347,9 @@ class _Parser:
                 raise ValueError("a tensor of it has no storage")
             # after requires_grad and backward hooks: the type in the third version, and flags of the view
             typed = kind.name == _TENSORS[-1]
-            dtype = _DTYPES[rest[2].name] if typed else stored.dtype
+            dtype = stored.dtype
+            if typed:
+                dtype = _DTYPES[rest[2].name]
             flags = arguments[7 if typed else 6 :]
             return _Strided(stored, offset, size, stride, dtype, _flags(flags))
         if kind.name in _FIRST:
@@ -406,7 +413,9 @@ def _weights(
     for _ in WRAPPERS:
         parts = stored if isinstance(stored, dict) else {}
         states = [name for name, value in parts.items() if _is_state(value)]
-        alone = () if key or len(states) > 1 or _is_state(stored) else states
+        alone = states
+        if key or len(states) > 1 or _is_state(stored):
+            alone = []
         names = (key, *WRAPPERS, *alone)
         opened = next((n for n in names if isinstance(parts.get(n), dict | Stub)), "")
         if not opened:
@@ -418,7 +427,8 @@ def _weights(
                 f"{listing(map(printable, others), 4)}: key= names another"
             )
         stored = parts[opened]
-        start = f"{key}." if opened == key else start
+        if opened == key:
+            start = f"{key}."
     tensors: dict[str, _Strided] = {}
     visits, todo = 0, [(start, stored)]
     while todo:
@@ -439,9 +449,13 @@ def _weights(
                     todo.append((f"{name}.", value))
     if not tensors:
         got = listing(parts or [type(stored).__name__], 6)
-        way = ". Name one of them by key=" if states else ""
+        way = ""
+        if states:
+            way = ". Name one of them by key="
         raise ValueError(f"it has no tensors by name; got {got}{way}")
-    about = stored.metadata if isinstance(stored, _Table) else None
+    about = None
+    if isinstance(stored, _Table):
+        about = stored.metadata
     versions = {
         f"{start}{path}".removesuffix("."): entry
         for path, entry in (about if isinstance(about, dict) else {}).items()
@@ -459,7 +473,9 @@ def _tables(module: Any) -> list[dict[str, Any]]:
     """Return the tables of a state dict or of a module."""
     if isinstance(module, dict):
         return [module]
-    state = module.state if isinstance(module, Stub) else None
+    state = None
+    if isinstance(module, Stub):
+        state = module.state
     entries = state if isinstance(state, dict) else {}
     tables = [entries.get(name) for name in ("_parameters", "_buffers", "_modules")]
     return [table for table in tables if isinstance(table, dict)]

@@ -40,11 +40,9 @@ def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float:
     """
     pairs = list(pairs)
     total = math.fsum(weight for _, weight in pairs)
-    return (
-        math.fsum(value * weight for value, weight in pairs) / total
-        if total
-        else math.nan
-    )
+    if total:
+        return math.fsum(value * weight for value, weight in pairs) / total
+    return math.nan
 
 
 def moving_mean(scores: Mapping[int, float]) -> dict[int, float]:
@@ -162,18 +160,15 @@ class StoppingRule:
 
     def report(self, done: int, rounds: int) -> str:
         """Say in one line why the run ended, and where the best rounds are."""
-        end = (
-            f"stopped after round {done} of at most {rounds}"
-            if self.stops
-            else f"ended after round {done}"
-        )
+        if self.stops:
+            end = f"stopped after round {done} of at most {rounds}"
+        else:
+            end = f"ended after round {done}"
         label = " and ".join(map(label_of, self.metrics))
         best = ", ".join(f"{model} {at}" for model, at in self.best.items())
-        why = (
-            f": no better {label} on validation for {plural(self.patience, 'evaluation')}"
-            if self.stops
-            else ""
-        )
+        why = ""
+        if self.stops:
+            why = f": no better {label} on validation for {plural(self.patience, 'evaluation')}"
         return f"{end}{why}; best rounds: {best or 'none'}"
 
     def to_json(self) -> dict[str, Any]:

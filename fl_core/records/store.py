@@ -202,7 +202,9 @@ class Run:
             CorruptError: they are damaged.
         """
         digest = self.config["files"].get(START)
-        return None if digest is None else self.folder.read_tensors(START, digest)
+        if digest is None:
+            return None
+        return self.folder.read_tensors(START, digest)
 
     def manifest(self, which: int) -> dict[str, Any]:
         """The manifest of the checkpoint after round ``which``.
@@ -307,7 +309,9 @@ class Run:
         covered = ends[-1]["bytes"]
         size = self.folder.size(ROWS)
         beyond = f", {size - covered:,} bytes after the last checkpoint not covered"
-        rest = beyond if size > covered else ""
+        rest = ""
+        if size > covered:
+            rest = beyond
         checked.append(
             f"{plural(len(blobs), 'blob')}; rows up to {covered:,} bytes{rest}"
         )
@@ -445,9 +449,10 @@ class Run:
             model: as of :meth:`best_round`.
         """
         rule = self.stopping_rule()
-        best = {} if rule is None else rule.best
-        main = "" if rule is None else rule.main
-        return best.get(model or main, best.get(main, "last"))
+        if rule is None:
+            return "last"
+        best = rule.best
+        return best.get(model or rule.main, best.get(rule.main, "last"))
 
     @property
     def early_round(self) -> int:

@@ -325,7 +325,8 @@ def _descend(
             for key, value in optimizer.state[param].items():
                 if not isinstance(value, Tensor):
                     continue
-                value = value.repeat(left) if value.ndim == 0 else value
+                if value.ndim == 0:
+                    value = value.repeat(left)
                 if training.keep_optimizer and left < len(values[name]):
                     entries[key][:left] = value
                 else:  # finished clients take no further steps
@@ -382,11 +383,10 @@ def _forward(
             continue
         weight = values[operation[0]].transpose(1, 2)
         bias = values.get(operation[1])
-        x = (
-            torch.bmm(x, weight)
-            if bias is None
-            else torch.baddbmm(bias.unsqueeze(1), x, weight)
-        )
+        if bias is None:
+            x = torch.bmm(x, weight)
+        else:
+            x = torch.baddbmm(bias.unsqueeze(1), x, weight)
     return x
 
 
@@ -416,4 +416,6 @@ def _perceptron(model: nn.Module) -> list[tuple[str, str] | None] | None:
     distinct = len(linear) == len(set(linear)) and len(tensors) == len(
         {id(param) for param in tensors}
     )
-    return operations if linear and distinct else None
+    if linear and distinct:
+        return operations
+    return None

@@ -428,7 +428,9 @@ class ClientStates(Mapping[str, State]):
 
     def __getitem__(self, name: str) -> State:
         stored = self._states[name]
-        return self.beginning(name) if stored is None else stored
+        if stored is None:
+            return self.beginning(name)
+        return stored
 
     def __setitem__(self, name: str, state: State) -> None:
         trees = {
@@ -533,7 +535,9 @@ class LocalClients:
 
     def _tuned(self, client: int) -> dict[str, Tree]:
         tuned = self.kept.get(TUNED, {}).get(self.names[client])
-        return {} if tuned is None else {TUNED: tuned}
+        if tuned is None:
+            return {}
+        return {TUNED: tuned}
 
     def is_lost(self, request: TrainRequest) -> bool:
         """Return whether the reply to this request is lost."""
@@ -618,4 +622,6 @@ def received_bytes(models: Mapping[str, Tree], state: State) -> int:
 def _own(tensor: Tensor) -> Tensor:
     """Return the tensor, copied if it is only a part of a larger block of memory."""
     alone = tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size()
-    return tensor if alone and tensor.is_contiguous() else tensor.contiguous().clone()
+    if alone and tensor.is_contiguous():
+        return tensor
+    return tensor.contiguous().clone()

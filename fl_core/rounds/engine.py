@@ -65,7 +65,9 @@ class Schedule:
     @property
     def end(self) -> int:
         """Return the round after which training stops, for now or for good."""
-        return self.rounds if self.pause is None else min(self.pause, self.rounds)
+        if self.pause is None:
+            return self.rounds
+        return min(self.pause, self.rounds)
 
     def evaluates(self, done: int) -> bool:
         """Return whether all clients are evaluated after ``done`` rounds."""
@@ -101,7 +103,9 @@ def sampled_clients(
 
 def rounds_done(rnd: Round) -> int:
     """Return the rounds that are complete with an exchange's values."""
-    return rnd.index if rnd.exchange in (FINISH, EVALUATE) else rnd.index + 1
+    if rnd.exchange in (FINISH, EVALUATE):
+        return rnd.index
+    return rnd.index + 1
 
 
 class Listener:

@@ -80,7 +80,9 @@ class Pace:
     @property
     def rate(self) -> float:
         """Return the steps per second over everything, NaN before any time has passed."""
-        return self.steps / self.total if self.total else float("nan")
+        if self.total:
+            return self.steps / self.total
+        return float("nan")
 
     def shares(self) -> str:
         """Return the parts that took a noticeable share of the time, in words."""
@@ -165,7 +167,9 @@ class Timer(Listener):
         )
 
     def after_exchange(self, engine: Engine, rnd: Round) -> None:
-        part = "evaluate" if _is_evaluation(engine, rnd) else "train"
+        part = "train"
+        if _is_evaluation(engine, rnd):
+            part = "evaluate"
         self.seconds[part] += self._without_saving() - self._exchange
 
     def after_round(self, engine: Engine) -> None:
@@ -274,7 +278,9 @@ class Trackio(Logger):
             for key, value in run.config.items()
             if isinstance(value, str | int | float)
         }
-        name = str(run.config.get("algorithm")) if run.path is None else run.path.name
+        name = str(run.config.get("algorithm"))
+        if run.path is not None:
+            name = run.path.name
         how = {"resume": "allow", **self.options}
         self.tracker.init(project="fedlayers", name=name, config=config, **how)
 
@@ -426,7 +432,9 @@ class Recorder(Listener):
                 n = len(self._data.clients[reply.client].split(split))
                 columns = {"model": model, "split": split, "n_samples": n}
                 for metric, value in scores.items():
-                    variant = self._data.positive if metric in OF_CLASS else ""
+                    variant = ""
+                    if metric in OF_CLASS:
+                        variant = self._data.positive
                     self.row(
                         metric, value, done, reply.client, variant=variant, **columns
                     )
@@ -437,11 +445,10 @@ class Recorder(Listener):
         done = Round(engine.done)
         observed = engine.algorithm.call("observations", engine.server, done)
         for observation in (*observed, *self._observed):
-            other = (
-                ""
-                if observation.client_b is None
-                else engine.names[observation.client_b]
-            )
+            if observation.client_b is None:
+                other = ""
+            else:
+                other = engine.names[observation.client_b]
             self.row(
                 observation.metric,
                 observation.value,
@@ -497,7 +504,9 @@ class Costs(Listener):
     def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
         client, work = reply.client, self._work
         if _is_evaluation(engine, rnd):
-            variant = rnd.exchange if rnd.exchange == FINISH else ""
+            variant = ""
+            if rnd.exchange == FINISH:
+                variant = rnd.exchange
             self.recorder.row(
                 "bytes_evaluation", reply.received, engine.done, client, variant=variant
             )

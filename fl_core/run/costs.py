@@ -241,7 +241,9 @@ class Ledger:
 
     def leave(self) -> None:
         self._stack.pop()
-        running = self._stack[-1] if self._stack else None
+        running = None
+        if self._stack:
+            running = self._stack[-1]
         self.last = running or self.last  # a layer goes on after a module inside it
         self._note()
 

@@ -94,7 +94,9 @@ class ExportedModel(Displayed):
 
     def summary(self) -> Summary:
         run = self.about["run"]
-        whose = f" of client {run['client']}" if run["client"] else ""
+        whose = ""
+        if run["client"]:
+            whose = f" of client {run['client']}"
         lead = f"{self.path}: the {run['model']} model{whose}, {run['algorithm']}, round {run['round']}"
         classes = listing(map(str, self.classes), 6)
         return Summary(f"{lead}\n{self.task}: {classes}" if classes else lead)
@@ -265,7 +267,9 @@ def read(path: Path | str) -> ExportedModel:
     current_format = check_version(
         path.parent / name, about.pop("format", None), FORMAT
     )
-    wrong = validate(about, _FORM) if current_format else "it has no known format"
+    wrong = "it has no known format"
+    if current_format:
+        wrong = validate(about, _FORM)
     if not wrong and about["temperature"] <= 0:
         wrong = f"temperature must be above 0; got {about['temperature']:g}"
     base = () if wrong else about["base_rate"]
@@ -560,14 +564,18 @@ class Predictions(Displayed):
                 "the model must predict classes; got a number. Use the outputs."
             )
         single = self.outputs.shape[1] < len(self.classes)
-        return build("bce").logits(self.outputs) if single else self.outputs
+        if single:
+            return build("bce").logits(self.outputs)
+        return self.outputs
 
     @cached_property
     def probabilities(self) -> Tensor:
         """Return the softmax of the logits after the temperature, float64 [n, C]. Labels have the sigmoid of theirs."""
         base = torch.tensor(self.base_rate or (0.0,), dtype=torch.float64)
         logits = self.logits.double() / self.temperature + base
-        return logits.sigmoid() if self.task == MULTILABEL else logits.softmax(dim=1)
+        if self.task == MULTILABEL:
+            return logits.sigmoid()
+        return logits.softmax(dim=1)
 
     @cached_property
     def labels(self) -> tuple[str, ...]:

@@ -128,9 +128,9 @@ class ExtendedModel:
 
         def placed(values: tuple[float | None, ...]) -> tuple[float | None, ...]:
             values_of = dict(zip(plan.names, values, strict=False))
-            return (
-                tuple(values_of.get(layer.name) for layer in layers) if values else ()
-            )
+            if values:
+                return tuple(values_of.get(layer.name) for layer in layers)
+            return ()
 
         clients = {name: placed(values) for name, values in plan.why.clients.items()}
         why = replace(plan.why, values=placed(plan.why.values), clients=clients)
@@ -211,10 +211,12 @@ class ExtendedModel:
         paths = self._now(
             name for name in layer.tensors if is_inside(name, layer.output)
         )
-        path = self._paths[layer.output].removesuffix(WRAPPED) if layer.output else ""
-        return (
-            path if all(is_inside(name, path) for name in paths) else _owner(paths[0])
-        )
+        path = ""
+        if layer.output:
+            path = self._paths[layer.output].removesuffix(WRAPPED)
+        if all(is_inside(name, path) for name in paths):
+            return path
+        return _owner(paths[0])
 
 
 def extend(
@@ -307,9 +309,10 @@ def start(
         CorruptError: the run's bytes are damaged.
     """
     path = Path(path)
-    stored, stored_words, local_norms, local = (
-        _of_run(path) if path.is_dir() else (weights.read(path), None, False, [])
-    )
+    if path.is_dir():
+        stored, stored_words, local_norms, local = _of_run(path)
+    else:
+        stored, stored_words, local_norms, local = (weights.read(path), None, False, [])
     if (
         words is not None
         and stored_words is not None

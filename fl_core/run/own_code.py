@@ -100,7 +100,9 @@ def digest_of(things: Iterable[Any]) -> str:
                 waiting += used
             elif isinstance(value, _CONSTANTS) and not key.startswith("__"):
                 texts[name].append(f"{key} = {_text(value)}")
-    return sha(repr(sorted(texts.items())).encode()) if texts else ""
+    if texts:
+        return sha(repr(sorted(texts.items())).encode())
+    return ""
 
 
 def _definition(thing: Any) -> Any:
@@ -108,7 +110,9 @@ def _definition(thing: Any) -> Any:
     while isinstance(thing, functools.partial):
         thing = thing.func
     thing = inspect.unwrap(getattr(thing, "__func__", thing))
-    return thing if isinstance(thing, (type, types.FunctionType)) else type(thing)
+    if isinstance(thing, (type, types.FunctionType)):
+        return thing
+    return type(thing)
 
 
 def _is_own(thing: object) -> bool:
@@ -156,7 +160,9 @@ def _text(value: object) -> str:
         return repr(sorted(map(_text, value)))
     if isinstance(value, tuple):
         return repr([_text(part) for part in value])
-    return _without_addresses(repr(value)) if isinstance(value, _CONSTANTS) else ""
+    if isinstance(value, _CONSTANTS):
+        return _without_addresses(repr(value))
+    return ""
 
 
 def _without_addresses(text: str) -> str:
@@ -175,7 +181,9 @@ def code_of(config: Mapping[str, Any]) -> dict[str, str]:
         for key, value in named.items()
         if isinstance(value, str) and is_outside(value)
     }
-    return {**code, "model": config["model"]} if is_code(str(config["model"])) else code
+    if is_code(str(config["model"])):
+        return {**code, "model": config["model"]}
+    return code
 
 
 def code_in(config: RunConfig) -> set[str]:

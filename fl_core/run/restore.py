@@ -355,7 +355,9 @@ def load_rounds(
         check_known("model", kind, MODELS)
     run, task = Run(path), None
     for round in rounds:
-        one = which[0] if len(which) == 1 else None
+        one = None
+        if len(which) == 1:
+            one = which[0]
         if round == "best":
             round = run.best_round(one)
         elif round is None:

@@ -70,7 +70,9 @@ def executor(
     """Choose the executor: stacked clients if asked for, else this process (0 or 1 workers) or worker processes."""
     if stack:
         return BatchedClients(client_runner)
-    return Serial(client_runner) if workers < 2 else Workers(client_runner, workers)
+    if workers < 2:
+        return Serial(client_runner)
+    return Workers(client_runner, workers)
 
 
 def local_clients(
@@ -337,7 +339,9 @@ def _execute(
         task, client_runner, instruments, writer, tuple(how.log), how.progress
     )
     with closing(make(client_runner)) as pool:
-        run = "" if writer is None else writer.run.id
+        run = ""
+        if writer is not None:
+            run = writer.run.id
         clients = how.clients(task, run, client_runner, pool)
         algorithm = task.algorithm(task.plan)
         engine = Engine(algorithm, task.data, initial, clients, schedule, listeners)
@@ -451,7 +455,9 @@ def _used(instruments: MakesInstruments, task: Task) -> Instruments:
         check_device(config.execution.device, task)
     chooses = config.federation.plan == AUTO or task.algorithm(task.plan).decides
     chooses |= config.federation.rule != RunConfig().federation.rule  # to be checked
-    return instruments() if chooses or config.execution.measure else Instruments()
+    if chooses or config.execution.measure:
+        return instruments()
+    return Instruments()
 
 
 def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:

@@ -166,7 +166,9 @@ def export(
         mine = {**about, "base_rate": base, "weights": entry["weights"]}
         mine["run"] = {**about["run"], "client": name or None}
         exports[name] = exported_model.write(file, mine, content)
-    return next(iter(exports.values())) if client or out.suffix else exports
+    if client or out.suffix:
+        return next(iter(exports.values()))
+    return exports
 
 
 def _files(out: Path, names: Sequence[str], client: str | None) -> list[Path]:
@@ -209,7 +211,9 @@ def _stored(
             way = f"Export a baseline: baseline={others[0]!r}"
         with damaged(choice / "choice.json"):
             written = parsed_json(read_text(choice / "choice.json"))
-        run = written.get("run") if isinstance(written, dict) else None
+        run = None
+        if isinstance(written, dict):
+            run = written.get("run")
         if run:
             way = f"Export its run: {choice / str(run)}"
         raise UsageError(f"{choice} must have a recommended model; got none. {way}.")
@@ -258,7 +262,9 @@ def predict(
         NonFiniteError: the model's output is NaN or infinite.
     """
     path, how = Path(path), {"ids": ids, "model": model, "allow_code": allow_code}
-    folder = Path(new) if isinstance(new, str | Path) and Path(new).is_dir() else None
+    folder = None
+    if isinstance(new, str | Path) and Path(new).is_dir():
+        folder = Path(new)
     files = [path]
     if path.is_dir():
         descriptions = sorted(path.glob("*.safetensors.json"))

@@ -92,11 +92,9 @@ class Task(Displayed):
         name = self.config.federation.algorithm
         options = self.config.federation.options
         algorithm = find(name, options)(self.task_info, None, options)
-        return (
-            algorithm
-            if plan is None
-            else algorithm.with_plan(algorithm.resolve_plan(plan))
-        )
+        if plan is None:
+            return algorithm
+        return algorithm.with_plan(algorithm.resolve_plan(plan))
 
     def client_runner(self, observers: Mapping[str, Any] | None = None) -> ClientRunner:
         """Return a runner of the task's clients."""
@@ -118,7 +116,8 @@ class Task(Displayed):
         Args:
             earlier_notes: what other runs of a study have announced. It is not repeated, and what is new is added.
         """
-        earlier_notes = set() if earlier_notes is None else earlier_notes
+        if earlier_notes is None:
+            earlier_notes = set()
         logger = logging.getLogger(__name__)
         table = self.data.table
         if table.columns and logger.isEnabledFor(logging.INFO):
@@ -247,9 +246,11 @@ def assemble(
             f"your model trains on the dataset {data.name!r}, the default: pass data= or dataset= for other data"
         )
     criterion = _criterion(config, data, objects["model"])
-    model_built: Any = (
-        config.model.model if objects["model"] is None else objects["model"]
-    )
+    model_built: Any
+    if objects["model"] is None:
+        model_built = config.model.model
+    else:
+        model_built = objects["model"]
     if not isinstance(model_built, str) or models.is_code(model_built):
         if not isinstance(model_built, nn.Module):
             make = partial(
@@ -303,7 +304,8 @@ def assemble(
         undecided = algorithm(task_info, None, config.federation.options)
         plan = undecided.default_plan(plain_layers)
     if plan is not None:
-        plan = plan if built is None else built.plan(plan)
+        if built is not None:
+            plan = built.plan(plan)
         plan.check_fits(model)
     task = Task(
         config,
@@ -342,7 +344,9 @@ def load(
     Raises:
         UsageError: files are missing or do not fit, or a client has no training samples.
     """
-    data = own if isinstance(own, FederatedData) else loaded
+    data = loaded
+    if isinstance(own, FederatedData):
+        data = own
     if data is None:
         options = {**config.data.load_options(), "seed": config.execution.seed}
         if partition is not None:
@@ -607,9 +611,13 @@ def _made_up(config: RunConfig, own: object, data: FederatedData) -> list[str]:
         or data.partition.kind == "natural"
     ):
         return []
-    columns = () if data.preprocessing is None else data.preprocessing.columns
+    columns: tuple[str, ...] = ()
+    if data.preprocessing is not None:
+        columns = data.preprocessing.columns
     likely = likely_columns("client_column", "client", columns)
-    column = repr(likely[0]) if likely else "NAME"
+    column = "NAME"
+    if likely:
+        column = repr(likely[0])
     way = f"Name the column with clients: client_column={column}"
     if own is not None and not columns:
         way = "Pass data={client: (x, y)}"

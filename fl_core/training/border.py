@@ -73,7 +73,9 @@ class FittedLoss(Loss):
     @property
     def classes(self) -> int:
         """Return the number of classes of a position; 1 for numbers."""
-        return 1 if self.axis is None else self.shape[self.axis - 1]
+        if self.axis is None:
+            return 1
+        return self.shape[self.axis - 1]
 
     def outputs(self, n_classes: int) -> int:
         return prod(self.shape)
@@ -172,7 +174,9 @@ class FittedLoss(Loss):
         if isinstance(self.base, _SIGMOIDS):
             return outputs.sigmoid()
         log_rates = isinstance(self.base, nn.PoissonNLLLoss) and self.base.log_input
-        return outputs.exp() if log_rates else outputs
+        if log_rates:
+            return outputs.exp()
+        return outputs
 
     @property
     def has_classes(self) -> bool:
@@ -183,7 +187,9 @@ class FittedLoss(Loss):
     def targets(self, y: Tensor) -> Tensor:
         """Return the targets that predictions are compared with: shares for a loss of their logarithms."""
         log = isinstance(self.base, nn.KLDivLoss) and self.base.log_target
-        return y.exp() if log else y
+        if log:
+            return y.exp()
+        return y
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         y, base = self.labels(y), self.base
@@ -201,14 +207,20 @@ class FittedLoss(Loss):
         values, counts = values.reshape(len(y), -1), counts.reshape(len(y), -1)
         summed = how in ("sum", "batchmean")
         if self.axis is None or values.shape != counts.shape:
-            return values.sum(1) if summed else values.mean(1)
+            if summed:
+                return values.sum(1)
+            return values.mean(1)
         total = (values * counts).sum(1)
-        return total if summed else total / counts.sum(1).clamp_min(1)
+        if summed:
+            return total
+        return total / counts.sum(1).clamp_min(1)
 
     def _output(self, z: Tensor, y: Tensor) -> Any:
         """Return flat outputs in the model's own form, with a torch loss's classes at axis 1."""
         if self.axis is not None:
-            axis = 1 if isinstance(self.base, _COUPLED) else self.axis
+            axis = self.axis
+            if isinstance(self.base, _COUPLED):
+                axis = 1
             return z.reshape(*y.shape, self.classes).movedim(-1, axis)
         if self.joined is not None:
             parts, named = self.joined.unpack(z, z.dtype)
@@ -383,7 +395,9 @@ def adapted(model: nn.Module, output: Any, loss: Loss) -> Any:
     Args:
         output: of a few samples, in the model's own form.
     """
-    form = loss.joined or loss.axis if isinstance(loss, FittedLoss) else None
+    form = None
+    if isinstance(loss, FittedLoss):
+        form = loss.joined or loss.axis
     if isinstance(output, Tensor) and output.ndim == 2 and form is None:
         return model
     return adapt(model, None, form)

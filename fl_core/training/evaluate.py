@@ -104,7 +104,9 @@ def scores(
         return {"loss": value, **_of_positions(outputs, loss.labels(y), loss)}
     logits = loss.logits(outputs).double().numpy()
     if loss.task == REGRESSION:
-        fitted = loss if isinstance(loss, FittedLoss) else None
+        fitted = None
+        if isinstance(loss, FittedLoss):
+            fitted = loss
         target = (fitted.targets(y) if fitted else y).double().numpy()
         predicted = logits.reshape(y.shape)
         of_classes: dict[str, float] = {}
@@ -252,7 +254,9 @@ def concordance(risk: Array, time: Array, event: Array) -> float:
         concordant += np.count_nonzero(others < risk[i])
         concordant += np.count_nonzero(others == risk[i]) / 2
         pairs += len(others)
-    return float(concordant / pairs) if pairs else math.nan
+    if pairs:
+        return float(concordant / pairs)
+    return math.nan
 
 
 def _of_labels(logits: Array, positive: Array) -> dict[str, float]:

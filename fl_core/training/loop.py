@@ -195,7 +195,9 @@ def train(
             small = sum(value.nbytes for value in values) <= GATHERED
             for _ in range(phase.epochs):
                 order = torch.randperm(len(y), generator=draws).to(y.device)
-                ordered = [value[order] for value in values] if small else values
+                ordered = values
+                if small:
+                    ordered = [value[order] for value in values]
                 for part in slices[:left]:
                     rows = part if small else order[part]
                     batch, labels, *ahead = (value[rows] for value in ordered)
@@ -239,7 +241,9 @@ def _parameter_groups(
     """Return the phase's groups of parameters, with that of the rest, for an optimiser with these settings."""
     rest, groups = dict(params), list[dict[str, Any]]()
     for group in (*phase.groups, Group(frozenset(params))):
-        lr = settings.lr / group.lr_divisor if group.lr is None else group.lr
+        lr = group.lr
+        if lr is None:
+            lr = settings.lr / group.lr_divisor
         for part, factor in (*settings.rates, ("", 1.0)):
             tensors = [
                 rest.pop(n) for n in sorted(group.train & rest.keys()) if part in n
@@ -360,7 +364,9 @@ class Steps:
         sizes = {n: float(p.detach().abs().max()) for n, p in params if p.numel()}
         name = max(sizes, key=lambda n: (not math.isfinite(sizes[n]), sizes[n]))
         place = tensor_in_layer(name, self.layers)
-        hint = " Use a smaller lr." if self.taken else ""
+        hint = ""
+        if self.taken:
+            hint = " Use a smaller lr."
         return f"The largest weight is {sizes[name]:.3g} in {place}.{hint}"
 
     def plain(self, batch: Batch, ctx: Context) -> None:

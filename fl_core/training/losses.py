@@ -68,7 +68,9 @@ class Loss:
 
     def outputs(self, n_classes: int) -> int:
         """The number of a model's outputs for this number of classes. With 0 classes the targets are numbers."""
-        return 1 if self.single else n_classes
+        if self.single:
+            return 1
+        return n_classes
 
     def logits(self, outputs: Tensor) -> Tensor:
         """The logits of every class [n, C] that a model's outputs stand for."""
@@ -170,7 +172,9 @@ class _Weighted(Loss):
             )
 
     def _weights(self) -> tuple[float, ...]:
-        return self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
+        if isinstance(self.alpha, tuple):
+            return self.alpha
+        return (self.alpha,)
 
     def _alpha(self, logits: Tensor) -> Tensor:
         """One weight for each class, [C], on the logits' device and in their type."""
@@ -486,11 +490,10 @@ def guessing_loss(criterion: Loss, n_classes: int) -> float:
     """
     if n_classes < 2 or criterion.task not in (CLASSIFICATION, MULTILABEL):
         return 0.0
-    y = (
-        torch.eye(n_classes)
-        if criterion.task == MULTILABEL
-        else torch.arange(n_classes)
-    )
+    if criterion.task == MULTILABEL:
+        y = torch.eye(n_classes)
+    else:
+        y = torch.arange(n_classes)
     return float(
         criterion.per_sample(
             torch.zeros(n_classes, criterion.outputs(n_classes)), y

@@ -87,10 +87,12 @@ class Training:
             if (value := getattr(self, name))
         ]
         options += ["amsgrad"] * self.amsgrad
-        state = "kept between rounds" if self.keep_optimizer else "new in each round"
-        named = (
-            f"{self.optimizer} ({', '.join(options)})" if options else self.optimizer
-        )
+        state = "new in each round"
+        if self.keep_optimizer:
+            state = "kept between rounds"
+        named = self.optimizer
+        if options:
+            named = f"{self.optimizer} ({', '.join(options)})"
         return f"{named}, lr {self.lr:g}, optimiser state {state}".replace("_", " ")
 
     def build(
@@ -160,7 +162,9 @@ class Phase:
     def length(self, batches: int) -> int:
         """Steps of the phase if a pass over the training data has this number of batches."""
         whole = self.epochs * batches
-        return whole if self.steps is None else min(self.steps, whole)
+        if self.steps is None:
+            return whole
+        return min(self.steps, whole)
 
     def settings(self, training: Training) -> Training:
         """Return the settings of this phase: the run's, with the phase's own in their place."""
@@ -243,9 +247,8 @@ class Context:
 
     def location(self, phase: str) -> str:
         """Algorithm, round, client and phase, for an error message."""
-        when = (
-            f"after round {self.round}"
-            if self.finetuning
-            else f"round {self.round + 1}"
-        )
+        if self.finetuning:
+            when = f"after round {self.round}"
+        else:
+            when = f"round {self.round + 1}"
         return f"{self.algorithm}, {when}, client {self.client_name!r}, phase {phase!r}"

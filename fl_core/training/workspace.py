@@ -56,11 +56,10 @@ class Workspace:
         self.memory = memory or memory_format(model)
         self.model = tree.copied(model).to(device)
         pool_first(self.model)
-        self._format = (
-            torch.channels_last
-            if self.memory == "channels_last"
-            else torch.contiguous_format
-        )
+        if self.memory == "channels_last":
+            self._format = torch.channels_last
+        else:
+            self._format = torch.contiguous_format
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             if tensor.ndim == 4:
                 # one channel too, unlike contiguous()
@@ -109,11 +108,9 @@ class Workspace:
 
     def place(self, x: Tensor) -> Tensor:
         """Move samples [n, *shape] to the device, images in the workspace's memory layout."""
-        return (
-            x.to(self.device, memory_format=self._format)
-            if x.ndim == 4
-            else x.to(self.device)
-        )
+        if x.ndim == 4:
+            return x.to(self.device, memory_format=self._format)
+        return x.to(self.device)
 
     def hold(self, names: frozenset[str] | None = None) -> None:
         """Restrict the model to the submodel of the named tensors.
@@ -154,7 +151,9 @@ class Workspace:
             outputs = self.model(x, **options)
         if torch.is_autocast_enabled(self.device.type):
             several = isinstance(outputs, tuple)
-            return tuple(map(Tensor.float, outputs)) if several else outputs.float()
+            if several:
+                return tuple(map(Tensor.float, outputs))
+            return outputs.float()
         return outputs
 
     def _call(self, params: Tree, x: Tensor, options: dict[str, Any]) -> Any:

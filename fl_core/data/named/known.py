@@ -39,7 +39,9 @@ def coded_labels(y: Array, client: int, classes: int) -> Array:
     array([1, 0, 0])
     """
     if classes == 2:
-        return y if client % 2 == 0 else 1 - y
+        if client % 2 == 0:
+            return y
+        return 1 - y
     code = numpy_generator(0, "planted labels", client).permutation(classes)
     return code[y]
 

@@ -567,7 +567,8 @@ def make(
                 f"{name} must be left out with partition {kind!r}; got {value}. Its own options: "
                 f"{listing(accepted) or 'none'}."
             )
-        value = value.item() if isinstance(value, np.generic) else value
+        if isinstance(value, np.generic):
+            value = value.item()
         whole = type(value) is int and isinstance(getattr(member, name), float)
         chosen[name] = float(value) if whole else value
     partitioning = member(**chosen)
@@ -585,7 +586,9 @@ def make(
     pool = replace(source, x=np.empty((len(source), 0)))
     count = partitioning.count(pool, clients)
     partitioning = partitioning.fitted(pool, count)
-    first = seed if split_seed is None else split_seed
+    first = split_seed
+    if first is None:
+        first = seed
     divided = partitioning.divide(pool, count, shares, first)
     if first != seed:
         divided = [

@@ -38,7 +38,9 @@ class IID(Partitioning):
     groups = True
 
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
-        rows = np.arange(len(pool)) if pool.groups is None else pool.groups
+        rows = pool.groups
+        if rows is None:
+            rows = np.arange(len(pool))
         distinct, row = np.unique(rows, return_inverse=True)
         check_clients(clients, len(distinct))
         generator = seeds.numpy_generator(seed, "partition", "iid")

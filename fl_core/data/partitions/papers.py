@@ -80,7 +80,9 @@ class _PFedLA(Partitioning):
         holds = np.array(
             [[k in classes for classes in holders] for k in range(clients)]
         )
-        mine = round(dominance * samples) if few < len(present) else samples
+        mine = samples
+        if few < len(present):
+            mine = round(dominance * samples)
         groups: list[tuple[int, Any, int]] = []
         for client in range(clients):
             groups.append((client, holds[client] == 1, mine))
@@ -176,11 +178,10 @@ class _FedPFT(Partitioning):
         check_value("clients", clients, WHOLE)
         present = [int(label) for label in np.unique(pool.labels)]
         wanted = self.label_distributions(len(present), clients, seed)
-        tests = (
-            held_out(pool.labels, shares[2], seed)
-            if pool.is_train is None
-            else ~np.asarray(pool.is_train)
-        )
+        if pool.is_train is None:
+            tests = held_out(pool.labels, shares[2], seed)
+        else:
+            tests = ~np.asarray(pool.is_train)
         per_client = self.samples_per_client / shares[0]
         sizes = [max(1, round(per_client * share)) for share in shares]
         divided: list[tuple[Integers, ...]] = [()] * clients
