@@ -43,7 +43,8 @@ def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None) 
     """
     if jobs == ("list",):
         for name, job in JOBS.items():
-            print(f"{name:16} {(job.__doc__ or '').splitlines()[0]}")
+            summary = (job.__doc__ or "").splitlines()[0]
+            print(f"{name:16} {summary}")
         return
     for name in jobs:
         check_known("benchmark", name, JOBS)

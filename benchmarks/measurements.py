@@ -187,7 +187,8 @@ def _against_pyhessian(
             total += seconds[2] + a_probe * max(0, probes[layer.name] - 2)
         theirs.append(total)
         ratios.append(total / ours[-1])
-    text = f"PyHessian 0.1 at {ERROR:.0%} standard error, {'/'.join(map(str, probes.values()))} probes, from 2 and 6"
+    counts = "/".join(map(str, probes.values()))
+    text = f"PyHessian 0.1 at {ERROR:.0%} standard error, {counts} probes, from 2 and 6"
     return judged(
         "J1",
         "exact trace",
@@ -263,8 +264,10 @@ def peak_memory(repeats: int = 6) -> list[Measured]:
 
     ours, theirs = peaks("fedlayers"), peaks("pyhessian")
     ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-    name = f"PyHessian 0.1, all samples at once, {statistics.median(theirs):.0f} MB"
-    what = f"exact trace, {statistics.median(ours):.0f} MB"
+    their_median = statistics.median(theirs)
+    name = f"PyHessian 0.1, all samples at once, {their_median:.0f} MB"
+    our_median = statistics.median(ours)
+    what = f"exact trace, {our_median:.0f} MB"
     return [judged("J1", what, name, ratios, at_least=1.5, unit="peak extra memory")]
 
 

@@ -73,7 +73,8 @@ class Peer:
             return f"{adapters.VARIABLE} names no checkout of it"
         absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
         if absent:
-            return f"not installed: {', '.join(absent)}"
+            absent_names = ", ".join(absent)
+            return f"not installed: {absent_names}"
         return ""
 
     def versions(self) -> str:

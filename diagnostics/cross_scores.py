@@ -102,9 +102,8 @@ class CrossScores(Displayed):
             more = ""
             if len(lines) > MANY:
                 more = f" {len(lines) - MANY} more."
-            lead = (
-                f"A lower loss than their own model: {'; '.join(lines[:MANY])}.{more}"
-            )
+            first_lines = "; ".join(lines[:MANY])
+            lead = f"A lower loss than their own model: {first_lines}.{more}"
         table = self.matrix().rename_axis(index="model of", columns=None)
         return Summary.of_frame(f"{lead}\n{self.score} on samples of:", table)
 

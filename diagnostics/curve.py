@@ -251,8 +251,9 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
                 f"{name} ({listing(map(str, table[name].unique()), 6)})"
                 for name in varying
             )
+            columns = ", ".join(differing)
             raise UsageError(
-                f"The rows hold more than one {', '.join(differing)}. Keep the rows of one of them."
+                f"The rows hold more than one {columns}. Keep the rows of one of them."
             )
         table = parts[0]
     table = table.drop_duplicates([*_KEY, *_RESULT])

@@ -154,7 +154,8 @@ def _parameters(model: nn.Module, names: set[str]) -> Tree:
     """Return the named floating parameters, with gradients switched on also for frozen layers."""
     parameters = dict(model.named_parameters())
     for name in sorted(names):
-        check_known(f"parameter of {type(model).__name__}", name, parameters)
+        model_class = type(model).__name__
+        check_known(f"parameter of {model_class}", name, parameters)
     params: Tree = {
         name: p
         for name, p in parameters.items()

@@ -277,13 +277,17 @@ def _outputs(model: nn.Module, x: Tensor) -> Any:
         if re.search("dtype|type", str(error)) and not (
             packed or x.is_floating_point()
         ):
-            text += f". The model computes in {kind_of(like)}: x.float() may be meant"
+            expected_kind = kind_of(like)
+            text += f". The model computes in {expected_kind}: x.float() may be meant"
         path, inputs = entered[-1] if entered else ("", ())
         if path:
             tensor = first_tensor(inputs)
-            text += f". Module {path!r}, a {type(model.get_submodule(path)).__name__}, fails"
+            module_class = type(model.get_submodule(path)).__name__
+            text += f". Module {path!r}, a {module_class}, fails"
             if tensor is not None:
-                text += f" on {kind_of(tensor)} {list(tensor.shape)}"
+                got_kind = kind_of(tensor)
+                got_shape = list(tensor.shape)
+                text += f" on {got_kind} {got_shape}"
         return text
 
     with one_line(blame), _watch_modules(model, entered), torch.no_grad():
@@ -293,7 +297,10 @@ def _outputs(model: nn.Module, x: Tensor) -> Any:
 
 
 def _loss_of(loss: Loss, z: Tensor, y: Tensor) -> Tensor:
-    labels = f"outputs {list(z.shape)} and labels {kind_of(y)} {list(y.shape)}"
+    z_shape = list(z.shape)
+    label_kind = kind_of(y)
+    y_shape = list(y.shape)
+    labels = f"outputs {z_shape} and labels {label_kind} {y_shape}"
     with one_line(f"loss {loss.name} must take {labels}"):
         loss.check_batch(z, y)
         return loss(z, y)
@@ -309,7 +316,8 @@ def _check_loss(
         x = x.detach().clone().requires_grad_() * 1
         inputs.append(x)
     with torch.set_grad_enabled(differentiates):
-        with one_line(f"{type(model).__name__} must have gradients"):
+        model_class = type(model).__name__
+        with one_line(f"{model_class} must have gradients"):
             for tensor in inputs if differentiates else ():
                 tensor.requires_grad_()
             z: Tensor = model(x)
@@ -318,7 +326,8 @@ def _check_loss(
             raise UsageError(
                 f"loss {loss.name} must depend on the outputs; got a constant."
             )
-        with one_line(f"{type(model).__name__} must have gradients"):
+        model_class = type(model).__name__
+        with one_line(f"{model_class} must have gradients"):
             if inputs and value.requires_grad:
                 torch.autograd.grad(value, inputs, allow_unused=True)
     return z.detach()

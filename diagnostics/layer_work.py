@@ -91,9 +91,8 @@ def step_work(
                 output = first_tensor(model(x))
             book(forward, ledger.last)
             if output is None:
-                raise UsageError(
-                    f"{type(model).__name__} must return a tensor; got none."
-                )
+                model_class = type(model).__name__
+                raise UsageError(f"{model_class} must return a tensor; got none.")
             if output.requires_grad and output.grad_fn is not None:
                 current = ledger.last
 

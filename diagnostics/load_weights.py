@@ -179,7 +179,8 @@ def _folder(path: Path, key: str) -> tuple[Tree, dict[str, Any] | None]:
             continue
         others = {file.name for file in path.iterdir() if file.suffix in SUFFIXES}
         if left := sorted(others.difference(names)):
-            warn(f"{path}: not read: {listing(map(printable, left), 4)}")
+            unread = listing(map(printable, left), 4)
+            warn(f"{path}: not read: {unread}")
         tensors: Tree = {}
         for part in names:
             tensors |= weights.read(folder.file(part), key)
@@ -239,9 +240,8 @@ def _with_adapters(
     try:
         import peft
     except ImportError:
-        raise needs_package(
-            "peft", f"load {next(iter(found), path)!r}", "lora"
-        ) from None
+        first_found = next(iter(found), path)
+        raise needs_package("peft", f"load {first_found!r}", "lora") from None
     _check_config(config, where, peft)
     configs = getattr(into, "peft_config", None)
     adapters = {name: t for name, t in found.items() if configs or _ADAPTER.match(name)}
@@ -264,8 +264,9 @@ def _with_adapters(
     keys = getattr(result, "missing_keys", [])
     lacking = [key for key in keys if ".lora_" in key or ".ia3_" in key]
     if unused or lacking:
+        first_key = sorted([*unused, *lacking])[0]
         raise UsageError(
-            f"adapters in {path} must fit the module; {sorted([*unused, *lacking])[0]!r} does not. Build the model "
+            f"adapters in {path} must fit the module; {first_key!r} does not. Build the model "
             "that they were trained on."
         )
     if configs:
@@ -285,8 +286,9 @@ def _check_config(config: Mapping[str, Any], where: str, peft: Any) -> None:
     """Refuse what would compute something else than is read here."""
     kind = config.get("peft_type", "LORA")
     if kind not in ("LORA", "IA3"):
+        got = printable(str(kind))
         raise UsageError(
-            f"peft_type of {where} must be LORA or IA3; got {printable(str(kind))!r}. Merge it where it was trained."
+            f"peft_type of {where} must be LORA or IA3; got {got!r}. Merge it where it was trained."
         )
     usual = {
         field.name: field.default
@@ -311,8 +313,9 @@ def _check_config(config: Mapping[str, Any], where: str, peft: Any) -> None:
         what = "a regular expression"
         if others:
             what = others[0]
+        got = printable(what)
         raise UsageError(
-            f"{where} must describe adapters by known keys and module paths; got {printable(what)}. Merge them where "
+            f"{where} must describe adapters by known keys and module paths; got {got}. Merge them where "
             "they were trained."
         )
     numbers = {"r": config.get("r") or 1, "lora_alpha": config.get("lora_alpha") or 1}
@@ -369,15 +372,17 @@ def _arrays(path: Path, target: Tree, by_position: bool) -> Tree:
     names = list(headers)
     for name, (_, dtype) in headers.items():
         if dtype.kind not in "biuf":
+            shown_name = printable(name)
             raise UsageError(
-                f"array {printable(name)!r} of {path} must be numbers; got {dtype}."
+                f"array {shown_name!r} of {path} must be numbers; got {dtype}."
             )
     arrays = files.read_arrays(path, names).values()
     if by_position:
         if len(names) != len(target):
+            shown_names = printable(listing(names, 4))
             raise UsageError(
                 f"{path} must have one array for each of the module's {len(target)} tensors; "
-                f"got {len(names)}: {printable(listing(names, 4))}."
+                f"got {len(names)}: {shown_names}."
             )
         warn(f"{path}: arrays are taken in the order of the module's state_dict()")
         names = list(target)
@@ -413,9 +418,10 @@ def _fit(into: nn.Module, tensors: Tree, target: Tree, path: Path) -> Tree:
         prefix for prefix in counts if prefix and counts[prefix] == counts[stripped]
     ]
     if stripped and len(equal) > 1:
+        equal_names = listing(map(repr, equal))
         raise UsageError(
             f"{path} must have one state for the module; got names that begin with "
-            f"{listing(map(repr, equal))}. Name one by key=."
+            f"{equal_names}. Name one by key=."
         )
     best = {
         name.removeprefix(stripped): tensor
@@ -429,9 +435,10 @@ def _fit(into: nn.Module, tensors: Tree, target: Tree, path: Path) -> Tree:
     covered = {id(tensor) for name, tensor in target.items() if name in best}
     missing = [name for name, tensor in target.items() if id(tensor) not in covered]
     if missing and not strict:
+        names_there = listing(sorted(tensors), 4)
         raise UsageError(
             f"{path} must have all tensors of the module; it lacks {listing(missing, 4)}, "
-            f"and has {listing(sorted(tensors), 4)}. Build the model that was trained."
+            f"and has {names_there}. Build the model that was trained."
         )
     for name, tensor in best.items():
         if name in target and tensor.itemsize < min(2, target[name].itemsize):
@@ -440,7 +447,9 @@ def _fit(into: nn.Module, tensors: Tree, target: Tree, path: Path) -> Tree:
             )
     notes = [f"stripped {stripped!r} from names"] if stripped else []
     if extra := tensors.keys() - {f"{stripped}{name}" for name in best}:
-        notes.append(f"left out {listing(sorted(extra), 4)}")
+        extra_names = listing(sorted(extra), 4)
+        notes.append(f"left out {extra_names}")
     if notes:
-        warn(f"{path}: {'; '.join(notes)}")
+        facts = "; ".join(notes)
+        warn(f"{path}: {facts}")
     return best

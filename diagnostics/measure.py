@@ -292,9 +292,10 @@ def diagnose_features(
     arrays = chain.from_iterable(layers.values() for layers in read.values())
     sizes = {len(array) if array.ndim else 0 for array in arrays}
     if len(sizes) != 1 or 0 in sizes:
+        counts = listing(map(str, sorted(sizes))) or "no"
         raise UsageError(
             "features must be arrays [n, ...] of the same samples; got "
-            f"{listing(map(str, sorted(sizes))) or 'no'} samples."
+            f"{counts} samples."
         )
     label_tensor = None if y is None else tensor(y)
     for metric in chosen_metrics(metrics):
@@ -305,9 +306,10 @@ def diagnose_features(
         if metric.classes and (
             label_tensor is None or label_tensor.is_floating_point()
         ):
+            label_dtype = "none" if label_tensor is None else label_tensor.dtype
             raise UsageError(
                 f"{metric.name} must have y, the samples' classes as whole numbers; got "
-                f"{'none' if label_tensor is None else label_tensor.dtype}."
+                f"{label_dtype}."
             )
     count = sizes.pop()
     labels = torch.zeros(

@@ -57,8 +57,9 @@ def batches(
             (x[k : k + size], y[k : k + size]) for k in range(0, len(x), size)
         )
     elif not isinstance(data, Iterable):
+        data_type = type(data).__name__
         raise UsageError(
-            f"data must be a pair (x, y) or a loader of such pairs; got {type(data).__name__}."
+            f"data must be a pair (x, y) or a loader of such pairs; got {data_type}."
         )
     elif isinstance(data, Iterator):
         raise UsageError(
@@ -109,8 +110,9 @@ def as_taken(parts: Iterable[Batch], model: nn.Module) -> Iterator[Batch]:
             yield waiting
             waiting = x, y
     if len(waiting[0]) == 1:
+        model_class = type(model).__name__
         raise UsageError(
-            f"samples must be at least 2, since {type(model).__name__} normalises over a batch; got 1."
+            f"samples must be at least 2, since {model_class} normalises over a batch; got 1."
         )
     yield waiting
 
@@ -150,9 +152,11 @@ def _check_batch(pair: Any, where: str) -> Batch:
     ):
         parts = ""
         if isinstance(pair, (tuple, list)):
-            parts = f" of {listing(type(part).__name__ for part in pair)}"
+            part_types = listing(type(part).__name__ for part in pair)
+            parts = f" of {part_types}"
+        pair_type = type(pair).__name__
         raise UsageError(
-            f"{where} must be a pair (x, y) of tensors; got {type(pair).__name__}{parts}. Convert the data to pairs of "
+            f"{where} must be a pair (x, y) of tensors; got {pair_type}{parts}. Convert the data to pairs of "
             "tensors or arrays."
         )
     x, y = pair
@@ -167,7 +171,8 @@ def _check_batch(pair: Any, where: str) -> Batch:
             f"{where} must have a label for each sample; got {len(x)} samples and {len(y)} labels."
         )
     if y.is_complex():
-        raise UsageError(f"{where}: the labels must be real; got {kind_of(y)}.")
+        y_kind = kind_of(y)
+        raise UsageError(f"{where}: the labels must be real; got {y_kind}.")
     for name, tensor in (("samples", x), ("labels", y)):
         if not is_finite(tensor):
             raise UsageError(
@@ -413,9 +418,10 @@ def one_line(what: str | Callable[[Exception], str]) -> Iterator[None]:
 
 def cannot_take(model: nn.Module, x: Tensor) -> str:
     """Return the words for a model that fails on samples."""
-    return (
-        f"{type(model).__name__} cannot take samples {kind_of(x)} {list(x.shape[1:])}"
-    )
+    model_class = type(model).__name__
+    x_kind = kind_of(x)
+    x_shape = list(x.shape[1:])
+    return f"{model_class} cannot take samples {x_kind} {x_shape}"
 
 
 def kind_of(tensor: Tensor) -> str:

@@ -210,8 +210,9 @@ def _read(data: Data, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int] 
 def _check_shapes(samples: Iterable[torch.Tensor]) -> None:
     shapes = {tuple(x.shape[1:]) for x in samples}
     if len(shapes) > 1:
+        shapes_there = ", ".join(map(str, sorted(shapes)))
         raise UsageError(
-            f"shapes of shuffled samples must be equal; got {', '.join(map(str, sorted(shapes)))}."
+            f"shapes of shuffled samples must be equal; got {shapes_there}."
         )
 
 
@@ -330,7 +331,8 @@ def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
                 reset()
             elif parameters:  # buffers alone are constants
                 if name:
-                    where = f"module {name!r}, a {type(module).__name__},"
+                    module_class = type(module).__name__
+                    where = f"module {name!r}, a {module_class},"
                 else:
                     where = type(module).__name__
                 raise UsageError(
@@ -409,7 +411,8 @@ def mark_null(
     Args:
         kept: whether the models were trained on the real data and only measured on the null's. The mark adds that.
     """
-    return table.assign(model=f"null {null} {draw}{_KEPT if kept else ''}")
+    mark = _KEPT if kept else ""
+    return table.assign(model=f"null {null} {draw}{mark}")
 
 
 def rows_of_nulls(

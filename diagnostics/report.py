@@ -196,7 +196,9 @@ class Report(Displayed):
             metric for metric, variant in variants if (metric, variant) not in columns
         ):
             notes.append(f"not shown: {listing(absent)}")
-        return f"{_numbers(table)}\n\n{'; '.join(notes)}"
+        numbers = _numbers(table)
+        remarks = "; ".join(notes)
+        return f"{numbers}\n\n{remarks}"
 
     def _rows(self, metric: str, variant: str | None = None) -> pd.DataFrame:
         check_known(
@@ -288,7 +290,8 @@ class Report(Displayed):
         if "loss" in self.header:
             parts.append(f"loss {self.header['loss']}")
         parts.append(f"{plural(missing, 'row')} without a value")
-        return f"Report({metrics}; {', '.join(parts)})"
+        differences = ", ".join(parts)
+        return f"Report({metrics}; {differences})"
 
 
 def _numbers(table: pd.DataFrame) -> str:
@@ -434,11 +437,13 @@ def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
     for layer in plan.layers:
         who = [client for client, choice in choices.items() if choice == layer.name]
         if who and unit:  # thresholds stand as they grow
-            clients = f"{len(who)} of {len(choices)} {unit}: {listing(in_order(who))}"
+            clients_text = listing(in_order(who))
+            clients = f"{len(who)} of {len(choices)} {unit}: {clients_text}"
         else:
             clients = listing(who)
         if who:
-            lines.append(f"  {layer.label.ljust(width)}  {clients}")
+            label = layer.label.ljust(width)
+            lines.append(f"  {label}  {clients}")
     return "\n".join(lines)
 
 
@@ -462,10 +467,11 @@ def _stability(stability: Mapping[str, Any]) -> str:
     if stability["undecided"] > 1e-9:
         shares += [f"no decision {stability['undecided']:.1%}"]
     head = f"Last shared layer over {stability['resamples']} resamples of the {stability['of']}"
+    shares_text = ", ".join(shares)
     lines = [
         f"{head}:",
         f"  the same as here in {stability['agreement']:.1%}",
-        f"  {', '.join(shares)}",
+        f"  {shares_text}",
     ]
     absent = "batches were not resampled: diagnose with resamples=N, with at least 2 batches for each client"
     lines += [f"  ({absent})"] * ("batches" not in stability["of"])
@@ -499,7 +505,8 @@ def in_words(
     """
     lines = [_line(null, draw, variant, full) for null, draw in nulls.items()]
     if not full:
-        return f"Null: {'; '.join(lines)}"
+        lines_text = "; ".join(lines)
+        return f"Null: {lines_text}"
     head = "Held against nulls, measured in the same way:"
     return "\n".join([head, *(f"  {line}" for line in lines)])
 
@@ -514,12 +521,15 @@ def _line(null: str, each: Mapping[str, Any], variant: str, full: bool) -> str:
     if each["same_draws"] and not each["same"]:
         return f"the same plan comes from {each['same_draws']} of {each['draws']} draws of {title}"
     if not full:
-        return f"{'the same' if each['same'] else 'another'} plan comes from {title}"
+        same_word = "the same" if each["same"] else "another"
+        return f"{same_word} plan comes from {title}"
     title += f" in all of {each['draws']} draws" * (each["same"] and each["draws"] > 1)
     title += f" ({each['status']})" * (each["status"] != "ok")
     if not each["same"]:
-        return f"another plan comes from {title}: it shares {listing(each['shared']) or 'nothing'}"
+        shared_names = listing(each["shared"]) or "nothing"
+        return f"another plan comes from {title}: it shares {shared_names}"
     follows = (
         "measuring on other samples changes nothing; what training made of yours may"
     )
-    return f"the same plan comes from {title}: {follows if trained_again else NULLS[null].same}"
+    end = follows if trained_again else NULLS[null].same
+    return f"the same plan comes from {title}: {end}"

@@ -121,9 +121,10 @@ class Rule:
         if isinstance(answer, Sequence) and not isinstance(answer, str):
             unknown = [name for name in answer if name not in names]
             if not answer or unknown:
+                unknown_names = listing(map(str, unknown)) or "none"
                 raise RunError(
                     f"rule {self.name!r} must name layers of {listing(names)} to share; "
-                    f"got {listing(map(str, unknown)) or 'none'}."
+                    f"got {unknown_names}."
                 )
             return tuple(name for name in names if name in answer)
         if isinstance(answer, bool) or answer not in range(1, len(values) + 1):
@@ -141,9 +142,8 @@ def _from_function(function: Any, path: str) -> Rule:
     if isinstance(function, Rule):
         return function
     if not inspect.isfunction(function):
-        raise UsageError(
-            f"rule {path!r} must be a function; got {type(function).__name__}."
-        )
+        function_type = type(function).__name__
+        raise UsageError(f"rule {path!r} must be a function; got {function_type}.")
     return _make(
         function, (inspect.getdoc(function) or function.__name__).partition("\n")[0]
     )

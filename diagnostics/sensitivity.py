@@ -85,8 +85,9 @@ class SensitivityAccumulator:
             name for name in grads if name in self._known and grads[name] is not None
         ]
         if grads and self._known and not self._known & grads.keys():
+            names_there = listing(sorted(self._known), 3)
             raise UsageError(
-                f"gradients must be of the layers' parameters, such as {listing(sorted(self._known), 3)}; "
+                f"gradients must be of the layers' parameters, such as {names_there}; "
                 f"got {listing(grads, 3)}. Pass the layers of the same model."
             )
         for name in names:

@@ -106,9 +106,10 @@ def through_time(
                     "Pass the clients to measure, and keep the rows by report.write."
                 )
     else:
+        models_type = type(models).__name__
         raise UsageError(
             "models must be a run directory or {round: {client: model}}; got "
-            f"{type(models).__name__}. Pass out= to fl.run to store its rounds."
+            f"{models_type}. Pass out= to fl.run to store its rounds."
         )
     if rounds is None:
         rounds = rounds_there if names else spaced(rounds_there, ROUNDS)

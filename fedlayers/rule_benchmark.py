@@ -116,7 +116,8 @@ def regret(
                         shared = layers_named(rule, trained)
                     lines.append(line_of(truth, shared))
                 except Exception as error:  # a rule from outside may raise anything
-                    left_out[f"{name} seed {seed}"] = f"{type(error).__name__}: {error}"
+                    error_type = type(error).__name__
+                    left_out[f"{name} seed {seed}"] = f"{error_type}: {error}"
     return Regret(title, pd.DataFrame(lines, columns=[*COLUMNS]), left_out)
 
 

@@ -212,7 +212,8 @@ class RunResult(Displayed):
         clients = len(engine.names)
         who = ""
         if clients <= MANY:
-            who = f": {', '.join(engine.names)}"
+            names = ", ".join(engine.names)
+            who = f": {names}"
         lines = [
             f"{plural(self.done, 'round')} of {engine.algorithm.name} on {engine.data.name}, "
             f"{plural(clients, 'client')}{who}"
@@ -227,9 +228,8 @@ class RunResult(Displayed):
                 f"{model} {rows.client_mean(part, lacking):.3f}"
                 for model, part in last.groupby("model", sort=False)
             ]
-            lines.append(
-                f"{main} on test samples, mean over clients: {', '.join(means)}"
-            )
+            means_text = ", ".join(means)
+            lines.append(f"{main} on test samples, mean over clients: {means_text}")
             lines += rows.left_out(last[lacking])
         return "\n".join([*lines, *([] if self.path is None else [str(self.path)])])
 
@@ -287,7 +287,8 @@ def scores_text(
     positive = rows.positive_in(last)
     of_class = [name for name in OF_CLASS if name in shown]
     if positive and of_class:
-        title += f"; {listing(of_class)} of class {printable(positive)!r}"
+        positive_name = printable(positive)
+        title += f"; {listing(of_class)} of class {positive_name!r}"
     if count > 1:
         title += "; all: their mean, weighted by training samples"
     title = "\n".join(

@@ -84,8 +84,9 @@ def run(
     if isinstance(plan, str | Path):
         named["plan"], plan = str(plan), None
     if not isinstance(plan, LayerPlan | None):
+        plan_type = type(plan).__name__
         raise UsageError(
-            f"plan must be a LayerPlan or its path; got {type(plan).__name__}. Pass its plan, such as choice.plan."
+            f"plan must be a LayerPlan or its path; got {plan_type}. Pass its plan, such as choice.plan."
         )
     config, objects = with_own(config, data, model, **named)
     trained_by = _clients_on(backend, config)

@@ -196,8 +196,9 @@ def training_notes(before: nn.Module, after: nn.Module) -> list[str]:
     for name in moved:
         check_shape(before, name, old[name], new[name])
         if rules.rule(name, old[name]) == CONSTANT:
+            kind = _kind(old[name])
             raise UsageError(
-                f"buffer {name!r} ({_kind(old[name])}) must not change in training, since it has no mean over clients; "
+                f"buffer {name!r} ({kind}) must not change in training, since it has no mean over clients; "
                 "got another value after a pass. Register it with persistent=False."
             )
     unruled = set(buffers_without_rule(before))
@@ -206,8 +207,9 @@ def training_notes(before: nn.Module, after: nn.Module) -> list[str]:
     ]
     if not averaged:
         return []
+    averaged_names = listing(map(repr, averaged), 4)
     return [
-        f"buffers {listing(map(repr, averaged), 4)} change in training, and their mean over clients is used: register "
+        f"buffers {averaged_names} change in training, and their mean over clients is used: register "
         "them with persistent=False where a mean makes no sense"
     ]
 
@@ -242,8 +244,9 @@ def check_constant(name: str, first: Tensor, other: Tensor) -> None:
         UsageError: they differ.
     """
     if not equal(first, other):
+        kind = _kind(first)
         raise UsageError(
-            f"buffer {name!r} ({_kind(first)}) must be equal at all clients, since it has no mean; got two values. "
+            f"buffer {name!r} ({kind}) must be equal at all clients, since it has no mean; got two values. "
             "Register it with persistent=False, or keep its layer local."
         )
 
@@ -256,9 +259,11 @@ def check_shape(model: nn.Module, name: str, before: Tensor, after: Tensor) -> N
     """
     if before.shape != after.shape:
         shape = tuple(before.shape)
+        model_class = type(model).__name__
+        got = tuple(after.shape)
         raise UsageError(
-            f"buffer {name!r} of {type(model).__name__} must keep its shape {shape} in a forward pass; got "
-            f"{tuple(after.shape)}. Call the model on a batch before, or give the buffer its final shape."
+            f"buffer {name!r} of {model_class} must keep its shape {shape} in a forward pass; got "
+            f"{got}. Call the model on a batch before, or give the buffer its final shape."
         )
 
 

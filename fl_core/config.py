@@ -487,8 +487,9 @@ def with_own(
 
         data = as_data(data, config.data)
     if model is not None and not callable(model):
+        model_class = type(model).__name__
         raise UsageError(
-            f"model must be a module, or a callable that builds one; got {type(model).__name__}. Give an nn.Module."
+            f"model must be a module, or a callable that builds one; got {model_class}. Give an nn.Module."
         )
     return config, {"data": data, "model": model}
 
@@ -606,8 +607,9 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
     sgd = config.training.optimizer == "sgd"
     for key, used in (("momentum", sgd), ("amsgrad", not sgd)):
         if config.value(key) and not used:
+            got = config.value(key)
             raise UsageError(
-                f"{key} must be left out with optimizer {config.training.optimizer!r}; got {config.value(key)}."
+                f"{key} must be left out with optimizer {config.training.optimizer!r}; got {got}."
             )
     dataset = config.data.dataset
     if data is not None:

@@ -75,7 +75,8 @@ class Summary:
                 f"{in_html(name)}</{tag}>"
             )
         if boxes:
-            parts.append(f"<div>{''.join(boxes)}</div>")
+            body = "".join(boxes)
+            parts.append(f"<div>{body}</div>")
         if self.columns:
             lines = []
             for tag, row in [
@@ -83,16 +84,17 @@ class Summary:
                 *(("td", row) for row in self.rows[:ROWS]),
             ]:
                 cells = (f"<{tag}>{in_html(_cell(value))}</{tag}>" for value in row)
-                lines.append(f"<tr>{''.join(cells)}</tr>")
+                cells_html = "".join(cells)
+                lines.append(f"<tr>{cells_html}</tr>")
             more = len(self.rows) - ROWS
             note = ""
             if more > 0:
                 note = f"<div>{more} more rows</div>"
-            parts.append(f"<table>{''.join(lines)}</table>{note}")
+            body = "".join(lines)
+            parts.append(f"<table>{body}</table>{note}")
         if self.end:
-            parts.append(
-                f"<div>{'<br>'.join(map(in_html, self.end.splitlines()))}</div>"
-            )
+            end_html = "<br>".join(map(in_html, self.end.splitlines()))
+            parts.append(f"<div>{end_html}</div>")
         return '<div style="color:inherit">' + "\n".join(parts) + "</div>"
 
 
@@ -192,7 +194,8 @@ def message_line(text: str) -> str:
     """
     text = " ".join(text.split())
     with suppress(FileNotFoundError):  # the working directory is gone
-        text = re.sub(rf"(?<![^\s'\"(=,]){re.escape(str(Path.cwd()))}/", "", text)
+        folder = re.escape(str(Path.cwd()))
+        text = re.sub(rf"(?<![^\s'\"(=,]){folder}/", "", text)
     return printable(text)
 
 
@@ -302,4 +305,6 @@ def in_file_name(text: str) -> str:
     )
     if readable_part == text:
         return text
-    return f"{readable_part or 'name'}-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"
+    start = readable_part or "name"
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{start}-{digest}"

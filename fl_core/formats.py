@@ -81,7 +81,8 @@ def open_parquet(path: Path, excluded: Collection[str] = ()) -> ParquetFile:
             stream.seek(max(0, size - 8))
             footer = int.from_bytes(stream.read(4), "little")
         if footer > FOOTER_BYTES:
-            raise ValueError(f"its footer has {storage.format_bytes(footer)}")
+            footer_size = storage.format_bytes(footer)
+            raise ValueError(f"its footer has {footer_size}")
         file = parquet.ParquetFile(path)
         fields, metadata = list(file.schema_arrow), file.metadata
     fields = [field for field in fields if field.name not in excluded]

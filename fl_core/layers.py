@@ -75,9 +75,8 @@ def layers_of(
     model = plain(model)
     tensors = tree.named_tensors(model)
     if not tensors:
-        raise UsageError(
-            f"{type(model).__name__} must have parameters to federate; got none."
-        )
+        model_class = type(model).__name__
+        raise UsageError(f"{model_class} must have parameters to federate; got none.")
     parameters = {name for name, _ in model.named_parameters()}
     unit_of = _units(model, tensors, by)
     trace = _trace(model, example)
@@ -122,7 +121,8 @@ def layers_of(
     for name, unit in unit_of.items():
         members.setdefault(str(unit), []).append(name)
     for unit in [unit for unit in members if unit.endswith(ASIDE)]:
-        start = f"{unit.removesuffix(ASIDE)}.modules_to_save."
+        unit_name = unit.removesuffix(ASIDE)
+        start = f"{unit_name}.modules_to_save."
         beside = next((name for name in members if name.startswith(start)), unit)
         if beside != unit:
             members[beside] += members.pop(unit)
@@ -135,8 +135,9 @@ def layers_of(
             parts[part].append(name)
         output = _output(unit, members[unit], owners, trace, joins)
         for part, names in parts.items():
+            place = unit or "model"
             layer = Layer(
-                name=f"{unit or 'model'}.{part}".strip("."),
+                name=f"{place}.{part}".strip("."),
                 parameters=tuple(name for name in names if name in parameters),
                 buffers=tuple(name for name in names if name not in parameters),
                 output=output if unit in first else "",

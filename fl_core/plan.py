@@ -173,7 +173,8 @@ class Evidence:
             if value not in (None, "")
         ]
         if measured:
-            lines += [f"measured with {', '.join(measured)}"]
+            measured_names = ", ".join(measured)
+            lines += [f"measured with {measured_names}"]
         return [printable(line) for line in lines]
 
     def to_json(self) -> dict[str, Any]:
@@ -329,9 +330,8 @@ class LayerPlan(Displayed):
             how = self.why.rule
         else:
             how = f"{self.why.rule} t={self.why.threshold:g}"
-        return (
-            f"LayerPlan({marks}; [] = shared, {'' if self.is_edited else 'by '}{how})"
-        )
+        by = "" if self.is_edited else "by "
+        return f"LayerPlan({marks}; [] = shared, {by}{how})"
 
     def summary(self) -> Summary:
         """Return the plan as a strip, with its evidence in words."""
@@ -453,8 +453,9 @@ class LayerPlan(Displayed):
                 )
                 if names
             ]
+            differences = "; ".join(parts)
             raise UsageError(
-                f"the plan must fit the model; got tensors {'; '.join(parts)}. Use a plan that was made for this model."
+                f"the plan must fit the model; got tensors {differences}. Use a plan that was made for this model."
             )
 
     # --- on disk, and elsewhere ---

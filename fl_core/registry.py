@@ -69,8 +69,9 @@ class Registry(Displayed, Generic[Member]):
             self._import_package()
         owner = self._origins.get(name, origin)
         if owner != origin:
+            owner_name = ":".join(owner)
             raise UsageError(
-                f"{self.kind} must have a name of its own; got {name!r}, the name of {':'.join(owner)}. Choose another."
+                f"{self.kind} must have a name of its own; got {name!r}, the name of {owner_name}. Choose another."
             )
         self._members[name] = member
         self._origins[name] = origin
@@ -205,7 +206,8 @@ def _way(path: str) -> str:
     file, _, name = path.partition(":")
     module = file.removesuffix(".py").strip("./").replace("/", ".")
     if file.endswith(".py"):
-        return f" Name the module without .py: {module}:{name or 'NAME'}."
+        shown_name = name or "NAME"
+        return f" Name the module without .py: {module}:{shown_name}."
     return ""
 
 
@@ -217,8 +219,9 @@ def import_object(kind: str, path: str) -> Any:
     """
     module_name, _, attributes = path.partition(":")
     if not is_outside(path):
+        hint = _way(path)
         raise UsageError(
-            f"{kind} must have the form package.module:name; got {path!r}.{_way(path)}"
+            f"{kind} must have the form package.module:name; got {path!r}.{hint}"
         )
     if "" not in sys.path:
         sys.path.append("")

@@ -78,7 +78,8 @@ def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any)
     """
     unknown = set(columns) - set(COLUMNS)
     if unknown:
-        raise KeyError(f"columns must be in the schema of rows; got {sorted(unknown)}.")
+        unknown_names = sorted(unknown)
+        raise KeyError(f"columns must be in the schema of rows; got {unknown_names}.")
     number = value
     if value is not None and not math.isfinite(value):
         value = None
@@ -219,9 +220,8 @@ def _check_values(path: Path | str, table: pd.DataFrame) -> None:
     if wrong.any():
         row = table[wrong].iloc[0]
         contents = f"the value {row['value']} with status {row['status']!r}"
-        raise CorruptError(
-            f"{path} is damaged: no {row['metric'] or 'metric'} has {contents}"
-        )
+        metric_name = row["metric"] or "metric"
+        raise CorruptError(f"{path} is damaged: no {metric_name} has {contents}")
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -491,7 +491,8 @@ def left_out(lacking: pd.DataFrame) -> list[str]:
         seeds = sorted(map(str, part["seed"].unique()))
         with_seed = f"with seed{'s' * (len(seeds) > 1)} {listing(seeds)}"
         who = listing(part["client"].unique())
-        lines.append(f"{label_of(str(name))} leaves out {who} {with_seed}: {why}")
+        label = label_of(str(name))
+        lines.append(f"{label} leaves out {who} {with_seed}: {why}")
     return lines
 
 
@@ -531,7 +532,8 @@ def label_of(name: str, positive: str = "") -> str:
 def column_of(name: str) -> str:
     """Return the column's name for a score's values from :func:`in_column`."""
     if TABLE[name].share:
-        return f"{label_of(name)} %"
+        label = label_of(name)
+        return f"{label} %"
     return label_of(name)
 
 

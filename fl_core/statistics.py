@@ -564,8 +564,9 @@ def _align(**named: Values) -> list[NDArray[np.float64]]:
             if order is None:
                 order = values.index
             if not values.index.is_unique or set(values.index) != set(order):
+                first_name = next(iter(named))
                 raise UsageError(
-                    f"{name} must be of the same clients as {next(iter(named))}, each once; got others."
+                    f"{name} must be of the same clients as {first_name}, each once; got others."
                 )
             values = values.loc[order].to_numpy(float, na_value=math.nan)
         vectors.append(np.asarray(values, dtype=float))
@@ -573,7 +574,8 @@ def _align(**named: Values) -> list[NDArray[np.float64]]:
     if any(vector.ndim != 1 for vector in vectors) or len(set(lengths.values())) > 1:
         raise UsageError(f"values must be vectors of one length; got shapes {lengths}.")
     if len(vectors[0]) == 0:
-        raise UsageError(f"{next(iter(named))} must have values; got none.")
+        first_name = next(iter(named))
+        raise UsageError(f"{first_name} must have values; got none.")
     return vectors
 
 

@@ -72,7 +72,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     Folder(path.parent).write(path.name, data)
-    for left in path.parent.glob(f"{escape(path.name)}.*.part"):
+    start = escape(path.name)
+    for left in path.parent.glob(f"{start}.*.part"):
         writer = left.name.split(".")[-2]
         if writer.isdecimal() and not Path("/proc", writer).exists():
             left.unlink(missing_ok=True)
@@ -90,7 +91,8 @@ def check_version(path: Path | str, found: object, wanted: str) -> bool:
         UsageError: another version of this package has written it. The message names the file and both formats.
     """
     kind, _, number = wanted.rpartition("/")
-    match = re.fullmatch(rf"{re.escape(kind)}/([1-9][0-9]{{0,8}})", str(found))
+    kind_pattern = re.escape(kind)
+    match = re.fullmatch(rf"{kind_pattern}/([1-9][0-9]{{0,8}})", str(found))
     if match and int(match[1]) != int(number):
         newer = int(match[1]) > int(number)
         remedy = "An older fedlayers wrote it: train again"
@@ -244,8 +246,9 @@ class Folder:
         """
         data = self.read(name)
         if sha(data) != digest:
+            got = sha(data)[:12]
             raise CorruptError(
-                f"{self.path / name} is damaged: its digest is {sha(data)[:12]}…, recorded is {digest[:12]}…"
+                f"{self.path / name} is damaged: its digest is {got}…, recorded is {digest[:12]}…"
             )
         return data
 
@@ -515,10 +518,13 @@ def check_size(
     """
     if n_bytes > (memory() if most is None else most):
         if most is None:
-            limit = f"this machine's memory of {format_bytes(memory())}"
+            available = format_bytes(memory())
+            limit = f"this machine's memory of {available}"
         else:
-            limit = f"the {format_bytes(most)} of its kind"
-        raise fault(f"{path} must have at most {limit}; got {format_bytes(n_bytes)}.")
+            most_size = format_bytes(most)
+            limit = f"the {most_size} of its kind"
+        size_text = format_bytes(n_bytes)
+        raise fault(f"{path} must have at most {limit}; got {size_text}.")
 
 
 def check_regular(path: Path | str, most: int | None = None) -> int:
@@ -649,9 +655,11 @@ def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:
     """
     check_size(f"{path}, unpacked,", unpacked)
     if unpacked > max(most_unpacked(), RATIO * packed):
+        unpacked_size = format_bytes(unpacked)
+        packed_size = format_bytes(packed)
         raise UsageError(
             f"{path} must unpack to at most {RATIO} times its size; "
-            f"got {format_bytes(unpacked)} from {format_bytes(packed)}. "
+            f"got {unpacked_size} from {packed_size}. "
             f"If the data are meant, allow it: {UNPACKED_VARIABLE}={1.06 * unpacked:.1e}."
         )
 
@@ -690,7 +698,8 @@ class _Bounded(io.BufferedReader):
 
     def read(self, size: int | None = -1, /) -> bytes:
         if self.bounded and size and size > DIRECTORY_BYTES:
-            raise ValueError(f"its directory has {format_bytes(size)}")
+            size_text = format_bytes(size)
+            raise ValueError(f"its directory has {size_text}")
         return super().read(size)
 
 
@@ -749,7 +758,8 @@ def check_values(text: str) -> None:
         return
     count = sum(1 for _ in islice(_VALUE.finditer(text), most + 2))
     if count > most + 1:  # the end of the text is one of them
-        raise ValueError(f"more than {most:,} values in {format_bytes(len(text))}")
+        size_text = format_bytes(len(text))
+        raise ValueError(f"more than {most:,} values in {size_text}")
 
 
 def format_bytes(n_bytes: float) -> str:

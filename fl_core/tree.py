@@ -111,8 +111,10 @@ def select(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
     wanted = set(names)
     missing = wanted - tree.keys()
     if missing:
+        first_name = next(iter(tree), "none")
+        missing_names = listing(sorted(missing), 4)
         raise UsageError(
-            f"names must be tensors of the tree, such as {next(iter(tree), 'none')}; got {listing(sorted(missing), 4)}."
+            f"names must be tensors of the tree, such as {first_name}; got {missing_names}."
         )
     return {name: tensor for name, tensor in tree.items() if name in wanted}
 
@@ -186,7 +188,8 @@ def digest(tree: Mapping[str, Tensor]) -> str:
     sha = hashlib.sha256()
     for name in sorted(tree):
         tensor = tree[name].detach().cpu().contiguous()
-        sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        shape = tuple(tensor.shape)
+        sha.update(f"{name}|{tensor.dtype}|{shape}|".encode())
         sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()
 
@@ -213,9 +216,9 @@ def check_same(
         raise UsageError("tensor names must be the same; got " + "; ".join(parts))
     for key in a:
         if a[key].shape != b[key].shape:
-            shapes = (
-                f"{tuple(a[key].shape)} in {name_a}, {tuple(b[key].shape)} in {name_b}"
-            )
+            expected = tuple(a[key].shape)
+            got = tuple(b[key].shape)
+            shapes = f"{expected} in {name_a}, {got} in {name_b}"
             raise UsageError(f"tensor {key!r} must have the same shape; got {shapes}.")
 
 
@@ -298,8 +301,9 @@ class Mean:
             rule = self._rules.rule(key, tensor)
             total = self._group.get(key, self._total.get(key))
             if total is not None and total.shape != tensor.shape:
+                got = tuple(tensor.shape)
                 raise UsageError(
-                    f"tensor {key!r} must have the same shape; got {total.shape} and {tuple(tensor.shape)}."
+                    f"tensor {key!r} must have the same shape; got {total.shape} and {got}."
                 )
             if rule in _CHOICES:
                 self._total[key] = self._chosen(key, rule, tensor, weight)
@@ -565,8 +569,9 @@ def copied(model: Module) -> Module:
         way = "Leave files, locks and generators out of it."
         if "graph leaves" in str(error):
             way = "Use weight_norm of torch.nn.utils.parametrizations, and store no outputs."
+        model_class = type(model).__name__
         raise UsageError(
-            f"{type(model).__name__} must be a module that copy.deepcopy can copy; got {error!r}. {way}"
+            f"{model_class} must be a module that copy.deepcopy can copy; got {error!r}. {way}"
         ) from error
 
 

@@ -98,7 +98,8 @@ def verdicts(logits: Tensor, parameters: Tree) -> tuple[dict[str, str], dict[str
         leaf = getattr(node, "variable", None)
         depends[node] = bits.get(id(leaf), 0) if leaf is not None else _union(reach)
         if leaf is None:
-            why = f"{_readable(node)} on the way to the logits is not piecewise linear in it"
+            step = _readable(node)
+            why = f"{step} on the way to the logits is not piecewise linear in it"
             bent.setdefault(_nonlinear(node, reach), why)
             if _kind(node) in _BATCH_NORMS and not _is_fixed(node):
                 why = "batch normalisation in train mode ties the samples of a batch"

@@ -177,9 +177,8 @@ def _from_function(function: Any, path: str) -> Metric:
     if isinstance(function, Metric):
         return function
     if not inspect.isfunction(function):
-        raise UsageError(
-            f"metric {path!r} must be a function; got {type(function).__name__}."
-        )
+        got = type(function).__name__
+        raise UsageError(f"metric {path!r} must be a function; got {got}.")
     if "metric" in vars(function):  # of a layer, decorated before
         return cast(Metric, vars(function)["metric"])
     return _make(
@@ -373,8 +372,9 @@ def _call(
     for value in values.values():
         fine = isinstance(value, Real) and math.isfinite(value)
         if not fine and not isinstance(value, NoValue):
+            shown = short_value(value)
             raise UsageError(
-                f'{what} must be a finite number; got {short_value(value)}. Raise fl.NoValue("why") if there is none.'
+                f'{what} must be a finite number; got {shown}. Raise fl.NoValue("why") if there is none.'
             )
     return result
 

@@ -259,9 +259,10 @@ def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
         if name not in measured and len(values) > 1:
             ways.append(f"{name} ({listing(values, 6)})")
     where = ", ".join(f"{name} {value!r}" for name, value in here.iloc[0].items())
+    advice = "; ".join(ways) or "run"
     raise UsageError(
         f"There are {len(same)} values of {same.iloc[0]['metric']} for {where}. "
-        f"Filter the rows by {'; '.join(ways) or 'run'}."
+        f"Filter the rows by {advice}."
     )
 
 
@@ -296,9 +297,9 @@ def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:
         clients = list(
             dict.fromkeys("–".join(filter(None, pair)) for pair in pairs if any(pair))
         )
+        place_name = place or "all"
         notes.append(
-            f"{place or 'all'}: {status}"
-            + (f" ({listing(clients, 3)})" if clients else "")
+            f"{place_name}: {status}" + (f" ({listing(clients, 3)})" if clients else "")
         )
     return notes
 

@@ -77,7 +77,8 @@ def metric(
     gaps = {layers.index(layer) for layer in rows.loc[rows["value"].isna(), "layer"]}
     usual = name
     if paired:
-        usual = f"mean {name if distance else f'1 − {name}'} to the others"
+        usual_value = name if distance else f"1 − {name}"
+        usual = f"mean {usual_value} to the others"
     label = look.label or usual
     unit = str(next(iter(rows["unit"]), "")).replace("^2", "²")
     if paired:
@@ -255,8 +256,9 @@ def cka_matrices(
         names = in_order(both[down].unique())
     check_single(both, [title, down, across])
     if not names:
+        kind_name = variant or "pairs of clients"
         raise UsageError(
-            f"rows of {metric} must have {variant or 'pairs of clients'}; got none "
+            f"rows of {metric} must have {kind_name}; got none "
             f"({listing(rows['status'].unique())}). Measure two models, for 'pairs' with this variant as an option."
         )
     groups = both.groupby(title, sort=False)
@@ -270,11 +272,12 @@ def cka_matrices(
             panel.ax.set_title(str(name), fontsize=8)
         panel_axes = [panel.ax for panel in drawn]
         figure = panel_axes[0].figure
+        metric_title = "CKA" if metric == "cka" else metric.replace("_", " ")
         figure.colorbar(
             colours,
             ax=panel_axes,
             shrink=0.8,
-            label=f"{'CKA' if metric == 'cka' else metric.replace('_', ' ')}, 1 = same",
+            label=f"{metric_title}, 1 = same",
         )
         notes = missing_notes(rows, "layer")
         if notes:

@@ -91,9 +91,11 @@ class Page:
 
     def __init__(self, title: str, lead: str = "") -> None:
         self.title = title
-        self._parts = [f"<h1>{in_html(title)}</h1>"]
+        heading = in_html(title)
+        self._parts = [f"<h1>{heading}</h1>"]
         if lead:
-            self._parts.append(f'<p class="lead">{_inline(lead)}</p>')
+            lead_html = _inline(lead)
+            self._parts.append(f'<p class="lead">{lead_html}</p>')
         self._figures = self._tables = 0
 
     def text(self, text: str) -> None:
@@ -109,12 +111,14 @@ class Page:
                 heading = re.fullmatch(r"(##|###) (.+)", lines[0])
             if heading:
                 tag = f"h{len(heading[1])}"
-                self._parts.append(f"<{tag}>{_inline(heading[2])}</{tag}>")
+                heading_html = _inline(heading[2])
+                self._parts.append(f"<{tag}>{heading_html}</{tag}>")
             elif lines and all(line.startswith("- ") for line in lines):
                 items = "".join(f"<li>{_inline(line[2:])}</li>" for line in lines)
                 self._parts.append(f"<ul>{items}</ul>")
             elif any(lines):
-                self._parts.append(f"<p>{_inline(' '.join(lines))}</p>")
+                paragraph = _inline(" ".join(lines))
+                self._parts.append(f"<p>{paragraph}</p>")
 
     def points(self, lines: Iterable[str]) -> None:
         """Add a list, with a line of text for each point."""
@@ -123,7 +127,8 @@ class Page:
     @contextmanager
     def fold(self, summary: str) -> Iterator[None]:
         """Fold what is added inside the ``with`` block, beneath a summary that opens it."""
-        self._parts.append(f"<details><summary>{_inline(summary)}</summary>")
+        summary_html = _inline(summary)
+        self._parts.append(f"<details><summary>{summary_html}</summary>")
         yield
         self._parts.append("</details>")
 
@@ -171,15 +176,19 @@ class Page:
             metadata={"Software": None},
         )
         png = file.getvalue()
-        pixels = f"{int.from_bytes(png[16:20], 'big') / DPI * 120:.0f}"  # the width field of PNG's first chunk
+        width_in_points = int.from_bytes(png[16:20], "big") / DPI * 120
+        pixels = f"{width_in_points:.0f}"  # the width field of PNG's first chunk
         scrolled = ""
         if int(pixels) > NARROW:
             scrolled = ' class="scrolled"'
+        image = base64.b64encode(png).decode()
+        description = in_html(alt or in_words(drawn))
+        caption_html = _inline(caption)
         self._parts.append(
-            f'<figure{scrolled}><div class="wide"><img src="data:image/png;base64,{base64.b64encode(png).decode()}" '
+            f'<figure{scrolled}><div class="wide"><img src="data:image/png;base64,{image}" '
             f'width="{pixels}" style="--width: {pixels}px" '
-            f'alt="{in_html(alt or in_words(drawn))}"></div>'
-            f"<figcaption><b>Figure {self._figures}.</b> {_inline(caption)}</figcaption></figure>"
+            f'alt="{description}"></div>'
+            f"<figcaption><b>Figure {self._figures}.</b> {caption_html}</figcaption></figure>"
         )
         return png
 
@@ -235,20 +244,22 @@ class Page:
         element = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
         if len(table) > LONG:
             element = f"<details><summary>{plural(len(table), 'row')}</summary>{element}</details>"
+        caption_html = _inline(caption)
         self._parts.append(
-            f"<figure><figcaption><b>Table {self._tables}.</b> {_inline(caption)}</figcaption>"
+            f"<figure><figcaption><b>Table {self._tables}.</b> {caption_html}</figcaption>"
             f'<div class="wide">{element}</div></figure>'
         )
 
     def html(self) -> str:
         """Return the whole document as HTML."""
         style = STYLE.read_text(encoding="utf-8")
+        title_html = in_html(self.title)
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             '<meta http-equiv="Content-Security-Policy" '
             "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">"
-            f"<title>{in_html(self.title)}</title><style>\n{style}</style></head>\n<body>\n"
+            f"<title>{title_html}</title><style>\n{style}</style></head>\n<body>\n"
             + "\n".join(self._parts)
             + "\n</body></html>\n"
         )
@@ -322,8 +333,9 @@ def album(
         for title, draw in _pictures(frame[frame["metric"] == name], name).items():
             pictures[in_file_name(title)] = lambda draw=draw: figure_of(draw(frame))  # type: ignore[misc]
     if not pictures:
+        wanted_names = listing(metrics or present)
         raise UsageError(
-            f"metrics must have a picture; got {listing(metrics or present)}. Choose others."
+            f"metrics must have a picture; got {wanted_names}. Choose others."
         )
     return pictures
 

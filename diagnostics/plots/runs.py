@@ -262,7 +262,8 @@ def clients(
 
 
 def _score_label(metric: str, split: str = "", positive: str = "") -> str:
-    label = f"{split} {label_of(metric, positive)}".strip()
+    score_label = label_of(metric, positive)
+    label = f"{split} {score_label}".strip()
     if metric not in TABLE:
         return label
     end = "lower"

@@ -89,8 +89,9 @@ def pool(
         places.append(features.sample)
     widths = {part.shape[1] for part in parts}
     if len(widths) > 1:
+        widths_there = sorted(widths)
         raise UsageError(
-            f"features must have one width at all clients; got {sorted(widths)}."
+            f"features must have one width at all clients; got {widths_there}."
         )
     y = np.concatenate(labels)
     if y.ndim > 1 or y.dtype.kind == "f":  # numbers, or labels by position

@@ -127,9 +127,8 @@ def collect(
             return
         tensor, again[path] = tensor.detach(), ""
         if tensor.ndim == 0 or len(tensor) != size:
-            again[path] = (
-                f"shape {tuple(tensor.shape)} for {size} samples, which must come first"
-            )
+            got = tuple(tensor.shape)
+            again[path] = f"shape {got} for {size} samples, which must come first"
         elif not tensor.numel():
             again[path] = "no features"
         if again[path]:
@@ -180,7 +179,9 @@ def collect(
                 fault = again.get(path, "not computed in every forward pass")
                 z = None if fault else seen[path]
                 if z is not None and outputs and z.shape[1:] != outputs[0].shape[1:]:
-                    fault = f"shape {tuple(z.shape[1:])} after {tuple(outputs[0].shape[1:])} in an earlier batch"
+                    got = tuple(z.shape[1:])
+                    earlier = tuple(outputs[0].shape[1:])
+                    fault = f"shape {got} after {earlier} in an earlier batch"
                 if z is None or fault:
                     faults.setdefault(path, fault)
                 else:

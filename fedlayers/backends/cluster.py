@@ -124,7 +124,9 @@ class Cluster(WorkerPool[Sending]):
         try:
             item = self._ray.get(next(handle.items))
         except errors.RayTaskError as error:  # it could not start on that node
-            cause = f"{type(error.cause).__name__}: {_first(error.cause)}"
+            cause_type = type(error.cause).__name__
+            cause_line = _first(error.cause)
+            cause = f"{cause_type}: {cause_line}"
             words = f"{handle.name} cannot train: {cause}; each node needs fedlayers {__version__}"
             yield Event(handle, Answer(None, RunError(words), []))
         except (errors.RayError, StopIteration):
@@ -142,7 +144,8 @@ class Cluster(WorkerPool[Sending]):
     def words(self, running: dict[Sending, Job]) -> str:
         nodes = [handle.node for handle in running if handle.node]
         alive = sum(node["Alive"] for node in self._ray.nodes())
-        return f"{len(nodes)} running on {len(set(nodes))} of {alive} nodes"
+        n_nodes = len(set(nodes))
+        return f"{len(nodes)} running on {n_nodes} of {alive} nodes"
 
     def end(self, handle: Sending) -> None:
         self._ray.cancel(handle.items, force=True)
@@ -207,8 +210,9 @@ def connect(address: str) -> tuple[Any, bool]:
             if not left:
                 where = address or "this machine"
                 way = "Try again when the machine is less busy, or check its versions."
+                reason = _first(error).rstrip(".")
                 raise UsageError(
-                    f"a Ray cluster must be ready at {where}; got: {_first(error).rstrip('.')}. {way}"
+                    f"a Ray cluster must be ready at {where}; got: {reason}. {way}"
                 ) from error
     return ray, ours
 
@@ -234,7 +238,8 @@ def reachable(address: str) -> Any:
                 (host.strip("[]"), int(port)), timeout=REACHED
             ).close()
         except (OSError, OverflowError) as error:
-            words = f"a Ray cluster must answer at {address}; got {_first(error)}. Check the address."
+            first_line = _first(error)
+            words = f"a Ray cluster must answer at {address}; got {first_line}. Check the address."
             raise UsageError(words) from error
     return ray
 

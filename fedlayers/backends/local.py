@@ -426,7 +426,8 @@ def _serve(link: socket.socket) -> None:
             except EOFError:
                 return
             except Exception as error:  # whatever a module of the user's raises that is imported for it
-                words = f"a process cannot start: {type(error).__name__}: {error}"
+                error_type = type(error).__name__
+                words = f"a process cannot start: {error_type}: {error}"
                 answer = Answer(None, RunError(words), [])
             else:
                 answer = answer_job(work)

@@ -117,7 +117,8 @@ def _main(words: Sequence[str]) -> None:
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
         """Show a warning once, on one line."""
-        line = f"fedlayers: note: {message_line(with_flags(str(message), FLAGS))}"
+        text = message_line(with_flags(str(message), FLAGS))
+        line = f"fedlayers: note: {text}"
         if line not in seen:
             seen.add(line)
             progress.say(line, sys.stderr)
@@ -147,8 +148,10 @@ def _main(words: Sequence[str]) -> None:
         if isinstance(getattr(error, "lines", None), list):  # all faults of a table
             _leave(code, *reason.splitlines())
         if not isinstance(error, (UsageError, RunError, OSError)):
-            reason = f"{type(error).__name__}: {reason} (--debug shows where)"
-        _leave(code, f"{reason}{_way_out(error, command)}")
+            error_type = type(error).__name__
+            reason = f"{error_type}: {reason} (--debug shows where)"
+        way = _way_out(error, command)
+        _leave(code, f"{reason}{way}")
 
 
 def _way_out(error: Exception, command: Command) -> str:
@@ -171,7 +174,8 @@ def _way_out(error: Exception, command: Command) -> str:
     if str(error).endswith("."):
         gap = ""
     if steps:
-        return f"{gap} {', then '.join(steps)}"
+        way = ", then ".join(steps)
+        return f"{gap} {way}"
     return ""
 
 
@@ -183,7 +187,8 @@ def overview() -> str:
         lines += ["", f"{group}:"]
         for name in commands:
             about = str(inspect.getdoc(command_class(name))).partition("\n")[0]
-            lines.append(f"  {name.ljust(width)}  {about}")
+            padded_name = name.ljust(width)
+            lines.append(f"  {padded_name}  {about}")
     return "\n".join(
         [*lines, "", "fedlayers COMMAND --help shows options and examples."]
     )

@@ -112,7 +112,8 @@ class Check(Command):
         tidy = script.with_suffix(".csv")
         works = _command(found.settings_of(tidy))
         if self.write is None:
-            command = f"fedlayers check {shlex.quote(self.data)} --write {script}"
+            source = shlex.quote(self.data)
+            command = f"fedlayers check {source} --write {script}"
             print(f"To write these lines into a script: {command}")
         else:
             write_atomically(script, found.script(str(tidy)).encode())
@@ -145,8 +146,9 @@ def _print_table(path: Path, found: Findings, works: str) -> None:
             what = "classes"
         sizes.append(f"{len(source.classes)} {what}")
     shown = counts.iloc[:MOST_CLIENTS, :MOST_CLASSES]
+    size_text = ", ".join(sizes)
     print(
-        f"{path}: {', '.join(sizes)}",
+        f"{path}: {size_text}",
         f"This works: {works}",
         source.table,
         "",
@@ -444,8 +446,9 @@ class Plan(Command):
         from fl_core.run.task import plan_at
 
         if len(self.words) != 2 or self.words[0] != "export":
+            words_text = " ".join(self.words)
             raise UsageError(
-                f"WORDS must be export and a plan; got {' '.join(self.words)!r}. "
+                f"WORDS must be export and a plan; got {words_text!r}. "
                 "Write fedlayers plan export PLAN --to FORM."
             )
         if not self.to:

@@ -53,9 +53,10 @@ class OfRun(ConfiguredCommand):
         kind = Kind.RUN if self.dir is None else kind_of(self.dir)
         by_name = kind is Kind.NOTHING and str(self.dir) in DATASETS
         if by_name or kind is Kind.SAMPLES:
+            command_name = type(self).__name__.lower()
             raise UsageError(
                 f"DIR must be a run directory; got the dataset {str(self.dir)!r}. "
-                f"Write fedlayers {type(self).__name__.lower()} --dataset {self.dir}."
+                f"Write fedlayers {command_name} --dataset {self.dir}."
             )
         if self.dir is not None and (
             self.keys != RunConfig() or self.model_option or self.loss_option
@@ -127,9 +128,9 @@ class Diagnose(OfRun):
                     "a run directory" if other == "dir" else f"--{other}"
                     for other in needed
                 ]
-                raise UsageError(
-                    f"--{flag.replace('_', '-')} goes with {' or '.join(ways)}; got none."
-                )
+                option = flag.replace("_", "-")
+                ways_text = " or ".join(ways)
+                raise UsageError(f"--{option} goes with {ways_text}; got none.")
         check_folder(self.out)
         load("diagnostics.measure")
         from diagnostics import measure
@@ -193,19 +194,22 @@ class Diagnose(OfRun):
             warn(f"{rows} will be replaced")
         report.write(rows)
         if absent := report.header["absent"]:
-            notes.append(f"without a model in this round: {listing(in_order(absent))}")
+            absent_names = listing(in_order(absent))
+            notes.append(f"without a model in this round: {absent_names}")
         if nulls.names:
             titles = "; ".join(NULLS[name].title for name in nulls.names)
             notes.append(f"nulls, with which select compares: {titles}")
         after = "the first local training"
         if self.dir is not None or self.models is not None:
             after = f"round {int(report.frame['round'].max())}"
-        title = f"{(self.dir and self.model) or 'local'} models after {after}"
+        of_model = (self.dir and self.model) or "local"
+        title = f"{of_model} models after {after}"
         missing = report.frame.loc[report.frame["status"] != "ok", "status"]
         if len(missing):
             why = listing(missing.unique(), 3)
             notes.append(f"{plural(len(missing), 'row')} without a value: {why}")
-        print(f"{title}\n\n{report.text(list(chosen))}\n")
+        text = report.text(list(chosen))
+        print(f"{title}\n\n{text}\n")
         if conclusion := report.conclusion():
             notes.append(conclusion)
         print(*notes, f"rows: {rows}", sep="\n")

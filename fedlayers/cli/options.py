@@ -376,7 +376,8 @@ def _check_flags(
         if near:
             hint = f": did you mean {near}?"
         if ways and MEANT.get(flag) not in known:
-            hint = f": write {' or '.join(ways)}."
+            ways_text = " or ".join(ways)
+            hint = f": write {ways_text}."
         elif flag[2:] in commands:
             hint = f": it is a command, fedlayers {flag[2:]}."
         elif option in KEYS and not near:

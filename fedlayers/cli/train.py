@@ -59,7 +59,8 @@ class Run(ConfiguredCommand):
         again = [str(self.out)]
         if self.logger:
             again += ["--logger", *self.logger]
-        return f"fedlayers resume {shlex.join(again)} continues it"
+        command = shlex.join(again)
+        return f"fedlayers resume {command} continues it"
 
 
 class Resume(Command):
@@ -125,15 +126,18 @@ def print_result(result: RunResult, out: Path) -> None:
     rule = rule_of(result.engine)
     best = {} if rule is None else rule.best
     config, plan_given = restore.stored_config(stored.config)
-    print(f"{scores_text(stored.rows()[1], done, best)}\n")
+    scores = scores_text(stored.rows()[1], done, best)
+    print(f"{scores}\n")
     if plan is not None:  # who gave a plan knows its evidence
-        print(f"{plan if plan_given is None else repr(plan)}\n")
+        plan_text = plan if plan_given is None else repr(plan)
+        print(f"{plan_text}\n")
     model = str(config.model.model)
     if model.partition(":")[0] in LIBRARIES and not (
         config.model.init or wants_weights(model, config.model.model_options)
     ):
         model += " with fresh weights"
-    print(f"local training of {model}: {Training.of(config.training).description}\n")
+    optimizer = Training.of(config.training).description
+    print(f"local training of {model}: {optimizer}\n")
     times = out / "timing.jsonl"
     if times.is_file():
         print(recorder.read_pace(times).line())
@@ -343,7 +347,8 @@ class Choose(ManyRuns):
         page = write_page(result, self.out, line)
         print(result.text())
         if self.table:
-            print(f"\n{result.shown().to_string(index=False)}\n\n{legend(result)}")
+            explanation = legend(result)
+            print(f"\n{result.shown().to_string(index=False)}\n\n{explanation}")
         if not self.quiet:
             print(f"Report: {page}")
             if result.next:

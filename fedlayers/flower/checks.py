@@ -99,8 +99,9 @@ def reply_of(
     head = checked(site, packet.head, REPLY)
     with about(f"site {site!r}"):
         if head["stage"] != stage_of(request):
+            stage = stage_of(request)
             raise UsageError(
-                f"the reply must be that of {stage_of(request)}; got {head['stage']!s:.60}."
+                f"the reply must be that of {stage}; got {head['stage']!s:.60}."
             )
         if head["received"] > most_bytes:
             raise UsageError(f"received must be at most {most_bytes:,} bytes.")
@@ -193,9 +194,9 @@ def _check_scores(
             raise UsageError(f"{named} must be those that were asked; got others.")
         for split, values in parts.items():
             if set(values) != metrics:
-                raise UsageError(
-                    f"{named} on {split} must be {listing(sorted(metrics))}; got {listing(values) or 'none'}."
-                )
+                expected = listing(sorted(metrics))
+                got = listing(values) or "none"
+                raise UsageError(f"{named} on {split} must be {expected}; got {got}.")
             count = len(getattr(data.clients[request.client], split))
             for metric, value in values.items():
                 low, high = TABLE[metric].ends
@@ -226,8 +227,10 @@ def _check_message(
         for name, tensor in tensors.items():
             like = initial.get(name)
             if like is not None and tensor.shape != like.shape:
+                expected = list(like.shape)
+                got = list(tensor.shape)
                 raise UsageError(
-                    f"tensor {name!r} of {kind} must have shape {list(like.shape)}; got {list(tensor.shape)}."
+                    f"tensor {name!r} of {kind} must have shape {expected}; got {got}."
                 )
             matches = like is not None and name in names and tensor.dtype == like.dtype
             if kind == "model" and not matches:
@@ -301,9 +304,11 @@ def check_forms(replies: Mapping[str, ClientReply], last: Form) -> Form:
             )
         places = sorted(form.keys() | right.keys())
         place = next(key for key in places if form.get(key) != right.get(key))
+        form_text = form.get(place, "none")
+        right_text = right.get(place, "none")
         raise UsageError(
-            f"site {name!r}: trees and numbers must be as those of others; got {form.get(place, 'none')!s:.200} "
-            f"as {place!r}, and others have {right.get(place, 'none')!s:.200}."
+            f"site {name!r}: trees and numbers must be as those of others; got {form_text!s:.200} "
+            f"as {place!r}, and others have {right_text!s:.200}."
         )
     return next(forms[name] for name in forms if texts[name] == usual)
 

@@ -126,9 +126,8 @@ def packet_of(records: RecordDict, most_bytes: int) -> Packet:
         size = sum(len(array.data) for array in arrays.values())
         if size > most_bytes:
             most = format_bytes(most_bytes)
-            raise ValueError(
-                f"arrays must have at most {most}; got {format_bytes(size)}"
-            )
+            size_text = format_bytes(size)
+            raise ValueError(f"arrays must have at most {most}; got {size_text}")
         # a clone is aligned as torch aligns its own
         tensors = {
             name: torch.from_numpy(array.numpy()).clone()
@@ -136,8 +135,9 @@ def packet_of(records: RecordDict, most_bytes: int) -> Packet:
         }
         return Packet(head, split_trees(tensors, head.pop("trees")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
+        error_type = type(error).__name__
         raise UsageError(
-            f"the message must be a packet of fedlayers; got {type(error).__name__}: {error}."
+            f"the message must be a packet of fedlayers; got {error_type}: {error}."
         ) from error
 
 

@@ -132,8 +132,9 @@ class SiteLosses(SeedLosses):
                 raise UsageError("losses must be those of the run that was asked.")
             for part in (*sums_sent, head["base"]):
                 if _shape(part) != shape or np.abs(np.array(part)).max() > LARGEST:
+                    expected = list(shape)
                     raise UsageError(
-                        f"sums of losses must have shape {list(shape)}, and be at most {LARGEST:g}."
+                        f"sums of losses must have shape {expected}, and be at most {LARGEST:g}."
                     )
             if _shape(head["weights"]) != (2, 2) or not math.isclose(
                 total, size if count else 0, rel_tol=ROUNDING

@@ -98,8 +98,9 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:
     out = Path(file.out)
     keys = file.config or {}
     if unused := UNUSED & keys.keys():
+        unused_keys = listing(sorted(unused))
         raise UsageError(
-            f"[config] must have keys that a server uses; got {listing(sorted(unused))}. "
+            f"[config] must have keys that a server uses; got {unused_keys}. "
             "Describe data and devices in each site's file, write metrics before [config], and leave out other keys."
         )
     config = RunConfig(**keys, checkpoint_every=1, stack="off")

@@ -418,8 +418,9 @@ class Algorithm:
             raise
         wanted = _returned(hook)
         if not isinstance(value, wanted):
+            value_type = type(value).__name__
             raise UsageError(
-                f"{self.name}: {hook} must return a {wanted.__name__}; got {type(value).__name__}."
+                f"{self.name}: {hook} must return a {wanted.__name__}; got {value_type}."
             )
         changed = args[:1] if hook in ("client_update", "aggregate") else ()
         for argument in (value, *changed):
@@ -659,8 +660,9 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
             try:
                 parameters.bind(*hooks[name])
             except TypeError as error:
+                arguments = ", ".join(hooks[name])
                 raise UsageError(
-                    f"{where}: {name} must have the arguments ({', '.join(hooks[name])}); got {parameters}."
+                    f"{where}: {name} must have the arguments ({arguments}); got {parameters}."
                 ) from error
         elif not any(hasattr(parent, name) for parent in algorithm.__mro__[1:]):
             near = get_close_matches(name, hooks.keys() - {"loss"}, 1, 0.7)

@@ -306,8 +306,9 @@ class Scheduled(Algorithm):
                 k * self.task_info.rounds // len(names) for k in range(len(names))
             )
         if len(rounds) != len(names):
+            names_text = ", ".join(names)
             raise UsageError(
-                f"{self.name}: unfreeze must have one round for each of the {len(names)} layers {', '.join(names)}; "
+                f"{self.name}: unfreeze must have one round for each of the {len(names)} layers {names_text}; "
                 f"got {len(rounds)}."
             )
         return tuple(rounds)

@@ -59,17 +59,19 @@ def features(x: Array, missing: bool = False) -> Array:
             f"features must be numbers; got {x.dtype}.", "Convert them first."
         )
     if x.ndim < 2 or x.size == 0:
+        got = list(x.shape)
         raise DataFault(
-            f"features must have shape [samples, ...] with at least one of each; got {list(x.shape)}."
+            f"features must have shape [samples, ...] with at least one of each; got {got}."
         )
     if x.ndim > 2 and x.dtype.kind in "bui":
         if x.dtype == np.uint8 and (
             x.ndim == 3 or (x.ndim == 4 and x.shape[-1] in (1, 3))
         ):
             return np.ascontiguousarray(x)
+        got = list(x.shape)
         raise DataFault(
             "images must be uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3], or floats with channels first; "
-            f"got {x.dtype} {list(x.shape)}."
+            f"got {x.dtype} {got}."
         )
     shape = channels_first(x.shape[1:])
     if shape != x.shape[1:]:
@@ -111,8 +113,9 @@ def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
     sides = ((shape[0], min(shape[1:])), (shape[2], min(shape[:2])))
     first, last = (count <= min(FEW, side) and side > 1 for count, side in sides)
     if first and last:
+        got = list(shape)
         raise DataFault(
-            f"float pictures must have one axis that can be the channels; got {list(shape)}, whose first and last can.",
+            f"float pictures must have one axis that can be the channels; got {got}, whose first and last can.",
             "Store them as uint8 [n, H, W, C], or flatten them.",
         )
     if last and not first:
@@ -235,8 +238,9 @@ def check_flat(values: Array | pd.Categorical) -> None:
     """
     if values.ndim == 1 and values.size:
         return
+    got = list(values.shape)
     raise DataFault(
-        f"there must be one value for each sample; got shape {list(values.shape)}.",
+        f"there must be one value for each sample; got shape {got}.",
         "Write y.argmax(axis=1) for one-hot labels, or take task multilabel for several labels.",
     )
 
@@ -344,9 +348,9 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
     if names is None:
         distinct, codes = np.unique(values, return_inverse=True)
         if -1 in distinct and distinct.tolist() != [-1, 1]:
+            got = listing(map(str, distinct), 6)
             raise DataFault(
-                "labels must not be -1 unless all are -1 or 1; "
-                f"got {listing(map(str, distinct), 6)}.",
+                f"labels must not be -1 unless all are -1 or 1; got {got}.",
                 "Remove samples without a label, or give -1 another number.",
                 row=int(np.argmax(values == -1)),
             )
@@ -417,8 +421,9 @@ def events(y: Array) -> NDArray[np.float32]:
         DataFault: names the first time below 0, or the first event other than 0 and 1.
     """
     if y.ndim != 2 or y.shape[1] != 2 or not len(y):
+        got = list(y.shape)
         raise DataFault(
-            f"survival must have a time and an event for each sample; got {list(y.shape)}."
+            f"survival must have a time and an event for each sample; got {got}."
         )
     numbers = np.stack([targets(column) for column in y.T], axis=1)
     time, event = numbers.T
@@ -448,9 +453,8 @@ def several_labels(
         DataFault: another value, a label with one value only, or less than two labels.
     """
     if y.ndim != 2 or y.shape[1] < 2 or not len(y):
-        raise DataFault(
-            f"multilabel must have two or more labels a sample; got {list(y.shape)}."
-        )
+        got = list(y.shape)
+        raise DataFault(f"multilabel must have two or more labels a sample; got {got}.")
     names = tuple(names or map(str, range(y.shape[1])))
     if len(names) != y.shape[1]:
         raise DataFault(
@@ -483,9 +487,11 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
     first_part, width = next((part, y.shape[1:]) for part, y in parts.items())
     for part, y in parts.items():
         if y.shape[1:] != width:
+            expected = list(width)
+            got = list(y.shape[1:])
             raise UsageError(
-                f"{part}, y must have the shape of {first_part}, {list(width)} for each sample; "
-                f"got {list(y.shape[1:])}. Write y.argmax(axis=1) for one-hot labels."
+                f"{part}, y must have the shape of {first_part}, {expected} for each sample; "
+                f"got {got}. Write y.argmax(axis=1) for one-hot labels."
             )
         if y.dtype.kind == "O" and not is_text(y):
             first = type(y.flat[0])
@@ -493,8 +499,9 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
                 (k for k, v in enumerate(y.flat) if v is None or type(v) is not first),
                 0,
             )
+            place_text = row_of_array(row)
             raise UsageError(
-                f"{part}, y, {row_of_array(row)}: labels must be all numbers or all text; got {y.flat[row]!r}."
+                f"{part}, y, {place_text}: labels must be all numbers or all text; got {y.flat[row]!r}."
             )
     if len({is_text(y) for y in parts.values()}) > 1:
         raise UsageError(
@@ -502,7 +509,8 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
         )
 
     def place(row: int) -> str:
-        return f"y, {row_of_array(row)}"
+        place_text = row_of_array(row)
+        return f"y, {place_text}"
 
     if len(parts) == 1:
         return parts[first_part], place

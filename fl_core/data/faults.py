@@ -25,7 +25,8 @@ def place_in(parts: Sequence[tuple[str, int, Place]]) -> Place:
     def place(row: int) -> str:
         for name, size, inside in parts:
             if row < size:
-                return f"{name}, {inside(row)}"
+                inner = inside(row)
+                return f"{name}, {inner}"
             row -= size
         return row_of_array(row)
 
@@ -72,7 +73,8 @@ class DataFault(UsageError):
     def at(self, where: str, place: Place = row_of_array) -> DataFault:
         """Return the fault with its data, and with its row by a name."""
         if self.row is not None:
-            where = f"{where}, {place(self.row)}"
+            place_text = place(self.row)
+            where = f"{where}, {place_text}"
         return DataFault(f"{where}: {self.rule}", *self.ways, line=self.line)
 
 

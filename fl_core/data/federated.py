@@ -46,7 +46,8 @@ class Split:
 
     def __repr__(self) -> str:
         # no values: a message may quote it
-        return f"Split({plural(len(self), 'sample')} of shape {list(self.x.shape[1:])})"
+        x_shape = list(self.x.shape[1:])
+        return f"Split({plural(len(self), 'sample')} of shape {x_shape})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +120,8 @@ class FederatedData(Displayed):
         what = self.task
         if self.classes:
             what = f"{self.n_classes} classes"
-        lead = f"{self.name}: {plural(len(sizes), 'client')}, samples of shape {list(self.shape)}, {what}"
+        shape = list(self.shape)
+        lead = f"{self.name}: {plural(len(sizes), 'client')}, samples of shape {shape}, {what}"
         return Summary(lead, ["client", *SPLITS], sizes)
 
     @property
@@ -370,8 +372,9 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
         notes_.append("there is one client only: nothing is federated, it trains alone")
     for what, words in (("clients", data.names), ("classes", data.classes)):
         for group in nearly_equal(words):
+            group_names = listing(map(repr, group))
             notes_.append(
-                f"the {what} {listing(map(repr, group))} differ by spaces or capitals only; each is one of its own"
+                f"the {what} {group_names} differ by spaces or capitals only; each is one of its own"
             )
     notes_ += _of_classes(data)
     largest, place = 0.0, ""
@@ -465,7 +468,8 @@ def _of_classes(data: FederatedData) -> Iterator[str]:
             "number to be predicted?"
         )
     elif single:
-        yield f"a single sample has class {listing(map(repr, single), 6)}: is it misspelt, or no label?"
+        single_names = listing(map(repr, single), 6)
+        yield f"a single sample has class {single_names}: is it misspelt, or no label?"
     if data.positive and not data.chosen:
         ys = torch.cat([client.train.y for client in data.clients]).double()
         if ys.mean() > USUAL:

@@ -95,9 +95,10 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
         check_known(f"array in {path}", key, [*needed, *aside, *named, "classes"])
     for key in needed:
         if key not in there:
+            got = listing(there) or "none"
             raise UsageError(
                 f"{path} must have arrays x y, or x_train y_train x_test y_test; "
-                f"got no {key!r} among {listing(there) or 'none'}."
+                f"got no {key!r} among {got}."
             )
     data = read_arrays(path, list(there))
 
@@ -113,8 +114,9 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
         if not all(map(str.strip, class_names)) or len(set(class_names)) < len(
             class_names
         ):
+            got = listing(map(repr, class_names))
             raise UsageError(
-                f"{path}, array {key!r}: names must be distinct and not empty; got {listing(map(repr, class_names))}."
+                f"{path}, array {key!r}: names must be distinct and not empty; got {got}."
             )
         return class_names
 
@@ -136,8 +138,9 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
             whole = arrays.whole_numbers(data["is_train"])
             refuse_where(~np.isin(whole, (0, 1)), whole, "values must be 0 or 1")
             if whole.min() == whole.max():
+                first = bool(whole[0])
                 raise UsageError(
-                    f"{path}, array 'is_train': there must be training and test samples; got only {bool(whole[0])}."
+                    f"{path}, array 'is_train': there must be training and test samples; got only {first}."
                 )
             is_train = whole.astype(bool)
     return replace(source, is_train=is_train)
@@ -197,10 +200,13 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         size = math.prod(shape) * max(dtype.itemsize, least)
         n_bytes += max(entry.file_size, size)
         if not dtype.hasobject and claimed > entry.file_size:
+            claimed_size = storage.format_bytes(claimed)
+            claimed_shape = list(shape)
+            packed_size = storage.format_bytes(entry.file_size)
             raise UsageError(
                 f"{path}, array {key!r} must have the bytes that its header says, "
-                f"{storage.format_bytes(claimed)} for {list(shape)} of {dtype}; "
-                f"got {storage.format_bytes(entry.file_size)}."
+                f"{claimed_size} for {claimed_shape} of {dtype}; "
+                f"got {packed_size}."
             )
     storage.check_unpacked(path, path.stat().st_size, n_bytes)
     return shapes
@@ -384,8 +390,9 @@ def list_images(path: Path) -> pd.DataFrame:
         got = "none"
         if flat:
             got = f"{flat[0]} and {deep[0]}"
+        image_types = ", ".join(IMAGES)
         raise UsageError(
-            f"{path} must have tables, or one layout of images, class/* or client/class/* ({', '.join(IMAGES)}); "
+            f"{path} must have tables, or one layout of images, class/* or client/class/* ({image_types}); "
             f"got {got}. {tables.UNPACK}"
         )
     rows = [
@@ -397,9 +404,10 @@ def list_images(path: Path) -> pd.DataFrame:
     splits = named & {*SPLIT_FOLDERS}
     whole = splits == named and bool(named & {"train", "training"})
     if splits and whole == bool(flat):
+        folder_names = listing(sorted(named))
         raise UsageError(
             f"{path} must have folders of classes, within clients or within splits such as train and test; "
-            f"got {listing(sorted(named))}. Sort the images into classes, or rename what is no split."
+            f"got {folder_names}. Sort the images into classes, or rename what is no split."
         )
     if whole:
         last = max(named, key=SPLIT_FOLDERS.index)

@@ -182,8 +182,9 @@ class Inputs:
         if (preparation := inputs.preprocessing) is not None:
             columns = preparation.width + sum(map(len, preparation.categories))
             if preparation.width and inputs.shape != (columns,):
+                got = list(inputs.shape)
                 raise UsageError(
-                    f"shape of a table must be [{columns}], its prepared columns; got {list(inputs.shape)}. "
+                    f"shape of a table must be [{columns}], its prepared columns; got {got}. "
                     "Store it again."
                 )
         if inputs.images and len(inputs.shape) != 3:
@@ -233,14 +234,17 @@ class Inputs:
             table = self._opened(new if path is None else path, [name])
             there = table.header
         else:
+            new_type = type(new).__name__
             raise UsageError(
                 f"new samples must be a table with the column {name!r}, the client of each row; got "
-                f"{type(new).__name__}. Predict them with one client's model."
+                f"{new_type}. Predict them with one client's model."
             )
         if name not in there:
+            what = "the table" if path is None else path
+            client_names = listing(map(repr, there))
             raise UsageError(
-                f"{'the table' if path is None else path} must have the column {name!r}, the client of each row; got "
-                f"{listing(map(repr, there))}. Add it, or predict the rows of one client with its model alone."
+                f"{what} must have the column {name!r}, the client of each row; got "
+                f"{client_names}. Add it, or predict the rows of one client with its model alone."
             )
         if path is not None and path.suffix == ".npz":
             owner, names = arrays.owners(files.read_arrays(path, [name])[name])
@@ -266,15 +270,17 @@ class Inputs:
             if self.words is not None or len(self.shape) == 1:
                 kinds = [*TABLES, *kinds]
             if kind not in kinds:
+                kinds_text = " or ".join(kinds)
                 raise UsageError(
-                    f"new samples must be {self._describe()}, from {' or '.join(kinds)}; got {path}."
+                    f"new samples must be {self._describe()}, from {kinds_text}; got {path}."
                 )
         framed = isinstance(new, pd.DataFrame) and bool(self.columns)
         if self.words is None and (kind in TABLES or framed):
             return self._table(new if path is None else path, ids)
         if ids:
+            got = path or "samples in memory"
             raise UsageError(
-                f"ids must name columns of a table; got {listing(ids)} for {path or 'samples in memory'}. "
+                f"ids must name columns of a table; got {listing(ids)} for {got}. "
                 "Leave them out."
             )
         if self.words is not None:
@@ -282,18 +288,18 @@ class Inputs:
         if path is not None and kind == "folder":
             images = images_in(path, "**/[!.]*")
             if not images:
-                raise UsageError(
-                    f"{path} must have images ({', '.join(IMAGES)}); got none."
-                )
+                image_types = ", ".join(IMAGES)
+                raise UsageError(f"{path} must have images ({image_types}); got none.")
             side = self.reading.image_size
             x, _ = files.pixels(images, gray=self.shape[0] == 1, side=side)
             names = [file.relative_to(path).as_posix() for file in images]
             with located(str(path)):
                 return self._arrays(x, str(path), names)
         if self._words:
+            known_words = listing(map(repr, self._words))
             raise UsageError(
                 f"samples must be a table with the columns {listing(self.columns)}, with words in "
-                f"{listing(map(repr, self._words))}; got an array. Give a file or a DataFrame."
+                f"{known_words}; got an array. Give a file or a DataFrame."
             )
         where = "new samples" if path is None else f"{path}, array 'x'"
         read = new if path is None else files.read_arrays(path, ["x"])["x"]
@@ -337,9 +343,11 @@ class Inputs:
             named = list(filter(is_named_as_identifier, others))
         lacking = [name for name in names if name not in header]
         if lacking and not (how.fill_missing_columns and len(lacking) < len(names)):
+            lacking_names = listing(map(repr, lacking))
+            header_names = listing(map(repr, header))
             raise UsageError(
-                f"{path} must have the columns {listing(names)}; got no {listing(map(repr, lacking))}. "
-                f"Add or rename columns: it has {listing(map(repr, header))}."
+                f"{path} must have the columns {listing(names)}; got no {lacking_names}. "
+                f"Add or rename columns: it has {header_names}."
             )
         rows = new_rows(table, names, words, WRITTEN_ALIKE)
         with located(str(path), table.place):
@@ -379,15 +387,17 @@ class Inputs:
         if self._words:
             expected = (len(self.columns),)
         if source.is_image != self.images or source.shape != expected:
-            shape = f"{x.dtype} of shape {list(x.shape)}"
+            got = list(x.shape)
+            shape = f"{x.dtype} of shape {got}"
             raise DataFault(f"samples must be {self._describe()}; got {shape}.")
         if x.ndim == 2:
             preparation = self.preprocessing or Preprocessing()
             for k, words in enumerate(preparation.categories):
                 if words and (x[:, k] == len(words)).all():
+                    some_words = listing(map(repr, words), 4)
                     raise DataFault(
                         f"column {preparation.columns[k]!r} must have words of training samples, such as "
-                        f"{listing(map(repr, words), 4)}; got others only. Write them as in training."
+                        f"{some_words}; got others only. Write them as in training."
                     )
             odd = preparation.oddities(x)
             for name, (what, _) in odd.items():
@@ -439,4 +449,5 @@ class Inputs:
         if self.images:
             channels, *size = self.shape
             return f"uint8 images of height and width {size}, with channels {channels}"
-        return f"numbers [n, {', '.join(map(str, self.shape))}]"
+        sizes = ", ".join(map(str, self.shape))
+        return f"numbers [n, {sizes}]"

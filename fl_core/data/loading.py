@@ -238,9 +238,11 @@ def _open(
             raise UsageError("a function must return data without a partition.")
     source = replace(data, name=name)
     if task != CLASSIFICATION and source.task != task:
+        content = (
+            f"classes {listing(source.classes, 4)}" if source.classes else source.task
+        )
         raise UsageError(
-            f"dataset {name!r} must have targets for task {task}; got "
-            f"{f'classes {listing(source.classes, 4)}' if source.classes else source.task}."
+            f"dataset {name!r} must have targets for task {task}; got {content}."
         )
     has_clients = source.owner is not None
     recipe = member.recipe or general(source.shape, has_clients, source.task)
@@ -302,9 +304,10 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
         )
     rows = hasattr(data, "__getitem__") and hasattr(data, "column_names")
     if not rows and not isinstance(data, (Mapping, tuple, list, Dataset, DataLoader)):
+        data_type = type(data).__name__
         raise UsageError(
             f"data must be {{client: (x, y)}}, a DataFrame, or a federation of fl.from_clients; got "
-            f"{type(data).__name__}. Give one of these. Name a file or a dataset with dataset=."
+            f"{data_type}. Give one of these. Name a file or a dataset with dataset=."
         )
     reading.check_plain("data= without a DataFrame")
     keys: dict[str, Any] = {"missing": reading.may_be_missing, "task": reading.task}
@@ -392,9 +395,10 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
         keys: as of :func:`fl_core.data.sources.source_of_parts`.
     """
     if not isinstance(silos, Mapping) or not silos:
+        got = "none" if isinstance(silos, Mapping) else type(silos).__name__
         raise UsageError(
             f"clients must be a dictionary {{client: (x, y)}} of at least one client; got "
-            f"{'none' if isinstance(silos, Mapping) else type(silos).__name__}."
+            f"{got}."
         )
     if "train" in silos and set(silos) <= {*files.SPLIT_FOLDERS}:
         raise UsageError(
@@ -432,8 +436,9 @@ def check_finite(samples: Any, where: str) -> None:
     """Refuse an IterableDataset without a length, or a loader of one: it may be endless."""
     samples = getattr(samples, "dataset", samples)
     if isinstance(samples, IterableDataset) and not hasattr(samples, "__len__"):
+        samples_type = type(samples).__name__
         raise UsageError(
-            f"{where} must have a length; got {type(samples).__name__} without one. "
+            f"{where} must have a length; got {samples_type} without one. "
             "Give list(itertools.islice(dataset, N))."
         )
 
@@ -461,9 +466,11 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
         samples = _dataset_of(samples, where)
     no_rows = isinstance(samples, (*ARRAYS, str, Mapping))
     if no_rows or not hasattr(samples, "__getitem__"):
+        samples_type = type(samples).__name__
+        advice = "Join its parts" if isinstance(samples, Mapping) else "Give a pair"
         raise UsageError(
-            f"{where} must have a pair (x, y), a Dataset or a DataLoader; got {type(samples).__name__}. "
-            f"{'Join its parts' if isinstance(samples, Mapping) else 'Give a pair'}."
+            f"{where} must have a pair (x, y), a Dataset or a DataLoader; got {samples_type}. "
+            f"{advice}."
         )
     sized = hasattr(samples, "__len__")
     listed_samples = [*islice(samples, len(samples) if sized else None)]
@@ -503,9 +510,11 @@ def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
         named = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
         samples.append({**named, LABELS: y})
         if samples[-1].keys() != samples[0].keys():
+            first_keys = listing(map(str, samples[0]))
+            last_keys = listing(map(str, samples[-1]))
             raise UsageError(
-                f"{where}: all samples must have the keys {listing(map(str, samples[0]))}; got "
-                f"{listing(map(str, samples[-1]))}."
+                f"{where}: all samples must have the keys {first_keys}; got "
+                f"{last_keys}."
             )
     arrays_of = {}
     for key in samples[0]:
@@ -558,8 +567,9 @@ def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
         return loader.dataset
     indices = getattr(sampler, "indices", None)
     if indices is None:
+        sampler_type = type(sampler).__name__
         raise UsageError(
-            f"{where}: a DataLoader must have a sampler with known samples; got {type(sampler).__name__}. "
+            f"{where}: a DataLoader must have a sampler with known samples; got {sampler_type}. "
             "Give a Dataset, such as a torch.utils.data.Subset."
         )
     return Subset(loader.dataset, list(indices))

@@ -134,8 +134,9 @@ class Preprocessing:
         widths = {len(part) for part in parts if part}
         whole = all(bool(one) == bool(other) for one, other in pairs)
         if len(widths) > 1 or not whole or len(self.target) not in (0, 2):
+            widths_there = sorted(widths)
             raise UsageError(
-                f"parts of a preprocessing must have one number for each column; got {sorted(widths)} numbers. "
+                f"parts of a preprocessing must have one number for each column; got {widths_there} numbers. "
                 "Store it again."
             )
         most = max(map(len, self.categories), default=0)
@@ -175,8 +176,9 @@ class Preprocessing:
             UsageError: the number of columns differs, or a value is missing and not filled.
         """
         if x.ndim != 2 or (self.width and x.shape[1] != self.width):
+            got = list(x.shape)
             raise UsageError(
-                f"rows must have {self.width} columns; got an array of shape {list(x.shape)}."
+                f"rows must have {self.width} columns; got an array of shape {got}."
             )
         missing = np.argwhere(np.isnan(x))
         if len(missing) and not self.fill:
@@ -211,7 +213,8 @@ class Preprocessing:
             words = self.categories[k] if self.categories else ()
             if words:
                 odd, total = values == len(words), len(values)
-                what = f"words that no training sample has, next to {listing(map(repr, words), 4)}"
+                some_words = listing(map(repr, words), 4)
+                what = f"words that no training sample has, next to {some_words}"
             elif self.low:
                 low, high = self.low[k], self.high[k]
                 total = int((~np.isnan(values)).sum())

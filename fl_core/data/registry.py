@@ -155,8 +155,9 @@ class Dataset:
 
 def _adopt(function: Any, name: str) -> Dataset:
     if not callable(function):
+        function_type = type(function).__name__
         raise UsageError(
-            f"dataset {name!r} must be a function that returns the data; got a {type(function).__name__}."
+            f"dataset {name!r} must be a function that returns the data; got a {function_type}."
         )
     return Dataset(name, function)
 
@@ -246,8 +247,9 @@ def path_of(dataset: Location) -> Path:
                     "alone, or the tables in it."
                 )
             if Path(part).suffix.lower() not in TABLES or not os.path.isfile(part):
+                hint = near_path(part)
                 raise UsageError(
-                    f"each file must be a table that is there ({listing(TABLES)}); got {part!r}. {near_path(part)}"
+                    f"each file must be a table that is there ({listing(TABLES)}); got {part!r}. {hint}"
                 )
         return path
     if len(path.parts) == 1 and not path.suffix:
@@ -255,8 +257,9 @@ def path_of(dataset: Location) -> Path:
             folder.name for folder in Path().glob("[!.]*") if folder.is_dir()
         )
         check_known("dataset or path", name, [*sorted(DATASETS), *folders])
+    hint = near_path(path)
     raise UsageError(
-        f"data must be a file or a folder; got {path}, which does not exist. {near_path(path)}"
+        f"data must be a file or a folder; got {path}, which does not exist. {hint}"
     )
 
 
@@ -268,7 +271,8 @@ def near_path(path: Location) -> str:
     near = nearest(part, os.listdir(folder))
     if not near:
         return "Correct its path."
-    return f"Did you mean {str(folder.joinpath(near, *below))!r}?"
+    nearest_file = str(folder.joinpath(near, *below))
+    return f"Did you mean {nearest_file!r}?"
 
 
 # --- the folder of the named datasets' files --------------------------------------------------------------------
@@ -286,8 +290,9 @@ def find_root(name: str, data_root: Location | None, files: str) -> Path:
     """
     root = data_root or os.environ.get(ROOT_VARIABLE)
     if not root or not Path(root).is_dir():
+        got = root or "none"
         raise UsageError(
-            f"{name} must have a data root, a folder with {files}; got {root or 'none'}. "
+            f"{name} must have a data root, a folder with {files}; got {got}. "
             f"Set {ROOT_VARIABLE}, or name it: {spelled(data_root='FOLDER')}."
         )
     return Path(root)
@@ -311,7 +316,7 @@ def find_file(
     root = find_root(name, data_root, files or file)
     if not (root / file).is_file():
         present = sorted(entry.name for entry in root.iterdir())
-        raise UsageError(
-            f"{name} must have {files or file} below {root}; got {listing(present) or 'no files'}. {way}"
-        )
+        place = files or file
+        got = listing(present) or "no files"
+        raise UsageError(f"{name} must have {place} below {root}; got {got}. {way}")
     return root / file

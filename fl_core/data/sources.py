@@ -281,8 +281,9 @@ class Source:
         if self.scale == "none" and self.task == REGRESSION and loses_digits(self.y):
             merged.append("the targets")
         if merged:  # nothing scales them
+            merged_names = " and ".join(merged)
             warn(
-                f"different values of {' and '.join(merged)} become equal in float32: scale them, such as "
+                f"different values of {merged_names} become equal in float32: scale them, such as "
                 f"{spelled(scale='standard')}"
             )
         tabular = self.prepares or self.categories or self.columns
@@ -414,10 +415,12 @@ def source_of_parts(
         with located(where):
             check_lengths(x, y)
         xs.append(x)
-        forms.append((f"{x.dtype} samples of shape {list(x.shape[1:])}", layout))
+        got = list(x.shape[1:])
+        forms.append((f"{x.dtype} samples of shape {got}", layout))
         if forms[-1] != forms[0]:
+            first_part = next(iter(parts))
             raise UsageError(
-                f"{where} must have the samples' form and inputs of {next(iter(parts))}, {forms[0][0]}; "
+                f"{where} must have the samples' form and inputs of {first_part}, {forms[0][0]}; "
                 f"got {forms[-1][0]}. Convert them alike."
             )
     labels, place = joined(ys)

@@ -44,29 +44,34 @@ def check_real(model: nn.Module) -> None:
     for path, module in model.named_modules():
         exported = isinstance(module, torch.fx.GraphModule) and "train" in vars(module)
         if exported or isinstance(module, torch.jit.ScriptModule):
+            module_class = type(module).__name__
             raise UsageError(
-                f"a model must be a module of Python code; got a {type(module).__name__} at {path!r}. "
+                f"a model must be a module of Python code; got a {module_class} at {path!r}. "
                 "Pass the module that was scripted, traced or exported."
             )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor) or tensor.is_meta:
+            model_class = type(model).__name__
             raise UsageError(
-                f"{name!r} of {type(model).__name__} must have a shape and numbers; got none yet. Call the model "
+                f"{name!r} of {model_class} must have a shape and numbers; got none yet. Call the model "
                 "once, or build it on another device than meta."
             )
     persistent = model.state_dict(keep_vars=True)
     for name, buffer in model.named_buffers():
         dense = buffer.layout is torch.strided and not buffer.is_quantized
         if name in persistent and not dense:
+            model_class = type(model).__name__
             raise UsageError(
-                f"buffer {name!r} of {type(model).__name__} must be dense and not quantised; got {buffer.dtype} of "
+                f"buffer {name!r} of {model_class} must be dense and not quantised; got {buffer.dtype} of "
                 f"{buffer.layout}. Register it with persistent=False, or as a dense tensor."
             )
     for name, parameter in model.named_parameters():
         if parameter.is_complex():
+            model_class = type(model).__name__
+            dtype = str(parameter.dtype).removeprefix("torch.")
             raise UsageError(
-                f"parameter {name!r} of {type(model).__name__} must be real; got "
-                f"{str(parameter.dtype).removeprefix('torch.')}. Store its real and "
+                f"parameter {name!r} of {model_class} must be real; got "
+                f"{dtype}. Store its real and "
                 "imaginary parts, as torch.view_as_real gives them."
             )
 
@@ -173,9 +178,11 @@ def check_tables(pairs: Mapping[str, Any]) -> None:
         columns = list(x.columns)
         first_columns = first_columns or (where, columns)
         if columns != first_columns[1]:
+            expected = listing(map(str, first_columns[1]))
+            got = listing(map(str, columns))
             raise UsageError(
                 f"{where} must have the columns of {first_columns[0]} in their order, "
-                f"{listing(map(str, first_columns[1]))}; got {listing(map(str, columns))}. Write x[columns], or name "
+                f"{expected}; got {got}. Write x[columns], or name "
                 "them alike."
             )
 
@@ -230,9 +237,9 @@ def pack(x: Any) -> tuple[Tensor, Layout | None]:
         x = list(x.values())
     parts = [tensor(part) for part in x]
     if not parts or len({len(part) for part in parts}) > 1:
+        shapes_text = ", ".join(str(list(part.shape)) for part in parts) or "none"
         raise UsageError(
-            "inputs must have one entry a sample each; got "
-            f"{', '.join(str(list(part.shape)) for part in parts) or 'none'}."
+            f"inputs must have one entry a sample each; got {shapes_text}."
         )
     mixed = any(map(torch.is_floating_point, parts))
     dtype = torch.int64
@@ -247,13 +254,15 @@ def split_labels(batch: Any) -> tuple[Any, Any]:
     """Return inputs and labels of a batch: a dict with labels, or a tuple that ends with them."""
     if isinstance(batch, Mapping):
         if LABELS not in batch:
+            names = ", ".join(map(str, batch))
             raise UsageError(
-                f"a dict of inputs must have the key {LABELS!r}; got {', '.join(map(str, batch))}."
+                f"a dict of inputs must have the key {LABELS!r}; got {names}."
             )
         return {k: v for k, v in batch.items() if k != LABELS}, batch[LABELS]
     if not isinstance(batch, tuple | list) or len(batch) < 2:
+        batch_type = type(batch).__name__
         raise UsageError(
-            f"data must be pairs (x, y); got {type(batch).__name__}. Add the labels."
+            f"data must be pairs (x, y); got {batch_type}. Add the labels."
         )
     return (batch[0] if len(batch) == 2 else tuple(batch[:-1])), batch[-1]
 
@@ -280,12 +289,14 @@ def output_of(output: Any, model: nn.Module) -> Tensor:
         logits = output.get("logits", logits)
         tensors = [part for part in output.values() if isinstance(part, Tensor)]
         if len(tensors) > 1 and logits is None:
-            tensors, got = [], f"a dict of {listing(map(str, output))}"
+            names = listing(map(str, output))
+            tensors, got = [], f"a dict of {names}"
         output = tensors or None
     tensor = first_tensor(output if logits is None else logits)
     if tensor is None:
+        model_class = type(model).__name__
         raise UsageError(
-            f"{type(model).__name__} must return a tensor, .logits, ['logits'] or a "
+            f"{model_class} must return a tensor, .logits, ['logits'] or a "
             f"tuple that begins with a tensor; got {got}."
         )
     return tensor
@@ -307,8 +318,9 @@ def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
     if isinstance(output, tuple | list) and not (joined or hasattr(output, "logits")):
         tensors = [part for part in output if isinstance(part, Tensor)]
     if len(tensors) > 1:
+        first_shape = list(tensors[0].shape[1:])
         notes.append(
-            f"the model returns {len(tensors)} tensors: the first, {list(tensors[0].shape[1:])} a sample, is taken as "
+            f"the model returns {len(tensors)} tensors: the first, {first_shape} a sample, is taken as "
             "its output"
         )
     pair = output_of(output, model), output_of(again, model)

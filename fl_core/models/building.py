@@ -67,8 +67,9 @@ def _adopt(builder: Any, name: str) -> Builder:
     # a module is callable too
     is_module = hasattr(builder, "state_dict") and not isinstance(builder, type)
     if not callable(builder) or is_module:
+        builder_type = type(builder).__name__
         raise UsageError(
-            f"model {name!r} must be a function or class that makes a model; got a {type(builder).__name__}."
+            f"model {name!r} must be a function or class that makes a model; got a {builder_type}."
         )
     return builder
 
@@ -229,8 +230,9 @@ def bounded(name: str) -> Iterator[None]:
         nonlocal size
         size += 0 if is_lazy(parameter) else parameter.nbytes
         if size > most:
+            most_size = storage.format_bytes(most)
             raise UsageError(
-                f"model {name} must have weights of at most {storage.format_bytes(most)}, this machine's memory; "
+                f"model {name} must have weights of at most {most_size}, this machine's memory; "
                 "got more. Make it smaller."
             )
 
@@ -344,7 +346,8 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
     def idle(trained: Tensor, names: list[str]) -> list[str]:
         if not (names and trained.requires_grad):
             return []
-        what = f"{type(model).__name__} must have gradients"
+        model_class = type(model).__name__
+        what = f"{model_class} must have gradients"
         with about(what, RuntimeError, way="Correct its forward pass."):
             grads = torch.autograd.grad(
                 trained.sum(), [named[key] for key in names], allow_unused=True
@@ -404,8 +407,9 @@ def probability_notes(outputs: Tensor, task: str) -> list[str]:
         return []
     if not (sums_to_1 or centred):
         return []
+    sums = " and sum to 1" if sums_to_1 else ""
     return [
-        f"all outputs of the model lie in [0, 1]{' and sum to 1' if sums_to_1 else ''}: the loss takes logits, so "
+        f"all outputs of the model lie in [0, 1]{sums}: the loss takes logits, so "
         "leave out a softmax or sigmoid at the model's end"
     ]
 
@@ -448,9 +452,10 @@ def check_fit(
                 mode = "evaluation"
                 if training:
                     mode = "training"
+                got = tuple(output.shape)
                 raise UsageError(
                     f"model {name} must give logits of shape (2, {n_classes}) for 2 samples of shape {shape}; "
-                    f"got shape {tuple(output.shape)} in {mode} mode. Change its last layer."
+                    f"got shape {got} in {mode} mode. Change its last layer."
                 )
     return model.train()
 
@@ -473,13 +478,17 @@ def fitting(model: nn.Module, x: Tensor, name: str = "") -> Iterator[None]:
         raise
     except Exception as error:
         kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
-        way = f"Correct it until it takes {getattr(model, 'layout', None) or f'{x.dtype} {list(x.shape)}'}."
+        expected = getattr(model, "layout", None) or f"{x.dtype} {list(x.shape)}"
+        way = f"Correct it until it takes {expected}."
         if "dtype" in str(error) and (others := kinds - {"float32"}):
-            way = f"Call .float() on it: it has {listing(sorted(others))}."
+            other_names = listing(sorted(others))
+            way = f"Call .float() on it: it has {other_names}."
         if hasattr(model, "prepare_decoder_input_ids_from_labels"):
             way = "Give the key decoder_input_ids, of model.prepare_decoder_input_ids_from_labels(labels)."
+        what = name or type(model).__name__
+        got = tuple(x.shape[1:])
         raise UsageError(
-            f"model {name or type(model).__name__} must fit samples of shape {tuple(x.shape[1:])}; got {error!r}. {way}"
+            f"model {what} must fit samples of shape {got}; got {error!r}. {way}"
         ) from error
 
 
@@ -587,15 +596,18 @@ def call_builder(
     except Exception as error:  # of the user's code, or of torch on odd values
         raise option_error(name, options, error) from error
     if not isinstance(model, nn.Module):
+        model_class = type(model).__name__
         raise UsageError(
-            f"model {name!r} must return a torch.nn.Module; got a {type(model).__name__}."
+            f"model {name!r} must return a torch.nn.Module; got a {model_class}."
         )
     return model
 
 
 def option_error(model: str, options: Options, error: Exception) -> UsageError:
     """Return the error for a model that cannot be built, with its options if there are some."""
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".")
+    error_type = type(error).__name__
+    text = " ".join(str(error).split())
+    reason = f"{error_type}: {text}".rstrip(".")
     if not options:
         return UsageError(f"model {model} must be built; got {reason}. Correct it.")
     return UsageError(
@@ -646,8 +658,9 @@ def from_timm(
         )
         _check_loaded(model, fresh)
     except UsageError as error:
+        reason = str(error).removesuffix(".")
         raise UsageError(
-            f"pretrained weights cannot be used: {str(error).removesuffix('.')}. "
+            f"pretrained weights cannot be used: {reason}. "
             "Use timm's cache, the network, or a file, pretrained=PATH."
         ) from error
     return model

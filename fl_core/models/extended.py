@@ -348,8 +348,9 @@ def head_path(model: nn.Module, example: Tensor, exact: bool = True) -> str:
     if isinstance(model, nn.Linear):
         path = ""
     if path is None:
+        model_class = type(model).__name__
         raise UsageError(
-            f"{type(model).__name__} must end in a linear layer, the classifier. Choose another model."
+            f"{model_class} must end in a linear layer, the classifier. Choose another model."
         )
     return path
 
@@ -373,8 +374,9 @@ def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]
         if path:
             model.set_submodule(path, nn.Identity())
         if not torch.equal(head(body(example)), wanted):
+            model_class = type(model).__name__
             raise UsageError(
-                f"{type(model).__name__} must use its last linear layer {path!r} only once. Choose another model."
+                f"{model_class} must use its last linear layer {path!r} only once. Choose another model."
             )
     assert isinstance(head, nn.Linear)
     return body, head
@@ -461,8 +463,9 @@ def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
             )
             missing = missing.difference(*(tensors[name] for name in module.absent))
     if missing:
+        missing_names = listing(sorted(missing), 4)
         raise UsageError(
-            f"the client's submodel must contain {listing(sorted(missing), 4)}: the forward pass needs it."
+            f"the client's submodel must contain {missing_names}: the forward pass needs it."
         )
 
 
@@ -509,8 +512,9 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
         if _can_be_left_out(model, blocks, example):
             return model
         model.set_submodule(path, chained)
+    model_class = type(model).__name__
     raise UsageError(
-        f"{type(model).__name__} must have residual blocks: a Sequential or ModuleList of modules of one class, run "
+        f"{model_class} must have residual blocks: a Sequential or ModuleList of modules of one class, run "
         "one after the other with outputs of their inputs' shapes; got none. Use a model such as "
         "timm:vit_tiny_patch16_224 or timm:mixer_b16_224."
     )

@@ -116,7 +116,8 @@ def from_transformers(
     }  # fmt: skip
     notes = [f"{what}: {listing(keys, 4)}" for what, keys in parts.items() if keys]
     if notes:
-        warn(f"model {full}: {'; '.join(notes)}")
+        notes_text = "; ".join(notes)
+        warn(f"model {full}: {notes_text}")
     if not tokenizer:
         check_pixels(full, model, shape)
     return model
@@ -233,7 +234,8 @@ def _one_line(what: str) -> Iterator[None]:
         raise UsageError(f"{what}: {error}") from error
     except Exception as error:
         reason = printable(" ".join(str(error).split()))[:300]
-        raise UsageError(f"{what}: {reason or type(error).__name__}") from error
+        what_failed = reason or type(error).__name__
+        raise UsageError(f"{what}: {what_failed}") from error
 
 
 @contextmanager

@@ -250,8 +250,9 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
             chosen.setdefault(end, []).append(path)
     chosen = {target: paths for target, paths in chosen.items() if paths}
     if not chosen:
+        model_class = type(model).__name__
         raise UsageError(
-            f"{type(model).__name__} must have a linear layer before its classifier to adapt; got none."
+            f"{model_class} must have a linear layer before its classifier to adapt; got none."
         )
     widest_paths: set[str] = set()
     for target in lora.targets:

@@ -91,9 +91,10 @@ def _facts(content: bytes) -> dict[str, int]:
     except subprocess.TimeoutExpired:
         raise UsageError(f"it takes longer than {10 * seconds} s") from None
     if done.returncode:
+        size_text = _megabytes(len(content))
         raise UsageError(
             f"the process that tried it ended with {done.returncode}, at most {seconds} s and "
-            f"{_megabytes(len(content)):,} MB"
+            f"{size_text:,} MB"
         )
     answer = json.loads(done.stdout)
     if "fault" in answer:

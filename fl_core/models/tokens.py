@@ -134,4 +134,5 @@ class TokenShape(tuple[int, ...]):
         return Layout(keys, form, (torch.int64, torch.int64), self.tokenizer.pad)
 
     def __repr__(self) -> str:
-        return f"{tuple(self)} of {self.tokens} tokens"
+        shape = tuple(self)
+        return f"{shape} of {self.tokens} tokens"

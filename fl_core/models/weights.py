@@ -311,7 +311,8 @@ class _Parser:
 
     def _name(self, text: str) -> Stub:
         module, _, name = text.partition(" ")
-        full = f"{_PYTHON_2.get(module, module)}.{name}"
+        new_module = _PYTHON_2.get(module, module)
+        full = f"{new_module}.{name}"
         if full.partition(".")[0] in REFUSED and full not in ALLOWED:
             raise ValueError(f"it names {full}, which no weights need")
         self.names.add(full)
@@ -422,9 +423,10 @@ def _weights(
             break
         others = [name for name in states if name != opened]
         if others and opened != key:
+            other_names = listing(map(printable, others), 4)
             warn(
                 f"the weights under {opened!r} are read, and not "
-                f"{listing(map(printable, others), 4)}: key= names another"
+                f"{other_names}: key= names another"
             )
         stored = parts[opened]
         if opened == key:

@@ -156,7 +156,8 @@ class StoppingRule:
     @property
     def description(self) -> str:
         """The rule as rows and tables name it."""
-        return f"{' and '.join(self.metrics)} on validation, mean of {WINDOW} evaluations, patience {self.patience}"
+        metrics = " and ".join(self.metrics)
+        return f"{metrics} on validation, mean of {WINDOW} evaluations, patience {self.patience}"
 
     def report(self, done: int, rounds: int) -> str:
         """Say in one line why the run ended, and where the best rounds are."""
@@ -169,7 +170,8 @@ class StoppingRule:
         why = ""
         if self.stops:
             why = f": no better {label} on validation for {plural(self.patience, 'evaluation')}"
-        return f"{end}{why}; best rounds: {best or 'none'}"
+        best_round = best or "none"
+        return f"{end}{why}; best rounds: {best_round}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the rule and what it has seen, for JSON."""

@@ -271,8 +271,9 @@ class Run:
     def _model(self, entry: Mapping[str, Any]) -> Tree:
         trees = self._trees(entry)
         if "model" not in trees:
+            blob_path = self.path / blob_name(entry["blob"])
             raise CorruptError(
-                f"{self.path / blob_name(entry['blob'])} is damaged: it must hold a model, and holds none"
+                f"{blob_path} is damaged: it must hold a model, and holds none"
             )
         return trees["model"]
 
@@ -318,8 +319,9 @@ class Run:
         rule = self.stopping_rule()
         for model, best in ({} if rule is None else rule.best).items():
             if best not in self.rounds:
+                checkpoint_path = self.checkpoint_path(best)
                 raise CorruptError(
-                    f"{self.checkpoint_path(best)} is missing: it is the best round of the {model} models"
+                    f"{checkpoint_path} is missing: it is the best round of the {model} models"
                 )
             checked.append(f"best round of the {model} models: {best}")
         began = {"code": self.config["code"]}

@@ -86,8 +86,9 @@ class Writer:
             if not rounds:
                 raise
             path = self.run.checkpoint_path(rounds[-1])
+            reason = str(error).removesuffix(".")
             raise type(error)(
-                f"{str(error).removesuffix('.')}. Remove {path} to resume from the checkpoint before it."
+                f"{reason}. Remove {path} to resume from the checkpoint before it."
             ) from error
         for name in unnamed_blobs(self.run):
             self.folder.remove(name)

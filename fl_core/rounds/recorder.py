@@ -256,8 +256,9 @@ def _package(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         top = name.rpartition(".")[2]
+        package = error.name or top
         raise UsageError(
-            f"log must name an installed tracker; got {top!r}, and {error.name or top} is not installed. "
+            f"log must name an installed tracker; got {top!r}, and {package} is not installed. "
             f"Install it: pip install {top}."
         ) from error
 
@@ -315,7 +316,8 @@ class Tensorboard(Logger):
 
     def begin(self, run: LoggedRun) -> None:
         """Open the folder."""
-        self.writer = self.open(f"{run.path or 'fedlayers'}-tensorboard")
+        name = run.path or "fedlayers"
+        self.writer = self.open(f"{name}-tensorboard")
 
     def log(self, rows: Sequence[Row]) -> None:
         """Write a round's numbers."""

@@ -73,9 +73,10 @@ class EarlyStopping(Listener):
             if (scores := splits.get("validation")) is None:
                 continue
             if rounds_done(rnd) == 0 and math.isnan(scores.get(main, math.nan)):
+                metric_label = label_of(main)
                 raise UsageError(
                     f"patience must have the validation samples of every client to judge by; {client.name!r} has none "
-                    f"with a {label_of(main)}. Use patience=0, or give that client more samples."
+                    f"with a {metric_label}. Use patience=0, or give that client more samples."
                 )
             self._taken.setdefault(model, []).append((scores, len(client.train)))
 

@@ -450,6 +450,7 @@ def portable(error: Exception) -> Exception:
         pickle.loads(pickle.dumps(error))
         return error
     except Exception:  # a class's own pickling may raise anything
-        plain = RunError(f"{type(error).__name__}: {error}")
+        error_type = type(error).__name__
+        plain = RunError(f"{error_type}: {error}")
         plain.add_note(note)
         return plain

@@ -169,9 +169,8 @@ def count_flops(model: nn.Module) -> Iterator[FlopCounter]:
     finally:
         mha.set_fastpath_enabled(fast)
     if counter.unknown:
-        warn(
-            f"FLOPs are counted without {listing(sorted(counter.unknown))}: no formula is known."
-        )
+        unknown_names = listing(sorted(counter.unknown))
+        warn(f"FLOPs are counted without {unknown_names}: no formula is known.")
 
 
 def training_flops(

@@ -379,11 +379,13 @@ def describe_model(
         "algorithm": config.federation.algorithm,
         "options": dict(config.federation.options),
     }
+    module_name = type(trained).__module__
+    class_name = type(trained).__qualname__
     return {
         "model": {
             "outputs": evaluate.predict(trained, models.example(data.shape)).shape[1],
             "callable": "" if task.own["model"] is not None else config.model.model,
-            "class": f"{type(trained).__module__}.{type(trained).__qualname__}",
+            "class": f"{module_name}.{class_name}",
             "options": without_weights(
                 str(config.model.model), config.model.model_options
             ),

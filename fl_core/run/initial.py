@@ -247,7 +247,8 @@ def extend(
         config.model.layer_granularity,
         cuts=algorithm.removes_layers,
     )
-    what = f"{type(model).__name__}, built for {algorithm.name},"
+    model_class = type(model).__name__
+    what = f"{model_class}, built for {algorithm.name},"
     models.check_fit(what, model, data.shape, outputs)
     return built
 

@@ -99,7 +99,8 @@ def digest_of(things: Iterable[Any]) -> str:
                 texts[name].append(f"{key}: {compiled}")
                 waiting += used
             elif isinstance(value, _CONSTANTS) and not key.startswith("__"):
-                texts[name].append(f"{key} = {_text(value)}")
+                text = _text(value)
+                texts[name].append(f"{key} = {text}")
     if texts:
         return sha(repr(sorted(texts.items())).encode())
     return ""
@@ -144,7 +145,8 @@ def _compiled(function: types.FunctionType) -> tuple[list[str], list[Any]]:
     used: list[Any] = []
     for name, value in sorted(outside.items()):
         if isinstance(value, _CONSTANTS):
-            texts.append(f"{name} = {_text(value)}")
+            text = _text(value)
+            texts.append(f"{name} = {text}")
         elif isinstance(value, types.ModuleType):
             used += [vars(value).get(inner) for inner in names]
         else:
@@ -248,8 +250,9 @@ def check_allowed_options(
             rule = f"option {key!r} of model {model!r} must be false, as it may load a file"
         else:
             continue
+        option_text = format_option(key, value)[:120]
         raise UsageError(
-            f"{where}: {rule}; got {format_option(key, value)[:120]}. Allow it: allow_code=['KEY=VALUE']."
+            f"{where}: {rule}; got {option_text}. Allow it: allow_code=['KEY=VALUE']."
         )
 
 
@@ -259,7 +262,8 @@ def format_option(key: str, value: object) -> str:
     >>> format_option("pretrained", True), format_option("activation", "relu")
     ('pretrained=true', 'activation=relu')
     """
-    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"{key}={text}"
 
 
 def _is_plain(value: object, deep: int = 0) -> bool:
@@ -290,7 +294,8 @@ def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> 
     """
     for key, name in needed.items():
         if name not in code:
+            needed_names = list(needed.values())
             raise UsageError(
-                f"{path} uses custom code {name!r} as its {key}. Pass allow_code={list(needed.values())} to "
+                f"{path} uses custom code {name!r} as its {key}. Pass allow_code={needed_names} to "
                 "allow it."
             )

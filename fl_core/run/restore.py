@@ -117,8 +117,9 @@ def task_of(
         config, plan = stored_config(stored)
     for key, has in (("plan", plan), ("init", start)):
         if config.value(key) not in (None, AUTO) and has is None:
+            got = config.value(key)
             raise CorruptError(
-                f"{path} is damaged: it names the {key} {config.value(key)!r} and has none"
+                f"{path} is damaged: it names the {key} {got!r} and has none"
             )
     if data_root is not None:
         config = config.with_keys(data_root=absolute("data_root", data_root))
@@ -228,9 +229,14 @@ def check_given(path: Path, stored: Mapping[str, Any], **given: object) -> None:
     """
     for kind in stored["own"]:
         if given[kind] is None:
+            further = (
+                ", loss=... if given, or own_model=... of fl.diagnose"
+                if kind == "model"
+                else ""
+            )
             raise UsageError(
                 f"{path} must be read with its own {kind}, which it does not store; got none. "
-                f"Pass {kind}=...{', loss=... if given, or own_model=... of fl.diagnose' if kind == 'model' else ''}"
+                f"Pass {kind}=...{further}"
             )
 
 

@@ -283,8 +283,9 @@ def check_device(name: str, task: Task | None = None) -> None:
         reason = str(error).splitlines()[0]
         if reason.startswith("Expected one of"):  # a list of all that PyTorch knows
             reason = "PyTorch calls a graphics card cuda, or mps on a Mac"
+        devices = " or ".join(there)
         raise UsageError(
-            f"device must be one that works here: {' or '.join(there)}; got {name!r} ({reason}). "
+            f"device must be one that works here: {devices}; got {name!r} ({reason}). "
             f"Use {spelled(device=there[-1])}."
         ) from error
     if not task or task.config.training.precision != "bf16":
@@ -358,8 +359,10 @@ def _execute(
             raise
         except Exception as error:  # a hook may raise it for a forged state
             if writer and resume_from and engine.done == resume_from:
-                after = f"the round after {writer.run.checkpoint_path(resume_from)}"
-                reason = f"{type(error).__name__}: {error}"
+                checkpoint = writer.run.checkpoint_path(resume_from)
+                after = f"the round after {checkpoint}"
+                error_type = type(error).__name__
+                reason = f"{error_type}: {error}"
                 raise RunError(
                     f"{after} failed, perhaps because of its stored states: {reason}"
                 ) from error

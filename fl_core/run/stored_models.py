@@ -313,8 +313,9 @@ def _predict_rows(
     rows = first.inputs.rows_of_clients(new)
     unknown = [client for client in rows if client not in exports]
     if unknown and "" not in exports:
+        unknown_names = listing(map(repr, unknown))
         raise UsageError(
-            f"each row must be of a client with a model: {listing(exports)}; got {listing(map(repr, unknown))}. "
+            f"each row must be of a client with a model: {listing(exports)}; got {unknown_names}. "
             "Leave these rows out, or predict them with one client's model."
         )
     samples = first.inputs.samples(new, ids)

@@ -556,9 +556,10 @@ def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
     if training.loss == OWN:
         own_loss = getattr(model, OWN_LOSS, None)
         if own_loss is None or options or weights:
+            got = "these" if own_loss else "none"
             raise UsageError(
                 "a loss from Python must be passed with its module, without loss_options and class_weights; got "
-                f"{'these' if own_loss else 'none'}. Pass the same loss=... again, or leave them out."
+                f"{got}. Pass the same loss=... again, or leave them out."
             )
         return own_loss
     criterion = losses.build(str(training.loss), **options)
@@ -622,7 +623,8 @@ def _made_up(config: RunConfig, own: object, data: FederatedData) -> list[str]:
     if own is not None and not columns:
         way = "Pass data={client: (x, y)}"
     elif Path(named).is_dir():
-        way = f"Sort the images as {Path(named) / 'CLIENT/CLASS'}"
+        layout = Path(named) / "CLIENT/CLASS"
+        way = f"Sort the images as {layout}"
     elif Path(named).suffix == ".npz":
         way = "Add an array named client"
     return [

@@ -234,14 +234,16 @@ class FittedLoss(Loss):
             rows = z.new_zeros(len(labels), self.classes)
             losses.CrossEntropy().check_batch(rows, labels)
         if self.kind != OWN and z.numel() != y.numel() * self.classes:
+            got = list(y.shape[1:])
             raise UsageError(
                 f"outputs must have {self.classes} numbers for each of the labels' entries "
-                f"{list(y.shape[1:])}; got {z[0].numel()} numbers a sample."
+                f"{got}; got {z[0].numel()} numbers a sample."
             )
         values = self.per_sample(z, y)
         if values.shape != y.shape[:1]:
+            got = list(values.shape)
             raise UsageError(
-                f"loss {self.name} must return a number for each sample, [n]; got {list(values.shape)}. "
+                f"loss {self.name} must return a number for each sample, [n]; got {got}. "
                 "Leave out the mean, as reduction='none' does."
             )
 
@@ -274,9 +276,11 @@ def class_axis_of(output: Tensor, y: Tensor, given: int | None = None) -> int:
     way = "Write y[:, 0] for one label in a column."
     if fitting:
         way = "Two axes fit: pass options={'class_axis': 1} as in torch, or -1."
+    output_shape = list(output.shape)
+    label_shape = list(y.shape)
     raise UsageError(
-        f"outputs must be [n, *positions, C] or [n, C, *positions]; got {list(output.shape)} for labels "
-        f"{list(y.shape)}. {way}"
+        f"outputs must be [n, *positions, C] or [n, C, *positions]; got {output_shape} for labels "
+        f"{label_shape}. {way}"
     )
 
 
@@ -302,8 +306,9 @@ def _joined(output: Any, single: Callable[[], Any]) -> Layout | None:
     ):
         return None
     if left := parts.keys() - sample_parts.keys():
+        left_names = listing(sorted(left))
         warn(
-            f"the loss takes {listing(sample_parts)}, and not {listing(sorted(left))}: not numbers of one shape for "
+            f"the loss takes {listing(sample_parts)}, and not {left_names}: not numbers of one shape for "
             "each sample"
         )
     return pack(sample_parts if named else [*sample_parts.values()])[1]
@@ -350,9 +355,10 @@ def fit_loss(
     output = output_of(output, model)
     plain_numbers = output.is_floating_point() and output.layout == torch.strided
     if not plain_numbers or not output.ndim or len(output) != len(y):
+        output_shape = list(output.shape)
         raise UsageError(
             f"outputs must be floating numbers, with an entry for each sample; got {output.dtype}, {output.layout}, "
-            f"{list(output.shape)} for {len(y)} samples. Return logits [n, C]."
+            f"{output_shape} for {len(y)} samples. Return logits [n, C]."
         )
     numbers = y.is_floating_point()
     positions = not numbers and y.ndim > 1 and output.shape != y.shape
@@ -362,8 +368,9 @@ def fit_loss(
             way = "Write y.long()."
             if y.ndim > 1:
                 way = "Write y.argmax(1) if it is one-hot, or name the loss, such as loss='mse'."
+            got = list(y.shape)
             raise UsageError(
-                f"labels must be class indices [n] for {output.shape[1]} outputs; got {y.dtype} {list(y.shape)}. {way}"
+                f"labels must be class indices [n] for {output.shape[1]} outputs; got {y.dtype} {got}. {way}"
             )
     if named:
         loss = losses.build(loss or ("mse" if numbers else "cross_entropy"))
@@ -383,8 +390,9 @@ def fit_loss(
     if loss.task == REGRESSION and (output.ndim != 2 or y.ndim != 1):
         return FittedLoss(loss, shape)
     if output.ndim > 2:
+        output_shape = list(output.shape)
         raise UsageError(
-            f"outputs must be logits [n, C] for labels [n]; got {list(output.shape)}."
+            f"outputs must be logits [n, C] for labels [n]; got {output_shape}."
         )
     return loss
 

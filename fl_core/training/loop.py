@@ -214,9 +214,8 @@ def train(
     bad = tree.first_nonfinite(tree.select(result, phase.train), before=source)
     if bad is not None:
         tensor = tensor_in_layer(bad, layers)
-        raise NonFiniteError(
-            f"{ctx.location(phase.name)}: {tensor} is not finite. Use a smaller lr."
-        )
+        where = ctx.location(phase.name)
+        raise NonFiniteError(f"{where}: {tensor} is not finite. Use a smaller lr.")
     ctx.observed.update(
         {name: observer.result() for name, observer in watching.items()}
     )
@@ -330,8 +329,9 @@ class Steps:
         for param in params:
             param.grad = None
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            where = self.ctx.location(self.phase.name)
             raise UsageError(
-                f"{self.ctx.location(self.phase.name)}: {self.phase.loss} must return a tensor of one number, for the "
+                f"{where}: {self.phase.loss} must return a tensor of one number, for the "
                 f"whole batch, that depends on what trains; got {loss!r:.80}. Compute it from params, with gradients."
             )
         # lays gradients out in memory as the parameters are, unlike autograd.grad
@@ -345,9 +345,10 @@ class Steps:
             param.grad = None
         value, size = loss.item(), len(batch[1])
         if not math.isfinite(value):
+            where = self.ctx.location(self.phase.name)
+            origin = self._origin(batch[0])
             raise NonFiniteError(
-                f"{self.ctx.location(self.phase.name)}: the loss of step {self.taken + 1} is {value}. "
-                f"{self._origin(batch[0])}"
+                f"{where}: the loss of step {self.taken + 1} is {value}. {origin}"
             )
         self.loss += value * size
         self.samples += size

@@ -93,15 +93,18 @@ class Loss:
             way = ""
             if self.task == CLASSIFICATION and y.shape == z.shape:
                 way = " Write y.argmax(1) if it is one-hot, or loss='multilabel_bce' for several labels of a sample."
+            got = list(z.shape)
+            label_shape = list(y.shape)
             raise UsageError(
                 f"{self.task} must have outputs [n, C], of one number [n, 1], and targets [n{targets}]; "
-                f"got {list(z.shape)} and {list(y.shape)}.{way}"
+                f"got {got} and {label_shape}.{way}"
             )
         if self.task != CLASSIFICATION:
             return
         if y.is_floating_point():
+            label_shape = list(y.shape)
             raise UsageError(
-                f"labels must be class indices [n]; got {y.dtype} {list(y.shape)}. Name the loss of other labels."
+                f"labels must be class indices [n]; got {y.dtype} {label_shape}. Name the loss of other labels."
             )
         classes = self.logits(z).shape[1]
         wrong = [int(end) for end in y.aminmax() if not 0 <= int(end) < classes]

@@ -92,7 +92,8 @@ class Training:
             state = "kept between rounds"
         named = self.optimizer
         if options:
-            named = f"{self.optimizer} ({', '.join(options)})"
+            options_text = ", ".join(options)
+            named = f"{self.optimizer} ({options_text})"
         return f"{named}, lr {self.lr:g}, optimiser state {state}".replace("_", " ")
 
     def build(

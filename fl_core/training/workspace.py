@@ -99,8 +99,9 @@ class Workspace:
             if (buffer := module._buffers[key]) is first:
                 continue
             if getattr(buffer, "shape", None) != first.shape:
+                module_class = type(module).__name__
                 raise UsageError(
-                    f"buffer {key!r} of {type(module).__name__} must keep its shape in training; got another. "
+                    f"buffer {key!r} of {module_class} must keep its shape in training; got another. "
                     "Register it with persistent=False."
                 )
             module._buffers[key] = first.copy_(cast(Tensor, buffer).detach())
@@ -160,8 +161,9 @@ class Workspace:
         names = self.params.keys()
         missing = (names & (self.submodel or names)) - params.keys()
         if missing:
+            missing_names = listing(sorted(missing), 4)
             raise UsageError(
-                f"a forward pass must get all parameters of the model; got none for {listing(sorted(missing), 4)}."
+                f"a forward pass must get all parameters of the model; got none for {missing_names}."
             )
         return torch.func.functional_call(self.model, dict(params), (x,), options)
 

@@ -59,14 +59,16 @@ def activity(data_root: Location | None) -> Source:
     n = len(x) if x.ndim else 0
     fits = x.dtype.kind == "f" and x.shape == (n, len(CHANNELS), STEPS)
     if not n or not fits or not np.isfinite(x).all():
+        got = list(x.shape)
         raise UsageError(
-            f"{path}: x must be finite floats [n, {len(CHANNELS)}, {STEPS}]; got {x.dtype} {list(x.shape)}. "
+            f"{path}: x must be finite floats [n, {len(CHANNELS)}, {STEPS}]; got {x.dtype} {got}. "
             "Write the file again."
         )
     for key, values in zip(("y", "person", "bout"), marks, strict=True):
         if values.dtype.kind not in "iu" or values.shape != (n,):
+            got = list(values.shape)
             raise UsageError(
-                f"{path}: {key} must be {n} integers; got {values.dtype} {list(values.shape)}. Write the file again."
+                f"{path}: {key} must be {n} integers; got {values.dtype} {got}. Write the file again."
             )
     y, person, bout = (values.astype(np.int64) for values in marks)
     if y.min() < 0 or y.max() >= len(CLASSES):
@@ -150,8 +152,9 @@ def _side(archive: Path, side: str) -> tuple[Array, Integers, Integers]:
     files = [archive / side / name for name in names]
     for file in files:
         if not file.is_file():
+            member = file.relative_to(archive)
             raise UsageError(
-                f"{archive} must have the archive's files; got no {file.relative_to(archive)}. Unpack it again."
+                f"{archive} must have the archive's files; got no {member}. Unpack it again."
             )
     widths = [STEPS] * len(CHANNELS) + [1, 1]
     tables = [_table(*pair) for pair in zip(files, widths, strict=True)]
@@ -176,5 +179,6 @@ def _table(file: Path, columns: int) -> Array:
     with about(what, ValueError, way="Unpack it again."):
         values = pd.read_csv(file, sep=r"\s+", header=None).to_numpy(np.float64)
         if values.shape[1:] != (columns,) or not np.isfinite(values).all():
-            raise ValueError(f"got shape {list(values.shape)}, or gaps")
+            got = list(values.shape)
+            raise ValueError(f"got shape {got}, or gaps")
     return values

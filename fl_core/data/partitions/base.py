@@ -307,8 +307,9 @@ def check_shares(splits: Sequence[float]) -> tuple[float, float, float]:
     """
     shares = tuple(map(float, splits))
     if len(shares) != 3 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+        got = list(splits)
         raise UsageError(
-            f"splits must be three positive shares (train, validation, test) with sum 1; got {list(splits)}."
+            f"splits must be three positive shares (train, validation, test) with sum 1; got {got}."
         )
     return shares
 
@@ -328,7 +329,8 @@ def check_divisible(
         way = "Remove its samples, or give them to another client."
         same = [listing(map(repr, group)) for group in nearly_equal(names)]
         if same:
-            way = f"Spell clients alike that are one: {'; '.join(same[:3])}. Or r{way[1:]}"
+            same_text = "; ".join(same[:3])
+            way = f"Spell clients alike that are one: {same_text}. Or r{way[1:]}"
         raise UsageError(
             f"each client must have at least {len(shares)} samples, one for each of {kinds}; got {listing(few, 6)}. "
             f"{way}"
@@ -519,8 +521,9 @@ class Partition:
 
 def _places(tensor: torch.Tensor) -> Integers:
     if tensor.ndim != 1 or tensor.is_floating_point() or tensor.element_size() != 8:
+        got = list(tensor.shape)
         raise ValueError(
-            f"positions of samples must be whole numbers; got {tensor.dtype} {list(tensor.shape)}"
+            f"positions of samples must be whole numbers; got {tensor.dtype} {got}"
         )
     return tensor.cpu().numpy()
 
@@ -563,9 +566,10 @@ def make(
         if value is None:
             continue
         if name not in accepted:
+            accepted_names = listing(accepted) or "none"
             raise UsageError(
                 f"{name} must be left out with partition {kind!r}; got {value}. Its own options: "
-                f"{listing(accepted) or 'none'}."
+                f"{accepted_names}."
             )
         if isinstance(value, np.generic):
             value = value.item()
@@ -573,14 +577,16 @@ def make(
         chosen[name] = float(value) if whole else value
     partitioning = member(**chosen)
     if member.by_class and source.task != CLASSIFICATION:
+        others = those_with("by_class", False)
         raise UsageError(
             f"partition {kind!r} must have classes; got {source.name} for task "
-            f"{source.task}. Use one of {those_with('by_class', False)}."
+            f"{source.task}. Use one of {others}."
         )
     if source.groups is not None and not member.groups:
+        others = those_with("groups", True)
         raise UsageError(
             f"group_column must be left out with partition {kind!r}, which divides groups. "
-            f"Use one of {those_with('groups', True)}."
+            f"Use one of {others}."
         )
     shares = check_shares(partitioning.shares if splits is None else splits)
     pool = replace(source, x=np.empty((len(source), 0)))

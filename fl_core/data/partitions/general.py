@@ -278,8 +278,9 @@ def check_owners(pool: Source) -> Integers:
         UsageError: the data name none. The message lists other partitions.
     """
     if pool.owner is None:
+        others = those_with("natural", False)
         raise UsageError(
-            f"{pool.name} must have natural clients for this partition. Use one of {those_with('natural', False)}."
+            f"{pool.name} must have natural clients for this partition. Use one of {others}."
         )
     return pool.owner
 
