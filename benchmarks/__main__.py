@@ -51,7 +51,8 @@ def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None) 
     for name in jobs:
         rows = JOBS[name]() if pairs is None else JOBS[name](pairs)
         if pairs is None:
-            print(f"wrote {table(name, rows, f'python -m benchmarks {name}')}")
+            path = table(name, rows, f"python -m benchmarks {name}")
+            print(f"wrote {path}")
 
 
 def command(argv: Sequence[str] | None = None) -> None:

@@ -79,9 +79,8 @@ class Peer:
 
     def versions(self) -> str:
         """Versions of the packages that it needs."""
-        return ", ".join(
-            f"{name} {importlib.metadata.version(name)}" for name in self.needs
-        )
+        versions = map(importlib.metadata.version, self.needs)
+        return ", ".join(map("{} {}".format, self.needs, versions))
 
 
 PEERS = {

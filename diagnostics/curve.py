@@ -247,10 +247,10 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
         parts = [part for _, part in table.groupby(varying, dropna=False, sort=False)]
         contents = [part[[*_KEY, *_RESULT]].reset_index(drop=True) for part in parts]
         if not all(content.equals(contents[0]) for content in contents):
-            differing = (
-                f"{name} ({listing(map(str, table[name].unique()), 6)})"
-                for name in varying
-            )
+            differing = []
+            for name in varying:
+                values = listing(map(str, table[name].unique()), 6)
+                differing.append(f"{name} ({values})")
             columns = ", ".join(differing)
             raise UsageError(
                 f"The rows hold more than one {columns}. Keep the rows of one of them."

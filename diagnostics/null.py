@@ -400,7 +400,8 @@ NULLS: dict[str, Null] = {
 # --- their rows ------------------------------------------------------------------------------------------------
 
 _KEPT = ", models kept"
-_MARK = rf"null ({'|'.join(NULLS)}) (\d+)({_KEPT})?"
+_NAMES = "|".join(NULLS)
+_MARK = rf"null ({_NAMES}) (\d+)({_KEPT})?"
 
 
 def mark_null(

@@ -416,7 +416,8 @@ def _table(plan: LayerPlan) -> str:
             step = f"{steps[layer.name]:.3f}"
         numbers = ""
         if measured:
-            numbers = f"  {written.get(layer.name, ''):>9}  {step:>9}"
+            value_text = written.get(layer.name, "")
+            numbers = f"  {value_text:>9}  {step:>9}"
         shared = "local"
         if layer.name in plan.shared:
             shared = "federated"
@@ -481,10 +482,10 @@ def _stability(stability: Mapping[str, Any]) -> str:
 def _cost(cost: Mapping[str, Any], plan: LayerPlan) -> str:
     """Describe the bytes of each layer, then the plan's bytes compared with sharing everything."""
     width = max(map(len, cost["layers"]))
-    lines = [
-        f"  {name:<{width}}  {value:>14,.0f}  {'federated' if name in plan.shared else 'local'}"
-        for name, value in cost["layers"].items()
-    ]
+    lines = []
+    for name, value in cost["layers"].items():
+        side = "federated" if name in plan.shared else "local"
+        lines.append(f"  {name:<{width}}  {value:>14,.0f}  {side}")
     saved = 1 - cost["shared"] / cost["all"] if cost["all"] else 0.0
     total = f"  federated: {cost['shared']:,.0f} of {cost['all']:,.0f} bytes"
     total += f"; saves {saved:.1%} against sharing every layer"

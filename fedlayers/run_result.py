@@ -224,10 +224,10 @@ class RunResult(Displayed):
             main = main_score(self.scores.columns)
             last = self._final[self._final["metric"] == main]
             lacking = rows.without_score(last)
-            means = [
-                f"{model} {rows.client_mean(part, lacking):.3f}"
-                for model, part in last.groupby("model", sort=False)
-            ]
+            means = []
+            for model, part in last.groupby("model", sort=False):
+                mean = rows.client_mean(part, lacking)
+                means.append(f"{model} {mean:.3f}")
             means_text = ", ".join(means)
             lines.append(f"{main} on test samples, mean over clients: {means_text}")
             lines += rows.left_out(last[lacking])

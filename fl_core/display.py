@@ -69,10 +69,11 @@ class Summary:
         # a filled box and a bold name, or an outline
         for name, shared in self.layers.items():
             tag, word, fill = ("b", "shared", 0.35) if shared else ("span", "local", 0)
+            label = in_html(name)
             boxes.append(
-                f'<{tag} title="{in_html(name)}: {word}" style="display:inline-block;margin:4px 4px 4px 0;'
+                f'<{tag} title="{label}: {word}" style="display:inline-block;margin:4px 4px 4px 0;'
                 f'padding:1px 8px;border:1px solid gray;background-color:rgba(128,128,128,{fill})">'
-                f"{in_html(name)}</{tag}>"
+                f"{label}</{tag}>"
             )
         if boxes:
             body = "".join(boxes)
@@ -83,8 +84,8 @@ class Summary:
                 ("th", self.columns),
                 *(("td", row) for row in self.rows[:ROWS]),
             ]:
-                cells = (f"<{tag}>{in_html(_cell(value))}</{tag}>" for value in row)
-                cells_html = "".join(cells)
+                texts = map(in_html, map(_cell, row))
+                cells_html = "".join(f"<{tag}>{text}</{tag}>" for text in texts)
                 lines.append(f"<tr>{cells_html}</tr>")
             more = len(self.rows) - ROWS
             note = ""
@@ -134,7 +135,7 @@ MANY = 8
 Of more only the lowest, the median and the highest are shown."""
 _FORMULA = "=+-@＝＋－＠"
 """Signs that begin a formula in a spreadsheet."""
-_SPLIT = re.compile(rf'(;[\s"]*)(?=[{re.escape(_FORMULA)}])')
+_SPLIT = re.compile(r'(;[\s"]*)(?=[' + re.escape(_FORMULA) + "])")
 """A semicolon before a sign that begins a formula. It ends a cell where it is the list separator."""
 _HIDDEN = ("Cc", "Cs", "Zl", "Zp")
 _TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"

@@ -445,14 +445,11 @@ class LayerPlan(Displayed):
         planned = {*tensors_in(self.layers)}
         present = set(names)
         if planned != present:
-            parts = [
-                f"only in the {who}: {listing(sorted(names), 4)}"
-                for who, names in (
-                    ("plan", planned - present),
-                    ("model", present - planned),
-                )
-                if names
-            ]
+            parts = []
+            if missing := listing(sorted(planned - present), 4):
+                parts.append(f"only in the plan: {missing}")
+            if unplanned := listing(sorted(present - planned), 4):
+                parts.append(f"only in the model: {unplanned}")
             differences = "; ".join(parts)
             raise UsageError(
                 f"the plan must fit the model; got tensors {differences}. Use a plan that was made for this model."

@@ -29,9 +29,11 @@ def seed_of(run_seed: int, purpose: str, *parts: int | str) -> int:
     >>> len({seed_of(0, "batches", *each) for each in parts}) == len(parts)
     True
     """
-    text = "\x1f".join(
-        f"{type(part).__name__}:{part}" for part in (int(run_seed), purpose, *parts)
-    )
+    words = []
+    for part in (int(run_seed), purpose, *parts):
+        kind = type(part).__name__
+        words.append(f"{kind}:{part}")
+    text = "\x1f".join(words)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 

@@ -586,7 +586,8 @@ def incomplete(table: pd.DataFrame) -> str:
     missing = ~np.isfinite(table.to_numpy(float, na_value=math.nan))
     if missing.any():
         row, column = np.argwhere(missing)[0]
-        block = f"{table.columns.name or ''} {table.columns[column]}".strip()
+        name = table.columns.name or ""
+        block = f"{name} {table.columns[column]}".strip()
         return f"no finite value for {table.index[row]} in {block} ({int(missing.sum())} missing)"
     return ""
 

@@ -260,11 +260,13 @@ def check_formulas(
     bent, mixed = verdicts(logits, run.parameters)
     taps = {path: tap for path, tap in recorded.items() if tap is not None}
     names = [name for name in names if name in bent]
-    doubts = {
-        name: f"{name}: no formula for per-sample gradients in this use of {type(modules[owner(name)]).__name__}"
-        for name in names
-        if owner(name) not in taps
-    }
+    doubts: dict[str, str] = {}
+    for name in names:
+        if owner(name) not in taps:
+            kind = type(modules[owner(name)]).__name__
+            doubts[name] = (
+                f"{name}: no formula for per-sample gradients in this use of {kind}"
+            )
     tapped = {name: run.parameters[name] for name in names if name not in doubts}
     taps = {path: taps[path] for path in dict.fromkeys(map(owner, tapped))}
     # a correct formula differs by rounding alone

@@ -28,7 +28,7 @@ from ..null import of_null
 
 STYLE = Path(__file__).with_name("fedlayers.mplstyle")
 COLOURS: tuple[str, ...] = tuple(
-    f"#{colour.lstrip('#')}"
+    "#" + colour.lstrip("#")
     for colour in mpl.rc_params_from_file(STYLE, use_default_template=False)[
         "axes.prop_cycle"
     ].by_key()["color"]

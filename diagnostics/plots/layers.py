@@ -90,9 +90,8 @@ def metric(
         )
         rows, unit = _distances(rows, distance), unit if distance else ""
     elif look is kind.look:
-        label += "".join(
-            f", {name.replace('_', ' ')}" for name in rows["variant"].unique() if name
-        )
+        variants = filter(None, rows["variant"].unique())
+        label = ", ".join([label, *(name.replace("_", " ") for name in variants)])
     check_single(rows, ["client", "layer"])
     names = in_order(name for name in rows["client"].unique() if name)
     values, errors = (

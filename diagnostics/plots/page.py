@@ -114,7 +114,8 @@ class Page:
                 heading_html = _inline(heading[2])
                 self._parts.append(f"<{tag}>{heading_html}</{tag}>")
             elif lines and all(line.startswith("- ") for line in lines):
-                items = "".join(f"<li>{_inline(line[2:])}</li>" for line in lines)
+                points = (_inline(line[2:]) for line in lines)
+                items = "".join(f"<li>{point}</li>" for point in points)
                 self._parts.append(f"<ul>{items}</ul>")
             elif any(lines):
                 paragraph = _inline(" ".join(lines))
@@ -139,16 +140,13 @@ class Page:
             terms: term -> meaning. A term is also found in the plural.
         """
         text = html.unescape(re.sub(r"<[^>]*>", " ", "\n".join(self._parts)))
-        used = {
-            term: meaning
-            for term, meaning in terms.items()
-            if re.search(rf"(?i)\b{re.escape(term)}s?\b", text)
-        }
-        if used:
-            items = "".join(
-                f"<dt>{_inline(term)}</dt><dd>{_inline(meaning)}</dd>"
-                for term, meaning in used.items()
-            )
+        items = ""
+        for term, meaning in terms.items():
+            word = re.escape(term)
+            if re.search(rf"(?i)\b{word}s?\b", text):
+                name, explanation = _inline(term), _inline(meaning)
+                items += f"<dt>{name}</dt><dd>{explanation}</dd>"
+        if items:
             with self.fold("Words on this page"):
                 self._parts.append(f"<dl>{items}</dl>")
 
@@ -224,10 +222,8 @@ class Page:
         ]
         kinds = [' class="number"' if number else "" for number in numeric]
         columns = [str(column) for column in table.columns]
-        head = "".join(
-            f"<th{kind}>{in_html(column)}</th>"
-            for kind, column in zip(kinds, columns, strict=True)
-        )
+        titles = zip(kinds, map(in_html, columns), strict=True)
+        head = "".join(f"<th{kind}>{title}</th>" for kind, title in titles)
         body = []
         for record in table.itertuples(index=False, name=None):
             cells = [

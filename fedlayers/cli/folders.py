@@ -273,10 +273,11 @@ def _scores(run: Run) -> dict[str, str]:
     by = main_score(set(rows["metric"]))
     rows = rows[(rows["round"] == rows["round"].max()) & (rows["metric"] == by)]
     lacking = without_score(rows)
-    return {
-        f"{by} {model}": f"{client_mean(scores, lacking):.4f}"
-        for model, scores in rows.groupby("model")
-    }
+    means: dict[str, str] = {}
+    for model, scores in rows.groupby("model"):
+        mean = client_mean(scores, lacking)
+        means[f"{by} {model}"] = f"{mean:.4f}"
+    return means
 
 
 class Export(Command):
@@ -488,11 +489,11 @@ def listing_of(what: str) -> str:
     import json
 
     stored = json.loads(STORED.read_bytes())
-    texts = (
-        f"{title}\n{_entries(about)}"
-        for title, about in stored[check_known("listing", what, stored)].items()
-    )
-    return "\n\n".join(text.strip("\n") for text in texts)
+    texts = []
+    for title, about in stored[check_known("listing", what, stored)].items():
+        entries = _entries(about)
+        texts.append(f"{title}\n{entries}".strip("\n"))
+    return "\n\n".join(texts)
 
 
 def _entries(about: Mapping[str, str]) -> str:

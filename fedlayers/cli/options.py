@@ -340,7 +340,16 @@ def known_flags(command: type[Command]) -> list[str]:
         names.append("data")
     if "keys" in field_names:
         names += KEYS.keys() - {*command.without, *OPTIONS}
-    return [f"--{name.replace('_', '-')}" for name in dict.fromkeys(names)]
+    return [flag_of(name) for name in dict.fromkeys(names)]
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a field.
+
+    >>> flag_of("batch_size")
+    '--batch-size'
+    """
+    return "--" + name.replace("_", "-")
 
 
 def _check_flags(
@@ -528,7 +537,7 @@ def _lists(kind: type) -> list[str]:
         for name, hint in hints.items()
     }
     return [
-        f"--{name.replace('_', '-')}"
+        flag_of(name)
         for name, shown in several.items()
         if shown and shown != SEVERAL[bool] and name not in OPTIONS.values()
     ]
@@ -594,10 +603,7 @@ ARGUMENTS = (
 )
 """Arguments of Python that are flags and no keys."""
 NAMES = {**OPTIONS, "batch": "measure_batch", "ids": "id_columns", "which": "model"}
-FLAGS = {
-    name: f"--{NAMES.get(name, name).replace('_', '-')}"
-    for name in (*KEYS, *ARGUMENTS, *NAMES)
-}
+FLAGS = {name: flag_of(NAMES.get(name, name)) for name in (*KEYS, *ARGUMENTS, *NAMES)}
 """The flags of arguments of Python, for messages."""
 
 

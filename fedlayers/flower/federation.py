@@ -104,7 +104,10 @@ def error_packet(error: Exception) -> Packet:
     kind = next(
         (name for name, kind_ in ERRORS.items() if isinstance(error, kind_)), ""
     )
-    text = str(error) if kind else f"{type(error).__name__}: {error}"
+    text = str(error)
+    if not kind:
+        error_type = type(error).__name__
+        text = f"{error_type}: {error}"
     return Packet({"error": kind, "text": text})
 
 

@@ -478,7 +478,8 @@ def fitting(model: nn.Module, x: Tensor, name: str = "") -> Iterator[None]:
         raise
     except Exception as error:
         kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
-        expected = getattr(model, "layout", None) or f"{x.dtype} {list(x.shape)}"
+        shape = list(x.shape)
+        expected = getattr(model, "layout", None) or f"{x.dtype} {shape}"
         way = f"Correct it until it takes {expected}."
         if "dtype" in str(error) and (others := kinds - {"float32"}):
             other_names = listing(sorted(others))

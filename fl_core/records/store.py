@@ -372,9 +372,8 @@ class Run:
         files = self.config["files"]
         for name, digest in files.items():
             self.folder.read_checked(name, digest)
-        return [
-            f"{name}: {self.folder.size(name):,} bytes" for name in (CONFIG, *files)
-        ]
+        sizes = {name: self.folder.size(name) for name in (CONFIG, *files)}
+        return [f"{name}: {size:,} bytes" for name, size in sizes.items()]
 
     def code(self) -> dict[str, str]:
         """Return the digests of the own code that trained last (:mod:`fl_core.run.restore`)."""

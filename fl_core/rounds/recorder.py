@@ -95,7 +95,8 @@ class Pace:
 
     def line(self) -> str:
         """Return one line of summary."""
-        rate = f"{self.rate:,.{0 if self.rate >= 10 else 1}f}"
+        digits = 0 if self.rate >= 10 else 1
+        rate = f"{self.rate:,.{digits}f}"
         return f"{plural(self.steps, 'client step')} in {self.total:,.1f} s, {rate} a second: {self.shares()}"
 
 

@@ -47,7 +47,8 @@ def digests(task: Task) -> dict[str, str]:
     code_digests |= of_model(task.model, task.own["model"], str(config.model.model))
     loss = getattr(task.own["model"], OWN_LOSS, None)
     if loss is not None:
-        text = f"{digest_of([loss])} {loss!r} {vars(loss)}"
+        digest, state = digest_of([loss]), vars(loss)
+        text = f"{digest} {loss!r} {state}"
         code_digests["loss"] = sha(_without_addresses(text).encode())
     return {key: digest for key, digest in sorted(code_digests.items()) if digest}
 
@@ -135,10 +136,10 @@ def _compiled(function: types.FunctionType) -> tuple[list[str], list[Any]]:
             for constant in code.co_consts
             if isinstance(constant, types.CodeType)
         ]
-    texts = [
-        f"{code.co_code.hex()} {code.co_names} {_text(code.co_consts)}"
-        for code in codes
-    ]
+    texts = []
+    for code in codes:
+        constants = _text(code.co_consts)
+        texts.append(f"{code.co_code.hex()} {code.co_names} {constants}")
     names = {*chain.from_iterable(code.co_names for code in codes)}
     outside = {key: v for key, v in function.__globals__.items() if key in names}
     outside |= inspect.getclosurevars(function).nonlocals

@@ -275,11 +275,12 @@ def changes(began: Mapping[str, Any]) -> list[str]:
         for name, old in began["versions"].items()
     }
     pairs["python"] = (began["python"], now["python"])
-    return [
-        f"{name} {old or 'missing'} (now {new or 'missing'})"
-        for name, (old, new) in pairs.items()
-        if old != new
-    ]
+    differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    lines = []
+    for name, pair in differing.items():
+        old, new = (version or "missing" for version in pair)
+        lines.append(f"{name} {old} (now {new})")
+    return lines
 
 
 # --- models -----------------------------------------------------------------------------------------------------

@@ -177,10 +177,10 @@ def _files(out: Path, names: Sequence[str], client: str | None) -> list[Path]:
         return [out]
     stems = [file_name(name) for name in names]
     twice = {stem for stem in stems if stems.count(stem) > 1}
-    return [
-        out / f"{stem}{f'-{k}' if stem in twice else ''}.safetensors"
-        for k, stem in enumerate(stems)
+    numbered = [
+        f"{stem}-{k}" if stem in twice else stem for k, stem in enumerate(stems)
     ]
+    return [out / f"{stem}.safetensors" for stem in numbered]
 
 
 def file_name(client: str) -> str:
