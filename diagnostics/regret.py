@@ -42,10 +42,13 @@ LEAST_SOURCES = 3
 
 
 def source_of(federation: str) -> str:
-    """Return the data that a federation is made of. All known ones are drawn from one generator."""
-    if federation.startswith("known_"):
-        return "known"
-    return federation
+    """Return the data that a federation is made of: scikit-learn's digits, Fashion-MNIST, or its own.
+
+    >>> source_of("known_labels"), source_of("fashion_both"), source_of("heart")
+    ('digits', 'fashion', 'heart')
+    """
+    made_of = {"known": "digits", "fashion": "fashion"}
+    return made_of.get(federation.partition("_")[0], federation)
 
 
 @cache
@@ -70,7 +73,7 @@ class BenchmarkLine:
     Attributes:
         lost: the mean points lost to the best plan, by federation, of those where every seed has a plan.
         head_local: the same of a local head.
-        plans: the number of different plans that it named in federations with a known answer.
+        plans: the number of different plans that it named in federations of one network with a known answer, at most.
     """
 
     metric: str
@@ -99,7 +102,7 @@ class BenchmarkLine:
             f"{self.mean:.2f} points of accuracy to the best plan, a local head {head:.2f}."
         )
         if self.plans == 1:
-            sentence += " It names one plan in all federations with a known answer, so it does not see what differs."
+            sentence += " It names one plan for each network with a known answer, so it does not see what differs."
         return sentence
 
 
@@ -277,10 +280,7 @@ class Regret(Displayed):
         Raises:
             UsageError: no federation has a line.
         """
-        rows = self.rows
-        if half:
-            public = rows["federation"].isin(PUBLIC)
-            rows = rows[public == (half == "public")]
+        rows = self._of_half(half)
         if rows.empty:
             raise UsageError(
                 f"the rule must have a line in a federation; got none. {listing(self.left_out.values(), 2)}"
@@ -289,10 +289,25 @@ class Regret(Displayed):
             rows.groupby("federation")[check_known("way", way, LOST)].mean()
         )
 
-    @property
-    def sources(self) -> int:
-        """The number of sources of data."""
-        return len({source_of(name) for name in self.rows["federation"]})
+    def by_source(self, way: str = "rule", half: str = "") -> Interval:
+        """Return the mean points lost over sources of data, with a 95 % interval (Student's t).
+
+        Federations of one source resemble each other, so this interval is the more careful one.
+
+        Args:
+            way, half: as of :meth:`mean`.
+
+        Raises:
+            UsageError: there are fewer than :data:`LEAST_SOURCES` sources.
+        """
+        rows = self._of_half(half)
+        source = rows["federation"].map(source_of)
+        count = source.nunique()
+        if count < LEAST_SOURCES:
+            raise UsageError(
+                f"sources of data must be at least {LEAST_SOURCES} for an interval; got {count}."
+            )
+        return mean_interval(rows.groupby(source)[check_known("way", way, LOST)].mean())
 
     def summary(self) -> Summary:
         """Return all lines."""
@@ -307,27 +322,38 @@ class Regret(Displayed):
             lines += aligned([[*table.columns], *cells])
             for half in ("", "public", "held out"):
                 lines += self._means(half)
-            lines += [self._by_source(), *self._best_known()]
-        lines += [f"left out: {what}: {why}" for what, why in self.left_out.items()]
+            lines += self._best_known()
+        lines += self._left_out()
         if not len(self.rows):
             lines.append("No federation has a line, so there is no mean.")
         return "\n".join(lines)
 
-    def _means(self, half: str) -> list[str]:
+    def _of_half(self, half: str) -> pd.DataFrame:
+        """Return the rows of the public or held out federations; of all without a name."""
+        if not half:
+            return self.rows
         public = self.rows["federation"].isin(PUBLIC)
-        if half and not (public == (half == "public")).any():
+        return self.rows[public == (half == "public")]
+
+    def _means(self, half: str) -> list[str]:
+        count = self._of_half(half)["federation"].nunique()
+        if not count:
             return [f"{half}: no federation"]
         means = {way: self.mean(way, half) for way in LOST}
-        count = self.rows["federation"].nunique()
-        if half:
-            count = self.rows.loc[public == (half == "public"), "federation"].nunique()
         rule = means["rule"]
         interval = ""
         if not math.isnan(rule.low):
             interval = f" [{rule.low:.2f}, {rule.high:.2f}]"
         constants = ", ".join(f"{way} {means[way].value:.2f}" for way in LOST[1:])
+        sources = self._of_half(half)["federation"].map(source_of).nunique()
+        by_source = f"none, {sources} of at least {LEAST_SOURCES}"
+        if sources >= LEAST_SOURCES:
+            careful = self.by_source("rule", half)
+            by_source = f"{careful.value:.2f} [{careful.low:.2f}, {careful.high:.2f}]"
         which = half or "all"
-        return [f"{which}, mean over {count}: {rule.value:.2f}{interval}; {constants}"]
+        return [
+            f"{which}, mean over {count}: {rule.value:.2f}{interval}, by source {by_source}; {constants}"
+        ]
 
     def _best_known(self) -> list[str]:
         best = ranked_lines()[0]
@@ -339,15 +365,22 @@ class Regret(Displayed):
             f"best known rule on the public half, {best.name}: mean over {len(names)}: {mean:.2f}"
         ]
 
-    def _by_source(self) -> str:
-        if self.sources < LEAST_SOURCES:
-            return (
-                f"no interval over sources of data: {self.sources} of at least "
-                f"{LEAST_SOURCES}"
-            )
-        means = self.rows.assign(source=self.rows["federation"].map(source_of))
-        interval = mean_interval(means.groupby("source")["rule"].mean())
-        return f"over {self.sources} sources of data: {interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+    def _left_out(self) -> list[str]:
+        """Return a line for each federation and reason, with its seeds."""
+        seeds: dict[tuple[str, str], list[str]] = {}
+        for what, why in self.left_out.items():
+            name, _, seed = what.partition(" seed ")
+            seeds.setdefault((name, why), []).append(seed)
+        lines = []
+        for (name, why), numbers in seeds.items():
+            which = f"{name} seed {numbers[0]}"
+            if numbers == [""]:
+                which = name
+            if len(numbers) > 1:
+                seed_names = listing(numbers)
+                which = f"{name} seeds {seed_names}"
+            lines.append(f"left out: {which}: {why}")
+        return lines
 
     def __repr__(self) -> str:
         return self.text()

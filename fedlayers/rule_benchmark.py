@@ -92,6 +92,10 @@ def regret(
     if isinstance(rule, str) or metric_given:
         chosen = rule_name(rule)
         title = f"{RULES[chosen].name} of {metric} after {plural(rounds, 'round')}"
+        if not METRICS[metric].differs:
+            title += (
+                ", which declares no end at which clients differ and is read as it is"
+            )
     lines: list[dict[str, Any]] = []
     for name in names:
         for seed in known_seeds(name)[:seeds]:
@@ -116,8 +120,8 @@ def regret(
                         shared = layers_named(rule, trained)
                     lines.append(line_of(truth, shared))
                 except Exception as error:  # a rule from outside may raise anything
-                    error_type = type(error).__name__
-                    left_out[f"{name} seed {seed}"] = f"{error_type}: {error}"
+                    error_type, why = type(error).__name__, " ".join(str(error).split())
+                    left_out[f"{name} seed {seed}"] = f"{error_type}: {why}"
     return Regret(title, pd.DataFrame(lines, columns=[*COLUMNS]), left_out)
 
 

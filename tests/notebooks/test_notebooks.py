@@ -103,6 +103,15 @@ def test_opens_with_what_one_will_learn_and_ends_with_what_to_try(name):
 
 
 @pytest.mark.parametrize("name", execute.names())
+def test_a_plan_is_selected_from_a_measurement_or_the_notebook_says_why_not(name):
+    kinds = {"code": "", "markdown": ""}
+    for cell in stored(name).cells:
+        kinds[cell.cell_type] += cell.source
+    selects = "fl.select(" in kinds["code"]
+    assert selects != ("No plan is selected from a measurement" in kinds["markdown"])
+
+
+@pytest.mark.parametrize("name", execute.names())
 def test_what_to_try_next_names_what_there_is(name):
     """Every call with keywords that a closing list proposes, and every command."""
     (text,) = (
@@ -119,7 +128,7 @@ def test_what_to_try_next_names_what_there_is(name):
 
 def test_the_site_names_every_notebook():
     index = (execute.HERE.parent / "docs/index.md").read_text(encoding="utf-8")
-    assert len(execute.names()) == 10
+    assert len(execute.names()) == 11
     for name in execute.names():
         assert f"notebooks/{name}.ipynb" in index
 
