@@ -20,6 +20,7 @@ from tyro.conf import Positional, arg
 from figures import (  # noqa: F401  (most of them register items)
     catalogue,
     decision,
+    device,
     fedpft,
     fedra,
     gallery,
@@ -35,8 +36,6 @@ from fl_core import progress
 from fl_core.errors import RunError, UsageError, listing
 
 TRAINING = ("train", "pack", "seeds", "only", "budget", "device")
-VALUABLE = ("fedpft.longer",)
-"""Studies whose missing runs a GPU makes first: by the lines of the scorecard that they can decide in an hour."""
 
 
 @dataclass(frozen=True)
@@ -172,15 +171,23 @@ class Figures:
             )
         print(f"drawn: {len(jobs)}")
 
-    def _train(self, study: items.Item, device: str, budget: float | None) -> float:
+    def _train(
+        self,
+        study: items.Item,
+        device: str,
+        budget: float | None,
+        *,
+        runs: Sequence[str],
+        seeds: int | None,
+    ) -> float:
         """Train a study's missing runs; return the minutes taken."""
         path = study.path(self.out)
         print(f"trains {study.name}: {study.budget}")
         seconds = training.train(
             study,
             path,
-            only=self.only,
-            seeds=self.seeds,
+            only=runs,
+            seeds=seeds,
             budget=budget,
             data_root=self.data_root,
             device=device,
@@ -189,24 +196,35 @@ class Figures:
         return seconds / 60
 
     def _gpu(self) -> None:
-        """List the missing runs of valuable studies with their measured minutes, and train them within the budget."""
+        """List the missing runs that wait for a GPU with their lines of the scorecard, and train within the budget."""
         left = math.inf if self.budget is None else self.budget
-        for study in map(items.find, VALUABLE):
-            known = study.headers(study.path(self.out))
-            took = {run: header["seconds"] / 60 for (run, _), header in known.items()}
-            missing = [key for key in study.planned() if key not in known]
-            for run, seed in missing:
-                minutes = f"{took[run]:.1f} min" if run in took else "not measured"
-                print(f"{study.name} {run} {seed}: {minutes}")
+        for waiting in device.WAITING:
+            missing = list(waiting.missing(self.out))
+            if missing:
+                print(f"{waiting.study}, for {listing(waiting.lines)}:")
+            for line in missing:
+                print(f"  {line}")
             if missing and left > 0:
-                left -= self._train(study, self.device or "cuda", left)
+                left -= self._train(
+                    items.find(waiting.study),
+                    self.device or "cuda",
+                    left,
+                    runs=waiting.runs,
+                    seeds=waiting.seeds,
+                )
 
     def _item(self) -> None:
         item = catalogue.drawn(self.name)
         study = item.study
         path = item.path(self.out if self.train or self.pack else None)
         if self.train:
-            self._train(study, self.device or "cpu", self.budget)
+            self._train(
+                study,
+                self.device or "cpu",
+                self.budget,
+                runs=self.only,
+                seeds=self.seeds,
+            )
         if self.pack:
             print(f"packed: {training.pack(study, path)}")
         if item is gallery.STUDY:

@@ -3,7 +3,8 @@
 :mod:`figures.claims` has the claims. The verdict and the number are read off the page of the figure that decides it.
 
 ``first_verdicts.csv`` has the lines when the record began. ``changed_verdicts.csv`` has every line since that entered
-or left the scorecard, or whose verdict changed, with a date and a reason. Together they give the verdicts at any date.
+or left the scorecard, or whose verdict or title changed, with a date and a reason. Together they give the verdicts at
+any date.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ README, RECORD = items.HERE / "README.md", items.HERE / "changed_verdicts.md"
 BEGIN, END = "<!-- scorecard -->", "<!-- end of the scorecard -->"
 NEW, LEFT = "new", "left"
 """Stand for the verdict before a line's entry, and after its exit."""
+TITLE = "title"
+"""The cause of an entry whose line asks less or more than before, under the same verdict."""
 TITLES = {
     "player_fl": "PLayer-FL",
     "scheduling": "Layer scheduling",
@@ -60,7 +63,9 @@ def recorded(first: Path = FIRST, changes: Path = CHANGES) -> dict[str, str]:
     now = {each["line"]: each["verdict"] for each in read(first)}
     for each in read(changes):
         before, after = now.pop(each["line"], NEW), each["after"]
-        if each["before"] != before or before == after or not each["reason"]:
+        same = before == after
+        fits = each["before"] == before and same == (each["cause"] == TITLE)
+        if not fits or not each["reason"]:
             raise UsageError(
                 f"{changes.name}: a change must fit the verdict before it and have a reason; got {each['line']}, "
                 f"{each['before']} to {after} after {before}. Correct the entry."

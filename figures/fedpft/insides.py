@@ -548,7 +548,15 @@ def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "fedavg",
         TITLES,
     )
-    findings = set_apart([finding], far(frame, shown))
+    kinds = ("silhouette_class", "silhouette_client")
+    by_kind = pd.DataFrame({kind: values[kind].loc["no_contrast"] for kind in kinds}).T
+    over = compared(
+        "FedPFT w/o contrast's features stand apart by class more than by client (silhouette)",
+        by_kind,
+        *kinds,
+        {"silhouette_class": "by class", "silhouette_client": "by client"},
+    )
+    findings = set_apart([finding, over], far(frame, shown))
     return Drawing(figure, table, caption, findings, text)
 
 

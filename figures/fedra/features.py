@@ -90,7 +90,7 @@ def attended(model: nn.Module, task: runner.Task) -> Pool:
     )
 
 
-def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """The global model's accuracy at every client; scores of its features, and with seed 0 their plane."""
     engine, frame = trained(task)
     accuracy = tested(frame)
@@ -214,5 +214,5 @@ def _page(table: pd.DataFrame) -> str:
 items.register(Item(
     NAME, "t-SNE of the global model's features, PACS (FedRA, Fig. 5)", RUNS, seeds=3,
     budget="some two and a half hours of one core, ten minutes of pretraining among them",
-    prepare=shared_start, measure=_measure, draw=_draw,
+    prepare=shared_start, measure=measure, draw=_draw,
 ))  # fmt: skip

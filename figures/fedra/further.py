@@ -101,7 +101,7 @@ def shared_start(config: RunConfig, run: str, folder: Path) -> RunConfig:
     return prepared(SHORT, config, run, shared)
 
 
-def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record the global model's accuracy at every client, at the start and at the end."""
     accuracy = tested(trained(task)[1])
     return accuracy[accuracy["model"] == "global"]
@@ -130,7 +130,7 @@ def _measure_held(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 items.register(Item(
     NAME, "Labels that differ too, depths that change, adapters in other places, on PACS (FedRA)", RUNS, seeds=3,
     budget="about half an hour of one core, and pretraining where fedra.nobody was not trained", prepare=shared_start,
-    measure=_measure,
+    measure=measure,
 ))  # fmt: skip
 items.register(Item(
     NOBODY, "Federations in which nobody holds the whole model, on PACS (FedRA)", OF_NOBODY, seeds=3,

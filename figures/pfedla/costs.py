@@ -118,6 +118,7 @@ def _findings(table: pd.DataFrame, learnt: pd.DataFrame) -> tuple[Finding, ...]:
             bool((ratios - 1).abs().max() < 0.01),
         ),
         *(methods.compromises(learnt, quantity) for quantity in methods.QUANTITIES),
+        methods.costs_little(learnt),
     )
 
 

@@ -251,9 +251,10 @@ def order(
     expected = f"{NAMES[best]} has the best mean rank{what}, as in {table.place} ({table.printed_ranks().min():.1f})"
     findings = [Finding(expected, text, held, apart)]
     if table.kind == SCORE:
-        findings += [
-            _above(table, result, baseline, far) for baseline in ("local", "fedavg")
-        ]
+        others = ["local", "fedavg"]
+        if table.metric == "macro_f1":
+            others.append("playerfl_random")
+        findings += [_above(table, result, other, far) for other in others]
     return tuple(findings)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import pandas as pd
 
 from figures.differences import FEWEST, LEAST_SEEDS, Difference, joint
@@ -135,6 +136,34 @@ def correlates(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
         "; ".join(f"{name}: {each.measured}" for name, each in found.items()),
         verdicts.pop() if len(verdicts) == 1 else None,
     )
+
+
+def spikes(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
+    """Return whether S spikes in later layers, in every network (Sec. 5.3).
+
+    Its largest step, as a ratio to the layer before, ends in the later half of the layers. A network that is not
+    comparable may leave the finding open, not contradict it.
+    """
+    texts, verdicts = [], []
+    for run, network in networks.items():
+        own = frame[frame["run"] == run]
+        text, held = of_seeds(curves(own, SENSITIVITY, "training"), late_spike)
+        if network.incomparable:
+            text = f"{text}, not comparable"
+            held = held or None
+        verdicts.append(held)
+        texts.append(f"{network.title} {text}")
+    return Finding(
+        "S takes its largest step from layer to layer in the later half of the layers, in every network",
+        f"{'; '.join(texts)} ({len(texts)} parts)",
+        joint(verdicts),
+    )
+
+
+def late_spike(curve: pd.Series) -> bool:
+    """Return whether the largest ratio of a layer to the one before it lies in the later half of the layers."""
+    ratios = (curve / curve.shift()).to_numpy()
+    return bool(np.nanargmax(ratios) >= len(curve) / 2)
 
 
 def of_the_paper(dataset: str, method: str) -> str:

@@ -40,6 +40,7 @@ from figures.player_fl.expectations import (
     no_cliff,
     offset,
     rises,
+    spikes,
 )
 from figures.player_fl.layers import (
     ALONE,
@@ -164,7 +165,7 @@ def _draw(
     ways: Sequence[Way],
     moments: Sequence[str],
     datasets: Sequence[str],
-    together: Callable[[pd.DataFrame, Mapping[str, Network]], Finding] | None = None,
+    together: Sequence[Callable[[pd.DataFrame, Mapping[str, Network]], Finding]] = (),
 ) -> Drawing:
     lines: list[dict[str, Any]] = []
     findings: list[Finding] = []
@@ -213,11 +214,10 @@ def _draw(
             fontsize=7,
         )
     table = pd.DataFrame(lines, columns=list(COLUMNS))
-    if together:
-        networks = {
-            run_of(dataset, FIRST): NETWORKS[dataset].at(FIRST) for dataset in datasets
-        }
-        findings.append(together(frame, networks))
+    networks = {
+        run_of(dataset, FIRST): NETWORKS[dataset].at(FIRST) for dataset in datasets
+    }
+    findings += [ask(frame, networks) for ask in together]
     caption = _caption(header, frame, ways, moments, datasets, bool(marks))
     return Drawing(figure, table, caption, tuple(findings), _medians(table))
 
@@ -400,7 +400,7 @@ FIGURES: dict[str, tuple[str, Sequence[Way], Sequence[str], Sequence[str]]] = {
     },
 }  # fmt: skip
 
-TOGETHER = {"fig3": later_layers, "fig4": correlates}
+TOGETHER = {"fig3": (later_layers,), "fig4": (spikes, correlates)}
 """What is asked of all networks of a figure together."""
 
 for _name, (_title, _ways, _moments, _datasets) in FIGURES.items():
@@ -415,7 +415,7 @@ for _name, (_title, _ways, _moments, _datasets) in FIGURES.items():
                 ways=_ways,
                 moments=_moments,
                 datasets=_datasets,
-                together=TOGETHER.get(_name),
+                together=TOGETHER.get(_name, ()),
             ),
             shown=[
                 run_of(dataset, moment) for dataset in _datasets for moment in _moments

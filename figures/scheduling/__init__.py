@@ -1,3 +1,9 @@
 """Figures and tables of layer scheduling: runs, accuracies, data and costs."""
 
-from figures.scheduling import costs, pictures, runs, tables  # noqa: F401
+from figures.scheduling import (  # noqa: F401
+    costs,
+    finetuned,
+    pictures,
+    runs,
+    tables,
+)

@@ -42,6 +42,7 @@ from figures.scheduling.runs import (
     WHOLE,
     WRAPPED,
     columns,
+    curves,
     finished,
     has_images,
     incomparable,
@@ -357,26 +358,29 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     values = finished(frame)
     table = accuracies(last_evaluations(values), runs)
     table["published"] = published
-    found = judge(
-        {
-            f"{dataset}.{method}": settled(
-                values,
-                f"{dataset}.{method}{EARLY}",
-                f"{dataset}.{method}",
-                printed=(float(early) - float(late)) / 100,
-            )
-            for method, late, early in zip(
-                SCHEDULES, published[:4:2], published[1:4:2], strict=True
-            )
-        },
-        TRAIL,
-    )
+    sooner = {
+        f"{dataset}.{method}": settled(
+            values,
+            f"{dataset}.{method}{EARLY}",
+            f"{dataset}.{method}",
+            printed=(float(early) - float(late)) / 100,
+        )
+        for method, late, early in zip(
+            SCHEDULES, published[:4:2], published[1:4:2], strict=True
+        )
+    }
+    found, timing = judge(sooner, TRAIL), judge(sooner, NO_LOWER)
     findings = [
         found.finding(
             f"{NAMES[dataset]}: unfreezing twice as early costs both schedules accuracy (paper: 0.3 to 1 point)",
             "early − late, in points: ",
             apart=incomparable(header, frame, dataset, SCHEDULES),
-        )
+        ),
+        timing.finding(
+            f"{NAMES[dataset]}: unfreezing twice as early costs no schedule more than {100 * MARGIN:g} point",
+            "early − late, in points: ",
+            apart=incomparable(header, frame, dataset, SCHEDULES),
+        ),
     ]
     for others, words in (
         (RIVALS[:1], "FedBABU, on which it builds"),
@@ -388,6 +392,17 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 apart=incomparable(header, frame, dataset, ["anti", *others]),
             )
         )
+    findings += [
+        judge(over(values, dataset, "vanilla", rounds, RIVALS[:1]), NO_LOWER).finding(
+            f"{NAMES[dataset]}: Vanilla lies no more than {100 * MARGIN:g} point below FedBABU",
+            apart=incomparable(header, frame, dataset, ["vanilla", "fedbabu"]),
+        ),
+        judge(in_early_rounds(header, frame, dataset), TRAIL).finding(
+            f"{NAMES[dataset]}: until all layers are unfrozen both schedules lie below FedBABU before fine-tuning",
+            f"mean up to round {column.unfreeze[-1]}, in points: ",
+            apart=incomparable(header, frame, dataset, ["fedbabu", *SCHEDULES]),
+        ),
+    ]
     caption = (
         "Accuracy after fine-tuning, with 95 % intervals. It is the mean of the last three evaluations. The labels "
         "give the rounds at which layers are unfrozen."
@@ -395,6 +410,21 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     text = lines(table, ("dataset", "method", "unfreeze"))
     return Drawing(None, table, caption, tuple(findings), text)
+
+
+def in_early_rounds(
+    header: Mapping[str, Any], frame: pd.DataFrame, dataset: str
+) -> dict[str, Difference]:
+    """Return both schedules' leads over FedBABU while layers are frozen, before fine-tuning, as means over rounds."""
+    methods = ("fedbabu", *SCHEDULES)
+    shown = curves(frame, dataset, methods).astype({"seed": int, "round": int})
+    last = columns(header)[dataset].unfreeze[-1]
+    early = shown[(shown["round"] > 0) & (shown["round"] <= last)]
+    values = early.groupby(["algorithm", "seed"])["value"].mean().unstack("seed")
+    return {
+        f"{dataset}.{method} − fedbabu": difference(values, method, "fedbabu")
+        for method in SCHEDULES
+    }
 
 
 def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
-from scipy.stats import friedmanchisquare, spearmanr
+from scipy.stats import friedmanchisquare, spearmanr, studentized_range
 
 ROWS = Path(__file__).resolve().parents[2] / "figures" / "rows"
 LINES = {}
@@ -95,6 +95,9 @@ DIFFERENCES = {
     "scheduling.anti_best": (thawed, [(f"{TINY}.anti", f"{TINY}.{other}") for other in ("fedbabu", "fedper")], {}),
     "scheduling.anti_over_babu_tiny": (thawed, [(f"{TINY}.anti", f"{TINY}.fedbabu")], {}),
     "scheduling.early_thawing": (thawed, [(f"{TINY}.{way}_early", f"{TINY}.{way}") for way in ("vanilla", "anti")], {}),
+    "scheduling.timing_matters_little": (thawed, [(f"{TINY}.vanilla_early", f"{TINY}.vanilla")], {"level": 0.9}),
+    "scheduling.vanilla_no_loss_tiny": (thawed, [(f"{TINY}.vanilla", f"{TINY}.fedbabu")], {"level": 0.9}),
+    "pfedla.one_layer_costs_little": (before, [("pfedla", "heurpfedla")], {}),
     "scheduling.anti_over_fedbabu": (whole, [("cifar10.anti", "cifar10.fedbabu")], {}),
     "scheduling.vanilla_no_loss": (whole, [("cifar10.vanilla", "cifar10.fedbabu")], {"level": 0.9}),
     "scheduling.anti_over_heads": (heads, [
@@ -145,6 +148,17 @@ def itself_most():
     return [f"in {int(first) + int(later.sum())} of {1 + len(later)} seeds"]
 
 
+@covers("scheduling.early_rounds")
+def early_rounds():
+    own = rows("scheduling.thawing").query(
+        "metric == 'accuracy' and client == '' and variant == 'pooled' and model == 'global'"
+    )
+    frozen = own[(own["round"] > 0) & (own["round"] <= 200)]
+    means = frozen.groupby(["run", "seed"])["value"].mean().unstack("seed")
+    rival = means.loc[f"{TINY}.fedbabu"]
+    return [interval(means.loc[f"{TINY}.{way}"] - rival) for way in ("vanilla", "anti")]
+
+
 WEIGHTS = {"conv1": 25 * 32, "conv2": 25 * 32 * 64, "fc1": 1024 * 512, "fc2": 512 * 10}
 BIASES = {"conv1": 32, "conv2": 64, "fc1": 512, "fc2": 10}
 PLACES = {"conv1": 24 * 24, "conv2": 8 * 8, "fc1": 1, "fc2": 1}
@@ -165,6 +179,7 @@ def of_fedavg(cost):
     return [f"{name} {total / whole:.3f}" for name, total in totals.items()]
 
 
+@covers("scheduling.vanilla_fewest_bytes")
 @covers("scheduling.vanilla_fewest_parameters")
 def parameters_that_train():
     return of_fedavg(
@@ -246,11 +261,12 @@ def fewer_losers():
 
 LINES["player_fl.above_fedavg"] = partial(leads, "fedavg")
 LINES["player_fl.above_local"] = partial(leads, "local")
+LINES["player_fl.over_random"] = partial(leads, "playerfl_random")
 
 
-def layers(metric, variant):
-    """Return each seed's curves of Fashion-MNIST after one epoch, layers x clients, over their first layer."""
-    own = rows("player_fl.layers", "fashion_mnist-first").query(
+def layers(metric, variant, data="fashion_mnist"):
+    """Return each seed's curves of a network after one epoch, layers x clients, over their first layer."""
+    own = rows("player_fl.layers", f"{data}-first").query(
         "metric == @metric and variant == @variant and client != ''"
     )
     order = list(dict.fromkeys(own["layer"]))
@@ -282,12 +298,28 @@ def curvature():
     return seeds_that_hold(layers("hessian_trace", "per_parameter"), far)
 
 
+NETWORKS = {
+    "fashion_mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "fed_isic": "Fed-ISIC",
+    "heart": "Fed-Heart",
+    "airline_tweets": "airline tweets",
+}
+
+
 @covers("player_fl.sensitivity_spike")
 def sensitivity_spike():
-    curves = layers("federation_sensitivity", "training")
-    return seeds_that_hold(
-        curves, lambda curve: curve["conv3"] < 1.1 < curve["fc1"] / curve["conv3"]
-    )
+    texts = []
+    for data, title in NETWORKS.items():
+        curves = layers("federation_sensitivity", "training", data)
+        (text,) = seeds_that_hold(curves, late_step)
+        texts.append(f"{title} {text}".removesuffix(" seeds"))
+    return texts
+
+
+def late_step(curve):
+    steps = curve.to_numpy()[1:] / curve.to_numpy()[:-1]
+    return bool(2 * (1 + steps.argmax()) >= len(curve))
 
 
 CONVOLUTIONS = {
@@ -345,7 +377,15 @@ def friedman_p(place):
 
 @covers("player_fl.significant")
 def significant():
-    return [f"p = {friedman_p('Table 1'):.2g}"]
+    """Count Nemenyi's pairs of PLayer-FL: the tail of the studentized range of its distances in mean rank."""
+    cells = PRINTED[PRINTED["place"] == "Table 1"].dropna(subset=["dataset", "value"])
+    table = cells.pivot(index="method", columns="dataset", values="value")
+    ranks = table.rank(ascending=False).mean(axis=1)
+    k, n = table.shape
+    apart = (ranks - ranks["playerfl"]).abs() / math.sqrt(k * (k + 1) / (6 * n))
+    p = studentized_range.sf(apart * math.sqrt(2), k, math.inf)
+    count = int((p <= 0.05).sum())
+    return [f"from {count} of {k - 1} methods", f"p = {friedman_p('Table 1'):.2g}"]
 
 
 @covers("player_fl.significant_appendix")
@@ -382,6 +422,7 @@ def fedpft_leads(run, ours, others, theirs, level=0.95):
 
 LINES |= {
     "fedpft.best": partial(fedpft_leads, "fedpft", OWN_WAY, ALL, OWN_WAY),
+    "fedpft.no_contrast": partial(fedpft_leads, "no_contrast", OWN_WAY, ALL, OWN_WAY),
     "fedpft.matched": partial(fedpft_leads, "fedpft", NEW, {"fedpft": ""}, OWN_WAY, 0.9),
     "fedpft.fedavg_extractor": partial(fedpft_leads, "fedavg", NEW, OTHERS, NEW),
     "fedpft.fedavg_linear_map": partial(fedpft_leads, "fedavg", MAPPED, OTHERS, OWN_WAY),

@@ -8,7 +8,7 @@ from functools import partial
 import pandas as pd
 import pytest
 
-from figures import items, training
+from figures import device, items, scorecard, training
 from figures.__main__ import main
 from figures.items import rows_file
 from fl_core import rows
@@ -70,19 +70,28 @@ def test_budget_stops_between_runs(check, tmp_path, monkeypatch):
         train(slow, folder, budget=0)
 
 
-def test_a_gpu_takes_the_missing_runs_of_valuable_studies(
+def test_a_gpu_takes_what_waits_in_order_and_nothing_twice(
     check, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("figures.__main__.VALUABLE", (NAME,))
-    train(check, tmp_path / NAME, only=["local", "fedavg"], seeds=1)
-    gpu = ["gpu", "--device", "cpu", "--out", str(tmp_path)]
+    first = device.Waiting(NAME, 1, ("a.line",), runs=("fedavg", "local"))
+    whole = device.Waiting(NAME, 2, ("another.line",))
+    monkeypatch.setattr(device, "WAITING", (first, whole))
+    train(check, tmp_path / NAME, only=["fedavg"], seeds=1)
+    gpu = ["gpu", "--out", str(tmp_path)]
     main([*gpu, "--budget", "0"])
-    said = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in said] == [
-        f"{NAME} fedper 0", *(f"{NAME} {run} 1" for run in check.runs)
-    ]  # fmt: skip
-    main(gpu)
+    listed = capsys.readouterr().out.splitlines()
+    assert listed[0] == f"{NAME}, for a.line:"
+    assert listed[1] == "  local, seed 0: not measured"
+    assert listed[-1] == "  fedper, seed 0-1: not measured"
+    with pytest.raises(SystemExit):
+        main(gpu)
+    assert "device must be" in capsys.readouterr().err
+    assert made(tmp_path / NAME) == {"fedavg-0"}
+    main([*gpu, "--device", "cpu"])
     assert check.headers(tmp_path / NAME).keys() == set(check.planned())
+    capsys.readouterr()
+    main(gpu)
+    assert not capsys.readouterr().out
 
 
 def test_processes_share_a_study_and_make_no_run_twice(check, tmp_path):
@@ -181,6 +190,19 @@ def test_rows_that_are_missing_or_of_another_format_are_one_line_with_the_comman
         for read in (item.study.headers, item.read):
             with refuses(f"^.*jsonl.*{command}$", CorruptError):
                 read(path)
+
+
+def test_every_line_that_waits_for_a_gpu_has_runs_and_is_open(capsys):
+    waiting = [line for each in device.WAITING for line in each.lines]
+    verdicts = scorecard.verdicts()
+    assert len(waiting) == len(set(waiting)) == 10
+    assert {verdicts[line] for line in waiting} <= {"undecided", "not comparable"}
+    main(["gpu", "--budget", "0"])
+    text = capsys.readouterr().out
+    for line in waiting:
+        assert line in text
+    assert "\n  fedpft, seed 5-9: " in text
+    assert "\n  cifar100.setting_V, seed 0-4: not measured\n" in text
 
 
 def test_rows_of_another_item_are_refused(check, tmp_path):

@@ -1,0 +1,121 @@
+"""Runs that wait for a GPU, with the lines of the scorecard that they can decide, and two studies made for one.
+
+``python -m figures gpu`` lists and trains them. None of them is drawn until its rows are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from figures import items
+from figures.fedpft import fitted, parts
+from figures.fedra import features, further
+from figures.fedra.depth import PACS, PRETRAIN, PRETRAINING, prepared, pretrained
+from figures.items import Item
+from figures.page import span
+from fl_core.config import RunConfig
+from fl_core.run import runner
+
+PARTS, FEDRA = "fedpft.parts_longer", "fedra.longer"
+ROUNDS = 100
+"""The paper's of FedRA."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Runs of one study that a GPU makes.
+
+    Attributes:
+        study: its name.
+        seeds: number of seeds of each run.
+        lines: of the scorecard, which wait for these runs.
+        runs: their names; default all runs of the study.
+    """
+
+    study: str
+    seeds: int
+    lines: tuple[str, ...]
+    runs: tuple[str, ...] = ()
+
+    def missing(self, folder: Path | None = None) -> Iterator[str]:
+        """Yield a line for each run that lacks seeds: which, and how long one took elsewhere.
+
+        Args:
+            folder: of the stored runs; default the project's.
+        """
+        study = items.find(self.study)
+        stored = study.headers(study.path(folder))
+        times = {
+            run: f"{header['seconds'] / 60:.1f} min a seed"
+            for (run, _), header in stored.items()
+        }
+        keys = [key for key in study.planned(self.seeds) if key not in stored]
+        for run in self.runs or study.runs:
+            if seeds := [seed for name, seed in keys if name == run]:
+                which = f"seed {span(seeds)}"
+                yield f"{run}, {which}: {times.get(run, 'not measured')}"
+
+
+WAITING = (
+    Waiting(
+        fitted.NAME, 10, ("fedpft.best", "fedpft.matched"), runs=("fedpft", "fedper")
+    ),
+    Waiting(PARTS, 5, ("fedpft.feature_epochs", "fedpft.prompts", "fedpft.every_part")),
+    Waiting(
+        FEDRA,
+        3,
+        (
+            "fedra.over_inclusivefl",
+            "fedra.over_depthfl",
+            "fedra.full_above",
+            "fedra.features",
+            "fedra.tables_2_to_6",
+        ),
+    ),
+)
+"""The studies in the order in which they are trained: those that decide most in an hour go first."""
+
+
+def _of_parts() -> Iterator[tuple[str, RunConfig]]:
+    """Yield FedPFT's settings on CIFAR-10, and its ablation on CIFAR-100, at the size of its Table 7 here."""
+    for run, config in parts.RUNS.items():
+        longer = fitted.RUNS["fedpft"].with_keys(options=config.federation.options)
+        if run == parts.OURS or not run.startswith("setting_"):
+            yield run, longer
+        if run.startswith("setting_"):
+            yield f"cifar100.{run}", longer.with_keys(dataset="cifar100")
+
+
+def _of_fedra() -> Iterator[tuple[str, RunConfig]]:
+    """Yield a pretraining of four times the rounds, and from it the methods of FedRA's tables on all of PACS."""
+    yield PRETRAINING, PRETRAIN.with_keys(rounds=60, eval_every=20, checkpoint_every=60)
+    sizes = {"rounds": ROUNDS, "eval_every": 10, "checkpoint_every": ROUNDS}
+    for method, config in features.RUNS.items():
+        yield method, config.with_keys(**sizes)
+    for run, config in further.RUNS.items():
+        yield run, config.with_keys(**sizes, max_samples=PACS.data.max_samples)
+
+
+def _measure_fedra(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Record accuracy at every client, and of the methods of Table 1 how far features set classes apart."""
+    if run == PRETRAINING:
+        return pretrained(task, folder)
+    measure = further.measure if "." in run else features.measure
+    return measure(task, run, folder)
+
+
+RUNS = {PARTS: dict(_of_parts()), FEDRA: dict(_of_fedra())}
+items.register(Item(
+    PARTS, "FedPFT's parts, prompts and epochs with more images and rounds, on CIFAR-10 and CIFAR-100", RUNS[PARTS],
+    seeds=5, budget="some three hours of a GPU, not measured", measure=parts.measure,
+))  # fmt: skip
+items.register(Item(
+    FEDRA, "FedRA's methods from a longer pretraining, on all of PACS", RUNS[FEDRA], seeds=3,
+    own_seeds={PRETRAINING: 1}, budget="some two hours of a GPU, not measured",
+    prepare=partial(prepared, RUNS[FEDRA][PRETRAINING]), measure=_measure_fedra,
+))  # fmt: skip
