@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -266,6 +266,8 @@ SIMPLE_WORDS = {"logistic regression": "linear_local", "gradient boosting": "boo
 EARLIER_WAYS = {"all": "fedavg", "nothing": "local"}
 MOST = 0.01
 """The most nats by which the policy may be above the best rival."""
+MOST_HARM = 0.02
+"""The most nats that clients named harmed may lose, on average."""
 
 
 def way_of_earlier(choice: Mapping[str, Any]) -> str:
@@ -303,6 +305,43 @@ def regrets() -> pd.DataFrame:
     return pd.DataFrame.from_dict(lines, orient="index")
 
 
+RIVALS = ("earlier choose", "fedavg", "linear")
+
+
+def verdict(table: pd.DataFrame) -> str:
+    """Return what the table of :func:`regrets` says about the three claims, a line for each."""
+    from fl_core.statistics import mean_interval
+
+    if len(table) < len(FEDERATIONS):
+        return f"**Not decided yet: {len(table)} of {len(FEDERATIONS)} federations have rows.**"
+    means = table[["policy", *RIVALS]].mean()
+    above = [name for name in RIVALS if means[name] >= means["policy"]]
+    below = [name for name in RIVALS if means[name] < means["policy"]]
+    best = min(RIVALS, key=lambda name: means[name])
+    gap = mean_interval((table["policy"] - table[best]).to_numpy(float))
+    decisions = [json.loads(text) for text in DECISIONS.read_text().splitlines()]
+    losses = [loss for decision in decisions for loss in decision["harmed"].values()]
+    harmed = "No client was named harmed, so the claim was not put to a test."
+    if losses:
+        holds = "Holds" if np.mean(losses) <= MOST_HARM else "Does not hold"
+        harmed = f"{holds}: {len(losses)} named clients lose {np.mean(losses):.3f} nats on the other half."
+    return "\n".join(
+        [
+            f"1. {'Does not hold' if below else 'Holds'}. The policy's mean regret is {means['policy']:.3f} nats. "
+            f"Lower: {listed(below, means)}. Not lower: {listed(above, means)}.",
+            f"2. {'Holds' if gap.high <= MOST else 'Not shown'}. Against the best rival, `{best}`, "
+            f"the policy has {gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] nats; "
+            f"at most {MOST} was asked at the upper end.",
+            f"3. {harmed}",
+        ]
+    )
+
+
+def listed(names: Sequence[str], means: pd.Series[float]) -> str:
+    """Return rivals with their mean regrets, or ``none``."""
+    return ", ".join([f"`{name}` {means[name]:.3f}" for name in names]) or "none"
+
+
 def results() -> dict[str, str]:
     """Return the page's tables by the name of their block."""
     from figures.page import markdown
@@ -325,6 +364,7 @@ def results() -> dict[str, str]:
             }
         )
     return {
+        "verdict": verdict(table),
         "regrets": markdown(shown.fillna("")),
         "means": markdown(pd.DataFrame(means)),
     }

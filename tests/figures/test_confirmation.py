@@ -11,16 +11,37 @@ def test_the_page_has_the_tables_of_the_rows():
     text = study.PAGE.read_text(encoding="utf-8")
     for table in study.results().values():
         assert f"{table}\n<!-- end -->" in text
-    done = pd.read_csv(study.ROWS)["federation"].nunique()
-    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")  # fmt: skip
-    assert done == len(study.FEDERATIONS) or words[done] in text.split("**")[1]
+
+
+def test_the_claims_are_judged_by_the_table():
+    table = study.regrets()
+    assert len(table) == len(study.FEDERATIONS)
+    first, second, third = study.verdict(table).splitlines()
+    assert first.startswith("1. Does not hold. ")
+    readme = (study.PAGE.parents[2] / "README.md").read_text(encoding="utf-8")
+    means = table[["policy", "fedavg"]].mean()
+    assert f"lost {means['policy']:.3f} nats" in readme
+    assert (
+        f"FedAvg for everyone {means['fedavg']:.3f}: a difference within chance"
+        in readme
+    )
+    assert second.startswith("2. Not shown. ")
+    assert "No client was named harmed" in third
+    pacs = table.loc["pacs"]
+    assert pacs["named"] == "linear_local"
+    assert pacs["policy"] == table["policy"].max()
+    better = table.assign(policy=table[list(study.RIVALS)].min(axis=1) - 1)
+    first, second, _ = study.verdict(better).splitlines()
+    assert first.startswith("1. Holds. ")
+    assert second.startswith("2. Holds. ")
+    assert study.verdict(table.iloc[:3]).startswith("**Not decided yet: 3 of 10")
 
 
 def test_regret_is_against_the_best_competing_way():
     rows = pd.read_csv(study.ROWS).query("split == 'test'")
     for name, line in study.regrets().iterrows():
         means = rows[rows["federation"] == name].groupby("way")["loss"].mean()
-        least = min(means[way] for way in study.COMPETING)
+        least = means.reindex(study.COMPETING).min()
         assert line["fedavg"] == pytest.approx(means["fedavg"] - least)
         assert line["policy"] == pytest.approx(means[line["named"]] - least)
         assert np.isfinite(line["earlier choose"])
