@@ -8,10 +8,11 @@ SECONDS, MEGABYTES = 5, 512
 
 
 def growth():
-    """Return the resident megabytes now and at most."""
+    """Return the resident megabytes now and at most, and those that are set aside for data."""
     lines = Path("/proc/self/status").read_text().splitlines()
     found = dict(line.split(":", 1) for line in lines)
-    return [int(found[name].split()[0]) // 1024 for name in ("VmRSS", "VmHWM")]
+    names = ("VmRSS", "VmHWM", "VmData")
+    return [int(found[name].split()[0]) // 1024 for name in names]
 
 
 def limited(act, *errors):
@@ -27,9 +28,9 @@ def limited(act, *errors):
         return text or f"ended by {status}", int(taken or MEGABYTES), seconds
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
-        before = growth()[0]
-        data = before * 2**20 + MEGABYTES * 2**20
-        resource.setrlimit(resource.RLIMIT_DATA, (2 * data, 2 * data))
+        before, _, data = growth()
+        most = (data + 2 * MEGABYTES) * 2**20
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
         try:
             act()

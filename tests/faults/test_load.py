@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import resource
+import sys
 import time
 from pathlib import Path
 
@@ -25,13 +26,15 @@ ROOT = Path(__file__).parents[2]
 
 @contextlib.contextmanager
 def limit(what, most):
-    """Lower a limit of this process for a while."""
+    """Lower a limit of this process for a while. Python stores no compiled module then, which it would cut off."""
     soft, hard = resource.getrlimit(what)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     resource.setrlimit(what, (most, hard))
     try:
         yield
     finally:
         resource.setrlimit(what, (soft, hard))
+        sys.dont_write_bytecode = writes
 
 
 def full(most):

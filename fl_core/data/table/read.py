@@ -8,6 +8,7 @@ import re
 import warnings
 from array import array
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -259,8 +260,10 @@ class Csv:
         """Return the table. A fault in how the file is written is kept, and the rest is read as it proposes."""
         asked = dict(self.how.csv or {})
         self._encoding(asked)
+        self._check_width()
         self._titles(asked)
         self._separator(asked)
+        self._check_cells()
         header = self._header()
         spelt = [k for k, name in enumerate(header) if name in self.texts]
         spelt += [k for k in self._codes(header) if k not in spelt]
@@ -333,6 +336,27 @@ class Csv:
             f"{self.path} must be a text table; got bytes that are no text. Save it as CSV UTF-8 (.csv)."
         )
 
+    def _check_width(self) -> None:
+        """Refuse a table whose first lines have more cells than a table may have columns, whatever stands between.
+
+        Raises:
+            UsageError: as of :func:`fl_core.formats.check_table`.
+        """
+        signs = {self.options["sep"], ",", *SEPARATORS}
+        for line in self._first_lines(TITLES + 1):
+            most = max(map(line.count, signs))
+            formats.check_table(self.path, rows=0, columns=most + 1)
+
+    def _check_cells(self) -> None:
+        """Refuse lines that pandas would fill with far more cells than the file has bytes.
+
+        Raises:
+            UsageError: as of :func:`fl_core.formats.check_table`.
+        """
+        *_, header = next(self._lines(), (0, 0, []))
+        rows = max(self.data.count(b"\n"), self.data.count(b"\r"))
+        formats.check_table(self.path, rows, len(header))
+
     def _separator(self, asked: dict[str, Any]) -> None:
         """Find a header of one column with another separator."""
         (line,) = self._first_lines(1) or [""]
@@ -349,9 +373,10 @@ class Csv:
         lines = self._first_lines(TITLES + 1)
         label, above = self.how.labels[0], list[int]()
         for sign in dict.fromkeys((self.options["sep"], ",", *SEPARATORS)):
-            rows = csv.reader(lines, delimiter=sign)
-            names = [[composed(cell.strip()) for cell in row] for row in rows]
-            above = above or [k for k, row in enumerate(names) if label in row]
+            with suppress(csv.Error):  # a long cell, which has no label
+                rows = csv.reader(lines, delimiter=sign)
+                names = [[composed(cell.strip()) for cell in row] for row in rows]
+                above = above or [k for k, row in enumerate(names) if label in row]
         if not above or above[0] == 0:
             return
         rule = f"must begin with its header; got {plural_lines(above[0])} above it."
