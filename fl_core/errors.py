@@ -21,7 +21,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
 from pathlib import Path
@@ -178,9 +178,8 @@ def check_known(kind: str, name: str, names: Iterable[str]) -> str:
     hint = ""
     if near:
         hint = f"did you mean {near!r}? "
-    raise UsageError(
-        f"unknown {kind} {name!r}: {hint}known: {listing(map(readable, names), 40)}"
-    )
+    names_text = listing(map(readable, names), 40)
+    raise UsageError(f"unknown {kind} {name!r}: {hint}known: {names_text}")
 
 
 MEANT = {
@@ -347,8 +346,11 @@ def about(
     try:
         yield
     except kind as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise raised(f"{what}: {f'{reason}. {way}' if way else error}") from error
+        text = str(error)
+        if way:
+            reason = " ".join(text.split()).rstrip(".")
+            text = f"{reason}. {way}"
+        raise raised(f"{what}: {text}") from error
 
 
 def damaged(path: Path | str, *kinds: type[Exception]) -> AbstractContextManager[None]:
@@ -384,7 +386,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Bound(NamedTuple):
-    """A bound on a finite number: its words in an error, and whether a number keeps it."""
+    """A bound on a value: its words in an error, and whether a value keeps it."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -416,11 +418,128 @@ Positive = Annotated[float, ABOVE_0]
 Count = Annotated[int, at_least(1)]
 Share = Annotated[float, Bound("at most 1", lambda value: value <= 1)]
 """Types of an algorithm's options."""
+
+
+# --- the one check of a value against a type or a bound ---
+
+
+@dataclass(frozen=True)
+class MapOf:
+    """An object with any names whose values all have this form."""
+
+    form: Any
+
+
+class Dialect(NamedTuple):
+    """Where values come from: what stands for a type there, and the types' words in a message."""
+
+    stands_for: Mapping[Any, Any]
+    words: Mapping[Any, str]
+    shown: Callable[[Any], str]
+
+
+def short_value(value: object) -> str:
+    """Return a value for an error message. Of a long or complex value only the type is shown, to hide clients' data."""
+    text = ""
+    if isinstance(value, str | int | float | Path | None):
+        text = repr(value)
+    return text if 0 < len(text) <= 80 else type(value).__name__
+
+
+def _short_json(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 40 else type(value).__name__
+
+
 _CHECKED = {bool, int, float, str, list, dict, tuple, NoneType}
-_ACCEPTED = {float: (float, int), tuple: (tuple, list), Path: os.PathLike}
-_NUMPY = _ACCEPTED | {int: Integral, float: Real}
-"""What stands for a type, and what does if a number may be NumPy's."""
+_PYTHON = Dialect(
+    {float: (float, int), tuple: (tuple, list), Path: os.PathLike},
+    {NoneType: "none", Path: "a path", Mapping: "dict"},
+    short_value,
+)
+_NUMPY = _PYTHON._replace(
+    stands_for=_PYTHON.stands_for | {int: Integral, float: Real}  # type: ignore[operator]
+)
+"""Arguments, without and with numbers of NumPy."""
+_JSON: Dialect = Dialect(
+    {},
+    {list: "a list", dict: "an object", MapOf: "an object", NoneType: "null"},
+    _short_json,
+)
 _LISTS = (list, tuple, Sequence, Collection)
+_IT = "it"
+"""A value without a name."""
+
+
+def _alternatives(hint: object) -> tuple[Any, ...]:
+    if isinstance(hint, UnionType):
+        return get_args(hint)
+    return (hint,)
+
+
+def fits(value: object, hint: object, dialect: Dialect = _NUMPY) -> bool:
+    """Return whether a value has an annotated type, or keeps a :class:`Bound`.
+
+    One value may stand for a list of one. A truth value is no number.
+    """
+    if isinstance(hint, Bound):
+        return bool(hint.holds(value))
+    if hint is None:
+        return value is None
+    parts, kind = get_args(hint), get_origin(hint) or hint
+    if kind is UnionType:
+        return any(fits(value, part, dialect) for part in parts)
+    if kind in (Sequence, Collection) and isinstance(value, Iterator):
+        return True  # it can be read only once
+    if kind in _LISTS and parts:
+        is_kind = kind in (Sequence, Collection) or fits(value, kind, dialect)
+        values = as_list("", value, empty=True)
+        return is_kind and all(fits(item, parts[0], dialect) for item in values)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    kinds = dialect.stands_for.get(kind, kind)
+    return kind is Any or not isinstance(kind, type) or isinstance(value, kinds)
+
+
+def _words(hint: object, dialect: Dialect) -> str:
+    if isinstance(hint, Bound):
+        return hint.words
+    if isinstance(hint, list | dict | MapOf):
+        hint = type(hint)
+    kind = get_origin(hint) or hint
+    if kind in _LISTS and get_args(hint):
+        item = _words(get_args(hint)[0], dialect)
+        return f"a list of {item}"
+    kind = NoneType if kind is None else kind
+    return dialect.words.get(kind) or str(getattr(kind, "__name__", kind))
+
+
+def _must_be(
+    name: str, hints: Sequence[object], value: object, dialect: Dialect
+) -> str:
+    """Return the sentence that a value has none of these types and bounds."""
+    rule = " or ".join(_words(hint, dialect) for hint in hints)
+    got = dialect.shown(value)
+    return f"{name} must be {rule}; got {got}"
+
+
+COUNT = Bound(
+    "a whole number from 0", lambda value: fits(value, int, _JSON) and value >= 0
+)
+DIGEST = Bound(
+    "a digest, or nothing",
+    lambda value: (
+        isinstance(value, str) and bool(re.fullmatch(r"([0-9a-f]{64})?", value))
+    ),
+)
+NUMBER = Bound(  # whole numbers beyond all floats are none
+    "a finite number",
+    lambda value: fits(value, int | float, _JSON) and abs(value) <= sys.float_info.max,
+)
+"""Bounds on what JSON stores."""
+
+
+# --- arguments ---
 
 
 def check_type(
@@ -442,9 +561,12 @@ def check_type(
     Raises:
         UsageError: it has another type.
     """
-    plain = {get_origin(part) or part for part in _alternatives(hint)} <= _CHECKED
-    if plain and not _is_kind(value, hint, _NUMPY if numpy else _ACCEPTED):
-        raise _not_of(hint, name, value, way)
+    hints = _alternatives(hint)
+    dialect = _NUMPY if numpy else _PYTHON
+    plain = {get_origin(part) or part for part in hints} <= _CHECKED
+    if plain and not fits(value, hint, dialect):
+        fault = _must_be(name, hints, value, dialect)
+        raise UsageError(f"{fault}. {way}".rstrip())
 
 
 def checked(function: Function) -> Function:
@@ -534,63 +656,17 @@ def argument_hint(function: Callable[..., Any], name: str) -> Any:
 
 
 def _check_argument(name: str, value: object, hint: object) -> None:
-    if _is_kind(value, hint):
+    if fits(value, hint):
         return
-    several = () if isinstance(value, Mapping) else as_list(name, value, empty=True)
-    wrong = [item for item in several if not _is_kind(item, hint)]
+    items: tuple[Any, ...] = ()
+    if not isinstance(value, Mapping):
+        items = as_list(name, value, empty=True)
+    wrong = [item for item in items if not fits(item, hint)] or [value]
     way = ""
     if name == "config":
         way = "Name a dataset by dataset=, or pass samples as data=."
-    raise _not_of(hint, name, wrong[0] if wrong else value, way)
-
-
-def _alternatives(hint: object) -> tuple[Any, ...]:
-    if isinstance(hint, UnionType):
-        return get_args(hint)
-    return (hint,)
-
-
-def _is_kind(
-    value: object, hint: object, accepted: Mapping[Any, Any] = MappingProxyType(_NUMPY)
-) -> bool:
-    parts, kind = get_args(hint), get_origin(hint) or hint
-    if kind is UnionType:
-        return any(_is_kind(value, part, accepted) for part in parts)
-    if kind in (Sequence, Collection) and isinstance(value, Iterator):
-        return True  # it can be read only once
-    if kind in _LISTS and parts:
-        fits = kind in (Sequence, Collection) or _is_kind(value, kind, accepted)
-        values = as_list("", value, empty=True)
-        return fits and all(_is_kind(item, parts[0], accepted) for item in values)
-    if kind in (int, float) and isinstance(value, bool):
-        return False
-    kinds = accepted.get(kind, kind)
-    return kind is Any or not isinstance(kind, type) or isinstance(value, kinds)
-
-
-def _not_of(hint: object, name: str, value: object, way: str) -> UsageError:
-    wanted = " or ".join(map(_kind_words, _alternatives(hint)))
-    return UsageError(
-        f"{name} must be {wanted}; got {short_value(value)}.{way and f' {way}'}"
-    )
-
-
-def _kind_words(hint: object) -> str:
-    kind = get_origin(hint) or hint
-    if kind in _LISTS and get_args(hint):
-        return f"a list of {_kind_words(get_args(hint)[0])}"
-    words = {NoneType: "none", Path: "a path", Mapping: "dict"}
-    return words.get(kind) or str(getattr(kind, "__name__", kind))
-
-
-def short_value(value: object) -> str:
-    """Return a value for an error message. Of a long or complex value only the type is shown, to hide clients' data."""
-    text = ""
-    if isinstance(value, str | int | float | Path | None):
-        text = repr(value)
-    if 0 < len(text) <= 80:
-        return text
-    return type(value).__name__
+    fault = _must_be(name, _alternatives(hint), wrong[0], _NUMPY)
+    raise UsageError(f"{fault}. {way}".rstrip())
 
 
 def python_number(value: Any) -> Any:
@@ -641,9 +717,8 @@ def check_value(name: str, value: Any, bound: Bound, way: str = "") -> None:
     if number and not math.isfinite(value):
         finite = " and finite"
     if finite or not (number and bound.holds(value)):
-        raise UsageError(
-            f"{name} must be {bound.words}{finite}; got {value!r}.{way and f' {way}'}"
-        )
+        text = f"{name} must be {bound.words}{finite}; got {value!r}. {way}"
+        raise UsageError(text.rstrip())
 
 
 def check_values(
@@ -675,14 +750,13 @@ def check_fields(found: object, where: str = "") -> None:
 
 @cache
 def _bounds(stated: object) -> list[tuple[str, Bound | OneOf]]:
-    hints = get_type_hints(stated, include_extras=True)
-    return [
-        (name, bound)
-        for name, hint in hints.items()
-        for part in (hint, *get_args(hint))
-        for bound in getattr(part, "__metadata__", ())
-        if isinstance(bound, Bound | OneOf)
-    ]
+    bounds: list[tuple[str, Bound | OneOf]] = []
+    for name, hint in get_type_hints(stated, include_extras=True).items():
+        for part in (hint, *get_args(hint)):
+            for bound in getattr(part, "__metadata__", ()):
+                if isinstance(bound, Bound | OneOf):
+                    bounds.append((name, bound))
+    return bounds
 
 
 # --- options of an algorithm ---
@@ -704,16 +778,12 @@ def read_options(name: str, config: type, values: Mapping[str, Any]) -> Any:
         UsageError: a value of the wrong type or out of bounds, or none for an option without a default.
     """
     hints = get_type_hints(config, include_extras=True)
-    keys = fields(config)
-    filled = {
-        f.name: _read_option(name, f.name, values[f.name], hints[f.name])
-        for f in keys
-        if f.name in values
-    }
-    needed = [f.name for f in keys if _is_needed(f) and f.name not in filled]
-    if needed:
-        raise UsageError(f"{name} must have a value for {needed[0]!r}; got none.")
-    return config(**filled)
+    if missing := _missing(config, values):
+        raise UsageError(f"{name} must have a value for {missing!r}; got none.")
+    keys = [field.name for field in fields(config) if field.name in values]
+    return config(
+        **{key: _read_option(name, key, values[key], hints[key]) for key in keys}
+    )
 
 
 def _read_option(name: str, key: str, value: Any, kind: Any) -> Any:
@@ -751,17 +821,6 @@ WAYS = ("block", "module")
 
 # --- stored JSON ---
 
-COUNT = "a whole number from 0"
-DIGEST = "a digest, or nothing"
-NUMBER = "a finite number"
-
-
-@dataclass(frozen=True)
-class MapOf:
-    """An object with any names whose values all have this form."""
-
-    form: Any
-
 
 def validate(found: object, form: object, name: str = "") -> str:
     """Describe the first place where a value does not have the expected form, or return ``""``.
@@ -776,21 +835,17 @@ def validate(found: object, form: object, name: str = "") -> str:
 
 
 def _faults(found: object, form: object, name: str) -> Iterator[str]:
-    at = ""
-    if name:
-        at = f"{name}."
-    kind: Any = Mapping
-    if isinstance(form, list):
-        kind = (list, tuple)
-    if isinstance(form, tuple):
+    at = f"{name}." if name else ""
+    kind: Any = (list, tuple) if isinstance(form, list) else Mapping
+    if isinstance(form, tuple) and not isinstance(form, Bound):
         faults = [validate(found, alternative, name) for alternative in form]
-        inner = [
-            fault for fault in faults if not fault.startswith(f"{name or 'it'} must")
-        ]
+        what = name or _IT
+        start = f"{what} must"
+        inner = [fault for fault in faults if not fault.startswith(start)]
         if "" not in faults:
             yield inner[0] if inner else _wrong(found, name, form)
     elif not isinstance(form, (dict, list, MapOf)):
-        if not _is(found, form):
+        if not fits(found, form, _JSON):
             yield _wrong(found, name, (form,))
     elif not isinstance(found, kind):
         yield _wrong(found, name, (form,))
@@ -807,6 +862,10 @@ def _faults(found: object, form: object, name: str) -> Iterator[str]:
                 yield from _faults(found[plain], inner_form, at + plain)
             elif plain == key:
                 yield f"{at}{key} is missing"
+
+
+def _wrong(found: object, name: str, forms: tuple[Any, ...]) -> str:
+    return _must_be(name or _IT, forms, found, _JSON)
 
 
 def read_as(kind: Any, value: Any, what: str, name: str = "") -> Any:
@@ -832,16 +891,14 @@ def read_as(kind: Any, value: Any, what: str, name: str = "") -> Any:
     form = {float: NUMBER, tuple: list}.get(origin, origin)
     if is_dataclass(kind):
         form = dict
-    fault = "" if kind is Any or _is(value, form) else _wrong(value, name, (form,))
+    fault = validate(value, form, name)
     hints = get_type_hints(kind) if is_dataclass(kind) else {}
     if hints and not fault:
+        place = f", {name}" if name else ""
         for key in value:
-            check_known(f"field of {what}{name and f', {name}'}", key, hints)
-        lacking = [field.name for field in fields(kind) if _is_needed(field)]
-        lacking = [key for key in lacking if key not in value]
-        fault = ""
-        if lacking:
-            fault = f"{at}{lacking[0]} is missing"
+            check_known(f"field of {what}{place}", key, hints)
+        if missing := _missing(kind, value):
+            fault = f"{at}{missing} is missing"
     if fault:
         raise UsageError(
             f"{what} must be as fedlayers writes it; {fault}. Make it again."
@@ -858,8 +915,13 @@ def read_as(kind: Any, value: Any, what: str, name: str = "") -> Any:
     return value
 
 
-def _is_needed(each: Field[Any]) -> bool:
-    return each.default is MISSING and each.default_factory is MISSING
+def _missing(kind: Any, values: Mapping[str, Any]) -> str:
+    """Return the first field without a default that has no value, or an empty text."""
+    for key in fields(kind):
+        needed = key.default is MISSING and key.default_factory is MISSING
+        if needed and key.name not in values:
+            return key.name
+    return ""
 
 
 def check_stored(path: Path, found: object, form: object) -> None:
@@ -870,32 +932,3 @@ def check_stored(path: Path, found: object, form: object) -> None:
     """
     if wrong := validate(found, form):
         raise CorruptError(f"{path} is damaged: {wrong}")
-
-
-def _is(found: Any, form: Any) -> bool:
-    if form == COUNT:
-        return isinstance(found, int) and not isinstance(found, bool) and found >= 0
-    if form == DIGEST:
-        return isinstance(found, str) and bool(re.fullmatch(r"([0-9a-f]{64})?", found))
-    if form == NUMBER:  # whole numbers beyond all floats are none
-        return (
-            isinstance(found, (int, float))
-            and not isinstance(found, bool)
-            and abs(found) <= sys.float_info.max
-        )
-    if form is None:
-        return found is None
-    return isinstance(found, form)
-
-
-def _wrong(found: object, name: str, forms: tuple[Any, ...]) -> str:
-    words: dict[Any, str] = {list: "a list", dict: "an object", MapOf: "an object"}
-    wanted = [
-        words.get(form if isinstance(form, type) else type(form))
-        or getattr(form, "__name__", form)
-        for form in forms
-    ]
-    rule = " or ".join("null" if kind is None else kind for kind in wanted)
-    shown = repr(found)
-    short = shown if len(shown) <= 40 else type(found).__name__
-    return f"{name or 'it'} must be {rule}; got {short}"
