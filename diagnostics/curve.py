@@ -177,7 +177,10 @@ def curve_of(
         rows.setdefault(pair if pair[1] else pair[:1], {})[row["layer"]] = row
     for who, by_layer in rows.items():
         values = [_value(by_layer.get(e.name), e, who[0], metric) for e in used]
-        measured[who] = values if len(who) == 1 else [*map(kind.to_distance, values)]
+        if len(who) == 1:
+            measured[who] = values
+        else:
+            measured[who] = [*map(kind.to_distance, values)]
         spread = np.array([by_layer[name]["stderr"] for name in names], float)
         errors[who] = np.nan_to_num(spread).tolist()
     clients, weights = {}, {}
@@ -185,12 +188,18 @@ def curve_of(
         own_pairs = [values for who, values in measured.items() if client in who]
         clients[client] = [fmean(values) for values in zip(*own_pairs, strict=True)]
         of_one = of_clients[of_clients["client"] == client]
-        weights[client] = 1.0 if paired else _weight(of_one, client)
+        if paired:
+            weights[client] = 1.0
+        else:
+            weights[client] = _weight(of_one, client)
     from .sensitivity import combine  # with torch, which pictures go without
 
     combined = combine(np.array([*clients.values()]), [*weights.values()]).tolist()
     seeds = of_clients["seed"].dropna()
-    seed = None if seeds.empty else int(seeds.iloc[0])
+    if seeds.empty:
+        seed = None
+    else:
+        seed = int(seeds.iloc[0])
     again = resamples_of(again[again["metric"] == metric], variant)
     return Curve(
         metric,
@@ -260,7 +269,10 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
     twice = table[table.duplicated(_KEY)]
     if not twice.empty:
         client, other, layer = twice.iloc[0][_KEY]
-        who = f"clients {client!r} and {other!r}" if other else f"client {client!r}"
+        if other:
+            who = f"clients {client!r} and {other!r}"
+        else:
+            who = f"client {client!r}"
         raise UsageError(
             f"The rows hold two different values of layer {layer!r} at {who}. Keep one of them."
         )

@@ -161,7 +161,10 @@ def client_models(
     listed_names = [
         names_ for names_ in (model_names, data_names) if len(names_) == count
     ]
-    names = listed_names[0] if listed_names else [f"client_{k}" for k in range(count)]
+    if listed_names:
+        names = listed_names[0]
+    else:
+        names = [f"client_{k}" for k in range(count)]
     check_tables(
         {f"client {k!r}": part for k, part in zip(names, own_data, strict=True)}
     )
@@ -182,7 +185,10 @@ def client_models(
             ):
                 read[id(part)] = _read(part, samples, seed, labels)
         split, _ = read[id(part)]
-        n = n_train[check_known("client in n_train", name, n_train)] if n_train else 0
+        if n_train:
+            n = n_train[check_known("client in n_train", name, n_train)]
+        else:
+            n = 0
         check_value(f"n_train of {name}", n, at_least(0))
         groups = getattr(part, "groups", None)
         if groups is not None:
@@ -279,7 +285,10 @@ def _outputs(model: nn.Module, x: Tensor) -> Any:
         ):
             expected_kind = kind_of(like)
             text += f". The model computes in {expected_kind}: x.float() may be meant"
-        path, inputs = entered[-1] if entered else ("", ())
+        if entered:
+            path, inputs = entered[-1]
+        else:
+            path, inputs = ("", ())
         if path:
             tensor = first_tensor(inputs)
             module_class = type(model.get_submodule(path)).__name__
@@ -361,7 +370,10 @@ def _read(
     check_finite(data, "data")
     pair = isinstance(data, Mapping | tuple | list) and _is_one(data)
     if pair or rows or hasattr(data, "column_names"):
-        x, y = split_labels(data) if pair else pair_of(data, "data")
+        if pair:
+            x, y = split_labels(data)
+        else:
+            x, y = pair_of(data, "data")
         x, layout = pack(x)
         return _first_samples((x, _indices(y, labels)), samples, seed), layout
     if isinstance(data, Iterator) or not isinstance(data, Iterable):
@@ -445,7 +457,10 @@ def _names_and_items(what: str, given: Any, one: bool) -> tuple[list[str], list[
     """
     if one:
         return [], [given]
-    items = list(given.values()) if isinstance(given, Mapping) else list(given)
+    if isinstance(given, Mapping):
+        items = list(given.values())
+    else:
+        items = list(given)
     if not items:
         raise UsageError(f"{what} must have at least one entry; got no {what}.")
     return list(client_names(given)) if isinstance(given, Mapping) else [], items

@@ -297,7 +297,10 @@ def diagnose_features(
             "features must be arrays [n, ...] of the same samples; got "
             f"{counts} samples."
         )
-    label_tensor = None if y is None else tensor(y)
+    if y is None:
+        label_tensor = None
+    else:
+        label_tensor = tensor(y)
     for metric in chosen_metrics(metrics):
         if not metric.features:
             raise UsageError(
@@ -306,7 +309,7 @@ def diagnose_features(
         if metric.classes and (
             label_tensor is None or label_tensor.is_floating_point()
         ):
-            label_dtype = "none" if label_tensor is None else label_tensor.dtype
+            label_dtype = getattr(label_tensor, "dtype", "none")
             raise UsageError(
                 f"{metric.name} must have y, the samples' classes as whole numbers; got "
                 f"{label_dtype}."
@@ -462,7 +465,10 @@ def diagnose_run(
             f"model must have the weights that {path} started from to measure null 'fresh'; got others. "
             "Pass the model as it was before the run."
         )
-    checkpoint = stored_run.rounds[-1] if round == "last" else int(round)
+    if round == "last":
+        checkpoint = stored_run.rounds[-1]
+    else:
+        checkpoint = int(round)
     context = {
         "run": Path(path).name,
         "algorithm": task.config.federation.algorithm,
@@ -507,7 +513,10 @@ def diagnose_models(
         check_known("client of the data", name, task.data.names)
 
     def measured(on: Task, trained: bool, request: Request) -> Report:
-        whose = models if trained else dict.fromkeys(models, task.model)
+        if trained:
+            whose = models
+        else:
+            whose = dict.fromkeys(models, task.model)
         return _diagnose(on, whose, request, context, command, knows_start)
 
     return _with_nulls(task, null, measured, request, kept=True)
@@ -586,7 +595,7 @@ def _of_start(
     task: Task, request: Request, clients: Sequence[str] | None, command: str
 ) -> Report:
     names = task.data.names
-    chosen = names if clients is None else as_list("clients", clients)
+    chosen = as_list("clients", names if clients is None else clients)
     for name in chosen:
         check_known("client", name, names)
     models = {name: task.model for name in names if name in chosen}
@@ -598,7 +607,10 @@ def _of_first_training(
     task: Task, request: Request, clients: Sequence[str] | None, command: str
 ) -> Report:
     """Train every client's first round from the common start, and measure the result."""
-    chosen = {} if clients is None else {"clients": clients}
+    if clients is None:
+        chosen = {}
+    else:
+        chosen = {"clients": clients}
     options = request.options.get(SENSITIVITY, {})
     how = {name: options[name] for name in ("tensors", "reduce") if name in options}
     observers = {

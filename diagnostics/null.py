@@ -251,7 +251,10 @@ def _shuffled(
         )  # as in partitions
         inputs, labels = (order[ascending] for order in orders_of_part)
         of_inputs, of_labels = map(torch.from_numpy, (inputs, labels))
-        own_groups = None if groups is None else groups[inputs]
+        if groups is None:
+            own_groups = None
+        else:
+            own_groups = groups[inputs]
         part = Split(x[of_inputs.to(x.device)], y[of_labels.to(y.device)], own_groups)
         yield name, part, places[inputs]
 
@@ -279,7 +282,10 @@ def on_null(
         metric: dict(given_options) for metric, given_options in options.items()
     }
     if not NULLS[null].shuffles:
-        first = models if isinstance(models, nn.Module) else next(iter(models.values()))
+        if isinstance(models, nn.Module):
+            first = models
+        else:
+            first = next(iter(models.values()))
         fresh = nulls.start
         if fresh is None:
             fresh = untrained_copy(first, seed)
@@ -300,7 +306,10 @@ def on_null(
             options_["test"] = null_samples(
                 options_["test"], null, seed, draw, split="validation"
             )
-    whose = models if nulls.retrain is None else nulls.retrain(shuffled)
+    if nulls.retrain is None:
+        whose = models
+    else:
+        whose = nulls.retrain(shuffled)
     return whose, shuffled, settings
 
 
@@ -412,7 +421,9 @@ def mark_null(
     Args:
         kept: whether the models were trained on the real data and only measured on the null's. The mark adds that.
     """
-    mark = _KEPT if kept else ""
+    mark = ""
+    if kept:
+        mark = _KEPT
     return table.assign(model=f"null {null} {draw}{mark}")
 
 

@@ -88,8 +88,12 @@ def through_time(
             or ``clients`` is given for models from elsewhere.
     """
     check_value("draws", draws, LEAST_DRAWS)
-    names = () if metrics is None else as_list("metrics", metrics)
-    clients = None if clients is None else as_list("clients", clients)
+    if metrics is None:
+        names = ()
+    else:
+        names = as_list("metrics", metrics)
+    if clients is not None:
+        clients = as_list("clients", clients)
     path = getattr(models, "path", models)
     if isinstance(path, str | Path):
         run = Run(path)
@@ -112,7 +116,10 @@ def through_time(
             f"{models_type}. Pass out= to fl.run to store its rounds."
         )
     if rounds is None:
-        rounds = rounds_there if names else spaced(rounds_there, ROUNDS)
+        if names:
+            rounds = rounds_there
+        else:
+            rounds = spaced(rounds_there, ROUNDS)
     rounds = as_list("rounds", rounds)
     for number in rounds:
         check_known("round", str(number), map(str, rounds_there))
@@ -126,7 +133,10 @@ def through_time(
     report = None
     if file is not None and file.exists():
         report = Report.read(file)
-    done = set() if report is None else set(report.frame["round"])
+    if report is None:
+        done = set()
+    else:
+        done = set(report.frame["round"])
     left = [number for number in rounds if number not in done]
 
     def chosen(found: Mapping[str, Any], most: int) -> dict[str, Any]:
@@ -142,7 +152,10 @@ def through_time(
                 arguments = {**options, "options": settings, "progress": False}
                 yield number, diagnose(models[number], data, names or MAP, **arguments)
             return
-        order = (model_for(names, model),) if names else ("global", "personal", "local")
+        if names:
+            order = (model_for(names, model),)
+        else:
+            order = ("global", "personal", "local")
         for number, kind, round_models, task in load_rounds(
             path, left, order, **objects
         ):
@@ -175,7 +188,10 @@ def through_time(
                 file.parent.mkdir(parents=True, exist_ok=True)
                 report.write(file)
             if live and (cell.due or number == left[-1]):
-                drawn = report.plot(names[0]) if names else report.layer_map()
+                if names:
+                    drawn = report.plot(names[0])
+                else:
+                    drawn = report.layer_map()
                 cell.show_figure(drawn)
             bar.update()
     if report is None:

@@ -73,7 +73,10 @@ def pool(
         client_data = data[check_known("client with data", client, data)]
         x, _ = example(model, client_data, seed)
         used_layers = {layer.name: layer for layer in layers_of(model, x) if layer.used}
-        name, side = (layer, at) if layer is not None else ([*used_layers][-1], "input")
+        if layer is not None:
+            name, side = (layer, at)
+        else:
+            name, side = ([*used_layers][-1], "input")
         chosen = used_layers[check_known("layer", name, used_layers)]
         path = chosen.output
         if side == "input":

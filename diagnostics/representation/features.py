@@ -177,7 +177,10 @@ def collect(
                 model(x.to(memory_format=layout))
             for path, outputs in parts.items():
                 fault = again.get(path, "not computed in every forward pass")
-                z = None if fault else seen[path]
+                if fault:
+                    z = None
+                else:
+                    z = seen[path]
                 if z is not None and outputs and z.shape[1:] != outputs[0].shape[1:]:
                     got = tuple(z.shape[1:])
                     earlier = tuple(outputs[0].shape[1:])
@@ -350,7 +353,10 @@ def scatter_ratio(
     value = ratio(parts >= 0)
     if value is None:
         raise NoValue("no scatter within the classes")
-    others = [ratio(parts != k) for k in range(many)] if many > 2 else [None]
+    if many > 2:
+        others = [ratio(parts != k) for k in range(many)]
+    else:
+        others = [None]
     ratios = np.array([other for other in others if other is not None])
     if len(ratios) < len(others):
         return value, None

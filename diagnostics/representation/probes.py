@@ -182,7 +182,8 @@ def pooled_rows(
     for subject in measurement.turns():
         train = features_of(measurement, subject, paths, options.samples)
         y, groups = train.y, subject.groups
-        groups = None if groups is None else groups[train.sample]
+        if groups is not None:
+            groups = groups[train.sample]
         fold, tested = np.full(len(y), -1), None
         if probe is not None and probe.test is not None:
             test_split = probe.test[subject.client]
@@ -333,7 +334,10 @@ def _rows(
     elif isinstance(found, str):
         why = f"output of layer {layer.name!r} {found}"
     else:
-        score = found[0] if k is None else found[1][k]
+        if k is None:
+            score = found[0]
+        else:
+            score = found[1][k]
     columns |= {"n_samples": score.n_samples, "estimator": estimator + score.note}
     rows = [row_or_reason(metric, score.value, why, stderr=score.error, **columns)]
     for name, value in score.others.items():
@@ -352,7 +356,10 @@ def accuracy_error(hits: Array, groups: Array | None = None) -> float:
     >>> round(accuracy_error(hits), 3), round(accuracy_error(hits, np.arange(100) // 10), 3)
     (0.049, 0.139)
     """
-    effect = 1.0 if groups is None else design_effect(hits, groups)
+    if groups is None:
+        effect = 1.0
+    else:
+        effect = design_effect(hits, groups)
     n, right = len(hits) / effect, float(hits.sum()) / effect
     p = (right + 1) / (n + 2)
     return float(np.sqrt(p * (1 - p) / (n + 3)))

@@ -161,7 +161,10 @@ def gram_entries(
         gram = _gram(x[start:stop])
         if bandwidth is not None:
             gram = _radial(gram, bandwidth)
-        gram = _centre(gram) if batches is None else _u_centre(gram, eps)
+        if batches is None:
+            gram = _centre(gram)
+        else:
+            gram = _u_centre(gram, eps)
         grams.append(gram.to(wide).reshape(-1))
     entries = torch.cat(grams)
     if not entries.any():

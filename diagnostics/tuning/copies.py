@@ -274,7 +274,10 @@ def _finite(outputs: Tensor) -> Tensor:
 
 def _first(split: Split, most: int | None) -> Split:
     """Return the first samples of a split, whose order has no meaning."""
-    groups = None if split.groups is None else split.groups[:most]
+    if split.groups is None:
+        groups = None
+    else:
+        groups = split.groups[:most]
     return Split(split.x[:most], split.y[:most], groups)
 
 
@@ -311,6 +314,9 @@ def estimated(
     metric: str, variant: str, mean: Estimate, factor: float, **where: Any
 ) -> Row:
     """Return the row of a mean over validation samples, with its error if it has one."""
-    error = None if math.isnan(mean.error) else factor * mean.error
+    if math.isnan(mean.error):
+        error = None
+    else:
+        error = factor * mean.error
     where |= {"stderr": error, "variant": variant, "split": "validation"}
     return row(metric, factor * mean.value, **where)
