@@ -1,0 +1,46 @@
+"""The code reads as comparable packages do: few conditional expressions, plain texts, names that say what they hold."""
+
+import pytest
+
+from tests import form
+
+LIMITS = {"conditional": 2, "nested": 0, "two for": 4, "code in text": 0, "vague": 1}
+WAITING = {"fl_core": "fl_core/data/table/", "fedlayers": "fedlayers/decision/"}
+"""Rooms that have not been written anew yet."""
+
+
+@pytest.mark.parametrize("part", ["fl_core", "diagnostics", "fedlayers", "benchmarks"])
+def test_a_package_keeps_the_limits(part):
+    room = WAITING.get(part, "-")
+    paths = [path for path in form.files(part) if room not in path.as_posix()]
+    assert len(paths) > 10
+    reached = form.densities(paths)
+    beyond = {name: n for name, n in reached.items() if n > LIMITS[name]}
+    assert not beyond, f"python -m tests.form FILE names the places: {beyond}"
+
+
+@pytest.mark.parametrize(
+    ("source", "counted"),
+    [
+        ("x = a if b else c", {"conditional": 1}),
+        ("x = b and 'a' or c", {"conditional": 1}),
+        ("x = {True: a, False: c}[b]", {"conditional": 1}),
+        ("x = ('', ' ')[a > b]", {"conditional": 1}),
+        ("x = a if b else c if d else e", {"conditional": 2, "nested": 1}),
+        ("x = [a for b in c for a in b]", {"two for": 1}),
+        ("x = [a for a, b in itertools.product(c, d)]", {"two for": 1}),
+        ("x = [a for a in b]", {}),
+        ("x = f'{len(a)} {a:.2f} {a.strip()} {listing(a)}'", {}),
+        ("x = f'{join(a)}'", {"code in text": 1}),
+        ("x = f'{a or 1}'", {"code in text": 1}),
+        ("x = a or b, a and b, {1: a}[b], a[b]", {}),
+        ("def f(given):\n    found = given\n    count = 1", {"vague": 1, "locals": 2}),
+    ],
+)
+def test_each_form_is_counted(source, counted):
+    counts, places = form.measure(source)
+    del counts["statements"]
+    assert +counts == counted
+    assert len(places) == sum(
+        n for k, n in counted.items() if k not in ("conditional", "locals")
+    )
