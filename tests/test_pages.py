@@ -54,6 +54,18 @@ def test_what_a_page_names_is_there(page):
             assert set(re.findall("--([a-z][a-z-]*)", name)) <= FLAGS, name
 
 
+def test_each_way_through_the_code_counts_its_files():
+    """The steps of a way are numbered, and each begins with its file. A listed function stands in the file."""
+    page = (ROOT / "docs/code.md").read_text()
+    ways = re.findall(r"^## (.+): (\d+) files\n\n(.+?)\n\n", page, re.M | re.S)
+    assert len(ways) == 7
+    for way, count, text in ways:
+        files = re.findall(r"^\d+\. `([\w/]+\.py)` ", text, re.M)
+        assert len({*files}) == int(count) == text.count("\n") + 1, way
+    for path, name in re.findall(r"`([\w/]+\.py)`: `(?:\w+\.)?(\w+)`", page):
+        assert re.search(rf"(def|class) {name}\b", (ROOT / path).read_text()), name
+
+
 def test_each_promise_names_a_test_that_is_there():
     """So does each line of the page on load. The page of promises is short."""
     page = (ROOT / "SECURITY.md").read_text()
