@@ -60,7 +60,7 @@ class CrossScores(Displayed):
 
     @property
     def better(self) -> pd.DataFrame:
-        """The pairs in which another's model is shown to have a lower loss than the client's own."""
+        """Return the pairs in which another's model is shown to have a lower loss than the client's own."""
         shown = (self.table["p_value"] <= 0.05) & (self.table["difference"] < 0)
         return self.table[shown]
 

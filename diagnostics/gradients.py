@@ -61,11 +61,11 @@ class GradientReader(Protocol):
 
     @property
     def tensors(self) -> str:
-        """Which of a layer's tensors it reads: one of :data:`diagnostics.measurement.TENSORS`."""
+        """Return which of a layer's tensors it reads: one of :data:`diagnostics.measurement.TENSORS`."""
 
     @property
     def compares(self) -> bool:
-        """Whether it compares clients, which takes time after all are read."""
+        """Return whether it compares clients, which takes time after all are read."""
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
         """Make a new meter for one client."""
@@ -270,7 +270,7 @@ class Statistic:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Names of the rows' variants, one per statistic."""
+        """Return the names of the rows' variants, one per statistic."""
         raise NotImplementedError
 
     def of(self, grads: Sequence[Tensor]) -> Tensor:

@@ -49,12 +49,12 @@ class Alike(Displayed):
 
     @property
     def significant(self) -> bool:
-        """True if no deal of the samples has groups that are as clear."""
+        """Return whether no deal of the samples has groups that are as clear."""
         return bool(self.nulls) and all(null < self.silhouette for null in self.nulls)
 
     @property
     def order(self) -> list[str]:
-        """The clients in the order of the dendrogram: alike ones are next to each other."""
+        """Return the clients in the order of the dendrogram: alike ones are next to each other."""
         names = list(self.leads)
         if len(names) < 3:
             return names

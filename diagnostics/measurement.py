@@ -237,7 +237,7 @@ class Clock:
 
     @property
     def over(self) -> bool:
-        """Whether the budget is spent, or the share of it that the turn around has."""
+        """Return whether the budget is spent, or the share of it that the turn around has."""
         return time.monotonic() > self.until
 
     def check(self) -> None:

@@ -85,12 +85,12 @@ class BenchmarkLine:
 
     @property
     def name(self) -> str:
-        """The line in words."""
+        """Return the rule, the metric and the round in words."""
         return f"{self.rule} of {self.metric} after {plural(self.rounds, 'round')}"
 
     @property
     def mean(self) -> float:
-        """The mean over federations."""
+        """Return the mean over federations."""
         return float(np.mean([*self.lost.values()]))
 
     def text(self) -> str:
@@ -186,7 +186,7 @@ class Truth:
 
     @property
     def best(self) -> float:
-        """The accuracy of the best plan."""
+        """Return the accuracy of the best plan."""
         return max(
             accuracy for accuracy in self.accuracy.values() if not math.isnan(accuracy)
         )
@@ -197,17 +197,17 @@ class Truth:
 
     @property
     def fedavg(self) -> float:
-        """The points lost by sharing all layers."""
+        """Return the points lost by sharing all layers."""
         return self.lost(self.layers)
 
     @property
     def head_local(self) -> float:
-        """The points lost by keeping the last layer local."""
+        """Return the points lost by keeping the last layer local."""
         return self.lost(self.layers[:-1])
 
     @property
     def random(self) -> float:
-        """The mean points lost over all plans that did not diverge."""
+        """Return the mean points lost over all plans that did not diverge."""
         return self.best - float(np.nanmean([*self.accuracy.values()]))
 
 
@@ -257,7 +257,7 @@ class Regret(Displayed):
 
     @property
     def table(self) -> pd.DataFrame:
-        """A line for each federation: the plans named, and the mean points lost over seeds."""
+        """Return a line for each federation: the plans named, and the mean points lost over seeds."""
         lines = []
         for federation, part in self.rows.groupby("federation", sort=False):
             plans = part["shared"].replace("", "none").value_counts()

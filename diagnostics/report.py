@@ -55,17 +55,17 @@ class Report(Displayed):
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """The rows of the measurement itself."""
+        """Return the rows of the measurement, without those of nulls and resampled batches."""
         return split_resamples(self.table)[0].reset_index(drop=True)
 
     @cached_property
     def resamples(self) -> pd.DataFrame:
-        """The rows of resampled batches, if requested. See :mod:`diagnostics.null`."""
+        """Return the rows of resampled batches, if requested. See :mod:`diagnostics.null`."""
         return split_resamples(self.table)[1].reset_index(drop=True)
 
     @cached_property
     def nulls(self) -> pd.DataFrame:
-        """The rows of nulls, if requested. Their column ``model`` names the null. See :mod:`diagnostics.null`."""
+        """Return the rows of nulls, if requested. Their column ``model`` names the null (:mod:`diagnostics.null`)."""
         return self.table[of_null(self.table)].reset_index(drop=True)
 
     def with_rows(self, *tables: pd.DataFrame) -> Report:
@@ -74,12 +74,12 @@ class Report(Displayed):
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """All layers of the model with their tensors, from input to output."""
+        """Return all layers of the model with their tensors, from input to output."""
         return read_as(tuple[Layer, ...], self.header["layers"], "a report")
 
     @property
     def labels(self) -> dict[str, str]:
-        """The names of the layers as people read them, by their exact names.
+        """Return the names of the layers as people read them, by their exact names.
 
         >>> import fedlayers as fl, torch
         >>> data = {"north": (torch.randn(20, 4), torch.arange(20) % 3)}

@@ -118,7 +118,7 @@ class Request:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The options of each metric as an object of its own type, checked."""
+        """Return the options of each metric as an object of its own type, checked."""
         return {m.name: m.settings(**self.options[m.name]) for m in self.metrics}
 
     def layers_to_report(self, every: Sequence[Layer]) -> list[Layer]:
@@ -143,12 +143,12 @@ class Request:
 
     @property
     def across_models(self) -> bool:
-        """True if all metrics compare features alone, so that models may differ."""
+        """Return whether all metrics compare features alone, so that models may differ."""
         return all(m.pairs and m.features == "probe" for m in self.metrics)
 
     @property
     def differentiates(self) -> bool:
-        """True if a metric reads losses, and so gradients."""
+        """Return whether a metric reads losses, and so gradients."""
         return any(metric.requires == "losses" for metric in self.metrics)
 
     def check(self, every: Sequence[Layer]) -> None:

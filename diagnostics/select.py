@@ -74,17 +74,17 @@ class Rule:
 
     @cached_property
     def takes(self) -> tuple[str, ...]:
-        """What the function takes after the values."""
+        """Return what the function takes after the values."""
         return tuple(inspect.signature(self.choose).parameters)[1:]
 
     @property
     def takes_threshold(self) -> bool:
-        """True if the rule takes a threshold."""
+        """Return whether the rule takes a threshold."""
         return self.decides and "threshold" in self.takes
 
     @property
     def cuts(self) -> bool:
-        """True if the rule cuts the network in two by the values alone."""
+        """Return whether the rule cuts the network in two by the values alone."""
         return self.decides and not {*self.takes} - {"threshold"}
 
     def cut(self, values: Sequence[float], threshold: float = THRESHOLD) -> int:

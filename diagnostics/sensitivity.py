@@ -177,7 +177,7 @@ class SensitivityAccumulator:
 
     @property
     def parts(self) -> int:
-        """Number of parts into which steps are divided for resampling."""
+        """Return the number of parts into which steps are divided for resampling."""
         return min(self._steps, PARTS)
 
 

@@ -96,7 +96,7 @@ class Registry(Displayed, Generic[Member]):
 
     @property
     def own(self) -> dict[str, Member]:
-        """The members in the package's own files, by sorted name."""
+        """Return the members in the package's own files, by sorted name."""
         self._import_package()
         return {
             name: self._members[name]

@@ -316,7 +316,7 @@ class Score:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The least and the greatest value that it can have."""
+        """Return the least and the greatest value that it can have."""
         if self.share:
             return (0.0, 1.0)
         return self.range

@@ -97,14 +97,14 @@ class Facts:
 
     @property
     def variant(self) -> str:
-        """The default variant."""
+        """Return the name of the variant that is shown first."""
         if self.variants:
             return self.variants[0]
         return ""
 
     @property
     def preferred(self) -> tuple[str, ...]:
-        """The variants in order of preference for a decision."""
+        """Return the variants in order of preference for a decision."""
         return tuple(
             dict.fromkeys(
                 [*[self.default_variant] * bool(self.default_variant), *self.variants]

@@ -85,12 +85,12 @@ class Metric(Facts):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Names and defaults of the metric's own options."""
+        """Return the names and defaults of the metric's own options."""
         return vars(self.options_type())
 
     @property
     def option_types(self) -> dict[str, Any]:
-        """Names and types of the metric's own options."""
+        """Return the names and types of the metric's own options."""
         hints = get_type_hints(self.options_type)
         return {field.name: hints[field.name] for field in fields(self.options_type)}
 
@@ -238,18 +238,18 @@ class LayerProbe:
 
     @property
     def loss(self) -> Loss:
-        """The loss that trained the models, a mean over samples."""
+        """Return the loss that trained the models, a mean over samples."""
         return self.measurement.loss
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """Batches (x, y) on the model's device."""
+        """Return batches (x, y) on the model's device."""
         how, who = self.measurement, self.subject
         return list(batches(who.data, how.batch, who.model))
 
     @property
     def samples(self) -> Batch:
-        """All samples in one batch (x, y)."""
+        """Return all samples in one batch (x, y)."""
         x, y = zip(*self.batches, strict=True)
         return torch.cat(x), torch.cat(y)
 

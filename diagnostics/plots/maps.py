@@ -158,14 +158,14 @@ class Panel:
 
     @property
     def outside(self) -> pd.DataFrame:
-        """Which points lie outside the band, rounds x layers. None without a band."""
+        """Return which points lie outside the band, rounds x layers. None without a band."""
         if self.low is None or self.high is None:
             return self.values != self.values
         return (self.values < self.low) | (self.values > self.high)
 
     @property
     def zero(self) -> list[str]:
-        """The layers with exactly 0 in every round, which only the construction can give."""
+        """Return the layers with exactly 0 in every round, which only the construction can give."""
         return [name for name in self.values if (self.values[name] == 0).all()]
 
 

@@ -447,12 +447,12 @@ class LayerComparison:
 
     @property
     def subjects(self) -> Sequence[ClientModel]:
-        """The clients, in the order of the rows."""
+        """Return the clients, in the order of the rows."""
         return self.measurement.subjects
 
     @cached_property
     def x(self) -> Tensor:
-        """The probe samples, the same for every model."""
+        """Return the probe samples, the same for every model."""
         return probe_of(
             self.subjects,
             self.options.probe,
@@ -462,7 +462,7 @@ class LayerComparison:
 
     @cached_property
     def paths(self) -> list[str]:
-        """Paths of the modules whose outputs are compared."""
+        """Return the paths of the modules whose outputs are compared."""
         return sorted({layer.output for layer in self.measurement.layers if layer.used})
 
     def sides(

@@ -135,7 +135,7 @@ class Tuner:
 
     @cached_property
     def start(self) -> Tensor:
-        """The outputs without further training, [n, C]."""
+        """Return the outputs without further training, [n, C]."""
         outputs = []
         with tree.one_thread():
             for client, weights in enumerate(self.starts):

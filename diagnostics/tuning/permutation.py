@@ -73,12 +73,12 @@ class Difference:
 
     @property
     def shown(self) -> bool:
-        """True if clients are shown to differ."""
+        """Return whether clients are shown to differ."""
         return self.p_value <= LEVEL
 
     @property
     def lead(self) -> float:
-        """The lead of the kind that stands out most, nats."""
+        """Return the lead of the kind that stands out most, nats."""
         return self.leads[self.kind]
 
     def text(self, loss: str = "log loss") -> str:

@@ -63,15 +63,15 @@ class Job(Protocol):
 
     @property
     def path(self) -> Path:
-        """Its directory."""
+        """Return the job's directory."""
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """Return the job's name in messages."""
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs that it needs."""
+        """Return the number of GPUs that the job needs."""
 
     def carry_out(self) -> object:
         """Do the work, and return its value."""

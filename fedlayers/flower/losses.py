@@ -84,7 +84,7 @@ class SiteLosses(SeedLosses):
 
     @property
     def splits(self) -> list[str]:
-        """The splits with samples."""
+        """Return the splits with samples."""
         clients = self.task.data.clients
         return [s for s in SCORED if any(len(one.split(s)) for one in clients)]
 
@@ -166,7 +166,7 @@ class SiteLosses(SeedLosses):
 
     @cached_property
     def base_rate(self) -> Predictor:
-        """The predictor that knows how often each client's training samples have each class."""
+        """Return the predictor that knows how often each client's training samples have each class."""
         return self._predictor(
             BASE_RATE, [head["base"] for head in self.asked.values()]
         )

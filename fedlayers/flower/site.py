@@ -209,7 +209,7 @@ class Site:
 
     @property
     def _clips(self) -> bool:
-        """Whether a table's cells are clipped to fences, as on one machine."""
+        """Return whether a table's cells are clipped to fences, as on one machine."""
         source = self.source
         table = source.prepares or source.categories or source.columns
         return bool(table) and source.clip == CLIPS[0]

@@ -67,7 +67,7 @@ class APFL(PersonalCopy):
         return state
 
     def mixed_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """One step of both models, and of the client's share."""
+        """Make one step of both models, and of the client's share."""
         v = ctx.scratch.setdefault(PERSONAL, clone(ctx.trees[PERSONAL]))
         share = ctx.scratch.setdefault(MIXTURE, clone(ctx.trees[MIXTURE]))
         alpha = float(share["alpha"])
@@ -154,7 +154,7 @@ class FedALA(OwnModel):
         threshold: float = 0.1
 
     def adaptive(self, rnd: Round, client: int) -> tuple[str, ...]:
-        """Names of the parameters with weights for their entries: the last layers' parameters that travel."""
+        """Return the names of the parameters with weights for their entries: those of the last layers that travel."""
         moving = [
             layer
             for layer in self.task_info.layers
@@ -207,7 +207,7 @@ class FedALA(OwnModel):
     def learn_step(
         self, weights: Tree, received: Tree, own: Tree, batch: Batch, ctx: Context
     ) -> tuple[float, Tree]:
-        """The loss on a batch at the start that the weights give, and the weights after a gradient step."""
+        """Return the loss on a batch at the start that the weights give, and the weights after a gradient step."""
         params = {name: tensor.clone() for name, tensor in received.items()}
         mixed = {
             n: torch.lerp(own[n], received[n], weight).requires_grad_()

@@ -371,12 +371,12 @@ class Algorithm:
             )
 
     def with_plan(self, plan: LayerPlan) -> Algorithm:
-        """A new instance of this algorithm that uses the given plan exactly as it is (see :meth:`resolve_plan`)."""
+        """Return a new instance that uses the given plan exactly as it is (see :meth:`resolve_plan`)."""
         return type(self)(self.task_info, plan, self.options)
 
     @property
     def decides(self) -> bool:
-        """True if a run starts without a plan and chooses one from measurements in its first round."""
+        """Return whether a run starts without a plan and chooses one from measurements in its first round."""
         return (
             self.uses_plan
             and self.plan is None
@@ -384,7 +384,7 @@ class Algorithm:
         )
 
     def method(self, phase: Phase, what: str) -> Callable[..., Any]:
-        """The method of this algorithm that a phase names as its ``loss`` or as its ``step``.
+        """Return the method of this algorithm that a phase names as its ``loss`` or as its ``step``.
 
         Raises:
             UsageError: there is no such method; names the nearest.
@@ -432,14 +432,14 @@ class Algorithm:
         """Check the options against the task, and keep what is fixed during a run. Default: nothing."""
 
     def notes(self) -> list[str]:
-        """Warnings about this algorithm for this model and these clients, a plain line each. Default: none."""
+        """Return warnings about this algorithm for this model and these clients, a plain line each. Default: none."""
         return []
 
     # --- the model ---
 
     @classmethod
     def for_options(cls, options: Mapping[str, Any]) -> type[Algorithm]:
-        """The class that runs with these options: this one, or of a schedule this one on top of its base."""
+        """Return the class that runs with these options: this one, or of a schedule this one on top of its base."""
         return cls
 
     @classmethod
@@ -452,7 +452,7 @@ class Algorithm:
         n_classes: int,
         seed: int,
     ) -> nn.Module:
-        """The model that is trained: the given one, or one made from it with second heads, prompts, adapters or gates.
+        """Return the model that is trained: the given one, or one made from it with heads, prompts, adapters or gates.
 
         It keeps the given model's tensors, under any name. With :attr:`removes_layers` it may drop some. It may change
         the model in place. Every start from a configuration builds again, so what is drawn comes from
@@ -467,14 +467,14 @@ class Algorithm:
     # --- the plan ---
 
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
-        """The plan of an algorithm that splits the model, if none is given. Default: share all layers but the last.
+        """Return the plan of an algorithm that splits the model, if none is given. Default: keep the last layer local.
 
         None: the clients measure in the first round, and the plan is decided from that (:mod:`fl_core.rounds.engine`).
         """
         return LayerPlan.all_but_last(layers)
 
     def resolve_plan(self, plan: LayerPlan) -> LayerPlan:
-        """The plan that this algorithm uses when it is given (or decides on) this one. Default: that plan itself.
+        """Return the plan that this algorithm uses in place of a given or decided one. Default: that plan itself.
 
         Raises:
             UsageError: it cannot work under such a plan.
@@ -484,17 +484,17 @@ class Algorithm:
     # --- what there is ---
 
     def server_state(self, initial: Tree) -> State:
-        """The server's state before the first round. Default: the initial model."""
+        """Return the server's state before the first round. Default: the initial model."""
         return State({"model": initial})
 
     def client_state(self, initial: Tree, client: int) -> State:
-        """A client's state before its first round. Default: its :meth:`local_tensors` of the initial model."""
+        """Return a client's state before its first round. Default: its :meth:`local_tensors` of the initial model."""
         return State(
             {"model": tree.select(initial, self.local_tensors(Round(0), client))}
         )
 
     def submodel(self, rnd: Round, client: int) -> frozenset[str]:
-        """Names of the tensors of the part of the model that this client has. Default: all.
+        """Return the names of the tensors of the part of the model that this client has. Default: all.
 
         Blocks that are not among them are left out of its forward pass; anything else cannot be missing.
         """
@@ -503,19 +503,19 @@ class Algorithm:
     # --- what travels ---
 
     def exchanges(self, index: int) -> tuple[str, ...]:
-        """The exchanges of a round: each sends to the sampled clients and collects their replies."""
+        """Return the exchanges of a round: each sends to the sampled clients and collects their replies."""
         return ("train",)
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
-        """Names of the tensors that travel, both ways. Default: all that the client has."""
+        """Return the names of the tensors that travel, both ways. Default: all that the client has."""
         return self.submodel(rnd, client) - self.task_info.not_sent(rnd)
 
     def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
-        """Names of the tensors that a client sends back, if they are fewer than :meth:`shared`."""
+        """Return the names of the tensors that a client sends back, if they are fewer than :meth:`shared`."""
         return self.shared(rnd, client)
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
-        """Names of the tensors that stay with the client between rounds, because they do not travel."""
+        """Return the names of the tensors that stay with the client between rounds, because they do not travel."""
         waiting, shared = self.task_info.not_yet_trained(rnd), self.shared(rnd, client)
         if isinstance(shared, str) or not isinstance(shared, Iterable):
             raise UsageError(
@@ -524,7 +524,7 @@ class Algorithm:
         return self.submodel(rnd, client).difference(shared, waiting)
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
-        """The message that the server sends to one client; the engine clones it."""
+        """Return the message that the server sends to one client; the engine clones it."""
         return Message(
             {"model": tree.select(server.trees["model"], self.shared(rnd, client))}
         )
@@ -534,7 +534,7 @@ class Algorithm:
     def client_start(
         self, state: State, message: Message, ctx: Context, rnd: Round, client: int
     ) -> Tree:
-        """The weights at which local training starts. Default: what the client kept, overwritten by what it received.
+        """Return the weights at which local training starts. Default: what the client kept, with what it received.
 
         Args:
             state: the client's, to be changed here if need be. message: what it received.
@@ -548,13 +548,13 @@ class Algorithm:
         return {**state.trees.get("model", {}), **message.trees.get("model", {})}
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        """The phases of a client's local training. Default: one phase over all tensors that the client has."""
+        """Return the phases of a client's local training. Default: one phase over all tensors that the client has."""
         names = self.submodel(rnd, client)
         epochs = self.task_info.epochs
         return (Phase("train", names, epochs, step=self.step),)
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
-        """The local objective on one batch (x [b, ...], y [b]): a scalar."""
+        """Return the local objective on one batch (x [b, ...], y [b]): a scalar."""
         x, y = batch
         return ctx.criterion(ctx.forward(params, x), y)
 
@@ -566,7 +566,7 @@ class Algorithm:
         rnd: Round,
         client: int,
     ) -> Message:
-        """The message that the client uploads after training; also updates the client's state.
+        """Return the message that the client uploads after training; also updates the client's state.
 
         Args:
             trained: the client's trees after all phases, the model among them.
@@ -595,7 +595,7 @@ class Algorithm:
     # --- what is evaluated ---
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        """The models of one client after a round, by name: ``global`` and/or ``personal``.
+        """Return the models of one client after a round, by name: ``global`` and/or ``personal``.
 
         Tensors that it takes from ``server`` count as sent for the evaluation.
         """
@@ -611,13 +611,13 @@ class Algorithm:
         return ()
 
     def observations(self, server: State, rnd: Round) -> Iterable[Observation]:
-        """Numbers about the server to record once all clients have been evaluated. Default: none."""
+        """Return numbers about the server to record once all clients have been evaluated. Default: none."""
         return ()
 
     def client_observations(
         self, model: nn.Module, x: Tensor, rnd: Round, client: int
     ) -> Iterable[Observation]:
-        """Numbers to record about a client's evaluated model, in evaluation mode, on its test samples x."""
+        """Return numbers to record about a client's evaluated model, in evaluation mode, on its test samples x."""
         return ()
 
 
@@ -722,7 +722,7 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
 
 
 def register(algorithm: type[Algorithm]) -> type[Algorithm]:
-    """Class decorator: make an algorithm known under its ``name``.
+    """Register an algorithm by its ``name``. It is a decorator of classes.
 
     Raises:
         UsageError: another algorithm has that name, or it has none.
@@ -737,12 +737,12 @@ def defaults_of(algorithm: type[Algorithm]) -> dict[str, Any]:
 
 
 def registry() -> dict[str, type[Algorithm]]:
-    """All algorithms by name, each imported."""
+    """Return all algorithms by name, each imported."""
     return ALGORITHMS.members()
 
 
 def find(name: str, options: Mapping[str, Any] | None = None) -> type[Algorithm]:
-    """The algorithm of that name with these options, or the class that ``package.module:Class`` names.
+    """Return the algorithm of that name with these options, or the class that ``package.module:Class`` names.
 
     Raises:
         UsageError: unknown; names the nearest.

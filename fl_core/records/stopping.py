@@ -135,7 +135,7 @@ class StoppingRule:
 
     @property
     def best(self) -> dict[str, int]:
-        """The best round of each model that has one."""
+        """Return the best round of each model that has one."""
         best_rounds = {
             model: best_round(scores) for model, scores in sorted(self.scores.items())
         }
@@ -143,19 +143,19 @@ class StoppingRule:
 
     @property
     def main(self) -> str:
-        """The model that decides when to stop."""
+        """Return the model that decides when to stop."""
         return used_model(self.scores)
 
     @property
     def stops(self) -> bool:
-        """True if the main model has not improved for ``patience`` evaluations."""
+        """Return whether the main model has not improved for ``patience`` evaluations."""
         best = self.best.get(self.main, 0)
         rounds = self.scores.get(self.main, {}).get(self.metrics[0], {})
         return sum(done > best for done in rounds) >= self.patience
 
     @property
     def description(self) -> str:
-        """The rule as rows and tables name it."""
+        """Return the rule as rows and tables name it."""
         metrics = " and ".join(self.metrics)
         return f"{metrics} on validation, mean of {WINDOW} evaluations, patience {self.patience}"
 

@@ -143,7 +143,7 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration and what the run began with, as JSON.
+        """Return the resolved configuration and what the run began with, as JSON.
 
         Raises:
             CorruptError: it is damaged.
@@ -158,12 +158,12 @@ class Run:
 
     @cached_property
     def id(self) -> str:
-        """The digest of the configuration. Checkpoints name their run by it."""
+        """Return the digest of the configuration. Checkpoints name their run by it."""
         return sha(json_bytes(self.config))
 
     @property
     def rounds(self) -> list[int]:
-        """Rounds with a complete checkpoint, ascending."""
+        """Return the rounds with a complete checkpoint, ascending."""
         names = map(
             re.compile(r"([0-9]{6}|[1-9][0-9]{6,17})\.json").fullmatch,
             self.folder.names("checkpoints"),
@@ -171,7 +171,7 @@ class Run:
         return sorted(int(match[1]) for match in names if match)
 
     def rows(self) -> tuple[dict[str, Any], Any]:
-        """Header and tidy frame of the rows.
+        """Return the header and the tidy frame of the rows.
 
         Raises:
             CorruptError: a line is damaged. One that was begun after the last checkpoint and not finished is left out.
@@ -181,14 +181,14 @@ class Run:
         return rows.read(path, self.covered_rows()["bytes"])
 
     def header(self) -> dict[str, Any]:
-        """The header of the rows; errors as of :meth:`rows`."""
+        """Return the header of the rows; errors as of :meth:`rows`."""
         path = self.folder.file(ROWS)
         header = rows.read_header(path)
         check_stored(path, header, _HEADER)
         return header
 
     def partition(self) -> dict[str, Tensor]:
-        """The stored partition, as :meth:`fl_core.data.Partition.from_tree` takes it.
+        """Return the stored partition, as :meth:`fl_core.data.Partition.from_tree` takes it.
 
         Raises:
             CorruptError: it is damaged.
@@ -196,7 +196,7 @@ class Run:
         return self.folder.read_tensors(PARTITION, self.config["files"][PARTITION])
 
     def start(self) -> dict[str, Tensor] | None:
-        """The weights that the run started from, if they were given; None = its seed's.
+        """Return the weights that the run started from, if they were given; None = its seed's.
 
         Raises:
             CorruptError: they are damaged.
@@ -207,7 +207,7 @@ class Run:
         return self.folder.read_tensors(START, digest)
 
     def manifest(self, which: int) -> dict[str, Any]:
-        """The manifest of the checkpoint after round ``which``.
+        """Return the manifest of the checkpoint after round ``which``.
 
         Raises:
             UsageError: there is no such checkpoint; names those that exist.
@@ -386,7 +386,7 @@ class Run:
         return self.path / checkpoint_name(which)
 
     def plan(self) -> dict[str, Any] | None:
-        """The plan in force, from the last checkpoint or else from the configuration."""
+        """Return the plan in force, from the last checkpoint or else from the configuration."""
         return self._meta().get("plan") or self.config.get("in_force")
 
     def _meta(self) -> dict[str, Any]:
@@ -412,7 +412,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """True if training has ended, after all rounds or by its stopping rule."""
+        """Return whether training has ended, after all rounds or by its stopping rule."""
         rule = self.stopping_rule()
         return self.rounds[-1:] == [self.config.get("rounds")] or (
             rule is not None and rule.stops
@@ -457,7 +457,7 @@ class Run:
 
     @property
     def early_round(self) -> int:
-        """The first stored round of at least 20 and of a tenth of all, else the last: where layers are tuned.
+        """Return the first stored round of at least 20 and of a tenth of all, else the last: where layers are tuned.
 
         >>> from types import SimpleNamespace
         >>> run = SimpleNamespace(rounds=[10, 20, 30, 40], config={"rounds": 300})
@@ -473,12 +473,12 @@ class Run:
 
 
 def checkpoint_name(which: int) -> str:
-    """The manifest of the checkpoint after a round, within a run directory."""
+    """Return the manifest of the checkpoint after a round, within a run directory."""
     return f"checkpoints/{which:06d}.json"
 
 
 def blob_name(digest: str) -> str:
-    """The file of tensors with this digest, within a run directory."""
+    """Return the file of tensors with this digest, within a run directory."""
     return f"blobs/{digest}.safetensors"
 
 

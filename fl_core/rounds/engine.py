@@ -179,12 +179,12 @@ class Engine:
 
     @property
     def task_info(self) -> TaskInfo:
-        """The facts of the task that the algorithm may know."""
+        """Return the facts of the task that the algorithm may know."""
         return self.algorithm.task_info
 
     @property
     def finished(self) -> bool:
-        """True if no round is left to train, by their number or by the stopping rule.
+        """Return whether no round is left to train, by their number or by the stopping rule.
 
         >>> import fedlayers as fl
         >>> fl.run(dataset="heart", rounds=1, progress=False).engine.finished

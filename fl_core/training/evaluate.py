@@ -197,7 +197,7 @@ def _number_scores(predicted: Array, target: Array) -> dict[str, float]:
 def _areas(
     order: Array, ends: Array, labels: Array, classes: Array
 ) -> tuple[float, float]:
-    """Area under the ROC curve and average precision: the means over some classes.
+    """Return the area under the ROC curve and the average precision: the means over some classes.
 
     Args:
         order, ends: as of :func:`_rank`. labels: [n]. classes: [K], each with samples of its own and others.
@@ -271,7 +271,7 @@ def _of_labels(logits: Array, positive: Array) -> dict[str, float]:
 
 
 def predict(model: nn.Module, x: Tensor, batch: int = 1024) -> Tensor:
-    """Logits [n, C] of all samples [n, *shape], in batches and without gradients, on the device of the samples.
+    """Return logits [n, C] of all samples [n, *shape], in batches and without gradients, on the device of the samples.
 
     The module predicts in evaluation mode and gets its modes back.
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def batch_slices(n: int, size: int, whole: bool) -> list[slice]:
-    """Slices of at most ``size``; with ``whole`` (batch statistics) a last single sample joins the batch before it.
+    """Return slices of at most ``size``. With ``whole`` (batch statistics) a last single sample joins the batch before.
 
     >>> batch_slices(7, 3, False)
     [slice(0, 3, None), slice(3, 6, None), slice(6, 7, None)]
@@ -64,7 +64,7 @@ Entries = dict[
 
 
 def entries_of(kept: Tree, phase: Phase) -> Entries:
-    """The entries of a phase in a kept tree, by the tensor's name."""
+    """Return the entries of a phase in a kept tree, by the tensor's name."""
     prefix, entries = _prefix(phase), Entries()
     for slot, value in kept.items():
         if slot.startswith(prefix):
@@ -74,7 +74,7 @@ def entries_of(kept: Tree, phase: Phase) -> Entries:
 
 
 def to_tree(entries: Mapping[str, Tree], phase: Phase) -> Tree:
-    """The tree that keeps these entries of a phase: contiguous copies on the CPU."""
+    """Return the tree that keeps these entries of a phase: contiguous copies on the CPU."""
     prefix = _prefix(phase)
     tensors: Tree = {}
     for name, values in entries.items():
@@ -83,7 +83,7 @@ def to_tree(entries: Mapping[str, Tree], phase: Phase) -> Tree:
 
 
 def read(optimizer: torch.optim.Optimizer, params: Tree) -> Entries:
-    """The optimiser's own state of these tensors, not copied."""
+    """Return the optimiser's own state of these tensors, not copied."""
     return {
         name: {
             key: value
@@ -252,7 +252,7 @@ def _parameter_groups(
 
 
 def clip_gradients(grads: Tree, most: float | None) -> dict[str, Tensor]:
-    """Gradients scaled down together to a Euclidean norm of at most ``most``, unless it is None.
+    """Return gradients scaled down together to a Euclidean norm of at most ``most``, unless it is None.
 
     If the norm is not finite they stay unchanged, so that the error is found at its origin.
     """
@@ -312,7 +312,7 @@ class Steps:
         return self.workspace.live
 
     def gradients(self, batch: tuple[Any, ...], clip: bool = True) -> dict[str, Tensor]:
-        """Gradients of the phase's loss on a batch, at the present parameters, for parameters that the loss reaches.
+        """Return the gradients of the phase's loss on a batch, for the present parameters that the loss reaches.
 
         The loss gets the batch as it is given: samples and labels, and whatever else the two have agreed on.
 
@@ -413,7 +413,7 @@ class Steps:
         return x[chosen], y[chosen]
 
     def generator(self, purpose: str, stream: str = "") -> torch.Generator:
-        """The phase's random generator for a purpose, on the CPU; it continues from step to step."""
+        """Return the phase's random generator for a purpose, on the CPU; it continues from step to step."""
         key = purpose + stream
         if key not in self._draws:
             where = f"{self.phase.batch_stream}{stream}"

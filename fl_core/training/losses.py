@@ -63,21 +63,21 @@ class Loss:
         return []
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The loss of every sample, [n], in the logits' type."""
+        """Return the loss of every sample, [n], in the logits' type."""
         raise NotImplementedError
 
     def outputs(self, n_classes: int) -> int:
-        """The number of a model's outputs for this number of classes. With 0 classes the targets are numbers."""
+        """Return the number of a model's outputs for this number of classes. With 0 classes the targets are numbers."""
         if self.single:
             return 1
         return n_classes
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """The logits of every class [n, C] that a model's outputs stand for."""
+        """Return the logits of every class [n, C] that a model's outputs stand for."""
         return outputs
 
     def of_logits(self) -> Loss:
-        """The same loss of the logits of every class, [n, C], for predictions that are no model's outputs."""
+        """Return the same loss of the logits of every class, [n, C], for predictions that are no model's outputs."""
         return self
 
     def check_batch(self, z: Tensor, y: Tensor) -> None:
@@ -180,7 +180,7 @@ class _Weighted(Loss):
         return (self.alpha,)
 
     def _alpha(self, logits: Tensor) -> Tensor:
-        """One weight for each class, [C], on the logits' device and in their type."""
+        """Return one weight for each class, [C], on the logits' device and in their type."""
         self.check(logits.shape[-1])
         return torch.tensor(
             self._weights(), dtype=logits.dtype, device=logits.device
@@ -360,7 +360,7 @@ class ClassWeighted(Loss):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The name of the loss that is weighted, and that it is."""
+        """Return the name of the loss that is weighted, and that it is."""
         return f"{self.base.name}, class-weighted"
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -413,7 +413,7 @@ class Standardised(Loss):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The name of the loss of the standardised numbers."""
+        """Return the name of the loss of the standardised numbers."""
         return self.base.name
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -426,7 +426,7 @@ class Standardised(Loss):
         return self.base.per_sample(scaled_logits, targets)
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """The predictions [n, 1] in the targets' unit, float64."""
+        """Return the predictions [n, 1] in the targets' unit, float64."""
         if self.own_unit:
             return outputs
         return outputs.double() * self.spread + self.centre
@@ -452,7 +452,7 @@ LOSSES: dict[str, type[Loss]] = {
 
 
 def balanced_weights(counts: Sequence[int], names: Sequence[str]) -> tuple[float, ...]:
-    """Class weights n / (C n_c) from the number of samples of each class, [C]: every class has the same total weight.
+    """Return class weights n / (C n_c) from the number of samples of each class, [C]. Each class has the same total.
 
     The mean weight of a sample is 1 (King and Zeng 2001; ``class_weight="balanced"`` of scikit-learn).
 
@@ -505,7 +505,7 @@ def guessing_loss(criterion: Loss, n_classes: int) -> float:
 
 
 def build(name: str, **options: Any) -> Loss:
-    """A loss by its name, of :data:`LOSSES`.
+    """Return a loss by its name, of :data:`LOSSES`.
 
     ``cross_entropy``, ``focal`` (gamma=2, alpha=1), ``player_focal`` (gamma=3, alpha=1), ``bce`` (two classes, one
     output); of numbers ``mse``, ``mae`` and ``huber`` (delta=1); ``cox`` of survival; ``multilabel_bce`` of labels.
@@ -532,6 +532,6 @@ def _is_target(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def _margin(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """The logit of p_y, [n]: z_y - log sum_{j != y} exp z_j; its sigmoid is p_y, and of its negative 1 - p_y."""
+    """Return the logit of p_y, [n]: z_y - log sum_{j != y} exp z_j; its sigmoid is p_y, and of its negative 1 - p_y."""
     target_logit = logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
     return target_logit - logits.masked_fill(target, -torch.inf).logsumexp(-1)

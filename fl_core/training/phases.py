@@ -76,7 +76,7 @@ class Training:
 
     @property
     def description(self) -> str:
-        """Optimiser, learning rate and whether the optimiser's state is kept, for tables and reports.
+        """Return the optimiser, the learning rate and whether the optimiser's state is kept, for tables and reports.
 
         >>> Training(optimizer="adamw", lr=0.001, amsgrad=True, keep_optimizer=True).description
         'adamw (amsgrad), lr 0.001, optimiser state kept between rounds'
@@ -161,7 +161,7 @@ class Phase:
         object.__setattr__(self, "train", frozenset(self.train))
 
     def length(self, batches: int) -> int:
-        """Steps of the phase if a pass over the training data has this number of batches."""
+        """Return the number of steps of the phase if a pass over the training data has this number of batches."""
         whole = self.epochs * batches
         if self.steps is None:
             return whole
@@ -182,7 +182,7 @@ class Observer(Protocol):
         """Take in one step, before the optimiser changes the parameters."""
 
     def result(self) -> dict[str, Any]:
-        """The measurement, as JSON."""
+        """Return what was measured, as numbers and lists that JSON can store."""
 
 
 Observers = Mapping[str, Callable[[tuple[Layer, ...]], Observer]]
@@ -247,7 +247,7 @@ class Context:
         return loss
 
     def location(self, phase: str) -> str:
-        """Algorithm, round, client and phase, for an error message."""
+        """Return the algorithm, round, client and phase, for an error message."""
         if self.finetuning:
             when = f"after round {self.round}"
         else:
