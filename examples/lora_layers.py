@@ -9,6 +9,7 @@ The answer is on the page ``docs/results/which_lora_layers.md``. This trains its
 from __future__ import annotations
 
 import re
+import resource
 import sys
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ import fedlayers as fl
 from figures.page import markdown
 
 PAGE = Path(__file__).parents[1] / "docs/results/which_lora_layers.md"
-ARMS = ("fedavg", "local", "lora_A", "first_half_local")
+ARMS = ("fedavg", "local", "lora_A", "first_half_local", "base_rate")
 TWEETS, TOKENS, BLOCKS, SEED = 150, 16, 2, 0
 CONFIG: dict[str, Any] = {
     "adapt": "lora:r=4,targets=query+value",
@@ -70,17 +71,29 @@ def tweets(path: str, folder: str, model: Any) -> dict[str, tuple[Any, Tensor]]:
     return data
 
 
-def tables(choice: Any, report: pd.DataFrame, costs: pd.DataFrame) -> dict[str, str]:
-    """Return the tables of the page by name: the arms, and whether clients differ."""
+def tables(choice: fl.Answer, costs: pd.DataFrame) -> dict[str, str]:
+    """Return the tables of the page by name: the ways, whether clients differ, and the price of the decision."""
     arms, sent = choice.shown(), dict.fromkeys(ARMS, 0.0)
+    assert choice.trained is not None
     for way in choice.trained.asked.ways:
         if way.plan is not None:
             sent[way.name] = fl.plan_cost(way.plan, costs)["bytes_up"]
     arms = arms[arms["way"].isin(ARMS)].drop(columns="note")
     arms["bytes a round"] = arms["way"].map(sent).map("{:,.0f}".format)
-    differ = report[["variant", "value", "status"]].round(3)
-    frames = {"arms": arms, "differ": differ.astype(object).fillna("")}
-    return {name: markdown(frame.astype(str)) for name, frame in frames.items()}
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cost = choice.cost
+    price = {
+        "runs of full length": f"{cost['full_runs']:.1f}",
+        "rounds": f"{cost['rounds']:.0f}",
+        "sent and received, MB": f"{cost['bytes'] / 1e6:.1f}",
+        "seconds of a processor, with the encoder": f"{time.process_time():.0f}",
+        "peak memory, MB": f"{used.ru_maxrss / 1024:.0f}",
+    }
+    frame = pd.DataFrame({"price": list(price), "of the decision": price.values()})
+    return {
+        name: markdown(one.astype(str))
+        for name, one in (("arms", arms), ("price", frame))
+    }
 
 
 def write(texts: dict[str, str]) -> None:
@@ -93,7 +106,7 @@ def write(texts: dict[str, str]) -> None:
 
 
 def main(folder: str, path: str, out: str) -> None:
-    """Train every arm, ask whether clients differ, and write the tables."""
+    """Decide, and write the tables."""
     from transformers import AutoModelForSequenceClassification
 
     torch.manual_seed(SEED)
@@ -104,11 +117,10 @@ def main(folder: str, path: str, out: str) -> None:
     choice = fl.choose(
         out=f"{out}/choice", arms=["first_half_local"], seeds=1, tune_rates=0, **given
     )
-    shared = fl.run(algorithm="fedavg", out=f"{out}/shared", **given)
-    report = fl.diagnose(shared, metrics="clients_differ")
-    costs = fl.diagnose(shared, metrics="layer_cost")
-    write(tables(choice, report.frame, costs.frame))
-    print(choice, f"{time.process_time():.0f} s of a processor", sep="\n")
+    run = choice.trained.runs["fedavg"][SEED].job.path
+    costs = fl.diagnose(run, metrics="layer_cost", data=data, model=given["model"])
+    write(tables(choice, costs.frame))
+    print(choice.text(), choice.shown().to_string(index=False), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -61,13 +61,13 @@ if TYPE_CHECKING:
     from diagnostics.through_time import through_time as through_time
     from fedlayers.decision.answer import Answer as Answer
     from fedlayers.decision.choose import choose as choose
-    from fedlayers.decision.compare import compare as compare
+    from fedlayers.decision.compare import compare as compare, tune as tune
     from fedlayers.decision.comparison import (
         Comparison as Comparison,
         display_name as display_name,
     )
+    from fedlayers.decision.search import Tuned as Tuned
     from fedlayers.decision.study import study as study
-    from fedlayers.decision.tune import Tuned as Tuned, tune as tune
     from fedlayers.monitor import Monitor as Monitor
     from fedlayers.rule_benchmark import regret as regret
     from fedlayers.run_result import RunResult as RunResult

@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fl_core.display import in_file_name, in_html
+from fl_core.display import in_file_name, printable
 from fl_core.errors import UsageError, check_known, listing, plural
 from fl_core.rows import SCORES, SHOWN
 from fl_core.storage import write_atomically
@@ -71,11 +71,11 @@ def _flat(text: str) -> str:
 DPI = 200
 NARROW = 390
 """Pixels that a page has beside its margins on a telephone."""
-STYLE = Path(__file__).with_suffix(".css")
-
-
 LONG = 30
 """Rows of a table above which it is folded."""
+TEMPLATE = Path(__file__).with_suffix(".html")
+Spans = list[tuple[str, str]]
+"""Pieces of a text, each with its tag: ``code``, ``strong`` or none."""
 
 
 class Page:
@@ -90,13 +90,13 @@ class Page:
     """
 
     def __init__(self, title: str, lead: str = "") -> None:
-        self.title = title
-        heading = in_html(title)
-        self._parts = [f"<h1>{heading}</h1>"]
-        if lead:
-            lead_html = _inline(lead)
-            self._parts.append(f'<p class="lead">{lead_html}</p>')
+        self.title, self.lead = title, lead
+        self._parts: list[dict[str, Any]] = []
+        self._open = self._parts  # of the innermost fold
         self._figures = self._tables = 0
+
+    def _add(self, kind: str, **part: Any) -> None:
+        self._open.append({"kind": kind, **part})
 
     def text(self, text: str) -> None:
         """Add paragraphs, separated by empty lines.
@@ -110,16 +110,12 @@ class Page:
             if len(lines) == 1:
                 heading = re.fullmatch(r"(##|###) (.+)", lines[0])
             if heading:
-                tag = f"h{len(heading[1])}"
-                heading_html = _inline(heading[2])
-                self._parts.append(f"<{tag}>{heading_html}</{tag}>")
+                level = len(heading[1])
+                self._add(f"h{level}", text=_spans(heading[2]))
             elif lines and all(line.startswith("- ") for line in lines):
-                points = (_inline(line[2:]) for line in lines)
-                items = "".join(f"<li>{point}</li>" for point in points)
-                self._parts.append(f"<ul>{items}</ul>")
+                self._add("list", lines=[_spans(line[2:]) for line in lines])
             elif any(lines):
-                paragraph = _inline(" ".join(lines))
-                self._parts.append(f"<p>{paragraph}</p>")
+                self._add("p", text=_spans(" ".join(lines)))
 
     def points(self, lines: Iterable[str]) -> None:
         """Add a list, with a line of text for each point."""
@@ -128,10 +124,11 @@ class Page:
     @contextmanager
     def fold(self, summary: str) -> Iterator[None]:
         """Fold what is added inside the ``with`` block, beneath a summary that opens it."""
-        summary_html = _inline(summary)
-        self._parts.append(f"<details><summary>{summary_html}</summary>")
+        outside, inside = self._open, list[dict[str, Any]]()
+        self._add("fold", summary=_spans(summary), parts=inside)
+        self._open = inside
         yield
-        self._parts.append("</details>")
+        self._open = outside
 
     def glossary(self, terms: Mapping[str, str]) -> None:
         """Add a folded list of the terms on the page so far, with their meanings.
@@ -139,16 +136,15 @@ class Page:
         Args:
             terms: term -> meaning. A term is also found in the plural.
         """
-        text = html.unescape(re.sub(r"<[^>]*>", " ", "\n".join(self._parts)))
-        items = ""
-        for term, meaning in terms.items():
-            word = re.escape(term)
-            if re.search(rf"(?i)\b{word}s?\b", text):
-                name, explanation = _inline(term), _inline(meaning)
-                items += f"<dt>{name}</dt><dd>{explanation}</dd>"
-        if items:
+        text = html.unescape(re.sub(r"<[^>]*>", " ", self.html()))
+        used = [
+            (term, _spans(meaning))
+            for term, meaning in terms.items()
+            if re.search(rf"(?i)\b{re.escape(term)}s?\b", text)
+        ]
+        if used:
             with self.fold("Words on this page"):
-                self._parts.append(f"<dl>{items}</dl>")
+                self._add("terms", terms=used)
 
     def figure(self, figure: Figure | Axes, caption: str, alt: str = "") -> bytes:
         """Add a picture as it looks now, at its size in inches, with a number and a caption beneath.
@@ -174,19 +170,16 @@ class Page:
             metadata={"Software": None},
         )
         png = file.getvalue()
-        width_in_points = int.from_bytes(png[16:20], "big") / DPI * 120
-        pixels = f"{width_in_points:.0f}"  # the width field of PNG's first chunk
-        scrolled = ""
-        if int(pixels) > NARROW:
-            scrolled = ' class="scrolled"'
-        image = base64.b64encode(png).decode()
-        description = in_html(alt or in_words(drawn))
-        caption_html = _inline(caption)
-        self._parts.append(
-            f'<figure{scrolled}><div class="wide"><img src="data:image/png;base64,{image}" '
-            f'width="{pixels}" style="--width: {pixels}px" '
-            f'alt="{description}"></div>'
-            f"<figcaption><b>Figure {self._figures}.</b> {caption_html}</figcaption></figure>"
+        width = int.from_bytes(png[16:20], "big")  # a field of PNG's first chunk
+        pixels = round(width / DPI * 120)
+        self._add(
+            "figure",
+            number=self._figures,
+            png=base64.b64encode(png).decode(),
+            pixels=pixels,
+            scrolled=pixels > NARROW,
+            alt=alt or in_words(drawn),
+            caption=_spans(caption),
         )
         return png
 
@@ -207,86 +200,76 @@ class Page:
         Raises:
             UsageError: a format's column does not exist, or the format does not fit the column's values.
         """
-        for name in formats or {}:
-            check_known(
-                "column of the table", name, [str(column) for column in table.columns]
-            )
+        formats = formats or {}
+        for name in formats:
+            check_known("column of the table", name, list(map(str, table.columns)))
         if not isinstance(table.index, pd.RangeIndex) or table.index.name:
-            table = table.reset_index(
-                names=[name or "" for name in table.index.names], allow_duplicates=True
-            )
+            names = [name or "" for name in table.index.names]
+            table = table.reset_index(names=names, allow_duplicates=True)
         self._tables += 1
         numeric = [
             pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
             for kind in table.dtypes
         ]
-        kinds = [' class="number"' if number else "" for number in numeric]
-        columns = [str(column) for column in table.columns]
-        titles = zip(kinds, map(in_html, columns), strict=True)
-        head = "".join(f"<th{kind}>{title}</th>" for kind, title in titles)
-        body = []
+        columns = list(map(str, table.columns))
+        rows = []
         for record in table.itertuples(index=False, name=None):
             cells = [
-                _cell(value, (formats or {}).get(name), name)
+                _cell(value, formats.get(name), name)
                 for value, name in zip(record, columns, strict=True)
             ]
-            body.append(
-                "".join(
-                    f"<td{kind}>{cell}</td>"
-                    for kind, cell in zip(kinds, cells, strict=True)
-                )
-            )
-        rows = "".join(f"<tr>{cells}</tr>" for cells in body)
-        element = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        if len(table) > LONG:
-            element = f"<details><summary>{plural(len(table), 'row')}</summary>{element}</details>"
-        caption_html = _inline(caption)
-        self._parts.append(
-            f"<figure><figcaption><b>Table {self._tables}.</b> {caption_html}</figcaption>"
-            f'<div class="wide">{element}</div></figure>'
+            rows.append(list(zip(numeric, cells, strict=True)))
+        self._add(
+            "table",
+            number=self._tables,
+            caption=_spans(caption),
+            head=list(zip(numeric, columns, strict=True)),
+            rows=rows,
+            long=plural(len(table), "row") * (len(table) > LONG),
         )
 
     def html(self) -> str:
         """Return the whole document as HTML."""
-        style = STYLE.read_text(encoding="utf-8")
-        title_html = in_html(self.title)
-        return (
-            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            '<meta http-equiv="Content-Security-Policy" '
-            "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">"
-            f"<title>{title_html}</title><style>\n{style}</style></head>\n<body>\n"
-            + "\n".join(self._parts)
-            + "\n</body></html>\n"
+        from jinja2 import Environment
+
+        environment = Environment(
+            autoescape=True, keep_trailing_newline=True, finalize=_shown
         )
+        template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+        lead = _spans(self.lead)
+        return template.render(title=self.title, lead=lead, parts=self._parts)
 
     def write(self, path: Path | str) -> None:
         """Write the document atomically: a reader sees the old file or the new one, never a part."""
         write_atomically(Path(path), self.html().encode())
 
 
-def _inline(text: str) -> str:
-    """Escape text and format ``**strong**`` and `` `code` `` in it; code itself is not formatted."""
-    pieces = re.split(r"`([^`]+)`", " ".join(text.split("\n")))
-    for k, piece in enumerate(pieces):
-        safe = in_html(piece)
-        if k % 2:
-            pieces[k] = f"<code>{safe}</code>"
-        else:
-            pieces[k] = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", safe)
-    return "".join(pieces)
+def _shown(value: Any) -> Any:
+    """Return what a page shows of a value: of a text, control characters as escapes."""
+    return printable(value) if type(value) is str else value
+
+
+def _spans(text: str) -> Spans:
+    """Return the pieces of a text with ``**strong**`` and `` `code` `` in it; code itself is not formatted."""
+    spans = []
+    for number, piece in enumerate(re.split(r"`([^`]+)`", " ".join(text.split("\n")))):
+        if number % 2:
+            spans.append(("code", piece))
+            continue
+        for place, part in enumerate(re.split(r"\*\*(.+?)\*\*", piece)):
+            spans.append(("strong" if place % 2 else "", part))
+    return [(tag, part) for tag, part in spans if part]
 
 
 def _cell(value: Any, form: str | None, column: str) -> str:
-    """Return a table cell's value as escaped text."""
+    """Return a table cell's value as text."""
     if pd.api.types.is_scalar(value) and pd.isna(value):
         return "–"
     if form is None:
-        form = ""
-        if isinstance(value, Real) and not isinstance(value, Integral):
-            form = ".4g"
+        whole = isinstance(value, Integral) or not isinstance(value, Real)
+        form = "" if whole else ".4g"
     try:
-        return in_html(format(value, form))
+        return format(value, form)
     except (ValueError, TypeError) as error:
         raise UsageError(
             f"format of column {column!r} must fit its values; got {form!r} for {value!r}."

@@ -159,6 +159,8 @@ class ManyRuns(ConfiguredCommand):
     """Where runs train: local:N (N processes), ray or ray:HOST:PORT (a Ray cluster). Default: this process."""
 
     after_stop = "the same command continues"
+    module: ClassVar[str] = ""
+    """The module of the function, if it has another name."""
 
     def asked_config(self) -> RunConfig:
         if self.seeds is not None:
@@ -171,7 +173,8 @@ class ManyRuns(ConfiguredCommand):
     def main(self, line: str) -> Any:
         arguments = self.arguments()
         name = type(self).__name__.lower()
-        study = getattr(import_module(f"fedlayers.decision.{name}"), name)
+        module = import_module(f"fedlayers.decision.{self.module or name}")
+        study = getattr(module, name)
         extra = {"command": line, "tell": say}
         for key in extra.keys() & inspect.signature(study).parameters:
             arguments[key] = extra[key]
@@ -253,6 +256,8 @@ class Tune(SeveralAlgorithms):
         fedlayers tune --algorithms fedper ditto --search lr=0.01,0.1 ditto.lam=0.1..10:log
     """
 
+    module = "compare"
+
     search: tuple[str, ...]
     """Values to try: KEY=VALUE,VALUE or KEY=LOW..HIGH or KEY=LOW..HIGH:log. KEY is lr, momentum, weight_decay,
     max_grad_norm, or an option of the algorithms. ALGORITHM.KEY is for one algorithm."""
@@ -267,7 +272,7 @@ class Tune(SeveralAlgorithms):
     """Folder for runs, trials.csv and tuned.json."""
 
     def arguments(self) -> dict[str, Any]:
-        from fedlayers.decision.tune import APART
+        from fedlayers.decision.compare import APART
 
         arguments = super().arguments()
         arguments["seeds"] = [APART + seed for seed in arguments["seeds"]]

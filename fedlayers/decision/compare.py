@@ -1,8 +1,9 @@
-"""Compare algorithms over several seeds on the same federation and budget."""
+"""Compare algorithms on test samples over several seeds, or settings of each algorithm on validation samples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -10,7 +11,7 @@ from typing import Any, Unpack
 import pandas as pd
 
 from fedlayers.backends.local import Backend
-from fedlayers.decision.comparison import Comparison
+from fedlayers.decision.comparison import Comparison, headline, scores_of
 from fedlayers.decision.jobs import (
     TrainingJob,
     assembled,
@@ -24,17 +25,27 @@ from fedlayers.decision.jobs import (
     train,
 )
 from fedlayers.decision.losses import PROBABLE, SeedLosses
-from fedlayers.decision.simple import baseline_rows, rows_of
-from fedlayers.decision.tune import Tuned
+from fedlayers.decision.price import estimate_cost
+from fedlayers.decision.search import TRAINING, Tuned, parts_of, points, spaces
+from fedlayers.decision.simple import baseline_rows, predictors, rows_of
+from fedlayers.decision.table import TEST, VALIDATION, LossTable, Part, mean_alone
 from fedlayers.decision.ways import Way
-from fl_core import rows
-from fl_core.config import AUTO, Keys, RunConfig, with_own
+from fl_core import __version__, rows
+from fl_core.config import AUTO, ROUNDS, Keys, RunConfig, with_own
 from fl_core.data import Partition
 from fl_core.display import csv_bytes
-from fl_core.errors import UsageError, as_list, check_known, listing, warn
+from fl_core.errors import (
+    RunError,
+    UsageError,
+    as_list,
+    check_known,
+    check_value,
+    listing,
+    warn,
+)
 from fl_core.plan import LayerPlan
-from fl_core.rows import check_score
-from fl_core.run.task import plan_at
+from fl_core.rows import MAIN, check_score
+from fl_core.run.task import Task, plan_at
 from fl_core.storage import write_atomically
 from fl_core.training.phases import Training
 
@@ -126,7 +137,7 @@ def compare(
         data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
         options: each algorithm's own configuration, by name.
         plan: for all algorithms that use one, or its path; by default each has its own.
-        tuned: the choice of :func:`~fedlayers.decision.tune.tune` for each algorithm, or the path of its file.
+        tuned: the choice of :func:`~fedlayers.decision.compare.tune` for each algorithm, or the path of its file.
         score: by which algorithms are ranked; see :class:`~fedlayers.decision.comparison.Comparison`.
         baselines: add rows of baselines that need no federation (:mod:`fedlayers.decision.simple`).
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.local`);
@@ -155,45 +166,103 @@ def compare(
     shown = {"progress": progress, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
         train(jobs, place)
-    frames: list[pd.DataFrame] = []
-    for k, task in enumerate(assembled(jobs[:: len(algorithms)], stored=False)):
-        losses, at = SeedLosses(task), k * len(algorithms)
-        frames += [_scored(job, losses) for job in jobs[at : at + len(algorithms)]]
-        if baselines:
-            frames.append(rows.frame(baseline_rows(losses)))
+    table, frame, _ = table_of(jobs, score or MAIN[kind], TEST, baselines=baselines)
     task = next(assembled(jobs, stored=False))
-    arms: dict[str, list[str]] = {}  # by how they train
+    by_training: dict[str, list[str]] = {}
     for job in jobs[: len(algorithms)]:
-        how = Training.of(job.resolved.training).description
-        arms.setdefault(how, []).append(job.arm)
-    trained = "; ".join(f"{listing(who)}: {how}" for how, who in arms.items())
-    result = Comparison(
-        pd.concat(frames, ignore_index=True),
-        bool(task.config.federation.patience),
-        how if len(arms) == 1 else trained,
-        score=score,
-    )
+        training = Training.of(job.resolved.training).description
+        by_training.setdefault(training, []).append(job.arm)
+    described = list(by_training)
+    if len(by_training) > 1:
+        described = [f"{listing(who)}: {how}" for how, who in by_training.items()]
+    best = bool(task.config.federation.patience)
+    result = Comparison(frame, best, "; ".join(described), table, score=score)
     header = {**task.header(command), "runs": len(jobs)}
     rows.write(out / "rows.jsonl", header, rows.records(result.frame))
     write_atomically(out / "table.csv", csv_bytes(result.table))
     return result
 
 
-def _scored(job: TrainingJob, losses: SeedLosses) -> pd.DataFrame:
-    """Return a run's rows: the loss of probabilities is calibrated, and ``training_loss`` is as in training."""
-    frame = job.rows
-    if losses.kind not in PROBABLE:
-        return frame
-    frame = frame.assign(metric=frame["metric"].replace("loss", "training_loss"))
+def table_of(
+    jobs: Sequence[TrainingJob],
+    score: str,
+    split: str,
+    failed: Mapping[str, str] | None = None,
+    baselines: bool = False,
+) -> tuple[LossTable, pd.DataFrame, dict[str, str]]:
+    """Return the table of losses of trained runs, their rows, and why runs have no score, by name.
+
+    Args:
+        score: that ranks. ``split``: the samples that it is of; others are not read.
+        failed: why runs have no result, by name. With it a run without a finite score is one of them, too.
+        baselines: add the simple models (:mod:`fedlayers.decision.simple`).
+
+    Warns:
+        UserWarning: the clients of an algorithm hold parts of the model, so that it has no loss.
+    """
+    parts: dict[tuple[int, str, str], Part] = {}
+    frames, without = [], dict(failed or {})
+    by_seed: dict[int, list[TrainingJob]] = {}
+    for job in jobs:
+        by_seed.setdefault(job.config.execution.seed, []).append(job)
+    seed_losses = []
+    for seed, seed_jobs in by_seed.items():
+        losses = SeedLosses(next(assembled(seed_jobs[:1], stored=False)))
+        seed_losses.append(losses)
+        for job in seed_jobs:
+            if job.name in without:
+                continue
+            try:
+                frame, part = _scored(job, losses, score, split)
+            except UsageError as error:  # outputs that are not finite
+                if failed is None:
+                    raise
+                without[job.name] = str(error)
+                continue
+            if failed is not None and math.isnan(part.mean):
+                without[job.name] = f"no finite {score} on {split} samples"
+                continue
+            frames.append(frame)
+            parts[seed, job.arm, split] = part
+        if not baselines:
+            continue
+        for one in predictors(losses):
+            frames.append(rows.frame(baseline_rows(losses, one)))
+            parts[seed, one.name, split] = losses.part(one, split, score)
+    overlap = {split: seed_losses[-1].overlap(seed_losses[0], split)}
+    table = LossTable(parts, score, overlap, tuple(seed_losses[0].sizes))
+    frame = pd.DataFrame()
+    if frames:
+        frame = pd.concat(frames, ignore_index=True)
+    return table, frame, without
+
+
+def _scored(
+    job: TrainingJob, losses: SeedLosses, score: str, split: str
+) -> tuple[pd.DataFrame, Part]:
+    """Return a run's rows and its part of the table of losses.
+
+    In the rows the loss of probabilities is calibrated, and ``training_loss`` is as in training.
+    """
+    frame, probable = job.rows, losses.kind in PROBABLE
+    if probable:
+        frame = frame.assign(metric=frame["metric"].replace("loss", "training_loss"))
     try:
         loaded = losses.load(job.path, job.model)
     except UsageError:
-        warn(f"{job.arm} has no loss: its clients hold parts of the model")
-        return frame
+        if probable:
+            warn(f"{job.arm} has no loss: its clients hold parts of the model")
+        scores = scores_of(headline(frame, split, job.best_round is not None))
+        means = scores.set_index("metric")["value"]
+        return frame, mean_alone(float(means.get(score, math.nan)))
     one = losses.of_models(job.arm, loaded.models)
-    made = rows_of(losses, one, job.arm, loaded.round, loaded.kind, "calibrated")
-    found = rows.frame(made)
-    return pd.concat([frame, found[found["metric"] == "loss"]], ignore_index=True)
+    part = losses.part(one, split, score)
+    if probable and split == TEST:
+        made = rows_of(losses, one, job.arm, loaded.round, loaded.kind, "calibrated")
+        calibrated = rows.frame(made)
+        calibrated = calibrated[calibrated["metric"] == "loss"]
+        frame = pd.concat([frame, calibrated], ignore_index=True)
+    return frame, part
 
 
 def _warn_of_seen(
@@ -221,3 +290,145 @@ def _warn_of_seen(
             f"{'seeds' if len(leaking) > 1 else 'seed'} {listing(leaking)}; with plan='auto', and under playerfl, "
             "every run decides on its own training data"
         )
+
+
+# --- tuning: a comparison of settings on validation samples ----------------------------------------------------
+
+APART = 1000
+"""Distance of tuning's first seed from the one that is asked for, so that a comparison uses other seeds."""
+TRIALS = 8
+
+
+def tune(
+    config: RunConfig | None = None,
+    algorithms: str | Sequence[str] = (),
+    search: Mapping[str, Any] | None = None,
+    out: Path | str = "out/tune",
+    *,
+    data: Any = None,
+    model: Any = None,
+    trials: int = TRIALS,
+    seeds: Sequence[int] | int | None = None,
+    score: str = "",
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    backend: Backend | str = "",
+    progress: bool = True,
+    live: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    **keys: Unpack[Keys],
+) -> Tuned:
+    """Search the learning rate and the algorithms' own keys, with the same budget for each algorithm.
+
+    Every algorithm tries ``trials`` settings, drawn at random, or all of them if these are fewer (a grid). Each is
+    trained in full, once per seed. The one with the best validation score is chosen. The score is the mean over clients
+    weighted by training samples, then over seeds, of the model that a client would use: in its best round under a
+    stopping rule, else in its last one.
+
+    Nothing here reads scores on test samples. Data without a test set of their own are split differently in each seed.
+    One seed's validation samples are then partly another seed's test samples.
+
+    After a stop, the same call resumes, also with more ``trials``. Below ``out``: ``trials/`` (run directories),
+    ``trials.csv`` and ``tuned.json``, which :func:`~fedlayers.decision.compare.compare` takes.
+
+    Args:
+        config: of all runs; its ``workers`` train runs side by side.
+        out: the folder; default ``out/tune``, as of the command.
+        data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
+        search: what is searched, by key: :func:`~fedlayers.decision.search.spaces`.
+        trials: settings of each algorithm.
+        seeds: of the runs, different from those of a later comparison. The default is the configuration's + 1000.
+        score: of :data:`fl_core.rows.SCORES`; default the main score of the task.
+        options: fixed keys of the algorithms, by algorithm.
+        backend: where runs are trained; see :func:`~fedlayers.decision.choose.choose`.
+        progress: show the runs that are done.
+        live: as of :func:`~fedlayers.decision.choose.choose`.
+        tell: receives the estimated cost, and a line whenever a run is done.
+
+    Raises:
+        UsageError: an unknown name or an invalid value, or runs of other settings below ``out``, before any training.
+        RunError: every trial of an algorithm failed.
+
+    >>> import tempfile
+    >>> where = tempfile.TemporaryDirectory()
+    >>> config = RunConfig(dataset="heart", rounds=2)
+    >>> found = tune(config, ["fedavg", "fedprox"], {"lr": "0.001,0.1", "mu": "0.01..1:log"}, where.name, trials=2)
+    >>> found.trials, sorted(found.settings["fedprox"]), sorted(found.settings["fedavg"])
+    ({'fedavg': 2, 'fedprox': 2}, ['lr', 'mu'], ['lr'])
+    """
+    out = study_folder(out)
+    config, own = with_own(config, data, model, **keys)
+    seeds = seeds_of(config, seeds, 1, APART)
+    check_value("trials", trials, ROUNDS)
+    algorithms = as_list("algorithms", algorithms, distinct=True)
+    kind = task_kind(config, own)
+    score = check_score(score or MAIN[kind], kind)
+    for name in options or {}:
+        check_known("algorithm that is tuned", name, algorithms)
+    searched = spaces(search, algorithms, options)
+    for key in sorted({key for space in searched.values() for key in space}):
+        if key in TRAINING and config.value(key) is not None:
+            raise UsageError(f"{key} must be searched or set, not both. Leave one out.")
+    using = plan_users(algorithms, given=config.federation.plan is not None)
+    arms, tested, lines = [], {}, []
+    for name in algorithms:
+        fixed = {} if name in using else {"plan": None}
+        found = points(searched[name], trials, config.execution.seed)
+        for number, point in enumerate(found):
+            settings, extra = parts_of(point)
+            all_own = {**(options or {}).get(name, {}), **extra}
+            arm = Way(f"{name}-{number:03}", name, None, {**fixed, **settings}, all_own)
+            arms.append(arm)
+            tested[name, number] = point
+            line = {"arm": arm.name, "algorithm": name, "trial": number}
+            lines.append({**line, **point})
+    tried = pd.DataFrame(lines)
+    jobs = jobs_of(arms, config.with_keys(workers=0), seeds, out / "trials", **own)
+    tasks: dict[str, Task] = {}
+    for job, task in zip(jobs, assembled(jobs, announced=set()), strict=True):
+        tasks[job.arm] = task
+    first = tasks[jobs[0].arm]
+    shown = {"parallel": True, "progress": progress, "live": live}
+    with open_backend(backend, config.execution.workers, **shown) as place:
+        cost = estimate_cost(tasks, jobs, place.side_by_side).text()
+        tell(f"at most {cost}" if first.config.federation.patience else cost)
+        failed = train(jobs, place, tell)
+    losses, _, failed = table_of(jobs, score, VALIDATION, failed)
+    table = _table(
+        tried, losses, {job.arm: failed[job.name] for job in jobs if job.name in failed}
+    )
+    write_atomically(out / "trials.csv", csv_bytes(table))
+    best = table[table["best"]].set_index("algorithm")
+    for name in algorithms:
+        if name not in best.index:
+            reason = table.loc[table["algorithm"] == name, "failed"].iloc[0]
+            raise RunError(f"every trial of {name} failed, the first with: {reason}")
+    result = Tuned(
+        settings={name: tested[name, best["trial"][name]] for name in algorithms},
+        values={name: float(best["value"][name]) for name in algorithms},
+        trials=tried.groupby("algorithm", sort=False).size().to_dict(),
+        score=score,
+        dataset=first.config.data.dataset,
+        rounds=int(first.config.federation.rounds or 1),
+        seeds=seeds,
+        version=__version__,
+        table=table,
+    )
+    result.save(out / "tuned.json")
+    return result
+
+
+def _table(
+    tried: pd.DataFrame, losses: LossTable, failed: Mapping[str, str]
+) -> pd.DataFrame:
+    """Return the trials with their mean scores over seeds; NaN, and why, if a run of theirs failed."""
+    table = tried.drop(columns="arm")
+    there = set(losses.ways)
+    table["value"] = [
+        losses.mean(arm, VALIDATION) if arm in there and arm not in failed else math.nan
+        for arm in tried["arm"]
+    ]
+    table["failed"] = [failed.get(arm, "") for arm in tried["arm"]]
+    ranked = losses.sign * table["value"]
+    best = ranked.dropna().groupby(table["algorithm"]).idxmax()
+    table["best"] = table.index.isin(best)
+    return table

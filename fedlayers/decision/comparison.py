@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedlayers.decision.simple import BASELINES as NAIVE
+from fedlayers.decision.table import TEST, LossTable
 from fl_core import rows, statistics
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known, listing, plural
@@ -28,8 +29,6 @@ from fl_core.rows import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from fedlayers.decision.jobs import TrainingJob
-
 BASELINES = ("local", "fedavg")
 _GAP = "\N{NO-BREAK SPACE}"  # so that a page does not wrap within a number
 BEST = "@best_val"
@@ -44,6 +43,11 @@ LEGEND = (
     "both local's and fedavg's, which have none themselves. rank: by {score}, mean over seeds, 1 is best."
 )
 
+GAPS = (
+    "against: the paired difference with its 95 % interval over test samples and seeds; all hold together "
+    "(Bonferroni)."
+)
+
 
 @dataclass(repr=False)
 class Comparison(Displayed):
@@ -53,6 +57,7 @@ class Comparison(Displayed):
         frame: the rows of all runs.
         best: whether models are scored at their best round on validation and not at the last (:func:`headline`).
         training: the local training in words, per algorithm if they differ.
+        losses: the table of the score that ranks, for intervals of differences; None has none.
         score: the score by which algorithms are ranked, one of :data:`fl_core.rows.SCORES`; default macro-F1, for a
             regression R2.
         scores: one value per run and metric: the headline model on the test split, combined over clients by training
@@ -72,6 +77,7 @@ class Comparison(Displayed):
     frame: pd.DataFrame
     best: bool = False
     training: str = ""
+    losses: LossTable | None = None
     score: str = field(default="", kw_only=True)
     scores: pd.DataFrame = field(init=False)
     table: pd.DataFrame = field(init=False)
@@ -158,6 +164,8 @@ class Comparison(Displayed):
             better=better,
         )
         lines = [columns]
+        if self.losses is not None:
+            lines.append(GAPS)
         lines += [f"{line}." for line in self.left_out]
         if missing := sorted(set(BASELINES) - set(self.table["algorithm"])):
             lines.append(f"no incentive: it needs {listing(missing)} here, too.")
@@ -175,16 +183,25 @@ class Comparison(Displayed):
         return "\n".join(lines)
 
     def shown(self) -> pd.DataFrame:
-        """Return the table as text, with each algorithm's difference to the best one in the score that ranks."""
-        score, blocks = self.score, self._blocks
-        means = blocks.mean(axis=1)
-        best = means.idxmax() if SCORES[score] else means.idxmin()
-        others = [name for name in blocks.index if name != best]
-        gaps = statistics.paired(blocks.T, [(name, best) for name in others])
+        """Return the table as text, with each algorithm's difference to the best one in the score that ranks.
+
+        Differences are paired within seeds (:meth:`fedlayers.decision.table.LossTable.gain`), and their intervals hold
+        together (Bonferroni).
+        """
+        score, means = self.score, self._blocks.mean(axis=1).round(3)  # as printed
+        best = str(means.idxmax() if SCORES[score] else means.idxmin())
+        others = [str(name) for name in means.index if name != best]
         texts = {best: ""}
-        for name, gap in zip(others, gaps.itertuples(), strict=True):
-            interval = bracket(score, gap.low, gap.high)
-            texts[name] = f"{in_column(score, gap.value)}{interval}"
+        for name in others:
+            gap = means[name] - means[best]
+            ends = ""
+            if self.losses is not None and {name, best} <= {*self.losses.ways}:
+                gain = self.losses.gain(name, best, TEST)
+                low, high = gain.interval(len(others))[1:]
+                if not SCORES[score]:
+                    low, high = -high, -low
+                ends = bracket(score, low, high)
+            texts[name] = f"{in_column(score, gap)}{ends}"
         table = display_name(self.table, score)
         table.insert(3, f"against {best}", table["algorithm"].map(texts))
         return table
@@ -298,8 +315,3 @@ def scores_of(final: pd.DataFrame) -> pd.DataFrame:
         for key, part in final.groupby(keys, sort=False)
     ]
     return pd.DataFrame(lines, columns=[*keys, "value"])
-
-
-def validation_rows(job: TrainingJob) -> pd.DataFrame:
-    """Return the validation scores of a run's one model: of its best round under a stopping rule, else of its last."""
-    return headline(job.rows, "validation", best=job.best_round is not None)

@@ -55,6 +55,8 @@ class Part(NamedTuple):
         Args:
             client: the number of the client whose samples count; None for all. Without samples the result is None.
         """
+        if not self.samples or not other.samples:
+            return None
         own = slice(None) if client is None else self.client == client
         gap = (self.value[own] - other.value[own]).round(DIGITS)
         if not len(gap):
@@ -63,6 +65,13 @@ class Part(NamedTuple):
         return statistics.stratified_mean(
             gap, self.weight[own], self.group[own], strata
         )
+
+
+def mean_alone(mean: float) -> Part:
+    """Return the part of a way whose samples have no values here. Its differences vary over seeds alone."""
+    none = np.zeros(0)
+    nobody = none.astype(np.int64)
+    return Part(mean, none, none, nobody, nobody)
 
 
 class SumPart(NamedTuple):

@@ -217,7 +217,7 @@ def question(
         )
     by_default = seeds is None
     if seeds is None:
-        seeds = seeds_of(config, None, 3 if run_flops(first) <= THREE_SEEDS else 1)
+        seeds = default_seeds(first)
     else:
         seeds = seeds_of(config, seeds, 1)
     if one_split and not isinstance(own["data"], FederatedData):  # its split is fixed
@@ -308,6 +308,11 @@ def check_scored(losses: SeedLosses) -> None:
             f"{label_of(metric)} must have a value for a client's validation samples; got none: "
             f"{TABLE[metric].missing}. Give clients more samples."
         )
+
+
+def default_seeds(task: Task) -> tuple[int, ...]:
+    """Return the seeds of a decision by default: three from the configuration's on, or one where a run is long."""
+    return seeds_of(task.config, None, 3 if run_flops(task) <= THREE_SEEDS else 1)
 
 
 def run_flops(task: Task) -> float:

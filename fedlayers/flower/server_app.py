@@ -61,7 +61,7 @@ class ServerFile:
     arms: list[str] | None = None
     """Choose what to share, in place of a run: these ways, or none, are tried besides the usual ones."""
     seeds: list[int] | None = None
-    """Seeds of a decision. Default: that of the configuration."""
+    """Seeds of a decision. Default: three from the configuration's on, or one where a run is long."""
     config: dict[str, Any] | None = None
     """The run's configuration: keys of fl.RunConfig, apart from those about data."""
 
@@ -162,14 +162,18 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answ
         raise UsageError(
             f"monitor must be left out of a decision over sites, which the loss ranks; got {config.federation.monitor}."
         )
-    began, seeds = time.monotonic(), tuple(file.seeds or [config.execution.seed])
+    began = time.monotonic()
     with_options = with_own(training.with_plan_algorithm(config))
     config = training.with_evaluations(*with_options)
-    data = {seed: federated(sites.common(seed, seeds[0])) for seed in seeds}
+    start = file.seeds[0] if file.seeds else config.execution.seed
+    first = assemble(
+        config.with_keys(seed=start), data=federated(sites.common(start, start))
+    )
+    seeds = tuple(file.seeds or training.default_seeds(first))
+    data = {seed: federated(sites.common(seed, start)) for seed in seeds}
     objects: dict[int, dict[str, Any]] = {
         seed: {"data": data[seed], "clients": sites.clients} for seed in seeds
     }
-    first = assemble(config.with_keys(seed=seeds[0]), data=data[seeds[0]])
     names = (*default_names(first.layers), *(file.arms or ()))
     ways = ways_of(names, first.layers, config.federation.algorithm)
     fedavg = [way for way in ways if way.name == FEDAVG]

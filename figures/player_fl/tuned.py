@@ -2,9 +2,9 @@
 
 Written before it was run. Every method tries the same number of learning rates on a dataset (:data:`GRIDS`). Each is
 trained in full with the same two seeds, and the table does not use them. The best macro-F1 on validation samples wins
-(:func:`fedlayers.decision.tune.tune`). The methods are then trained with their rates over :data:`SEEDS` seeds, eight or
-more. They are judged on test samples. Tuning never reads these. All else is as in :mod:`figures.player_fl.runs`, whose
-runs have the authors' rates on Fed-Heart and one rate for all methods elsewhere.
+(:func:`fedlayers.decision.compare.tune`). The methods are then trained with their rates over :data:`SEEDS` seeds, eight
+or more. They are judged on test samples. Tuning never reads these. All else is as in :mod:`figures.player_fl.runs`.
+Those runs have the authors' rates on Fed-Heart and one rate for all methods elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedlayers.decision.tune import APART, tune
+from fedlayers.decision.compare import APART, tune
 from figures import items
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, missing_runs, numbers

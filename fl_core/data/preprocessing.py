@@ -251,9 +251,12 @@ def fence(values: Floats) -> tuple[float, float]:
     """Return the fences of a client's values [n]: the quartiles, each :data:`REACH` times their distance further out.
 
     Equal quartiles are replaced by those of the values other than the commonest, if there are :data:`LEAST` of these.
+    If these are equal, too, the column has two values, and their distance counts.
 
     >>> fence(np.arange(101.0)), fence(np.repeat([0.0, 1.0], [9, 2]))
     ((-475.0, 575.0), (3.4028234663852886e+38, -3.4028234663852886e+38))
+    >>> fence(np.repeat([0.0, 1.0, 1000.0], [90, 25, 1]))
+    (-10.0, 11.0)
 
     Returns:
         The lower and the upper fence. Without any the lower one is the highest number, and the upper one the lowest.
@@ -261,14 +264,17 @@ def fence(values: Floats) -> tuple[float, float]:
     none = NO_FENCE, -NO_FENCE
     # most columns that are not yes and no show it at once
     if all(np.isin(part, (0, 1)).all() for part in (values[:LEAST], values)):
-        return none
+        rarer = min(values.sum(), len(values) - values.sum())
+        return (-REACH, 1 + REACH) if rarer >= LEAST else none
     first, third = np.quantile(values, (0.25, 0.75))
     if first == third:
-        # the median is the commonest value, since half of all values equal it
-        others = values[values != first]
+        commonest = first  # half of all values equal it
+        others = values[values != commonest]
         if len(others) < LEAST:
             return none
         first, third = np.quantile(others, (0.25, 0.75))
+        if first == third:
+            first, third = min(commonest, first), max(commonest, third)
     reach = REACH * (third - first)
     if not reach:
         return none

@@ -13,7 +13,7 @@ from PIL import Image
 from pyarrow import parquet
 from safetensors.torch import save
 
-from fedlayers.decision.tune import Tuned
+from fedlayers.decision.search import Tuned
 from fl_core import rows
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan

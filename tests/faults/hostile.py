@@ -18,7 +18,7 @@ from torch import nn
 
 from diagnostics.load_weights import load_weights
 from fedlayers.cli.options import read_config
-from fedlayers.decision.tune import Tuned
+from fedlayers.decision.search import Tuned
 from fedlayers.flower.federation import read_keys
 from fedlayers.flower.site import Site, SiteFile
 from fl_core import rows, storage

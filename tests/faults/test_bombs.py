@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from fedlayers.cli.options import read_config
-from fedlayers.decision.tune import Tuned
+from fedlayers.decision.search import Tuned
 from fl_core import rows, storage
 from fl_core.config import RunConfig
 from fl_core.data import files as own_files

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from diagnostics.measure import diagnose_run, instruments
 from diagnostics.select import select
 from fedlayers.decision.compare import compare
-from fedlayers.decision.tune import FORMAT
+from fedlayers.decision.search import FORMAT
 from fl_core import rows, storage
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, RunError, UsageError

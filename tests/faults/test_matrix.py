@@ -158,7 +158,7 @@ OWN = {
 ROWS = {
     "diagnostics.load_weights": "model/adapter_config.json",
     "fedlayers.cli.options.read_config": "run.toml",
-    "fedlayers.decision.tune.Tuned.load": "tuned.json",
+    "fedlayers.decision.search.Tuned.load": "tuned.json",
     "fedlayers.flower.federation.read_keys": "site.toml",
     "fedlayers.flower.site.Site._common": "words.txt",
     "fl_core.config.with_pixels": "pixels/config.json",

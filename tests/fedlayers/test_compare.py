@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import t
 from torch.nn.functional import cross_entropy
 
-from fedlayers.decision.compare import compare, compared_jobs
+from fedlayers.decision.compare import compare, compared_jobs, table_of
 from fedlayers.decision.comparison import Comparison, display_name, headline
 from fedlayers.decision.losses import SeedLosses
 from fl_core import rows
@@ -144,7 +144,7 @@ def test_pretty_table_says_the_numbers():
     assert shown == ["playerfl", "60.0", "0.0e+00", "50"]
     two = Comparison(frame_of({"local": [[0.2], [0.4]], "a": [[0.1], [0.2]]}, [1]))
     assert "30.0\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}127.1" in two.text()
-    assert re.search(r"^a & -15\.0 \[.* & 2\.0 ", two.latex(), re.MULTILINE)
+    assert re.search(r"^a & -15\.0 & .* & 2\.0 ", two.latex(), re.MULTILINE)
     dots = two.plot().lines[0].get_xdata()
     assert list(dots) == pytest.approx([0.3, 0.15])
 
@@ -220,6 +220,34 @@ def test_table_and_rows_are_those_of_the_runs(compared):
         assert own[client] == pytest.approx(float(cross_entropy(logits, y)))
     table = pd.read_csv(compared / "table.csv")
     pd.testing.assert_frame_equal(table, Comparison(frame).table)
+
+
+def test_differences_are_those_of_the_table_of_losses(compared):
+    """Paired by test samples, and over seeds whose test samples overlap."""
+    jobs = compared_jobs(HEART, NAMES, (0, 1), compared, OPTIONS)
+    table, frame, failed = table_of(jobs, "macro_f1", "test")
+    assert not failed
+    benches = [SeedLosses(runner.assemble(HEART.with_keys(seed=k))) for k in (0, 1)]
+    for seed, bench in enumerate(benches):
+        for name in NAMES:
+            models = bench.load(compared / "runs" / f"{name}-{seed}").models
+            scores = bench.scores(bench.of_models(name, models), "test")
+            mean = table.parts[seed, name, "test"].mean
+            assert mean == pytest.approx(scores["macro_f1"], abs=1e-9)
+    assert table.overlap["test"] == benches[1].overlap(benches[0], "test")
+    found = Comparison(frame, losses=table)
+    means = found.table.set_index("algorithm")["macro_f1"]
+    for name, mean in means.items():
+        assert mean == pytest.approx(table.mean(str(name), "test"), abs=1e-6)
+    best = str(means.idxmax())
+    shown = found.shown().set_index("algorithm")[f"against {best}"]
+    for name in set(NAMES) - {best}:
+        value, low, high = re.findall(r"-?\d+\.\d", shown[name])
+        gain = table.gain(name, best, "test")
+        for text, end in zip((low, high), gain.interval(2)[1:], strict=True):
+            assert float(text) == pytest.approx(100 * end, abs=0.06)
+        printed = [round(100 * means[each], 1) for each in (name, best)]
+        assert float(value) == pytest.approx(printed[0] - printed[1], abs=1e-9)
 
 
 def test_the_runs_of_a_seed_start_alike(compared):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedlayers as fl
-from fedlayers.decision.tune import parse_search
+from fedlayers.decision.search import parse_search
 
 NUMBERS = {
     "rounds": np.int64(1),

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 import fedlayers as fl
-from fedlayers.decision.tune import Tuned, points, spaces
+from fedlayers.decision.losses import SeedLosses
+from fedlayers.decision.search import Tuned, points, spaces
 from fl_core import statistics
 from fl_core.config import RunConfig
 from fl_core.errors import RunError
@@ -34,15 +35,13 @@ def test_algorithms_try_the_same_values_of_the_keys_that_they_share():
 def done(tmp_path_factory):
     out, said = tmp_path_factory.mktemp("tune"), []
     with pytest.MonkeyPatch.context() as patch:
-        rows = fl.Run.rows
+        part = SeedLosses.part
 
-        def without_test(self):
-            header, frame = rows(self)
-            return header, frame[frame["split"] != "test"]
+        def on_validation(self, one, split, score="loss"):
+            assert split == "validation"
+            return part(self, one, split, score)
 
-        patch.setattr(
-            fl.Run, "rows", without_test
-        )  # what is not there cannot have been read
+        patch.setattr(SeedLosses, "part", on_validation)
         result = fl.tune(
             CONFIG,
             ["fedavg", "fedprox"],

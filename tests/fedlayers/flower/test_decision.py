@@ -97,7 +97,7 @@ def test_sites_decide_as_one_machine_does(tmp_path, monkeypatch):
 
 
 def test_no_loss_of_a_sample_leaves_a_site(tmp_path):
-    """The replies have as many numbers for a site of twice the samples, and no tensor."""
+    """The replies have as many numbers for a site of twice the samples, and no tensor. Three seeds are the default."""
     counts = {}
     for times in (1, 2):
         files = site_files(tmp_path / str(times))
@@ -116,7 +116,8 @@ def test_no_loss_of_a_sample_leaves_a_site(tmp_path):
             return reply
 
         grid = LocalGrid(files, watch)
-        over_sites(tmp_path / f"out{times}", grid, arms=[], rounds=1)
+        made = over_sites(tmp_path / f"out{times}", grid, arms=[], rounds=1)
+        assert made.seeds == (0, 1, 2)
         counts[times] = sorted(set(sent))
     assert counts[1] == counts[2]
     assert len({kind for kind, _ in counts[1]}) == 2
@@ -192,7 +193,8 @@ LIES = [
 
 def test_sums_that_no_site_has_are_refused_by_its_name(tmp_path):
     grid = Recorded(site_files(tmp_path))
-    made = over_sites(tmp_path / "out", grid, arms=[], rounds=1).trained
+    keys = {"arms": [], "seeds": [0], "rounds": 1}
+    made = over_sites(tmp_path / "out", grid, **keys).trained
     losses, run = made.asked.losses[0], made.runs["local"][0]
     named = {"base_rate": losses.base_rate, "local": run.tuned[made.tuning["local"]]}
     grid.records = True

@@ -1,5 +1,6 @@
 """Federations of real processes: a superlink, supernodes, TLS, a key for each site, and kills."""
 
+import json
 import os
 import re
 import signal
@@ -114,6 +115,25 @@ def test_kills_of_a_supernode_and_of_the_server_change_no_bit(wards, tmp_path):
     sites = wards.folder.parent / "sites"
     at_home(sites, tmp_path / "home", algorithm="fedper", rounds=3)
     assert_same(out, tmp_path / "home")
+
+
+@pytest.mark.federation
+def test_four_sites_decide_over_the_network(tmp_path):
+    """All ways, three seeds by default, and both questions for sums of losses."""
+    out = tmp_path / "choice"
+    file = tmp_path / "server.toml"
+    keys = "rounds = 2\nlr = 0.1"
+    file.write_text(f'out = "{out}"\nsites = 4\narms = []\n[config]\n{keys}\n')
+    with LocalFederation(tmp_path / "f", hospital_files(tmp_path)) as found:
+        shown = found.run(file)
+    choice = json.loads((out / "choice.json").read_text())
+    ways = {line["way"] for line in choice["table"]}
+    assert ways == {"fedavg", "local", "head_local", "linear_fedavg", "base_rate"}
+    assert choice["seeds"] == [0, 1, 2]
+    ends = [line["low"] for line in choice["table"][1:]]
+    assert all(end is not None for end in ends)  # they need query.products
+    assert len(list((out / "arms").iterdir())) >= 12
+    assert choice["headline"].split(".")[0] in " ".join(shown.split())
 
 
 @pytest.mark.federation

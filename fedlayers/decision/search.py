@@ -5,51 +5,32 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import pandas as pd
 
-from fedlayers.backends.local import Backend
-from fedlayers.decision.comparison import scores_of, validation_rows
-from fedlayers.decision.jobs import (
-    TrainingJob,
-    assembled,
-    jobs_of,
-    open_backend,
-    plan_users,
-    seeds_of,
-    study_folder,
-    task_kind,
-    train,
-)
-from fedlayers.decision.price import estimate_cost
-from fedlayers.decision.ways import Way
-from fl_core import __version__, storage
+from fl_core import storage
 from fl_core.algorithms.base import find
-from fl_core.config import ROUNDS, Keys, RunConfig, resolve, with_own
-from fl_core.display import Displayed, Summary, csv_bytes
+from fl_core.config import RunConfig, resolve
+from fl_core.display import Displayed, Summary
 from fl_core.errors import (
     COUNT,
     NUMBER,
     MapOf,
-    RunError,
     UsageError,
     as_list,
     check_known,
-    check_value,
     listing,
     python_values,
     validate,
     warn,
 )
 from fl_core.registry import is_outside
-from fl_core.rows import MAIN, SCORES, check_score, of_class
-from fl_core.run.task import Task
 from fl_core.seeds import numpy_generator
-from fl_core.storage import check_version, write_atomically, write_json
+from fl_core.storage import check_version, write_json
 
 TRAINING = ("lr", "momentum", "weight_decay", "max_grad_norm")
 """Keys of local training that can be tuned. They do not change a run's number of steps."""
@@ -213,9 +194,6 @@ def _value(text: str) -> Any:
 
 # --- tuning -----------------------------------------------------------------------------------------------------------
 
-APART = 1000
-"""Distance of tuning's first seed from the one that is asked for, so that a comparison uses other seeds."""
-TRIALS = 8
 FORMAT = "fedlayers.tuned/1"
 FORM = {
     "settings": MapOf(dict), "values": MapOf(NUMBER), "trials": MapOf(COUNT), "score": str, "dataset": str,
@@ -237,7 +215,6 @@ class Tuned(Displayed):
         version: of this package.
         table: a line per trial, by algorithm: the values tried, ``value`` (the score, mean over seeds; NaN if a run
             failed), ``best`` (whether it is the algorithm's choice), and ``failed`` (why, if it did). A file has none.
-        positive: the class of two whose AUROC and AUPRC are scored.
     """
 
     settings: Settings
@@ -252,7 +229,6 @@ class Tuned(Displayed):
         default_factory=lambda: pd.DataFrame(columns=["algorithm", "failed"]),
         compare=False,
     )
-    positive: str = field(default="", compare=False)
 
     def save(self, path: Path) -> None:
         """Write it as JSON, without the table."""
@@ -318,7 +294,7 @@ class Tuned(Displayed):
         own = {name: dict((options or {}).get(name, {})) for name in algorithms}
         settings: Settings = {name: {} for name in tuned}
         for name in tuned:
-            training, others = _parts(self.settings[name])
+            training, others = parts_of(self.settings[name])
             twice = [key for key in training if config.value(key) is not None]
             twice += own[name].keys() & others
             if twice:
@@ -352,7 +328,7 @@ class Tuned(Displayed):
             for name, count in counts.items()
         ]
         legend = (
-            f"{self.score}{of_class(self.score, self.positive)} on validation samples of seeds "
+            f"{self.score} on validation samples of seeds "
             f"{listing(map(str, self.seeds))}: mean over clients, weighted by training samples. Test samples were "
             "not read."
         )
@@ -373,151 +349,7 @@ def _unknown(found: Mapping[str, Any]) -> str:
     return ""
 
 
-def tune(
-    config: RunConfig | None = None,
-    algorithms: str | Sequence[str] = (),
-    search: Mapping[str, Any] | None = None,
-    out: Path | str = "out/tune",
-    *,
-    data: Any = None,
-    model: Any = None,
-    trials: int = TRIALS,
-    seeds: Sequence[int] | int | None = None,
-    score: str = "",
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-    backend: Backend | str = "",
-    progress: bool = True,
-    live: bool = False,
-    tell: Callable[[str], None] = lambda line: None,
-    **keys: Unpack[Keys],
-) -> Tuned:
-    """Search the learning rate and the algorithms' own keys, with the same budget for each algorithm.
-
-    Every algorithm tries ``trials`` settings, drawn at random, or all of them if these are fewer (a grid). Each is
-    trained in full, once per seed. The one with the best validation score is chosen. The score is the mean over clients
-    weighted by training samples, then over seeds, of the model that a client would use: in its best round under a
-    stopping rule, else in its last one.
-
-    Nothing here reads scores on test samples. Data without a test set of their own are split differently in each seed.
-    One seed's validation samples are then partly another seed's test samples.
-
-    After a stop, the same call resumes, also with more ``trials``. Below ``out``: ``trials/`` (run directories),
-    ``trials.csv`` and ``tuned.json``, which :func:`~fedlayers.decision.compare.compare` takes.
-
-    Args:
-        config: of all runs; its ``workers`` train runs side by side.
-        out: the folder; default ``out/tune``, as of the command.
-        data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
-        search: what is searched, by key: :func:`~fedlayers.decision.tune.spaces`.
-        trials: settings of each algorithm.
-        seeds: of the runs, different from those of a later comparison. The default is the configuration's + 1000.
-        score: of :data:`fl_core.rows.SCORES`; default the main score of the task.
-        options: fixed keys of the algorithms, by algorithm.
-        backend: where runs are trained; see :func:`~fedlayers.decision.choose.choose`.
-        progress: show the runs that are done.
-        live: as of :func:`~fedlayers.decision.choose.choose`.
-        tell: receives the estimated cost, and a line whenever a run is done.
-
-    Raises:
-        UsageError: an unknown name or an invalid value, or runs of other settings below ``out``, before any training.
-        RunError: every trial of an algorithm failed.
-
-    >>> import tempfile
-    >>> where = tempfile.TemporaryDirectory()
-    >>> config = RunConfig(dataset="heart", rounds=2)
-    >>> found = tune(config, ["fedavg", "fedprox"], {"lr": "0.001,0.1", "mu": "0.01..1:log"}, where.name, trials=2)
-    >>> found.trials, sorted(found.settings["fedprox"]), sorted(found.settings["fedavg"])
-    ({'fedavg': 2, 'fedprox': 2}, ['lr', 'mu'], ['lr'])
-    """
-    out = study_folder(out)
-    config, own = with_own(config, data, model, **keys)
-    seeds = seeds_of(config, seeds, 1, APART)
-    check_value("trials", trials, ROUNDS)
-    algorithms = as_list("algorithms", algorithms, distinct=True)
-    kind = task_kind(config, own)
-    score = check_score(score or MAIN[kind], kind)
-    for name in options or {}:
-        check_known("algorithm that is tuned", name, algorithms)
-    searched = spaces(search, algorithms, options)
-    for key in sorted({key for space in searched.values() for key in space}):
-        if key in TRAINING and config.value(key) is not None:
-            raise UsageError(f"{key} must be searched or set, not both. Leave one out.")
-    using = plan_users(algorithms, given=config.federation.plan is not None)
-    arms, tested, lines = [], {}, []
-    for name in algorithms:
-        fixed = {} if name in using else {"plan": None}
-        found = points(searched[name], trials, config.execution.seed)
-        for number, point in enumerate(found):
-            settings, extra = _parts(point)
-            all_own = {**(options or {}).get(name, {}), **extra}
-            arm = Way(f"{name}-{number:03}", name, None, {**fixed, **settings}, all_own)
-            arms.append(arm)
-            tested[name, number] = point
-            line = {"arm": arm.name, "algorithm": name, "trial": number}
-            lines.append({**line, **point})
-    tried = pd.DataFrame(lines)
-    jobs = jobs_of(arms, config.with_keys(workers=0), seeds, out / "trials", **own)
-    tasks: dict[str, Task] = {}
-    for job, task in zip(jobs, assembled(jobs, announced=set()), strict=True):
-        tasks[job.arm] = task
-    first = tasks[jobs[0].arm]
-    shown = {"parallel": True, "progress": progress, "live": live}
-    with open_backend(backend, config.execution.workers, **shown) as place:
-        cost = estimate_cost(tasks, jobs, place.side_by_side).text()
-        tell(f"at most {cost}" if first.config.federation.patience else cost)
-        failed = train(jobs, place, tell)
-    table = _table(tried, jobs, score, failed)
-    write_atomically(out / "trials.csv", csv_bytes(table))
-    best = table[table["best"]].set_index("algorithm")
-    for name in algorithms:
-        if name not in best.index:
-            reason = table.loc[table["algorithm"] == name, "failed"].iloc[0]
-            raise RunError(f"every trial of {name} failed, the first with: {reason}")
-    result = Tuned(
-        settings={name: tested[name, best["trial"][name]] for name in algorithms},
-        values={name: float(best["value"][name]) for name in algorithms},
-        trials=tried.groupby("algorithm", sort=False).size().to_dict(),
-        score=score,
-        dataset=first.config.data.dataset,
-        rounds=int(first.config.federation.rounds or 1),
-        seeds=seeds,
-        version=__version__,
-        table=table,
-        positive=first.data.positive,
-    )
-    result.save(out / "tuned.json")
-    return result
-
-
-def _parts(point: Point) -> tuple[dict[str, Any], dict[str, Any]]:
+def parts_of(point: Point) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the keys of local training at a point, and the algorithm's own."""
     settings = {key: value for key, value in point.items() if key in TRAINING}
     return settings, {key: value for key, value in point.items() if key not in TRAINING}
-
-
-def _table(
-    tried: pd.DataFrame,
-    jobs: Sequence[TrainingJob],
-    score: str,
-    failed: Mapping[str, str],
-) -> pd.DataFrame:
-    """Return the trials with their mean scores over seeds; NaN, and why, if a run of theirs failed.
-
-    A run's score is that of the model that counts, in its best round under a stopping rule, else in its last one.
-    """
-    lines = []
-    for job in jobs:
-        value, why = math.nan, failed.get(job.name, "")
-        if not why:
-            found = scores_of(validation_rows(job))
-            value = found.set_index("metric")["value"].get(score, math.nan)
-            why = f"no finite {score} on validation samples" * math.isnan(value)
-        lines.append({"arm": job.arm, "value": value, "failed": why})
-    of_arm = pd.DataFrame(lines).groupby("arm", sort=False)
-    table = tried.drop(columns="arm")
-    table["value"] = of_arm["value"].apply(pd.Series.mean, skipna=False).to_numpy()
-    table["failed"] = of_arm["failed"].max().to_numpy()
-    sign = 1 if SCORES[score] else -1
-    best = (sign * table["value"]).dropna().groupby(table["algorithm"]).idxmax()
-    table["best"] = table.index.isin(best)
-    return table
