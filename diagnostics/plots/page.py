@@ -219,13 +219,16 @@ class Page:
                 for value, name in zip(record, columns, strict=True)
             ]
             rows.append(list(zip(numeric, cells, strict=True)))
+        long = ""
+        if len(table) > LONG:
+            long = plural(len(table), "row")
         self._add(
             "table",
             number=self._tables,
             caption=_spans(caption),
             head=list(zip(numeric, columns, strict=True)),
             rows=rows,
-            long=plural(len(table), "row") * (len(table) > LONG),
+            long=long,
         )
 
     def html(self) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import nn
 
 import fedlayers as fl
 from fedlayers.backends.local import no_progress
@@ -282,6 +284,22 @@ def test_other_tasks_are_decided_by_their_loss(task, tmp_path):
     assert {"fedavg", "local", "linear_local"} <= set(answer.table["way"])
     if task != "multilabel":
         assert "log loss" not in answer.text()
+
+
+def test_adapters_are_decided_with_their_price(tmp_path):
+    """The factors A alone are shared in place of a local head, and the price counts what is sent."""
+    torch.manual_seed(0)
+    draw = np.random.default_rng(0)
+    data = {name: rows(60, draw) for name in ("north", "south")}
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 2))
+    config = RunConfig(rounds=2, lr=0.01, adapt="lora:r=2,targets=0+2")
+    answer = choose(config, tmp_path, data=data, model=model, seeds=1, **QUICK)
+    assert set(answer.table["way"]) == {"base_rate", "fedavg", "local", "lora_A"}
+    plan = LayerPlan.load(tmp_path / "plans" / "lora_A.json")
+    assert {name.rpartition(".")[2] for name in plan.shared} == {"lora_A"}
+    sent = 4 * (2 * (4 + 8) + 2 * (8 + 8) + 8 * 2 + 2)  # factors A and B, and the head
+    assert answer.cost["bytes_a_round"] == 2 * sent
+    assert answer.cost["rounds"] == 6
 
 
 def test_a_named_score_alone_selects(tmp_path):
