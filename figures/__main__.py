@@ -232,15 +232,15 @@ class Figures:
             return
         out = self.out or items.PICTURES
         drawn, refused = 0, list[UsageError]()
-        for each in items.drawings(item) or [item] * (not self.train):
+        for drawing_item in items.drawings(item) or [item] * (not self.train):
             try:
-                drawing = items.redraw(each, path, out)
+                drawing = items.redraw(drawing_item, path, out)
             except UsageError as error:
                 refused.append(error)
                 continue
             drawn += 1
             print("\n".join([drawing.caption, *map(str, drawing.findings)]))
-            print(f"page, table and picture: {out / each.name}.*")
+            print(f"page, table and picture: {out / drawing_item.name}.*")
         some = bool(self.only) or self.budget is not None
         if refused and not some and (self.train or not drawn):
             raise refused[0]
@@ -253,9 +253,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     mpl.use("Agg")  # pictures go to files, also where there is a screen
     wanted = tyro.cli(Figures, prog="python -m figures", args=arguments)
-    told = "the same command goes on" if wanted.train else "nothing was trained"
+    ending = "the same command goes on" if wanted.train else "nothing was trained"
     try:
-        with progress.end_on_signals(lambda: told):
+        with progress.end_on_signals(lambda: ending):
             wanted.main()
     except (UsageError, RunError) as error:
         print(f"figures: {error}", file=sys.stderr)

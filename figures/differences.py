@@ -112,11 +112,11 @@ def last_evaluations(curves: pd.DataFrame) -> pd.DataFrame:
     trained = curves[curves.index.get_level_values(1) > 0].sort_index(
         level=1, sort_remaining=False
     )
-    kept = trained.groupby(level=0, sort=False).filter(
+    long_runs = trained.groupby(level=0, sort=False).filter(
         lambda own: len(own) >= EVALUATIONS
     )
     return (
-        kept.groupby(level=0, sort=False)
+        long_runs.groupby(level=0, sort=False)
         .tail(EVALUATIONS)
         .groupby(level=0, sort=False)
         .mean()
@@ -141,7 +141,7 @@ def settled(
         return replace(NOTHING, printed=printed)
     gaps = (curves.loc[run] - curves.loc[reference]).dropna(how="all").sort_index()
     last = gaps[gaps.index > 0].iloc[-EVALUATIONS:]
-    found = Difference(last.mean(skipna=False).dropna(), printed=printed)
+    difference = Difference(last.mean(skipna=False).dropna(), printed=printed)
     most = (
         curves.index[curves.index.get_level_values(1) > 0]
         .get_level_values(0)
@@ -149,9 +149,9 @@ def settled(
         .max()
     )
     enough = len(last) >= min(EVALUATIONS, most)
-    found = replace(found, evaluations=EVALUATIONS if enough else len(last))
+    difference = replace(difference, evaluations=EVALUATIONS if enough else len(last))
     ended = gaps.index.max() >= paper_rounds
-    return replace(found, moves="" if found.few or ended else _shrinks(last))
+    return replace(difference, moves="" if difference.few or ended else _shrinks(last))
 
 
 def _shrinks(gaps: pd.DataFrame) -> str:

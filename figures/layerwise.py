@@ -52,12 +52,12 @@ class Definition:
 
     def rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The clients' rows by this definition."""
-        own = (
+        of_run = (
             (frame["run"] == self.run)
             & (frame["metric"] == SENSITIVITY)
             & (frame["variant"] == self.variant)
         )
-        return frame[own & (frame["client"] != "")]
+        return frame[of_run & (frame["client"] != "")]
 
     def combined(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Federation sensitivity of all clients together, seeds x layers."""
@@ -144,8 +144,8 @@ class Epoch(Sites):
             frame = self.frame(f"figures.player_fl.released:{SENSITIVITY}")
         elif variant == "training":
             sizes = dict(zip(self.models, self.task.data.weights, strict=True))
-            made = recorded_rows(self.recorded, self.task.layers, n_train=sizes)
-            frame = rows.frame({**row, **self.context} for row in made)
+            recorded = recorded_rows(self.recorded, self.task.layers, n_train=sizes)
+            frame = rows.frame({**row, **self.context} for row in recorded)
         else:
             frame = self.frame(SENSITIVITY)
         return frame[(frame["variant"] == variant) & (frame["client"] != "")]
@@ -350,15 +350,15 @@ def decides(
     way: Definition, counts: pd.DataFrame, threshold: float, layer: str, least: float
 ) -> Finding:
     """Return whether ``layer`` is the last shared one in more than the share ``least`` of seeds, by its interval."""
-    n, own = int(counts.loc[threshold].sum()), int(counts.loc[threshold, layer])
-    found = ", ".join(
+    n, own_count = int(counts.loc[threshold].sum()), int(counts.loc[threshold, layer])
+    counted = ", ".join(
         f"{name} in {count}" for name, count in counts.loc[threshold].items() if count
     )
-    share = share_interval(own, n)
+    share = share_interval(own_count, n)
     return Finding(
         f"{way.label}: threshold {threshold:g} makes {layer} the last shared layer in more than {least:.0%} of "
         "the seeds",
-        f"of {n} seeds {found}; 95 % interval of {layer}'s share {share.low:.0%} to {share.high:.0%}",
+        f"of {n} seeds {counted}; 95 % interval of {layer}'s share {share.low:.0%} to {share.high:.0%}",
         beyond(share, least),
     )
 

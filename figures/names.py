@@ -87,15 +87,15 @@ def title(run: str) -> str:
     ('FedAvg', 'FedRA, cover', 'my_own')
     """
     name = run.partition("@")[0]
-    known = max(
-        (each for each in ALGORITHMS if f"{name}_".startswith(f"{each}_")),
+    algorithm = max(
+        (key for key in ALGORITHMS if f"{name}_".startswith(f"{key}_")),
         key=len,
         default="",
     )
-    if not known:
+    if not algorithm:
         return name
-    rest = name.removeprefix(known).removeprefix("_").replace("_", " ")
-    return ALGORITHMS[known] + (f", {rest}" if rest else "")
+    rest = name.removeprefix(algorithm).removeprefix("_").replace("_", " ")
+    return ALGORITHMS[algorithm] + (f", {rest}" if rest else "")
 
 
 def titles(text: str) -> str:

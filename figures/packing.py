@@ -71,8 +71,10 @@ def headers(path: Path) -> list[Header]:
     Raises:
         CorruptError: the file is damaged, or of another format.
     """
-    found = path.stat()
-    return [dict(header) for header in _headers(path, found.st_mtime_ns, found.st_size)]
+    status = path.stat()
+    return [
+        dict(header) for header in _headers(path, status.st_mtime_ns, status.st_size)
+    ]
 
 
 @functools.cache
@@ -83,7 +85,7 @@ def _headers(path: Path, changed: int, size: int) -> list[Header]:
 
 def read(path: Path) -> list[Part]:
     """Return header and rows of each run. Errors are as in :func:`headers`."""
-    found, lengths = _about(path)
+    run_headers, lengths = _about(path)
     try:
         frame = pd.read_parquet(path)[list(_TYPES)].astype(_TYPES)
     except (pyarrow.ArrowException, OSError, ValueError, LookupError) as error:
@@ -93,7 +95,7 @@ def read(path: Path) -> list[Part]:
     ends = itertools.accumulate(lengths)
     return [
         (header, frame.iloc[end - length : end])
-        for header, end, length in zip(found, ends, lengths, strict=True)
+        for header, end, length in zip(run_headers, ends, lengths, strict=True)
     ]
 
 
@@ -101,8 +103,8 @@ def _about(path: Path) -> tuple[list[Header], list[int]]:
     try:
         packed = base64.b64decode(parquet.read_metadata(path).metadata[KEY])
         about = json.loads(zlib.decompress(packed))
-        found, lengths = about["headers"], about["lengths"]
-        schemas = {header["schema"] for header in found}
+        run_headers, lengths = about["headers"], about["lengths"]
+        schemas = {header["schema"] for header in run_headers}
     except (
         pyarrow.ArrowException,
         OSError,
@@ -112,13 +114,13 @@ def _about(path: Path) -> tuple[list[Header], list[int]]:
         zlib.error,
     ) as error:
         raise _damaged(path, error) from error
-    if schemas != {rows.SCHEMA} or len(found) != len(lengths):
+    if schemas != {rows.SCHEMA} or len(run_headers) != len(lengths):
         raise _damaged(path, f"schemas {schemas} of {len(lengths)} runs")
-    return found, lengths
+    return run_headers, lengths
 
 
 def _damaged(path: Path, found: object) -> CorruptError:
-    told = " ".join(repr(found).split())  # one line
+    shown = " ".join(repr(found).split())  # one line
     return CorruptError(
-        f"{path} must be a file of packed rows; got {told}. Restore it, or make its rows again."
+        f"{path} must be a file of packed rows; got {shown}. Restore it, or make its rows again."
     )

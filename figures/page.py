@@ -52,8 +52,10 @@ def seeds_behind(header: Mapping[str, Any], runs: Collection[str] = ()) -> str:
 
 def span(numbers: Iterable[int]) -> str:
     """The least and the greatest of some numbers, as text: ``3-4``, or ``4`` if they are one."""
-    each = sorted(numbers)
-    return f"{each[0]}" if each[0] == each[-1] else f"{each[0]}-{each[-1]}"
+    ordered = sorted(numbers)
+    return (
+        f"{ordered[0]}" if ordered[0] == ordered[-1] else f"{ordered[0]}-{ordered[-1]}"
+    )
 
 
 def numbers(values: Iterable[Any], how: str = ".2f") -> list[str]:
@@ -96,12 +98,12 @@ def settings(configs: Iterable[Mapping[str, Any]], seeds: int | str) -> dict[str
     {'data': 'MNIST', 'learning rate': '0.01, 0.1', 'seeds': '3'}
     """
     configs = list(configs)
-    found = {}
+    cells = {}
     for key, label in _SETTINGS.items():
         values = {config[key] for config in configs if config.get(key) is not None}
         if values:
-            found[label] = _in_one_cell(key, values)
-    return {**found, "seeds": str(seeds)}
+            cells[label] = _in_one_cell(key, values)
+    return {**cells, "seeds": str(seeds)}
 
 
 def _in_one_cell(key: str, values: Collection[Any]) -> str:
@@ -144,7 +146,9 @@ def expectations(findings: Sequence[Finding]) -> str:
     if not findings:
         return ""
     reasons = list(
-        dict.fromkeys(each.incomparable for each in findings if each.incomparable)
+        dict.fromkeys(
+            finding.incomparable for finding in findings if finding.incomparable
+        )
     )
     number = (
         {reason: f" ({k})" for k, reason in enumerate(reasons, 1)}
@@ -153,11 +157,11 @@ def expectations(findings: Sequence[Finding]) -> str:
     )
     cells = [
         (
-            each.expected,
-            f"{each.verdict}{number.get(each.incomparable, '')}",
-            each.measured,
+            finding.expected,
+            f"{finding.verdict}{number.get(finding.incomparable, '')}",
+            finding.measured,
         )
-        for each in findings
+        for finding in findings
     ]
     table = markdown(pd.DataFrame(cells, columns=_HEAD))
     if number:
@@ -177,11 +181,11 @@ def expectations(findings: Sequence[Finding]) -> str:
 def read_expectations(text: str) -> list[tuple[str, str, str]]:
     """Return expectation, verdict and measurement of each line of the table on a page."""
     table = text.partition(f"| {' | '.join(_HEAD)} |\n")[2].partition("\n\n")[0]
-    found = map(_ROW.fullmatch, table.splitlines())
+    matches = map(_ROW.fullmatch, table.splitlines())
     cells = (
-        tuple(cell.replace("\\|", "|").replace("&lt;", "<") for cell in each.groups())
-        for each in found
-        if each
+        tuple(cell.replace("\\|", "|").replace("&lt;", "<") for cell in match.groups())
+        for match in matches
+        if match
     )
     return [(expected, verdict, measured) for expected, verdict, measured in cells]
 
@@ -195,11 +199,11 @@ def shown() -> frozenset[str]:
         here.parent / "README.md",
         *(here.parent / "docs").rglob("*.md"),
     ]
-    found = (
+    pictures = (
         re.findall(r"pictures/([^/()\s]+)\.png", path.read_text(encoding="utf-8"))
         for path in pages
     )
-    return frozenset(name for names in found for name in names)
+    return frozenset(name for names in pictures for name in names)
 
 
 def lead_of(name: str, drawing: Drawing) -> list[str]:
@@ -209,7 +213,8 @@ def lead_of(name: str, drawing: Drawing) -> list[str]:
     the first decided finding.
     """
     findings = [
-        (each.expected, each.verdict, each.measured) for each in drawing.findings
+        (finding.expected, finding.verdict, finding.measured)
+        for finding in drawing.findings
     ]
     lines = opening_lines(name, findings)
     return lines or [drawing.lead or opening(drawing.findings)]

@@ -65,11 +65,11 @@ def placed(pooled: Pool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.R
     Args:
         named: columns of every row.
     """
-    found = embed(pooled, seed=seed)
+    places = embed(pooled, seed=seed)
     yield rows.row(
-        PERPLEXITY, found.attrs["perplexity"], n_samples=len(pooled.x), **named
+        PERPLEXITY, places.attrs["perplexity"], n_samples=len(pooled.x), **named
     )
-    for place in found.to_dict("records"):
+    for place in places.to_dict("records"):
         what = {
             "client": str(place["client"]),
             "variant": f"sample {place['sample']}>{place['class']}",

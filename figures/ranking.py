@@ -110,8 +110,10 @@ class Ranking:
         names = self.values.index
         if self.status != "ok":
             return pd.DataFrame(math.nan, index=names, columns=names)
-        found = scikit_posthocs.posthoc_nemenyi_friedman(self.blocks.to_numpy(float).T)
-        return pd.DataFrame(found.to_numpy(), index=names, columns=names)
+        p_values = scikit_posthocs.posthoc_nemenyi_friedman(
+            self.blocks.to_numpy(float).T
+        )
+        return pd.DataFrame(p_values.to_numpy(), index=names, columns=names)
 
     @property
     def says(self) -> str:
@@ -151,10 +153,10 @@ def first_shares(
     sign = -1 if ranking.higher_is_better else 1
     totals = np.zeros((resamples, len(names)))
     for dataset in ranking.blocks.columns:
-        own = each[each["dataset"] == dataset].pivot(
+        of_dataset = each[each["dataset"] == dataset].pivot(
             index="seed", columns="method", values="value"
         )
-        values = own.reindex(columns=names).dropna().to_numpy(dtype=np.float64)
+        values = of_dataset.reindex(columns=names).dropna().to_numpy(dtype=np.float64)
         drawn = draws.integers(len(values), size=(resamples, len(values)))
         totals += scipy.stats.rankdata(sign * np.median(values[drawn], axis=1), axis=1)
     first = np.isclose(totals, totals.min(axis=1, keepdims=True))

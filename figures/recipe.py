@@ -119,9 +119,9 @@ def held(counts: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
 
 def held_by(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the samples of :func:`held` in one run and seed, clients x classes in their order."""
-    own = where(frame, metric=COUNT)
-    table = own.pivot(index="client", columns="variant", values="value")
-    table = table.loc[own["client"].unique(), own["variant"].unique()]
+    counts = where(frame, metric=COUNT)
+    table = counts.pivot(index="client", columns="variant", values="value")
+    table = table.loc[counts["client"].unique(), counts["variant"].unique()]
     return table.rename_axis(columns=None)
 
 

@@ -60,18 +60,18 @@ def recorded(first: Path = FIRST, changes: Path = CHANGES) -> dict[str, str]:
     Raises:
         UsageError: A change does not fit what was before it, or has no reason.
     """
-    now = {each["line"]: each["verdict"] for each in read(first)}
-    for each in read(changes):
-        before, after = now.pop(each["line"], NEW), each["after"]
+    now = {change["line"]: change["verdict"] for change in read(first)}
+    for change in read(changes):
+        before, after = now.pop(change["line"], NEW), change["after"]
         same = before == after
-        fits = each["before"] == before and same == (each["cause"] == TITLE)
-        if not fits or not each["reason"]:
+        fits = change["before"] == before and same == (change["cause"] == TITLE)
+        if not fits or not change["reason"]:
             raise UsageError(
-                f"{changes.name}: a change must fit the verdict before it and have a reason; got {each['line']}, "
-                f"{each['before']} to {after} after {before}. Correct the entry."
+                f"{changes.name}: a change must fit the verdict before it and have a reason; got {change['line']}, "
+                f"{change['before']} to {after} after {before}. Correct the entry."
             )
         if after != LEFT:
-            now[each["line"]] = after
+            now[change["line"]] = after
     return now
 
 
@@ -85,7 +85,7 @@ def distance(theirs: str, ours: str) -> str:
     '+3.0, +1.0'
     """
     here, there = (
-        [float(each) for each in _SIGNED.findall(text.replace("± -", "± "))]
+        [float(number) for number in _SIGNED.findall(text.replace("± -", "± "))]
         for text in (ours, theirs)
     )
     if not here or len(here) != len(there):
@@ -100,25 +100,25 @@ def table() -> str:
     """The scorecard in Markdown: for each paper its counts, a table, and the words that are judged."""
     parts = []
     for paper, title in TITLES.items():
-        own = [each for each in claims() if each.paper == paper]
+        claims_of_paper = [claim for claim in claims() if claim.paper == paper]
         cells, counts = [], Counter[str]()
-        for each in own:
-            verdict, ours = judged(each)
+        for claim in claims_of_paper:
+            verdict, ours = judged(claim)
             counts[verdict.strip("*")] += 1
-            page = f"[{verdict}](pictures/{each.figure}.md)"
-            gap = distance(each.theirs, ours)
-            cells.append((each.claim, each.theirs, ours, gap, each.setting, page))
+            page = f"[{verdict}](pictures/{claim.figure}.md)"
+            gap = distance(claim.theirs, ours)
+            cells.append((claim.claim, claim.theirs, ours, gap, claim.setting, page))
         columns = dict(zip(HEAD, zip(*cells, strict=True), strict=True))
-        said = ", ".join(
+        counts_text = ", ".join(
             f"{counts[word.strip('*')]} {word.strip('*')}" for word in WORDS.values()
         )
         quotes = [
-            f"- `{each.line}`: “{each.words}” ({each.place}). Criterion of {each.written}, "
-            f"{_KNOWN[each.rows_known]}."
-            for each in own
+            f"- `{claim.line}`: “{claim.words}” ({claim.place}). Criterion of {claim.written}, "
+            f"{_KNOWN[claim.rows_known]}."
+            for claim in claims_of_paper
         ]
         parts += [
-            f"**{title}**: {said}.",
+            f"**{title}**: {counts_text}.",
             markdown(columns),
             "<details><summary>The paper's words, and when each criterion was written</summary>",
             "\n".join(quotes),
@@ -151,7 +151,7 @@ def renewed(text: str) -> str:
 def record() -> str:
     """Return the list of changes as a page."""
     changes = read(CHANGES)
-    columns = {name: [each[name] for each in changes] for name in changes[0]}
+    columns = {name: [change[name] for change in changes] for name in changes[0]}
     columns["line"] = [f"`{line}`" for line in columns["line"]]
     return "\n\n".join([
         "# Changed verdicts",

@@ -78,10 +78,10 @@ def train(
         )
     if device != "cpu":
         runner.check_device(device)
-    known, took, left = item.headers(folder), dict[str, float](), []
+    header_of, took, left = item.headers(folder), dict[str, float](), []
     for run, seed in item.planned(seeds):
-        if (run, seed) in known:
-            took[run] = _check_same(item, folder, known[run, seed])
+        if (run, seed) in header_of:
+            took[run] = _check_same(item, folder, header_of[run, seed])
         elif not only or run in only:
             left.append((run, seed))
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,9 +116,9 @@ def train(
 def _own(file: Path) -> Iterator[Path | None]:
     """Yield a run's file, locked by this process; None if it is there, or another process makes it."""
     lock = file.with_suffix(".lock")
-    with lock.open("w") as held:
+    with lock.open("w") as lock_file:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield None
             return

@@ -89,17 +89,17 @@ def of_seeds(
         return f"in no seed is every value known{lacking}", None
     count = sum(bool(holds(seeds.iloc[:, k])) for k in range(seeds.shape[1]))
     share = share_interval(count, seeds.shape[1])
-    said = f"in {count} of {seeds.shape[1]} seeds{lacking}, 95 % interval {share.low:.0%} to {share.high:.0%}"
-    return said, beyond(share)
+    sentence = f"in {count} of {seeds.shape[1]} seeds{lacking}, 95 % interval {share.low:.0%} to {share.high:.0%}"
+    return sentence, beyond(share)
 
 
 def median_ends(values: pd.Series) -> Interval:
     """Return the median with its 95 % interval; of too few values for one, with their range."""
-    found = median_interval(values)
-    if not math.isnan(found.low):
-        return found
+    interval = median_interval(values)
+    if not math.isnan(interval.low):
+        return interval
     return Interval(
-        found.value, float(values.min(skipna=False)), float(values.max(skipna=False))
+        interval.value, float(values.min(skipna=False)), float(values.max(skipna=False))
     )
 
 
@@ -127,13 +127,13 @@ def of_ranges(
             outside.append(str(layer))
         elif ends[0] < low[layer] - TOLERANCE or ends[1] > high[layer] + TOLERANCE:
             across.append(str(layer))
-    told = [
+    parts = [
         f"outside at {', '.join(outside)}" if outside else "",
         f"undecided at {', '.join(across)}" if across else "",
     ]
-    said = "; ".join(filter(None, told)) or "inside at every layer"
+    sentence = "; ".join(filter(None, parts)) or "inside at every layer"
     return (
-        f"{said} (by the medians' intervals)",
+        f"{sentence} (by the medians' intervals)",
         False if outside else None if across else True,
     )
 
@@ -242,10 +242,10 @@ def of_parts(odds: Sequence[Odds]) -> list[bool | None]:
     Who claims all parts needs each of them at 5 %, and no correction: if one does not hold, its own test errs in 5 % at
     most (the intersection-union test). Against the claim any one will do, so there parts are corrected (Holm).
     """
-    least = [1.0 if math.isnan(min(each)) else min(each) for each in odds]
+    least = [1.0 if math.isnan(min(pair)) else min(pair) for pair in odds]
     return [
-        True if each.holds < ALPHA else False if p < ALPHA else None
-        for each, p in zip(odds, holm(least), strict=True)
+        True if part_odds.holds < ALPHA else False if p < ALPHA else None
+        for part_odds, p in zip(odds, holm(least), strict=True)
     ]
 
 
@@ -269,8 +269,8 @@ def _no_test(gap: Difference, test: Check) -> str:
     lead = f"{100 * gap.printed:+.1f} points in the paper"
     if test in (LEAD, TRAIL) and gap.printed * (1 if test is LEAD else -1) <= 0:
         return f"{lead}, whose own numbers fail this test"
-    own = gap.at(0.95)
-    if test in (LEAD, TRAIL) and abs(gap.printed) < (own.high - own.low) / 2:
+    interval = gap.at(0.95)
+    if test in (LEAD, TRAIL) and abs(gap.printed) < (interval.high - interval.low) / 2:
         return f"{lead}, less than our error"
     return ""
 
@@ -311,9 +311,11 @@ def judged(
         if not reasons[name].endswith("test")
     }
     if show is points and not test.bounds:
-        odds = {name: _or_level(each, gaps[name]) for name, each in odds.items()}
+        odds = {
+            name: _or_level(gap_odds, gaps[name]) for name, gap_odds in odds.items()
+        }
     parts = dict(zip(odds, of_parts(list(odds.values())), strict=True))
-    told = []
+    comparisons = []
     for name, gap in gaps.items():
         part = parts.get(name)
         unsure = gap.few or ("equal" if gap.equal else UNDECIDED)
@@ -326,21 +328,23 @@ def judged(
             if gap.pairs
             else "no pair of runs"
         )
-        told.append(f"{name} {value}".strip() + (f" ({word})" if gap.pairs else ""))
+        comparisons.append(
+            f"{name} {value}".strip() + (f" ({word})" if gap.pairs else "")
+        )
     notes = [f"{len(gaps)} parts"] * (len(gaps) > 1) + [
         f"90 % intervals, margin {100 * MARGIN:g} point"
     ] * test.bounds
-    held, moving = joint(list(parts.values())), [gap.moves for gap in gaps.values()]
+    holds, moving = joint(list(parts.values())), [gap.moves for gap in gaps.values()]
     steady = joint([None if gaps[name].moves else part for name, part in parts.items()])
-    said = "; ".join(told) + (f" ({', '.join(notes)})" if notes else "")
-    apart = "" if steady == held else next(filter(None, moving))
-    if held is None and not apart:
+    sentence = "; ".join(comparisons) + (f" ({', '.join(notes)})" if notes else "")
+    apart = "" if steady == holds else next(filter(None, moving))
+    if holds is None and not apart:
         apart = "; ".join(
             f"{name} {reasons[name]}".strip()
             for name in gaps
             if parts.get(name) is None and reasons[name]
         )
-    return JointVerdict(said, held, apart)
+    return JointVerdict(sentence, holds, apart)
 
 
 # --- not comparable --------------------------------------------------------------------------------------------

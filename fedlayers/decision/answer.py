@@ -239,7 +239,7 @@ def describe(way: str, task: str) -> str:
     ('local training', 'a Cox regression of each client')
     """
     linear = LINEAR_WORDS.get(task, "a logistic regression")
-    known = {
+    words = {
         "fedavg": "sharing all layers",
         "local": "local training",
         "head_local": "keeping the last layer local",
@@ -252,7 +252,7 @@ def describe(way: str, task: str) -> str:
         LINEAR: "a federated linear model",
         "base_rate": "the base rate",
     }
-    return known.get(way, way)
+    return words.get(way, way)
 
 
 def score_name(answer: Answer) -> str:
@@ -314,13 +314,13 @@ def headline(answer: Answer) -> str:
         gap = difference(answer, base, reverse=True)
         first += f", which is not shown to be better than the base rate ({gap})"
         rivals = rivals[:1]
-    told = [
+    comparisons = [
         f"{difference(answer, line, reverse=True)} than {describe(line.way, answer.task)}"
         for line in rivals
     ]
     score = f"{name} {number(answer, answer.best.value)}"
-    if told:
-        score += f": {' and '.join(told)}"
+    if comparisons:
+        score += f": {' and '.join(comparisons)}"
     return f"{first}. {score}."
 
 
@@ -383,25 +383,25 @@ def layer_names(names: tuple[str, ...]) -> str:
 
 def bullets(answer: Answer) -> list[str]:
     """Return further sentences, the most important first, as many as fit into 120 words with the headline."""
-    words, kept = len(headline(answer).split()), []
+    words, sentences = len(headline(answer).split()), []
     for line in _all_bullets(answer):
         words += len(line.split())
         if words > WORDS:
             break
-        kept.append(line)
-    return kept
+        sentences.append(line)
+    return sentences
 
 
 def _all_bullets(answer: Answer) -> list[str]:
     task, lines = answer.task, []
     if answer.also_good:
-        told = [
+        alternatives = [
             f"{describe(line.way, task)} ({difference(answer, line)})"
             for line in answer.also_good
         ]
         alone = all(line.action == ALONE for line in answer.also_good)
         where = " without federating" if alone else ""
-        lines.append(f"Within one standard error{where}: {listing(told)}.")
+        lines.append(f"Within one standard error{where}: {listing(alternatives)}.")
     network = answer.line(answer.network)
     if network is not None and answer.network != answer.way:
         gap = difference(answer, network)

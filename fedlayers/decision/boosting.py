@@ -85,11 +85,11 @@ def fit_boosting(
         return module
     classifier = GradientBoostingClassifier(**options)
     if kind == MULTILABEL:
-        for label, own in enumerate(y.T.astype(int)):
-            shares = _log_shares(own, 2)
+        for label, label_y in enumerate(y.T.astype(int)):
+            shares = _log_shares(label_y, 2)
             module.base[label] = shares[1] - shares[0]
-            if np.ptp(own):
-                classifier.fit(x, own)
+            if np.ptp(label_y):
+                classifier.fit(x, label_y)
                 _write(module, [label], classifier, classifier.decision_function, x)
         return module
     present, shares = np.unique(y), _log_shares(y, n_classes)

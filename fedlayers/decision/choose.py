@@ -89,27 +89,31 @@ def choose(
     ((0,), ['base_rate', 'fedavg', 'head_local', 'local'])
     """
     out = None if out is None else study_folder(out)
-    config, own = with_own(config, data, model, **keys)
+    config, objects = with_own(config, data, model, **keys)
     tell = progress if callable(progress) else no_progress
     if score:
-        config = config.with_keys(monitor=check_score(score, task_kind(config, own)))
+        config = config.with_keys(
+            monitor=check_score(score, task_kind(config, objects))
+        )
     began = time.monotonic()
-    asked = question(config, own, out, arms, seeds, tune_rates, baselines, tell)
+    asked_question = question(
+        config, objects, out, arms, seeds, tune_rates, baselines, tell
+    )
     shown = {"parallel": True, "progress": progress is True, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
-        line = foreseen(asked, place.side_by_side)
+        line = foreseen(asked_question, place.side_by_side)
         if progress is True:
             say(line)
         else:
             tell(line)
         if dry_run:
-            return unanswered(asked, line)
-        trained = train_ways(asked, place, tell)
+            return unanswered(asked_question, line)
+        trained = train_ways(asked_question, place, tell)
         workers = place.side_by_side
-    made = replace(answered(trained), cost=cost_of(trained, workers, began))
-    if not made.way:
-        made = replace(made, next="")
-    return store(made, asked.out)
+    chosen_answer = replace(answered(trained), cost=cost_of(trained, workers, began))
+    if not chosen_answer.way:
+        chosen_answer = replace(chosen_answer, next="")
+    return store(chosen_answer, asked_question.out)
 
 
 def unanswered(asked: Question, line: str) -> Answer:
@@ -130,41 +134,41 @@ def unanswered(asked: Question, line: str) -> Answer:
 
 def answered(trained: Trained) -> Answer:
     """Return the answer of what was trained."""
-    asked = trained.asked
+    asked_question = trained.asked
     table = trained.table()
-    losses = table if asked.score == "loss" else trained.table("loss")
+    losses = table if asked_question.score == "loss" else trained.table("loss")
     plans = {
         way.name: _plan_of(trained, way.name)
-        for way in asked.ways
+        for way in asked_question.ways
         if way.own_network and way.name in trained.runs
     }
     tuning = {}
     for name, by_seed in trained.runs.items():
-        one = by_seed[asked.seeds[0]]
+        one = by_seed[asked_question.seeds[0]]
         tuning[name] = trained.tuning[name].epochs, one.rate(trained.tuning[name])
     return answer(
         table,
         losses,
-        actions_of(asked.ways),
+        actions_of(asked_question.ways),
         plans,
-        task=asked.losses[asked.seeds[0]].kind,
+        task=asked_question.losses[asked_question.seeds[0]].kind,
         tuning=tuning,
         differ=differing(trained),
         alike=_groups(trained),
         rates=describe_rates(trained),
-        not_tried={**asked.not_tried, **trained.failed},
-        next=f"fedlayers export {asked.out} --out models",
+        not_tried={**asked_question.not_tried, **trained.failed},
+        next=f"fedlayers export {asked_question.out} --out models",
         trained=trained,
     )
 
 
 def _plan_of(trained: Trained, name: str) -> LayerPlan | None:
     """Return the plan of a way, with its fine-tuning and the evidence."""
-    asked = trained.asked
-    plan = asked.way(name).plan
+    asked_question = trained.asked
+    plan = asked_question.way(name).plan
     if plan is None:
         return None
-    one, tuning = trained.runs[name][asked.seeds[0]], trained.tuning[name]
+    one, tuning = trained.runs[name][asked_question.seeds[0]], trained.tuning[name]
     detail: dict[str, Any] = {"lr": one.lr}
     if tuning.epochs:
         detail |= {
@@ -174,35 +178,35 @@ def _plan_of(trained: Trained, name: str) -> LayerPlan | None:
     return plan.with_shared(
         plan.shared,
         rule="choose",
-        metric=asked.task.config.federation.monitor or "calibrated loss",
+        metric=asked_question.task.config.federation.monitor or "calibrated loss",
         detail=detail,
-        data=asked.task.data.digest,
-        checkpoint=tree.digest(tree.state_dict(asked.task.model)),
-        seed=asked.seeds[0],
+        data=asked_question.task.data.digest,
+        checkpoint=tree.digest(tree.state_dict(asked_question.task.model)),
+        seed=asked_question.seeds[0],
         version=__version__,
     )
 
 
 def _groups(trained: Trained) -> tuple[tuple[str, ...], ...]:
     """Return the groups of clients that stand out; empty without any."""
-    found = trained.alike
-    if found is None or not found.significant:
+    alike = trained.alike
+    if alike is None or not alike.significant:
         return ()
     by_group: dict[int, list[str]] = {}
-    for client, group in found.groups.items():
+    for client, group in alike.groups.items():
         by_group.setdefault(group, []).append(client)
     return tuple(map(tuple, by_group.values()))
 
 
 def cost_of(trained: Trained, workers: int, began: float) -> dict[str, float]:
     """Return the cost: bytes a round and client, rounds, full runs of the network, and seconds of this call."""
-    asked = trained.asked
+    asked_question = trained.asked
     epochs = trained.fine_tuning_epochs()
     jobs = [job for job in trained.jobs if job.arm != LINEAR]
-    spent = measured_cost(asked.task, jobs, workers, epochs)
-    clients = len(asked.task.data.clients)
+    spent = measured_cost(asked_question.task, jobs, workers, epochs)
+    clients = len(asked_question.task.data.clients)
     return {
-        "bytes_a_round": bytes_a_round(asked.task) / clients,
+        "bytes_a_round": bytes_a_round(asked_question.task) / clients,
         "rounds": spent.rounds,
         "full_runs": round(spent.full_runs, 2),
         "bytes": spent.n_bytes,

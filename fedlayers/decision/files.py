@@ -36,9 +36,9 @@ def store_models(out: Path, made: Answer, trained: Trained) -> None:
     Models of an earlier answer are removed. A model that cannot be built again from a description is left
     out, with a warning.
     """
-    asked = trained.asked
-    seed, folder = asked.seeds[0], out / "models"
-    losses = asked.losses[seed]
+    asked_question = trained.asked
+    seed, folder = asked_question.seeds[0], out / "models"
+    losses = asked_question.losses[seed]
     for name in Folder(folder).names():  # of an earlier decision
         Folder(folder).remove(name)
     for name, by_seed in trained.simple.items():
@@ -47,8 +47,8 @@ def store_models(out: Path, made: Answer, trained: Trained) -> None:
             names = [name]
             if name == made.way:
                 names.append(stored_models.RECOMMENDED)
-            for each in names:
-                _store_simple(folder, each, losses, one, out.name)
+            for file_name in names:
+                _store_simple(folder, file_name, losses, one, out.name)
     if made.way not in trained.runs or isinstance(losses.task.data.shape, PackedShape):
         return
     try:

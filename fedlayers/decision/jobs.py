@@ -172,13 +172,13 @@ class TrainingJob:
                 here._train()
 
     def _train(self) -> None:
-        given = {
+        arguments = {
             name: getattr(self, name)
             for name in ("data", "model", "until", "log", "clients")
         }
-        given |= {"instruments": default_instruments, "progress": False}
+        arguments |= {"instruments": default_instruments, "progress": False}
         if self.config.execution.checkpoint_every is None:
-            given["save_seconds"] = SAVE_SECONDS
+            arguments["save_seconds"] = SAVE_SECONDS
         if not self.begun:
             runner.run(
                 self.config,
@@ -188,14 +188,14 @@ class TrainingJob:
                 plan=self.plan,
                 command=self.command,
                 announce=False,
-                **given,
+                **arguments,
             )
         elif not self.finished:
             runner.resume(
                 self.path,
                 allow_code=own_code.code_in(self.config),
                 data_root=self.config.data.data_root,
-                **given,
+                **arguments,
             )
 
     def with_weights(self) -> TrainingJob:
@@ -262,16 +262,20 @@ def jobs_of(
             if options is None:
                 same = arm.algorithm == config.federation.algorithm
                 options = config.federation.options if same else {}
-            own = config.with_keys(algorithm=arm.algorithm, seed=seed, options=options)
-            own = own.with_keys(**arm.settings)
-            given = common if arm.own_network else {**common, "model": None}
+            run_config = config.with_keys(
+                algorithm=arm.algorithm, seed=seed, options=options
+            )
+            run_config = run_config.with_keys(**arm.settings)
+            arguments = common if arm.own_network else {**common, "model": None}
             path = out / f"{arm.folder}{suffix}-{seed}"
             if path in jobs:
                 raise UsageError(
                     f"arms must have different folders; got {jobs[path].arm!r} and {arm.name!r}, both in "
                     f"{arm.folder!r}. Rename one of the files."
                 )
-            jobs[path] = TrainingJob(path, own, plan=arm.plan, arm=arm.name, **given)
+            jobs[path] = TrainingJob(
+                path, run_config, plan=arm.plan, arm=arm.name, **arguments
+            )
     return list(jobs.values())
 
 
@@ -372,17 +376,17 @@ def open_backend(
     end_unguarded()
     if parallel and workers > 1 and not backend:
         backend, workers = f"local:{workers}", 0
-    found: AbstractContextManager[Backend]
+    opened: AbstractContextManager[Backend]
     if isinstance(backend, Backend):
-        found = nullcontext(backend)
+        opened = nullcontext(backend)
     elif backend and workers > 1:
         raise UsageError(
             "backend trains whole runs side by side, each in one process. Leave workers out."
         )
     else:
-        found = closing(_named(backend) if backend else InProcessBackend())
+        opened = closing(_named(backend) if backend else InProcessBackend())
     picture = Live() if live else nullcontext()
-    with found as place, picture as place.live:
+    with opened as place, picture as place.live:
         place.progress = progress
         yield place
 

@@ -173,15 +173,19 @@ class SeedLosses:
         for client in self.task.data.clients:
             if client.name not in self.labels[split]:
                 continue
-            own = client.split(split)
-            groups = np.arange(len(own)) if own.groups is None else own.groups
-            weights = self.weights(client.name, own.y).numpy()
+            part_of_client = client.split(split)
+            groups = (
+                np.arange(len(part_of_client))
+                if part_of_client.groups is None
+                else part_of_client.groups
+            )
+            weights = self.weights(client.name, part_of_client.y).numpy()
             table = {"client": client.name, "group": groups, "weight": weights}
             parts.append(pd.DataFrame(table))
         if not parts:
             return pd.DataFrame(columns=["client", "group", "weight"])
-        found = pd.concat(parts, ignore_index=True)
-        return found.assign(group=nested_groups(part["group"] for part in parts))
+        all_samples = pd.concat(parts, ignore_index=True)
+        return all_samples.assign(group=nested_groups(part["group"] for part in parts))
 
     # --- predictors ---
 
@@ -194,9 +198,9 @@ class SeedLosses:
         round = "last" if store.Run(path).stopping_rule() is None else "best"
         with warnings.catch_warnings(action="ignore"):
             code = code_in(self.task.config)
-            own = Own(data=self.task.own["data"], model=model)
-            found = load_rounds(path, [round], allow_code=code, **own)
-            return Loaded(*next(found))
+            objects = Own(data=self.task.own["data"], model=model)
+            rounds = load_rounds(path, [round], allow_code=code, **objects)
+            return Loaded(*next(rounds))
 
     def of_models(self, name: str, models: Mapping[str, nn.Module]) -> Predictor:
         """Return the predictor with a model for each client."""
@@ -251,12 +255,15 @@ class SeedLosses:
         lr = float(job.resolved.training.lr or 0)
         outputs = outputs_after(tuner, loaded.task, lr, amounts)
         sets = {amount: tuner.parts(after) for amount, after in outputs.items()}
-        tuned = {amount: self.of_parts(job.arm, each) for amount, each in sets.items()}
+        tuned = {
+            amount: self.of_parts(job.arm, by_split)
+            for amount, by_split in sets.items()
+        }
         cross = {}
         if parts:
             last = len(tuner.near)
-            for amount, each in sets.items():
-                seen = [after for (_, split), after in each.items() if split < last]
+            for amount, by_split in sets.items():
+                seen = [after for (_, split), after in by_split.items() if split < last]
                 cross[amount] = torch.cat(seen)
         excess = [self.excess(name, one) for name, one in loaded.models.items()]
         useless = self.kind in PROBABLE and not math.fsum(excess) < 0
@@ -275,7 +282,7 @@ class SeedLosses:
     def of_parts(self, name: str, parts: Mapping[tuple[int, int], Tensor]) -> Predictor:
         """Return the predictor with some raw outputs of a :meth:`tuner`, by client and set of samples."""
         clients, logits = self.task.data.clients, self.task.criterion.logits
-        found = {
+        outputs = {
             split: {
                 one.name: logits(parts[k, k + at]).double()
                 for k, one in enumerate(clients)
@@ -283,7 +290,7 @@ class SeedLosses:
             }
             for split, at in ((VALIDATION, 0), (TEST, len(clients)))
         }
-        return Predictor(name, found)
+        return Predictor(name, outputs)
 
     @cached_property
     def base_rate(self) -> Predictor:
@@ -313,12 +320,14 @@ class SeedLosses:
     def dealt(self) -> dict[str, NDArray[np.int64]]:
         """The half of each client's validation samples (:func:`fl_core.statistics.halves_of_one`), by client."""
         samples, seed = self.samples[VALIDATION], self.task.config.execution.seed
-        found = {}
+        half_of = {}
         for number, name in enumerate(self.task.data.names):
             if name in self.labels[VALIDATION]:
-                own = samples["group"][samples["client"] == name]
-                found[name] = statistics.halves_of_one(own.to_numpy(int), number, seed)
-        return found
+                groups = samples["group"][samples["client"] == name]
+                half_of[name] = statistics.halves_of_one(
+                    groups.to_numpy(int), number, seed
+                )
+        return half_of
 
     @cached_property
     def halves(self) -> NDArray[np.int64] | None:
@@ -367,22 +376,29 @@ class SeedLosses:
         On validation the calibration is cross-fitted: each half of the federation's samples has that of the other.
         """
         outputs, y, base = self._joined(one, split)
-        sizes = [len(own) for own in self.labels[split].values()]
+        sizes = [
+            len(labels_of_client) for labels_of_client in self.labels[split].values()
+        ]
         if self.kind not in PROBABLE:
             y = y.double() if y.is_floating_point() else y
             loss = self.task.criterion.of_logits()
             pairs_of = zip(outputs.split(sizes), y.split(sizes), strict=True)
             # risk sets lie within a client
-            found = torch.cat([loss.per_sample(z, own) for z, own in pairs_of])
+            per_sample = torch.cat(
+                [
+                    loss.per_sample(z, labels_of_client)
+                    for z, labels_of_client in pairs_of
+                ]
+            )
         elif split == VALIDATION and self.halves is not None:
             fitted = torch.tensor([self.calibration(one, half) for half in (1, 0)])
             pairs = fitted.double()[torch.from_numpy(self.halves)]
             hot = outputs / pairs[:, :1] + pairs[:, 1:] * base
-            found = evaluate.log_losses(hot, y)
+            per_sample = evaluate.log_losses(hot, y)
         else:
             hot = evaluate.calibrated(outputs, *self.calibration(one), base)
-            found = evaluate.log_losses(hot, y)
-        by_client = found.double().split(sizes)
+            per_sample = evaluate.log_losses(hot, y)
+        by_client = per_sample.double().split(sizes)
         return dict(zip(self.labels[split], by_client, strict=True))
 
     def weights(self, client: str, y: Tensor) -> Tensor:
@@ -399,10 +415,10 @@ class SeedLosses:
 
     def overlap(self, first: SeedLosses, split: str) -> float:
         """Return the share of a split's samples in the first seed that are in it here, too."""
-        held, own = (
-            samples_of(each.task.data.partition, split) for each in (first, self)
+        first_samples, own_samples = (
+            samples_of(losses.task.data.partition, split) for losses in (first, self)
         )
-        return len(held & own) / max(1, len(held))
+        return len(first_samples & own_samples) / max(1, len(first_samples))
 
     def parts(
         self, named: Mapping[str, Predictor], split: str, score: str
@@ -436,41 +452,41 @@ class SeedLosses:
             losses = torch.cat([*self.losses(one, split).values()])
             return samples.assign(value=losses.numpy())
         parts = []
-        for client, own in samples.groupby("client", sort=False):
+        for client, rows in samples.groupby("client", sort=False):
             outputs, y = one.outputs[split][client], self.labels[split][client]
             whole = self._scores(outputs, y)[score]
-            block = pd.factorize(own["group"])[0] % BLOCKS
+            block = pd.factorize(rows["group"])[0] % BLOCKS
             count = block.max() + 1
             values = np.full(count, whole)
             for left in range(count if count > 1 else 0):
-                kept = torch.from_numpy(block != left)
-                without = self._scores(outputs[kept], y[kept])[score]
+                inside = torch.from_numpy(block != left)
+                without = self._scores(outputs[inside], y[inside])[score]
                 if not math.isnan(without):
                     values[left] = count * whole - (count - 1) * without
             weight = self.sizes[str(client)] / count
             table = {"client": client, "group": np.arange(count), "weight": weight}
             parts.append(pd.DataFrame({**table, "value": values}).dropna())
-        found = pd.concat(parts, ignore_index=True)
-        return found.assign(group=nested_groups(part["group"] for part in parts))
+        all_draws = pd.concat(parts, ignore_index=True)
+        return all_draws.assign(group=nested_groups(part["group"] for part in parts))
 
     # --- scores ---
 
     @once
     def by_client(self, one: Predictor, split: str = TEST) -> pd.DataFrame:
         """Return the scores of each client (line), NaN where its samples give none. The loss is calibrated."""
-        found = {}
+        scores_of = {}
         for client, losses in self.losses(one, split).items():
             y = self.labels[split][client]
             scores = self._scores(one.outputs[split][client], y)
             weights = self.weights(client, y)
             scores["loss"] = float((weights * losses).sum() / weights.sum())
-            found[client] = scores
-        return pd.DataFrame.from_dict(found, orient="index", dtype=float)
+            scores_of[client] = scores
+        return pd.DataFrame.from_dict(scores_of, orient="index", dtype=float)
 
     def _scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         data, criterion = self.task.data, self.task.criterion.of_logits()
-        known = data.positive_index, data.absent
-        return evaluate.scores(outputs.float(), y, criterion, *known)
+        known_classes = data.positive_index, data.absent
+        return evaluate.scores(outputs.float(), y, criterion, *known_classes)
 
     def scores(self, one: Predictor, split: str = TEST) -> dict[str, float]:
         """Return a predictor's scores, means over clients that have them by training samples."""
@@ -501,12 +517,14 @@ def outputs_after(
         lr: of the run.
     """
     names, outputs = every(task.layers), {Tuning(): tuner.start}
-    for factor in dict.fromkeys(each.factor for each in amounts if each.epochs):
-        chosen = [each for each in amounts if each.epochs and each.factor == factor]
-        epochs = [each.epochs for each in chosen]
+    for factor in dict.fromkeys(amount.factor for amount in amounts if amount.epochs):
+        chosen = [
+            amount for amount in amounts if amount.epochs and amount.factor == factor
+        ]
+        epochs = [amount.epochs for amount in chosen]
         try:
-            found = tuner.outputs(names, chosen[0].rate(lr), epochs)
+            tuned = tuner.outputs(names, chosen[0].rate(lr), epochs)
         except NonFiniteError:
             continue
-        outputs |= dict(zip(chosen, found, strict=True))
+        outputs |= dict(zip(chosen, tuned, strict=True))
     return outputs

@@ -114,7 +114,7 @@ def measured_cost(
         sent += float(job.rows.loc[moved, "value"].sum())
         by_round = recorder.by_round(clock)
         rounds += max(by_round, default=0)
-        seconds += math.fsum(each["train"] for each in by_round.values())
+        seconds += math.fsum(spent_round["train"] for spent_round in by_round.values())
     full = int(task.config.federation.rounds or 1)
     seconds /= _side_by_side(len(jobs), workers)
     whole = rounds + tuning_epochs / max(1, int(task.config.training.epochs or 1))
@@ -160,11 +160,11 @@ def _side_by_side(runs: int, workers: int) -> int:
 def seconds_a_step(task: Task) -> float:
     """Return the seconds of one step at a client of median size, after one untimed epoch of at most :data:`STEPS`."""
     clients = sorted(task.data.clients, key=lambda client: len(client.train))
-    own = clients[len(clients) // 2].train
+    split = clients[len(clients) // 2].train
     training = Training.of(task.config.training)
-    samples = min(len(own), STEPS * training.batch_size)
-    given = task.model, task.criterion, training, [(own, own)], 0, 0
-    tuner, began = Tuner(*given, samples=samples), 0.0
+    samples = min(len(split), STEPS * training.batch_size)
+    arguments = task.model, task.criterion, training, [(split, split)], 0, 0
+    tuner, began = Tuner(*arguments, samples=samples), 0.0
     for _ in range(2):
         began = time.perf_counter()
         tuner.tuned(0, every(task.layers), rate=1e-12, epochs=1)

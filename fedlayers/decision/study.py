@@ -125,21 +125,23 @@ def study(
     ('choose', [0, 1])
     """
     out = study_folder(out)
-    config, own = with_own(config, data, model, **keys)
+    config, objects = with_own(config, data, model, **keys)
     tell = progress if callable(progress) else no_progress
     if score:
-        config = config.with_keys(monitor=check_score(score, task_kind(config, own)))
-    asked = question(
-        config, own, out, arms, seeds, tune_rates, baselines, tell, one_split=False
+        config = config.with_keys(
+            monitor=check_score(score, task_kind(config, objects))
+        )
+    asked_question = question(
+        config, objects, out, arms, seeds, tune_rates, baselines, tell, one_split=False
     )
     shown = {"parallel": True, "progress": progress is True, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
-        line = foreseen(asked, place.side_by_side)
+        line = foreseen(asked_question, place.side_by_side)
         (say if progress is True else tell)(line)
-        trained = train_ways(asked, place, tell)
-    made = judged(trained.table(), list(actions_of(asked.ways)))
-    write_atomically(out / "table.csv", csv_bytes(made.table))
-    return made
+        trained = train_ways(asked_question, place, tell)
+    judged_study = judged(trained.table(), list(actions_of(asked_question.ways)))
+    write_atomically(out / "table.csv", csv_bytes(judged_study.table))
+    return judged_study
 
 
 def judged(table: LossTable, names: Sequence[str]) -> Study:

@@ -68,23 +68,27 @@ def sums_of_halves(
     The first of two is that of the label's loss. The second is that of the other answers' mean loss, of which a
     softened target has a share (:func:`fl_core.training.evaluate.soft_targets`). It is 0 without probabilities.
     """
-    asked = temperatures_of(losses.kind)
+    temperatures = temperatures_of(losses.kind)
     if client not in losses.labels[VALIDATION]:
-        return [[[0.0, 0.0] for _ in asked] for _ in range(2)]
+        return [[[0.0, 0.0] for _ in temperatures] for _ in range(2)]
     y, half = losses.labels[VALIDATION][client], losses.dealt[client]
     weights = losses.weights(client, y).numpy()
-    found = []
+    sums_of = []
     with tree.one_thread():
-        for temperature in asked:
-            each = torch.full((len(y),), temperature, dtype=torch.float64)
-            own = client_losses(losses, one, VALIDATION, client, each)
-            others = torch.zeros_like(own)
+        for temperature in temperatures:
+            temperatures_of_samples = torch.full(
+                (len(y),), temperature, dtype=torch.float64
+            )
+            own_losses = client_losses(
+                losses, one, VALIDATION, client, temperatures_of_samples
+            )
+            others = torch.zeros_like(own_losses)
             if losses.kind in PROBABLE:
                 outputs = one.outputs[VALIDATION][client] / temperature
-                others = other_losses(outputs, y, own)
-            pair = np.stack([own.numpy(), others.numpy()]) * weights
-            found.append([pair[:, half == number].sum(1) for number in (0, 1)])
-    return np.array(found).swapaxes(0, 1).tolist()
+                others = other_losses(outputs, y, own_losses)
+            pair = np.stack([own_losses.numpy(), others.numpy()]) * weights
+            sums_of.append([pair[:, half == number].sum(1) for number in (0, 1)])
+    return np.array(sums_of).swapaxes(0, 1).tolist()
 
 
 def other_losses(outputs: Tensor, y: Tensor, own: Tensor) -> Tensor:
@@ -133,16 +137,16 @@ def group_sums(
         return {"draws": 0, "sums": [0.0] * size, "products": [[0.0] * size] * size}
     y, samples = losses.labels[split][client], losses.samples[split]
     weights = losses.weights(client, y).numpy()
-    own = samples["client"] == client
-    group = np.unique(samples["group"][own], return_inverse=True)[1]
+    is_client = samples["client"] == client
+    group = np.unique(samples["group"][is_client], return_inverse=True)[1]
     rows = []
     for one, calibration in ways:
         temperature = np.full(len(y), calibration.test)
         if split == VALIDATION:
             temperature = np.array(calibration[:2])[losses.dealt[client]]
-        known = torch.from_numpy(temperature)
-        found = client_losses(losses, one, split, client, known)
-        rows.append(np.bincount(group, weights * found.numpy()))
+        by_sample = torch.from_numpy(temperature)
+        sample_losses = client_losses(losses, one, split, client, by_sample)
+        rows.append(np.bincount(group, weights * sample_losses.numpy()))
     rows.append(np.bincount(group, weights))
     table = np.stack(rows)
     return {

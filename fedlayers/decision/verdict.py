@@ -122,7 +122,7 @@ def _lines(
         value = unit * table.sign * gain.value
         gaps[name] = Estimate(value, unit * gain.error, gain.free)
     intervals = {name: gap.interval(len(gaps)) for name, gap in gaps.items()}
-    digits = _digits([(each.low, each.high) for each in intervals.values()])
+    digits = _digits([(line.low, line.high) for line in intervals.values()])
 
     def rounded(name: str) -> float:
         return round(unit * table.mean(name, split), digits)
@@ -215,7 +215,7 @@ def _clients(losses: LossTable, way: str, split: str) -> dict[str, str]:
     keys = [(rival, client) for rival in rivals for client in gains[rival]]
     corrected = holm([gains[rival][client].p_value for rival, client in keys])
     p_values = dict(zip(keys, corrected, strict=True))
-    found = {}
+    verdicts = {}
     for client in losses.clients:
         against = [
             (gains[rival][client].value, p_values[rival, client] <= 0.05)
@@ -224,12 +224,12 @@ def _clients(losses: LossTable, way: str, split: str) -> dict[str, str]:
         ]
         if not against:
             continue
-        found[client] = NONE_SHOWN
+        verdicts[client] = NONE_SHOWN
         if any(shown and value < 0 for value, shown in against):
-            found[client] = LOSES
+            verdicts[client] = LOSES
         elif all(shown and value > 0 for value, shown in against):
-            found[client] = GAINS
-    return found
+            verdicts[client] = GAINS
+    return verdicts
 
 
 def _fallback(losses: LossTable, way: str) -> tuple[str, ...]:

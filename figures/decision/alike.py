@@ -35,15 +35,15 @@ def row(name: str, seed: int) -> dict[str, object]:
     )
     clients = result.engine.data.clients
     crossed = fl.cross_scores(result, {one.name: one.validation for one in clients})
-    found = crossed.alike(seed)
-    groups = "".join(map(str, found.groups.values()))
+    alike = crossed.alike(seed)
+    groups = "".join(map(str, alike.groups.values()))
     return {
         "federation": name,
         "seed": seed,
         "method": METHOD,
-        "claimed": found.significant,
+        "claimed": alike.significant,
         "groups": groups,
-        "silhouette": round(found.silhouette, 3),
+        "silhouette": round(alike.silhouette, 3),
     }
 
 
@@ -51,9 +51,9 @@ def main() -> None:
     """Make the rows of the method again."""
     torch.set_num_threads(1)
     rows = pd.read_csv(ROWS, dtype={"groups": str})
-    made = [row(name, seed) for name in CHOSEN for seed in SEEDS]
-    kept = rows[rows["method"] != METHOD]
-    write_atomically(ROWS, csv_bytes(pd.concat([kept, pd.DataFrame(made)])))
+    new_rows = [row(name, seed) for name in CHOSEN for seed in SEEDS]
+    others = rows[rows["method"] != METHOD]
+    write_atomically(ROWS, csv_bytes(pd.concat([others, pd.DataFrame(new_rows)])))
 
 
 if __name__ == "__main__":

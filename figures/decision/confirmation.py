@@ -85,8 +85,8 @@ def natural(name: str) -> Asked:
         frame = frame[frame[group].isin(counts[counts <= MOST_ROWS].index)]
     elif len(frame) > MOST_ROWS:
         frame = frame.sample(MOST_ROWS, random_state=0)
-    kept = frame[client].value_counts()
-    frame = frame[frame[client].isin(kept[kept >= LEAST_ROWS].index)]
+    client_counts = frame[client].value_counts()
+    frame = frame[frame[client].isin(client_counts[client_counts >= LEAST_ROWS].index)]
     frame = frame.assign(**{c: frame[c].map(str) for c in (client, outcome)})
     keys = {"client_column": client, "label_column": outcome, "impute": "mean"}
     if group:
@@ -164,17 +164,24 @@ def decided(name: str, out: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
     keys, data = FEDERATIONS[name]()
     model = keys.pop("model")
-    config, own = with_own(fl.RunConfig(**keys), data, model)
-    asked = question(config, own, out, FURTHER, SEEDS, None, True, no_progress)
+    config, objects = with_own(fl.RunConfig(**keys), data, model)
+    asked_question = question(
+        config, objects, out, FURTHER, SEEDS, None, True, no_progress
+    )
     with open_backend("", 0, progress=False, live=False) as place:
-        trained = train_ways(asked, place, no_progress)
+        trained = train_ways(asked_question, place, no_progress)
     table = trained.table()
     rows = [
         (name, way, seed, split, part.mean, part.samples)
         for (seed, way, split), part in table.parts.items()
     ]
     columns = ["federation", "way", "seed", "split", "loss", "samples"]
-    ways = [*default_names(asked.task.layers), LINEAR, "linear_local", "boosting_local"]
+    ways = [
+        *default_names(asked_question.task.layers),
+        LINEAR,
+        "linear_local",
+        "boosting_local",
+    ]
     linear = [way for way in ("linear_local", LINEAR) if way in table.ways]
     named = {
         "policy": recommended(table, ways) or "base_rate",
@@ -194,9 +201,9 @@ def harm(table: Any, way: str) -> dict[str, float]:
 
     from fl_core.statistics import holm
 
-    found: dict[str, float] = {}
+    harm_of: dict[str, float] = {}
     if way in ("linear_local", "base_rate") or "linear_local" not in table.ways:
-        return found
+        return harm_of
     draw = np.random.default_rng(0)
     first = table.parts[table.seeds[0], way, "test"]
     groups = np.unique(first.group)
@@ -220,18 +227,18 @@ def harm(table: Any, way: str) -> dict[str, float]:
     corrected = holm([gain.p_value for gain in judge.values()])
     for (client, gain), p_value in zip(judge.items(), corrected, strict=True):
         if gain.value > 0 and p_value <= 0.05 and client in sides[False]:
-            found[client] = sides[False][client].value
-    return found
+            harm_of[client] = sides[False][client].value
+    return harm_of
 
 
 def earlier(name: str, out: Path) -> str:
     """Return the name of the way that the earlier ``choose`` recommends, in the words of this version."""
     keys, data = FEDERATIONS[name]()
     model = keys.pop("model")
-    made = fl.choose(
+    decision = fl.choose(
         fl.RunConfig(**keys), out, data=data, model=model, seeds=SEEDS, progress=False
     )
-    sys.stdout.write(f"{made.text()}\n")
+    sys.stdout.write(f"{decision.text()}\n")
     return json.dumps(json.loads((Path(out) / "choice.json").read_text()))
 
 

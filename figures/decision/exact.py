@@ -79,8 +79,8 @@ class Exact(NamedTuple):
 
 def jobs() -> Iterator[Exact]:
     """Yield all jobs in the order of the registration."""
-    for kind, own in MADE.items():
-        for sizes in own:
+    for kind, sizes_of_kind in MADE.items():
+        for sizes in sizes_of_kind:
             for draw in range(sizes.draws):
                 yield Exact(kind, sizes.source, draw, draw)
     for draw, name in itertools.product(range(1, DRAWS + 1), DEALT):
@@ -109,7 +109,7 @@ def made(sizes: Sizes, draw: int, seed: int) -> tuple[Task, Any]:
     x = (x - x.mean(axis=0)) / (x.std(axis=0) + 1e-6)
     order = np.random.default_rng(draw).permutation(len(x))
     draws = np.random.default_rng((draw, seed))
-    parts, held, at = {}, [], 0
+    parts, held_out, at = {}, [], 0
     for k, train in enumerate(sizes.train):
         most = (len(x) - at) // (len(sizes.train) - k) - train - sizes.validation
         test = order[at : at + min(TEST, most)]
@@ -117,7 +117,7 @@ def made(sizes: Sizes, draw: int, seed: int) -> tuple[Task, Any]:
         rest = order[at : at + train + sizes.validation]
         at += len(rest)
         rest = draws.permutation(rest)
-        held.append(rest[train:])
+        held_out.append(rest[train:])
         parts[f"client {k + 1}"] = {
             "train": rest[:train],
             "validation": rest[train:],
@@ -132,7 +132,7 @@ def made(sizes: Sizes, draw: int, seed: int) -> tuple[Task, Any]:
         algorithm="fedper", model="mlp", rounds=ROUNDS, lr=RATE, batch_size=16,
         seed=seed, eval_every=ROUNDS, checkpoint_every=ROUNDS, patience=0,
     )  # fmt: skip
-    return fl.assemble(config, data=data), np.concatenate(held)
+    return fl.assemble(config, data=data), np.concatenate(held_out)
 
 
 def measured(job: Exact, known: pd.DataFrame) -> dict[str, Any]:
@@ -148,12 +148,12 @@ def measured(job: Exact, known: pd.DataFrame) -> dict[str, Any]:
         arm = Job(job.federation, "differ", job.seed, job.draw)
         seeds = [losses_of(task_of(arm, rate(known, job.federation)))]
     parts = blocks(len(seeds[0].share), job.seed)
-    found = permutation_test(seeds, parts, seed=job.seed)
+    test = permutation_test(seeds, parts, seed=job.seed)
     return {
-        "p": found.p_value,
-        "lead": found.lead,
-        "smallest": found.smallest,
-        "samples": found.samples,
+        "p": test.p_value,
+        "lead": test.lead,
+        "smallest": test.smallest,
+        "samples": test.samples,
     }
 
 
@@ -165,7 +165,7 @@ def main(minutes: float = 60.0) -> None:
     """
     torch.set_num_threads(1)
     rows = pd.read_parquet(ROWS) if ROWS.exists() else pd.DataFrame()
-    known = pd.read_parquet(KNOWN_ROWS)
+    planted_rows = pd.read_parquet(KNOWN_ROWS)
     done = {tuple(row) for row in rows.reindex(columns=Exact._fields).to_numpy()}
     start = time.monotonic()
     for job in jobs():
@@ -174,9 +174,9 @@ def main(minutes: float = 60.0) -> None:
         if time.monotonic() - start > 60 * minutes:
             break
         began = time.process_time()
-        found = measured(job, known)
+        result = measured(job, planted_rows)
         seconds = time.process_time() - began
-        row = {**job._asdict(), **found, "seconds": seconds}
+        row = {**job._asdict(), **result, "seconds": seconds}
         rows = pd.DataFrame([*rows.to_dict("records"), row])
         part = ROWS.with_suffix(".part")
         rows.to_parquet(part, index=False, compression="brotli")

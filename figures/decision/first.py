@@ -34,16 +34,18 @@ def decisions() -> pd.DataFrame:
     """Return a line for each decision that did not fail, with the test score of what it names."""
     rows = pd.read_parquet(ROWS)
     rows = rows[rows["failed"] == ""]
-    found = pd.DataFrame([*rows["found"].map(json.loads)], index=rows.index)
-    value = [each.get("model", each["base_rate"]) for each in found.pop("value")]
-    harmed = found["loses"] / found["clients"]
-    return rows.drop(columns="found").join(found).assign(value=value, harmed=harmed)
+    answers = pd.DataFrame([*rows["found"].map(json.loads)], index=rows.index)
+    value = [value.get("model", value["base_rate"]) for value in answers.pop("value")]
+    harmed = answers["loses"] / answers["clients"]
+    return rows.drop(columns="found").join(answers).assign(value=value, harmed=harmed)
 
 
 def paired(what: str, mode: str) -> pd.DataFrame:
     """Return a column for each commit and a line for each table, the mean of the seeds that both have."""
-    own = decisions().query("mode == @mode")
-    wide = own.pivot(index=["table", "seed"], columns="commit", values=what).dropna()
+    of_mode = decisions().query("mode == @mode")
+    wide = of_mode.pivot(
+        index=["table", "seed"], columns="commit", values=what
+    ).dropna()
     return wide.groupby("table").mean()
 
 
@@ -112,16 +114,16 @@ def images() -> str:
 
     def best(arms: list[str]) -> pd.Series:
         chosen = seen[arms].idxmax(axis=1)
-        return pd.Series([score.loc[each] for each in chosen.items()], chosen.index)
+        return pd.Series([score.loc[name] for name in chosen.items()], chosen.index)
 
     race, shared = best(["0", "6", "12", "all"]), best(["all", "own"])
     policy = best(["all", "own", "0", "12", "last 6"]).where(differ, shared)
     lines = []
-    for way, own, runs in (
+    for way, scores_of_way, runs in (
         ("FedAvg and own epochs", shared, 1.0),
         ("the policy", policy, 2 + 2 * differ.mean()),
     ):
-        gap = sided((own - race).groupby(["source", "dose"]).mean())
+        gap = sided((scores_of_way - race).groupby(["source", "dose"]).mean())
         line = {"way": way, "minus the race": shown(gap, 2), "runs": f"{runs:.1f}"}
         lines.append(line)
     return markdown(pd.DataFrame(lines))
@@ -135,37 +137,37 @@ def averages() -> str:
         ("macro_f1", "macro_f1", 100, 2),
     ):
         gap = sided(factor * (rows[f"average_{name}"] - rows[f"best_{name}"]))
-        told = {"average minus the best model": shown(gap, digits)}
-        lines.append({"score": SCORES[mode], "tables": len(rows), **told})
+        cells = {"average minus the best model": shown(gap, digits)}
+        lines.append({"score": SCORES[mode], "tables": len(rows), **cells})
     return markdown(pd.DataFrame(lines))
 
 
 def by_rate() -> str:
     """Return the loss of the default mode's pairs, by which commit trains alone, as all its arms, at a higher rate."""
-    own = decisions().query("mode == 'default'")
-    alone = own["runs"].map(lambda names: next(filter(ALONE.match, names)))
-    own["rate"] = alone.str.extract(ALONE, expand=False).astype(float)
-    wide = own.pivot(
+    of_default = decisions().query("mode == 'default'")
+    alone = of_default["runs"].map(lambda names: next(filter(ALONE.match, names)))
+    of_default["rate"] = alone.str.extract(ALONE, expand=False).astype(float)
+    wide = of_default.pivot(
         index=["table", "seed"], columns="commit", values=["rate", "value"]
     ).dropna()
     gap = wide["value"]["policy"] - wide["value"]["comparator"]
     higher = (wide["rate"]["policy"] > wide["rate"]["comparator"]).map(RATES)
-    found = gap.groupby(higher).agg(["size", "mean"]).reindex([*RATES.values()])
+    sizes = gap.groupby(higher).agg(["size", "mean"]).reindex([*RATES.values()])
     heads = {"size": "pairs", "mean": "policy minus comparator, nats, mean"}
-    return markdown(found.round(4).rename(columns=heads).reset_index(names="rate"))
+    return markdown(sizes.round(4).rename(columns=heads).reset_index(names="rate"))
 
 
 def written(page: str) -> str:
     """Return the page with its table made from the rows."""
     hours = decisions()["seconds"].sum() / 3600
-    made = {
+    tables = {
         "first": table(),
         "rates": by_rate(),
         "images": images(),
         "averages": averages(),
         "hours": f"{len(decisions())} decisions, {hours:.2f} core-hours.",
     }
-    return BLOCK.sub(lambda m: f"{m[1]}{made[m[2]].rstrip()}\n{m[3]}", page)
+    return BLOCK.sub(lambda m: f"{m[1]}{tables[m[2]].rstrip()}\n{m[3]}", page)
 
 
 if __name__ == "__main__":

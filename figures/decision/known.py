@@ -77,8 +77,10 @@ def count(
 ) -> str:
     """Return how many jobs of some federations have a verdict, of how many."""
     key = f"verdict, {score}"
-    said = [each[key] for job, each in found.items() if job[0] in names and key in each]
-    return f"{said.count(verdict)} of {len(said)}" if said else "–"
+    verdicts = [
+        entry[key] for job, entry in found.items() if job[0] in names and key in entry
+    ]
+    return f"{verdicts.count(verdict)} of {len(verdicts)}" if verdicts else "–"
 
 
 def tested() -> pd.DataFrame:
@@ -110,16 +112,24 @@ def whether(rows: pd.DataFrame) -> str:
 
 def groups(rows: pd.DataFrame) -> str:
     """Return how often groups of clients are claimed, and exactly those that were made. The rows are others."""
-    found = pd.read_csv(alike.ROWS, dtype={"groups": str})
-    planted = {name: "".join(map(str, own)) for name, own in alike.PLANTED.items()}
-    found["right"] = found["groups"] == found["federation"].map(planted)
+    claims = pd.read_csv(alike.ROWS, dtype={"groups": str})
+    planted = {
+        name: "".join(map(str, planted_groups))
+        for name, planted_groups in alike.PLANTED.items()
+    }
+    claims["right"] = claims["groups"] == claims["federation"].map(planted)
     lines = []
     for name in (*planted, *sorted(set(CHOSEN) - set(planted))):
         cells = []
         for method in (alike.METHOD, "updates"):
-            own = found[(found["federation"] == name) & (found["method"] == method)]
-            right = str(own["right"].sum()) if name in planted else "–"
-            cells += [f"{own['claimed'].sum()} of {len(own)}", right]
+            of_federation = claims[
+                (claims["federation"] == name) & (claims["method"] == method)
+            ]
+            right = str(of_federation["right"].sum()) if name in planted else "–"
+            cells += [
+                f"{of_federation['claimed'].sum()} of {len(of_federation)}",
+                right,
+            ]
         lines.append([f"`{name}`", *cells])
     columns = ["data set", "claimed", "exactly those made"]
     columns += ["claimed by first updates", "exactly those made by first updates"]
@@ -129,10 +139,10 @@ def groups(rows: pd.DataFrame) -> str:
 def score(rows: pd.DataFrame, name: str, seed: int, arm: str) -> float:
     """Return an arm's accuracy on test samples in points; NaN without its row."""
     if arm in ("all", "nothing"):
-        found = of(rows, "whether").get((name, seed, 0), {}).get(arm, {})
+        entry = of(rows, "whether").get((name, seed, 0), {}).get(arm, {})
     else:
-        found = of(rows, arm).get((name, seed, 0), {})
-    return 100 * float(found.get("test", np.nan))
+        entry = of(rows, arm).get((name, seed, 0), {})
+    return 100 * float(entry.get("test", np.nan))
 
 
 def arms(layers: int) -> dict[str, list[str]]:
@@ -154,13 +164,16 @@ def plans_of(rows: pd.DataFrame, name: str) -> pd.DataFrame:
     shared = of(rows, "whether")
     runs = [key for key in of(rows, "1") if key[0] == name]
     seeds = [key[1] for key in runs if not at_chance(shared[key])]
-    found = {}
-    for kind, own in arms(depth(name)).items():
+    best = {}
+    for kind, arms_of_kind in arms(depth(name)).items():
         table = pd.DataFrame(
-            {arm: [score(rows, name, seed, arm) for seed in seeds] for arm in own}
+            {
+                arm: [score(rows, name, seed, arm) for seed in seeds]
+                for arm in arms_of_kind
+            }
         )
-        found[kind] = table[max(own, key=table.mean().get)]
-    return pd.DataFrame(found)
+        best[kind] = table[max(arms_of_kind, key=table.mean().get)]
+    return pd.DataFrame(best)
 
 
 def truth(rows: pd.DataFrame) -> str:
@@ -185,16 +198,20 @@ def decisions(rows: pd.DataFrame) -> str:
     """Return what ``choose`` named, its accuracy on test samples, and the best arm of the truth, means over seeds."""
     lines = []
     for name, arm in (*product(CHOSEN, ["choose"]), ("known_inputs", "choose 60")):
-        found = {
-            seed: each for (own, seed, _), each in of(rows, arm).items() if own == name
+        choices = {
+            seed: choice
+            for (federation, seed, _), choice in of(rows, arm).items()
+            if federation == name
         }
-        if not found:
+        if not choices:
             continue
-        named = pd.Series([each["named"] for each in found.values()]).value_counts()
-        own = 100 * np.mean([each["test"] for each in found.values()])
-        prices = [each["price"] for each in found.values()]
+        named = pd.Series(
+            [choice["named"] for choice in choices.values()]
+        ).value_counts()
+        accuracy = 100 * np.mean([choice["test"] for choice in choices.values()])
+        prices = [choice["price"] for choice in choices.values()]
         truth = {
-            local: np.mean([score(rows, name, seed, local) for seed in found])
+            local: np.mean([score(rows, name, seed, local) for seed in choices])
             for local in ("all", "nothing", *subsets(3))
         }
         best = np.nan if arm != "choose" else max(truth.values())
@@ -203,9 +220,11 @@ def decisions(rows: pd.DataFrame) -> str:
                 "federation": f"`{name}`"
                 + arm.replace("choose", ", at").removesuffix(", at"),
                 "named, of seeds": ", ".join(f"`{k}` {n}" for k, n in named.items()),
-                "accuracy": f"{own:.1f}",
+                "accuracy": f"{accuracy:.1f}",
                 "best of the truth": numbers([best], ".1f")[0],
-                "undecided": sum(len(each["left"]) > 1 for each in found.values()),
+                "undecided": sum(
+                    len(choice["left"]) > 1 for choice in choices.values()
+                ),
                 "runs": f"{np.mean(prices):.1f}",
             }
         )
@@ -246,8 +265,8 @@ def algorithms(_: pd.DataFrame) -> str:
     """Return a line for each data set and algorithm: both plans, and the paired difference over seeds."""
     lines = []
     rows = pd.read_parquet(ROWS.with_name("known_plans.parquet"))
-    for (name, algorithm), own in rows.groupby(["data", "algorithm"], sort=False):
-        both = 100 * own.pivot(index="seed", columns="plan", values="value")
+    for (name, algorithm), of_pair in rows.groupby(["data", "algorithm"], sort=False):
+        both = 100 * of_pair.pivot(index="seed", columns="plan", values="value")
         gap = mean_interval(both["known"] - both["default"])
         lines.append(
             {
@@ -279,10 +298,10 @@ def plans(rows: pd.DataFrame, name: str, seed: int = 0) -> list[float]:
 def natural(rows: pd.DataFrame) -> str:
     """Return the second rule's verdicts and plans of the natural federations that are done."""
     lines = []
-    for (name, *_), found in of(rows, "differ").items():
+    for (name, *_), answer in of(rows, "differ").items():
         if "natural" in name:
             scores = numbers(plans(rows, name), ".1f")
-            lines.append([name, found["verdict, loss"], *scores])
+            lines.append([name, answer["verdict, loss"], *scores])
     columns = ["federation", "second rule", *PLANS[1:]]
     return markdown(pd.DataFrame(lines, columns=columns))
 
@@ -302,17 +321,17 @@ def confirmation(rows: pd.DataFrame) -> str:
 def adapters(rows: pd.DataFrame) -> str:
     """Return verdicts and plans of tweets with adapters, and the end that the profile names."""
     lines = []
-    for (name, seed, _), found in of(rows, "whether").items():
+    for (name, seed, _), answer in of(rows, "whether").items():
         if name in ADAPTED:
             head, first = (of(rows, arm)[name, seed, 0] for arm in ends(name))
-            *before, last = found["layer_tuning"]
+            *before, last = answer["layer_tuning"]
             says = "head" if last > max(before) else "first half"
-            own = head if says == "head" else first
+            named = head if says == "head" else first
             both = min(head, first, key=lambda each: each["validation"])
-            loss = 100 * (own["test"] - both["test"])
+            loss = 100 * (named["test"] - both["test"])
             scores = [*plans(rows, name, seed), score(rows, name, seed, FACTOR_A), loss]
             cells = says, *numbers(scores, ".1f")
-            lines.append([name.split()[2], seed, found["verdict, loss"], *cells])
+            lines.append([name.split()[2], seed, answer["verdict, loss"], *cells])
     columns = ["what differs", "seed", "second rule", "the profile names", *PLANS[1:]]
     columns += ["lora_A", "named against both"]
     return markdown(pd.DataFrame(lines, columns=columns))
@@ -322,17 +341,17 @@ def sizes(rows: pd.DataFrame) -> str:
     """Return what the second rule says of known data sets with fewer samples."""
     lines = []
     for size in SMALLER:
-        found = of(rows, f"size {size}")
-        cells = [count(found, "loss", [name]) for name in (KNOWN[0], ALIKE)]
-        lines.append((size, *cells, count(found, "loss", KNOWN, TOO_FEW)))
+        answers = of(rows, f"size {size}")
+        cells = [count(answers, "loss", [name]) for name in (KNOWN[0], ALIKE)]
+        lines.append((size, *cells, count(answers, "loss", KNOWN, TOO_FEW)))
     names = ["samples a client", "labels coded", "nothing differs", "too few to tell"]
     return markdown(pd.DataFrame(lines, columns=names))
 
 
 def seen(rows: pd.DataFrame) -> str:
     """Return what each command says of the known data sets, seed 0."""
-    found = of(rows, "commands")
-    table = pd.DataFrame({name: each for (name, *_), each in found.items()})
+    answers = of(rows, "commands")
+    table = pd.DataFrame({name: answer for (name, *_), answer in answers.items()})
     words = table.map(lambda cell: cell[0])
     words["seconds"] = numbers(table.map(lambda cell: cell[1]).mean(axis=1), ".1f")
     words.loc["clients_differ"] = [*map(said, table), "–"]
@@ -360,8 +379,8 @@ def hours(rows: pd.DataFrame) -> str:
 
 
 TABLES = {
-    each.__name__: each
-    for each in (
+    function.__name__: function
+    for function in (
         whether,
         groups,
         sizes,

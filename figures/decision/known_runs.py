@@ -189,8 +189,10 @@ def subsets(layers: int) -> list[str]:
     cuts = [range(k) for k in range(1, layers)] + [
         range(k, layers) for k in range(1, layers)
     ]
-    found = [*cuts, *([k] for k in range(layers))]
-    return list(dict.fromkeys(" ".join(map(str, each)) for each in found))
+    local_sets = [*cuts, *([k] for k in range(layers))]
+    return list(
+        dict.fromkeys(" ".join(map(str, local_set)) for local_set in local_sets)
+    )
 
 
 def ends(name: str) -> list[str]:
@@ -257,17 +259,17 @@ def federation(name: str, seed: int = 0) -> tuple[FederatedData, str, int]:
         shares = draw.dirichlet(np.full(classes, 0.2), clients)  # too few of a class
     else:
         raise ValueError(f"{name} must have pictures of each class; got too few.")
-    taken = [0] * classes
+    used = [0] * classes
     xs, ys, indices, at = [], [], {}, 0
     for client, label in enumerate(drawn):
         picked = np.zeros(len(label), int)
         for k in range(classes):
             places = np.flatnonzero(label == k)
-            picked[places] = pools[k][taken[k] : taken[k] + len(places)]
-            taken[k] += len(places)
-        found = changed(x[picked], y[picked], kind, client, classes)
-        xs.append(found[0])
-        ys.append(found[1])
+            picked[places] = pools[k][used[k] : used[k] + len(places)]
+            used[k] += len(places)
+        picked_samples = changed(x[picked], y[picked], kind, client, classes)
+        xs.append(picked_samples[0])
+        ys.append(picked_samples[1])
         ends = [0, train, train + validation, len(label)]
         parts = [at + np.arange(a, b) for a, b in itertools.pairwise(ends)]
         indices[f"client {client + 1}"] = dict(zip(SPLITS, parts, strict=True))
@@ -275,9 +277,13 @@ def federation(name: str, seed: int = 0) -> tuple[FederatedData, str, int]:
     samples = np.concatenate(xs)
     if network == "lora":
         samples = tweets.states(samples)
-    made = Source(name, samples, np.concatenate(ys), tuple(map(str, range(classes))))
-    dealt = Partition("known", {}, 0, indices, len(made.y), made.digest)
-    return gather(made, dealt), network, rounds
+    federation_source = Source(
+        name, samples, np.concatenate(ys), tuple(map(str, range(classes)))
+    )
+    dealt = Partition(
+        "known", {}, 0, indices, len(federation_source.y), federation_source.digest
+    )
+    return gather(federation_source, dealt), network, rounds
 
 
 def task_of(job: Job, lr: float) -> Task:
@@ -319,7 +325,7 @@ def task_of(job: Job, lr: float) -> Task:
 
 def trained(task: Task, local: Sequence[int]) -> list[Any]:
     """Train with these layers local, and return each client's tensors after the last round."""
-    shared = [each.name for k, each in enumerate(task.layers) if k not in local]
+    shared = [layer.name for k, layer in enumerate(task.layers) if k not in local]
     plan = LayerPlan(task.layers, tuple(shared))
     engine = runner.run(
         task.config, data=task.data, plan=plan, progress=False, announce=False
@@ -335,7 +341,9 @@ def setting(task: Task, split: str) -> dict[str, Any]:
         "model": task.model,
         "loss": task.criterion,
         "training": Training.of(task.config.training),
-        "clients": [(each.train, each.split(split)) for each in task.data.clients],
+        "clients": [
+            (client.train, client.split(split)) for client in task.data.clients
+        ],
         "seed": task.config.execution.seed,
         "round": int(task.config.federation.rounds or 1),
         "samples": None,
@@ -359,14 +367,14 @@ def scored(task: Task, starts: list[Any]) -> dict[str, float]:
     if best:
         rate, epochs = [*itertools.product(rates, EPOCHS)][best - 1]
         after = tests.outputs(every(task.layers), rate, (epochs,))[0]
-    held = tests.held
+    validation = tests.held
     return {
         "validation": losses[best],
         "own": best,
-        "test": held.right(after) @ held.weight,
-        "loss": held.losses(task.criterion, after) @ held.weight,
+        "test": validation.right(after) @ validation.weight,
+        "loss": validation.losses(task.criterion, after) @ validation.weight,
         "plain_validation": losses[0],
-        "plain_test": held.right(tests.start) @ held.weight,
+        "plain_test": validation.right(tests.start) @ validation.weight,
     }
 
 
@@ -377,23 +385,23 @@ def measured(job: Job, lr: float) -> dict[str, Any]:
     task = task_of(job, lr)
     layers = range(len(task.layers))
     if job.arm == "profile":
-        own = {"samples": SAMPLES, "starts": trained(task, [])}
-        signs = signals(setting(task, "validation") | own, task.layers)
+        own_arguments = {"samples": SAMPLES, "starts": trained(task, [])}
+        signs = signals(setting(task, "validation") | own_arguments, task.layers)
         return signs | {"inputs differ": inputs_differ(task.data)}
     if job.arm == "rate":
         return scored(task, trained(task, []))
     if job.arm[0].isdigit():
         return scored(task, trained(task, [*map(int, job.arm.split())]))
     shared, alone = trained(task, []), trained(task, layers)
-    given = setting(task, "validation")
-    answer = whether.compared(**given, starts=shared, alone=alone)
-    found: dict[str, Any] = {"p": answer.p_value, "lead": answer.lead}
+    arguments = setting(task, "validation")
+    answer = whether.compared(**arguments, starts=shared, alone=alone)
+    results: dict[str, Any] = {"p": answer.p_value, "lead": answer.lead}
     if job.arm == "whether":
-        found |= {"all": scored(task, shared), "nothing": scored(task, alone)}
+        results |= {"all": scored(task, shared), "nothing": scored(task, alone)}
     if job.federation in ADAPTED:
-        tuner = Tuner(**given, starts=shared)
-        found["layer_tuning"] = falls(tuner, blocks(task.layers))
-    return found
+        tuner = Tuner(**arguments, starts=shared)
+        results["layer_tuning"] = falls(tuner, blocks(task.layers))
+    return results
 
 
 def rate(rows: pd.DataFrame, name: str) -> float:
@@ -402,8 +410,8 @@ def rate(rows: pd.DataFrame, name: str) -> float:
     its = where(rows, federation=tuned, arm="rate")
     if its.empty:
         return RATES[1]
-    found = its["found"].map(lambda text: json.loads(text).get("validation", np.inf))
-    return float(its.loc[found.idxmin(), "lr"])
+    losses = its["found"].map(lambda text: json.loads(text).get("validation", np.inf))
+    return float(its.loc[losses.idxmin(), "lr"])
 
 
 def at_chance(found: dict[str, Any]) -> bool:
@@ -429,18 +437,18 @@ def main(hours: float = 24.0, name: str = "") -> None:
         if tuple(job) in done or not job.federation.startswith(name):
             continue
         its = where(rows, federation=job.federation, arm="whether", seed=job.seed)
-        if any(at_chance(json.loads(found)) for found in its["found"]):
+        if any(at_chance(json.loads(text)) for text in its["found"]):
             continue
         if rows["seconds"].sum() > 3600 * hours:
             return
         began = time.process_time()
         try:
-            found = measured(job, job.lr or rate(rows, job.federation))
+            result = measured(job, job.lr or rate(rows, job.federation))
         except DivergedError as error:
-            found = {"failed": str(error)}
+            result = {"failed": str(error)}
         row = {
             **job._asdict(),
-            "found": json.dumps(found),
+            "found": json.dumps(result),
             "seconds": time.process_time() - began,
         }
         rows = pd.DataFrame([*rows.to_dict("records"), row])

@@ -35,10 +35,10 @@ def chosen(**asked: Any) -> dict[str, Any]:
 
 def blocks(layers: Sequence[Layer]) -> list[frozenset[str]]:
     """Return the tensors of each block of adapters, and those of the head."""
-    found: dict[str, list[str]] = {}
+    tensors_of: dict[str, list[str]] = {}
     for layer in layers:
-        found.setdefault(layer.name.partition(".")[0], []).extend(layer.tensors)
-    return [*map(frozenset, found.values())]
+        tensors_of.setdefault(layer.name.partition(".")[0], []).extend(layer.tensors)
+    return [*map(frozenset, tensors_of.values())]
 
 
 def falls(tuner: Tuner, parts: Sequence[frozenset[str]]) -> list[float]:
@@ -56,7 +56,7 @@ def signals(given: dict[str, Any], layers: Sequence[Layer]) -> dict[str, list[fl
     tuner, whole = Tuner(**given), every(layers)
     parts = [frozenset(layer.tensors) for layer in layers]
     of_all, *others = falls(tuner, [whole, *(whole - part for part in parts)])
-    found = {
+    values_of = {
         "layer_tuning": falls(tuner, parts),
         "all but one layer tuned": [of_all - other for other in others],
     }
@@ -70,15 +70,20 @@ def signals(given: dict[str, Any], layers: Sequence[Layer]) -> dict[str, list[fl
     gradients, changes = [], []
     for k, client in enumerate(given["clients"]):
         gradients.append(gradient(tuner, k))
-        own = Tuner(**(given | {"clients": [client], "starts": given["starts"][:1]}))
-        own.outputs(whole, 3 * own.training.lr)
-        changes.append({n: p - start[n] for n, p in own.workspace.params.items()})
+        copy_of_client = Tuner(
+            **(given | {"clients": [client], "starts": given["starts"][:1]})
+        )
+        copy_of_client.outputs(whole, 3 * copy_of_client.training.lr)
+        changes.append(
+            {n: p - start[n] for n, p in copy_of_client.workspace.params.items()}
+        )
     count = len(layers)
     size = [float(vector(start, k).norm()) for k in range(count)]
 
     def relative(tensors: list[dict[str, torch.Tensor]]) -> list[float]:
         return [
-            float(np.mean([vector(each, k).norm() for each in tensors])) / size[k]
+            float(np.mean([vector(of_client, k).norm() for of_client in tensors]))
+            / size[k]
             for k in range(count)
         ]
 
@@ -87,7 +92,7 @@ def signals(given: dict[str, Any], layers: Sequence[Layer]) -> dict[str, list[fl
         for k in range(count)
     ]
     pairs = torch.ones(len(gradients), len(gradients)).triu(1).bool()
-    return found | {
+    return values_of | {
         "share of parameters": [float(vector(start, k).numel()) for k in range(count)],
         "Auto-RGN": relative(gradients),
         "change after tuning all": relative(changes),
@@ -109,9 +114,9 @@ def inputs_differ(data: FederatedData) -> list[float]:
     """Return how often trees name the client of a validation sample from its pooled inputs, and by chance."""
 
     def pooled(split: str) -> tuple[Any, Any]:
-        own = [each.split(split).x.flatten(1) for each in data.clients]
-        client = np.repeat(np.arange(len(own)), [len(each) for each in own])
-        return torch.cat(own).numpy(), client
+        inputs = [own_client.split(split).x.flatten(1) for own_client in data.clients]
+        client = np.repeat(np.arange(len(inputs)), [len(part) for part in inputs])
+        return torch.cat(inputs).numpy(), client
 
     trees = ExtraTreesClassifier(100, random_state=0).fit(*pooled("train"))
     _, counts = np.unique(pooled("validation")[1], return_counts=True)

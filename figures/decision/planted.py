@@ -93,12 +93,12 @@ def federation(
             common[place].get_parameter("weight").mul_(GAIN)
         for client in range(CLIENTS):
             draw = torch_generator(seed, "planted layer", client)
-            own = copy.deepcopy(common)
-            weight = own[network.places[planted]].get_parameter("weight")
+            client_network = copy.deepcopy(common)
+            weight = client_network[network.places[planted]].get_parameter("weight")
             other = weight.std() * torch.randn(weight.shape, generator=draw)
             weight.copy_((weight + other) / 2**0.5)
             x = torch.randn(SAMPLES, *network.shape, generator=draw)
-            output = own(x)
+            output = client_network(x)
             y = ((output - output.mean(0)) / output.std(0)).argmax(1)
             samples[f"client {client + 1}"] = x, y
     return common, samples
@@ -109,7 +109,7 @@ def curves(
 ) -> dict[str, list[float]]:
     """Return the curve [4] of each metric after a round of FedAvg, without those that have none."""
     common, samples = federation(name, seed, planted)
-    found = {}
+    curve_by_metric = {}
     with TemporaryDirectory() as folder:
         result = fl.run(
             data=samples,
@@ -125,7 +125,11 @@ def curves(
             progress=False,
         )
         for shared in (False, True):
-            read = [each for each in metrics if METRICS[each].shared == shared]
+            read = [
+                metric_name
+                for metric_name in metrics
+                if METRICS[metric_name].shared == shared
+            ]
             if not read:
                 continue
             report = fl.diagnose(result, metrics=read, progress=False)
@@ -135,39 +139,39 @@ def curves(
                     curve = curve_of(layers, report.table, metric, None, pairs)
                 except (RunError, UsageError):  # of the whole network, or no value
                     continue
-                found[metric] = curve.combined
-    return found
+                curve_by_metric[metric] = curve.combined
+    return curve_by_metric
 
 
 def counts(name: str, seed: int, metrics: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return at how many layers a metric's own value is higher, and lower, where clients differ."""
     layers = range(len(NETWORKS[name].places))
     planted = [curves(name, seed, layer, metrics) for layer in layers]
-    found = {}
+    counts_of = {}
     for metric in metrics:
-        if not all(metric in each for each in planted):
+        if not all(metric in network_curves for network_curves in planted):
             continue
-        values = np.array([each[metric] for each in planted])
+        values = np.array([network_curves[metric] for network_curves in planted])
         there = values.diagonal()
         elsewhere = (values.sum(0) - there) / (len(layers) - 1)
         higher, lower = int((there > elsewhere).sum()), int((there < elsewhere).sum())
         kind = METRICS[metric]
         if kind.pairs and not kind.distance:  # a curve has 1 - value of a similarity
             higher, lower = lower, higher
-        found[metric] = higher, lower
-    return found
+        counts_of[metric] = higher, lower
+    return counts_of
 
 
 def ends(rows: pd.DataFrame) -> dict[str, str]:
     """Return the end of each metric's scale at which clients differ: ``high``, ``low`` or empty."""
-    found = {}
+    ends_of = {}
     for metric, part in rows.groupby("metric", sort=False):
-        found[str(metric)] = ""
+        ends_of[str(metric)] = ""
         for column, end in (("higher", "high"), ("lower", "low")):
             right = (part[column] > 2).groupby(part["network"]).sum()
             if len(right) == len(NETWORKS) and (right >= RIGHT).all():
-                found[str(metric)] = end
-    return found
+                ends_of[str(metric)] = end
+    return ends_of
 
 
 def read_rows() -> pd.DataFrame:
@@ -186,11 +190,11 @@ def main() -> None:
     for seed, name in itertools.product(range(SEEDS), NETWORKS):
         if (name, seed) in done:
             continue
-        found = counts(name, seed, metrics)
+        result = counts(name, seed, metrics)
         with ROWS.open("a", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerows((name, seed, metric, *n) for metric, n in found.items())
-        say(f"{name}, seed {seed}: {len(found)} metrics")
+            writer.writerows((name, seed, metric, *n) for metric, n in result.items())
+        say(f"{name}, seed {seed}: {len(result)} metrics")
 
 
 if __name__ == "__main__":

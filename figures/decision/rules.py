@@ -84,11 +84,11 @@ def plans(federation: str, seed: int, rounds: int) -> Iterator[dict[str, Any]]:
     truth = truth_of(federation, seed)
     assert truth is not None  # by known_seeds
     for metric, report in measured(federation, seed, rounds):
-        for name, given in RULES.items():
+        for name, options in RULES.items():
             row = {"metric": metric, "rule": name, "rounds": rounds, "seed": seed}
             row |= {"federation": federation, "shared": "", "lost": math.nan, "why": ""}
             try:
-                plan = fl.select(report, name.split()[0], metric=metric, **given)
+                plan = fl.select(report, name.split()[0], metric=metric, **options)
                 line = line_of(truth, plan.shared)
                 row |= {"shared": line["shared"], "lost": line["rule"]}
             except (RunError, UsageError) as error:
@@ -111,8 +111,8 @@ def lines(rows: pd.DataFrame) -> pd.DataFrame:
         sort=False,
     )
     source = rows["federation"].map(source_of)
-    known = rows[source.isin(["digits", "fashion"]) & (rows["why"] == "")]
-    plans = known.groupby([*LINE, source])["shared"].nunique().groupby([*LINE]).max()
+    public = rows[source.isin(["digits", "fashion"]) & (rows["why"] == "")]
+    plans = public.groupby([*LINE, source])["shared"].nunique().groupby([*LINE]).max()
     table.insert(0, "plans", plans.reindex(table.index).fillna(0).astype(int))
     seeds = rows.groupby("federation")["seed"].unique()
     constants = []
@@ -139,12 +139,12 @@ def judged() -> pd.DataFrame:
         A row for each line: mean points lost by half, the gain over a local head with its 95 % interval over
         federations (Student's t), the p-value corrected for the number of lines (Holm), federations and sources.
     """
-    found = []
+    judged_lines = []
     for line in ranked_lines()[:BEST]:
-        held = [name for name in line.lost if name not in PUBLIC]
-        gains = [line.head_local[name] - line.lost[name] for name in held]
+        held_out = [name for name in line.lost if name not in PUBLIC]
+        gains = [line.head_local[name] - line.lost[name] for name in held_out]
         test = stats.ttest_1samp(gains, 0)
-        by_source = pd.Series(gains).groupby([*map(source_of, held)]).mean()
+        by_source = pd.Series(gains).groupby([*map(source_of, held_out)]).mean()
         source_interval = ""
         if len(by_source) >= LEAST_SOURCES:
             careful = mean_interval(by_source)
@@ -152,7 +152,7 @@ def judged() -> pd.DataFrame:
                 f"{careful.value:+.2f} [{careful.low:+.2f}, {careful.high:+.2f}]"
             )
         same = not any(gains)  # the line names the head everywhere
-        found.append(
+        judged_lines.append(
             {
                 "line": line.name,
                 "public": mean_lost(line.lost, "public"),
@@ -162,12 +162,12 @@ def judged() -> pd.DataFrame:
                 "low": test.confidence_interval().low,
                 "high": test.confidence_interval().high,
                 "p": 1.0 if same else test.pvalue,
-                "federations": len(held),
+                "federations": len(held_out),
                 "sources": len(by_source),
                 "by source": source_interval or f"none: {len(by_source)} sources",
             }
         )
-    table = pd.DataFrame(found)
+    table = pd.DataFrame(judged_lines)
     return table.assign(p=holm(table["p"]))
 
 
@@ -201,7 +201,7 @@ def table() -> str:
     """
     stored = read_benchmark()
     names = [name for name in stored.columns if name not in (*LINE, "plans")]
-    found = []
+    rows_of = []
     for row in stored.to_dict("records"):
         lost = {name: row[name] for name in names if not math.isnan(row[name])}
         what = f"{row['rule']} of {row['metric']}", row["rounds"]
@@ -209,8 +209,8 @@ def table() -> str:
             what = f"**always {row['rule']}**", "–"
             if row["rule"] == "random":
                 what = "**a random plan**", "–"
-        means = [mean_lost(lost, each) for each in ("public", "held out")]
-        found.append((*what, *means, len(lost), row["plans"]))
+        means = [mean_lost(lost, part) for part in ("public", "held out")]
+        rows_of.append((*what, *means, len(lost), row["plans"]))
     columns = [
         "rule and metric",
         "rounds",
@@ -219,7 +219,7 @@ def table() -> str:
         "federations",
         "plans",
     ]
-    lines = pd.DataFrame(found, columns=columns)
+    lines = pd.DataFrame(rows_of, columns=columns)
     lines["part"] = lines["federations"] < len(names)
     lines = lines.sort_values(["part", "public"], kind="stable").drop(columns="part")
     for half in ("public", "held out"):
@@ -256,10 +256,10 @@ def main(federation: str = "") -> None:
                 if (name, seed, rounds) in done:
                     continue
                 began = time.process_time()
-                found = pd.DataFrame(plans(name, seed, rounds))
+                new_rows = pd.DataFrame(plans(name, seed, rounds))
                 seconds = time.process_time() - began
-                found["seconds"] = seconds / len(found)
-                rows = pd.concat([rows, found], ignore_index=True)
+                new_rows["seconds"] = seconds / len(new_rows)
+                rows = pd.concat([rows, new_rows], ignore_index=True)
                 part = ROWS.with_suffix(".part")
                 rows.to_parquet(part, index=False, compression="brotli")
                 part.replace(ROWS)

@@ -79,14 +79,14 @@ def changed_model(name: str, seed: int) -> nn.Module:
     """Return the network of a dataset, with weights that are changed a little."""
     data, recipe = load(name), datasets()[name]
     options = recipe.model_options
-    made = models.build(
+    network = models.build(
         recipe.model, data.shape, data.n_classes, seed=seed, options=options
     )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in made.parameters():
+        for weight in network.parameters():
             weight.add_(CHANGE * torch.randn(weight.shape, generator=generator))
-    return made
+    return network
 
 
 def repeat(label: str, seed: int, changed: bool, names: Sequence[str]) -> None:
@@ -118,18 +118,18 @@ def picture(rows: pd.DataFrame) -> Figure:
     )
     places = {way: k for k, way in enumerate(ORDER)}
     for ax, name in zip(axes, NAMES, strict=True):
-        own = rows[rows["data"] == name].set_index("way")
-        best = own.index[0]
-        score = own["value"][best]
+        of_federation = rows[rows["data"] == name].set_index("way")
+        best = of_federation.index[0]
+        score = of_federation["value"][best]
         ax.axvline(score, color="0.8", linewidth=0.8, zorder=0)
-        for way in own.index.intersection(ORDER):
-            line = own.loc[way]
+        for way in of_federation.index.intersection(ORDER):
+            line = of_federation.loc[way]
             colour = "C1" if way == best else "C0"
             ends = [score + line["low"], score + line["high"]]
             if np.isfinite(ends).all() and way != best:
                 ax.plot(ends, [places[way]] * 2, color=colour)
             ax.plot(line["value"], places[way], "o", color=colour)
-        ax.set_title(f"{name}: {TITLES[own['answer'].iloc[0]]}", fontsize=10)
+        ax.set_title(f"{name}: {TITLES[of_federation['answer'].iloc[0]]}", fontsize=10)
         ax.set_xlabel("test log loss (lower is better)")
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_yticks([*places.values()], [*places])
@@ -157,15 +157,15 @@ def scores(rows: pd.DataFrame) -> str:
 def repeats(rows: pd.DataFrame) -> str:
     """Return the answers to repeated demos as a table: what they name, and of how many."""
     lines = []
-    for (label, name), own in rows.groupby(["label", "data"], sort=False):
-        answers = own["way"].value_counts()
+    for (label, name), of_group in rows.groupby(["label", "data"], sort=False):
+        answers = of_group["way"].value_counts()
         lines.append(
             {
                 "what": label,
                 "federation": f"`{name}`",
-                "first seeds": ", ".join(map(str, sorted(own["seed"]))),
+                "first seeds": ", ".join(map(str, sorted(of_group["seed"]))),
                 "way": ", ".join(f"`{way}` {n}" for way, n in answers.items()),
-                "processor seconds": f"{own['seconds'].mean():.0f}",
+                "processor seconds": f"{of_group['seconds'].mean():.0f}",
             }
         )
     return markdown(pd.DataFrame(lines))
@@ -173,11 +173,11 @@ def repeats(rows: pd.DataFrame) -> str:
 
 def written(page: str) -> str:
     """Return the page with its tables made from the rows."""
-    made = {
+    tables = {
         "scores": scores(pd.read_csv(ROWS)),
         "repeats": repeats(pd.read_csv(REPEATS)),
     }
-    return BLOCK.sub(lambda m: f"{m[1]}{made[m[2]].rstrip()}\n{m[3]}", page)
+    return BLOCK.sub(lambda m: f"{m[1]}{tables[m[2]].rstrip()}\n{m[3]}", page)
 
 
 def main() -> None:
@@ -188,12 +188,17 @@ def main() -> None:
     parser.add_argument("--label", default="plain")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--changed", action="store_true")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    if asked.what == "measure":
-        measure(asked.names or NAMES)
-    elif asked.what == "repeat":
-        repeat(asked.label, asked.seed, asked.changed, asked.names or [*DEMO])
+    if arguments.what == "measure":
+        measure(arguments.names or NAMES)
+    elif arguments.what == "repeat":
+        repeat(
+            arguments.label,
+            arguments.seed,
+            arguments.changed,
+            arguments.names or [*DEMO],
+        )
     else:
         figure = picture(pd.read_csv(ROWS))
         figure.savefig(PAGE.with_suffix(".png"), dpi=160)

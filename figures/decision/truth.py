@@ -78,18 +78,18 @@ def plan_score(task: Task, shared: tuple[str, ...]) -> Score:
     plan = LayerPlan(task.layers, shared)
     result = fl.run(task.config, plan=plan, progress=False)
     clients, number = task.data.clients, len(task.data.clients)
-    starts = [tree.state_dict(result.models[each.name]) for each in clients]
+    starts = [tree.state_dict(result.models[client.name]) for client in clients]
     tuner = Tuner(
         result.models[clients[0].name],
         task.criterion,
         Training.of(task.config.training),
-        [(each.train, each.validation) for each in clients],
+        [(client.train, client.validation) for client in clients],
         task.config.execution.seed,
         result.done,
         starts,
         None,
         near=[[k, number + k] for k in range(number)],
-        beside=[each.test for each in clients],
+        beside=[client.test for client in clients],
     )
     rate = tuner.training.lr
     rates = [rate / 3]
@@ -106,9 +106,9 @@ def scored(task: Task, tuner: Tuner, outputs: Tensor) -> Score:
     """Return the scores of outputs on validation and test samples, calibrated on validation samples."""
     clients, number = task.data.clients, len(task.data.clients)
     parts = tuner.parts(outputs)
-    sizes = [len(each.train) for each in clients]
-    held, tests = (
-        Held.of([each.split(split) for each in clients], sizes)
+    sizes = [len(client.train) for client in clients]
+    validation, tests = (
+        Held.of([client.split(split) for client in clients], sizes)
         for split in ("validation", "test")
     )
     logits, test_logits = (
@@ -120,21 +120,21 @@ def scored(task: Task, tuner: Tuner, outputs: Tensor) -> Score:
     bases = torch.stack(
         [evaluate.base_outputs(task.data, task.criterion, c.name) for c in clients]
     )
-    base, test_base = bases[held.client], bases[tests.client]
-    weight = torch.as_tensor(held.weight)
-    half = halves(held.group, held.client, task.config.execution.seed)
-    losses = np.zeros(len(held.y))
+    base, test_base = bases[validation.client], bases[tests.client]
+    weight = torch.as_tensor(validation.weight)
+    half = halves(validation.group, validation.client, task.config.execution.seed)
+    losses = np.zeros(len(validation.y))
     for part in (0, 1):
         fitted, rest = half != part, half == part
-        found = evaluate.fit(
-            logits[fitted], held.y[fitted], weight[fitted], base[fitted]
+        fit = evaluate.fit(
+            logits[fitted], validation.y[fitted], weight[fitted], base[fitted]
         )
-        outside = evaluate.calibrated(logits[rest], *found, base[rest])
-        losses[rest] = evaluate.log_losses(outside, held.y[rest]).numpy()
-    whole = evaluate.fit(logits, held.y, weight, base)
+        outside = evaluate.calibrated(logits[rest], *fit, base[rest])
+        losses[rest] = evaluate.log_losses(outside, validation.y[rest]).numpy()
+    whole = evaluate.fit(logits, validation.y, weight, base)
     final = evaluate.calibrated(test_logits, *whole, test_base)
     return Score(
-        float(losses @ held.weight),
+        float(losses @ validation.weight),
         100 * float(tests.right(test_logits) @ tests.weight),
         float(evaluate.log_losses(final, tests.y).numpy() @ tests.weight),
     )

@@ -73,7 +73,9 @@ def _count(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             )
         )
     sent = sum(
-        tensor.numel() for each in message.trees.values() for tensor in each.values()
+        tensor.numel()
+        for kind_tensors in message.trees.values()
+        for tensor in kind_tensors.values()
     )
     lines.append(
         rows.row(SENT, sent, estimator="the server's message to a client", **named)

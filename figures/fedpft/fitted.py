@@ -90,9 +90,15 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def origins(frame: pd.DataFrame, named: Mapping[str, Any]) -> pd.DataFrame:
     """Rows of Origin accuracy from a run's rows: of the personal models, else of the global one."""
-    own = main_model(tested(frame), "algorithm")
-    own = own[(own["round"] > 0) & (own["client"] != "")]
-    what = zip(own["value"], own["client"], own["round"], own["n_samples"], strict=True)
+    personal = main_model(tested(frame), "algorithm")
+    personal = personal[(personal["round"] > 0) & (personal["client"] != "")]
+    what = zip(
+        personal["value"],
+        personal["client"],
+        personal["round"],
+        personal["n_samples"],
+        strict=True,
+    )
     return rows.frame([
         rows.row(ORIGIN, value, client=client, round=int(done), split="test", n_samples=n, **named)
         for value, client, done, n in what
@@ -181,10 +187,10 @@ class Table:
     def published(self) -> pd.Series:
         """The published shares, by line and quantity."""
         every = items.published("fedpft")
-        own = where(every, place=self.place, dataset=self.dataset)
-        known = own.set_index(["setting", "method", "quantity"])["value"] / 100
+        of_table = where(every, place=self.place, dataset=self.dataset)
+        printed = of_table.set_index(["setting", "method", "quantity"])["value"] / 100
         return pd.Series({
-            (line, quantity): known[f"dirichlet {ALPHA}", name, CALLED.get(self.place, quantity)]
+            (line, quantity): printed[f"dirichlet {ALPHA}", name, CALLED.get(self.place, quantity)]
             for line, name in self.lines.items() for quantity in self.quantities
         })  # fmt: skip
 
@@ -237,16 +243,21 @@ TABLES = {
 
 def curves(frame: pd.DataFrame) -> pd.DataFrame:
     """Means over clients, (line, quantity, round) x seeds."""
-    own = frame[frame["metric"].isin(list(QUANTITIES))]
+    chosen = frame[frame["metric"].isin(list(QUANTITIES))]
     lines = pd.Series(
         [
             _line(run, kind)
-            for run, kind in zip(own["run"], own["variant"], strict=True)
+            for run, kind in zip(chosen["run"], chosen["variant"], strict=True)
         ],
-        own.index,
+        chosen.index,
     )
-    keys = [lines.rename("line"), own["metric"], own["round"].astype(int), own["seed"]]
-    return own.groupby(keys)["value"].mean().unstack("seed")
+    keys = [
+        lines.rename("line"),
+        chosen["metric"],
+        chosen["round"].astype(int),
+        chosen["seed"],
+    ]
+    return chosen.groupby(keys)["value"].mean().unstack("seed")
 
 
 def measured(frame: pd.DataFrame) -> pd.DataFrame:
@@ -291,7 +302,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
             values,
             published,
             named,
-            {each: QUANTITIES[each] for each in table.quantities},
+            {name: QUANTITIES[name] for name in table.quantities},
         )
         figure.legend(loc="outside upper center", ncols=2, fontsize=7.5)
     what = (
@@ -330,9 +341,9 @@ def far(frame: pd.DataFrame, data: str, ours: str = OURS) -> str:
     Args:
         ours: the run of FedPFT as it is.
     """
-    known = items.published_table("fedpft", "Table 7", setting=f"dirichlet {ALPHA}")
+    printed = items.published_table("fedpft", "Table 7", setting=f"dirichlet {ALPHA}")
     values = measured(frame).reindex([(ours, ORIGIN)])
-    sides = (float(values.mean(axis=None)), known["accuracy"][OURS] / 100)
+    sides = (float(values.mean(axis=None)), printed["accuracy"][OURS] / 100)
     level = little_learned({called(OURS): sides}, (GUESSING, GUESSING))
     other = data != _BASE.data.dataset
     images = f"images of CIFAR-10, not of {dataset(data)}" if other else ""
@@ -369,11 +380,11 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
             for kind, words in KINDS.items() if kind
         ]  # fmt: skip
     quantity = table.quantities[0]
-    said = "accuracy" if quantity == ORIGIN else "accuracy of a new classifier"
-    each = [
+    what = "accuracy" if quantity == ORIGIN else "accuracy of a new classifier"
+    pairs_apart = [
         above(
             values,
-            f"{said}: {table.named(best)} lies above {listing(map(table.named, others))}",
+            f"{what}: {table.named(best)} lies above {listing(map(table.named, others))}",
             {
                 f"{table.named(other)} ": ((best, quantity), (other, quantity))
                 for other in others
@@ -382,7 +393,7 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
         for best, others in table.claims
     ]
     if not table.whole:
-        return each
+        return pairs_apart
     pairs = {
         f"{table.named(best)}, over {table.named(other)}, ": (
             (best, quantity),
@@ -391,7 +402,7 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
         for best, others in table.claims
         for other in others
     }
-    return [above(values, table.whole, pairs), *each]
+    return [above(values, table.whole, pairs), *pairs_apart]
 
 
 def _of_fedavg(frame: pd.DataFrame, published: pd.Series) -> tuple[Finding, ...]:
@@ -402,7 +413,7 @@ def _of_fedavg(frame: pd.DataFrame, published: pd.Series) -> tuple[Finding, ...]
         called(run): (means.loc[(run, ORIGIN)].mean(), published[run, ORIGIN])
         for run in REST
     }
-    found = (
+    comparison = (
         above(values, f"{words} is more accurate than {listing(map(called, REST[1:]))} {theirs}",
               {called(other): ((FEDAVG, ours), (other, kind)) for other in REST[1:]})
         for words, ours, theirs, kind in (
@@ -411,12 +422,14 @@ def _of_fedavg(frame: pd.DataFrame, published: pd.Series) -> tuple[Finding, ...]
         )
     )  # fmt: skip
     mine, theirs = (
-        100 * (each[FEDAVG, MATCH] - each[FEDAVG, PROBE])
-        for each in (means.mean(axis=1), published)
+        100 * (source_values[FEDAVG, MATCH] - source_values[FEDAVG, PROBE])
+        for source_values in (means.mean(axis=1), published)
     )
     fit = f"FedAvg's map lies {mine:+.1f} points from a new classifier, {theirs:+.1f} in the paper: not explained"
     unexplained = fit if abs(mine - theirs) > 100 * MARGIN else ""
-    return set_apart(found, little_learned(levels, (GUESSING, GUESSING)) or unexplained)
+    return set_apart(
+        comparison, little_learned(levels, (GUESSING, GUESSING)) or unexplained
+    )
 
 
 def _above(
@@ -426,22 +439,22 @@ def _above(
     pairs: Mapping[str, tuple[Side, Side]],
 ) -> Finding:
     """A finding on whether in every pair the first lies above the second. The text begins with the pairs' names."""
-    found = judged(
+    verdict = judged(
         {
             name.strip(" ,"): gap(values, *pair, published)
             for name, pair in pairs.items()
         }
     )
-    return found.finding(expected, "points more: ")
+    return verdict.finding(expected, "points more: ")
 
 
 def _level(
     published: pd.Series, values: pd.DataFrame, expected: str, one: Side, other: Side
 ) -> Finding:
     """A finding on whether one lies within :data:`figures.verdicts.MARGIN` of the other."""
-    found = judged({"": gap(values, one, other, published)}, LEVEL)
+    verdict = judged({"": gap(values, one, other, published)}, LEVEL)
     expected = f"{expected}, within {100 * MARGIN:g} point"
-    return found.finding(expected, "points more: ")
+    return verdict.finding(expected, "points more: ")
 
 
 def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
@@ -452,15 +465,15 @@ def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
         keys = [(line, quantity) for line in table.lines]
         cells[head] = means(values, keys)
         cells[f"{head} (published)"] = numbers(100 * published[keys])
-    said = ["± is half the 95 % interval over seeds."]
+    sentences = ["± is half the 95 % interval over seeds."]
     if ORIGIN in table.quantities:
-        said.append("Origin is the model as it is. The paper has its best round.")
+        sentences.append("Origin is the model as it is. The paper has its best round.")
     if {PROBE, MATCH} & set(table.quantities):
-        said.append(
+        sentences.append(
             "Probe is a new linear classifier on the features. Match is a linear map before the model's own "
             "classifier. Both train for 100 epochs of SGD on the client's training images. The extractor stays fixed."
         )
-    note = " ".join(said)
+    note = " ".join(sentences)
     return f"{markdown(cells)}\n\n{note}"
 
 

@@ -88,7 +88,7 @@ def right_after(
 def fit(model: nn.Module, train: Batch, lr: float, epochs: int, seed: int) -> None:
     """Train what is not frozen of a model by cross-entropy, shuffling the samples in every epoch."""
     x, y = train
-    free = [each for each in model.parameters() if each.requires_grad]
+    free = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.SGD(free, lr=lr, momentum=MOMENTUM)
     for epoch in range(epochs):
         drawn = torch_generator(seed, "probe", epoch)

@@ -82,10 +82,10 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     final = tested(frame)
     final = where(final, round=task.config.federation.rounds, model="personal")
     named = {"round": task.config.federation.rounds, "split": "test", **labels(task)}
-    own = final[final["client"].isin(list(engine.names))]
+    of_clients = final[final["client"].isin(list(engine.names))]
     return rows.frame([
         rows.row(ORIGIN, value, client=client, n_samples=n, **named)
-        for client, value, n in zip(own["client"], own["value"], own["n_samples"], strict=True)
+        for client, value, n in zip(of_clients["client"], of_clients["value"], of_clients["n_samples"], strict=True)
     ])  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
     values = fitted.measured(frame)
     names = {value: (sweep.run(value), ORIGIN) for value in sweep.values}
     drawn = values.loc[[names[value] for value in sweep.values]]
-    found = {
+    intervals = {
         value: mean_interval(values.loc[names[value]].dropna())
         for value in sweep.values
     }
@@ -147,14 +147,14 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
         for x, value in enumerate(sweep.values):
             ax.vlines(
                 x,
-                100 * found[value].low,
-                100 * found[value].high,
+                100 * intervals[value].low,
+                100 * intervals[value].high,
                 color=COLOURS[0],
                 linewidth=1.4,
             )
         ax.plot(
             at,
-            [100 * found[value].value for value in sweep.values],
+            [100 * intervals[value].value for value in sweep.values],
             color=COLOURS[0],
             marker="o",
             markersize=5,
@@ -171,12 +171,12 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
         f"{missing_runs(header, [sweep.run(value) for value in sweep.values])}"
     )
     shown = pd.DataFrame([
-        {sweep.option: value, **found[value]._asdict(), "seeds": int(values.loc[names[value]].notna().sum())}
+        {sweep.option: value, **intervals[value]._asdict(), "seeds": int(values.loc[names[value]].notna().sum())}
         for value in sweep.values
     ])  # fmt: skip
     page = markdown({
         sweep.axis: [f"{value}" for value in sweep.values],
-        "Accuracy %": [percent(*found[value]) for value in sweep.values],
+        "Accuracy %": [percent(*intervals[value]) for value in sweep.values],
     })  # fmt: skip
     return Drawing(
         figure,
@@ -199,16 +199,16 @@ def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
     }
     if sweep.option == "feature_epochs":
         ends = {value: gaps[value] for value in (sweep.values[0], sweep.values[-1])}
-        found = judged(
+        verdict = judged(
             {f"{sweep.usual} over {value}": gap for value, gap in ends.items()}
         )
-        return found.finding(
+        return verdict.finding(
             f"accuracy first rises with the epochs for the features and then falls: {sweep.usual} are better than none "
             f"and than all {sweep.values[-1]}",
             "points more: ",
         )
-    found = judged({f"{value}:": gap for value, gap in gaps.items()}, LEVEL)
-    return found.finding(
+    verdict = judged({f"{value}:": gap for value, gap in gaps.items()}, LEVEL)
+    return verdict.finding(
         f"the number of {sweep.axis} changes accuracy by no more than {100 * MARGIN:g} point from the default's",
         "points that the default has more, by number ",
     )

@@ -142,9 +142,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     frame = pretrained(task, folder) if run == PRETRAINING else trained(task)[1]
     accuracy = tested(frame)
     accuracy = accuracy[accuracy["model"] == "global"]
-    held = where(frame, metric=HELD, value=1)
-    blocks = held.assign(
-        block=held["layer"].str.extract(r"blocks\.(\d+)", expand=False)
+    holding = where(frame, metric=HELD, value=1)
+    blocks = holding.assign(
+        block=holding["layer"].str.extract(r"blocks\.(\d+)", expand=False)
     ).dropna(subset="block")
     counts = (
         blocks.groupby(["client", "round"])["block"].nunique().groupby("client").max()
@@ -161,19 +161,19 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the mean accuracy of the last three evaluations, (run, style) x seeds."""
-    own = frame[
+    accuracy_rows = frame[
         (frame["metric"] == "accuracy")
         & (frame["run"] != PRETRAINING)
         & (frame["round"] > 0)
     ]
     last = (
-        own["round"]
-        .groupby([own["run"], own["seed"]])
+        accuracy_rows["round"]
+        .groupby([accuracy_rows["run"], accuracy_rows["seed"]])
         .rank(method="dense", ascending=False)
         <= EVALUATIONS
     )
     return (
-        own[last]
+        accuracy_rows[last]
         .groupby(["run", "client", "seed"], sort=False)["value"]
         .mean()
         .unstack("seed")
@@ -200,7 +200,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"The figure fedra.fig4 shows FedRA with k random blocks for every client.{missing_runs(header)}"
     )
     findings = _findings(frame, means)
-    lead = opening([each for each in findings if each.incomparable])
+    lead = opening([finding for finding in findings if finding.incomparable])
     table = final.stack().rename("value").reset_index()
     table = table.rename(columns={"client": "style"})
     return Drawing(figure, table, caption, findings, _page(final, means), lead)
@@ -326,8 +326,8 @@ def far(means: pd.DataFrame, run: str = "alllarge") -> str:
 
 def lead(better: str, worse: str) -> float:
     """Return a printed lead on DomainNet as a share; NaN where the paper has not both."""
-    known = items.published_table("fedra", "Table 1", model="vit", client="")
-    theirs = known["domainnet"].reindex([better, worse]) / 100
+    printed = items.published_table("fedra", "Table 1", model="vit", client="")
+    theirs = printed["domainnet"].reindex([better, worse]) / 100
     return float(theirs[better] - theirs[worse])
 
 

@@ -71,17 +71,17 @@ def attended(model: nn.Module, task: runner.Task) -> Pool:
     share, classes = POOLED // len(task.data.clients), task.data.classes
     parts, named, who, places = [], [], [], []
     for client in task.data.clients:
-        found = collect(
+        features = collect(
             model,
             [path],
             (client.test.x, client.test.y),
             samples=share,
             seed=task.config.execution.seed,
         )
-        parts.append(found.at(path)[:, :width])
-        named += [classes[k] for k in found.y]
-        who += [client.name] * len(found.y)
-        places.append(found.sample)
+        parts.append(features.at(path)[:, :width])
+        named += [classes[k] for k in features.y]
+        who += [client.name] * len(features.y)
+        places.append(features.sample)
     return Pool(
         np.concatenate(parts),
         np.array(named, dtype=object),
@@ -115,9 +115,12 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def values(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     """A metric after the last round, runs x seeds; of the clients' accuracies the mean."""
-    own = frame[frame["metric"] == metric]
-    own = own[own["round"] == own.groupby(["run", "seed"])["round"].transform("max")]
-    table = own.groupby(["run", "seed"])["value"].mean().unstack("seed")
+    of_metric = frame[frame["metric"] == metric]
+    of_metric = of_metric[
+        of_metric["round"]
+        == of_metric.groupby(["run", "seed"])["round"].transform("max")
+    ]
+    table = of_metric.groupby(["run", "seed"])["value"].mean().unstack("seed")
     return table.reindex(list(RUNS))
 
 
@@ -157,10 +160,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def _silhouettes(ax: Axes, silhouettes: Mapping[str, pd.DataFrame]) -> None:
     """Draw both silhouettes of every method, each with its interval."""
     for k, (metric, table) in enumerate(silhouettes.items()):
-        found = [mean_interval(table.loc[run].dropna()) for run in table.index]
-        y = np.arange(len(found)) + 0.24 * (k - 0.5)
+        intervals = [mean_interval(table.loc[run].dropna()) for run in table.index]
+        y = np.arange(len(intervals)) + 0.24 * (k - 0.5)
         label = CLUSTERED[metric].removeprefix("silhouette ")
-        spans(ax, y, found, k, label, factor=1)
+        spans(ax, y, intervals, k, label, factor=1)
         ax.set_yticks(range(len(table)), [title(run) for run in table.index])
     ax.axvline(0, color="0.6", linewidth=0.8, zorder=1)
     ax.set(ylim=(len(table) - 0.4, -0.6), xlabel="silhouette (higher = further apart)")
@@ -173,8 +176,8 @@ def _finding(by_class: pd.DataFrame) -> Finding:
         other: difference(by_class, "fedra", other)
         for other in ("depthfl", "inclusivefl")
     }
-    found = judged({title(other): gap for other, gap in gaps.items()}, show=_half)
-    return found.finding(
+    verdict = judged({title(other): gap for other, gap in gaps.items()}, show=_half)
+    return verdict.finding(
         "FedRA's features set the classes further apart than DepthFL's and InclusiveFL's (silhouette)",
         "more than ",
     )
@@ -197,10 +200,10 @@ def _table(frame: pd.DataFrame) -> pd.DataFrame:
 def _page(table: pd.DataFrame) -> str:
     def told(run: str, metric: str) -> str:
         line = where(table, run=run, quantity=metric).iloc[0]
-        found = Interval(line["value"], line["low"], line["high"])
+        interval = Interval(line["value"], line["low"], line["high"])
         if metric == "accuracy":
-            return percent(*found)
-        return _half(found)
+            return percent(*interval)
+        return _half(interval)
 
     runs = list(table["run"].unique())
     cells = markdown({

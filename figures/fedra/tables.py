@@ -70,7 +70,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "The paper starts from ImageNet's weights. Ours are pretrained on Tiny-ImageNet. "
         f"The paper's MLP-Mixer was not run.{missing_runs(header, METHODS)}"
     )
-    table = pd.concat([each.assign(quantity=what) for what, each in shown.items()])
+    table = pd.concat(
+        [source_scores.assign(quantity=what) for what, source_scores in shown.items()]
+    )
     table = table[["method", "where", "quantity", "value", "low", "high"]]
     return Drawing(figure, table, caption, (_order(means),), _page(styles, means))
 
@@ -87,22 +89,22 @@ def _scores(here: pd.DataFrame, printed: Mapping[str, pd.Series]) -> pd.DataFram
         if values.notna().any()  # of an accuracy of 0 there are no shares
     ]
     for where, values in printed.items():
-        own = values.reindex(here.index)  # of the methods that were run
+        printed_values = values.reindex(here.index)  # of the methods that were run
         lines += [
             {"method": run, "where": f"{where}, published", "value": value}
-            for run, value in own.items()
+            for run, value in printed_values.items()
         ]
     return pd.DataFrame(lines)
 
 
 def _panel(ax: Axes, table: pd.DataFrame, runs: list[str]) -> None:
     """Draw scores from the top, a colour and a marker for each place, with intervals if known."""
-    for k, (where, own) in enumerate(table.groupby("where", sort=False)):
-        values = own.set_index("method").reindex(
+    for k, (where, of_place) in enumerate(table.groupby("where", sort=False)):
+        values = of_place.set_index("method").reindex(
             index=runs, columns=["value", "low", "high"]
         )
-        found = [Interval(*each) for each in values.to_numpy(float)]
-        spans(ax, range(len(runs)), found, k, str(where))
+        intervals = [Interval(*row) for row in values.to_numpy(float)]
+        spans(ax, range(len(runs)), intervals, k, str(where))
     ax.set_yticks(range(len(runs)), list(map(title, runs)))
     ax.set_ylim(len(runs) - 0.5, -0.5)
 
@@ -116,23 +118,25 @@ def _published(dataset: str) -> pd.DataFrame:
 def _order(means: pd.DataFrame) -> Finding:
     """The number of pairs of methods in the paper's order; ``means`` lists the methods in that order."""
     words = {"above": "as there", "below": "the other way round"}
-    told: dict[str, list[str]] = {}
+    pairs_by_way: dict[str, list[str]] = {}
     for better, worse in combinations(means.index, 2):
         gap = difference(means, better, worse)
         points = percent(*gap.interval, sign="+")
-        told.setdefault(gap.how, []).append(
+        pairs_by_way.setdefault(gap.how, []).append(
             f"{title(better)} - {title(worse)} {points}"
         )
-    said = [
+    sentences = [
         f"{len(pairs)} {words.get(how, how)}"
         + (f" ({listing(pairs)})" if how != "above" else "")
-        for how, pairs in sorted(told.items(), key=lambda each: each[0] != "above")
+        for how, pairs in sorted(
+            pairs_by_way.items(), key=lambda each: each[0] != "above"
+        )
     ]
-    wrong = {"below", "equal"} & set(told)
+    wrong = {"below", "equal"} & set(pairs_by_way)
     return Finding(
         f"each pair of methods lies as on {' and '.join(TITLES.values())}",
-        "; ".join(said),
-        False if wrong else True if set(told) == {"above"} else None,
+        "; ".join(sentences),
+        False if wrong else True if set(pairs_by_way) == {"above"} else None,
         far(means),
     )
 
@@ -140,8 +144,8 @@ def _order(means: pd.DataFrame) -> Finding:
 def _page(styles: pd.DataFrame, means: pd.DataFrame) -> str:
     tables = [f"PACS, here:\n\n{markdown(columns(styles, means))}"]
     for dataset, name in TITLES.items():
-        known = 100 * _published(dataset)
-        cells = {column: numbers(known[column]) for column in known}
+        printed = 100 * _published(dataset)
+        cells = {column: numbers(printed[column]) for column in printed}
         tables.append(
             f"{name}, published:\n\n{markdown({'run': list(map(title, METHODS)), **cells})}"
         )

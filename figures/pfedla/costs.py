@@ -43,7 +43,7 @@ RUNS = {
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record the parameters of each unit, and the bytes of real messages over the whole run."""
     dataset, _, k = run.rpartition(".")
-    kept = RETAINED[dataset][: int(k)]
+    retained = RETAINED[dataset][: int(k)]
     algorithm = task.algorithm(task.plan)
     if not isinstance(algorithm, PFedLA):
         raise TypeError(f"{run} is a run of {algorithm.name}")
@@ -58,12 +58,14 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         for name, n in sizes.items()
     ]
     what = {
-        "variant": " + ".join(kept),
+        "variant": " + ".join(retained),
         "estimator": "always the same retained layers",
         **named,
     }
     server, rnd = algorithm.server_state(model), Round(0)
-    down = Message({"model": algorithm.mixture(server, 0, rnd, skip=frozenset(kept))})
+    down = Message(
+        {"model": algorithm.mixture(server, 0, rnd, skip=frozenset(retained))}
+    )
     up = Message({"model": tree.select(model, algorithm.uploaded(rnd, 0))})
     messages = int(task.config.federation.rounds or 0) * len(task.task_info.n_train)
     for metric, message in (("bytes_down", down), ("bytes_up", up)):
@@ -77,15 +79,15 @@ def lines(frame: pd.DataFrame) -> pd.DataFrame:
     table3 = table3[table3["place"] == "Table 3"].set_index(
         ["dataset", "setting", "quantity"]
     )["value"]
-    own = frame[frame["layer"] == ""]
-    values = own.pivot(index="run", columns="metric", values="value") / 2**20
-    kept = own.groupby("run")["variant"].first()
+    of_network = frame[frame["layer"] == ""]
+    values = of_network.pivot(index="run", columns="metric", values="value") / 2**20
+    retained = of_network.groupby("run")["variant"].first()
     table = []
     for run in (run for run in STUDY.runs if run in values.index):
         dataset, _, k = run.partition(".")
         printed = table3[CALLED[dataset]][f"non-iid 1, 10 clients, {k} retained"]
         table.append({
-            "dataset": CALLED[dataset], "retained": int(k), "layers": kept[run],
+            "dataset": CALLED[dataset], "retained": int(k), "layers": retained[run],
             "published": printed["communication, MB"], "down": values.loc[run, "bytes_down"],
             "up": values.loc[run, "bytes_up"], "moved": values.loc[run].sum(),
             "published_accuracy": printed["accuracy"],
@@ -109,12 +111,12 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def _findings(table: pd.DataFrame, learnt: pd.DataFrame) -> tuple[Finding, ...]:
     ratios = table["moved"] / table["published"]
-    each = 4 * ROUNDS * CLIENTS
+    bytes_each = 4 * ROUNDS * CLIENTS
     return (
         Finding(
             "a run sends as many bytes as Table 3 says",
             f"it sends {ratios.min():.3f} to {ratios.max():.3f} times as many. With 4 bytes a number, {ROUNDS} rounds "
-            f"of {CLIENTS} clients send {each} bytes a parameter and direction. The table has an eighth of that",
+            f"of {CLIENTS} clients send {bytes_each} bytes a parameter and direction. The table has an eighth of that",
             bool((ratios - 1).abs().max() < 0.01),
         ),
         *(methods.compromises(learnt, quantity) for quantity in methods.QUANTITIES),

@@ -78,10 +78,11 @@ def joined(frame: pd.DataFrame) -> pd.DataFrame:
 
 def scores(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the mean accuracy of the last three evaluations, (run, quantity) x seeds."""
-    found = {
-        quantity: last_evaluations(each) for quantity, each in curves(frame).items()
+    means_of = {
+        quantity: last_evaluations(of_quantity)
+        for quantity, of_quantity in curves(frame).items()
     }
-    return pd.concat(found, names=["quantity"]).reorder_levels(["run", "quantity"])
+    return pd.concat(means_of, names=["quantity"]).reorder_levels(["run", "quantity"])
 
 
 def retaining(k: int, quantity: str = BEFORE) -> tuple[str, str]:
@@ -103,12 +104,13 @@ def curves(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     )
     table = table.reindex(columns=["global", "personal", "local"])
     unfinished = table.index.get_level_values("run").isin(UNFINISHED)
-    found = {
+    curves_of = {
         BEFORE: table["personal"].fillna(table["global"]),
         AFTER: table["local"].mask(unfinished),
     }
     return {
-        quantity: values.dropna().unstack("seed") for quantity, values in found.items()
+        quantity: values.dropna().unstack("seed")
+        for quantity, values in curves_of.items()
     }
 
 
@@ -124,14 +126,14 @@ def compromises(frame: pd.DataFrame, quantity: str) -> Finding:
     theirs = table["value"].to_numpy() / 100
     if quantity == AFTER:  # the paper has no such numbers
         theirs = theirs + math.nan
-    found = judged(
+    verdict = judged(
         {
             f"k = {k}": settled(learnt, run, OURS, printed=theirs[k] - theirs[0])
             for k, run in overlap.RETAINING.items()
         },
         TRAIL,
     )
-    return found.finding(
+    return verdict.finding(
         f"{quantity} local training retaining one, two or three layers compromises accuracy",
         "points against none ",
     )
@@ -158,11 +160,11 @@ def costs_little(frame: pd.DataFrame) -> Finding:
 def printed() -> pd.Series:
     """Table 1's published accuracies on CIFAR-10 with ten clients, as shares by (method, before local training)."""
     every = items.published("pfedla")
-    own = where(
+    of_table = where(
         every, place="Table 1", dataset="cifar10", setting="non-iid 1, 10 clients"
     )
     return pd.Series(
-        {(line.method, BEFORE): line.value / 100 for line in own.itertuples()}
+        {(line.method, BEFORE): line.value / 100 for line in of_table.itertuples()}
     )
 
 
@@ -232,8 +234,8 @@ def lead(learnt: pd.DataFrame, other: str) -> Difference:
 def of_rates(frame: pd.DataFrame) -> str:
     """Return the table of the hypernetwork's rates before local training, over the seeds that all rates have."""
     others = overlap.RATES.read(overlap.RATES.path())[1]
-    own = frame[frame["seed"].isin(others["seed"])]
-    score = last_evaluations(curves(pd.concat([own, others]))[BEFORE])
+    of_both_rates = frame[frame["seed"].isin(others["seed"])]
+    score = last_evaluations(curves(pd.concat([of_both_rates, others]))[BEFORE])
     runs = {"0.5": OURS} | {run.partition("_")[2]: run for run in overlap.RATES.runs}
     leads = {
         f"minus {title(other)}": [
@@ -242,8 +244,8 @@ def of_rates(frame: pd.DataFrame) -> str:
         ]
         for other in ("local", "fedavg", "fedfomo")
     }
-    own = numbers(100 * score.loc[[*runs.values()]].mean(axis=1))
-    return markdown({"rate": [*runs], "pFedLA %": own, **leads})
+    of_both_rates = numbers(100 * score.loc[[*runs.values()]].mean(axis=1))
+    return markdown({"rate": [*runs], "pFedLA %": of_both_rates, **leads})
 
 
 def _page(values: pd.DataFrame, published: pd.Series, lines: Mapping[str, str]) -> str:

@@ -105,8 +105,8 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         rows.row(OVERLAP, value, client=str(receiver), client_b=str(sender), **named)
         for (receiver, sender), value in shared.stack().items()
     )
-    kept = [_drawn(weights, shared), frame[frame["metric"] == RETAINED]]
-    return pd.concat([rows.frame(lines), *kept], ignore_index=True)
+    parts_kept = [_drawn(weights, shared), frame[frame["metric"] == RETAINED]]
+    return pd.concat([rows.frame(lines), *parts_kept], ignore_index=True)
 
 
 def _weights(
@@ -114,10 +114,13 @@ def _weights(
 ) -> Iterator[rows.Row]:
     """Rows of each layer's weights and of their mean: correlation with the classes, and weights on oneself."""
     for done, part in weights.groupby("round"):
-        layers = {str(layer): own for layer, own in part.groupby("layer", sort=False)}
+        layers = {
+            str(layer): of_layer
+            for layer, of_layer in part.groupby("layer", sort=False)
+        }
         tables = {
-            layer: own.pivot(index="client", columns="client_b", values="value")
-            for layer, own in layers.items()
+            layer: of_layer.pivot(index="client", columns="client_b", values="value")
+            for layer, of_layer in layers.items()
         }
         tables[""] = (
             part.groupby(["client", "client_b"])["value"].mean().unstack("client_b")
@@ -269,11 +272,11 @@ def _learning(ax: Axes, frame: pd.DataFrame) -> None:
             label=names.title(str(run)),
         )
         last = where(accuracy, run=run, round=means.index[-1])
-        found = statistics.mean_interval(last.groupby("seed")["value"].mean())
+        interval = statistics.mean_interval(last.groupby("seed")["value"].mean())
         ax.vlines(
             means.index[-1] + 0.6 * (k + 1),
-            100 * found.low,
-            100 * found.high,
+            100 * interval.low,
+            100 * interval.high,
             color=COLOURS[k],
             linewidth=1.6,
         )
@@ -303,8 +306,8 @@ def _correlation(ax: Axes, frame: pd.DataFrame) -> None:
 
 def _last(frame: pd.DataFrame, metric: str, variant: str = "") -> pd.DataFrame:
     """A quantity of the layers after the last round, layers x seeds."""
-    each = curves(frame, metric, variant).groupby(level="layer", sort=False)
-    return each.tail(1).droplevel("round")
+    by_layer = curves(frame, metric, variant).groupby(level="layer", sort=False)
+    return by_layer.tail(1).droplevel("round")
 
 
 def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
@@ -386,9 +389,9 @@ def curves(
 
 def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
     follows = last_evaluations(curves(frame, CORRELATION, "pearson"))
-    found = judged({"r": Difference(follows.loc[""].dropna())}, show=plain)
+    verdict = judged({"r": Difference(follows.loc[""].dropna())}, show=plain)
     findings = [
-        found.finding("weights of other clients correlate with classes in common")
+        verdict.finding("weights of other clients correlate with classes in common")
     ]
     learnt = _learnt(frame, "global", "personal")
     printed = items.published_table(
@@ -397,15 +400,15 @@ def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
     for reference in ("local", "fedavg"):
         theirs = (printed["pfedla"] - printed[reference]) / 100
         gap = settled(learnt, "pfedla", reference, printed=theirs)
-        found = judged({"points": gap})
+        verdict = judged({"points": gap})
         expected = f"pFedLA's mixture before local training lies above {reference}"
-        findings.append(found.finding(expected))
+        findings.append(verdict.finding(expected))
     trust = _last(frame, SELF).drop(index="")
     ranked = trust.mean(axis=1).sort_values(ascending=False)
     listed = ", ".join(f"{layer} {value:.2f}" for layer, value in ranked.items())
-    said = f"{listed}. The paper does not name these layers. They are inferred from the bytes of its Table 3"
+    sentence = f"{listed}. The paper does not name these layers. They are inferred from the bytes of its Table 3"
     findings.append(
-        Finding("clients trust themselves most in conv2, fc1 and fc3", said, None)
+        Finding("clients trust themselves most in conv2, fc1 and fc3", sentence, None)
     )
     return tuple(findings)
 

@@ -109,8 +109,8 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         selves.xs(rounds.max(), level="round") - selves.xs(rounds.min(), level="round")
     ).mean()
     changes = ", ".join(f"{gain:+.2f}" for gain in gains)
-    found = Difference(gains)
-    gain = found.interval
+    difference = Difference(gains)
+    gain = difference.interval
     changes += (
         f"; mean {gain.value:+.2f}, 95 % interval {gain.low:+.2f} to {gain.high:+.2f}"
     )
@@ -119,7 +119,7 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         Finding(
             "with training a client's weight on itself rises and its weights on others fall",
             f"on itself {changes}",
-            found.above,
+            difference.above,
         ),
         Finding(
             "in every layer the sender with most common classes has more weight than the one with fewest",
@@ -127,7 +127,9 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             None,
         ),
     )
-    stacked = pd.DataFrame({name: each.stack() for name, each in means.items()}).stack()
+    stacked = pd.DataFrame(
+        {name: of_name.stack() for name, of_name in means.items()}
+    ).stack()
     table = (
         stacked.rename("value")
         .rename_axis(["period", "layer", "weight on"])
@@ -177,7 +179,7 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             label="aggregation weight",
         )
     follows = last_evaluations(curves(mixing, CORRELATION, "pearson"))
-    found = judged(
+    verdict = judged(
         {layer: Difference(follows.loc[layer].dropna()) for layer in layers}, show=plain
     )
     largest = mixing[(mixing["metric"] == SELF_LARGEST) & (mixing["layer"] != "")]
@@ -185,19 +187,21 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         index="layer", columns="seed", values="value"
     )
     largest[0] = {layer: self_largest(matrix) for layer, matrix in matrices.items()}
-    said, held = of_seeds(largest.loc[layers], lambda share: bool((share == 1).any()))
+    sentence, holds = of_seeds(
+        largest.loc[layers], lambda share: bool((share == 1).any())
+    )
     findings = (
-        found.finding(
+        verdict.finding(
             "in every layer the weights on others follow the classes in common (r > 0)"
         ),
         Finding(
             "in a layer every client's largest weight is the one on itself",
-            f"{said}; clients, mean of seeds: "
+            f"{sentence}; clients, mean of seeds: "
             + ", ".join(
                 f"{layer} {share:.0%}"
                 for layer, share in largest.loc[layers].mean(axis=1).items()
             ),
-            held,
+            holds,
         ),
     )
     table = drawn[["layer", "client", "client_b", "value"]].rename(
@@ -257,17 +261,17 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         name_ticks(right, layers)
     ranked = last.mean(axis=1).sort_values(ascending=False)
     others = [layer for layer in ranked.index if layer != FULLY_CONNECTED]
-    found = judged(
+    verdict = judged(
         {
-            f"{FULLY_CONNECTED} - {each}": settled(
-                selves, FULLY_CONNECTED, each, PAPER_ROUNDS
+            f"{FULLY_CONNECTED} - {other}": settled(
+                selves, FULLY_CONNECTED, other, PAPER_ROUNDS
             )
-            for each in others
+            for other in others
         },
         show=plain,
     )
     expected = f"the first fully connected layer, {FULLY_CONNECTED}, has the largest weight on CIFAR-10"
-    finding = found.finding(expected)
+    finding = verdict.finding(expected)
     table = last.stack().rename("value").rename_axis(["layer", "seed"]).reset_index()
     caption = (
         f"The clients' mean weight on themselves. Left: mean of the seeds. Right: a dot for each seed and a bar for "

@@ -105,7 +105,7 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                     f"{n} seeds of the clients' mean",
                 )
                 findings += [
-                    _falls("S", combined.T, known) for known in (expected, figure_4)
+                    _falls("S", combined.T, printed) for printed in (expected, figure_4)
                 ]
             counts = cuts(combined)
             lines += cut_lines(
@@ -164,13 +164,13 @@ def _falls(name: str, values: pd.DataFrame, known: pd.DataFrame) -> Finding:
     """A finding on whether the medians of curves (layers x curves) are within the ranges of a reference."""
     where = known.attrs["where"].partition(",")[0]
     source = "another computation" if where == "recomputed" else f"the paper's {where}"
-    said, held = of_ranges(
+    sentence, holds = of_ranges(
         values, known["low"].astype(float), known["high"].astype(float)
     )
     return Finding(
         f"medians of {name} lie within the ranges of {source}",
-        said,
-        held,
+        sentence,
+        holds,
     )
 
 

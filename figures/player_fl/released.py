@@ -314,7 +314,7 @@ class ReleasedTables(SensitivityAccumulator):
             used, width = (params[name], grads[name]), params[name][0].numel()
             for ids in self._ids.pop(name, []):
                 batched = ids.ndim > 1 and len(ids) == n
-                w, g = (each[ids].mean(0) if batched else each for each in used)
+                w, g = (tensor[ids].mean(0) if batched else tensor for tensor in used)
                 norm = torch.linalg.vector_norm(w * g, dtype=torch.float64)
                 self._add(name, norm.square_(), width, w.numel() // width)
         others = {name: g for name, g in grads.items() if name not in self._tables}
@@ -369,8 +369,8 @@ def published_sensitivity(measurement: Measurement, options: Published) -> list[
         for s in measurement.subjects
     ]
     with ExitStack() as hooks:
-        for each in drawn:
-            hooks.enter_context(_looks(each.model, options.seen))
+        for drawn_client in drawn:
+            hooks.enter_context(_looks(drawn_client.model, options.seen))
         return one_pass(replace(measurement, subjects=drawn, batch=None), [options])
 
 

@@ -39,16 +39,16 @@ def both_ways_round() -> pd.DataFrame:
     Algorithms are the treatments and datasets the blocks; transposed, it is asked whether the datasets differ. The
     paper prints the bounds.
     """
-    known = items.published("player_fl")
-    printed = known[known["quantity"] == "friedman p"].set_index("place")
+    published = items.published("player_fl")
+    printed = published[published["quantity"] == "friedman p"].set_index("place")
     lines = {}
     for table in TABLES.values():
         word, again = (
             table.metric.removeprefix("macro_").replace("f1", "F1"),
             table.printed_ranking(),
         )
-        said = printed.reindex([table.place]).iloc[0]
-        ends = said[["low", "high"]].fillna(said["value"])
+        of_table = printed.reindex([table.place]).iloc[0]
+        ends = of_table[["low", "high"]].fillna(of_table["value"])
         lines[table.place] = {
             "words": word if table.kind == SCORE else f"{word}, {table.kind}",
             "printed": friedman_printed(table) or "–",
@@ -64,21 +64,21 @@ def choices(frame: pd.DataFrame, dataset: str) -> Curves:
 
     They are layers x (seed, client).
     """
-    own = frame[frame["run"] == run_of(dataset, FIRST)]
-    again = own[own["metric"] == "grad_variance"].assign(
+    of_first = frame[frame["run"] == run_of(dataset, FIRST)]
+    again = of_first[of_first["metric"] == "grad_variance"].assign(
         value=lambda rows: rows["value"] / rows["n_params"]
     )
-    found = {
-        "trace": curves(own, "hessian_trace", "per_parameter", "first"),
-        "whole": curves(own, "hessian_trace", "absolute", "first"),
-        "nuclear": curves(own, "hessian_trace", "released", "first"),
-        "variance": curves(own, "grad_variance", "batch", "first"),
+    curves_of = {
+        "trace": curves(of_first, "hessian_trace", "per_parameter", "first"),
+        "whole": curves(of_first, "hessian_trace", "absolute", "first"),
+        "nuclear": curves(of_first, "hessian_trace", "released", "first"),
+        "variance": curves(of_first, "grad_variance", "batch", "first"),
         "divided": curves(again, "grad_variance", "batch", "first"),
-        "apart": dissimilarity(own),
+        "apart": dissimilarity(of_first),
     }
-    return found | (
-        {"angle": dissimilarity(own, "procrustes")}
-        if "procrustes" in set(own["metric"])
+    return curves_of | (
+        {"angle": dissimilarity(of_first, "procrustes")}
+        if "procrustes" in set(of_first["metric"])
         else {}
     )
 
@@ -96,8 +96,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     tests = both_ways_round()
     lines = [
         line
-        for dataset, each in networks.items()
-        for line in _lines(NETWORKS[dataset], each)
+        for dataset, network_curves in networks.items()
+        for line in _lines(NETWORKS[dataset], network_curves)
     ]
     lines += [
         {
@@ -121,9 +121,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "(with the table transposed) the datasets."
     )
     findings = [
-        each
+        finding
         for dataset, curve in networks.items()
-        for each in _findings(NETWORKS[dataset].at(FIRST), curve)
+        for finding in _findings(NETWORKS[dataset].at(FIRST), curve)
     ]
     return Drawing(
         None,
@@ -167,8 +167,8 @@ def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
         ),
     ]
     last = {
-        d: {name: each[name].iloc[-1].median() for name in SHOWN}
-        for d, each in networks.items()
+        d: {name: network_curves[name].iloc[-1].median() for name in SHOWN}
+        for d, network_curves in networks.items()
     }
     parts += [
         "The last layer relative to the first by each choice (median over clients and seeds):",
@@ -180,17 +180,22 @@ def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
             }
         ),
     ]
-    angles = {dataset: each for dataset, each in networks.items() if "angle" in each}
+    angles = {
+        dataset: network_curves
+        for dataset, network_curves in networks.items()
+        if "angle" in network_curves
+    }
     ends: list[Mapping[str, pd.DataFrame]] = [
-        each | {"moved": with_offset(each["angle"], NETWORKS[dataset])}
-        for dataset, each in angles.items()
+        network_curves
+        | {"moved": with_offset(network_curves["angle"], NETWORKS[dataset])}
+        for dataset, network_curves in angles.items()
     ]
     parts += [
         "The largest step between two layers as a share of the whole rise, with the layer at which it ends:",
         markdown(
             {"network": [NETWORKS[dataset].title for dataset in angles]}
             | {
-                words: [_step(each[name]) for each in ends]
+                words: [_step(network_curves[name]) for network_curves in ends]
                 for name, words in (
                     ("apart", "1 - CKA"),
                     ("angle", "angle"),
@@ -237,8 +242,8 @@ def _test_findings(tests: pd.DataFrame) -> tuple[Finding, ...]:
     first = tests.loc["Table 1", "p"]
     pairs = TABLES["table1"].printed_ranking().nemenyi[CONTROL].drop(CONTROL)
     apart = [NAMES[str(name)] for name in pairs.index[pairs <= ALPHA]]
-    said = tests[tests["high"] <= ALPHA]
-    gone = said[said["p"] > ALPHA]
+    significant = tests[tests["high"] <= ALPHA]
+    gone = significant[significant["p"] > ALPHA]
     return (
         Finding(
             f"Table 1's methods differ at {ALPHA:g} when the algorithms are compared",
@@ -252,7 +257,7 @@ def _test_findings(tests: pd.DataFrame) -> tuple[Finding, ...]:
         ),
         Finding(
             f"what the appendix prints as significant at {ALPHA:g} is significant when the algorithms are compared",
-            f"{len(said) - len(gone)} of {len(said)} tables"
+            f"{len(significant) - len(gone)} of {len(significant)} tables"
             + "".join(
                 f"; {place} ({row['words']}) has p = {row['p']:.2g}"
                 for place, row in gone.iterrows()

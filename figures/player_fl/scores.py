@@ -111,10 +111,10 @@ class Table:
 
     def printed(self, values: str = "value") -> pd.DataFrame:
         """The printed table, methods x datasets; ``values`` may be ``spread``."""
-        found = published_table(
+        printed_scores = published_table(
             "player_fl", self.place, quantity=self.quantity, values=values
         )
-        return found.reindex(index=list(self.methods))
+        return printed_scores.reindex(index=list(self.methods))
 
     def printed_ranks(self) -> pd.Series:
         """The printed mean ranks."""
@@ -151,14 +151,16 @@ def by_seed(scored: pd.DataFrame, table: Table) -> pd.DataFrame:
 
     It is NaN where a client has no value. Incentive needs both baselines.
     """
-    own, keys = scored[scored["metric"] == table.metric], ["dataset", "seed"]
-    values = own.pivot(index=[*keys, "client"], columns="method", values="value")
+    of_metric, keys = scored[scored["metric"] == table.metric], ["dataset", "seed"]
+    values = of_metric.pivot(index=[*keys, "client"], columns="method", values="value")
     if table.kind == SCORE:
-        weights = own.groupby([*keys, "client"])["n_train"].first().loc[values.index]
+        weights = (
+            of_metric.groupby([*keys, "client"])["n_train"].first().loc[values.index]
+        )
         total = weights.groupby(level=keys).transform("sum")
-        found = values.mul(weights / total, axis=0).groupby(level=keys).sum()
+        combined = values.mul(weights / total, axis=0).groupby(level=keys).sum()
     elif table.kind == FAIRNESS:
-        found = values.groupby(level=keys).var(ddof=0)
+        combined = values.groupby(level=keys).var(ddof=0)
     else:
         best = values.reindex(columns=list(BASELINES))
         higher = SCORES[table.metric]
@@ -166,13 +168,15 @@ def by_seed(scored: pd.DataFrame, table: Table) -> pd.DataFrame:
             best.max(axis=1, skipna=False) if higher else best.min(axis=1, skipna=False)
         )
         better = values.gt(bar, axis=0) if higher else values.lt(bar, axis=0)
-        found = (
+        combined = (
             better.astype(float).where(bar.notna(), axis=0).groupby(level=keys).mean()
         )
     whole = values.notna().groupby(level=keys).all()
-    lines = (table.factor * found.where(whole)).stack(future_stack=True).rename("value")
-    made = pd.MultiIndex.from_frame(own[[*keys, "method"]].drop_duplicates())
-    return lines[lines.index.isin(made)].reset_index()
+    lines = (
+        (table.factor * combined.where(whole)).stack(future_stack=True).rename("value")
+    )
+    present = pd.MultiIndex.from_frame(of_metric[[*keys, "method"]].drop_duplicates())
+    return lines[lines.index.isin(present)].reset_index()
 
 
 @dataclass(frozen=True)
@@ -203,18 +207,20 @@ class Cells:
 
 def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cells:
     """The values of a published table, computed from the runs' rows in one reading."""
-    each = by_seed(clients(frame, reading), table)
+    seeds_table = by_seed(clients(frame, reading), table)
     lines = {}
-    for key, part in each.groupby(["dataset", "method"], sort=False):
+    for key, part in seeds_table.groupby(["dataset", "method"], sort=False):
         lines[key] = {**median_ends(part["value"])._asdict(), "n": len(part)}
     index = pd.MultiIndex.from_tuples(list(lines), names=["dataset", "method"])
-    found = pd.DataFrame(
+    cell_table = pd.DataFrame(
         list(lines.values()), index=index, columns=["value", "low", "high", "n"]
     )
-    medians = found["value"].unstack("dataset")
+    medians = cell_table["value"].unstack("dataset")
     order = [name for name in CASES if name in medians.columns]
     ranked = medians.reindex(index=list(table.methods), columns=order)
-    return Cells(table, reading, each, found, Ranking(ranked, table.higher_is_better))
+    return Cells(
+        table, reading, seeds_table, cell_table, Ranking(ranked, table.higher_is_better)
+    )
 
 
 # --- published beside measured ---------------------------------------------------------------------------------
@@ -269,8 +275,8 @@ def lines(result: Cells) -> list[dict[str, Any]]:
         table_lines.append(line | _measured(p_value, ranking, ranking.status))
     p_value = friedman_printed(table)
     used, before = (
-        each.transposed if reading.transposed else each.friedman
-        for each in (ranking, again)
+        test.transposed if reading.transposed else test.friedman
+        for test in (ranking, again)
     )
     line = {
         "quantity": "friedman p",
@@ -287,13 +293,13 @@ def _cell(cells: pd.DataFrame, dataset: str, method: str) -> dict[str, Any]:
     if (dataset, method) not in cells.index:
         return {"seeds": 0, "status": "no run"}
     cell = cells.loc[(dataset, method)]
-    known = {
+    columns = {
         "measured": cell["value"],
         "low": cell["low"],
         "high": cell["high"],
         "seeds": int(cell["n"]),
     }
-    return known | {
+    return columns | {
         "status": "ok"
         if math.isfinite(cell["value"])
         else f"needs {' and '.join(BASELINES)}"

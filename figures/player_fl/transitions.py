@@ -57,16 +57,16 @@ FEW = {
 
 def recipes() -> dict[str, RunConfig]:
     """Runs of the paper's networks by dataset; also of the transformer at the paper's width."""
-    made = {
+    runs_of = {
         name: RunConfig(
             dataset=name, model=NETWORKS.get(name), rounds=1, keep_optimizer=False
         )
         for name in CASES
     }
-    made["airline_tweets"] = made["airline_tweets"].with_keys(
+    runs_of["airline_tweets"] = runs_of["airline_tweets"].with_keys(
         model_options={"width": 768}
     )
-    return {name: each.with_keys(**SIZES[name]) for name, each in made.items()}
+    return {name: config.with_keys(**SIZES[name]) for name, config in runs_of.items()}
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -128,9 +128,11 @@ def decisions(frame: pd.DataFrame, dataset: str) -> Decisions:
     )
     counts.loc[JUMP] = jumps.value_counts().reindex(counts.columns, fill_value=0)
     rows = published("player_fl")
-    known = where(rows, quantity="shared layers", dataset=CASES[dataset].printed)
-    known = known[(known["method"] == "playerfl") & known["place"].isin(list(LISTS))]
-    lists = dict(zip(known["place"], known["layer"], strict=True))
+    of_dataset = where(rows, quantity="shared layers", dataset=CASES[dataset].printed)
+    of_dataset = of_dataset[
+        (of_dataset["method"] == "playerfl") & of_dataset["place"].isin(list(LISTS))
+    ]
+    lists = dict(zip(of_dataset["place"], of_dataset["layer"], strict=True))
     return Decisions(dataset, tuple(combined.columns), combined, counts, lists)
 
 
@@ -143,14 +145,14 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure = plt.figure(figsize=(7.4, 4.4), layout="constrained")
         _matrix(figure.subplots(), decided)
     sizes = []
-    for each in decided:
-        config = header["runs"][each.dataset]["config"]
-        own = frame[(frame["run"] == each.dataset) & (frame["client"] != "")]
-        counts = own.groupby("client")["n_train"].median()
-        title = CASES[each.dataset].title
+    for decision in decided:
+        config = header["runs"][decision.dataset]["config"]
+        of_clients = frame[(frame["run"] == decision.dataset) & (frame["client"] != "")]
+        counts = of_clients.groupby("client")["n_train"].median()
+        title = CASES[decision.dataset].title
         sizes.append(
             f"{title[0].upper()}{title[1:]}: {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} training "
-            f"samples in batches of {config['batch_size']} ({each.seeds} seeds)."
+            f"samples in batches of {config['batch_size']} ({decision.seeds} seeds)."
         )
     stand = ", ".join(
         f"{CASES[name].title} for {title}" for name, title in STAND_IN.items()
@@ -174,14 +176,14 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def _matrix(ax: Axes, decided: list[Decisions]) -> None:
     texts, apart = {}, {}
     ways = [*LISTS, *decided[0].counts.index]
-    for each in decided:
-        told, gaps = [], []
+    for decision in decided:
+        names, gaps = [], []
         for way in ways:
-            listed = each.lists.get(str(way), "–"), 0
-            layer, count = listed if way in LISTS else each.usual(way)
-            told.append(f"{layer}  {count}/{each.seeds}" if count else layer)
-            gaps.append(each.layers_later(layer))
-        texts[each.dataset], apart[_title(each.dataset)] = told, gaps
+            listed = decision.lists.get(str(way), "–"), 0
+            layer, count = listed if way in LISTS else decision.usual(way)
+            names.append(f"{layer}  {count}/{decision.seeds}" if count else layer)
+            gaps.append(decision.layers_later(layer))
+        texts[decision.dataset], apart[_title(decision.dataset)] = names, gaps
     thresholds = (f"threshold {way:g}" for way in ways if isinstance(way, float))
     table = pd.DataFrame(apart, [*LISTS.values(), *thresholds, JUMP], dtype=float)
     colours = plt.get_cmap("PuOr")
@@ -213,32 +215,32 @@ def _table(decided: list[Decisions]) -> pd.DataFrame:
     ratios = rows[rows["quantity"] == f"{SENSITIVITY} / layer before"]
     last = "last shared layer"
     lines: list[dict[str, Any]] = []
-    for each in decided:
-        printed = CASES[each.dataset].printed
+    for decision in decided:
+        printed = CASES[decision.dataset].printed
         named: dict[str, Any] = {
-            "dataset": each.dataset,
+            "dataset": decision.dataset,
             "published_dataset": printed,
         }
         lines += [
             named | {"quantity": last, "published": layer, "place": place, "status": "published only"}
-            for place, layer in each.lists.items()
+            for place, layer in decision.lists.items()
         ]  # fmt: skip
-        named["seeds"] = each.seeds
+        named["seeds"] = decision.seeds
         lines += [
             named | {
-                "quantity": f"seeds with this {last}", "layer": layer, "published": each.lists.get(PRINTED),
+                "quantity": f"seeds with this {last}", "layer": layer, "published": decision.lists.get(PRINTED),
                 "place": PRINTED, "threshold": way, "measured": int(count), "status": "ok",
             }
-            for (way, layer), count in each.counts.stack().items()
+            for (way, layer), count in decision.counts.stack().items()
         ]  # fmt: skip
-        known = ratios[ratios["dataset"] == printed].set_index("layer")
-        values = each.sensitivity.T
-        for layer, before in zip(each.layers[1:], each.layers, strict=False):
+        printed_ratios = ratios[ratios["dataset"] == printed].set_index("layer")
+        values = decision.sensitivity.T
+        for layer, before in zip(decision.layers[1:], decision.layers, strict=False):
             ratio = values.loc[layer] / values.loc[before]
             line = {"published": None, "place": None}
-            if layer in known.index:
+            if layer in printed_ratios.index:
                 line = (
-                    known.loc[layer, ["value", "place"]]
+                    printed_ratios.loc[layer, ["value", "place"]]
                     .rename({"value": "published"})
                     .to_dict()
                 )
@@ -248,10 +250,12 @@ def _table(decided: list[Decisions]) -> pd.DataFrame:
                 "low": ratio.min(), "high": ratio.max(), "status": "ok" if sound else "not finite",
             })  # fmt: skip
     for dataset, title in ABSENT.items():
-        known = where(rows, quantity="shared layers", dataset=dataset, place=PRINTED)
+        printed_ratios = where(
+            rows, quantity="shared layers", dataset=dataset, place=PRINTED
+        )
         lines.append({
             "quantity": last, "dataset": dataset, "published_dataset": dataset, "place": PRINTED,
-            "published": known["layer"].iloc[0], "status": f"{title} is not available",
+            "published": printed_ratios["layer"].iloc[0], "status": f"{title} is not available",
         })  # fmt: skip
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
@@ -265,12 +269,14 @@ COLUMNS = (
 def _matches(decided: list[Decisions]) -> dict[Any, list[str]]:
     """For every threshold and the largest jump, the paper's datasets where the usual decision is that of Table A.2."""
     ways = decided[0].counts.index
-    own = [each for each in decided if each.dataset not in STAND_IN]
+    own_networks = [
+        decision for decision in decided if decision.dataset not in STAND_IN
+    ]
     return {
         way: [
-            CASES[each.dataset].title
-            for each in own
-            if each.layers_later(each.usual(way)[0]) == 0
+            CASES[decision.dataset].title
+            for decision in own_networks
+            if decision.layers_later(decision.usual(way)[0]) == 0
         ]
         for way in ways
     }
@@ -287,14 +293,14 @@ def thresholds() -> pd.DataFrame:
     lists = where(rows, quantity="shared layers", place=PRINTED).set_index("dataset")[
         "layer"
     ]
-    found = {}
-    for dataset, own in ratios.groupby("dataset", sort=False):
-        last = list(own["layer"]).index(lists[dataset])
-        found[dataset] = {
-            "low": own["value"].iloc[: last + 1].max(),
-            "high": own["value"].iloc[last + 1],
+    limits_of = {}
+    for dataset, of_dataset in ratios.groupby("dataset", sort=False):
+        last = list(of_dataset["layer"]).index(lists[dataset])
+        limits_of[dataset] = {
+            "low": of_dataset["value"].iloc[: last + 1].max(),
+            "high": of_dataset["value"].iloc[last + 1],
         }
-    return pd.DataFrame(found).T
+    return pd.DataFrame(limits_of).T
 
 
 def _printed() -> Finding:
@@ -306,13 +312,13 @@ def _printed() -> Finding:
         if case.printed not in STAND_IN
     }
     least, most = limits["high"].idxmin(), limits["low"].idxmax()
-    told = [
+    ranges = [
         f"{titles.get(name, name)} asks for {limits.loc[name, 'low']:.3g} to {limits.loc[name, 'high']:.3g}"
         for name in (least, most)
     ]
     return Finding(
         "one threshold on the ratios of the paper's Fig. 4 gives Table A.2's last shared layer on all seven datasets",
-        " and ".join(told),
+        " and ".join(ranges),
         bool(limits["low"].max() < limits["high"].min()),
     )
 
@@ -333,16 +339,16 @@ def _stable(decided: list[Decisions], far: Mapping[str, str]) -> Finding:
     """
     limits = thresholds()
     near = [
-        each
-        for each in decided
-        if each.dataset not in STAND_IN and each.dataset not in far
+        decision
+        for decision in decided
+        if decision.dataset not in STAND_IN and decision.dataset not in far
     ]
     counts = {}
-    for each in near:
-        low, high = limits.loc[CASES[each.dataset].printed, ["low", "high"]]
-        asked = np.linspace(low + TOLERANCE, high - TOLERANCE, STEPS)
-        name = f"{CASES[each.dataset].title} from {low:.3g} to {high:.3g}"
-        counts[name] = (stable(each, asked.tolist()), each.seeds)
+    for decision in near:
+        low, high = limits.loc[CASES[decision.dataset].printed, ["low", "high"]]
+        in_range = np.linspace(low + TOLERANCE, high - TOLERANCE, STEPS)
+        name = f"{CASES[decision.dataset].title} from {low:.3g} to {high:.3g}"
+        counts[name] = (stable(decision, in_range.tolist()), decision.seeds)
     return Finding(
         "the transition point is stable: in most seeds all thresholds in the range of Fig. 4 decide alike",
         ", ".join(
@@ -360,12 +366,14 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
     Args:
         far: reasons why a dataset is not comparable with the paper's.
     """
-    enough = all(each.seeds >= LEAST_SEEDS for each in decided)
+    enough = all(decision.seeds >= LEAST_SEEDS for decision in decided)
     matches = _matches(decided)
     limits = [way for way in matches if way != JUMP]
     most = max(len(matches[way]) for way in limits)
-    own = [
-        CASES[each.dataset].title for each in decided if each.dataset not in STAND_IN
+    titles = [
+        CASES[decision.dataset].title
+        for decision in decided
+        if decision.dataset not in STAND_IN
     ]
     best = dict.fromkeys(
         listing(matches[way]) for way in limits if len(matches[way]) == most
@@ -374,41 +382,42 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
         names: [f"{way:g}" for way in limits if listing(matches[way]) == names]
         for names in best
     }
-    told = "; ".join(
+    choices_text = "; ".join(
         f"{names or 'none'} at {listing(ways)}" for names, ways in at.items()
     )
     ours = matches[select.THRESHOLD]
     small = [
-        CASES[each.dataset].title
-        for each in decided
-        if each.dataset in far and each.dataset not in STAND_IN
+        CASES[decision.dataset].title
+        for decision in decided
+        if decision.dataset in far and decision.dataset not in STAND_IN
     ]
     apart = f"{listing(small)} are too small here"
     findings = [
         _stable(decided, far),
         Finding(
             "a single threshold gives Table A.2's last shared layer on every available dataset of the paper",
-            f"at best {most} of {len(own)}: {told}. The largest jump gives {len(matches[JUMP])}",
-            most == len(own) if enough else None,
+            f"at best {most} of {len(titles)}: {choices_text}. The largest jump gives {len(matches[JUMP])}",
+            most == len(titles) if enough else None,
             apart,
         ),
         Finding(
             f"the default threshold {select.THRESHOLD:g} gives Table A.2's layer on most of them",
-            f"on {len(ours)} of {len(own)}: {listing(ours) or 'none'}",
-            len(ours) > len(own) / 2 if enough else None,
+            f"on {len(ours)} of {len(titles)}: {listing(ours) or 'none'}",
+            len(ours) > len(titles) / 2 if enough else None,
             apart,
         ),
     ]
-    for each in decided:
-        same = [each.usual(way)[0] for way in limits]
+    for decision in decided:
+        same = [decision.usual(way)[0] for way in limits]
         spread = list(dict.fromkeys(same))
         findings.append(
             Finding(
-                f"on {CASES[each.dataset].title} every threshold from {limits[0]:g} to {limits[-1]:g} decides alike",
+                f"on {CASES[decision.dataset].title} every threshold from {limits[0]:g} to {limits[-1]:g} "
+                "decides alike",
                 ", ".join(f"{layer} at {same.count(layer)}" for layer in spread)
                 + f" of {len(limits)} thresholds",
-                len(spread) == 1 if each.seeds >= LEAST_SEEDS else None,
-                far.get(each.dataset, ""),
+                len(spread) == 1 if decision.seeds >= LEAST_SEEDS else None,
+                far.get(decision.dataset, ""),
             )
         )
     return tuple(findings)
@@ -424,11 +433,11 @@ def _page(decided: list[Decisions]) -> str:
             ),
         ]
     }
-    for each in decided:
-        usual = [each.usual(way) for way in each.counts.index]
-        columns[_title(each.dataset).replace("\n", " ")] = [
-            *(each.lists.get(place, "–") for place in LISTS),
-            *(f"{layer} ({count} of {each.seeds})" for layer, count in usual),
+    for decision in decided:
+        usual = [decision.usual(way) for way in decision.counts.index]
+        columns[_title(decision.dataset).replace("\n", " ")] = [
+            *(decision.lists.get(place, "–") for place in LISTS),
+            *(f"{layer} ({count} of {decision.seeds})" for layer, count in usual),
         ]
     return (
         f"{markdown(columns)}\n\nThe paper gives no threshold and its code computes none. Its layers are lists that "

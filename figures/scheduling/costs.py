@@ -100,10 +100,10 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def by_round(frame: pd.DataFrame, run: str, metric: str) -> pd.DataFrame:
     """Values of a run in every round, rounds x (layer or variant): those of a row hold until the next row's round."""
-    own = where(frame, run=run, metric=metric)
+    of_run = where(frame, run=run, metric=metric)
     column = "layer" if metric == TRAINED else "variant"
-    table = own.pivot(index="round", columns=column, values="value")
-    table = table[list(own[column].unique())]
+    table = of_run.pivot(index="round", columns=column, values="value")
+    table = table[list(of_run[column].unique())]
     table.index = table.index.astype(int)
     rounds = STUDY.runs[run].federation.rounds or 0
     return table.reindex(range(1, rounds + 1)).ffill()
@@ -193,13 +193,15 @@ def _first(values: pd.Series) -> int:
 
 def sizes(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the parameters of every tensor and of all together, tensors x datasets."""
-    own = where(frame, metric=PARAMETERS, algorithm=ALGORITHMS[0])
-    own = own.assign(
-        dataset=own["run"].str.partition(".")[0],
-        tensor=own["layer"] + "." + own["variant"],
+    parameters = where(frame, metric=PARAMETERS, algorithm=ALGORITHMS[0])
+    parameters = parameters.assign(
+        dataset=parameters["run"].str.partition(".")[0],
+        tensor=parameters["layer"] + "." + parameters["variant"],
     )
-    table = own.pivot(index="tensor", columns="dataset", values="value").astype(int)
-    table = table.loc[own["tensor"].unique(), list(DATASETS)]
+    table = parameters.pivot(index="tensor", columns="dataset", values="value").astype(
+        int
+    )
+    table = table.loc[parameters["tensor"].unique(), list(DATASETS)]
     table.loc["total"] = table.sum()
     return table
 
@@ -247,9 +249,9 @@ def totals(frame: pd.DataFrame) -> pd.DataFrame:
     for kind in UNITS:
         first = table.groupby("dataset")[kind].transform("first")  # FedAvg's
         table[f"{kind}_share"] = table[kind] / first
-    known = items.published_table("scheduling", "Table 4").iloc[:, 0]
+    printed = items.published_table("scheduling", "Table 4").iloc[:, 0]
     counted = table["dataset"] == DATASETS[0]  # the paper's network
-    table.insert(2, "published", table["algorithm"].map(known).where(counted))
+    table.insert(2, "published", table["algorithm"].map(printed).where(counted))
     return table
 
 
@@ -257,7 +259,7 @@ def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
     paper = table[table["published"].notna()].set_index("algorithm")
     agree = [f"{row.naive:.2f}" == f"{row.published:.2f}" for row in paper.itertuples()]
     share = {kind: paper[f"{kind}_share"] for kind in UNITS}
-    told = {
+    texts = {
         kind: ", ".join(
             f"{names.title(str(name))} {value:.3f}" for name, value in values.items()
         )
@@ -279,17 +281,17 @@ def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
         ),
         Finding(
             "by the naive count Vanilla is the cheapest",
-            f"of FedAvg's: {told['naive']}",
+            f"of FedAvg's: {texts['naive']}",
             cheap["naive"],
         ),
         Finding(
             "in floating-point operations (forward and backward) Vanilla is the cheapest as well",
-            f"of FedAvg's: {told['flops']}; errors pass back through all that is frozen above the first layer",
+            f"of FedAvg's: {texts['flops']}; errors pass back through all that is frozen above the first layer",
             cheap["flops"],
         ),
         Finding(
             "in bytes sent Vanilla is the cheapest as well",
-            f"of FedAvg's: {told['moved']}",
+            f"of FedAvg's: {texts['moved']}",
             cheap["moved"],
         ),
     )

@@ -138,9 +138,9 @@ def over_thawing(name: str, column: Column, base: RunConfig) -> dict[str, RunCon
     """The runs of Sec. 5.3, DATASET.SCHEDULE, twice as early DATASET.SCHEDULE_early, and two methods beside them."""
     sooner = replace(column, unfreeze=tuple(since // 2 for since in column.unfreeze))
     return {
-        f"{name}.{method}{suffix}": _run(base, own, method)
+        f"{name}.{method}{suffix}": _run(base, schedule, method)
         for method in SCHEDULES
-        for suffix, own in (("", column), (EARLY, sooner))
+        for suffix, schedule in (("", column), (EARLY, sooner))
     } | {f"{name}.{method}": _run(base, column, method) for method in RIVALS}
 
 
@@ -228,11 +228,11 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 def scores(frame: pd.DataFrame, variant: str = POOLED) -> pd.DataFrame:
     """Reported accuracy of all clients together, (run, round) x seeds."""
     accuracy = where(frame, metric=ACCURACY, variant=variant, client="")
-    kept = main_model(accuracy, "run", "seed", "round").astype(
+    main_rows = main_model(accuracy, "run", "seed", "round").astype(
         {"seed": int, "round": int}
     )
     return (
-        kept.set_index(["run", "round", "seed"])["value"]
+        main_rows.set_index(["run", "round", "seed"])["value"]
         .unstack("seed")
         .sort_index(axis=1)
     )
@@ -269,8 +269,8 @@ def columns(header: Mapping[str, Any]) -> Mapping[str, Column]:
 
 def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> str:
     """Text on the sizes of these datasets' runs, and how they differ from the paper's."""
-    shown = [each for each in header["runs"] if each.partition(".")[0] in datasets]
-    told = [
+    shown = [run for run in header["runs"] if run.partition(".")[0] in datasets]
+    sentences = [
         _sizes(
             header,
             frame,
@@ -287,7 +287,7 @@ def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> s
         f"There are {seeds_in_words(seeds_behind(header, shown))}."
     )
     papers = f"The paper has {FULL.data.clients} clients, 10 a round and lr {FULL.training.lr:g}."
-    return f"{' '.join(told)} {common} {papers}"
+    return f"{' '.join(sentences)} {common} {papers}"
 
 
 def _sizes(
@@ -298,7 +298,7 @@ def _sizes(
     sizes = frame.loc[
         frame["run"].str.startswith(f"{dataset}.") & (frame["client"] != ""), "n_train"
     ].dropna()
-    each = f"{sizes.min()} to {sizes.max()} training samples a client and "
+    text = f"{sizes.min()} to {sizes.max()} training samples a client and "
     used = names.dataset(config["dataset"])
     title = (
         used
@@ -306,7 +306,7 @@ def _sizes(
         else f"{NAMES[dataset]}, in its place {used}"
     )
     return (
-        f"{title}: {each}{column.at[-1]} rounds. Layers are unfrozen at rounds {listed(column.unfreeze)}. "
+        f"{title}: {text}{column.at[-1]} rounds. Layers are unfrozen at rounds {listed(column.unfreeze)}. "
         f"The paper has {column.papers[-1]} rounds and unfreezes at {listed(UNFREEZE)}."
     )
 
@@ -357,28 +357,30 @@ def incomparable(
     trained_on, last = columns(header)[dataset].dataset, columns(header)[dataset].at[-1]
     if trained_on == dataset:
         return ""
-    known = items.published("scheduling")
-    known = known[
-        (known["place"] == "Table 2")
-        & (known["dataset"] == dataset)
-        & known["method"].isin(methods)
+    published_rows = items.published("scheduling")
+    published_rows = published_rows[
+        (published_rows["place"] == "Table 2")
+        & (published_rows["dataset"] == dataset)
+        & published_rows["method"].isin(methods)
     ]
     printed = columns(header)[dataset].papers[-1]
-    final = known[known["setting"] == f"{printed} rounds"].set_index("method")["value"]
+    final = published_rows[published_rows["setting"] == f"{printed} rounds"].set_index(
+        "method"
+    )["value"]
     here = 100 * scores(frame).mean(axis=1)
     if has_images(trained_on, dataset):
         return little_learned({
             names.title(method): (here.get((f"{dataset}.{method}", last), math.nan) / 100, final[method] / 100)
             for method in methods
         }, CHANCE)  # fmt: skip
-    own = [
+    scores_here = [
         here[f"{dataset}.{method}", last]
         for method in methods
         if (f"{dataset}.{method}", last) in here.index
     ]
     levels = (
-        f", {span(map(round, own))} % where the paper has {span(map(round, final))}"
-        if own
+        f", {span(map(round, scores_here))} % where the paper has {span(map(round, final))}"
+        if scores_here
         else ""
     )
     return f"images of {names.dataset(trained_on)}{levels}"
