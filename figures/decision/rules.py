@@ -44,7 +44,7 @@ from diagnostics.regret import (
 from diagnostics.report import Report
 from figures.page import markdown, numbers
 from fl_core.display import csv_bytes
-from fl_core.errors import RunError, UsageError, listing
+from fl_core.errors import RunError, UsageError, listing, plural
 from fl_core.progress import say
 from fl_core.statistics import holm, mean_interval
 
@@ -145,7 +145,8 @@ def judged() -> pd.DataFrame:
         gains = [line.head_local[name] - line.lost[name] for name in held_out]
         test = stats.ttest_1samp(gains, 0)
         by_source = pd.Series(gains).groupby([*map(source_of, held_out)]).mean()
-        source_interval = ""
+        sources = plural(len(by_source), "source")
+        source_interval = f"none: {sources}"
         if len(by_source) >= LEAST_SOURCES:
             careful = mean_interval(by_source)
             source_interval = (
@@ -164,7 +165,7 @@ def judged() -> pd.DataFrame:
                 "p": 1.0 if same else test.pvalue,
                 "federations": len(held_out),
                 "sources": len(by_source),
-                "by source": source_interval or f"none: {len(by_source)} sources",
+                "by source": source_interval,
             }
         )
     table = pd.DataFrame(judged_lines)
