@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,7 +55,10 @@ def texts_of(values: Cells | Array | pd.Series) -> pd.Categorical:
         rule = "a cell must have one number or text"
         refuse_where(np.array(nested, dtype=bool), column.to_numpy(), rule)
         column = column.map(text_of)
-    place, words = pd.factorize(column)
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        place, words = column.cat.codes.to_numpy(), column.cat.categories
+    else:
+        place, words = pd.factorize(column)
     names = [composed(text_of(word)) for word in words.astype(object)]
     if (place < 0).any():
         names.append("")
@@ -78,14 +82,18 @@ def lacks_value(cells: Cells) -> Bools:
     """Return where a column has no value."""
     if isinstance(cells, np.ndarray):
         return np.isnan(cells)
-    missing = [not word.strip() for word in cells.categories]
-    return np.array(missing, dtype=bool)[cells.codes]
+    return _where(cells, lambda word: not word.strip())
 
 
 def is_marked(cells: pd.Categorical) -> Bools:
     """Return where texts are marks of a missing value, such as NA, or empty."""
-    marked = [is_mark(word) for word in cells.categories]
-    return np.array(marked, dtype=bool)[cells.codes]
+    return _where(cells, is_mark)
+
+
+def _where(cells: pd.Categorical, holds: Callable[[str], bool]) -> Bools:
+    """Return where a word of a kind stands."""
+    words = np.array([*map(holds, cells.categories)], dtype=bool)
+    return words[cells.codes] if words.any() else np.zeros(len(cells), dtype=bool)
 
 
 def numbers(cells: Cells, *ways: str | Way) -> Floats:

@@ -176,7 +176,7 @@ def test_samples_may_come_in_any_usual_form(kind):
         (pd.DataFrame({"age": [], "label": []}), {}, "must have rows"),
         (samples(), {"client_column": "ward"}, "client_column"),
         ((np.ma.masked_less(FRAME.to_numpy(), 2), [0, 1]), {}, "got nan.*impute"),
-        (FRAME.assign(j=1j, label=[0, 1]), {}, "real numbers; got complex"),
+        (FRAME.assign(j=1j, label=[0, 1]), {}, "numbers or words; got complex"),
         (
             DataLoader([0, 1], sampler=RandomSampler([0])),
             {},

@@ -11,9 +11,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
+from sklearn.preprocessing import (
+    MinMaxScaler,
+    OneHotEncoder,
+    RobustScaler,
+    StandardScaler,
+)
 
 import fedlayers as fl
 from fedlayers.cli.app import main
@@ -143,29 +149,35 @@ SCALERS = {"standard": StandardScaler, "minmax": MinMaxScaler, "robust": RobustS
 
 @pytest.mark.parametrize("scale", ["none", *SCALERS])
 @pytest.mark.parametrize("impute", ["none", "mean", "median", "most_frequent"])
-def test_a_table_is_filled_and_scaled_as_scikit_learn_does_on_training_samples(
+def test_a_table_is_prepared_as_a_column_transformer_does_on_training_samples(
     tmp_path, scale, impute
 ):
-    table = frame(holes=impute != "none")
-    path = written(tmp_path / "t.csv", table)
-    federated = data.load(path, scale=scale, impute=impute)
-    raw = table[["age", "dose", "one"]].to_numpy(float)
-    steps = [
-        *([SimpleImputer(strategy=impute)] if impute != "none" else []),
-        *[SCALERS[s]() for s in SCALERS if s == scale],
+    """Numbers are filled and scaled, words are one-hot, and words that no training sample has are the last input."""
+    table = frame(holes=impute != "none").assign(ward="icu", sex=["f", "m"] * 30)
+    how = {"scale": scale, "impute": impute}
+    path = tmp_path / "t.csv"
+    train = train_rows(data.load(written(path, table), **how))
+    table.loc[~table.index.isin(train), "ward"] = "nowhere else"
+    table.loc[train[::3], "ward"] = ""
+    federated = data.load(written(path, table), **how)
+    steps = [SimpleImputer(strategy=impute)] if impute != "none" else []
+    steps += [SCALERS[name]() for name in SCALERS if name == scale]
+    parts = [("numbers", make_pipeline(*steps, "passthrough"), ["age", "dose", "one"])]
+    parts += [
+        (name, OneHotEncoder(handle_unknown="ignore", sparse_output=False), [name])
+        for name in ("ward", "sex")
     ]
-    expected = (
-        make_pipeline(*steps).fit(raw[train_rows(federated)]).transform(raw)
-        if steps
-        else raw
-    )
+    made = ColumnTransformer(parts).fit(table.iloc[train])
+    known = made.transform(table)  # a word that no training sample has is all zeros
+    other = [1 - known[:, k : k + 2].sum(axis=1, keepdims=True) for k in (3, 5)]
+    expected = np.hstack([known[:, :5], other[0], known[:, 5:], other[1]])
+    assert other[0].sum() == 60 - len(train)
     assert samples(federated, *SPLITS) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
     made = federated.preprocessing
     assert made is not None
     again = Preprocessing.from_json(json.loads(json.dumps(made.to_json())))
     assert again == made
-    assert (again.transform(raw) == samples(federated, *SPLITS)).all()
 
 
 def test_missing_numbers_are_named_by_row_and_column_if_nothing_fills_them(

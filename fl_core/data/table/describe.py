@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -46,6 +46,8 @@ DIFFERENT = 6
 """The number of different numbers from which words with a number in them are suspicious."""
 EXACT = 2**53
 """The largest whole number up to which float64 keeps all digits."""
+SAMPLE = 2000
+"""Words or rows that are looked at first."""
 
 
 @dataclass(eq=False)
@@ -78,6 +80,11 @@ class Described:
         """Return whether it makes inputs of a model."""
         return self.kind in (NUMBER, WORDS)
 
+    def refused(self, fault: DataFault) -> Described:
+        """Return the column with its fault."""
+        self.kind, self.fault = REFUSED, fault
+        return self
+
     def column(self) -> Column:
         """Return its record. Numbers and words of two values are yes/no."""
         if self.kind == LEFT_OUT:
@@ -94,12 +101,13 @@ class Described:
         return Column(self.name, kind, inputs, missing, example, "; ".join(self.odd))
 
     def _has_two_values(self) -> bool:
-        if isinstance(self.cells, np.ndarray):
-            first = self.cells[:1000][~self.lacking[:1000]]
-            if not np.isin(first, (0, 1)).all():
-                return False
-            return bool(np.isin(self.cells[~self.lacking], (0, 1)).all())
-        return len(words_of(self.cells)) == 2
+        if not isinstance(self.cells, np.ndarray):
+            return len(words_of(self.cells)) == 2
+        # most columns end at the first rows
+        first = self.cells[:SAMPLE][~self.lacking[:SAMPLE]]
+        if not np.isin(first, (0, 1)).all():
+            return False
+        return bool(np.isin(self.cells[~self.lacking], (0, 1)).all())
 
 
 def words_of(cells: Cells) -> Names:
@@ -146,25 +154,27 @@ def roles_of(
         UsageError: a named column is not there, or has two roles.
     """
     roles: dict[str, str] = {}
-    faults = _label_faults(header, how, where)
-    named = [(name, "label", "label_column") for name in how.labels]
-    named += [
-        (how.client_column, "client", "client_column"),
-        (how.text_column, "text", "text_column"),
-        (how.group_column or "", "group", "group_column"),
-    ]
-    for name, role, key in named:
+    faults: list[DataFault] = []
+    several = {SURVIVAL: "TIME,EVENT", MULTILABEL: "LABEL,LABEL,..."}.get(how.task)
+    most = 2 if how.task == SURVIVAL else len(header)
+    named = [(name, "label") for name in how.labels]
+    if several and not 2 <= len({*how.labels}) == len(how.labels) <= most:
+        rule = f"label columns of task {how.task} must be {several}; got {how.label_column!r}."
+        way = f"Name them: {spelled(label_column=several)}."
+        faults.append(DataFault(f"{where}: {rule}", way))
+        named = []
+    named += [(how.client_column, "client"), (how.text_column, "text")]
+    named.append((how.group_column or "", "group"))
+    for name, role in named:
+        key = f"{role}_column"
         if name in roles:
             raise UsageError(
                 f"{where}: {roles[name]} and {role} must be different columns; got {name!r} for both."
             )
         if name in header:
             roles[name] = role
-        elif name and role != "label" and name != getattr(Reading, key):
-            likely = likely_columns(key, name, header)
-            ways: list[Way | str] = [("Name it", {key: each}) for each in likely]
-            rule = f"{key} must be one of the {len(header)} columns of {where}; got {name!r}."
-            faults.append(DataFault(rule, *(ways or [f"It has {listing(header)}."])))
+        elif name and (role == "label" or name != getattr(Reading, key)):
+            faults.append(_lacking_fault(key, name, header, how, where))
     for key in LISTS:
         for name in getattr(how, key) or ():
             check_known(f"column of {where} ({key})", name, header)
@@ -172,9 +182,9 @@ def roles_of(
                 raise UsageError(
                     f"{where}: {key} must name features; got {name!r}, the {roles[name]}."
                 )
+    kept: Collection[str] = ()
     if "text" in roles.values():
         how.check_unasked(f"{where} holds texts", "columns", "exclude_columns")
-        kept: Collection[str] = ()
     else:
         kept = {*(header if how.columns is None else how.columns)}
         kept -= {*(how.exclude_columns or ())}
@@ -182,38 +192,34 @@ def roles_of(
     return roles | dict.fromkeys(left_out, LEFT_OUT), faults
 
 
-def _label_faults(header: Sequence[str], how: Reading, where: str) -> list[DataFault]:
-    """Return what is wrong with the names of the label columns."""
-    labels = how.labels
-    several = {SURVIVAL: "TIME,EVENT", MULTILABEL: "LABEL,LABEL,..."}.get(how.task)
-    most = 2 if how.task == SURVIVAL else len(header)
-    if several and not 2 <= len({*labels}) == len(labels) <= most:
-        rule = f"label columns of task {how.task} must be {several}; got {how.label_column!r}."
-        way = f"Name them: {spelled(label_column=several)}."
-        return [DataFault(f"{where}: {rule}", way)]
-    lacking = [name for name in labels if name not in header]
-    if not lacking:
-        return []
-    rule = f"label_column must be one of the {len(header)} columns of {where}; got {lacking[0]!r}."
-    parts = lacking[0].split(BETWEEN)
-    if len(parts) > 1 and {*parts} <= {*header}:
-        ways: list[Way | str] = [
+def _lacking_fault(
+    key: str, name: str, header: Sequence[str], how: Reading, where: str
+) -> DataFault:
+    """Return the fault of a role whose column is not there, with those that may have it."""
+    rule = f"{key} must be one of the {len(header)} columns of {where}; got {name!r}."
+    parts = name.split(BETWEEN)
+    ways: list[Way | str] = []
+    if key == "label_column" and len(parts) > 1 and {*parts} <= {*header}:
+        ways = [
             ("Predict several labels", {"task": MULTILABEL}),
             ("Predict a time until an event", {"task": SURVIVAL}),
         ]
-        return [DataFault(rule, *ways)]
-    ways = [f"It has {listing(header)}."]
-    if len(labels) == 1:
-        likely = likely_columns("label_column", lacking[0], header)
-        clients = likely_columns("client_column", how.client_column, header)
+    elif key != "label_column" or len(how.labels) == 1:
         also = {}
-        if clients and how.client_column not in header:
+        clients = likely_columns("client_column", how.client_column, header)
+        if key == "label_column" and clients and how.client_column not in header:
             also = {"client_column": clients[0]}
-        ways = [("Name it", {"label_column": name, **also}) for name in likely] or ways
-    return [DataFault(rule, *ways)]
+        likely = likely_columns(key, name, header)
+        ways = [("Name it", {key: each, **also}) for each in likely]
+    return DataFault(rule, *(ways or [f"It has {listing(header)}."]))
 
 
 # --- cells -----------------------------------------------------------------------------------------------------
+
+_NUMERIC = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
+DAY = "pd.Timedelta(days=1)"
+DAY_0 = "pd.Timestamp('1970-01-01 12:00', tz='UTC')"
+"""Noon, so that days have a fraction, and no date looks like the number of its row."""
 
 
 def take(name: str, column: pd.Series, how: Reading) -> Described:
@@ -222,29 +228,23 @@ def take(name: str, column: pd.Series, how: Reading) -> Described:
     >>> take("dose", pd.Series(["1", "2", "unknown"]), Reading()).fault.line
     "table['dose'] = pd.to_numeric(table['dose'].replace(['unknown'], None))"
     """
-    types, kind = pd.api.types, column.dtype
+    types, cell = pd.api.types, f"table[{name!r}]"
     if name in (how.categories or ()):
         return _worded(name, texts_of(column), how)
-    days = "/ pd.Timedelta(days=1)"
-    if isinstance(kind, pd.DatetimeTZDtype) or types.is_datetime64_dtype(kind):
-        line = f"table[{name!r}] = (pd.to_datetime(table[{name!r}], utc=True) - {DAY_0}) {days}"
-        return _refused(
-            name, column, "cells must be numbers or words; got dates.", line
-        )
-    if types.is_timedelta64_dtype(kind):
-        line = f"table[{name!r}] = table[{name!r}] {days}"
-        return _refused(
-            name, column, "cells must be numbers or words; got durations.", line
-        )
-    if types.is_complex_dtype(kind):
-        rule = f"cells must be real numbers; got {kind}."
-        return _refused(name, column.map(str), rule, dropping([name]))
-    if types.is_object_dtype(kind) and types.infer_dtype(column) in _NUMERIC:
+    stored = {  # what dtypes hold that are neither numbers nor words
+        "M": ("dates", f"{cell} = (pd.to_datetime({cell}, utc=True) - {DAY_0}) / {DAY}"),
+        "m": ("durations", f"{cell} = {cell} / {DAY}"),
+        "c": ("complex numbers", dropping([name])),
+    }  # fmt: skip
+    if column.dtype.kind in stored:
+        got, line = stored[column.dtype.kind]
+        fault = DataFault(f"cells must be numbers or words; got {got}.", line=line)
+        return Described(name, REFUSED, texts_of(column), fault=fault)
+    if types.is_object_dtype(column.dtype) and types.infer_dtype(column) in _NUMERIC:
         column = pd.to_numeric(column.where(column.notna(), np.nan))
         if types.is_object_dtype(column.dtype):  # whole numbers beyond 64 bits
             return _inexact(name, column, how)
-        kind = column.dtype
-    if types.is_numeric_dtype(kind):
+    if types.is_numeric_dtype(column.dtype):
         return _numbers(name, column, how)
     try:
         cells = texts_of(column)
@@ -254,59 +254,37 @@ def take(name: str, column: pd.Series, how: Reading) -> Described:
     return _texts(name, cells, how)
 
 
-_NUMERIC = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
-DAY_0 = "pd.Timestamp('1970-01-01 12:00', tz='UTC')"
-"""Noon, so that days have a fraction, and no date looks like the number of its row."""
-
-
 def dropping(names: Sequence[str]) -> str:
     """Return the line that leaves columns out."""
     return f"table = table.drop({list(names)!r}, axis=1)"
 
 
-def _refused(
-    name: str, column: pd.Series, rule: str, line: str, *ways: Way
-) -> Described:
-    return Described(
-        name, REFUSED, texts_of(column), fault=DataFault(rule, *ways, line=line)
-    )
-
-
 def _numbers(name: str, column: pd.Series, how: Reading) -> Described:
     values = column.to_numpy(dtype=np.float64, na_value=np.nan)
     found = Described(name, NUMBER, values)
-    if not len(values) or found.lacking.all():
-        return found
-    low, high = np.nanmin(values), np.nanmax(values)
+    low, high = np.fmin.reduce(values), np.fmax.reduce(values)  # NaN without a number
     largest = max(-low, high)
-    if largest > np.finfo(np.float32).max:
-        beyond = np.abs(values) > np.finfo(np.float32).max
-        got = values[int(np.argmax(beyond))]
+    most = np.finfo(np.float32).max
+    if largest > most:
+        beyond = np.abs(values) > most
+        rule, got = "the value must be a finite float32", values[int(np.argmax(beyond))]
         line = f"table = table[~(table[{name!r}].abs() > 3.4e38)]"
-        found.fault = fault_where(
-            beyond, got, "the value must be a finite float32", line=line
-        )
-        found.kind = REFUSED
-    elif largest >= EXACT and bool((values[~found.lacking] % 1 == 0).all()):
-        if pd.api.types.is_integer_dtype(column.dtype) and largest == EXACT:
-            exact = column.abs() <= EXACT
-            if bool(exact.all()):
-                return found
-        return _inexact(name, column, how)
+        return found.refused(fault_where(beyond, got, rule, line=line))
+    if largest >= EXACT and bool((values[~found.lacking] % 1 == 0).all()):
+        whole = pd.api.types.is_integer_dtype(column.dtype)
+        if not whole or bool((column.abs() > EXACT).any()):
+            return _inexact(name, column, how)
     return found
 
 
 def _inexact(name: str, column: pd.Series, how: Reading) -> Described:
     cells = texts_of(column)
-    ways: list[Way] = []
-    if not _worded(name, cells, how).fault:
-        ways.append(("Keep each as a word", {"categories": [name]}))
     rule = (
         f"whole numbers must be at most 2**53 to keep their digits; got {cells[0]!r}."
     )
+    ways = _as_words(name, cells, how)
     line = "" if ways else dropping([name])
-    fault = DataFault(rule, *ways, line=line)
-    return Described(name, REFUSED, cells, fault=fault)
+    return Described(name, REFUSED, cells).refused(DataFault(rule, *ways, line=line))
 
 
 def _texts(name: str, cells: pd.Categorical, how: Reading) -> Described:
@@ -324,49 +302,27 @@ def _texts(name: str, cells: pd.Categorical, how: Reading) -> Described:
     if share == 1:
         rule = f"cells must be stored as numbers, or named as categories; got {distinct[0]!r}."
         line = f"table[{name!r}] = pd.to_numeric(table[{name!r}])"
-        found.fault = DataFault(rule, *_as_words(name, cells, how), line=line)
-    elif fault := dates_fault(name, distinct):
-        found.fault = fault
-    elif spelt := spelled_numbers(name, distinct):
-        found.fault = spelt.fault
-        values = np.array([spelt.values.get(word.strip(), np.nan) for word in words])
-        found.emptied = (np.isnan(values) & known)[cells.codes]
-        meant = Described(name, NUMBER, values[cells.codes])
-        if spelt.values and identifies(meant):
-            rule = f"{spelt.fault.rule[:-1]}, that are different in every row."
-            found.fault = DataFault(rule, line=dropping([name]))
-    elif share >= SOME:
-        _refuse_mixture(found, numeric, how)
-    else:
+        return found.refused(DataFault(rule, *_as_words(name, cells, how), line=line))
+    if fault := dates_fault(name, distinct) or measures_fault(name, cells):
+        without = known & ~words.str.contains("[0-9]").to_numpy()
+        found.emptied = without[cells.codes]
+        return found.refused(fault)
+    if share < SOME:
         count = int(counts[numeric].sum())
         odd = [f"{plural(count, 'cell')} of numbers"] if count else []
         return _worded(name, cells, how, odd)
-    return found
-
-
-def _refuse_mixture(found: Described, numeric: Bools, how: Reading) -> None:
-    """Add the fault of numbers among words: marks of missing cells, or codes that are words.
-
-    Args:
-        numeric: which words are numbers.
-    """
-    cells, name = texts_of(found.cells), found.name
-    others = [
-        not word.strip() or bool(n)
-        for word, n in zip(cells.categories, numeric, strict=True)
-    ]
-    bad = ~np.array(others)[cells.codes]
-    strays = sorted({*cells[bad]})
+    others = known & ~numeric
+    bad, strays = others[cells.codes], sorted(words[others])
     ways: list[Way | str] = [*_as_words(name, cells, how)]
     line = "" if ways else dropping([name])
     if are_marks(strays) and 2 * bad.sum() <= len(bad):
         line = f"table[{name!r}] = pd.to_numeric(table[{name!r}].replace({strays!r}, None))"
         found.emptied = bad
+    elif line:
+        ways = ["Correct the cells."]
     rule = "the cell must be a number, or the column be named as words"
     got = listing(map(repr, strays), 3)
-    if line == dropping([name]):
-        ways = ["Correct the cells."]
-    found.fault = fault_where(bad, got, rule, *ways, line=line)
+    return found.refused(fault_where(bad, got, rule, *ways, line=line))
 
 
 def are_marks(words: Sequence[str]) -> bool:
@@ -390,17 +346,12 @@ def _worded(
     asked = name in (how.columns or ()) or name in (how.categories or ())
     most = MOST_WORDS if asked else min(MOST_WORDS, max(FEW_WORDS, len(cells) // 2))
     if count > most:
-        found.fault = DataFault(
-            f"there must be numbers, or words that come again ({MOST_WORDS} at most); got {count:,} different words.",
-            ("Leave them out", {"exclude_columns": [name]}),
-            ("Read these texts alone", {"text_column": name}),
-            line=dropping([name]),
-        )
-    else:
-        found.fault = spellings_fault(name, cells.categories, "words")
-    if found.fault:
-        found.kind = REFUSED
-    return found
+        rule = f"there must be numbers, or words that come again ({MOST_WORDS} at most); got {count:,} different words."
+        leave = "Leave them out", {"exclude_columns": [name]}
+        read = "Read these texts alone", {"text_column": name}
+        return found.refused(DataFault(rule, leave, read, line=dropping([name])))
+    fault = spellings_fault(name, cells.categories, "words")
+    return found.refused(fault) if fault else found
 
 
 def spellings_fault(name: str, words: Sequence[str], what: str) -> DataFault | None:
@@ -410,8 +361,8 @@ def spellings_fault(name: str, words: Sequence[str], what: str) -> DataFault | N
         return None
     others: dict[str, str] = {}
     for group in groups:
-        kept = max(group).strip()  # small letters come last
-        others |= {word: kept for word in sorted(group) if word != kept}
+        first = max(group).strip()  # small letters come last
+        others |= {word: first for word in sorted(group) if word != first}
     alike = " and ".join(map(repr, sorted(groups[0])))
     rule = f"{what} must not differ by case or blanks only; got {alike}."
     line = f"table[{name!r}] = table[{name!r}].replace({others!r})"
@@ -430,42 +381,35 @@ def forms_fault(
     return DataFault(rule, line=line)
 
 
-# --- numbers and dates in another spelling -----------------------------------------------------------------------
+# --- dates, and numbers with a unit or other signs ---------------------------------------------------------------
 
-_AFFIXED = re.compile(
-    r"(?P<before>[^\w\s.,+\u2212-]*)\s*[+\u2212-]?(?P<number>[0-9]{1,3}(?:['\s][0-9]{3})+(?:[.,][0-9]*)?|[0-9][0-9.,]*)\s*"
-    r"(?P<after>[^\W\d]*|[^\w\s]*|[^\d\s.,+-]+)"
-)
 _DATE = re.compile(
     r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}([-./])[0-9]{1,2}\1(?:[0-9]{2}){1,2}"
     r"|[0-9]{1,2}[- ]?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[- ]?(?:[0-9]{2}){1,2})"
     r"(?:[ T][0-9]{1,2}:[0-9]{2}.*)?|(?:-?[0-9]+ days?)? ?(?:\+?[0-9]+:[0-9]{2}(?::[0-9.]+)?)?",
     re.IGNORECASE,
 )
-DATE_FORMS = (
-    *("ISO8601", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y"),
-    *("%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d%b%Y"),
+DATES = (
+    *("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y"),
+    *("%d-%b-%Y", "%d%b%Y"),
 )
-"""The forms of dates."""
-SPANS = {
-    r".*day.*": "",
-    r"[0-9]+:[0-5][0-9]": ":00",
-    r"[0-9]+:[0-5][0-9]:[0-5][0-9]": "",
-}
-"""The forms of times and durations, and what each lacks."""
+"""The forms of dates that a line of pandas reads."""
+_MEASURE = re.compile(
+    r"(?P<before>[^\w\s.,+\u2212-]*)\s*[+\u2212-]?(?:[0-9]{1,3}(?:['\s][0-9]{3})+(?:[.,][0-9]*)?|[0-9][0-9.,]*)\s*"
+    r"(?P<after>[^\W\d]*|[^\w\s]*|[^\d\s.,+-]+)"
+)
+"""A number next to what may be its unit."""
 SIGNS = (
-    (".", ""),
-    (",", ""),
-    (".", ","),
-    (",", "."),
-    (".", "'"),
-    (",", "'"),
-    (".", " "),
-    (",", " "),
+    (r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", "'", "."),
+    (r"-?(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]*)(?:,[0-9]*)?", ".", ","),
+    (r"-?[0-9]{1,3}(?:,[0-9]{3})*(?:\.[0-9]*)?", ",", "."),
 )
-"""Decimal signs, each with a sign between groups of three digits."""
-SAMPLE = 2000
-"""Words or rows that are looked at first."""
+"""The forms of numbers, each with its sign between thousands and its decimal one."""
+
+
+def least_alike(words: Collection[str]) -> float:
+    """Return how many of some words must be alike at least for the column to be so."""
+    return max(len(words) / 2, DIFFERENT - 1)
 
 
 def dates_fault(name: str, words: Sequence[str]) -> DataFault | None:
@@ -474,138 +418,81 @@ def dates_fault(name: str, words: Sequence[str]) -> DataFault | None:
     >>> dates_fault("day", [f"{k}.1.2024" for k in range(1, 20)]).line
     "table['day'] = (pd.to_datetime(table['day'], format='%d.%m.%Y', utc=True) - ...) / pd.Timedelta(days=1)"
     """
-    distinct = {word.strip() for word in words}
-    some = list(distinct)[:SAMPLE]
+    distinct = sorted({word.strip() for word in words})
+    some = distinct[:: len(distinct) // SAMPLE or 1]
     if sum(1 for word in some if _DATE.fullmatch(word)) <= least_alike(some):
         return None
-    cells, column = pd.Series(list(distinct)), f"table[{name!r}]"
-    lines: list[str] = []
-    seen: list[pd.Series] = []
-    for form, lacking in SPANS.items():
-        if cells.str.fullmatch(form).all():
-            added = f" + {lacking!r}" if lacking else ""
-            lines.append(f"pd.to_timedelta({column}{added})")
-            seen.append(pd.Series([]))
-            break
-    for form in DATE_FORMS:
-        found = pd.to_datetime(cells, format=form, utc=True, errors="coerce")
-        if found.isna().any() or any(found.equals(other) for other in seen):
-            continue
-        seen.append(found)
-        lines.append(f"(pd.to_datetime({column}, format={form!r}, utc=True) - {DAY_0})")
-    got = listing(map(repr, sorted(distinct)), 3)
-    rule = f"cells must be numbers or words; got {got}, dates or times."
+    cells, column = pd.Series(distinct), f"table[{name!r}]"
+    lines: dict[tuple[Any, ...], str] = {}  # by what they read
+    for form in DATES:
+        days = pd.to_datetime(cells, format=form, utc=True, errors="coerce")
+        line = f"(pd.to_datetime({column}, format={form!r}, utc=True) - {DAY_0})"
+        if days.notna().all():
+            lines.setdefault(tuple(days), line)
+    for end, line in (
+        ("", f"pd.to_timedelta({column})"),
+        (":00", f"pd.to_timedelta({column} + ':00')"),
+    ):
+        spans = pd.to_timedelta(cells + end, errors="coerce")
+        if spans.notna().all() and cells.str.contains(":|day").all():
+            lines.setdefault(tuple(spans), line)
+    got = listing(map(repr, distinct), 3)
+    rule = f"cells must be numbers or words; got {got}, dates or times"
     if len(lines) == 1:
-        line = f"{column} = {lines[0]} / pd.Timedelta(days=1)"
-        return DataFault(rule, line=line)
-    if lines:
-        rule = f"{rule[:-1]} that fit {len(lines)} forms."
-    return DataFault(rule, "Write 2024-12-31.", line=dropping([name]))
+        (line,) = lines.values()
+        return DataFault(f"{rule}.", line=f"{column} = {line} / {DAY}")
+    fits = f"{rule} that fit {plural(len(lines), 'form')}."
+    return DataFault(fits, "Write 2024-12-31.", line=dropping([name]))
 
 
-def least_alike(words: Collection[str]) -> float:
-    """Return how many of some words must be alike at least for the column to be so."""
-    return max(len(words) / 2, DIFFERENT - 1)
+def measures_fault(name: str, cells: pd.Categorical) -> DataFault | None:
+    """Return the fault of a column of numbers with a unit or other signs, or None.
 
+    Most of the words must be a number with one unit or sign, and :data:`DIFFERENT` of them must differ. Codes such as
+    ``NYHA2`` and ``ward 3`` are words.
 
-class Spelled(NamedTuple):
-    """The fault of numbers in another spelling, and the numbers of their words, as far as they are certain."""
-
-    fault: DataFault
-    values: Mapping[str, float]
-
-
-def spelled_numbers(name: str, words: Sequence[str]) -> Spelled | None:
-    """Return the fault of a column of numbers with other signs or with a unit, or None.
-
-    Most of the words must be a number with one fixed affix, comma, percent or comparison sign, and
-    :data:`DIFFERENT` of them must differ. Codes such as ``NYHA2`` and ``ward 3`` are words.
-
-    >>> spelled_numbers("v", [f"{k},5" for k in range(9)]).fault.line
+    >>> measures_fault("v", pd.Categorical([f"{k},5" for k in range(9)])).line
     "table['v'] = pd.to_numeric(table['v'].astype(str).str.replace(',', '.'))"
-    >>> spelled_numbers("v", [f"{k} mg" for k in range(9)]).fault.line
-    "table['v'] = pd.to_numeric(table['v'].astype(str).str.replace('mg', ''))"
+    >>> measures_fault("v", pd.Categorical([f"{k % 7} mg" for k in range(19)])).line
+    "table['v'] = pd.to_numeric(table['v'].astype(str).str.replace('[^0-9.,+-]', '', regex=True))"
     """
-    distinct = sorted({word.strip() for word in words})
-    matches = {word: _AFFIXED.fullmatch(word) for word in distinct}
-    affixes = Counter((m["before"], m["after"]) for m in matches.values() if m)
-    if not affixes:
+    words = cells.categories.str.strip()
+    distinct = sorted({*words} - {""})
+    matches = {word: _MEASURE.fullmatch(word) for word in distinct}
+    units = Counter((m["before"], m["after"]) for m in matches.values() if m)
+    if not units:
         return None
-    affix, count = affixes.most_common(1)[0]
-    alike = [w for w, m in matches.items() if m and (m["before"], m["after"]) == affix]
+    unit, count = units.most_common(1)[0]
+    alike = {w for w, m in matches.items() if m and (m["before"], m["after"]) == unit}
     signed = [word for word in alike if not is_number(word)]
     if count <= least_alike(distinct) or len(signed) < len(alike) / 4:
         return None
     got = listing(map(repr, distinct), 3)
-    rule = f"cells must be numbers or words; got {got}, numbers with "
-    strays = [w for w in distinct if w not in alike and not is_number(w)]
-    replaced = f".replace({strays!r}, None)" if strays else ""
-    signs = f"{''.join(affix)!r}" if any(affix) else "other signs"
-    readings = [("", "")]
-    if any(affix):
-        bare = [w.replace(affix[0], "").replace(affix[1], "") for w in alike]
-        if not all(map(is_number, bare)):
-            readings = []
-    else:
-        readings = signs_of([w for w in distinct if w not in strays])
-    if len(readings) != 1 or (strays and not are_marks(strays)):
-        way = "Write plain numbers."
-        return Spelled(DataFault(f"{rule}{signs}.", way, line=dropping([name])), {})
-    decimal, thousands = readings[0]
-    steps = [(sign, "") for sign in (*affix, thousands) if sign]
-    if decimal == ",":
-        steps.append((",", "."))
-    if any("\u2212" in word for word in alike):
-        steps.append(("\u2212", "-"))
-    changed = "".join(
-        ".str.replace(r'\\s', '', regex=True)"
-        if old == " "
-        else f".str.replace({old!r}, {new!r})"
-        for old, new in steps
-    )
-    line = f"table[{name!r}] = pd.to_numeric(table[{name!r}]{replaced}.astype(str){changed})"
-    values = {
-        word: number_of(word, decimal, (*affix, thousands))
-        for word in distinct
-        if word not in strays
-    }
-    return Spelled(DataFault(f"{rule}{signs}.", line=line), values)
-
-
-def number_of(word: str, decimal: str, removed: Sequence[str]) -> float:
-    """Return the number of a word without some signs.
-
-    >>> number_of("1.250,5 mg", ",", (".", "mg"))
-    1250.5
-    """
-    for sign in removed:
-        word = re.sub(r"\s", "", word) if sign == " " else word.replace(sign, "")
-    return float(word.replace(decimal or ".", ".").replace("\u2212", "-"))
-
-
-def signs_of(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the signs with which all words are numbers, without signs that give the same numbers.
-
-    >>> signs_of(["1.250,5", "3"]), signs_of(["1,250"]), signs_of(["1 000.5"])
-    ([(',', '.')], [(',', ''), ('.', ',')], [('.', ' ')])
-    """
-    found: list[tuple[str, str]] = []
-    seen: list[list[float]] = []
-    for decimal, thousands in SIGNS:
-        point, between = re.escape(decimal), re.escape(thousands)
-        if thousands == " ":
-            between = r"\s"
-        whole = f"(?:[0-9]{{1,3}}(?:{between}[0-9]{{3}})+|[0-9]+)" if thousands else "[0-9]+"  # fmt: skip
-        form = re.compile(f"[+\u2212-]?(?:{whole}(?:{point}[0-9]*)?|{point}[0-9]+)")
-        if not all(map(form.fullmatch, words)):
-            continue
-        values = [
-            number_of(word, decimal, [thousands] if thousands else []) for word in words
-        ]
-        if values not in seen:
-            seen.append(values)
-            found.append((decimal, thousands))
-    return found
+    sign = "".join(unit)
+    what = repr(sign) if sign else "other signs"
+    rule = f"cells must be numbers or words; got {got}, numbers with {what}"
+    leave = DataFault(f"{rule}.", "Write plain numbers.", line=dropping([name]))
+    strays = [w for w in distinct if w not in alike and not re.fullmatch("[0-9.]+", w)]
+    if not are_marks(strays) or {*sign} & {*".,+-"}:
+        return leave
+    steps = f".replace({strays!r}, None)" if strays else ""
+    steps += ".astype(str).str.replace('\u2212', '-').str.replace('[^0-9.,-]', '', regex=True)"
+    plain = words.where(~words.isin(strays), "").str.replace("\u2212", "-")
+    plain = plain.str.replace("[^0-9.,-]", "", regex=True)
+    lines: dict[tuple[float, ...], str] = {}  # by what they read
+    for form, thousands, decimal in SIGNS:
+        if plain[plain != ""].str.fullmatch(form).all():
+            read = plain.str.replace(thousands, "").str.replace(decimal, ".")
+            values = pd.to_numeric(read).to_numpy(np.float64)
+            if identifies(Described(name, NUMBER, values[cells.codes])):
+                return DataFault(f"{rule}, different in every row.", line=leave.line)
+            signs = f".str.replace({thousands!r}, '').str.replace({decimal!r}, '.')"
+            line = f"table[{name!r}] = pd.to_numeric(table[{name!r}]{steps}{signs})"
+            lines.setdefault(tuple(values[plain != ""]), line)
+    if len(lines) != 1:
+        return leave
+    (line,) = lines.values()
+    return DataFault(f"{rule}.", line=line)
 
 
 # --- identifiers -------------------------------------------------------------------------------------------------
@@ -621,11 +508,11 @@ FEW = 10
 ROWS = 20
 """Rows for each value, at most, of a column that numbers what they belong to, and rows from which numbers may."""
 MANY_ROWS = 100
-"""Rows from which a column of any name is refused as a count of them."""
+"""Rows from which whole numbers of any size may be a count of them."""
 DISTINCT = 0.95
 """Share of distinct values from which a column counts as one without repeats."""
 LARGE = 1000
-"""Whole numbers above this that are different in every row identify it."""
+"""Whole numbers above this identify also fewer rows."""
 
 
 def is_named_as_identifier(name: str) -> bool:
@@ -644,8 +531,7 @@ def is_named_as_identifier(name: str) -> bool:
 def identifies(column: Described, owner: Integers | None = None) -> bool:
     """Return whether a column numbers the rows or what they belong to.
 
-    Whole numbers that are different in every row do, above 1,000 or as a count of the rows. So does a column with such
-    a name that has many values.
+    Whole numbers that hardly come again do. So does a column with such a name that has many values.
 
     >>> rows = np.arange(120.0)
     >>> [identifies(Described("v", NUMBER, cells)) for cells in (rows, 7 * rows[::-1] + 4000, rows // 3, rows / 7)]
@@ -654,39 +540,30 @@ def identifies(column: Described, owner: Integers | None = None) -> bool:
     Args:
         owner: the client of each row, which may number its own records.
     """
-    cells = column.cells
-    known = ~column.lacking
+    cells, known = column.cells, ~column.lacking
     if isinstance(cells, np.ndarray):
-        if _has_fractions(cells):
+        if has_fractions(cells):
             return False
         values = cells if known.all() else cells[known]
-        if len(values) >= ROWS and np.abs(values[: 10 * ROWS]).max() > LARGE:
-            first = values[: 10 * ROWS]
-            if len(np.unique(first)) == len(first) and pd.Series(values).is_unique:
+        first = values[: 10 * ROWS]
+        large = len(values) >= ROWS and (np.abs(first) > LARGE).any()
+        if large or len(values) > MANY_ROWS:
+            distinct = [len(pd.unique(part)) / len(part) for part in (first,)]
+            if distinct[0] >= DISTINCT and len(pd.unique(values)) >= DISTINCT * len(
+                values
+            ):
                 return True
-        if len(values) > MANY_ROWS and counts_rows(values):
-            return True
     if not is_named_as_identifier(column.name):
         return False
     code, values = pd.factorize(cells[known])
     clients = 0 if owner is None else owner[known]
-    pairs = len(np.unique(clients * len(values) + code))
+    pairs = len(pd.unique(clients * len(values) + code))
     return len(values) >= FEW and pairs >= len(code) / ROWS
 
 
-def _has_fractions(values: Floats) -> bool:
+def has_fractions(values: Floats) -> bool:
+    """Return whether some numbers [n] are not whole."""
     return any((part > np.floor(part)).any() for part in (values[:ROWS], values))
-
-
-def counts_rows(values: Floats) -> bool:
-    """Return whether whole numbers [n] count the rows: hardly repeated, and without large gaps or sorted."""
-    for part in (values[: 10 * ROWS], values):  # most end at the first rows
-        steps = np.diff(part)
-        ordered = bool((steps >= 0).all() or (steps <= 0).all())
-        counts = np.ptp(part) < 1.5 * len(values)
-        if not (ordered or counts) or len(np.unique(part)) < DISTINCT * len(part):
-            return False
-    return True
 
 
 def by_clients(cells: Cells, owner: Integers | None) -> Integers:
@@ -712,11 +589,9 @@ KNOWN = 10
 def outside_fences(cells: Floats, owner: Integers | None) -> str:
     """Return what is said of a few numbers far outside of all clients' quartiles, or an empty text."""
     clients = np.zeros(len(cells), dtype=np.int64) if owner is None else owner
-    some = slice(
-        None, None, len(cells) // SAMPLE or 1
-    )  # most are within half of theirs
+    some = slice(None, None, len(cells) // SAMPLE or 1)
     low, high, _ = fences(cells[some, None], clients[some])
-    margin = (high - low) / 4
+    margin = (high - low) / 4  # most columns are within half of their fences
     if (
         low[0] > -NO_FENCE
         and np.fmin.reduce(cells) > low[0] + margin[0]
@@ -766,29 +641,14 @@ def unlike_clients(cells: Cells, owner: Integers, names: Sequence[str]) -> str:
     >>> unlike_clients(values, np.repeat([0, 1], 20), ("a", "b"))
     "no value at 'a' (1 to 1.49) is in the range of the others: another unit?"
     """
-    clients = len(names)
     if isinstance(cells, np.ndarray):
-        some = slice(None, None, len(owner) // SAMPLE or 1)
-        for rows in (some, slice(None)):
-            kept, low, high = _ranges(cells[rows], owner[rows], clients)
-            if len(kept) < 2:
-                continue
-            below = (low == low.min()) & (high < np.partition(low, 1)[1])
-            above = (high == high.max()) & (low > np.partition(high, -2)[-2])
-            apart = np.flatnonzero(below | above)
-            if len(kept) == clients and not len(apart):
-                return ""  # more rows only widen the ranges
-        if len(kept) < 2 or not len(apart):
-            return ""
-        k = apart[0]
-        where = f"{names[kept[k]]!r} ({low[k]:.3g} to {high[k]:.3g})"
-        return f"no value at {where} is in the range of the others: another unit?"
+        return _unlike_ranges(cells, owner, names)
     known = ~lacks_value(cells)
-    enough = np.bincount(owner[known], minlength=clients) >= KNOWN
     words = cells.categories
+    shape = len(names), len(words)
     pairs = owner[known] * len(words) + cells.codes[known]
-    counts = np.bincount(pairs, minlength=clients * len(words))
-    has = (counts.reshape(clients, len(words)) > 0) & enough[:, None]
+    counts = np.bincount(pairs, minlength=len(names) * len(words)).reshape(shape)
+    has = (counts > 0) & (counts.sum(axis=1, keepdims=True) >= KNOWN)
     alone = has.any(axis=1) & ~(has & (has.sum(axis=0) > 1)).any(axis=1)
     if not alone.any() or has.any(axis=1).sum() < 2:
         return ""
@@ -797,28 +657,39 @@ def unlike_clients(cells: Cells, owner: Integers, names: Sequence[str]) -> str:
     return f"{names[k]!r} shares no word with the others: {own}"
 
 
-def _ranges(
-    cells: Floats, owner: Integers, clients: int
-) -> tuple[Integers, Floats, Floats]:
-    """Return the clients with some different numbers, and the ends of their ranges."""
-    low, high = np.full((2, clients), np.nan)
-    np.fmin.at(low, owner, cells)
-    np.fmax.at(high, owner, cells)
-    counts = np.bincount(owner[~np.isnan(cells)], minlength=clients)
-    kept = np.flatnonzero((counts >= KNOWN) & (high > low))
-    return kept, low[kept], high[kept]
+def _unlike_ranges(cells: Floats, owner: Integers, names: Sequence[str]) -> str:
+    """Return what is said of numbers of which a client's range is below or above those of all others."""
+    some = slice(None, None, len(owner) // SAMPLE or 1)
+    for rows in (some, slice(None)):  # more rows only widen the ranges
+        clients, values = owner[rows], cells[rows]
+        low, high = np.full((2, len(names)), np.nan)
+        np.fmin.at(low, clients, values)
+        np.fmax.at(high, clients, values)
+        counts = np.bincount(clients[~np.isnan(values)], minlength=len(names))
+        compared = np.flatnonzero((counts >= KNOWN) & (high > low))
+        low, high = low[compared], high[compared]
+        if len(compared) < 2:
+            continue
+        below = (low == low.min()) & (high < np.partition(low, 1)[1])
+        above = (high == high.max()) & (low > np.partition(high, -2)[-2])
+        apart = np.flatnonzero(below | above)
+        if not len(apart) and len(compared) == len(names):
+            return ""
+    if len(compared) < 2 or not len(apart):
+        return ""
+    k = apart[0]
+    where = f"{names[compared[k]]!r} ({low[k]:.3g} to {high[k]:.3g})"
+    return f"no value at {where} is in the range of the others: another unit?"
 
 
 GROUPS = 30
 """Different values from which a column may name groups, whatever its name."""
-PAIRS = 20
-"""Pairs of rows with one value from which their values may show a group."""
-MOST_PAIRS = 2000
-"""Pairs at most that are compared."""
+PAIRS, MOST_PAIRS = 20, 2000
+"""Pairs of rows with one value, at least and at most, from which their values may show a group."""
 BLOCKS, BLOCK = 8, 500
 """Blocks of rows that are looked at first, and the rows of each."""
-OTHERS = 3
-"""Other columns of numbers from which their values may show a group."""
+OTHERS, MOST_OTHERS = 3, 40
+"""Other columns of numbers, at least and at most, that may show a group."""
 NEAR = 0.5
 """Distance of two rows of a group at most, as a share of that of two random rows."""
 ALIKE = 0.95
@@ -849,60 +720,54 @@ def binds_rows(
         owner: the client of each row, since one value at two clients is two groups.
     """
     numeric = isinstance(cells, np.ndarray)
-    if numeric and _has_fractions(cells):
+    few = isinstance(cells, pd.Categorical) and len(cells.categories) < GROUPS
+    if few or (numeric and has_fractions(cells)):
         return False
     if len(cells) > 2 * BLOCKS * BLOCK:  # most columns bind nothing in some rows
         starts = np.arange(BLOCKS) * (len(cells) // BLOCKS)
         part = (starts[:, None] + np.arange(BLOCK)).ravel()
-        own = None if owner is None else owner[part]
-        parts = cells[part], y[part], [each[part] for each in others], own
-        repeats = GROUPS <= pd.Series(parts[0]).nunique() <= len(part) / 2
-        if repeats and not binds_rows(*parts):
-            return False
+        some = cells[part]
+        if GROUPS <= pd.Series(some).nunique() <= len(part) / 2:
+            own = None if owner is None else owner[part]
+            if not binds_rows(some, y[part], [each[part] for each in others], own):
+                return False
     known = ~lacks_value(cells)
     code, values = pd.factorize(cells[known], sort=True)
-    if len(values) < GROUPS:
-        return False
-    if owner is not None:
+    if owner is not None and len(values) >= GROUPS:
         code, values = pd.factorize(owner[known] * len(values) + code, sort=True)
-    if 2 * len(values) > len(code):
+    if not GROUPS <= len(values) <= len(code) / 2:
         return False
     code = code.astype(np.min_scalar_type(len(values)))  # small ones are sorted faster
     order = np.argsort(code, kind="stable")
-    rows, step = np.flatnonzero(known)[order], np.diff(code[order].astype(np.int64))
+    rows, steps = np.flatnonzero(known)[order], np.diff(code[order].astype(np.int64))
     draw = np.random.default_rng(0)
-
     some = rows[:: len(rows) // MOST_PAIRS or 1]
-    random = some, draw.permutation(some)
+    shuffled = draw.permutation(some)
 
-    def distance(each: Floats, one: Integers, other: Integers) -> float:
-        gaps = np.abs(each[one] - each[other])
-        known = gaps[~np.isnan(gaps)]
-        return float(known.mean()) if len(known) else 0.0
+    def alike(one: Integers, other: Integers) -> float:
+        """Return the share of pairs of rows with one label."""
+        return float((y[one] == y[other]).reshape(len(one), -1).all(axis=1).mean())
 
-    def alike(one: Integers, other: Integers) -> tuple[float, bool]:
-        """Return the share of pairs with one label, and whether they are near in most other columns."""
-        equal = (y[one] == y[other]).reshape(len(one), -1).all(axis=1).mean()
-        near = list[bool]()
-        for each in others:
-            far = distance(each, *random)
-            if far > 0:
-                near.append(distance(each, one, other) < NEAR * far)
-            if near.count(False) > (1 - ALIKE) * len(others):
-                break
-        return equal, len(near) >= OTHERS and sum(near) >= ALIKE * len(near)
+    def gap(values: Floats, one: Integers, other: Integers) -> float:
+        """Return the mean distance of pairs of rows."""
+        gaps = np.abs(values[one] - values[other])
+        return float(np.nansum(gaps) / max(np.count_nonzero(~np.isnan(gaps)), 1))
 
-    chance, _ = alike(*random)
+    chance = alike(some, shuffled)
+    usual = [gap(each, some, shuffled) for each in others]
+    measured = [k for k, far in enumerate(usual) if far > 0]
 
-    def bound(steps: int) -> tuple[bool, bool]:
+    def bound(step: int) -> tuple[bool, bool]:
         """Return whether pairs of values at a distance have one label, and whether they are near."""
-        at = np.flatnonzero(step == steps)
-        at = draw.permutation(at[:: len(at) // MOST_PAIRS or 1])[:MOST_PAIRS]
+        at = np.flatnonzero(steps == step)
+        at = draw.permutation(at)[:MOST_PAIRS]
         if len(at) < PAIRS:
             return False, False
-        equal, near = alike(rows[at], rows[at + 1])
-        labelled = equal >= (1 if steps == 0 else ALIKE)
-        return labelled and chance ** len(at) < CHANCE, near
+        one, other = rows[at], rows[at + 1]
+        least = 1 if step == 0 else ALIKE
+        labelled = alike(one, other) >= least and chance ** len(at) < CHANCE
+        near = [gap(others[k], one, other) < NEAR * usual[k] for k in measured]
+        return labelled, len(near) >= OTHERS and sum(near) >= ALIKE * len(near)
 
     same, following = bound(0), bound(1) if numeric else (False, False)
     return any(one and not other for one, other in zip(same, following, strict=True))

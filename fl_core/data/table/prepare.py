@@ -20,6 +20,7 @@ from fl_core.data.reading import PLAIN, Reading
 from fl_core.data.sources import Source, encode
 from fl_core.data.table.describe import (
     LEFT_OUT,
+    MOST_OTHERS,
     NUMBER,
     REFUSED,
     STRAY,
@@ -34,9 +35,9 @@ from fl_core.data.table.describe import (
     gives_away,
     identifies,
     is_named_as_identifier,
+    measures_fault,
     outside_fences,
     roles_of,
-    spelled_numbers,
     spellings_fault,
     take,
     unlike_clients,
@@ -62,12 +63,10 @@ ROWS = 4096
 """Rows that are written together."""
 MOST_NUMBERS, MOST_CLASSES = 20, 100
 """Different numbers, or words, up to which labels are classes without being asked about."""
-RARE = 0.05
-"""Share of rows with a label of another kind below which leaving them out is proposed."""
 FEW_CLASSES = 10
 """The number of classes that are few, even if they look like numbers or dates."""
-
-
+RARE = 0.05
+"""Share of rows with a label of another kind below which leaving them out is proposed."""
 COMPOSED = "table.columns = table.columns.str.normalize('NFC')"
 """The line that gives names of columns the form in which they are typed."""
 
@@ -79,12 +78,11 @@ class Findings(UsageError):
         source: the data, or None if there are faults.
         faults: in the order in which they were found.
         table: what each column is taken as.
-        lines: a heading, and the faults.
-        settings: as the caller types them, with those that faults propose.
         notes: warnings of reading the table.
+        lines: a heading, and the faults.
+        reading: the settings, with those that faults without a line of pandas propose.
+        settings: these settings as the caller types them.
         error: the only fault, or all of them.
-        sources: how Python reads each file. client: the column that the names of several files make.
-        renamed: whether names of columns had another form of Unicode.
     """
 
     def __init__(
@@ -92,20 +90,18 @@ class Findings(UsageError):
         data: Path | pd.DataFrame,
         reading: Reading,
         faults: Sequence[UsageError],
-        source: Source | None = None,
-        table: ColumnTable | None = None,
-        opened: Opened | None = None,
-        notes: Sequence[str] = (),
+        source: Source | None,
+        table: ColumnTable,
+        opened: Opened | None,
+        notes: Sequence[str],
     ) -> None:
         self.source = source
         self.faults = faults
-        self.table = table or ColumnTable()
+        self.table = table
         self.notes = notes
-        self.sources = {} if opened is None else opened.sources
-        self.client = "" if opened is None else opened.client
-        self.renamed = opened is not None and opened.renamed
         self.error = faults[0] if len(faults) == 1 else self
         self.reading = replace(reading, **proposed(reading, faults))
+        self.opened = opened
         given, name = self.reading.changed, "data"
         if isinstance(data, Path):
             name = str(data)
@@ -120,26 +116,20 @@ class Findings(UsageError):
     @property
     def repairs(self) -> list[str]:
         """Return the lines of pandas of all faults."""
-        lines = (getattr(fault, "line", "") for fault in self.faults)
-        found = list(dict.fromkeys(line for line in lines if line))
-        return [COMPOSED, *found] if found and self.renamed else found
+        lines = [getattr(fault, "line", "") for fault in self.faults]
+        found = [line for line in dict.fromkeys(lines) if line]
+        header = [] if self.opened is None else self.opened.header
+        plain = all(map(str.isascii, header))
+        return found if plain or not found else [COMPOSED, *found]
 
     def settings_of(self, tidy: Path) -> str:
         """Return the settings for the file that the script writes. Its columns are those of the repaired table."""
         given = {"dataset": str(tidy), **self.reading.changed}
         given.pop("csv", None)
-        dropped = {line for line in self.repairs if ".drop(" in line}
-        for key in ("exclude_columns", "columns"):
-            names = given.get(key)
-            if names:
-                kept = [
-                    name
-                    for name in names
-                    if not any(repr(name) in line for line in dropped)
-                ]
-                given.pop(key)
-                if kept:
-                    given[key] = kept
+        dropped = " ".join(line for line in self.repairs if ".drop(" in line)
+        names = given.pop("columns", None) or []
+        if kept := [name for name in names if repr(name) not in dropped]:
+            given["columns"] = kept
         return spelled(**given)
 
     def script(self, out: str) -> str:
@@ -148,18 +138,15 @@ class Findings(UsageError):
         Args:
             out: the file that it writes.
         """
-        reads = list(self.sources.values())
+        assert self.opened is not None
+        sources, client = self.opened.sources, self.opened.client
         lines = ["import pandas as pd", ""]
-        if self.client:
-            lines.append("tables = {")
-            for path, read in self.sources.items():
-                lines.append(f"    {path.stem!r}: {read},")
-            lines.append("}")
-            lines.append(
-                f"table = pd.concat(tables, names=[{self.client!r}]).reset_index(level=0)"
-            )
+        if client:
+            parts = [f"    {path.stem!r}: {read}," for path, read in sources.items()]
+            joined = f"pd.concat(tables, names=[{client!r}]).reset_index(level=0)"
+            lines += ["tables = {", *parts, "}", f"table = {joined}"]
         else:
-            lines.append(f"table = {reads[0]}")
+            lines += [f"table = {read}" for read in sources.values()]
         lines += [line for line in self.repairs if "pd.read_csv" not in line]
         lines.append(f"table.to_csv({out!r}, index=False)")
         return "\n".join(lines) + "\n"
@@ -169,9 +156,9 @@ def proposed(reading: Reading, faults: Sequence[UsageError]) -> dict[str, Any]:
     """Return the settings that faults without a line of pandas propose."""
     found: dict[str, Any] = {}
     for fault in faults:
-        if getattr(fault, "line", ""):
+        if not isinstance(fault, DataFault) or fault.line:
             continue
-        for key, value in getattr(fault, "repair", {}).items():
+        for key, value in fault.repair.items():
             if isinstance(value, list):
                 given = found.get(key) or getattr(reading, key) or []
                 value = list(dict.fromkeys([*given, *value]))
@@ -240,8 +227,6 @@ class _Table:
         self.opened: Opened | None = None
         self.columns: dict[str, Described] = {}
         self.source = Source("", np.empty((0, 0)), np.empty(0), ())
-        self.owner: Array | None = None
-        self.gone: list[str] = []
 
     def read(self, name: str) -> Source | None:
         """Return the data, or None if there are faults.
@@ -250,47 +235,58 @@ class _Table:
             UsageError: a fault without which nothing else can be said.
         """
         opened = self.opened = open_table(self.data, self.how)
+        self.frame, self.where, self.place = opened.frame, opened.where, opened.place
         self.faults += opened.faults
         self.roles, faults = roles_of(opened.header, self.how, opened.where)
         self.faults += faults
-        self._describe()
-        self._targets()
-        self._clients()
-        self._identifiers()
-        self._gaps()
+        labelled = self._check_labelled()
+        self.columns = {k: self._described(k) for k in opened.header}
+        self._add_targets(labelled)
+        self._add_clients()
+        self._refuse_identifiers()
+        self._refuse_gaps()
         self._add_faults()
         used = {k: each for k, each in self.columns.items() if each.is_feature}
         if "text" in self.roles.values():
-            self._texts()
+            self._add_texts()
         elif not used and not self.faults:
             raise UsageError(
-                f"{opened.where}: there must be a column of features; got only {listing(opened.header)}. Add one."
+                f"{self.where}: there must be a column of features; got only {listing(opened.header)}. Add one."
             )
         if self.faults:
             return None
         self._mark(used)
-        where = name or opened.where
-        source = replace(self.source, name=where, table=self.shown())
+        source = replace(self.source, name=name or self.where, table=self.shown())
         return _with_features(source, used) if used else source
 
     def shown(self) -> ColumnTable:
         """Return what is said of each column."""
-        header = [] if self.opened is None else self.opened.header
-        alike = {name: group for group in nearly_equal(header) for name in group}
-        for name, column in self.columns.items():
-            others = [repr(each) for each in alike.get(name, ()) if each != name]
-            said = f"next to {listing(others)}"
-            if others and said not in column.odd:
-                column.odd.append(said)
+        for group in nearly_equal(self.columns):
+            for name in group:
+                others = [repr(each) for each in group if each != name]
+                said = f"next to {listing(others)}"
+                if said not in self.columns[name].odd:
+                    self.columns[name].odd.append(said)
         return ColumnTable(tuple(column.column() for column in self.columns.values()))
 
     # --- faults ----------------------------------------------------------------------------------------------------
 
-    def refuse(self, name: str, fault: DataFault) -> None:
-        """Keep the fault of a column, with its place."""
-        assert self.opened is not None
-        at = f"{self.opened.where}, column {name!r}"
-        self.faults.append(fault.at(at, self.opened.place))
+    def refuse(self, fault: DataFault, *names: str) -> None:
+        """Keep a fault of columns, with its place. Its settings have all of them, next to those given."""
+        ways = []
+        for say, keys in fault.ways:
+            settings = dict(keys)
+            for key in keys.keys() & vars(PLAIN).keys():
+                if isinstance(keys[key], list):
+                    settings[key] = [*(getattr(self.how, key) or ()), *names]
+            ways.append((say, settings))
+        line = fault.line
+        if line == dropping(names[:1]):
+            line = dropping(names)
+        what = "columns" if len(names) > 1 else "column"
+        where = f"{self.where}, {what} {listing(map(repr, names), 4)}"
+        whole = DataFault(fault.rule, *ways, row=fault.row, line=line)
+        self.faults.append(whole.at(where, self.place))
 
     @contextmanager
     def checked(self, name: str) -> Iterator[None]:
@@ -298,119 +294,104 @@ class _Table:
         try:
             yield
         except DataFault as fault:
-            self.refuse(name, fault)
+            self.refuse(fault, name)
 
     def _add_faults(self) -> None:
         """Add the faults of features. Columns that have one fault for one reason are named together."""
-        kinds: dict[str, list[Described]] = {}
-        for column in self.columns.values():
-            if column.fault is None or column.kind in self.roles.values():
-                continue
+        groups: dict[Any, list[str]] = {}
+        for name, column in self.columns.items():
             fault = column.fault
-            joined = not fault.line or fault.line == dropping([column.name])
-            says = [say for say, _ in fault.ways]
-            key = f"{fault.rule.partition(';')[0]} {says}" if joined else column.name
-            kinds.setdefault(key, []).append(column)
-        for group in kinds.values():
-            first = group[0].fault
-            assert first is not None
-            if len(group) == 1:
-                self.refuse(group[0].name, first)
+            if fault is None or column.kind in self.roles.values():
                 continue
-            names = [column.name for column in group]
-            ways = []
-            for say, keys in first.ways:
-                lists = [key for key, value in keys.items() if isinstance(value, list)]
-                named = {
-                    key: [*(getattr(self.how, key) or ()), *names] for key in lists
-                }
-                ways.append((say, keys | named))
-            line = dropping(names) if first.line else ""
-            fault = DataFault(first.rule, *ways, row=first.row, line=line)
-            assert self.opened is not None
-            at = f"{self.opened.where}, columns {listing(map(repr, names), 4)}"
-            self.faults.append(fault.at(at, self.opened.place))
+            key: Any = name
+            if fault.line in ("", dropping([name])):
+                says = [say for say, _ in fault.ways]
+                key = fault.rule.partition(";")[0], *says
+            groups.setdefault(key, []).append(name)
+        for names in groups.values():
+            fault = self.columns[names[0]].fault
+            assert fault is not None
+            self.refuse(fault, *names)
 
-    # --- features --------------------------------------------------------------------------------------------------
+    # --- columns ---------------------------------------------------------------------------------------------------
 
-    def _describe(self) -> None:
-        """Describe each column, once."""
-        assert self.opened is not None
-        for name, column in self.opened.frame.items():
-            role = self.roles.get(str(name), "")
-            if role == LEFT_OUT:
-                empty = np.full(len(column), np.nan)
-                described = Described(str(name), LEFT_OUT, empty)
-            elif role == "label" and self.how.predicts_numbers:
-                described = take(str(name), column, self.how)
-            elif role:
-                described = Described(str(name), role, np.empty(0))
-                with self.checked(str(name)):
-                    described = Described(str(name), role, texts_of(column))
-            else:
-                described = take(str(name), column, self.how)
-            cells, texts = described.cells, pd.api.types.is_string_dtype(column)
-            if texts and isinstance(cells, pd.Categorical) and len(cells):
-                fault = forms_fault(str(name), column, cells)
-                if fault and role:
-                    self.refuse(str(name), fault)
-                elif fault:
-                    described.kind, described.fault = REFUSED, fault
-            self.columns[str(name)] = described
-
-    def _keep_rows(self, kept: Bools) -> None:
-        """Leave out rows. Messages name them as before."""
-        assert self.opened is not None
-        rows, place = np.flatnonzero(kept), self.opened.place
-        self.opened.frame = self.opened.frame.iloc[rows]
-        self.opened.place = lambda row: place(int(rows[row]))
-        self.columns = {}
-        self._describe()
+    def _described(self, name: str) -> Described:
+        """Return the description of a column. One that has a role is text, unless it is a label of numbers."""
+        column, role = self.frame[name], self.roles.get(name, "")
+        if role == LEFT_OUT:
+            return Described(name, LEFT_OUT, np.full(len(column), np.nan))
+        if not role or (role == "label" and self.how.predicts_numbers):
+            found = take(name, column, self.how)
+        else:
+            found = Described(name, role, np.empty(0))
+            with self.checked(name):
+                found = Described(name, role, texts_of(column))
+        cells, fault = found.cells, None
+        if isinstance(cells, pd.Categorical):
+            fault = forms_fault(name, column, cells)
+        if fault and role:
+            self.refuse(fault, name)
+        elif fault:
+            found.refused(fault)
+        return found
 
     # --- labels ----------------------------------------------------------------------------------------------------
 
-    def _targets(self) -> None:
-        """Add the targets and the names of the classes, if the label columns are there."""
-        how = self.how
+    def _check_labelled(self) -> bool:
+        """Return whether each row has its labels. Rows without are refused, or left out if that is asked for."""
+        how, frame = self.how, self.frame
+        lacking = np.zeros(len(frame), dtype=bool)
+        for name in filter(frame.__contains__, how.labels):
+            own = frame[name].isna().to_numpy()
+            marks: list[str] = []
+            if not pd.api.types.is_numeric_dtype(frame[name]):
+                with self.checked(name):
+                    cells = texts_of(frame[name])
+                    named = name in (how.categories or ())
+                    own = own | (lacks_value(cells) if named else is_marked(cells))
+                    marks = sorted({word for word in cells[own] if word.strip()})
+            lacking |= own
+            if own.any() and not how.drop_missing_labels:
+                got = listing(map(repr, marks), 3) or "an empty cell"
+                ways: list[Way] = [
+                    ("Leave these rows out", {"drop_missing_labels": True})
+                ]
+                if marks and how.task == CLASSIFICATION:
+                    ways.append((f"Keep {got} as a class", {"categories": [name]}))
+                self.refuse(fault_where(own, got, arrays.LABELLED, *ways), name)
+        if lacking.all():
+            raise UsageError(
+                f"{self.where}, column {how.label_column!r}: each sample must have a label; got none at all. "
+                "Check the label column."
+            )
+        if lacking.any() and how.drop_missing_labels:
+            warn(
+                f"{self.where}: {lacking.sum():,} of {len(lacking):,} rows have no label and are left out"
+            )
+            rows, place = np.flatnonzero(~lacking), self.place
+            self.frame = frame.iloc[rows]
+            self.place = lambda row: place(int(rows[row]))  # as before
+            return True
+        return not lacking.any()
+
+    def _add_targets(self, labelled: bool) -> None:
+        """Add the targets and the names of the classes, if the label columns are there and have no fault."""
+        how, count = self.how, len(self.faults)
         labels = [self.columns[name] for name in how.labels if name in self.columns]
         if len(labels) < len(how.labels):
             return
-        lacking = np.zeros(len(labels[0].lacking), dtype=bool)
         for column in labels:
-            own = column.lacking
-            named = column.name in (how.categories or ())
-            if isinstance(column.cells, pd.Categorical) and not named:
-                own = own | is_marked(column.cells)
-            lacking |= own
-            if own.any() and not how.drop_missing_labels:
-                self.refuse(column.name, _missing_label(column, own, how))
-        if lacking.all():
-            rule = "each sample must have a label; got none at all."
-            raise UsageError(
-                f"column {labels[0].name!r}: {rule} Check the label column."
-            )
-        if lacking.any() and how.drop_missing_labels:
-            assert self.opened is not None
-            warn(
-                f"{self.opened.where}: {lacking.sum():,} of {len(lacking):,} rows have no label and are left out"
-            )
-            self._keep_rows(~lacking)
-            labels = [self.columns[name] for name in how.labels]
-        count = len(self.faults)
-        made: list[Any] = []
-        for column in labels:
-            if how.predicts_numbers:
-                if fault := _target_fault(column):
-                    self.refuse(column.name, fault)
-                column.kind, column.fault = "label", None
-            elif fault := class_fault(column, how):
-                self.refuse(column.name, fault)
-            made.append(column.cells)
-        if len(self.faults) > count or (lacking.any() and not how.drop_missing_labels):
+            fault = _target_fault(column) if how.predicts_numbers else class_fault(column, how)  # fmt: skip
+            if fault:
+                self.refuse(fault, column.name)
+            column.kind, column.fault = "label", None
+        if len(self.faults) > count or not labelled:
             return
         with self.checked(how.label_column):
-            y = made[0] if len(made) == 1 else np.column_stack(made)
+            y: Any = labels[0].cells
             names: Sequence[str] | None = None
+            if len(labels) > 1:
+                y = np.column_stack([column.cells for column in labels])
             if how.task == MULTILABEL:
                 names = how.labels
             elif how.labels[0] in (how.categories or ()):
@@ -420,41 +401,38 @@ class _Table:
             y, classes = arrays.answers(y, how.task, names)
             self.source = replace(self.source, y=y, classes=classes)
 
-    def _clients(self) -> None:
+    # --- clients, groups and identifiers ---------------------------------------------------------------------------
+
+    def _add_clients(self) -> None:
         """Add the clients, and what rows belong to."""
         for name, role in self.roles.items():
             if role not in ("client", "group") or not len(self.columns[name].cells):
                 continue
             cells = texts_of(self.columns[name].cells)
             if fault := _name_fault(name, cells, role, self.how):
-                self.refuse(name, fault)
+                self.refuse(fault, name)
                 continue
             if role == "client":
                 with self.checked(name):
                     owner, names = arrays.owners(cells)
                     self.source = replace(self.source, owner=owner, owner_names=names)
-        group = self.how.group_column
-        if group and group in self.columns and len(self.columns[group].cells):
+        group = self.columns.get(self.how.group_column or "")
+        if group is not None and len(group.cells):
             # a name at two clients is two groups
-            groups = by_clients(self.columns[group].cells, self.source.owner)
+            groups = by_clients(group.cells, self.source.owner)
             self.source = replace(self.source, groups=groups)
 
-    # --- what identifies rows --------------------------------------------------------------------------------------
-
-    def _identifiers(self) -> None:
+    def _refuse_identifiers(self) -> None:
         """Refuse features that number the rows, or what several rows belong to."""
         how, owner = self.how, self.source.owner
         ids = pd.DataFrame()
         for name, column in self.columns.items():
-            asked = name in (how.columns or ())
-            asked = asked or name.startswith(NAMELESS)
-            readable = column.is_feature or (
-                column.kind == REFUSED and is_named_as_identifier(name)
-            )
-            if readable and not asked and identifies(column, owner):
+            asked = name in (how.columns or ()) or name.startswith(NAMELESS)
+            named = column.kind == REFUSED and is_named_as_identifier(name)
+            if (column.is_feature or named) and not asked and identifies(column, owner):
                 ids[name] = by_clients(column.cells, owner)
         several = [k for k in ids if not how.group_column and ids[k].duplicated().any()]
-        whole = [k for k in several if ids[k].min() >= 0]
+        whole = [k for k in several if is_named_as_identifier(k) and ids[k].min() >= 0]
         outer = [  # rows of one value of any other have one value of it
             k
             for k in whole
@@ -463,39 +441,34 @@ class _Table:
         for name in ids:
             column = self.columns[name]
             column.odd.append("like an identifier")
-            column.kind = REFUSED
-            leave = "Leave it out", {"exclude_columns": [name]}
-            got, ways = "values like an identifier's", [leave]
+            say, got = "Leave it out", "values like an identifier's"
             if name in several:
-                number = int(ids[name][ids[name].duplicated()].iloc[0])
-                rows = np.flatnonzero(ids[name] == number)
-                some = text_of(column.cells[rows[0]]).strip()
-                got = f"{some!r} in {plural(len(rows), 'row')}, like an identifier"
                 say = "Leave it out; its rows may then lie in training and test alike"
-                ways = [(say, {"exclude_columns": [name]})]
-                if name in outer[:1]:
-                    ways.insert(
-                        0, ("Keep its rows in one split", {"group_column": name})
-                    )
+                row = int(np.argmax(ids[name].duplicated()))
+                count = int((ids[name] == ids[name][row]).sum())
+                some = text_of(column.cells[row]).strip()
+                got = f"{some!r} in {plural(count, 'row')}, like an identifier"
+            ways: list[Way | str] = [(say, {"exclude_columns": [name]})]
+            if name in outer[:1]:
+                ways.insert(0, ("Keep its rows in one split", {"group_column": name}))
+            ways.append("Name it in columns, with all others, to use it.")
             rule = f"features must say something about a new sample; got {got}."
-            way = "Name it in columns, with all others, to use it."
-            column.fault = DataFault(rule, *ways, way)
+            column.refused(DataFault(rule, *ways))
         for name, role in self.roles.items():
             if role != LEFT_OUT or how.group_column or not is_named_as_identifier(name):
                 continue
-            assert self.opened is not None
-            if self.opened.frame[name].duplicated().any():
+            if self.frame[name].duplicated().any():
                 self.columns[name].odd.append("its rows may be in training and test")
                 warn(
-                    f"{self.opened.where}: rows with one {name!r} may lie in training and test alike, so scores may be "
+                    f"{self.where}: rows with one {name!r} may lie in training and test alike, so scores may be "
                     f"too good. Keep them together: {spelled(group_column=name)}"
                 )
 
     # --- missing values --------------------------------------------------------------------------------------------
 
-    def _gaps(self) -> None:
+    def _refuse_gaps(self) -> None:
         """Leave out columns without a value at some client, and refuse other missing numbers."""
-        how = self.how
+        how, source = self.how, self.source
         holes: dict[str, Bools] = {}
         for name, column in self.columns.items():
             lacking = column.lacking
@@ -503,52 +476,42 @@ class _Table:
                 lacking = lacking | column.emptied
             if lacking.any() and (column.is_feature or column.kind == REFUSED):
                 holes[name] = lacking
-        if self.source.owner is not None and holes:
-            empty = pd.DataFrame(holes).groupby(self.source.owner).all()
+        lost: list[str] = []
+        if source.owner is not None and holes:
+            empty = pd.DataFrame(holes).groupby(source.owner).all()
             lost = list(empty.columns[empty.any() & ~empty.all()])
-            done = "filled" if how.fill_missing_columns else "left out"
+        filled = how.fill_missing_columns
+        for name in lost:
+            some = [source.owner_names[k] for k in empty.index[empty[name]]]
+            done = "filled" if filled else "left out"
+            self.columns[name].odd.append(f"no value at {listing(some, 4)}: {done}")
+        if lost and not filled:
+            fill = spelled(fill_missing_columns=True, impute="median")
+            warn(
+                f"{self.where}: columns without a value at some client are left out: "
+                f"{listing(map(repr, lost), 6)}. To fill them: {fill}"
+            )
             for name in lost:
-                some = [self.source.owner_names[k] for k in empty.index[empty[name]]]
-                self.columns[name].odd.append(f"no value at {listing(some, 4)}: {done}")
-            if lost and not how.fill_missing_columns:
-                fill = spelled(fill_missing_columns=True, impute="median")
-                assert self.opened is not None
-                warn(
-                    f"{self.opened.where}: columns without a value at some client are left out: "
-                    f"{listing(map(repr, lost), 6)}. To fill them: {fill}"
-                )
-                for name in lost:
-                    self.columns[name].kind, self.columns[name].fault = LEFT_OUT, None
-                    del holes[name]
+                self.columns[name].kind, self.columns[name].fault = LEFT_OUT, None
+                del holes[name]
         missing = []
         for name, lacking in holes.items():
-            column, whole = self.columns[name], bool(lacking.all())
+            column = self.columns[name]
             becomes = column.fault is not None and "to_" in column.fault.line
             if column.kind == WORDS or (column.kind == REFUSED and not becomes):
                 continue
-            if whole:
+            if lacking.all():
                 rule = "the column must have a value; got none."
-                column.fault = DataFault(rule, line=dropping([name]))
-                column.kind = REFUSED
+                column.refused(DataFault(rule, line=dropping([name])))
             elif not how.may_be_missing:
                 missing.append(name)
         if missing:
-            self._refuse_missing(missing, holes)
-
-    def _refuse_missing(self, names: Sequence[str], holes: Mapping[str, Bools]) -> None:
-        """Refuse missing numbers of several columns in one fault."""
-        assert self.opened is not None
-        first = holes[names[0]]
-        ways: list[Way] = [
-            ("Fill empty cells, such as", {"impute": "median"}),
-            (
-                f"Leave the column{'s' * (len(names) > 1)} out",
-                {"exclude_columns": [*(self.how.exclude_columns or ()), *names]},
-            ),
-        ]
-        fault = fault_where(first, "none", "the value must not be missing", *ways)
-        what = f"column{'s' * (len(names) > 1)} {listing(map(repr, names), 4)}"
-        self.faults.append(fault.at(f"{self.opened.where}, {what}", self.opened.place))
+            ways: list[Way] = [
+                ("Fill empty cells, such as", {"impute": "median"}),
+                (f"Leave {'it' if len(missing) == 1 else 'them'} out", {"exclude_columns": missing}),
+            ]  # fmt: skip
+            rule = "the value must not be missing"
+            self.refuse(fault_where(holes[missing[0]], "none", rule, *ways), *missing)
 
     # --- the result ------------------------------------------------------------------------------------------------
 
@@ -557,63 +520,61 @@ class _Table:
         source, how = self.source, self.how
         numeric = {k: each.cells for k, each in used.items() if each.kind == NUMBER}
         for name, column in self.columns.items():
-            cells = column.cells
+            cells, feature = column.cells, name in used
+            if not feature and column.kind != "label":
+                continue
+            if feature and _is_constant(column):
+                column.odd = column.odd or ["one value only"]
+                continue
             said: list[str] = []
-            if name not in used and column.kind != "label":
-                continue
-            if name in used and _is_constant(column):
-                said = [] if column.odd else ["one value only"]
-                column.odd += said
-                continue
             if name in numeric:
                 said.append(outside_fences(numeric[name], source.owner))
-            classes = name in used and source.task == CLASSIFICATION
-            if classes and gives_away(cells, source.y):
+            if (
+                feature
+                and source.task == CLASSIFICATION
+                and gives_away(cells, source.y)
+            ):
                 said.append("gives the label away")
             if source.owner is not None:
                 said.append(unlike_clients(cells, source.owner, source.owner_names))
-            if name in used and not how.group_column and name not in (how.categories or ()):  # fmt: skip
-                others = [values for key, values in numeric.items() if key != name]
-                said.append(self._binding(name, cells, others))
+            if feature and not how.group_column and name not in (how.categories or ()):
+                others = [each for key, each in numeric.items() if key != name]
+                said.append(self._binding(name, cells, others[:MOST_OTHERS]))
             column.odd += [text for text in said if text]
 
     def _binding(self, name: str, cells: Cells, others: Sequence[Any]) -> str:
         """Return what is said of a column whose rows with one value belong together, and warn of it."""
         if not binds_rows(cells, self.source.y, others, self.source.owner):
             return ""
-        assert self.opened is not None
         warn(
-            f"{self.opened.where}: rows with one {name!r} belong together, as those of a patient do, and may lie in "
+            f"{self.where}: rows with one {name!r} belong together, as those of a patient do, and may lie in "
             f"training and test alike. Keep them together: {spelled(group_column=name)}"
         )
         return "its rows belong together: a patient's?"
 
-    def _texts(self) -> None:
+    def _add_texts(self) -> None:
         """Add the codes of texts. Numbers next to them are named, since nothing reads them."""
-        assert self.opened is not None
-        name, where = self.how.text_column, self.opened.where
-        numeric = self.opened.frame.select_dtypes(["number", "bool"])
+        name = self.how.text_column
+        numeric = self.frame.select_dtypes(["number", "bool"])
         left_out = [repr(each) for each in numeric if self.roles[each] == LEFT_OUT]
         if left_out:
             warn(
-                f"{where}: a model of texts reads no other columns; left out are {listing(left_out, 6)}"
+                f"{self.where}: a model of texts reads no other columns; left out are {listing(left_out, 6)}"
             )
         with self.checked(name):
             folder = self.how.tokenizer
             tokenizer = Tokenizer.read(folder) if folder else None
             texts = [*texts_of(self.columns[name].cells)]
-            x, words = encode(texts, where=where, tokenizer=tokenizer)
+            x, words = encode(texts, where=self.where, tokenizer=tokenizer)
             self.source = replace(self.source, x=x, words=words, tokenizer=tokenizer)
 
 
 def _is_constant(column: Described) -> bool:
-    if isinstance(column.cells, np.ndarray):
-        for part in (column.cells[:1000], column.cells):  # most end at the first rows
-            known = part[~np.isnan(part)]
-            if len(known) and known.min() < known.max():
-                return False
-        return True
-    return len(words_of(column.cells)) < 2
+    if not isinstance(column.cells, np.ndarray):
+        return len(words_of(column.cells)) < 2
+    # most columns end at the first rows
+    parts = column.cells[:1000], column.cells
+    return all(not np.fmin.reduce(part) < np.fmax.reduce(part) for part in parts)
 
 
 def _with_features(source: Source, used: Mapping[str, Described]) -> Source:
@@ -632,7 +593,7 @@ def _with_features(source: Source, used: Mapping[str, Described]) -> Source:
     return replace(source, x=x, columns=tuple(used), categories=categories)
 
 
-# --- labels, clients and groups ------------------------------------------------------------------------------------
+# --- faults of labels and names ------------------------------------------------------------------------------------
 
 
 def _without(name: str, words: Sequence[str]) -> str:
@@ -640,35 +601,22 @@ def _without(name: str, words: Sequence[str]) -> str:
     return f"table = table[~table[{name!r}].astype(str).isin({list(words)!r})]"
 
 
-def _missing_label(column: Described, own: Bools, how: Reading) -> DataFault:
-    """Return the fault of rows without a label, or with a mark such as NA."""
-    ways: list[Way] = [("Leave these rows out", {"drop_missing_labels": True})]
-    got = "an empty cell"
-    if isinstance(column.cells, pd.Categorical):
-        marks = sorted({word for word in column.cells[own] if word.strip()})
-        got = listing(map(repr, marks), 3) or got
-        if marks and how.task == CLASSIFICATION:
-            ways.append((f"Keep {got} as a class", {"categories": [column.name]}))
-    return fault_where(own, got, arrays.LABELLED, *ways)
-
-
 def _name_fault(
     name: str, cells: pd.Categorical, role: str, how: Reading
 ) -> DataFault | None:
     """Return the fault of names of clients or groups, or None."""
-    own = lacks_value(cells)
-    if name not in (how.categories or ()):
-        own = own | is_marked(cells)
-    if own.any():
-        marks = sorted({word for word in cells[own] if word.strip()})
-        got = listing(map(repr, marks), 3) or "an empty cell"
-        line = f"table = table.dropna(subset=[{name!r}])"
-        ways: list[Way] = []
-        if marks:
-            line = _without(name, marks)
-            ways = [(f"Keep {got} as a name", {"categories": [name]})]
-        return fault_where(own, got, f"each row must have a {role}", *ways, line=line)
-    return spellings_fault(name, cells.categories, f"{role}s")
+    named = name in (how.categories or ())
+    own = lacks_value(cells) if named else is_marked(cells)
+    if not own.any():
+        return spellings_fault(name, cells.categories, f"{role}s")
+    marks = sorted({word for word in cells[own] if word.strip()})
+    got = listing(map(repr, marks), 3) or "an empty cell"
+    line = f"table = table.dropna(subset=[{name!r}])"
+    ways: list[Way] = []
+    if marks:
+        line = _without(name, marks)
+        ways = [(f"Keep {got} as a name", {"categories": [name]})]
+    return fault_where(own, got, f"each row must have a {role}", *ways, line=line)
 
 
 def _target_fault(column: Described) -> DataFault | None:
@@ -679,6 +627,7 @@ def _target_fault(column: Described) -> DataFault | None:
     if column.kind == NUMBER:
         return None
     words = [word for word in words_of(column.cells) if word]
+    strays = [word for word in words if not is_number(word)]
     rule = (
         f"the cell must be a number; got {listing(map(repr, words), 3)}. Write numbers. An event is 1, or 0 if it was "
         "censored. Each of several labels is 1 or 0."
@@ -686,7 +635,6 @@ def _target_fault(column: Described) -> DataFault | None:
     if len(words) == 2:
         codes = {word: k for k, word in enumerate(words)}
         return DataFault(rule, line=f"table[{name!r}] = table[{name!r}].map({codes!r})")
-    strays = [word for word in words if not is_number(word)]
     if len(strays) <= STRAY and len(strays) < len(words):
         return DataFault(rule, line=_without(name, strays))
     return DataFault(rule, "Name another label.")
@@ -702,59 +650,54 @@ def class_fault(column: Described, how: Reading) -> DataFault | None:
     name, cells = column.name, texts_of(column.cells)
     if name in (how.categories or ()):
         return None
-    words = [word for word in words_of(cells) if not is_mark(word)]
     if fault := spellings_fault(name, cells.categories, "labels"):
         return fault
-    numeric = [word for word in words if is_number(word)]
     keep: Way = ("Keep each as a class", {"categories": [name]})
-    if 0 < len(numeric) < len(words):
+    words = [word for word in words_of(cells) if not is_mark(word)]
+    numeric = [word for word in words if is_number(word)]
+    texts = cells.astype(object)
+
+    def refused(
+        strays: Sequence[str], rule: str, *ways: Way, line: str = ""
+    ) -> DataFault:
+        """Return the fault of some labels."""
+        bad = np.isin(texts, strays)
+        return fault_where(bad, repr(strays[0]), rule, *ways, keep, line=line)
+
+    if numeric and len(numeric) < len(words):
         strays = [word for word in words if word not in numeric]
-        stray = np.isin(cells.astype(object), strays)
-        few = stray.mean() < RARE and are_marks(strays)
+        share = np.isin(texts, strays).mean()
+        few = share < RARE and are_marks(strays)
         line = _without(name, strays) if few else ""
-        if stray.mean() > 0.5:  # the others are named
-            stray, strays = ~stray, numeric
         rule = "labels must be numbers or words"
-        return fault_where(stray, repr(strays[0]), rule, keep, line=line)
-    if numeric:
-        return _number_class_fault(name, cells, numeric, keep)
-    doubtful = dates_fault(name, words) or spelled_numbers(name, words)
-    many = len(words) > MOST_CLASSES or (doubtful and len(words) > FEW_CLASSES)
-    if many:
+        return refused(strays if share <= 0.5 else numeric, rule, line=line)
+    if not numeric:
+        doubtful = dates_fault(name, words) or measures_fault(name, cells)
+        if len(words) <= (FEW_CLASSES if doubtful else MOST_CLASSES):
+            return None
         rule = f"classes must be few; got {len(words):,} different words."
         return DataFault(rule, ("Name another label, or keep each", keep[1]))
-    return None
-
-
-def _number_class_fault(
-    name: str, cells: pd.Categorical, words: Sequence[str], keep: Way
-) -> DataFault | None:
-    """Return the fault of labels that are numbers, or None."""
-    if not arrays.of_digits(words):
-        try:
-            arrays.whole_numbers(np.array([float(word) for word in words]))
-        except DataFault:
-            parts = [word for word in words if float(word) % 1 != 0]
-            bad = np.isin(cells.astype(object), parts)
-            rule = "labels must be whole numbers or words"
-            return fault_where(bad, repr(parts[0]), rule, arrays.PREDICT, keep)
+    values = np.array([float(word) for word in words])
+    parts = [word for word in words if float(word) % 1]
+    if parts:
+        return refused(parts, "labels must be whole numbers or words", arrays.PREDICT)
+    if not arrays.of_digits(words) and np.abs(values).max() >= 2**53:
+        return refused(words, "labels must be whole numbers below 2**53, or words")
     try:
         arrays.check_spellings("labels", words)
-    except DataFault as fault:
+    except DataFault as error:
         line = f"table[{name!r}] = pd.to_numeric(table[{name!r}])"
-        return DataFault(fault.rule, keep, line=line)
+        return DataFault(error.rule, keep, line=line)
     if len(words) > MOST_NUMBERS:
         rule = f"classes must be few; got {len(words):,} different numbers."
         return DataFault(rule, arrays.PREDICT, keep)
-    known = np.sort([float(word) for word in words])
-    for end, others in ((known[0], known[1:]), (known[-1], known[:-1])):
-        digits = {*text_of(end)}
-        far = len(others) > 1 and np.abs(others - end).min() > np.ptp(others)
-        if far and not digits - {*"-9"}:
-            marks = [word for word in words if float(word) == end]
+    order = np.argsort(values)
+    for end, others in ((order[0], values[order[1:]]), (order[-1], values[order[:-1]])):
+        far = len(others) > 1 and np.abs(others - values[end]).min() > np.ptp(others)
+        if far and {*text_of(values[end])} <= {*"-9"}:
             rule = "labels must be classes, not marks of a missing one"
-            bad = np.isin(cells.astype(object), marks)
-            return fault_where(bad, f"{end:g}", rule, keep, line=_without(name, marks))
+            marks = [words[end]]
+            return refused(marks, rule, line=_without(name, marks))
     return None
 
 
@@ -789,8 +732,7 @@ def new_rows(
             else:
                 found = take(name, opened.frame[name], PLAIN)
                 if found.fault is not None and found.kind != WORDS:
-                    row = found.fault.row
-                    raise DataFault(found.fault.rule, way, row=row)
+                    raise DataFault(found.fault.rule, way, row=found.fault.row)
                 made.append(numbers(found.cells, way))
         except DataFault as fault:
             raise fault.at(at, opened.place) from fault

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pandas.api.types import is_string_dtype
 from pandas.errors import ParserWarning
 
 from fl_core import formats, storage
@@ -31,18 +30,17 @@ from fl_core.data.reading import (
     Reading,
     holds_images,
 )
-from fl_core.data.table.describe import signs_of
-from fl_core.errors import UsageError, about, listing, warn
+from fl_core.errors import UsageError, about, listing, plural, warn
 
-SEPARATORS = (";", "\t", "|")
-"""Signs next to the comma that may stand between cells."""
+SEPARATORS = (",", ";", "\t", "|")
+"""Signs that may stand between cells."""
 EXCEL = (".xlsx", ".xls")
+FIRST = 100
+"""Rows in which codes such as 007 are looked for."""
 TITLES = 5
 """Lines above a header, at most, that are looked for."""
-FIRST = 100
-"""Lines in which codes such as 007 are looked for."""
-SEEN, LEAST = 2000, 2
-"""Rows of a column that show its signs in numbers, and more signed words than this."""
+LOOKED_AT = 2**20
+"""Signs at the beginning of a file that show whether it is a text, and bytes that are counted at once."""
 UNPACK = "Unpack an archive, rename a text of commas to .csv, and put tables of clients into one folder."
 """What makes tables of a file or folder of another kind."""
 CORRECT = "Correct the file."
@@ -50,6 +48,8 @@ NAMELESS = "Unnamed: "
 """The beginning of the name that pandas gives a column without one."""
 _CODE = re.compile(r"\s*[+-]?0[0-9]+\s*")
 """A whole number with zeros before it, as codes have."""
+_COMMA = re.compile(r"\s*[+-]?[0-9]+(?:,[0-9]+)?\s*")
+"""A number with a decimal comma."""
 _UNNAMED = re.compile(r"__index_level_[0-9]+__")  # stored by pandas next to the columns
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
 """Signs that no text has."""
@@ -66,7 +66,6 @@ class Opened:
         faults: so far.
         sources: how Python reads each file, by its path.
         client: the column that the names of the files make, or an empty text.
-        renamed: whether names of columns had another form of Unicode.
     """
 
     where: str
@@ -75,7 +74,6 @@ class Opened:
     faults: list[DataFault] = field(default_factory=list)
     sources: dict[Path, str] = field(default_factory=dict)
     client: str = ""
-    renamed: bool = False
 
     @property
     def header(self) -> list[str]:
@@ -150,27 +148,24 @@ def open_table(
     Raises:
         UsageError: a file is not readable, or has no rows.
     """
-    kept = how.texts if texts is None else texts
+    spelt = how.texts if texts is None else texts
     if isinstance(data, pd.DataFrame):
         index = [name for name in data.index.names if name not in {None, *data}]
-        frame = data.reset_index(index).reset_index(drop=True)
-        names = [composed(str(name)) for name in frame.columns]
-        renamed = names != [*map(str, frame.columns)]
-        frame.columns = names
-        opened = Opened("the table", frame, renamed=renamed)
-        twice = first_duplicate(opened.header)
-        if twice is not None:
-            rule = f"names of columns must be distinct; got {twice!r} twice."
-            line = "table = table.loc[:, ~table.columns.duplicated()]"
-            opened.faults.append(DataFault(rule, line=line))
-            opened.frame = frame.loc[:, ~frame.columns.duplicated()]
+        opened = Opened("the table", data.reset_index(index).reset_index(drop=True))
     elif files := files_of(data):
-        opened = _joined(data, files, how, kept)
+        opened = _joined(data, files, how, spelt)
     else:
-        opened = _open_file(data, how, kept)
+        opened = _open_file(data, how, spelt)
     if not len(opened.frame):
         raise UsageError(f"{opened.where} must have rows; got no rows. Add samples.")
-    nameless = [k for k in opened.header if not k.strip() or k.startswith(NAMELESS)]
+    names = opened.frame.columns = [composed(str(name)) for name in opened.frame]
+    twice = first_duplicate(names)
+    if twice is not None:
+        rule = f"names of columns must be distinct; got {twice!r} twice."
+        line = "table = table.loc[:, ~table.columns.duplicated()]"
+        opened.faults.append(DataFault(f"{opened.where}: {rule}", line=line))
+        opened.frame = opened.frame.loc[:, ~opened.frame.columns.duplicated()]
+    nameless = [k for k in names if not k.strip() or k.startswith(NAMELESS)]
     if nameless:
         rule = f"each column must have a name; got none for {listing(map(repr, nameless), 4)}."
         line = f"table = table.drop({nameless!r}, axis=1)"
@@ -186,7 +181,6 @@ def _joined(
     joined = Opened(str(folder), pd.DataFrame(), client=how.client_column)
     for file, part in zip(files, parts, strict=True):
         joined.faults += part.faults
-        joined.renamed |= part.renamed
         joined.sources |= part.sources
         if not len(part.frame):
             raise UsageError(f"{file} must have rows; got no rows. Add samples.")
@@ -214,23 +208,19 @@ def _open_file(
     path: Path, how: Reading, texts: Sequence[str], several: bool = False
 ) -> Opened:
     """Open one file by its suffix."""
-    kind = path.suffix.lower()
-    if kind in (PARQUET, JSONL) and not several:
+    kind, where = path.suffix.lower(), repr(str(path))
+    if kind not in (PARQUET, JSONL):
+        return Csv(path, how, texts).opened(several)
+    if not several:
         how.check_unasked(f"{path} says itself how it is written", "csv")
     if kind == PARQUET:
-        source = f"pd.read_parquet({str(path)!r})"
-        return Opened(
-            str(path), _parquet(path, how.exclude_columns or ()), sources={path: source}
-        )
-    if kind == JSONL:
-        frame, lines = _json_lines(path)
-        source = (
-            f"pd.read_json({str(path)!r}, lines=True, dtype=False, convert_dates=False)"
-        )
-        return Opened(
-            str(path), frame, lambda row: f"line {lines[row]}", sources={path: source}
-        )
-    return Csv(path, how, texts).opened(several)
+        frame = _parquet(path, how.exclude_columns or ())
+        return Opened(str(path), frame, sources={path: f"pd.read_parquet({where})"})
+    frame, lines = _json_lines(path)
+    source = f"pd.read_json({where}, lines=True, dtype=False, convert_dates=False)"
+    return Opened(
+        str(path), frame, lambda row: f"line {lines[row]}", sources={path: source}
+    )
 
 
 # --- .csv ----------------------------------------------------------------------------------------------------------
@@ -240,96 +230,93 @@ class Csv:
     """A .csv file in memory, as ``pandas.read_csv`` reads it.
 
     pandas pads short lines, an open quotation mark swallows lines, and equal names get numbers. Each of these is a
-    fault here.
+    fault here. So is an encoding, a separator or a header's line other than those asked for.
     """
 
     def __init__(self, path: Path, how: Reading, texts: Sequence[str]) -> None:
         self.path = path
-        self.how = how
+        self.label = how.labels[0]
         self.texts = texts
         self.data = storage.read_bytes(path)
-        self.options: dict[str, Any] = {"keep_default_na": False, **(how.csv or {})}
+        self.asked = dict(how.csv or {})
+        self.options: dict[str, Any] = {"keep_default_na": False, **self.asked}
         self.options["na_values"] = ["", *self.options.get("na_values", ())]
-        if path.suffix.lower() == ".tsv":
-            self.options.setdefault("sep", "\t")
-        self.options.setdefault("sep", ",")
-        self.faults: list[DataFault] = []
-        self.renamed = False
+        tabs = path.suffix.lower() == ".tsv"
+        self.options.setdefault("sep", "\t" if tabs else ",")
+        self.rules: list[str] = []
 
     def opened(self, several: bool) -> Opened:
         """Return the table. A fault in how the file is written is kept, and the rest is read as it proposes."""
-        asked = dict(self.how.csv or {})
-        self._encoding(asked)
+        self._find_encoding()
         self._check_width()
-        self._titles(asked)
-        self._separator(asked)
+        self._find_header()
         self._check_cells()
-        header = self._header()
-        spelt = [k for k, name in enumerate(header) if name in self.texts]
-        spelt += [k for k in self._codes(header) if k not in spelt]
-        frame = self._signs(asked, self._parse(header, spelt), header, spelt)
-        frame.columns = self._named(header)
-        self._check_lines(header, frame)
-        if several:  # the options of one file are none of the others
-            written = [fault.rule for fault in self.faults if not fault.line]
-            self.faults = [fault for fault in self.faults if fault.line]
-            if written:
-                rule, line = " ".join(written), f"table = {self.source(frame)}"
-                self.faults.insert(0, DataFault(rule, line=line))
-        return Opened(
-            str(self.path),
-            frame,
-            self._place,
-            self.faults,
-            {self.path: self.source(frame)},
-            renamed=self.renamed,
-        )
+        given = self._header()
+        again = pd.Series(given).groupby(given).cumcount()
+        pairs = zip(given, again, strict=True)
+        header = [f"{name}.{n}" if n else name for name, n in pairs]  # as pandas does
+        names = list(range(len(header)))
+        frame = self._read(header=0, names=names, dtype=self._types(header))
+        if self._has_commas(frame):
+            rule = "must be read with its decimal sign; got ','."
+            self._refuse(rule, decimal=",")
+            frame = self._read(header=0, names=names, dtype=self._types(header))
+        frame.columns = header
+        self._check_lines(frame)
+        source, faults = self.source(header), []
+        said = f"{self.path} {' It '.join(self.rules)}"
+        if self.rules and several:  # the options of one file are none of the others
+            faults.append(DataFault(said, line=f"table = {source}"))
+        elif self.rules:
+            faults.append(DataFault(said, ("Read it so", {"csv": self.asked})))
+        if again.any():
+            twice = list(frame.columns[again > 0])
+            got = given[int(again.argmax())]
+            rule = f"names of columns must be distinct; got {got!r} twice."
+            line = f"table = table.drop({twice!r}, axis=1)"
+            faults.append(DataFault(f"{self.path}: {rule}", line=line))
+        return Opened(str(self.path), frame, self._place, faults, {self.path: source})
 
-    def source(self, frame: pd.DataFrame) -> str:
+    def source(self, header: Sequence[str]) -> str:
         """Return how Python reads the file."""
         options = {k: v for k, v in self.options.items() if (k, v) != ("sep", ",")}
-        texts = [name for name in frame if name in self.texts]
+        texts = [name for name in header if composed(name) in self.texts]
         if texts:
             options["dtype"] = dict.fromkeys(texts, "str")
         said = [f"{key}={value!r}" for key, value in options.items()]
         return f"pd.read_csv({', '.join([repr(str(self.path)), *said])})"
 
-    def _fault(self, rule: str, asked: dict[str, Any], **options: Any) -> None:
-        asked |= options
+    def _refuse(self, rule: str, **options: Any) -> None:
+        """Keep a rule that the file breaks, and the options that read it."""
+        self.rules.append(rule)
+        self.asked |= options
         self.options |= options
-        for fault in self.faults:  # one command with all of them
-            fault.ways[0][1]["csv"] = asked
-        self.faults.append(
-            DataFault(f"{self.path} {rule}", ("Read it so", {"csv": asked}))
-        )
 
-    def _encoding(self, asked: dict[str, Any]) -> None:
+    def _find_encoding(self) -> None:
         """Find the encoding, a fault if it is not the one asked for.
 
         Raises:
             UsageError: the file is no text.
         """
         encoding = self.options.get("encoding", "utf-8")
-        tried = [encoding, "utf-8", "latin-1", "cp1252"]
         first = self.data[:4]
-        if "16" not in encoding and "32" not in encoding:
-            if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                tried = ["utf-16"]
-            elif b"\0" in first:
-                tried = ["utf-16-be" if first[:1] == b"\0" else "utf-16-le"]
+        tried = [encoding, "utf-8", "latin-1", "cp1252"]
+        if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            tried = [encoding, "utf-16"]
+        elif b"\0" in first:
+            tried = [encoding, "utf-16-be" if first[:1] == b"\0" else "utf-16-le"]
+        plain = self.data.isascii()
         for name in tried:
-            plain = name in ("utf-8", "latin-1") and self.data.isascii()
+            some = LOOKED_AT if plain and name in ("utf-8", "latin-1") else None
             try:
-                text = self.data[: LOOKED_AT if plain else None].decode(name)
+                text = self.data[:some].decode(name)
             except UnicodeError:
                 continue
             if _CONTROL.search(text if name == "latin-1" else text[:LOOKED_AT]):
                 continue
             if name != encoding:
-                self._fault(
-                    f"must be in {encoding}; got other bytes.", asked, encoding=name
-                )
-            if name == "utf-8" and first.startswith(b"\xef\xbb\xbf"):
+                self._refuse(f"must be in {encoding}; got other bytes.", encoding=name)
+            if name == "utf-8" and text.startswith("\ufeff"):
                 self.options["encoding"] = "utf-8-sig"
             return
         raise UsageError(
@@ -342,8 +329,8 @@ class Csv:
         Raises:
             UsageError: as of :func:`fl_core.formats.check_table`.
         """
-        signs = {self.options["sep"], ",", *SEPARATORS}
-        for line in self._first_lines(TITLES + 1):
+        signs = {self.options["sep"], *SEPARATORS}
+        for line in islice(self._lines_of_text(), TITLES + 1):
             most = max(map(line.count, signs))
             formats.check_table(self.path, rows=0, columns=most + 1)
 
@@ -357,43 +344,37 @@ class Csv:
         rows = max(self.data.count(b"\n"), self.data.count(b"\r"))
         formats.check_table(self.path, rows, len(header))
 
-    def _separator(self, asked: dict[str, Any]) -> None:
-        """Find a header of one column with another separator."""
-        (line,) = self._first_lines(1) or [""]
-        sign = self.options["sep"]
-        others = [other for other in (",", *SEPARATORS) if other in line]
-        if sign in line or not others:
-            return
-        other = max(others, key=line.count)
-        rule = f"must have more than one column; got the header {line.strip()!r}."
-        self._fault(rule, asked, sep=other)
+    def _find_header(self) -> None:
+        """Find the line and the separator of a header with the label, a fault if they are not those asked for."""
+        lines = list(islice(self._lines_of_text(), TITLES + 1))
+        asked = self.options["sep"]
+        for above, line in enumerate(lines):
+            for sign in (asked, *SEPARATORS):
+                cells: list[str] = []
+                with suppress(csv.Error):  # a long cell, which has no label
+                    cells = next(csv.reader([line], delimiter=sign), [])
+                if self.label not in [composed(cell.strip()) for cell in cells]:
+                    continue
+                if above:
+                    rule = f"must begin with its header; got {plural(above, 'line')} above it."
+                    skipped = above + self.options.get("skiprows", 0)
+                    self._refuse(rule, skiprows=skipped)
+                return self._check_separator(line)
+        if lines:
+            self._check_separator(lines[0])
+        return None
 
-    def _titles(self, asked: dict[str, Any]) -> None:
-        """Find lines above a header that has the label."""
-        lines = self._first_lines(TITLES + 1)
-        label, above = self.how.labels[0], list[int]()
-        for sign in dict.fromkeys((self.options["sep"], ",", *SEPARATORS)):
-            with suppress(csv.Error):  # a long cell, which has no label
-                rows = csv.reader(lines, delimiter=sign)
-                names = [[composed(cell.strip()) for cell in row] for row in rows]
-                above = above or [k for k, row in enumerate(names) if label in row]
-        if not above or above[0] == 0:
-            return
-        rule = f"must begin with its header; got {plural_lines(above[0])} above it."
-        skipped = above[0] + self.options.get("skiprows", 0)
-        self._fault(rule, asked, skiprows=skipped)
+    def _check_separator(self, header: str) -> None:
+        """Keep a fault if only another separator makes several columns of a header."""
+        other = max(SEPARATORS, key=header.count)
+        if self.options["sep"] not in header and other in header:
+            rule = f"must have more than one column; got the header {header.strip()!r}."
+            self._refuse(rule, sep=other)
 
-    def _first_lines(self, most: int) -> list[str]:
-        lines = islice(self._text(), self.options.get("skiprows", 0), None)
-        return list(islice(lines, most))
-
-    def _cells(self, lines: Sequence[str]) -> Iterator[list[str]]:
-        quote = self.options.get("quotechar", '"')
-        return csv.reader(lines, delimiter=self.options["sep"], quotechar=quote)
-
-    def _text(self) -> io.TextIOWrapper:
+    def _lines_of_text(self) -> Iterator[str]:
         encoding = self.options.get("encoding", "utf-8")
-        return io.TextIOWrapper(io.BytesIO(self.data), encoding, newline="")
+        text = io.TextIOWrapper(io.BytesIO(self.data), encoding, newline="")
+        return islice(text, self.options.get("skiprows", 0), None)
 
     def _read(self, **more: Any) -> pd.DataFrame:
         try:
@@ -419,123 +400,83 @@ class Csv:
     def _header(self) -> list[str]:
         """Return the names of the columns, those without one by their place as pandas names them."""
         frame = self._read(header=None, nrows=1, dtype="str", na_values=[""])
-        given = ["" if name != name else name for name in frame.iloc[0]]
-        cells = [*map(composed, given)]
-        self.renamed = cells != given
+        names = frame.iloc[0].fillna("")
         return [
-            name if name.strip() else f"{NAMELESS}{k}" for k, name in enumerate(cells)
+            name if name.strip() else f"{NAMELESS}{k}" for k, name in enumerate(names)
         ]
 
-    def _codes(self, header: Sequence[str]) -> list[int]:
-        """Return the columns with codes such as 007 in their first lines, which keep their spelling.
+    def _types(self, header: Sequence[str]) -> dict[int, str]:
+        """Return the columns whose cells keep their spelling: those asked for, words, and codes such as 007.
 
         So do all with a sign between thousands at another place: pandas would leave it out.
         """
-        names = list(range(len(header)))
+        types = {}
         sign, point = self.options.get("thousands"), self.options.get("decimal", ".")
+        names = list(range(len(header)))
         rows = None if sign else FIRST
         frame = self._read(header=0, names=names, nrows=rows, dtype="str")
-        cells = [frame[k].head(FIRST).dropna() for k in names]
-        found = [k for k in names if any(map(_CODE.fullmatch, cells[k]))]
-        if sign:
-            between, point = re.escape(sign), re.escape(point)
-            form = rf"\s*[+-]?[0-9]{{1,3}}({between}[0-9]{{3}})*({point}[0-9]*)?\s*"
-            for k in names:
-                signed = frame[k][frame[k].str.contains(sign, regex=False, na=False)]
-                if not signed.str.fullmatch(form).all():
-                    found.append(k)
-        return found
-
-    def _signs(
-        self,
-        asked: dict[str, Any],
-        frame: pd.DataFrame,
-        header: Sequence[str],
-        spelt: Sequence[int],
-    ) -> pd.DataFrame:
-        """Return the rows, read with the signs that all numbers of the file have, if these are others: a fault."""
-        if {"decimal", "thousands"} & self.options.keys():
-            return frame
-        found = set()
-        texts = [k for k in frame if is_string_dtype(frame[k]) and k not in spelt]
-        for k in texts:
-            words = [
-                word.strip().replace("\u2212", "-")
-                for word in frame[k].head(SEEN).dropna().unique()
-            ]
-            signed = [word for word in words if not is_number(word)]
-            if len(signed) > LEAST and len(signs := signs_of(words)) == 1:
-                found.add(signs[0])
-        if len(found) != 1:
-            return frame
-        decimal, thousands = found.pop()
-        if thousands in ("'", " "):
-            return frame
-        before = dict(self.options)
-        options = {"decimal": decimal}
-        if thousands:
-            options["thousands"] = thousands
-        self.options |= options
-        more = [k for k in self._codes(header) if k not in spelt] if thousands else []
-        again = self._parse(header, [*spelt, *more])
-        kept = [k for k in frame if k not in texts]
-        self.options = before
-        if not again[kept].equals(frame[kept]):
-            return frame  # other columns have other signs
-        said = " and ".join(f"{key} {sign!r}" for key, sign in options.items())
-        rule = f"must be read with its signs in numbers; got {said}."
-        self._fault(rule, asked, **options)
-        return again
-
-    def _parse(self, header: Sequence[str], spelt: Sequence[int]) -> pd.DataFrame:
-        names = list(range(len(header)))
-        return self._read(header=0, names=names, dtype=dict.fromkeys(spelt, "str"))
-
-    def _named(self, header: Sequence[str]) -> list[str]:
-        """Return distinct names of the columns, as pandas names equal ones."""
-        twice = [name for k, name in enumerate(header) if name in header[:k]]
-        named: list[str] = []
         for k, name in enumerate(header):
-            again = header[:k].count(name)
-            named.append(f"{name}.{again}" if again else name)
-        if twice:
-            rule = f"names of columns must be distinct; got {twice[0]!r} twice."
-            out = [
-                name for name, given in zip(named, header, strict=True) if name != given
-            ]
-            line = f"table = table.drop({out!r}, axis=1)"
-            self.faults.append(DataFault(f"{self.path}: {rule}", line=line))
-        return named
+            cells = frame[k].dropna()
+            first = cells.head(FIRST).unique()
+            if any(map(self._is_word, first)):
+                types[k] = "category"  # each word is stored once
+            elif composed(name) in self.texts or any(map(_CODE.fullmatch, first)):
+                types[k] = "str"
+            elif sign:
+                form = rf"\s*[+-]?[0-9]{{1,3}}({re.escape(sign)}[0-9]{{3}})*({re.escape(point)}[0-9]*)?\s*"
+                signed = cells[cells.str.contains(sign, regex=False)]
+                if not signed.str.fullmatch(form).all():
+                    types[k] = "str"
+        return types
+
+    def _is_word(self, cell: str) -> bool:
+        """Return whether a cell is neither a number nor a truth value."""
+        bare = cell.replace(self.options.get("thousands", ""), "")
+        bare = bare.replace(self.options.get("decimal", "."), ".").strip().lower()
+        return not is_number(bare) and bare not in ("true", "false")
+
+    def _has_commas(self, frame: pd.DataFrame) -> bool:
+        """Return whether a column has commas in numbers, which are not all before three digits, and none has points."""
+        if {"decimal", "thousands"} & self.options.keys():
+            return False
+        whole = [
+            (frame[k].dropna() % 1 == 0).all() for k in frame.select_dtypes("float")
+        ]
+        found = False
+        for k in frame.select_dtypes("category"):
+            words = frame[k].cat.categories
+            numbers = len(words) > 1 and bool(words.str.fullmatch(_COMMA).all())
+            found |= numbers and not words.str.fullmatch(".*,[0-9]{3}").all()
+        return found and all(whole)
 
     # --- lines -----------------------------------------------------------------------------------------------------
 
-    def _check_lines(self, header: Sequence[str], frame: pd.DataFrame) -> None:
+    def _check_lines(self, frame: pd.DataFrame) -> None:
         """Look at each line if the file has another number of separators than its cells need."""
         sign = self.options["sep"].encode(self.options.get("encoding", "utf-8"))
         data = np.frombuffer(self.data, np.uint8)
         blocks = np.array_split(data, 1 + len(data) // LOOKED_AT)  # stay in the cache
-        single = len(sign) == 1
-        found = sum(np.count_nonzero(block == sign[0]) for block in blocks)
+        count = sum(np.count_nonzero(block == sign[0]) for block in blocks)
         skips = self.options.get("skiprows") or self.options.get("comment")
-        if skips or not single or found != (len(header) - 1) * (len(frame) + 1):
+        cells = (frame.shape[1] - 1) * (len(frame) + 1)
+        if skips or len(sign) > 1 or count != cells:
             self._refuse_lines()
 
     def _lines(self) -> Iterator[tuple[int, int, list[str]]]:
         """Yield first and last line and the cells of every row that is not blank, header first."""
-        skipped = self.options.get("skiprows", 0)
-        comment = self.options.get("comment")
-        reader = self._cells(islice(self._text(), skipped, None))  # type: ignore[arg-type]
-        line = 0
+        sign, skipped = self.options["sep"], self.options.get("skiprows", 0)
+        quote, comment = self.options.get("quotechar", '"'), self.options.get("comment")
+        reader = csv.reader(self._lines_of_text(), delimiter=sign, quotechar=quote)
+        last = 0
         try:
             for cells in reader:
-                first, line = line + 1, reader.line_num  # type: ignore[attr-defined]
+                first, last = last + 1, reader.line_num
                 if comment and cells:
-                    row, found, _ = self.options["sep"].join(cells).partition(comment)
-                    cells = row.split(self.options["sep"]) if found else cells
-                    if found and not row:
-                        continue
+                    row, found, _ = sign.join(cells).partition(comment)
+                    if found:
+                        cells = row.split(sign) if row else []
                 if cells:
-                    yield skipped + first, skipped + line, cells
+                    yield skipped + first, skipped + last, cells
         except csv.Error as error:
             raise UsageError(
                 f"{self.path} must be a readable .csv file: {error}. {CORRECT}"
@@ -566,15 +507,6 @@ class Csv:
     def _place(self, row: int) -> str:
         lines = islice(self._lines(), row + 1, None)
         return f"line {next(lines)[0]}"
-
-
-LOOKED_AT = 2**20
-"""Signs at the beginning of a file that show whether it is a text, and bytes that are counted at once."""
-
-
-def plural_lines(count: int) -> str:
-    """Return a number of lines in words."""
-    return "a line" if count == 1 else f"{count} lines"
 
 
 def swallows(cell: str, separator: str, width: int) -> bool:
