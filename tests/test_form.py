@@ -5,7 +5,7 @@ import pytest
 from tests import form
 
 LIMITS = {"conditional": 2, "nested": 0, "two for": 4, "code in text": 0, "vague": 1}
-WAITING = {"fl_core": "fl_core/data/table/", "fedlayers": "fedlayers/decision/"}
+WAITING = {"fedlayers": "fedlayers/decision/"}
 """Rooms that have not been written anew yet."""
 
 

@@ -182,13 +182,13 @@ def roles_of(
                 raise UsageError(
                     f"{where}: {key} must name features; got {name!r}, the {roles[name]}."
                 )
-    kept: Collection[str] = ()
+    features: Collection[str] = ()
     if "text" in roles.values():
         how.check_unasked(f"{where} holds texts", "columns", "exclude_columns")
     else:
-        kept = {*(header if how.columns is None else how.columns)}
-        kept -= {*(how.exclude_columns or ())}
-    left_out = [name for name in header if name not in kept and name not in roles]
+        features = {*(header if how.columns is None else how.columns)}
+        features -= {*(how.exclude_columns or ())}
+    left_out = [name for name in header if name not in features and name not in roles]
     return roles | dict.fromkeys(left_out, LEFT_OUT), faults
 
 
@@ -210,7 +210,7 @@ def _lacking_fault(
         if key == "label_column" and clients and how.client_column not in header:
             also = {"client_column": clients[0]}
         likely = likely_columns(key, name, header)
-        ways = [("Name it", {key: each, **also}) for each in likely]
+        ways = [("Name it", {key: candidate, **also}) for candidate in likely]
     return DataFault(rule, *(ways or [f"It has {listing(header)}."]))
 
 
@@ -249,19 +249,20 @@ def take(name: str, column: pd.Series, how: Reading) -> Described:
     try:
         cells = texts_of(column)
     except DataFault as fault:
-        asked = DataFault(fault.rule, row=fault.row, line=dropping([name]))
-        return Described(name, REFUSED, np.full(len(column), np.nan), fault=asked)
+        refusal = DataFault(fault.rule, row=fault.row, line=dropping([name]))
+        return Described(name, REFUSED, np.full(len(column), np.nan), fault=refusal)
     return _texts(name, cells, how)
 
 
 def dropping(names: Sequence[str]) -> str:
     """Return the line that leaves columns out."""
-    return f"table = table.drop({list(names)!r}, axis=1)"
+    columns = list(names)
+    return f"table = table.drop({columns!r}, axis=1)"
 
 
 def _numbers(name: str, column: pd.Series, how: Reading) -> Described:
     values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-    found = Described(name, NUMBER, values)
+    described = Described(name, NUMBER, values)
     low, high = np.fmin.reduce(values), np.fmax.reduce(values)  # NaN without a number
     largest = max(-low, high)
     most = np.finfo(np.float32).max
@@ -269,12 +270,12 @@ def _numbers(name: str, column: pd.Series, how: Reading) -> Described:
         beyond = np.abs(values) > most
         rule, got = "the value must be a finite float32", values[int(np.argmax(beyond))]
         line = f"table = table[~(table[{name!r}].abs() > 3.4e38)]"
-        return found.refused(fault_where(beyond, got, rule, line=line))
-    if largest >= EXACT and bool((values[~found.lacking] % 1 == 0).all()):
+        return described.refused(fault_where(beyond, got, rule, line=line))
+    if largest >= EXACT and bool((values[~described.lacking] % 1 == 0).all()):
         whole = pd.api.types.is_integer_dtype(column.dtype)
         if not whole or bool((column.abs() > EXACT).any()):
             return _inexact(name, column, how)
-    return found
+    return described
 
 
 def _inexact(name: str, column: pd.Series, how: Reading) -> Described:
@@ -283,46 +284,51 @@ def _inexact(name: str, column: pd.Series, how: Reading) -> Described:
         f"whole numbers must be at most 2**53 to keep their digits; got {cells[0]!r}."
     )
     ways = _as_words(name, cells, how)
-    line = "" if ways else dropping([name])
-    return Described(name, REFUSED, cells).refused(DataFault(rule, *ways, line=line))
+    described = Described(name, REFUSED, cells)
+    if not ways:
+        return described.refused(DataFault(rule, line=dropping([name])))
+    return described.refused(DataFault(rule, *ways))
 
 
 def _texts(name: str, cells: pd.Categorical, how: Reading) -> Described:
     """Return how a column of text is taken: words, if hardly any cell is a number or a date."""
     counts = np.bincount(cells.codes, minlength=len(cells.categories))
     words = pd.Series(cells.categories, dtype=object)
-    known = (words.str.strip() != "").to_numpy()
-    if not known.any():
+    filled = (words.str.strip() != "").to_numpy()
+    if not filled.any():
         return Described(name, NUMBER, np.full(len(cells), np.nan))
     values = pd.to_numeric(words, errors="coerce").to_numpy(np.float64)
-    numeric = ~np.isnan(values) & known
-    share = counts[numeric].sum() / counts[known].sum()
-    found = Described(name, REFUSED, cells)
-    distinct = list(words[known])
+    numeric = ~np.isnan(values) & filled
+    share = counts[numeric].sum() / counts[filled].sum()
+    described = Described(name, REFUSED, cells)
+    distinct = list(words[filled])
     if share == 1:
         rule = f"cells must be stored as numbers, or named as categories; got {distinct[0]!r}."
         line = f"table[{name!r}] = pd.to_numeric(table[{name!r}])"
-        return found.refused(DataFault(rule, *_as_words(name, cells, how), line=line))
+        return described.refused(
+            DataFault(rule, *_as_words(name, cells, how), line=line)
+        )
     if fault := dates_fault(name, distinct) or measures_fault(name, cells):
-        without = known & ~words.str.contains("[0-9]").to_numpy()
-        found.emptied = without[cells.codes]
-        return found.refused(fault)
+        without = filled & ~words.str.contains("[0-9]").to_numpy()
+        described.emptied = without[cells.codes]
+        return described.refused(fault)
     if share < SOME:
         count = int(counts[numeric].sum())
-        odd = [f"{plural(count, 'cell')} of numbers"] if count else []
-        return _worded(name, cells, how, odd)
-    others = known & ~numeric
+        if not count:
+            return _worded(name, cells, how)
+        return _worded(name, cells, how, [f"{plural(count, 'cell')} of numbers"])
+    others = filled & ~numeric
     bad, strays = others[cells.codes], sorted(words[others])
     ways: list[Way | str] = [*_as_words(name, cells, how)]
     line = "" if ways else dropping([name])
     if are_marks(strays) and 2 * bad.sum() <= len(bad):
         line = f"table[{name!r}] = pd.to_numeric(table[{name!r}].replace({strays!r}, None))"
-        found.emptied = bad
+        described.emptied = bad
     elif line:
         ways = ["Correct the cells."]
     rule = "the cell must be a number, or the column be named as words"
     got = listing(map(repr, strays), 3)
-    return found.refused(fault_where(bad, got, rule, *ways, line=line))
+    return described.refused(fault_where(bad, got, rule, *ways, line=line))
 
 
 def are_marks(words: Sequence[str]) -> bool:
@@ -341,17 +347,17 @@ def _worded(
     name: str, cells: pd.Categorical, how: Reading, odd: Sequence[str] = ()
 ) -> Described:
     """Return words, if they come again and differ by more than case or blanks."""
-    found = Described(name, WORDS, cells, list(odd))
+    described = Described(name, WORDS, cells, list(odd))
     count = len(words_of(cells))
-    asked = name in (how.columns or ()) or name in (how.categories or ())
-    most = MOST_WORDS if asked else min(MOST_WORDS, max(FEW_WORDS, len(cells) // 2))
+    is_named = name in (how.columns or ()) or name in (how.categories or ())
+    most = MOST_WORDS if is_named else min(MOST_WORDS, max(FEW_WORDS, len(cells) // 2))
     if count > most:
         rule = f"there must be numbers, or words that come again ({MOST_WORDS} at most); got {count:,} different words."
         leave = "Leave them out", {"exclude_columns": [name]}
         read = "Read these texts alone", {"text_column": name}
-        return found.refused(DataFault(rule, leave, read, line=dropping([name])))
+        return described.refused(DataFault(rule, leave, read, line=dropping([name])))
     fault = spellings_fault(name, cells.categories, "words")
-    return found.refused(fault) if fault else found
+    return described.refused(fault) if fault else described
 
 
 def spellings_fault(name: str, words: Sequence[str], what: str) -> DataFault | None:
@@ -373,8 +379,8 @@ def forms_fault(
     name: str, column: pd.Series, cells: pd.Categorical
 ) -> DataFault | None:
     """Return the fault of a column of text with one word in two of Unicode's forms, or None."""
-    known = [word for word in cells.categories if word]
-    if all(map(str.isascii, known)) or column.nunique() == len(known):
+    words = [word for word in cells.categories if word]
+    if all(map(str.isascii, words)) or column.nunique() == len(words):
         return None
     rule = "words must not differ by Unicode's form only; got two forms of one."
     line = f"table[{name!r}] = table[{name!r}].str.normalize('NFC')"
@@ -469,13 +475,15 @@ def measures_fault(name: str, cells: pd.Categorical) -> DataFault | None:
         return None
     got = listing(map(repr, distinct), 3)
     sign = "".join(unit)
-    what = repr(sign) if sign else "other signs"
+    what = sign or "other signs"
     rule = f"cells must be numbers or words; got {got}, numbers with {what}"
     leave = DataFault(f"{rule}.", "Write plain numbers.", line=dropping([name]))
     strays = [w for w in distinct if w not in alike and not re.fullmatch("[0-9.]+", w)]
     if not are_marks(strays) or {*sign} & {*".,+-"}:
         return leave
-    steps = f".replace({strays!r}, None)" if strays else ""
+    steps = ""
+    if strays:
+        steps = f".replace({strays!r}, None)"
     steps += ".astype(str).str.replace('\u2212', '-').str.replace('[^0-9.,-]', '', regex=True)"
     plain = words.where(~words.isin(strays), "").str.replace("\u2212", "-")
     plain = plain.str.replace("[^0-9.,-]", "", regex=True)
@@ -540,11 +548,11 @@ def identifies(column: Described, owner: Integers | None = None) -> bool:
     Args:
         owner: the client of each row, which may number its own records.
     """
-    cells, known = column.cells, ~column.lacking
+    cells, filled = column.cells, ~column.lacking
     if isinstance(cells, np.ndarray):
         if has_fractions(cells):
             return False
-        values = cells if known.all() else cells[known]
+        values = cells if filled.all() else cells[filled]
         first = values[: 10 * ROWS]
         large = len(values) >= ROWS and (np.abs(first) > LARGE).any()
         if large or len(values) > MANY_ROWS:
@@ -555,8 +563,8 @@ def identifies(column: Described, owner: Integers | None = None) -> bool:
                 return True
     if not is_named_as_identifier(column.name):
         return False
-    code, values = pd.factorize(cells[known])
-    clients = 0 if owner is None else owner[known]
+    code, values = pd.factorize(cells[filled])
+    clients = 0 if owner is None else owner[filled]
     pairs = len(pd.unique(clients * len(values) + code))
     return len(values) >= FEW and pairs >= len(code) / ROWS
 
@@ -643,18 +651,18 @@ def unlike_clients(cells: Cells, owner: Integers, names: Sequence[str]) -> str:
     """
     if isinstance(cells, np.ndarray):
         return _unlike_ranges(cells, owner, names)
-    known = ~lacks_value(cells)
+    filled = ~lacks_value(cells)
     words = cells.categories
     shape = len(names), len(words)
-    pairs = owner[known] * len(words) + cells.codes[known]
+    pairs = owner[filled] * len(words) + cells.codes[filled]
     counts = np.bincount(pairs, minlength=len(names) * len(words)).reshape(shape)
     has = (counts > 0) & (counts.sum(axis=1, keepdims=True) >= KNOWN)
     alone = has.any(axis=1) & ~(has & (has.sum(axis=0) > 1)).any(axis=1)
     if not alone.any() or has.any(axis=1).sum() < 2:
         return ""
     k = int(np.argmax(alone))
-    own = listing(map(repr, words[has[k]]), 3)
-    return f"{names[k]!r} shares no word with the others: {own}"
+    client_words = listing(map(repr, words[has[k]]), 3)
+    return f"{names[k]!r} shares no word with the others: {client_words}"
 
 
 def _unlike_ranges(cells: Floats, owner: Integers, names: Sequence[str]) -> str:
@@ -728,18 +736,23 @@ def binds_rows(
         part = (starts[:, None] + np.arange(BLOCK)).ravel()
         some = cells[part]
         if GROUPS <= pd.Series(some).nunique() <= len(part) / 2:
-            own = None if owner is None else owner[part]
-            if not binds_rows(some, y[part], [each[part] for each in others], own):
+            owner_of_part = None if owner is None else owner[part]
+            if not binds_rows(
+                some,
+                y[part],
+                [values[part] for values in others],
+                owner_of_part,
+            ):
                 return False
-    known = ~lacks_value(cells)
-    code, values = pd.factorize(cells[known], sort=True)
+    filled = ~lacks_value(cells)
+    code, values = pd.factorize(cells[filled], sort=True)
     if owner is not None and len(values) >= GROUPS:
-        code, values = pd.factorize(owner[known] * len(values) + code, sort=True)
+        code, values = pd.factorize(owner[filled] * len(values) + code, sort=True)
     if not GROUPS <= len(values) <= len(code) / 2:
         return False
     code = code.astype(np.min_scalar_type(len(values)))  # small ones are sorted faster
     order = np.argsort(code, kind="stable")
-    rows, steps = np.flatnonzero(known)[order], np.diff(code[order].astype(np.int64))
+    rows, steps = np.flatnonzero(filled)[order], np.diff(code[order].astype(np.int64))
     draw = np.random.default_rng(0)
     some = rows[:: len(rows) // MOST_PAIRS or 1]
     shuffled = draw.permutation(some)
@@ -754,7 +767,7 @@ def binds_rows(
         return float(np.nansum(gaps) / max(np.count_nonzero(~np.isnan(gaps)), 1))
 
     chance = alike(some, shuffled)
-    usual = [gap(each, some, shuffled) for each in others]
+    usual = [gap(numbers, some, shuffled) for numbers in others]
     measured = [k for k, far in enumerate(usual) if far > 0]
 
     def bound(step: int) -> tuple[bool, bool]:

@@ -102,11 +102,11 @@ class Findings(UsageError):
         self.error = faults[0] if len(faults) == 1 else self
         self.reading = replace(reading, **proposed(reading, faults))
         self.opened = opened
-        given, name = self.reading.changed, "data"
+        settings, name = self.reading.changed, "data"
         if isinstance(data, Path):
             name = str(data)
-            given = {"dataset": name, **given}
-        self.settings = spelled(**given)
+            settings = {"dataset": name, **settings}
+        self.settings = spelled(**settings)
         self.lines = [
             f"{name} must be a tidy table; got {plural(len(faults), 'fault')}:",
             *(f"  {number}. {fault}" for number, fault in enumerate(faults, 1)),
@@ -117,20 +117,20 @@ class Findings(UsageError):
     def repairs(self) -> list[str]:
         """Return the lines of pandas of all faults."""
         lines = [getattr(fault, "line", "") for fault in self.faults]
-        found = [line for line in dict.fromkeys(lines) if line]
-        header = [] if self.opened is None else self.opened.header
-        plain = all(map(str.isascii, header))
-        return found if plain or not found else [COMPOSED, *found]
+        distinct = [line for line in dict.fromkeys(lines) if line]
+        if distinct and self.opened and not "".join(self.opened.header).isascii():
+            distinct.insert(0, COMPOSED)
+        return distinct
 
     def settings_of(self, tidy: Path) -> str:
         """Return the settings for the file that the script writes. Its columns are those of the repaired table."""
-        given = {"dataset": str(tidy), **self.reading.changed}
-        given.pop("csv", None)
+        settings = {"dataset": str(tidy), **self.reading.changed}
+        settings.pop("csv", None)
         dropped = " ".join(line for line in self.repairs if ".drop(" in line)
-        names = given.pop("columns", None) or []
-        if kept := [name for name in names if repr(name) not in dropped]:
-            given["columns"] = kept
-        return spelled(**given)
+        names = settings.pop("columns", None) or []
+        if columns := [name for name in names if repr(name) not in dropped]:
+            settings["columns"] = columns
+        return spelled(**settings)
 
     def script(self, out: str) -> str:
         """Return a script that reads the files, repairs them line by line, and writes a tidy file.
@@ -154,16 +154,16 @@ class Findings(UsageError):
 
 def proposed(reading: Reading, faults: Sequence[UsageError]) -> dict[str, Any]:
     """Return the settings that faults without a line of pandas propose."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for fault in faults:
         if not isinstance(fault, DataFault) or fault.line:
             continue
         for key, value in fault.repair.items():
             if isinstance(value, list):
-                given = found.get(key) or getattr(reading, key) or []
-                value = list(dict.fromkeys([*given, *value]))
-            found[key] = value
-    return found
+                earlier = settings.get(key) or getattr(reading, key) or []
+                value = list(dict.fromkeys([*earlier, *value]))
+            settings[key] = value
+    return settings
 
 
 def find_faults(
@@ -184,9 +184,9 @@ def find_faults(
             source = table.read(name)
         except UsageError as error:
             table.faults.append(error)
-    said = list(dict.fromkeys(str(note.message) for note in notes))
+    messages = list(dict.fromkeys(str(note.message) for note in notes))
     shown = table.shown()
-    return Findings(data, reading, table.faults, source, shown, table.opened, said)
+    return Findings(data, reading, table.faults, source, shown, table.opened, messages)
 
 
 def read_table(
@@ -203,12 +203,12 @@ def read_table(
     Raises:
         UsageError: the only fault, or :class:`Findings`.
     """
-    found = find_faults(data, reading, name)
-    if found.source is None:
-        raise found.error
-    for note in found.notes:
+    findings = find_faults(data, reading, name)
+    if findings.source is None:
+        raise findings.error
+    for note in findings.notes:
         warn(note)
-    return found.source
+    return findings.source
 
 
 class _Table:
@@ -246,7 +246,7 @@ class _Table:
         self._refuse_identifiers()
         self._refuse_gaps()
         self._add_faults()
-        used = {k: each for k, each in self.columns.items() if each.is_feature}
+        used = {k: column for k, column in self.columns.items() if column.is_feature}
         if "text" in self.roles.values():
             self._add_texts()
         elif not used and not self.faults:
@@ -263,10 +263,10 @@ class _Table:
         """Return what is said of each column."""
         for group in nearly_equal(self.columns):
             for name in group:
-                others = [repr(each) for each in group if each != name]
-                said = f"next to {listing(others)}"
-                if said not in self.columns[name].odd:
-                    self.columns[name].odd.append(said)
+                others = [repr(other) for other in group if other != name]
+                oddity = f"next to {listing(others)}"
+                if oddity not in self.columns[name].odd:
+                    self.columns[name].odd.append(oddity)
         return ColumnTable(tuple(column.column() for column in self.columns.values()))
 
     # --- faults ----------------------------------------------------------------------------------------------------
@@ -283,8 +283,11 @@ class _Table:
         line = fault.line
         if line == dropping(names[:1]):
             line = dropping(names)
-        what = "columns" if len(names) > 1 else "column"
-        where = f"{self.where}, {what} {listing(map(repr, names), 4)}"
+        what = "column"
+        if len(names) > 1:
+            what = "columns"
+        shown = listing(map(repr, names), 4)
+        where = f"{self.where}, {what} {shown}"
         whole = DataFault(fault.rule, *ways, row=fault.row, line=line)
         self.faults.append(whole.at(where, self.place))
 
@@ -321,19 +324,19 @@ class _Table:
         if role == LEFT_OUT:
             return Described(name, LEFT_OUT, np.full(len(column), np.nan))
         if not role or (role == "label" and self.how.predicts_numbers):
-            found = take(name, column, self.how)
+            described = take(name, column, self.how)
         else:
-            found = Described(name, role, np.empty(0))
+            described = Described(name, role, np.empty(0))
             with self.checked(name):
-                found = Described(name, role, texts_of(column))
-        cells, fault = found.cells, None
+                described = Described(name, role, texts_of(column))
+        cells, fault = described.cells, None
         if isinstance(cells, pd.Categorical):
             fault = forms_fault(name, column, cells)
         if fault and role:
             self.refuse(fault, name)
         elif fault:
-            found.refused(fault)
-        return found
+            described.refused(fault)
+        return described
 
     # --- labels ----------------------------------------------------------------------------------------------------
 
@@ -342,23 +345,22 @@ class _Table:
         how, frame = self.how, self.frame
         lacking = np.zeros(len(frame), dtype=bool)
         for name in filter(frame.__contains__, how.labels):
-            own = frame[name].isna().to_numpy()
+            unlabelled = frame[name].isna().to_numpy()
             marks: list[str] = []
             if not pd.api.types.is_numeric_dtype(frame[name]):
                 with self.checked(name):
                     cells = texts_of(frame[name])
-                    named = name in (how.categories or ())
-                    own = own | (lacks_value(cells) if named else is_marked(cells))
-                    marks = sorted({word for word in cells[own] if word.strip()})
-            lacking |= own
-            if own.any() and not how.drop_missing_labels:
+                    unlabelled = unlabelled | _lacks_name(name, cells, how)
+                    marks = sorted({word for word in cells[unlabelled] if word.strip()})
+            lacking |= unlabelled
+            if unlabelled.any() and not how.drop_missing_labels:
                 got = listing(map(repr, marks), 3) or "an empty cell"
                 ways: list[Way] = [
                     ("Leave these rows out", {"drop_missing_labels": True})
                 ]
                 if marks and how.task == CLASSIFICATION:
                     ways.append((f"Keep {got} as a class", {"categories": [name]}))
-                self.refuse(fault_where(own, got, arrays.LABELLED, *ways), name)
+                self.refuse(fault_where(unlabelled, got, arrays.LABELLED, *ways), name)
         if lacking.all():
             raise UsageError(
                 f"{self.where}, column {how.label_column!r}: each sample must have a label; got none at all. "
@@ -381,7 +383,7 @@ class _Table:
         if len(labels) < len(how.labels):
             return
         for column in labels:
-            fault = _target_fault(column) if how.predicts_numbers else class_fault(column, how)  # fmt: skip
+            fault = class_fault(column, how)
             if fault:
                 self.refuse(fault, column.name)
             column.kind, column.fault = "label", None
@@ -396,8 +398,9 @@ class _Table:
                 names = how.labels
             elif how.labels[0] in (how.categories or ()):
                 words = words_of(y)
-                numeric = all(map(is_number, words))
-                names = sorted(words, key=float if numeric else str)
+                names = sorted(words)
+                if all(map(is_number, words)):
+                    names.sort(key=float)
             y, classes = arrays.answers(y, how.task, names)
             self.source = replace(self.source, y=y, classes=classes)
 
@@ -427,9 +430,13 @@ class _Table:
         how, owner = self.how, self.source.owner
         ids = pd.DataFrame()
         for name, column in self.columns.items():
-            asked = name in (how.columns or ()) or name.startswith(NAMELESS)
+            is_named = name in (how.columns or ()) or name.startswith(NAMELESS)
             named = column.kind == REFUSED and is_named_as_identifier(name)
-            if (column.is_feature or named) and not asked and identifies(column, owner):
+            if (
+                (column.is_feature or named)
+                and not is_named
+                and identifies(column, owner)
+            ):
                 ids[name] = by_clients(column.cells, owner)
         several = [k for k in ids if not how.group_column and ids[k].duplicated().any()]
         whole = [k for k in several if is_named_as_identifier(k) and ids[k].min() >= 0]
@@ -487,9 +494,9 @@ class _Table:
             self.columns[name].odd.append(f"no value at {listing(some, 4)}: {done}")
         if lost and not filled:
             fill = spelled(fill_missing_columns=True, impute="median")
+            shown = listing(map(repr, lost), 6)
             warn(
-                f"{self.where}: columns without a value at some client are left out: "
-                f"{listing(map(repr, lost), 6)}. To fill them: {fill}"
+                f"{self.where}: columns without a value at some client are left out: {shown}. To fill them: {fill}"
             )
             for name in lost:
                 self.columns[name].kind, self.columns[name].fault = LEFT_OUT, None
@@ -508,8 +515,8 @@ class _Table:
         if missing:
             ways: list[Way] = [
                 ("Fill empty cells, such as", {"impute": "median"}),
-                (f"Leave {'it' if len(missing) == 1 else 'them'} out", {"exclude_columns": missing}),
-            ]  # fmt: skip
+                ("Leave these columns out", {"exclude_columns": missing}),
+            ]
             rule = "the value must not be missing"
             self.refuse(fault_where(holes[missing[0]], "none", rule, *ways), *missing)
 
@@ -518,7 +525,7 @@ class _Table:
     def _mark(self, used: Mapping[str, Described]) -> None:
         """Add what is odd about features and labels."""
         source, how = self.source, self.how
-        numeric = {k: each.cells for k, each in used.items() if each.kind == NUMBER}
+        numeric = {k: other.cells for k, other in used.items() if other.kind == NUMBER}
         for name, column in self.columns.items():
             cells, feature = column.cells, name in used
             if not feature and column.kind != "label":
@@ -526,21 +533,21 @@ class _Table:
             if feature and _is_constant(column):
                 column.odd = column.odd or ["one value only"]
                 continue
-            said: list[str] = []
+            oddities: list[str] = []
             if name in numeric:
-                said.append(outside_fences(numeric[name], source.owner))
+                oddities.append(outside_fences(numeric[name], source.owner))
             if (
                 feature
                 and source.task == CLASSIFICATION
                 and gives_away(cells, source.y)
             ):
-                said.append("gives the label away")
+                oddities.append("gives the label away")
             if source.owner is not None:
-                said.append(unlike_clients(cells, source.owner, source.owner_names))
+                oddities.append(unlike_clients(cells, source.owner, source.owner_names))
             if feature and not how.group_column and name not in (how.categories or ()):
-                others = [each for key, each in numeric.items() if key != name]
-                said.append(self._binding(name, cells, others[:MOST_OTHERS]))
-            column.odd += [text for text in said if text]
+                others = [other for key, other in numeric.items() if key != name]
+                oddities.append(self._binding(name, cells, others[:MOST_OTHERS]))
+            column.odd += [text for text in oddities if text]
 
     def _binding(self, name: str, cells: Cells, others: Sequence[Any]) -> str:
         """Return what is said of a column whose rows with one value belong together, and warn of it."""
@@ -556,7 +563,9 @@ class _Table:
         """Add the codes of texts. Numbers next to them are named, since nothing reads them."""
         name = self.how.text_column
         numeric = self.frame.select_dtypes(["number", "bool"])
-        left_out = [repr(each) for each in numeric if self.roles[each] == LEFT_OUT]
+        left_out = [
+            repr(column) for column in numeric if self.roles[column] == LEFT_OUT
+        ]
         if left_out:
             warn(
                 f"{self.where}: a model of texts reads no other columns; left out are {listing(left_out, 6)}"
@@ -580,14 +589,17 @@ def _is_constant(column: Described) -> bool:
 def _with_features(source: Source, used: Mapping[str, Described]) -> Source:
     """Return the source with its features. Words are their places among the words of their column."""
     words: list[Names] = []
-    made: list[Array] = []
+    features: list[Array] = []
     for column in used.values():
-        words.append(words_of(column.cells) if column.kind == WORDS else ())
         cells: Any = column.cells
-        made.append(preprocessing.codes(cells, words[-1]) if words[-1] else cells)
-    x = np.empty((len(made[0]), len(made)))
+        words.append(())
+        if column.kind == WORDS:
+            words[-1] = words_of(cells)
+            cells = preprocessing.codes(cells, words[-1])
+        features.append(cells)
+    x = np.empty((len(features[0]), len(features)))
     for start in range(0, len(x), ROWS):  # these stay in the cache
-        for k, cells in enumerate(made):
+        for k, cells in enumerate(features):
             x[start : start + ROWS, k] = cells[start : start + ROWS]
     categories = tuple(words) if any(words) else ()
     return replace(source, x=x, columns=tuple(used), categories=categories)
@@ -598,25 +610,32 @@ def _with_features(source: Source, used: Mapping[str, Described]) -> Source:
 
 def _without(name: str, words: Sequence[str]) -> str:
     """Return the line that leaves out rows with some words in a column."""
-    return f"table = table[~table[{name!r}].astype(str).isin({list(words)!r})]"
+    words = list(words)
+    return f"table = table[~table[{name!r}].astype(str).isin({words!r})]"
+
+
+def _lacks_name(name: str, cells: pd.Categorical, how: Reading) -> Bools:
+    """Return where a label, a client or a group is missing. A mark is one only in a column of categories."""
+    if name in (how.categories or ()):
+        return lacks_value(cells)
+    return is_marked(cells)
 
 
 def _name_fault(
     name: str, cells: pd.Categorical, role: str, how: Reading
 ) -> DataFault | None:
     """Return the fault of names of clients or groups, or None."""
-    named = name in (how.categories or ())
-    own = lacks_value(cells) if named else is_marked(cells)
-    if not own.any():
+    unnamed = _lacks_name(name, cells, how)
+    if not unnamed.any():
         return spellings_fault(name, cells.categories, f"{role}s")
-    marks = sorted({word for word in cells[own] if word.strip()})
+    marks = sorted({word for word in cells[unnamed] if word.strip()})
     got = listing(map(repr, marks), 3) or "an empty cell"
     line = f"table = table.dropna(subset=[{name!r}])"
     ways: list[Way] = []
     if marks:
         line = _without(name, marks)
         ways = [(f"Keep {got} as a name", {"categories": [name]})]
-    return fault_where(own, got, f"each row must have a {role}", *ways, line=line)
+    return fault_where(unnamed, got, f"each row must have a {role}", *ways, line=line)
 
 
 def _target_fault(column: Described) -> DataFault | None:
@@ -628,9 +647,10 @@ def _target_fault(column: Described) -> DataFault | None:
         return None
     words = [word for word in words_of(column.cells) if word]
     strays = [word for word in words if not is_number(word)]
+    got = listing(map(repr, words), 3)
     rule = (
-        f"the cell must be a number; got {listing(map(repr, words), 3)}. Write numbers. An event is 1, or 0 if it was "
-        "censored. Each of several labels is 1 or 0."
+        f"the cell must be a number; got {got}. Write numbers. An event is 1, or 0 if it was censored. Each of several "
+        "labels is 1 or 0."
     )
     if len(words) == 2:
         codes = {word: k for k, word in enumerate(words)}
@@ -648,6 +668,8 @@ def class_fault(column: Described, how: Reading) -> DataFault | None:
     labels must be numbers or words; got 'f' (2 of 4 rows). Keep each as a class: categories=['label'].
     """
     name, cells = column.name, texts_of(column.cells)
+    if how.predicts_numbers:
+        return _target_fault(column)
     if name in (how.categories or ()):
         return None
     if fault := spellings_fault(name, cells.categories, "labels"):
@@ -667,10 +689,12 @@ def class_fault(column: Described, how: Reading) -> DataFault | None:
     if numeric and len(numeric) < len(words):
         strays = [word for word in words if word not in numeric]
         share = np.isin(texts, strays).mean()
-        few = share < RARE and are_marks(strays)
-        line = _without(name, strays) if few else ""
-        rule = "labels must be numbers or words"
-        return refused(strays if share <= 0.5 else numeric, rule, line=line)
+        line, rule = "", "labels must be numbers or words"
+        if share < RARE and are_marks(strays):
+            line = _without(name, strays)
+        if share > 0.5:
+            strays = numeric
+        return refused(strays, rule, line=line)
     if not numeric:
         doubtful = dates_fault(name, words) or measures_fault(name, cells)
         if len(words) <= (FEW_CLASSES if doubtful else MOST_CLASSES):
@@ -720,20 +744,20 @@ def new_rows(
     Raises:
         DataFault: names the first cell that is no number.
     """
-    made: list[Array] = []
+    features: list[Array] = []
     for name in columns:
         at = f"{opened.where}, column {name!r}"
         try:
             if name not in opened.frame:
-                made.append(np.full(len(opened.frame), np.nan))
+                features.append(np.full(len(opened.frame), np.nan))
             elif name in words:
                 cells = texts_of(opened.frame[name])
-                made.append(preprocessing.codes(cells, words[name]))
+                features.append(preprocessing.codes(cells, words[name]))
             else:
-                found = take(name, opened.frame[name], PLAIN)
-                if found.fault is not None and found.kind != WORDS:
-                    raise DataFault(found.fault.rule, way, row=found.fault.row)
-                made.append(numbers(found.cells, way))
+                described = take(name, opened.frame[name], PLAIN)
+                if described.fault is not None and described.kind != WORDS:
+                    raise DataFault(described.fault.rule, way, row=described.fault.row)
+                features.append(numbers(described.cells, way))
         except DataFault as fault:
             raise fault.at(at, opened.place) from fault
-    return np.column_stack(made)
+    return np.column_stack(features)

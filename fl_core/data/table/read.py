@@ -167,7 +167,8 @@ def open_table(
         opened.frame = opened.frame.loc[:, ~opened.frame.columns.duplicated()]
     nameless = [k for k in names if not k.strip() or k.startswith(NAMELESS)]
     if nameless:
-        rule = f"each column must have a name; got none for {listing(map(repr, nameless), 4)}."
+        shown = listing(map(repr, nameless), 4)
+        rule = f"each column must have a name; got none for {shown}."
         line = f"table = table.drop({nameless!r}, axis=1)"
         opened.faults.append(DataFault(f"{opened.where}: {rule}", line=line))
     return opened
@@ -241,8 +242,9 @@ class Csv:
         self.asked = dict(how.csv or {})
         self.options: dict[str, Any] = {"keep_default_na": False, **self.asked}
         self.options["na_values"] = ["", *self.options.get("na_values", ())]
-        tabs = path.suffix.lower() == ".tsv"
-        self.options.setdefault("sep", "\t" if tabs else ",")
+        if path.suffix.lower() == ".tsv":
+            self.options.setdefault("sep", "\t")
+        self.options.setdefault("sep", ",")
         self.rules: list[str] = []
 
     def opened(self, several: bool) -> Opened:
@@ -251,9 +253,9 @@ class Csv:
         self._check_width()
         self._find_header()
         self._check_cells()
-        given = self._header()
-        again = pd.Series(given).groupby(given).cumcount()
-        pairs = zip(given, again, strict=True)
+        names_in_file = self._header()
+        again = pd.Series(names_in_file).groupby(names_in_file).cumcount()
+        pairs = zip(names_in_file, again, strict=True)
         header = [f"{name}.{n}" if n else name for name, n in pairs]  # as pandas does
         names = list(range(len(header)))
         frame = self._read(header=0, names=names, dtype=self._types(header))
@@ -264,14 +266,15 @@ class Csv:
         frame.columns = header
         self._check_lines(frame)
         source, faults = self.source(header), []
-        said = f"{self.path} {' It '.join(self.rules)}"
+        broken = " It ".join(self.rules)
+        rule = f"{self.path} {broken}"
         if self.rules and several:  # the options of one file are none of the others
-            faults.append(DataFault(said, line=f"table = {source}"))
+            faults.append(DataFault(rule, line=f"table = {source}"))
         elif self.rules:
-            faults.append(DataFault(said, ("Read it so", {"csv": self.asked})))
+            faults.append(DataFault(rule, ("Read it so", {"csv": self.asked})))
         if again.any():
             twice = list(frame.columns[again > 0])
-            got = given[int(again.argmax())]
+            got = names_in_file[int(again.argmax())]
             rule = f"names of columns must be distinct; got {got!r} twice."
             line = f"table = table.drop({twice!r}, axis=1)"
             faults.append(DataFault(f"{self.path}: {rule}", line=line))
@@ -283,8 +286,9 @@ class Csv:
         texts = [name for name in header if composed(name) in self.texts]
         if texts:
             options["dtype"] = dict.fromkeys(texts, "str")
-        said = [f"{key}={value!r}" for key, value in options.items()]
-        return f"pd.read_csv({', '.join([repr(str(self.path)), *said])})"
+        pairs = [f"{key}={value!r}" for key, value in options.items()]
+        arguments = ", ".join([repr(str(self.path)), *pairs])
+        return f"pd.read_csv({arguments})"
 
     def _refuse(self, rule: str, **options: Any) -> None:
         """Keep a rule that the file breaks, and the options that read it."""
@@ -303,8 +307,10 @@ class Csv:
         tried = [encoding, "utf-8", "latin-1", "cp1252"]
         if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
             tried = [encoding, "utf-16"]
+        elif first[:1] == b"\0":
+            tried = [encoding, "utf-16-be"]
         elif b"\0" in first:
-            tried = [encoding, "utf-16-be" if first[:1] == b"\0" else "utf-16-le"]
+            tried = [encoding, "utf-16-le"]
         plain = self.data.isascii()
         for name in tried:
             some = LOOKED_AT if plain and name in ("utf-8", "latin-1") else None
@@ -347,9 +353,9 @@ class Csv:
     def _find_header(self) -> None:
         """Find the line and the separator of a header with the label, a fault if they are not those asked for."""
         lines = list(islice(self._lines_of_text(), TITLES + 1))
-        asked = self.options["sep"]
+        separator = self.options["sep"]
         for above, line in enumerate(lines):
-            for sign in (asked, *SEPARATORS):
+            for sign in (separator, *SEPARATORS):
                 cells: list[str] = []
                 with suppress(csv.Error):  # a long cell, which has no label
                     cells = next(csv.reader([line], delimiter=sign), [])
@@ -423,7 +429,8 @@ class Csv:
             elif composed(name) in self.texts or any(map(_CODE.fullmatch, first)):
                 types[k] = "str"
             elif sign:
-                form = rf"\s*[+-]?[0-9]{{1,3}}({re.escape(sign)}[0-9]{{3}})*({re.escape(point)}[0-9]*)?\s*"
+                between, after = re.escape(sign), re.escape(point)
+                form = rf"\s*[+-]?[0-9]{{1,3}}({between}[0-9]{{3}})*({after}[0-9]*)?\s*"
                 signed = cells[cells.str.contains(sign, regex=False)]
                 if not signed.str.fullmatch(form).all():
                     types[k] = "str"
@@ -442,12 +449,12 @@ class Csv:
         whole = [
             (frame[k].dropna() % 1 == 0).all() for k in frame.select_dtypes("float")
         ]
-        found = False
+        has_commas = False
         for k in frame.select_dtypes("category"):
             words = frame[k].cat.categories
             numbers = len(words) > 1 and bool(words.str.fullmatch(_COMMA).all())
-            found |= numbers and not words.str.fullmatch(".*,[0-9]{3}").all()
-        return found and all(whole)
+            has_commas |= numbers and not words.str.fullmatch(".*,[0-9]{3}").all()
+        return has_commas and all(whole)
 
     # --- lines -----------------------------------------------------------------------------------------------------
 
@@ -472,8 +479,8 @@ class Csv:
             for cells in reader:
                 first, last = last + 1, reader.line_num
                 if comment and cells:
-                    row, found, _ = sign.join(cells).partition(comment)
-                    if found:
+                    row, mark, _ = sign.join(cells).partition(comment)
+                    if mark:
                         cells = row.split(sign) if row else []
                 if cells:
                     yield skipped + first, skipped + last, cells
@@ -505,8 +512,8 @@ class Csv:
                 )
 
     def _place(self, row: int) -> str:
-        lines = islice(self._lines(), row + 1, None)
-        return f"line {next(lines)[0]}"
+        first, _, _ = next(islice(self._lines(), row + 1, None))
+        return f"line {first}"
 
 
 def swallows(cell: str, separator: str, width: int) -> bool:
@@ -538,8 +545,9 @@ def _json_lines(path: Path) -> tuple[pd.DataFrame, Sequence[int]]:
         with about(what, ValueError, way="Correct the line."):
             entry = storage.parsed_json(line.decode())
         if not isinstance(entry, dict):
+            kind = type(entry).__name__
             raise UsageError(
-                f"{path}, line {number} must be an object of keys and values; got {type(entry).__name__}."
+                f"{path}, line {number} must be an object of keys and values; got {kind}."
             )
         if not columns:
             columns = {key: [] for key in entry}
