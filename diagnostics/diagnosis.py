@@ -89,6 +89,8 @@ def measure_models(
             if m.pairs
         },
     }
+    if different := _different(subjects):
+        header["different"] = different
     table = rows.frame({**r, **columns} for r in measured)
     report = Report(table, json.loads(rows.dumps(header)))
     if not nulls.names:
@@ -217,6 +219,20 @@ def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[R
 
 
 # --- the header ------------------------------------------------------------------------------------------------
+
+
+def _different(subjects: Sequence[ClientModel]) -> str:
+    """Return how the tensors of the clients' models differ in names or shapes; empty if they do not."""
+    first, *others = subjects
+    for other in others:
+        whose = f"the model of client {first.client!r}", f"that of {other.client!r}"
+        try:
+            tree.check_same(
+                tree.named_tensors(first.model), tree.named_tensors(other.model), *whose
+            )
+        except UsageError as error:
+            return str(error)
+    return ""
 
 
 def _data_digest(data: Data) -> str | None:

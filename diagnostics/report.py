@@ -15,7 +15,7 @@ import pandas as pd
 from fl_core import rows as schema
 from fl_core.display import MANY, Displayed, Summary, in_order, printable
 from fl_core.errors import UsageError, as_list, check_known, listing, plural, read_as
-from fl_core.plan import Layer, LayerPlan
+from fl_core.plan import Layer, LayerPlan, labels_of
 
 from . import plots
 from .curve import both_ways
@@ -88,7 +88,7 @@ class Report(Displayed):
         >>> report.labels, report.text(["weight_magnitude"]).splitlines()[-1].split()[:2]
         ({'0': '0 Linear'}, ['0', 'Linear'])
         """
-        return {layer.name: layer.label for layer in self.layers}
+        return labels_of(self.layers)
 
     def values(self, metric: str, variant: str | None = None) -> pd.DataFrame:
         """Return the values of one metric, layers x clients.
@@ -368,7 +368,7 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
             "Last shared layer by another threshold:\n" + _tally(why.alternatives, plan)
         )
     if full and why.detail.get("stability"):
-        parts.append(_stability(why.detail["stability"]))
+        parts.append(_stability(why.detail["stability"], labels_of(plan.layers)))
     if why.detail.get("null"):
         parts.append(in_words(why.detail["null"], why.variant, full))
     if why.detail.get("benchmark"):
@@ -407,7 +407,8 @@ def _table(plan: LayerPlan) -> str:
     metric = facts_of(why.metric)
     similarity = metric.pairs and not metric.distance
     symbol = metric.look.symbol or (f"1 - {metric.name}" if similarity else "value")
-    width = max(map(len, (*plan.by_layer(), "layer")))
+    labels = labels_of(plan.layers)
+    width = max(map(len, (*labels.values(), "layer")))
     lines = [f"  {'layer':<{width}}  {symbol:>9}  {'next/this':>9}"] if measured else []
     written = {name: f"{value:.4g}" for name, value in measured}
     for layer in plan.layers:
@@ -427,13 +428,15 @@ def _table(plan: LayerPlan) -> str:
         note = note if layer.used else "not in the forward pass"
         if layer.name == above:
             note = f"first above {limit:g}"
-        lines.append(f"  {layer.label:<{width}}{numbers}  {shared:<9}  {note}".rstrip())
+        label = labels[layer.name].ljust(width)
+        lines.append(f"  {label}{numbers}  {shared:<9}  {note}".rstrip())
     return "\n".join(lines)
 
 
 def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
     """List which clients choose which layer, one line per layer in the plan's order."""
-    width = max(map(len, choices.values()))
+    labels = labels_of(plan.layers)
+    width = max(len(labels[choice]) for choice in choices.values())
     lines = []
     for layer in plan.layers:
         who = [client for client, choice in choices.items() if choice == layer.name]
@@ -443,7 +446,7 @@ def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
         else:
             clients = listing(who)
         if who:
-            label = layer.label.ljust(width)
+            label = labels[layer.name].ljust(width)
             lines.append(f"  {label}  {clients}")
     return "\n".join(lines)
 
@@ -461,10 +464,11 @@ def _clients(plan: LayerPlan) -> str:
     return "\n".join(f"  {line}".rstrip() for line in lines)
 
 
-def _stability(stability: Mapping[str, Any]) -> str:
+def _stability(stability: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     if stability["status"] != "ok":
         return f"Stability: {stability['status']}"
-    shares = [f"{name} {share:.1%}" for name, share in stability["cuts"].items()]
+    cuts = stability["cuts"].items()
+    shares = [f"{labels[name]} {share:.1%}" for name, share in cuts]
     if stability["undecided"] > 1e-9:
         shares += [f"no decision {stability['undecided']:.1%}"]
     head = f"Last shared layer over {stability['resamples']} resamples of the {stability['of']}"

@@ -28,7 +28,8 @@ def cuts(report: Report, metric: str) -> pd.DataFrame:
             lines.append((name, "no plan", str(error)))
         else:
             trust = str(plan.why.detail.get("benchmark", ""))
-            lines.append((name, listing(plan.shared) or "none", trust))
+            shared = listing(report.labels[layer] for layer in plan.shared)
+            lines.append((name, shared or "none", trust))
     return pd.DataFrame(lines, columns=["rule", "shared", "trust"])
 
 

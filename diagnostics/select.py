@@ -28,6 +28,7 @@ from fl_core.errors import (
     check_known,
     check_value,
     listing,
+    warn,
 )
 from fl_core.layers import Layer
 from fl_core.plan import Evidence, LayerPlan, frozen_in
@@ -350,8 +351,44 @@ def select(
         UsageError: a rule, metric, variant or layer is unknown; rows have no layers, or come from several rounds,
             models or seeds; a layer in use can have no value.
         RunError: a value could not be computed, or is not above 0 so that its ratio means nothing.
+
+    Warns:
+        The plan shares no layer or all, the rule had to adjust it, or the measured models cannot be averaged.
     """
     header, table = open_diagnosis(rows)
+    plan = _selected(
+        header,
+        table,
+        rule,
+        metric=metric,
+        threshold=threshold,
+        k=k,
+        layers=layers,
+        variant=variant,
+    )
+    if different := header.get("different"):
+        warn(
+            f"the clients' models cannot be averaged: {different} Use the plan where all clients build one network."
+        )
+    if plan.why.status != "ok":
+        warn(f"the plan, by {plan.why.rule}: {plan.why.status}")
+    for note in plan.notes():
+        warn(note)
+    return plan
+
+
+def _selected(
+    header: Mapping[str, Any],
+    table: pd.DataFrame,
+    rule: str | None,
+    *,
+    metric: str | None,
+    threshold: float,
+    k: int = 1,
+    layers: Sequence[str] | str | None = None,
+    variant: str | None = None,
+) -> LayerPlan:
+    """Choose as :func:`select` does, without its warnings."""
     if rule is None and metric is not None:
         check_known("metric among the rows", metric, table["metric"].unique())
     rule = rule or default_rule(metric)
@@ -582,8 +619,9 @@ def decide(
         "version": __version__,
     }
     rows = frame(recorded_rows(results, layers, n_train=weights))
-    return select(
-        (header, rows),
+    return _selected(
+        header,
+        rows,
         rule,
         metric=SENSITIVITY,
         variant="training",

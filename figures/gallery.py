@@ -5,6 +5,7 @@ Its rows are those of an ordinary study. :func:`redraw` makes the pictures and t
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,8 @@ from diagnostics import measure, plots, select
 from diagnostics.metrics.base import METRICS
 from diagnostics.plots.page import album, figure_of
 from diagnostics.representation.embedding import pool
-from figures import items
+from figures import conclusions, items
+from figures.conclusions import conclusion
 from figures.drawing import save_png
 from figures.planes import placed, plane
 from figures.recipe import held, held_by, labels
@@ -31,6 +33,8 @@ NAME = "gallery"
 BUDGET = "about 4 minutes on one core"
 PAGE = items.HERE / "gallery.md"
 DPI = 110
+TITLE = 60
+"""Characters of a line of a picture's title."""
 
 IMAGES: dict[str, Any] = {
     "dataset": "fashion_mnist", "clients": 4, "alpha": 0.3, "max_samples": 2000, "model": "scheduling_cnn",
@@ -52,11 +56,13 @@ class Entry(NamedTuple):
     Attributes:
         name: of the picture's file.
         says: what it shows, which direction is which, and the unit.
+        concludes: what to conclude from it, with the name of a layer or a client.
         command: what makes such a picture.
     """
 
     name: str
     says: str
+    concludes: str
     command: str
     draw: Callable[[], Figure]
 
@@ -140,20 +146,21 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
     def plotted(metric: str, picture: str) -> Figure:
         return album(frame[frame["metric"] == metric], [metric])[picture]()
 
-    def of_metric(metric: str, picture: str, says: str) -> Entry:
+    def of_metric(metric: str, picture: str, says: str, concludes: str) -> Entry:
         command = f"{_diagnose(metric)}\nfedlayers plot diagnosis --metrics {metric}"
-        return Entry(picture, says, command, partial(plotted, metric, picture))
+        return Entry(
+            picture, says, concludes, command, partial(plotted, metric, picture)
+        )
 
     images = frame[frame["run"] == "images"]
-    plan = partial(
-        select.select,
+    plan = select.select(
         (header["runs"]["images"], images),
         threshold=1.2,
         variant="training",
     )
     return [
         *(
-            of_metric(name, name, _says(name, frame))
+            of_metric(name, name, _says(name, frame), conclusion(name, frame))
             for run in RUNS
             for name in metrics_of(run)
         ),
@@ -161,16 +168,19 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
             "cka",
             "cka_matrices",
             "The same CKA pair by pair: a matrix of clients for each layer. 1 (bright) = same, 0 = unrelated.",
+            conclusions.of_pairs(frame),
         ),
         of_metric(
             "layer_cost",
             "costs",
             "Each layer's share of the bytes that are sent, the FLOPs and the memory. A plan that shares the first "
             "layers sends the part left of its border.",
+            conclusions.of_costs(frame),
         ),
         Entry(
             "partition",
             "Training samples of each client by class.",
+            conclusions.of_partition(held_by(frame)),
             "task = runner.assemble(config)\nplots.partition(task.data.class_counts())",
             lambda: figure_of(plots.partition(held_by(frame))),
         ),
@@ -178,6 +188,7 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
             "tsne",
             "The input of the classifier for all clients' test samples, in a plane. Good = classes apart and clients "
             "mixed. The axes have no unit.",
+            conclusions.of_plane(plane(frame, "images")),
             "models, _ = runner.train_first_round(task, measure.instruments().observers)\n"
             "plots.tsne(measure.tsne(models, test, samples=400))",
             lambda: figure_of(plots.tsne(plane(frame, "images"))),
@@ -186,9 +197,10 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
             "plan",
             "The decision by federation sensitivity S. Layers are federated up to the first ratio of neighbours "
             "above the threshold (bold). Votes show each client's own choice. No unit.",
+            conclusions.of_plan(plan),
             f"{_diagnose('federation_sensitivity')}\n"
             "fedlayers select diagnosis --rule sensitivity_ratio --threshold 1.2\nfedlayers plot plan.json",
-            lambda: figure_of(plots.plan(plan())),
+            lambda: figure_of(plots.plan(plan)),
         ),
     ]
 
@@ -208,6 +220,8 @@ def redraw(path: Path, out: Path | None = None) -> Path:
     pictures.mkdir(exist_ok=True)
     for entry in shown:
         figure = entry.draw()
+        title = textwrap.fill(entry.concludes, TITLE)
+        figure.text(0.5, 1.02, title, ha="center", va="bottom", fontsize=9)
         save_png(figure, pictures / f"{entry.name}.png", DPI, bbox_inches="tight")
         plt.close(figure)
     page.write_text(
@@ -229,9 +243,10 @@ def _page(shown: list[Entry], where: str) -> str:
     for entry in shown:
         kind = "" if entry.command.startswith("fedlayers") else "python"
         title = entry.name.replace("_", " ")
-        parts.append(
-            f"## {title}\n\n![{title}]({where}/{entry.name}.png)\n\n{entry.says}\n\n```{kind}\n{entry.command}\n```"
-        )
+        picture = f"![{title}]({where}/{entry.name}.png)"
+        said = f"**{entry.concludes}** {entry.says}"
+        code = f"```{kind}\n{entry.command}\n```"
+        parts.append(f"## {title}\n\n{picture}\n\n{said}\n\n{code}")
     return "\n\n".join(parts) + "\n"
 
 

@@ -111,6 +111,31 @@ def parameters_in(layers: Iterable[Layer]) -> list[str]:
     return [*chain.from_iterable(layer.parameters for layer in layers)]
 
 
+PEFT_ROOT = "base_model.model."
+PEFT_PARTS = re.compile(r"\.(?:modules_to_save|base_layer|default)(?=\.|$)")
+"""Parts that peft adds to the names of what it wraps."""
+
+
+def labels_of(layers: Iterable[Layer]) -> dict[str, str]:
+    """Return the layers' names as people read them, by their exact names.
+
+    Parts that peft adds to every name are left out, unless two layers would then have one name.
+
+    >>> names = ("base_model.model.head.modules_to_save.default", "base_model.model.block.lora_A")
+    >>> labels_of([Layer(name, (f"{name}.weight",)) for name in names])
+    {'base_model.model.head.modules_to_save.default': 'head', 'base_model.model.block.lora_A': 'block.lora_A'}
+    """
+    exact, short = {}, {}
+    for layer in layers:
+        exact[layer.name] = short[layer.name] = layer.label
+        if layer.name.startswith(PEFT_ROOT):
+            rest = PEFT_PARTS.sub("", layer.name.removeprefix(PEFT_ROOT))
+            short[layer.name] = replace(layer, name=rest).label
+    if len({*short.values()}) < len(exact):
+        return exact
+    return short
+
+
 @dataclass(frozen=True)
 class Evidence:
     """The reasons for a plan. Everything here is JSON. Fields that do not apply stay empty.
@@ -175,6 +200,15 @@ class Evidence:
         if measured:
             measured_names = ", ".join(measured)
             lines += [f"measured with {measured_names}"]
+        for null, draws in self.detail.get("null", {}).items():
+            if draws["same_draws"]:
+                count = plural(draws["draws"], "draw")
+                times = f"{draws['same_draws']} of {count}"
+                lines.append(f"the same plan comes from {times} of the null {null!r}")
+        if self.detail.get("benchmark"):
+            lines.append(self.detail["benchmark"])
+        if self.status != "ok":
+            lines.append(f"note: {self.status}")
         return [printable(line) for line in lines]
 
     def to_json(self) -> dict[str, Any]:
@@ -345,7 +379,8 @@ class LayerPlan(Displayed):
         >>> plan.by_layer(), plan.to_json()["shared"], "Linear" in str(plan.to_json())
         ({'0 Linear': True}, ['0'], False)
         """
-        return {layer.label: layer.name in self.shared for layer in self.layers}
+        labels = labels_of(self.layers)
+        return {label: name in self.shared for name, label in labels.items()}
 
     def __str__(self) -> str:
         return "\n".join([repr(self), *(f"  {line}" for line in self.why.lines())])

@@ -1,11 +1,13 @@
 """The repository holds sources: no file that a run, an example or a test has left."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path, PurePath
 
 import pytest
 
+from docs.sources import PAGES
 from tests import clean_tree
 
 ROOT = Path(__file__).parents[1]
@@ -71,3 +73,28 @@ def test_a_session_that_leaves_or_removes_a_file_fails(tmp_path, workers):
     assert session("caches") == (0, [])
     assert session("writes or removes") == (1, ["gone: old.md", "new: runs/net.pt"])
     assert clean_tree.files(tmp_path) >= {"runs/net.pt", "conftest.py"}
+
+
+WRITERS = re.compile(
+    r"\.to_(?:csv|json|parquet)\(|\bsavez?\w*\(|write_(?:text|bytes)\(|mkdir\(|\bout="
+)
+TEMPORARY = re.compile(r"mkdtemp\(|mktemp -d")
+LISTINGS = re.compile(r"```(?:python|text)\n(.*?)```", re.DOTALL)
+
+
+def written_in_place(text):
+    """Return the listings of a page that write, without a temporary folder above or within them."""
+    return [
+        listing[1]
+        for listing in LISTINGS.finditer(text)
+        if WRITERS.search(listing[1]) and not TEMPORARY.search(text[: listing.end()])
+    ]
+
+
+def test_listings_of_pages_write_below_a_temporary_folder():
+    """A reader who types them has no file in the folder where they stand."""
+    stray = {page: written_in_place((ROOT / page).read_text("utf-8")) for page in PAGES}
+    assert {page: found for page, found in stray.items() if found} == {}
+    listing = '```python\nnp.savez("x.npz", x=x)\n```'
+    assert len(written_in_place(listing)) == 1
+    assert written_in_place(f"`cd $(mktemp -d)`\n{listing}") == []

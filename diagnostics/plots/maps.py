@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from fl_core.errors import Bound, UsageError, check_known, check_value
-from fl_core.plan import Layer, LayerPlan
+from fl_core.plan import Layer, LayerPlan, labels_of
 
 from ..curve import layers_in
 from ..metrics import facts_of
@@ -197,7 +197,8 @@ def layer_map(
         )
     weighted = [layer for layer in layers if layer.weights]
     names = [layer.name for layer in weighted]
-    labels = [f"{at}  {layer.label}" for at, layer in enumerate(weighted, 1)]
+    read = labels_of(layers)
+    labels = [f"{at}  {read[name]}" for at, name in enumerate(names, 1)]
     panels = panels[: max(1, int(width / PANEL))]
     count = len(panels)
     stored = header.get("plan")

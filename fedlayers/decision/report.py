@@ -26,7 +26,7 @@ from fl_core.config import OWN
 from fl_core.data.partitions.base import SPLITS
 from fl_core.display import in_order, printable
 from fl_core.errors import RunError, listing, plural
-from fl_core.plan import LayerPlan
+from fl_core.plan import LayerPlan, labels_of
 from fl_core.rows import CLASSIFICATION, SCORES, main_score
 from fl_core.run.costs import layer_bytes
 from fl_core.run.task import Task
@@ -316,7 +316,7 @@ def overview(task: Task, answer: Answer) -> list[str]:
     )
     smallest = min(clients, key=lambda client: len(client.train))
     names = listing(in_order([client.name for client in clients]))
-    layers = listing(layer.label for layer in task.layers)
+    layers = listing(labels_of(task.layers).values())
     cost = answer.cost
     traffic = (
         f"{cost['rounds']:.0f} rounds in all, {cost['full_runs']:.1f} full runs, "

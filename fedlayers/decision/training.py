@@ -209,7 +209,8 @@ def question(
         raise UsageError(
             "plan must be left out: a decision makes its own plans. Name a plan among the arms."
         )
-    pooled = is_file(config.data.dataset) or hasattr(own["data"], "columns")
+    is_frame = bool(getattr(own["data"], "columns", ()))
+    pooled = is_file(config.data.dataset) or is_frame
     config = with_evaluations(with_plan_algorithm(config), own).with_keys(workers=0)
     first = runner.assemble(config, **own)
     first.announce()

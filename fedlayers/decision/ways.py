@@ -11,7 +11,7 @@ from typing import Any
 from fl_core.algorithms.base import ALGORITHMS, find
 from fl_core.errors import UsageError, as_list, check_known
 from fl_core.layers import PARTS, Layer
-from fl_core.plan import CANDIDATE, Evidence, LayerPlan, frozen_in
+from fl_core.plan import CANDIDATE, Evidence, LayerPlan, frozen_in, labels_of
 from fl_core.registry import is_outside
 
 Names = tuple[str, ...]
@@ -77,8 +77,9 @@ class Way:
 def trained_layers(plan: LayerPlan) -> tuple[list[str], list[str]]:
     """Return the layers that train, as people read them: the shared ones, and the local ones."""
     trained = [layer for layer in plan.layers if layer.name in plan.trainable]
-    shared = [layer.label for layer in trained if layer in plan.body]
-    return shared, [layer.label for layer in trained if layer in plan.head]
+    labels = labels_of(plan.layers)
+    shared = [labels[layer.name] for layer in trained if layer in plan.body]
+    return shared, [labels[layer.name] for layer in trained if layer in plan.head]
 
 
 def _without_first_half(names: Names) -> Names:

@@ -48,7 +48,7 @@ from fl_core.models.building import (
     without_weights,
 )
 from fl_core.models.extended import paths_of_blocks
-from fl_core.plan import LayerPlan
+from fl_core.plan import LayerPlan, labels_of
 from fl_core.records.store import Run
 from fl_core.rounds.batched import stacks
 from fl_core.rounds.clients import ClientRunner
@@ -83,7 +83,7 @@ class Task(Displayed):
     said: tuple[str, ...] = ()
 
     def summary(self) -> Summary:
-        data, layers = self.data, listing(layer.label for layer in self.layers)
+        data, layers = self.data, listing(labels_of(self.layers).values())
         who = f"{self.config.federation.algorithm} on {data.name}"
         return Summary(f"{who}: {plural(len(data.clients), 'client')}; layers {layers}")
 

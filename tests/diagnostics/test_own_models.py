@@ -1,10 +1,18 @@
 """A diagnosis of models of one's own: who could use whose model, whether clients differ, and what to conclude."""
 
+import warnings
+from dataclasses import asdict
+
+import matplotlib.pyplot as plt
 import pytest
 import torch
+from matplotlib.text import Text
 from torch import nn
 
 import fedlayers as fl
+from fedlayers.cli.app import main
+from fl_core.plan import Evidence, labels_of
+from fl_core.rows import frame, row
 
 
 def right(sign):
@@ -69,3 +77,105 @@ def test_one_hot_labels_get_their_remedy(kind):
     }
     with pytest.raises(fl.UsageError, match=r"Write y\.argmax\(1\) if it is one-hot"):
         fl.diagnose(MODELS, data, ["grad_norm"], progress=False)
+
+
+def test_doors_that_train_note_a_softmax_at_the_end(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 2), nn.Softmax(1))
+    config = fl.RunConfig(rounds=1, epochs=1)
+    given = {"data": ALIKE, "model": model}
+    with pytest.warns(UserWarning, match="leave out a softmax"):
+        fl.run(config, progress=False, **given)
+    with pytest.warns(UserWarning, match="leave out a softmax"):
+        fl.choose(config, tmp_path / "choice", dry_run=True, progress=False, **given)
+    with pytest.warns(UserWarning, match="leave out a softmax"):
+        fl.compare(config, ["local"], 1, tmp_path / "rows", progress=False, **given)
+
+
+def network(width):
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+def test_select_says_in_python_what_the_command_line_says(tmp_path, capsys):
+    """Models of other widths have no average. A plan that shares nothing or all says so."""
+    wide = {"north": network(3), "south": network(5)}
+    report = fl.diagnose(wide, ALIKE, ["cka"], progress=False)
+    with pytest.warns(UserWarning, match=r"cannot be averaged: tensor '0.weight'"):
+        fl.select(report, "largest_rise", metric="cka")
+    report.write(tmp_path / "rows.jsonl")
+    out = str(tmp_path / "plan.json")
+    words = ["--rule", "largest_rise", "--metric", "cka", "--out", out]
+    main(["select", str(tmp_path / "rows.jsonl"), *words])
+    assert "note: the clients' models cannot be averaged" in capsys.readouterr().err
+
+    alike = {"north": network(3), "south": network(3)}
+    report = fl.diagnose(alike, ALIKE, progress=False)
+    with pytest.warns(UserWarning, match="every client trains alone"):
+        fl.select(report, "manual", layers=[])
+    with pytest.warns(UserWarning, match="shares all of 2 layers"):
+        fl.select(report, "manual", layers="0,2")
+    with pytest.warns(UserWarning, match="no ratio exceeds 1000"):
+        fl.select(report, threshold=1000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fl.select(report, "manual", layers="0")
+    assert "different" not in report.header
+
+
+def test_a_plan_prints_what_explain_says_of_its_trust():
+    null = {"permuted": {"same_draws": 2, "draws": 3}}
+    why = Evidence(detail={"null": null, "benchmark": "It is a coin."}, status="cut")
+    plan = fl.LayerPlan((fl.Layer("a", ("a",)), fl.Layer("b", ("b",))), ("a",), why)
+    lines = str(plan).splitlines()[1:]
+    assert [line.strip() for line in lines] == [
+        "the same plan comes from 2 of 3 draws of the null 'permuted'",
+        "It is a coin.",
+        "note: cut",
+    ]
+
+
+def adapted_layers():
+    """Layers as peft names them: a frozen block, its adapter, and a head that is trained whole."""
+    root = "base_model.model"
+    names = {
+        f"{root}.block.0": "block.0 Linear",
+        f"{root}.block.0.lora_A": "block.0.lora_A Linear",
+        f"{root}.head.modules_to_save.default": "head",
+    }
+    kinds = ("Linear", "Linear", "")
+    layers = tuple(
+        fl.Layer(name, (f"{name}.weight",), kind=kind)
+        for name, kind in zip(names, kinds, strict=True)
+    )
+    return layers, names
+
+
+def test_names_of_peft_are_short_in_plans_tables_and_pictures():
+    """They stay exact in files, and where two would be equal."""
+    layers, names = adapted_layers()
+    why = Evidence(values=(1.0, 2.0, 3.0), votes={"a": layers[1].name})
+    plan = fl.LayerPlan(layers, (layers[0].name,), why)
+    assert [*plan.by_layer()] == [*names.values()]
+    assert plan.to_json()["shared"] == [layers[0].name]
+    told = f"{plan} {fl.explain(plan, full=True)} {plan.summary().lead}"
+    assert "base_model" not in told
+    assert "[block.0 Linear] block.0.lora_A Linear head" in repr(plan)
+
+    rows = [
+        row("grad_norm", float(k + len(c)), client=c, layer=name)
+        for c in ("a", "bb")
+        for k, name in enumerate(names)
+    ]
+    header = {"layers": [asdict(each) for each in layers]}
+    report = fl.Report(frame(rows), header)
+    assert list(report.labels.values()) == [*names.values()]
+    figure = report.plot("grad_norm").figure
+    texts = [text.get_text() for text in figure.findobj(Text)]
+    assert not any("base_model" in text for text in texts)
+    assert "head" in " ".join(texts)
+    plt.close(figure)
+
+    other = fl.Layer("base_model.model.head", ("w",))
+    assert labels_of([layers[2], other]) == {
+        layers[2].name: layers[2].name,
+        other.name: other.name,
+    }

@@ -35,6 +35,8 @@ def free_ports():
 
 TRIES = 3
 """A node gives itself up if it has not started within 15 seconds, which a busy machine may take."""
+SECONDS = 300
+"""How long a node that has started may take to join the others."""
 
 
 @pytest.fixture
@@ -48,11 +50,13 @@ def two_nodes():
         try:
             for _ in range(2):
                 nodes.add_node(
+                    wait=False,
                     num_cpus=1,
                     include_dashboard=False,
                     object_store_memory=10**8,
                     **free_ports(),
                 )
+            nodes.wait_for_nodes(timeout=SECONDS)
             break
         except (
             Exception
