@@ -235,7 +235,7 @@ def model_for(metrics: str | Sequence[str], which: str) -> str:
     return "global"
 
 
-KEYWORDS = [*inspect.signature(diagnose).parameters][3:-1]
+KEYWORDS = [*inspect.signature(diagnose).parameters][2:-1]
 
 
 def own_parts(

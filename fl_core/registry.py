@@ -201,9 +201,12 @@ def is_outside(name: str) -> bool:
     )
 
 
-def _way(path: str) -> str:
-    """Return what to write instead of a file's name with a name in it."""
+def _way(kind: str, path: str) -> str:
+    """Return what to write instead of a file's name with a name in it, or of a member's name with a value."""
     file, _, name = path.partition(":")
+    if kind == "model" and file in Registry.of_kind.get(kind, ()):
+        value = name if name.isdecimal() else "VALUE"
+        return f" Write model='{file}', model_options={{'NAME': {value}}}."
     module = file.removesuffix(".py").strip("./").replace("/", ".")
     if file.endswith(".py"):
         shown_name = name or "NAME"
@@ -219,7 +222,7 @@ def import_object(kind: str, path: str) -> Any:
     """
     module_name, _, attributes = path.partition(":")
     if not is_outside(path):
-        hint = _way(path)
+        hint = _way(kind, path)
         raise UsageError(
             f"{kind} must have the form package.module:name; got {path!r}.{hint}"
         )
@@ -230,7 +233,7 @@ def import_object(kind: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but an import of it does not
-        way = _way(path) or " Correct its name, or start in its folder."
+        way = _way(kind, path) or " Correct its name, or start in its folder."
         raise UsageError(
             f"{kind} {path!r} must be in a module that Python finds; got {error.name!r}, which does not exist.{way}"
         ) from error

@@ -2,6 +2,7 @@
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import fedlayers as fl
 from fedlayers.cli import app as cli
 from fl_core.errors import nearest
 from fl_core.kinds import Kind, kind_of
+from tests.conftest import every_other
 from tests.fedlayers.conftest import Terminal
 
 WARDS = "--client-column ward --label-column died"
@@ -151,9 +153,87 @@ TYPED = {
 }
 
 
-@pytest.mark.parametrize("line", TYPED)
+LATER = {
+    # numbers and names of options
+    "choose heart --seeds three": "--seeds: must be a whole number; got 'three'",
+    "run heart --rounds ten": "--rounds: must be a whole number; got 'ten'",
+    "run heart --rounds 0": "rounds must be from 1 to 1,000,000; got 0",
+    "run heart --lr -0.1": "lr must be above 0; got -0.1",
+    "run heart --lr 0,1": "--lr: must be a number; got '0,1'",
+    "run heart --seed 0,1,2": "--seed: must be a whole number; got '0,1,2'",
+    "run heart --optimizer Adam": "did you mean 'adam'?",
+    "run heart --algorithm fed_avg": "did you mean 'fedavg'?",
+    "run heart --clients 10": "clients must be 4, the number of natural clients",
+    "run heart --backend dask": "Use local:2 for two processes",
+    "run heart --device cuda:9": "Use --device cpu",
+    "run digits --partition non-iid": "did you mean 'non_iid_2'?",
+    "run heart --model mlp:64": "--model mlp --model-option NAME=64",
+    "run heart --model my_net.py": "Name the module without .py: my_net:NAME",
+    "run heart --model my_net:Net": "got 'my_net', which does not exist",
+    "run --data heart": "did you mean --dataset?",
+    "compare heart --algorithm fedavg": "did you mean --algorithms?",
+    "compare r1 out": "got the folder 'r1'",
+    "chose heart": "did you mean 'choose'?",
+    "list algorithm": "did you mean 'algorithms'?",
+    # columns
+    "choose icu.csv --label died --client ward": "did you mean --label-column?",
+    "choose icu.csv --client-column ward --label-column age": "--task regression",
+    "choose icu.csv --client-column age --label-column died": "at least 3 samples",
+    f"choose icu.csv {WARDS} --positive yes": "known: 0, 1",
+    f"choose icu.csv {WARDS} --columns agge": "did you mean 'age'?",
+    "check missing.csv": "got missing.csv, which does not exist. Correct its path.",
+    # what commands wrote
+    "run heart --algorithm fedper --plan icu.csv": "icu.csv must be a plan",
+    "diagnose r1 --round 7": "one with a checkpoint (1); got 7",
+    "diagnose r1 --model globall": "did you mean 'global'?",
+    "diagnose out": "Its runs are below out/arms",
+    "export models": "fedlayers predict models --data TABLE",
+    "export out --client nero --out z": "did you mean 'neuro'?",
+    "resume out": "Its runs are below out/arms",
+    "map r1 --width 0": "--width must be from 4 to 100; got 0",
+}
+"""Typed at a later visit. Those that are not slow stand for the others."""
+
+
+@pytest.mark.parametrize("line", [*TYPED, *every_other(LATER, of=8)])
 def test_a_line_of_a_newcomer_is_answered(typed, line):
-    assert TYPED[line] in typed.refused(line)
+    assert {**TYPED, **LATER}[line] in typed.refused(line)
+
+
+X, Y = np.zeros((40, 4), np.float32), np.arange(40) % 2
+SAMPLES = {"n": (X, Y), "s": (X, Y)}
+
+
+def mistakes():
+    """What is typed in a notebook, by what its answer says."""
+    import torch
+    from torch import nn
+
+    nets = {"n": nn.Linear(4, 2), "s": nn.Linear(4, 2)}
+    lists = dict.fromkeys("ns", (torch.from_numpy(X), Y.tolist()))
+    run, diagnose = fl.run, fl.diagnose
+    return {
+        "Name it: label_column='died', client_column='ward'": partial(run, data=icu()),
+        "got 40 samples and 30 values": partial(run, data={"n": (X, Y[:30])}),
+        "Change its last layer": partial(run, data=SAMPLES, model=nn.Linear(4, 1)),
+        "Correct it until it takes": partial(run, data=SAMPLES, model=nn.Linear(5, 2)),
+        "did you mean 'rounds'": partial(run, data=SAMPLES, n_rounds=5),
+        "Pass models first, then data": partial(diagnose, SAMPLES, nets),
+        "did you mean 'metrics'": partial(diagnose, nets, SAMPLES, metric="cka"),
+        "did you mean 'cka'": partial(diagnose, nets, SAMPLES, ["CKA"]),
+        "Name a dataset by dataset=": partial(run, "heart"),
+        "Name the clients: ": partial(run, data=[(X, Y), (X, Y)]),
+        "pd.concat": partial(run, data={"a": icu(), "b": icu()}),
+        "pairs of tensors or arrays": partial(fl.cross_scores, nets, lists),
+        "at least 2 clients to choose": partial(fl.choose, data={"n": (X, Y)}),
+        "nothing there. Correct the path": partial(fl.select, "nowhere.jsonl"),
+    }
+
+
+def test_a_mistake_in_a_notebook_is_answered():
+    for answer, call in mistakes().items():
+        with pytest.raises(fl.UsageError, match=re.escape(answer)):
+            call()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""A stranger types the README from above: each command works in a fresh folder, and so does what it proposes."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import fedlayers as fl
+from fedlayers.cli.app import main
+from fl_core.algorithms.base import ALGORITHMS
+from tests.docs.test_outputs import words
+
+TEXT = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", TEXT, re.DOTALL)
+PYTHON = [text for kind, text in BLOCKS if kind == "python"]
+
+
+def lines_of_shell():
+    """The commands of the README in their order, without their output."""
+    for kind, text in BLOCKS:
+        joined = text.replace("\\\n", " ")
+        if kind == "console":
+            yield from re.findall(r"(?m)^\$ (.+)", joined)
+        elif kind == "":
+            yield from re.findall(r"(?m)^fedlayers .+", joined)
+
+
+def proposed(text):
+    """The command that an answer ends with."""
+    return re.findall(r"(?m)^Next: (fedlayers .+)", text)
+
+
+def typed(line, capsys):
+    main(shlex.split(line)[1:])
+    return capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_every_command_works_and_so_do_those_that_follow(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = [*lines_of_shell()]
+    assert [line.split()[1] for line in lines] == ["choose", "run", "choose"]
+    first, run, table = lines
+    shown = next(text for kind, text in BLOCKS if kind == "console")
+    said = typed(first, capsys)
+    assert len(words(said) & words(shown)) >= 0.8 * len(words(shown.partition("\n")[2]))
+    assert "fedrep" in typed(run, capsys)
+    said = typed(table, capsys)
+    assert "Test log loss" in said
+    (export,) = proposed(said)
+    (predict,) = proposed(typed(export, capsys))
+    file = "fl_core/data/named/heart.csv"
+    typed(predict.replace("TABLE", f"{file} --out new.csv"), capsys)
+    hospitals = pd.read_csv("new.csv")["client"]
+    assert set(hospitals) == {"cleveland", "hungarian", "switzerland", "va"}
+    assert len(hospitals) == 920
+    typed(f"fedlayers check {file} --client-column hospital --label-column num", capsys)
+
+
+def trained(sign, seed):
+    """A module that is trained on samples of one client, and the samples."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(80, 4, generator=draw)
+    y = (sign * x[:, 0] > 0).long()
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    steps = torch.optim.Adam(module.parameters(), 0.03)
+    for _ in range(20):
+        steps.zero_grad()
+        nn.functional.cross_entropy(module(x), y).backward()
+        steps.step()
+    return module, x, y
+
+
+@pytest.mark.slow
+def test_the_notebook_s_block_runs_on_models_of_one_s_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model_a, x_a, y_a = trained(1, 0)
+    model_b, x_b, y_b = trained(-1, 1)
+    pairs = torch.utils.data.TensorDataset(x_b, y_b)
+    own = {
+        "model_a": model_a,
+        "model_b": model_b,
+        "x_a": x_a,
+        "y_a": y_a,
+        "loader_b": torch.utils.data.DataLoader(pairs, batch_size=16),
+        "module": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)),
+    }
+    exec(PYTHON[0], own)
+    assert own["answer"].action
+    crossed = fl.cross_scores(own["models"], own["data"])
+    assert "north" in str(crossed)
+
+
+@pytest.mark.slow
+def test_the_algorithm_of_five_lines_trains(own_members):
+    own_members(ALGORITHMS)
+    exec(PYTHON[1], {"fl": fl})
+    mine = fl.run(dataset="heart", algorithm="my_fedper", rounds=1, progress=False)
+    theirs = fl.run(dataset="heart", algorithm="fedper", rounds=1, progress=False)
+    scores = [run.to_frame()["value"].tolist() for run in (mine, theirs)]
+    assert scores[0] == scores[1]
