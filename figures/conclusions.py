@@ -135,11 +135,12 @@ def of_plane(points: pd.DataFrame) -> str:
     """Return which client's features lie furthest from those of all. Columns: client, x, y."""
     means = points.groupby("client")[["x", "y"]].mean()
     apart = ((means - points[["x", "y"]].mean()) ** 2).sum(axis=1)
-    return f"The features of {apart.idxmax()} lie furthest from the middle of all."
+    client = apart.idxmax()
+    return f"The features of {client} lie furthest from the middle of all."
 
 
 def of_plan(plan: LayerPlan) -> str:
     """Return which layers are federated, and how many clients alone would do the same."""
-    last = plan.shared[-1]
-    same = sum(vote == last for vote in plan.why.votes.values())
-    return f"Layers are federated up to {last}: {same} of {len(plan.why.votes)} clients alone would do the same."
+    last, votes = plan.shared[-1], [*plan.why.votes.values()]
+    same, count = votes.count(last), len(votes)
+    return f"Layers are federated up to {last}: {same} of {count} clients alone would do the same."

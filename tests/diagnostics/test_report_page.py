@@ -28,7 +28,8 @@ def test_each_rule_has_its_plan_or_the_reason(report, metric):
     ]
     for name in ("sensitivity_ratio", "largest_rise", "top"):
         plan = select(report, name, metric=metric)
-        assert lines.loc[name, "shared"] == ", ".join(plan.shared)
+        shared = [report.labels[layer] for layer in plan.shared]
+        assert lines.loc[name, "shared"] == ", ".join(shared)
         assert lines.loc[name, "trust"] == plan.why.detail["benchmark"]
         assert f"{name} of {metric} after 1 round" in lines.loc[name, "trust"]
     assert lines.loc["above_null", "shared"] == "no plan"
