@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import fedlayers as fl
+from docs.outputs import replaced
 from fedlayers.cli.app import main
 from fl_core.algorithms.base import ALGORITHMS
 from tests.docs.test_outputs import words
@@ -39,19 +40,31 @@ def typed(line, capsys):
     return capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_every_command_works_and_so_do_those_that_follow(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    lines = [*lines_of_shell()]
-    assert [line.split()[1] for line in lines] == ["choose", "run", "choose"]
-    first, run, table = lines
+
+
+def test_the_commands_are_a_decision_a_run_by_its_plan_and_a_table():
+    assert [line.split()[1] for line in lines_of_shell()] == ["choose", "run", "choose"]
+
+
+@pytest.mark.slow
+def test_the_quickstart_prints_what_it_shows_and_its_plan_trains(fresh, capsys):
+    first, run, _ = lines_of_shell()
     shown = next(text for kind, text in BLOCKS if kind == "console")
     said = typed(first, capsys)
     assert len(words(said) & words(shown)) >= 0.8 * len(words(shown.partition("\n")[2]))
     assert "fedrep" in typed(run, capsys)
-    said = typed(table, capsys)
-    assert "Test log loss" in said
+
+
+@pytest.mark.slow
+def test_a_table_is_checked_decided_exported_and_predicted(fresh, capsys):
+    """With fewer rounds and one seed. Each command is the one that the last answer proposes."""
+    *_, table = lines_of_shell()
+    short = ["--rounds", "1", "--seeds", "1", "--lr", "0.01"]
+    said = typed(shlex.join(replaced(shlex.split(table), short)), capsys)
     (export,) = proposed(said)
     (predict,) = proposed(typed(export, capsys))
     file = "fl_core/data/named/heart.csv"
@@ -59,7 +72,10 @@ def test_every_command_works_and_so_do_those_that_follow(tmp_path, monkeypatch, 
     hospitals = pd.read_csv("new.csv")["client"]
     assert set(hospitals) == {"cleveland", "hungarian", "switzerland", "va"}
     assert len(hospitals) == 920
-    typed(f"fedlayers check {file} --client-column hospital --label-column num", capsys)
+    said = typed(
+        f"fedlayers check {file} --client-column hospital --label-column num", capsys
+    )
+    assert "This works: fedlayers choose" in said
 
 
 def trained(sign, seed):
