@@ -72,9 +72,8 @@ def test_a_table_is_checked_decided_exported_and_predicted(fresh, capsys):
     hospitals = pd.read_csv("new.csv")["client"]
     assert set(hospitals) == {"cleveland", "hungarian", "switzerland", "va"}
     assert len(hospitals) == 920
-    said = typed(
-        f"fedlayers check {file} --client-column hospital --label-column num", capsys
-    )
+    columns = "--client-column hospital --label-column num --impute median"
+    said = typed(f"fedlayers check {file} {columns}", capsys)
     assert "This works: fedlayers choose" in said
 
 
