@@ -219,6 +219,16 @@ def test_each_guard_stands_once_and_its_test_is_on_the_page():
         assert path.startswith("tests/fl_core") or {path, test} & {*named}, test
 
 
+def test_each_promise_has_a_guard():
+    """A row of the page names a test that fails without some guard."""
+    page = (ROOT / "SECURITY.md").read_text().partition("## Not promised")[0]
+    promises = [line for line in page.splitlines() if "`tests/" in line]
+    attacked = {test for *_, test in GUARDS}
+    attacked |= {test.partition("::")[0] for test in attacked}
+    for line in promises:
+        assert attacked & {*re.findall(r"`(tests/[^`]+)`", line)}, line
+
+
 @pytest.fixture(scope="module")
 def tree():
     with copied_tree() as copy:

@@ -1,9 +1,11 @@
-"""Full disks, few open files, two writers, and interrupts in a notebook, for real."""
+"""Full disks, few open files, two writers, interrupts in a notebook, many clients and many rounds, for real."""
 
 import contextlib
 import json
+import math
 import os
 import resource
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +14,9 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 
 from fedlayers.cli import app as cli
+from fl_core.config import RunConfig
 from fl_core.records.store import Run
+from fl_core.run import runner
 from fl_core.storage import Folder
 from tests.faults.conftest import SMALL
 from tests.faults.injected import contents
@@ -130,3 +134,58 @@ def test_two_interrupts_in_a_notebook(tmp_path):
         manager.shutdown_kernel(now=True)
     assert max(Run(tmp_path / "run").rounds) == done + 2
     assert Run(tmp_path / "run").verify()
+
+
+@pytest.mark.slow
+def test_five_thousand_rounds_resume_to_the_same_bits(tmp_path):
+    keys = {
+        "dataset": "heart",
+        "algorithm": "local_head",
+        "epochs": 1,
+        "batch_size": 512,
+    }
+    config = RunConfig(**keys, rounds=5000, model="linear", checkpoint_every=4900)
+    whole = runner.run(config, tmp_path / "whole", progress=False)
+    runner.run(config, tmp_path / "cut", progress=False, until=4900)
+    cut = runner.resume(tmp_path / "cut", progress=False)
+    assert whole.done == cut.done == 5000
+    assert contents(tmp_path / "whole") == contents(tmp_path / "cut")
+
+
+MANY = """
+import resource, sys, time, warnings
+warnings.simplefilter("ignore")
+import numpy as np
+import fedlayers as fl
+count, draw = int(sys.argv[1]), np.random.default_rng(0)
+fl.run(dataset="heart", rounds=1, progress=False)  # what is made once
+x = draw.normal(size=(count, 12, 8)).astype(np.float32)
+y = (x[:, :, 0] > 0).astype(np.int64)
+began = time.process_time()
+clients = {f"client {k:06d}": (x[k], y[k]) for k in range(count)}
+found = fl.run(data=fl.from_clients(clients), model="mlp", rounds=1, eval_every=1, participation=0.01, progress=False)
+seconds = time.process_time() - began
+assert len(found.to_frame()) > 20 * count
+print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def many(count):
+    """Return the seconds of the processor and the peak of memory of a round with so many clients of 12 rows."""
+    command = [sys.executable, "-c", MANY, str(count)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=env, check=True
+    )
+    return map(float, done.stdout.split()[-2:])
+
+
+@pytest.mark.slow
+def test_many_clients_take_time_and_memory_in_proportion():
+    """From 2,000 to 16,000 clients. 100,000 clients take less than 3 GB at this rate."""
+    (few, small), (most, large) = many(2_000), many(16_000)
+    exponent = math.log(most / few) / math.log(8)
+    print(f"exponent {exponent:.3f}")
+    assert exponent < 1.15  # 1.05 on a machine that does nothing else
+    a_client = (large - small) / 14_000
+    assert small + 98_000 * a_client < 3e9

@@ -6,10 +6,15 @@ import json
 import warnings
 from pathlib import Path
 
+import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 from safetensors.torch import save_file
 
 from fl_core import formats, storage
+from fl_core.data.reading import PLAIN
+from fl_core.data.table.read import open_table
 from fl_core.errors import LONGEST, CorruptError, UsageError
 from tests.faults.drawn import drawn, sound
 from tests.faults.hostile import BOMBS, READERS, SPECIAL, png, special
@@ -228,3 +233,15 @@ def test_honest_tables_of_300_mb_pass_the_bound(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDLAYERS_UNPACKED", "much")
     with pytest.raises(UsageError, match="must be a number of bytes"):
         formats.check_table(path, 7_500_000, 10)
+
+
+@pytest.mark.slow
+def test_an_honest_table_of_300_mb_is_read(tmp_path):
+    """Its cells take about as many bytes in memory as in the file."""
+    path, draw = tmp_path / "data.parquet", np.random.default_rng(0)
+    columns = {f"x{k}": draw.random(4_000_000) for k in range(9)}
+    columns["label"] = draw.integers(0, 2, 4_000_000)
+    parquet.write_table(pyarrow.table(columns), path)
+    del columns
+    assert path.stat().st_size > 280e6
+    assert open_table(path, PLAIN).frame.shape == (4_000_000, 10)
