@@ -114,13 +114,18 @@ def place(content, draw):
     return draw.randint(0, end)
 
 
+def repeated(part, count):
+    """Return a text or bytes again and again, of at most about :data:`MOST`."""
+    return part * min(count, MOST // max(len(part), 1) + 1)
+
+
 def cut(content, draw):
     """Return bytes with one random change."""
     at, length = place(content, draw), draw.choice([1, 2, 4, 8, 64, 4096])
     part = content[at : at + length]
     new = draw.choice([
         lambda: b"",
-        lambda: part * draw.choice([2, 100, 10_000]),
+        lambda: repeated(part, draw.choice([2, 100, 10_000])),
         lambda: draw.randbytes(length),
         lambda: b"\xff" * length,
         lambda: b"\x7f" + b"\xff" * (length - 1),
@@ -150,7 +155,7 @@ def evil(draw, part=None):
         lambda: draw.choice(TEXTS) * draw.choice([1, 50, 2000]),
         lambda: draw.choice([None, True, [], {}, [[]], [None] * size]),
         lambda: deep,
-        lambda: [part] * size,
+        lambda: [part] * min(size, MOST // len(json.dumps(part)) + 1),
         lambda: {f"{draw.choice(TEXTS)[:9]}{k}": k for k in range(size)},
         lambda: [[0] * 300] * 300,
     ])()  # fmt: skip
@@ -204,12 +209,12 @@ def as_text(content, draw):
         sign = draw.choice([",", ";", "\t", '"', "'", "[", ".", "#", "=", '"""'])
         found[k] = draw.choice([
             ",".join(cells),
-            line * draw.choice([2, 1000]),
-            "\n".join([line] * draw.choice([2, 1000, 50_000])),
+            repeated(line, draw.choice([2, 1000])),
+            repeated(f"{line}\n", draw.choice([2, 1000, 50_000])),
             sign * draw.choice([1, 999, 10**5]) + line,
             "",
             draw.choice(TEXTS) + line,
-            ",".join(cells[::-1] * draw.choice([1, 500]))[:MOST],
+            repeated(",".join([*cells[::-1], ""]), draw.choice([1, 500])),
         ])  # fmt: skip
         text = "\n".join(found)[:MOST]
     if draw.random() < 0.3:
@@ -239,7 +244,9 @@ def repacked(content, draw):
             (draw.choice(entries)[0], data),
         ])  # fmt: skip
     if draw.random() < 0.2:
-        entries += [(f"{entries[0][0]}{k}", entries[0][1]) for k in range(3000)]
+        name, data = entries[0]
+        count = min(3000, MOST // (len(data) + 1))
+        entries += [(f"{name}{k}", data) for k in range(count)]
     slow = max(len(data) for _, data in entries) > 2**20
     packings = [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]  # fmt: skip
     packing = draw.choice(packings[: 1 if slow else None])

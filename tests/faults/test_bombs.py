@@ -20,7 +20,7 @@ from PIL import Image
 
 from fedlayers.cli.options import read_config
 from fedlayers.decision.search import Tuned
-from fl_core import rows, storage
+from fl_core import formats, rows, storage
 from fl_core.config import RunConfig
 from fl_core.data import files as own_files
 from fl_core.data.reading import PLAIN
@@ -273,6 +273,8 @@ def test_a_packed_table(tmp_path):
             found = peak(lambda: read_part(path))
             assert found < 1.1 * 2 * 8 * count
     refused(lambda: own_data(path), path, UsageError)
+    path.write_bytes(b"PAR1")
+    assert refused(lambda: own_data(path), path, UsageError).endswith("Save it again.")
 
 
 def test_packed_weights_and_images(tmp_path):
@@ -389,6 +391,25 @@ def test_data_that_compress_well_are_taken(tmp_path):
     np.savez_compressed(tmp_path / "data.npz", x=x, y=np.arange(400) % 2)
     assert x.nbytes > 100 * (tmp_path / "data.npz").stat().st_size
     assert own_data(tmp_path / "data.npz").data.clients
+
+
+def test_an_archive_with_a_comment_is_read(tmp_path):
+    """It ends later, and is looked for in the last bytes of the file."""
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.zeros((60, 3), np.float32), y=np.arange(60) % 2)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = b"from the north"
+    assert own_files.headers(path).keys() == {"x", "y"}
+
+
+def test_lines_without_an_end_count_too(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"{}")
+    row = formats.ROW_BYTES + formats.CELL_BYTES * formats.COLUMNS
+    fitting = storage.UNPACKED // row
+    formats.check_lines(path, b"\n" * (fitting - 1), formats.COLUMNS)
+    with pytest.raises(UsageError, match="must unpack to at most"):
+        formats.check_lines(path, b"\n" * fitting, formats.COLUMNS)
 
 
 def test_a_number_that_is_no_round(run):

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -128,6 +129,19 @@ def test_clients_that_lose_are_named_and_the_fallback_is_shown_on_validation():
     }
     assert one.fallback == ("client 0",)
     assert "client 0" in one.text()
+
+
+def test_clients_are_said_to_gain_nothing_only_where_none_gains_and_none_loses():
+    said = "No single client is shown to gain over local training."
+    one = made({BASE_RATE: 2.0, FEDAVG: 0.5, "local": 0.5}, noise=1.0)
+    none = dict.fromkeys(("a", "b"), "unclear")
+    for clients, wanted in (
+        (none, True),
+        (none | {"b": "gains"}, False),
+        (none | {"b": "loses"}, False),
+    ):
+        changed = replace(one, clients=clients)
+        assert (said in words.bullets(changed)) is wanted
 
 
 @pytest.mark.parametrize(
