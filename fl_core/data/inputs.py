@@ -19,6 +19,7 @@ from fl_core.data.federated import FederatedData
 from fl_core.data.names import Names
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.reading import (
+    EARLIER,
     IMAGES,
     PLAIN,
     READING,
@@ -315,8 +316,11 @@ class Inputs:
         """
         how = self.reading
         typed = isinstance(source, Path) and source.suffix.lower() not in (".csv", ".tsv")  # fmt: skip
-        if typed or isinstance(source, pd.DataFrame):
+        if typed:
             how = replace(how, csv=None)
+        elif isinstance(source, pd.DataFrame):
+            options = {k: v for k, v in (how.csv or {}).items() if k == EARLIER}
+            how = replace(how, csv=options or None)
         opened = open_table(source, how, texts)
         for fault in opened.faults:
             raise DataFault(fault.rule, WRITTEN_ALIKE)

@@ -246,6 +246,9 @@ def csv_options(given: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(f"csv must be options of pandas.read_csv; got {given!r}.")
     options: dict[str, Any] = {}
     for key, value in given.items():
+        if isinstance(value, Earlier):
+            options[EARLIER] = value
+            continue
         check_known("option of csv", key, CSV)
         options[key] = _csv_option(key, value)
     signs = [options.get(key) for key in ("sep", "decimal", "thousands", "quotechar")]
@@ -306,11 +309,47 @@ REMOVED = {
     "word_columns": "Write categories=NAME.",
     "keep_ids": "Name the columns to use: columns=NAME.",
     "fold_case": "Write `table[NAME] = table[NAME].str.strip().str.lower()`, and read that table.",
-    "date_columns": "Write `table[NAME] = (pd.to_datetime(table[NAME]) - pd.Timestamp(0)) / pd.Timedelta(days=1)`, and "
-    "read that table.",
+    "date_columns": "Write `table[NAME] = (pd.to_datetime(table[NAME], format=FORMAT, utc=True) - pd.Timestamp("
+    "'1970-01-01 12:00', tz='UTC')) / pd.Timedelta(days=1)`, and read that table.",
     "label_numbers": "Write `table[NAME] = pd.to_numeric(table[NAME])`, and read that table.",
 }
 """Settings of earlier versions, each with its new form."""
+
+
+class Earlier(dict[str, Any]):
+    """How an earlier version changed cells: its settings date_columns, fold_case and label_numbers.
+
+    They stand next to the options of pandas, where only stored settings can have them.
+    """
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Earlier:
+        """Return those of stored settings that are not the default."""
+        dates = stored.get("date_columns")
+        known = {
+            "date_columns": [*map(str, dates if isinstance(dates, list) else ())],
+            "fold_case": stored.get("fold_case") is True,
+            "label_numbers": stored.get("label_numbers") is True,
+        }
+        return cls({key: value for key, value in known.items() if value})
+
+
+EARLIER = "earlier"
+"""The key of :class:`Earlier` next to the options of pandas."""
+
+
+def new_form(key: str, value: Any) -> str:
+    """Return what to write in place of a removed setting with a value.
+
+    >>> new_form("separator", ";"), new_form("word_columns", ["dose"])
+    ("Write csv={'sep': ';'}.", "Write categories=['dose'].")
+    """
+    form = REMOVED[key].replace("VALUE", repr(value))
+    if not isinstance(value, list):
+        return form
+    if "[NAME]" not in form:
+        return form.replace("NAME", repr(value))
+    return " ".join(form.replace("NAME", repr(name)) for name in value)
 
 
 def check_removed(keys: Iterable[str]) -> None:
@@ -336,7 +375,8 @@ def current(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return stored settings in their present form, and the removed ones among them that are not the default.
 
-    Settings of an earlier version are known by their separator. That version took more marks as missing cells.
+    Settings of an earlier version are known by their separator. That version took more marks as missing cells, and
+    changed cells as :class:`Earlier` says.
 
     >>> current({"separator": ";", "keep_ids": False, "word_columns": ["dose"], "impute": "mean"})
     ({'impute': 'mean', 'categories': ['dose'], 'csv': {...'sep': ';'}}, ['separator', 'word_columns'])
@@ -345,13 +385,19 @@ def current(
         is_csv: whether the settings are for a .csv file.
     """
     if "separator" not in stored:
-        return dict(stored), []
+        settings = dict(stored)
+        options = settings.get("csv")
+        if isinstance(options, Mapping) and isinstance(options.get(EARLIER), Mapping):
+            settings["csv"] = {**options, EARLIER: Earlier.of(options[EARLIER])}
+        return settings, []
     settings = {key: value for key, value in stored.items() if key not in REMOVED}
     removed = [key for key in REMOVED if stored.get(key) not in (None, False, *_USUAL)]
     if stored.get("word_columns"):
         settings["categories"] = stored["word_columns"]
     marks = ["?", ".", *(stored.get("missing") or ())]
-    options: dict[str, Any] = {"keep_default_na": True, "na_values": marks}
+    options = {"keep_default_na": True, "na_values": marks}
+    if earlier := Earlier.of(stored):
+        options[EARLIER] = earlier
     names = {
         "separator": "sep",
         "encoding": "encoding",

@@ -17,7 +17,7 @@ from fl_core.algorithms.base import Algorithm, Round, State
 from fl_core.config import AUTO, RunConfig, absolute
 from fl_core.data import FederatedData, Partition
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.data.reading import REMOVED, current
+from fl_core.data.reading import current, new_form
 from fl_core.data.table.read import is_table
 from fl_core.errors import (
     CorruptError,
@@ -65,17 +65,16 @@ _BESIDE = [
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
     """Return the configuration of a run and the plan given to it, from its ``config.json``.
 
-    Settings of an earlier version get their present form. Identifiers that it kept are named as columns.
+    Settings of an earlier version get their present form, with the columns that it took.
     """
     rest = {name: value for name, value in stored.items() if name not in _BESIDE}
     path = Path(str(rest.get("dataset")))
     files = str(path).endswith((".csv", ".tsv")) or (path.is_dir() and is_table(path))
-    by_columns = rest.get("keep_ids") and (stored.get("preprocessing") or {}).get(
-        "columns"
-    )
+    columns = (stored.get("preprocessing") or {}).get("columns")
+    own_table = rest.get("keep_ids") or ("separator" in rest and is_table(path))
     rest, _ = current(rest, files)
-    if by_columns:
-        rest |= {"columns": list(by_columns), "exclude_columns": None}
+    if own_table and columns:
+        rest |= {"columns": list(columns), "exclude_columns": None}
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
     config = RunConfig(**rest)
     return (config.with_keys(plan=None) if plan is not None else config), plan
@@ -89,7 +88,7 @@ def check_current(run: Run) -> None:
     """
     _, removed = current(run.config)
     if removed:
-        ways = " ".join(dict.fromkeys(REMOVED[key] for key in removed))
+        ways = " ".join(new_form(key, run.config[key]) for key in removed)
         raise UsageError(
             f"{run.path} must have settings of this version to be continued; got {listing(removed)}. {ways} Begin a "
             "new run."

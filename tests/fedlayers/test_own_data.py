@@ -280,7 +280,7 @@ def test_a_removed_flag_answers_with_its_new_form(capsys):
         ("run --separator ;", "--csv sep=VALUE"),
         ("check t.csv --word-columns dose", "--categories NAME"),
         ("run --keep-ids", "--columns NAME"),
-        ("run --date-columns=day", "pd.to_datetime(table[NAME])"),
+        ("run --date-columns=day", "pd.to_datetime(table[NAME], format=FORMAT"),
     ):
         with pytest.raises(SystemExit) as left:
             command(line)

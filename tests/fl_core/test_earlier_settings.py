@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import fedlayers as fl
 from fl_core.data.inputs import Inputs
+from fl_core.data.reading import Reading
 from fl_core.records.store import Run
 from tests.conftest import refuses
 from tests.faults.injected import edit
@@ -19,28 +21,33 @@ EARLIER = {
     "thousands": None,
     "missing": ["-9"],
     "keep_ids": True,
-    "fold_case": False,
+    "fold_case": True,
     "word_columns": ["bed"],
-    "date_columns": None,
+    "date_columns": ["day"],
     "label_numbers": False,
 }
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """A run with the configuration of an earlier version: semicolons, marks of missing cells, and record numbers."""
+    """A run with the configuration of an earlier version: semicolons, marks, record numbers, dates, and capitals."""
     folder = tmp_path_factory.mktemp("earlier")
     table = frame(holes=True).assign(record_id=range(60), bed=[1, 2] * 30)
+    table = table.assign(day=19_000.0 + np.arange(60), sex=["f", "m", "m a"] * 20)
     path = written(folder / "t.csv", table, sep=";", na_rep="NA")
     keys = {
         "csv": {"sep": ";", "keep_default_na": True},
-        "columns": ["age", "dose", "one", "record_id", "bed"],
+        "columns": ["age", "dose", "one", "record_id", "bed", "day", "sex"],
         "categories": ["bed"],
         "impute": "median",
     }
     fl.run(dataset=str(path), rounds=1, out=folder / "run", progress=False, **keys)
     expected = fl.load_models(folder / "run")[1].data.digest
     edit(folder / "run", csv=None, categories=None, columns=None, **EARLIER)
+    days = pd.Timestamp("1970-01-01") + pd.to_timedelta(table["day"], "D")
+    table["day"] = days.dt.strftime("%d.%m.%Y")
+    table["sex"] = ["F", "m", " M  a"] * 20
+    written(path, table, sep=";", na_rep="NA")
     return folder, expected
 
 
@@ -53,8 +60,15 @@ def test_a_run_of_an_earlier_version_is_read_and_exported(stored, tmp_path):
 
 
 def test_it_is_not_continued(stored):
-    with refuses("separator, missing, word_columns, keep_ids.*csv={'sep': VALUE}"):
+    said = "separator, missing, word_columns, keep_ids, fold_case, date_columns.*csv={'sep': ';'}.*table\\['day'\\] ="
+    with refuses(said):
         fl.resume(stored[0] / "run", progress=False)
+
+
+def test_only_stored_settings_change_cells():
+    for options in ({"earlier": {"fold_case": True}}, {"date_columns": ["day"]}):
+        with refuses("unknown option of csv"):
+            Reading(csv=options)
 
 
 def test_an_export_of_an_earlier_version_reads_new_rows_as_then():
@@ -65,4 +79,9 @@ def test_an_export_of_an_earlier_version_reads_new_rows_as_then():
     assert inputs.reading.csv["sep"] == ";"
     assert inputs.reading.csv["keep_default_na"] is True
     rows = pd.DataFrame({"age": [50.0, 61.0], "bed": [1, 2]})
-    assert inputs.samples(rows).x.tolist() == [[50, 1, 0], [61, 0, 1]]
+    for read in (inputs, Inputs.from_json(inputs.to_json())):
+        assert read.samples(rows).x.tolist() == [[50, 1, 0], [61, 0, 1]]
+        assert read.reading.csv["earlier"] == {
+            "date_columns": ["day"],
+            "fold_case": True,
+        }

@@ -219,6 +219,7 @@ def _lacking_fault(
 _NUMERIC = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
 DAY = "pd.Timedelta(days=1)"
 DAY_0 = "pd.Timestamp('1970-01-01 12:00', tz='UTC')"
+NOON = pd.Timestamp("1970-01-01 12:00", tz="UTC")
 """Noon, so that days have a fraction, and no date looks like the number of its row."""
 
 
@@ -418,6 +419,25 @@ def least_alike(words: Collection[str]) -> float:
     return max(len(words) / 2, DIFFERENT - 1)
 
 
+def days_of(words: pd.Series, column: str) -> dict[str, pd.Series]:
+    """Return what reads dates or times as spans of time, and the spans, once for each way in which all can be read."""
+    spans = {}
+    for form in DATES:
+        days = pd.to_datetime(words, format=form, utc=True, errors="coerce") - NOON
+        spans[f"(pd.to_datetime({column}, format={form!r}, utc=True) - {DAY_0})"] = days
+    if words.str.contains(":|day").all():
+        for end, line in (
+            ("", f"pd.to_timedelta({column})"),
+            (":00", f"pd.to_timedelta({column} + ':00')"),
+        ):
+            spans[line] = pd.to_timedelta(words + end, errors="coerce")
+    readings: dict[str, pd.Series] = {}
+    for line, span in spans.items():
+        if span.notna().all() and not any(map(span.equals, readings.values())):
+            readings[line] = span
+    return readings
+
+
 def dates_fault(name: str, words: Sequence[str]) -> DataFault | None:
     """Return the fault of a column of dates or times as text, with the line that makes days of them, or None.
 
@@ -428,25 +448,12 @@ def dates_fault(name: str, words: Sequence[str]) -> DataFault | None:
     some = distinct[:: len(distinct) // SAMPLE or 1]
     if sum(1 for word in some if _DATE.fullmatch(word)) <= least_alike(some):
         return None
-    cells, column = pd.Series(distinct), f"table[{name!r}]"
-    lines: dict[tuple[Any, ...], str] = {}  # by what they read
-    for form in DATES:
-        days = pd.to_datetime(cells, format=form, utc=True, errors="coerce")
-        line = f"(pd.to_datetime({column}, format={form!r}, utc=True) - {DAY_0})"
-        if days.notna().all():
-            lines.setdefault(tuple(days), line)
-    for end, line in (
-        ("", f"pd.to_timedelta({column})"),
-        (":00", f"pd.to_timedelta({column} + ':00')"),
-    ):
-        spans = pd.to_timedelta(cells + end, errors="coerce")
-        if spans.notna().all() and cells.str.contains(":|day").all():
-            lines.setdefault(tuple(spans), line)
+    column = f"table[{name!r}]"
+    lines = [*days_of(pd.Series(distinct), column)]
     got = listing(map(repr, distinct), 3)
     rule = f"cells must be numbers or words; got {got}, dates or times"
     if len(lines) == 1:
-        (line,) = lines.values()
-        return DataFault(f"{rule}.", line=f"{column} = {line} / {DAY}")
+        return DataFault(f"{rule}.", line=f"{column} = {lines[0]} / {DAY}")
     fits = f"{rule} that fit {plural(len(lines), 'form')}."
     return DataFault(fits, "Write 2024-12-31.", line=dropping([name]))
 
@@ -458,9 +465,9 @@ def measures_fault(name: str, cells: pd.Categorical) -> DataFault | None:
     ``NYHA2`` and ``ward 3`` are words.
 
     >>> measures_fault("v", pd.Categorical([f"{k},5" for k in range(9)])).line
-    "table['v'] = pd.to_numeric(table['v'].astype(str).str.replace(',', '.'))"
-    >>> measures_fault("v", pd.Categorical([f"{k % 7} mg" for k in range(19)])).line
-    "table['v'] = pd.to_numeric(table['v'].astype(str).str.replace('[^0-9.,+-]', '', regex=True))"
+    "table['v'] = pd.to_numeric(table['v'].astype(str)....str.replace('.', '').str.replace(',', '.'))"
+    >>> print(measures_fault("v", pd.Categorical([f"{k % 7} mg" for k in range(19)])))
+    cells must be numbers or words; got '0 mg', '1 mg', '2 mg' and 4 more, numbers with mg. Write `table['v'] = ...
     """
     words = cells.categories.str.strip()
     distinct = sorted({*words} - {""})

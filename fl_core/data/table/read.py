@@ -7,7 +7,7 @@ import io
 import re
 import warnings
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,6 +23,7 @@ from fl_core.data.faults import DataFault, Place, place_in, row_of_array
 from fl_core.data.names import composed, first_duplicate, is_number
 from fl_core.data.reading import (
     BETWEEN,
+    EARLIER,
     JSONL,
     MAC,
     PARQUET,
@@ -30,6 +31,7 @@ from fl_core.data.reading import (
     Reading,
     holds_images,
 )
+from fl_core.data.table.describe import days_of
 from fl_core.errors import UsageError, about, listing, plural, warn
 
 SEPARATORS = (",", ";", "\t", "|")
@@ -44,6 +46,7 @@ LOOKED_AT = 2**20
 UNPACK = "Unpack an archive, rename a text of commas to .csv, and put tables of clients into one folder."
 """What makes tables of a file or folder of another kind."""
 CORRECT = "Correct the file."
+DAYS = pd.Timedelta(days=1)
 NAMELESS = "Unnamed: "
 """The beginning of the name that pandas gives a column without one."""
 _CODE = re.compile(r"\s*[+-]?0[0-9]+\s*")
@@ -165,6 +168,8 @@ def open_table(
         line = "table = table.loc[:, ~table.columns.duplicated()]"
         opened.faults.append(DataFault(f"{opened.where}: {rule}", line=line))
         opened.frame = opened.frame.loc[:, ~opened.frame.columns.duplicated()]
+    if how.csv and EARLIER in how.csv:
+        opened.frame = _as_then(opened.frame, how.csv[EARLIER], how)
     nameless = [k for k in names if not k.strip() or k.startswith(NAMELESS)]
     if nameless:
         shown = listing(map(repr, nameless), 4)
@@ -172,6 +177,29 @@ def open_table(
         line = f"table = table.drop({nameless!r}, axis=1)"
         opened.faults.append(DataFault(f"{opened.where}: {rule}", line=line))
     return opened
+
+
+def _as_then(
+    frame: pd.DataFrame, earlier: Mapping[str, Any], how: Reading
+) -> pd.DataFrame:
+    """Return a table with the cells that an earlier version made of it.
+
+    Dates are days since 1970, words have small letters and single blanks, and labels are numbers.
+    """
+    frame = frame.copy(deep=False)
+    folded = earlier.get("fold_case", False)
+    for name in frame.select_dtypes(["str", "object", "category"]):
+        cells = frame[name].astype("str")
+        if name in earlier.get("date_columns", ()):
+            words = pd.Series(cells.str.strip().dropna().unique())
+            for line, spans in days_of(words, name).items():
+                days = (spans + pd.Timedelta(hours=12 * ("datetime" in line))) / DAYS
+                frame[name] = cells.str.strip().map(dict(zip(words, days, strict=True)))
+        elif name in how.labels and earlier.get("label_numbers"):
+            frame[name] = pd.to_numeric(cells)
+        elif folded and name != how.text_column:
+            frame[name] = cells.str.split().str.join(" ").str.casefold()
+    return frame
 
 
 def _joined(
@@ -239,7 +267,7 @@ class Csv:
         self.label = how.labels[0]
         self.texts = texts
         self.data = storage.read_bytes(path)
-        self.asked = dict(how.csv or {})
+        self.asked = {k: v for k, v in (how.csv or {}).items() if k != EARLIER}
         self.options: dict[str, Any] = {"keep_default_na": False, **self.asked}
         self.options["na_values"] = ["", *self.options.get("na_values", ())]
         if path.suffix.lower() == ".tsv":
