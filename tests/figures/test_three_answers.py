@@ -1,9 +1,14 @@
 """The picture of three answers and its page are made from their rows, and the README says the same ways."""
 
+import platform
+
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+import torch
+from torch.profiler import profile
 
+import fedlayers as fl
 from fedlayers.cli.train import DEMO
 from fedlayers.decision.answer import Answer, Line
 from fedlayers.decision.ways import ALONE, SHARE_ALL, SHARE_SOME
@@ -66,3 +71,22 @@ def test_lines_are_those_of_ways_with_an_action():
     table = made.lines_of("toy", answer)
     assert table["way"].tolist() == ["fedavg", "local"]
     assert table["answer"].tolist() == [SHARE_ALL] * 2
+
+
+def computed_by_onednn(network, x):
+    """Return the operations of a forward and a backward pass that oneDNN computes."""
+    with profile() as found:
+        network(x).sum().backward()
+    keys = [event.key for event in found.key_averages()]
+    return [key for key in keys if "mkldnn" in key or "onednn" in key]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the claim is of x86")
+def test_onednn_computes_nothing_in_the_demo():
+    """It does in a network of convolutions, where its level would matter."""
+    convolution = torch.nn.Conv2d(16, 32, 3)
+    assert computed_by_onednn(convolution, torch.ones(8, 16, 16, 16))
+    for name in DEMO:
+        task = fl.assemble(fl.RunConfig(dataset=name))
+        x = task.data.clients[0].train.x[:32]
+        assert not computed_by_onednn(task.model.train(), x), name
