@@ -91,7 +91,7 @@ from fl_core.training.workspace import Workspace
 if TYPE_CHECKING:
     from diagnostics.groups import Alike
 
-DEFAULT_EVALUATIONS = 20
+DEFAULT_EVALUATIONS = 10
 """Default number of evaluations of a run."""
 FACTORS = (1.0, 3.0, 10.0, 30.0, 0.3)
 """The rates that are tried for FedAvg, times the default, in the order in which they are taken."""
@@ -273,10 +273,10 @@ def with_linear(asked: Question) -> Question:
 
 
 def with_evaluations(config: RunConfig, own: Own) -> RunConfig:
-    """Return the configuration of a decision's runs, evaluated after every twentieth of the rounds by default.
+    """Return the configuration of a decision's runs, evaluated after every tenth of the rounds by default.
 
     >>> with_evaluations(RunConfig(dataset="heart", rounds=100), Own(data=None, model=None)).execution.eval_every
-    5
+    10
     """
     if config.execution.eval_every is not None:
         return config
@@ -546,7 +546,9 @@ def _best_rate(
         ranked.sort(key=lambda job: not job.is_past(asked.early))
         last = ranked[:finalists]
         failed |= train(last, place, tell)
-        ranked = best(last)
+        ranked = [job for job in last if job.name not in failed]
+        if len(ranked) > 1:
+            ranked = best(ranked)
         made.jobs += [
             job for job in jobs if job.path not in {one.path for one in made.jobs}
         ]

@@ -66,6 +66,7 @@ def test_each_loss_is_that_of_the_stored_run_after_its_fine_tuning(decided):
         losses = trained.asked.losses[0]
         plain = losses.of_models(name, losses.load(out / "arms" / f"{name}-0").models)
         scores = losses.scores(plain, VALIDATION)["loss"]
+        assert losses.worth(plain) == pytest.approx(-scores, abs=1e-12)
         amount = trained.tuning[name]
         if amount == Tuning():
             found = trained.table().parts[0, name, VALIDATION].mean
