@@ -117,7 +117,7 @@ GUARDS = [
         "fl_core/algorithms/fedper.py",
         "if not distinct or min(numbers, default=0.0) < 0:",
         "if False:",
-        "tests/faults/test_fuzzed_replies.py::test_some_leaves_of_each_reply",
+        "tests/faults/test_fuzzed_replies.py::test_each_leaf_of_each_reply[playerfl]",
     ),
     (
         "fedlayers/flower/site.py",

@@ -1,6 +1,7 @@
 """Sites of a federation that send what no site can send, and files that are wrong."""
 
 import copy
+import os
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from fl_core.rounds.clients import TrainRequest
 from fl_core.rounds.engine import Engine, Schedule
 from fl_core.run.task import assemble
 from tests.conftest import refuses
+from tests.faults.injected import ROOT
 from tests.fedlayers.flower.grid import (
     PLAIN,
     LocalGrid,
@@ -388,7 +390,10 @@ except Exception as error:
 def test_a_child_of_a_killed_supernode_writes_nothing(tmp_path):
     (tmp_path / "child.py").write_text(ORPHAN)
     child = f"{sys.executable} {tmp_path}/child.py {tmp_path}; true"
-    supernode = subprocess.Popen(["sh", "-c", f"sh -c '{child}'; true"])
+    supernode = subprocess.Popen(
+        ["sh", "-c", f"sh -c '{child}'; true"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     job = tmp_path / ("0" * 64) / "job"
     wait_for(job)
     supernode.kill()
