@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from figures import items
 from fl_core.errors import UsageError, check_known
 
-PATH = items.HERE / "catalogue.csv"
+PATH, HISTORY = items.HERE / "catalogue.csv", items.HERE / "history.md"
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,21 @@ class Entry:
     def told(self) -> tuple[str, str, str]:
         """Return its name, state, and title with what is lacking.
 
-        The state is ``ready``, ``3 of 12 runs``, ``no rows`` or ``damaged`` of an item; else ``ended`` with a page, or
-        ``absent``. The title of an item says where the drawing has less than the published figure.
+        The state is ``ready``, ``3 of 12 runs``, ``no rows`` or ``damaged`` of an item; else ``ended`` with a line in
+        the history, or ``absent``. The title says where the drawing has less than the published figure, and which item
+        shows it.
         """
-        item = items.REGISTRY.get(self.name)
+        item = items.by_name().get(self.name)
         if item is None:
-            state = "ended" if page_of(self.name).is_file() else "absent"
+            state = "ended" if self.name in ended() else "absent"
         else:
             state = item.state
         reason = self.note or (self.lacks and f"without {self.lacks}")
-        title = (item or self).title + (f" ({reason})" if reason else "")
+        title = (item or self).title
+        if item and item.name != self.name:
+            title = f"{self.title}, in {item.name}"
+        if reason:
+            title += f" ({reason})"
         return self.name, state, title
 
 
@@ -81,19 +87,32 @@ def drawn(name: str) -> items.Item:
         UsageError: an unknown name, with the nearest; a figure of a paper that is not drawn, with the reason; a study
             that has ended, with its page.
     """
-    if name not in items.REGISTRY and page_of(name).is_file():
+    named, past = items.by_name(), ended()
+    if name in past:
+        raise UsageError(
+            f"{name} must have code to be drawn; got a figure that has ended. Commit {past[name]} has it: read "
+            "figures/history.md."
+        )
+    if name not in named and page_of(name).is_file():
         raise UsageError(
             f"{name} must have code to be drawn; got a study that has ended. Read figures/pictures/{name}.md."
         )
     known = {entry.name: entry for entry in published()}
-    if (
-        check_known("figure or table", name, sorted({*items.REGISTRY, *known}))
-        in items.REGISTRY
-    ):
-        return items.find(name)
+    if check_known("figure or table", name, sorted({*named, *known})) in named:
+        return named[name]
     raise UsageError(
         f"{name} cannot be drawn: {known[name].note}. Choose another: python -m figures list {known[name].paper}"
     )
+
+
+def ended() -> dict[str, str]:
+    """Return the papers' figures whose code has ended, each with the last commit that has it."""
+    lines = re.findall(
+        r"^\| `(\S+)` \|.*\| ([0-9a-f]{8}) \|$",
+        HISTORY.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    return dict(lines)
 
 
 def page_of(name: str) -> Path:

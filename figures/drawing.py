@@ -20,7 +20,15 @@ COLUMNS = (
     "measured", "measured_low", "measured_high", "measured_what",
 )  # fmt: skip
 """Columns of every item's table. ``measured`` and its bounds are what ``measured_what`` says."""
-DPI, PALETTE = 120, 64
+DPI = 120
+PUBLISHED: dict[str, Any] = {
+    "linestyle": "none",
+    "marker": "D",
+    "markersize": 4.5,
+    "color": "0.45",
+    "markerfacecolor": "none",
+}
+"""The look of every published value: a hollow grey mark. Published ranges are grey bands."""
 LINES = 4
 """Lines of text beneath a picture at most, unless its lead is longer."""
 SENTENCE = re.compile(r"(?<=\.)(?<!Fig\.)(?<!Figs\.) (?=[A-Z*])")
@@ -152,7 +160,7 @@ def beneath(lead: str, caption: str, width: int) -> str:
 
 
 def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None:
-    """Write a picture with a palette of :data:`PALETTE` colours, which needs few bytes.
+    """Write a picture with all its colours.
 
     A file that has these pixels already stays as it is, whatever library has compressed it.
 
@@ -162,10 +170,7 @@ def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi, facecolor="white", **options)
     with Image.open(drawn) as whole:
-        colours = whole.convert("RGB")
-    picture = colours.quantize(
-        PALETTE, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
-    )
+        picture = whole.convert("RGB")
     if not _has(path, picture):
         picture.save(path, optimize=True, dpi=(dpi, dpi))
 
@@ -179,7 +184,4 @@ def _has(path: Path, picture: Image.Image) -> bool:
             pixels = stored.convert("RGB")
     except OSError:  # no picture, or a damaged one
         return False
-    return (
-        pixels.size == picture.size
-        and pixels.tobytes() == picture.convert("RGB").tobytes()
-    )
+    return pixels.size == picture.size and pixels.tobytes() == picture.tobytes()

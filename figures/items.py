@@ -65,6 +65,7 @@ class Item:
         source: name of the item whose rows are drawn; empty for its own.
         shown: runs of the source without which there is nothing to draw; default all.
         partial: whether it is drawn although some of its runs have no rows at all.
+        also: names of further figures and tables of the paper that it shows.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Item:
     source: str = ""
     shown: Collection[str] = ()
     partial: bool = False
+    also: tuple[str, ...] = ()
 
     @property
     def study(self) -> Item:
@@ -225,13 +227,22 @@ def register(item: Item) -> Item:
     return item
 
 
+def by_name() -> dict[str, Item]:
+    """Return all items by their names, and by those of further figures that they show."""
+    items = dict(REGISTRY)
+    for item in REGISTRY.values():
+        items |= dict.fromkeys(item.also, item)
+    return items
+
+
 def find(name: str) -> Item:
-    """Return an item by name.
+    """Return an item by its name, or by that of a figure that it shows.
 
     Raises:
         UsageError: there is no such item; names the nearest.
     """
-    return REGISTRY[check_known("figure or table", name, sorted(REGISTRY))]
+    named = by_name()
+    return named[check_known("figure or table", name, sorted(named))]
 
 
 def drawings(item: Item) -> list[Item]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 
 from diagnostics.plots.drawing import COLOURS, MARKERS
+from figures.drawing import PUBLISHED
 from fl_core.statistics import Interval, mean_interval
 
 
@@ -60,13 +60,6 @@ def marks(
     shown = False
     for k, (quantity, words) in enumerate(quantities.items()):
         offset = 0.22 * (k - (len(quantities) - 1) / 2)
-        look: dict[str, Any] = {
-            "linestyle": "none",
-            "color": COLOURS[k],
-            "marker": MARKERS[k],
-            "markersize": 4.5,
-            "fillstyle": "none",
-        }
         keys: dict[float, Hashable] = {
             y + offset: (line, quantity) for y, line in enumerate(lines)
         }
@@ -81,12 +74,7 @@ def marks(
         }
         if theirs:
             label = "_" if shown else "published"
-            ax.plot(
-                list(theirs.values()),
-                list(theirs),
-                **look,
-                label=label,
-            )
+            ax.plot(list(theirs.values()), list(theirs), **PUBLISHED, label=label)
             shown = True
     ax.set_yticks(range(len(lines)), list(lines.values()))
     ax.set(ylim=(len(lines) - 0.5, -0.5), xlabel="accuracy, %")

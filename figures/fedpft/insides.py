@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -357,10 +358,14 @@ def of_runs(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     shown = [run for run in RUNS if run != MILD]
-    planes = {TITLES[run]: plane(frame, run) for run in shown}
+    values = of_runs(frame, "silhouette_class")
+    planes = {
+        f"{TITLES[run]}\nsilhouette {values.loc[run].mean():+.2f}": plane(frame, run)
+        for run in shown
+    }
     counts = held_by(where(frame, run=shown[0], seed=0))
     with style():
-        figure = plt.figure(figsize=(9.2, 5.0), layout="constrained")
+        figure = plt.figure(figsize=(9.2, 5.6), layout="constrained")
         first, *rest = figure.subplots(2, 4).flat
         dots(first, counts, counts.max().max())
         first.set_xticks(
@@ -371,7 +376,6 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for ax in tsne_panels(planes, rest, centres=False):
             ax.set_xlabel("")
     table, text = by_run(frame, shown)
-    values = of_runs(frame, "silhouette_class")
     findings = [
         compared(
             f"classes stand further apart in the features of {TITLES[run]} than in those of {TITLES[other]} "
@@ -387,8 +391,8 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         "Top left: the training images of each client. A dot's area is the number of images. "
         f"Other panels: t-SNE of the classifier's inputs for {len(one)} test images of all clients. "
-        "Colours are classes and markers are clients. The panels' axes are not related. "
-        f"{setting(header)} {_last_words(header, one)}"
+        "Colours are classes and markers are clients. The panels' axes are not related. The silhouettes are by class, "
+        f"of the inputs themselves, higher if classes stand further apart. {setting(header)} {_last_words(header, one)}"
     )
     apart = set_apart(findings, far(frame, shown))
     return Drawing(figure, table, caption, apart, text)
@@ -454,17 +458,22 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     shown = [FEDPFT, MILD]
     alphas = {run: header["runs"][run]["config"]["alpha"] for run in shown}
     seen = where(frame, metric=ATTENTION, seed=0)
+    weights = {
+        (kind, run): by_key(where(seen, run=run, layer=kind)).drop(columns="feature")
+        for kind, run in product(KINDS, shown)
+    }
+    high = max(float(table.max(axis=None)) for table in weights.values())
     with style():
         figure = plt.figure(figsize=(8.4, 5.6), layout="constrained")
         grid = figure.subplots(2, len(shown), squeeze=False)
         for axes, (kind, title) in zip(grid, KINDS.items(), strict=True):
             for ax, run in zip(axes, shown, strict=True):
-                own = where(seen, run=run, layer=kind)
-                heat(Panel(ax, True, True), by_key(own), high=1.0, names=(40, 40))
+                panel = Panel(ax, True, True)
+                heat(panel, weights[kind, run], high=high, names=(40, 40))
                 ax.set_title(f"{title}, α = {alphas[run]:g}")
                 ax.set(ylabel="test image" if run == shown[0] else "", xlabel="")
         figure.colorbar(
-            grid[0][0].collections[0], ax=list(grid.flat), shrink=0.6, label="attention, a row sums to 1",
+            grid[0][0].collections[0], ax=list(grid.flat), shrink=0.6, label="attention to a prompt",
         )  # fmt: skip
     metrics = {
         SELF: "weight on the own feature",
@@ -504,8 +513,8 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         cells[f"α = {alpha:g}"] = numbers(wide[alpha], ".3g")
     images = seen["variant"].str.partition(">")[0].nunique()
     caption = (
-        f"Attention of {images} test images of {seen['client'].iloc[0]} to themselves (feature) and to each prompt. "
-        f"A row sums to 1. {setting(header)} {_last_words(header)}"
+        f"Attention of {images} test images of {seen['client'].iloc[0]} to each prompt. The rest, up to 1, is to the "
+        f"image's own feature. {setting(header)} {_last_words(header)}"
     )
     note = (
         "Spread is the standard deviation of the weight on a prompt over a client's samples. It is a mean over the "

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.figure import Figure
 
-from diagnostics.plots.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.drawing import style
 from figures import items
 from figures.differences import Difference, difference
-from figures.drawing import enumeration
+from figures.drawing import PUBLISHED, enumeration
 from figures.fedra.depth import (
     DEPTHS,
     PACS,
@@ -132,7 +132,7 @@ items.register(Item(
     budget="about half an hour of one core, and pretraining where fedra.nobody was not trained", prepare=shared_start,
     measure=measure,
 ))  # fmt: skip
-items.register(Item(
+NOBODYS = items.register(Item(
     NOBODY, "Federations in which nobody holds the whole model, on PACS (FedRA)", OF_NOBODY, seeds=3,
     own_seeds={PRETRAINING: 1}, budget="25 minutes of one core, a third of which is pretraining",
     prepare=shared_start, measure=_measure_held,
@@ -257,60 +257,99 @@ def by_style(frame: pd.DataFrame, when: str) -> pd.DataFrame:
     return (sums["total"] / sums["n_samples"].astype(float)).unstack("seed")
 
 
-def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
-    learnt = frame[frame["run"] == PRETRAINING]
-    frame = frame[frame["run"].isin(table.runs)]
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    """Draw every line of the five tables, ours next to the published ones, and judge each table by itself."""
+    other_header, other = NOBODYS.read(NOBODYS.path())
+    frame = pd.concat([frame, other], ignore_index=True)
+    runs = {**header["runs"], **other_header["runs"]}
     styles = by_style(frame, "end")
     means, before = (
-        each.groupby("run", sort=False).mean().reindex(table.runs)
-        for each in (styles, by_style(frame, "start"))
+        table.groupby("run", sort=False).mean()
+        for table in (styles, by_style(frame, "start"))
     )
-    published = table.published()
-    with style():
-        figure = plt.figure(
-            figsize=(7.6, 1.9 + 0.24 * len(means)), layout="constrained"
+    findings: list[Finding] = []
+    parts = []
+    for table in TABLES.values():
+        scores = means.reindex(table.runs)
+        published = table.published()
+        judged_findings = set_apart(
+            _findings(scores, before, published, table), LAST_LAYER
         )
-        left, right = figure.subplots(1, 2, sharex=True, sharey=True)
-        found = [mean_interval(means.loc[run].dropna()) for run in means.index]
-        spans(left, range(len(means)), found, 0, "here")
-        left.axvline(
-            100 * before.mean(axis=None),
-            color="0.6",
-            linewidth=0.9,
-            linestyle="--",
-            label="before training",
-        )
-        left.set_yticks(range(len(means)), [table.named(run) for run in means.index])
-        left.set(
-            ylim=(len(means) - 0.5, -0.5), xlabel="accuracy, %", title="PACS, here"
-        )
-        for k, data in enumerate(published):
-            right.plot(100 * published[data].reindex(means.index), range(len(means)), linestyle="none",
-                       marker=MARKERS[k + 1], color=COLOURS[k + 1], label=data)  # fmt: skip
-        right.set(xlabel="accuracy, %", title=f"published ({table.place})")
-        figure.legend(loc="outside upper center", ncols=4, fontsize=7.5)
-    config = header["runs"][means.index[0]]["config"]
-    last = learnt[learnt["metric"] == "accuracy"].sort_values("round")["value"].tail(1)
-    reached = "".join(
-        f" Its accuracy there is {100 * value:.1f} % of 100 classes." for value in last
-    )
+        for finding in judged_findings:
+            if table.place not in finding.expected:
+                finding = replace(
+                    finding, expected=f"{table.place}: {finding.expected}"
+                )
+            findings.append(finding)
+        if "fedra_cover" in table.methods:
+            findings.append(_covered(frame[frame["run"].isin(table.runs)]))
+        config = runs[table.runs[0]]["config"]
+        parts += [
+            f"### {table.title} ({table.place})",
+            f"{table.what}. {config['max_samples']} images, {config['rounds']} of 100 rounds, batches of "
+            f"{config['batch_size']}.",
+            _page(styles, scores, published, table),
+        ]
+    findings += set_apart([_only_the_head(means)], LAST_LAYER)
+    learnt = frame[(frame["run"] == PRETRAINING) & (frame["metric"] == "accuracy")]
+    reached = learnt.sort_values("round")["value"].iloc[-1]
+    drawn = [run for table in TABLES.values() for run in table.runs]
     caption = (
-        f"Mean accuracy of the global model over the styles. {table.what}. The intervals (95 %) are over "
-        f"{span(means.notna().sum(axis=1))} seeds. The data are {config['max_samples']} images of PACS. "
-        f"There are {config['rounds']} of 100 rounds with batches of {config['batch_size']}. "
-        f"The transformer was pretrained on Tiny-ImageNet for {SHORT.federation.rounds} epochs.{reached} "
-        f"The paper has ImageNet's weights.{missing_runs(header, table.runs)}"
+        "Mean accuracy of the global model over PACS's styles, with 95 % intervals over "
+        f"{span(means.loc[drawn].notna().sum(axis=1))} seeds. Hollow marks are the paper's, of ViT and NICO++. The "
+        "dashed line is the mean before training. The transformer was pretrained on Tiny-ImageNet for "
+        f"{SHORT.federation.rounds} epochs. Its accuracy there is {100 * reached:.1f} % of 100 classes. The paper has "
+        f"ImageNet's weights.{missing_runs(header)}{missing_runs(other_header)}"
     )
+    note = "± is half the 95 % interval over seeds. Published: ViT."
     shown = (
         styles.stack().rename("value").reset_index()[["run", "style", "seed", "value"]]
     )
-    findings = [
-        *set_apart(_findings(means, before, published, table), LAST_LAYER),
-    ]
-    if "fedra_cover" in table.methods:
-        findings.append(_covered(frame))
-    text = _page(styles, means, published, table)
-    return Drawing(figure, shown, caption, tuple(findings), text)
+    return Drawing(
+        _lines_of_tables(means, before),
+        shown,
+        caption,
+        tuple(findings),
+        "\n\n".join([*parts, note]),
+    )
+
+
+def _lines_of_tables(means: pd.DataFrame, before: pd.DataFrame) -> Figure:
+    """Draw a panel for each table, with a line for each setting and method."""
+    with style():
+        figure = plt.figure(figsize=(7.6, 6.6), layout="constrained")
+        grid = figure.subplot_mosaic(
+            [["Table 2", "Table 3"], ["Table 4", "Table 5"], ["Table 6", "Table 5"]],
+            height_ratios=[5, 4, 6],
+            sharex=True,
+        )
+        for table in TABLES.values():
+            ax, scores = grid[table.place], means.reindex(table.runs)
+            y = range(len(scores))
+            spans(
+                ax,
+                y,
+                [mean_interval(scores.loc[run].dropna()) for run in scores.index],
+                0,
+            )
+            published = table.published()[TITLES["nico++"]]
+            ax.plot(100 * published.reindex(scores.index), y, **PUBLISHED)
+            ax.axvline(
+                100 * before.reindex(table.runs).mean(axis=None),
+                color="0.6",
+                linewidth=0.9,
+                linestyle="--",
+            )
+            ax.set_yticks(y, [table.named(run) for run in scores.index], fontsize=6.5)
+            ax.set_ylim(len(scores) - 0.5, -0.5)
+            ax.set_title(
+                f"{table.place}: {table.title[0].lower()}{table.title[1:]}",
+                fontsize=7.5,
+                loc="right",
+            )
+        for place in ("Table 5", "Table 6"):
+            grid[place].set_xlabel("accuracy, %")
+    return figure
 
 
 def _findings(
@@ -353,14 +392,11 @@ def _findings(
             f"FedRA is level within {100 * MARGIN:g} point wherever adapters sit, as in {table.place}",
             "points ",
         )
-        yield _only_the_head(means)
 
 
 def _only_the_head(means: pd.DataFrame) -> Finding:
     """Return the findings of Tables 2 to 6: FedRA's accuracy seed by seed, for every place of its adapters."""
-    own = means.loc[[run for run in means.index if run.endswith(".fedra")]].dropna(
-        axis=1
-    )
+    own = means.loc[[f"{setting}.fedra" for setting in PLACES]].dropna(axis=1)
     apart = 100 * float((own.max() - own.min()).max())
     return Finding(
         "FedRA outperforms other methods in Tables 2 to 6",
@@ -394,12 +430,10 @@ def _page(
         for data in published
     }
     final = styles.rename(lambda style: style.replace("_", " "), level="style")
-    cells = columns(final, means, "method", table.named) | beside
-    return f"{markdown(cells)}\n\n± is half the 95 % interval over seeds. Published: ViT in FedRA's {table.place}."
+    return markdown(columns(final, means, "method", table.named) | beside)
 
 
-for _name, _table in TABLES.items():
-    items.register(Item(
-        _name, f"{_table.title}, PACS (FedRA, {_table.place})", draw=partial(_draw, table=_table), shown=_table.runs,
-        source=NOBODY if _table.settings is WITHOUT[1] else NAME,
-    ))  # fmt: skip
+items.register(Item(
+    "fedra.settings", "Five smaller tables of accuracy, PACS (FedRA, Tables 2 to 6)", source=NAME, draw=_draw,
+    also=tuple(TABLES),
+))  # fmt: skip

@@ -89,50 +89,66 @@ def page(
     frame: pd.DataFrame,
 ) -> str:
     """The page's table, with the paper's values in brackets, and the results of the tests."""
+    text = [cells_beside(table, ours, code), IN_BRACKETS, *_random(frame)]
+    return "\n\n".join([*text, TESTED, tests(table, ours, code), *remarks(header)])
+
+
+IN_BRACKETS = "Cells are medians over seeds. The paper's values are in brackets."
+TESTED = (
+    "Friedman's test of the methods has datasets as blocks. The released code has it the other way round and so tests "
+    "whether the datasets differ."
+)
+
+
+def cells_beside(table: Table, ours: Cells, code: Cells) -> str:
+    """The measured cells and mean ranks, methods x datasets, with the paper's in brackets."""
     digits = 1 if table.factor == 100 else None
     shown = list(ours.ranking.values.columns)
-    columns: dict[str, list[str]] = {
-        "method": [NAMES[name] for name in (*table.methods, *BESIDE)]
-    }
+    methods = (*table.methods, *BESIDE)
+    columns: dict[str, list[str]] = {"method": [NAMES[name] for name in methods]}
     printed, ranks = table.printed(), table.printed_ranks()
     for dataset in shown:
-        own = ours.cells.loc[dataset]
+        medians = ours.cells.loc[dataset]["value"].reindex(list(methods))
+        theirs = printed[CASES[dataset].printed]
+        cells = [number(value, digits) for value in medians]
         columns[CASES[dataset].title] = [
-            number(own["value"].get(name, math.nan), digits)
+            cell
+            + (f" ({number(theirs[name], digits)})" if name in theirs.index else "")
+            for name, cell in zip(methods, cells, strict=True)
+        ]
+    for title, result in (("mean rank", ours), ("released mean rank", code)):
+        columns[title] = [
+            f"{number(result.ranking.ranks.get(name, math.nan), 1)}"
             + (
-                f" ({number(printed.loc[name, CASES[dataset].printed], digits)})"
-                if name in printed.index
+                f" ({ranks[name]:.1f})"
+                if name in ranks.index and result is ours
                 else ""
             )
-            for name in (*table.methods, *BESIDE)
+            for name in methods
         ]
-    for title, found in (("mean rank", ours), ("released mean rank", code)):
-        columns[title] = [
-            f"{number(found.ranking.ranks.get(name, math.nan), 1)}"
-            + (f" ({ranks[name]:.1f})" if name in ranks.index and found is ours else "")
-            for name in (*table.methods, *BESIDE)
-        ]
+    return markdown(columns)
+
+
+def tests(table: Table, ours: Cells, code: Cells) -> str:
+    """Friedman's test of the methods and of the datasets, here and of the printed cells."""
     again = table.printed_ranking()
-    text = [
-        f"{markdown(columns)}",
-        "Cells are medians over seeds. The paper's values are in brackets.",
-        *_random(frame),
-        "Friedman's test of the methods has datasets as blocks. The released code has it the other way round and so "
-        "tests whether the datasets differ.",
-        markdown(
-            {
-                "treatments": ["methods", "datasets (released code)"],
-                "here": [ours.ranking.says, _p(code.ranking.transposed)],
-                "printed cells": [again.says, _p(again.transposed)],
-                "printed p": [friedman_printed(table) or "–", "–"],
-            }
-        ),
-    ]
+    return markdown(
+        {
+            "treatments": ["methods", "datasets (released code)"],
+            "here": [ours.ranking.says, _p(code.ranking.transposed)],
+            "printed cells": [again.says, _p(again.transposed)],
+            "printed p": [friedman_printed(table) or "–", "–"],
+        }
+    )
+
+
+def remarks(header: Mapping[str, Any]) -> list[str]:
+    """Paragraphs on datasets that are not comparable, and on learning rates."""
     far = [
         f"{CASES[name].title} is not comparable: {why}."
         for name, why in incomparable(header).items()
     ]
-    return "\n\n".join([*text, *far, *rates(header)])
+    return [*far, *rates(header)]
 
 
 def rates(header: Mapping[str, Any]) -> list[str]:

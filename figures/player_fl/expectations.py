@@ -146,8 +146,8 @@ def spikes(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
     """
     texts, verdicts = [], []
     for run, network in networks.items():
-        own = frame[frame["run"] == run]
-        text, held = of_seeds(curves(own, SENSITIVITY, "training"), late_spike)
+        rows = frame[frame["run"] == run]
+        text, held = of_seeds(curves(rows, SENSITIVITY, "training"), late_spike)
         if network.incomparable:
             text = f"{text}, not comparable"
             held = held or None

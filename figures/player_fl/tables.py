@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
 from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
+from figures.drawing import PUBLISHED
 from figures.items import Drawing, Finding
 from figures.page import markdown
 from figures.papers import published_table
 from figures.player_fl.captions import (
+    IN_BRACKETS,
     NAMES,
+    TESTED,
+    cells_beside,
     evenness,
     methods_differ,
     missing,
@@ -29,11 +36,14 @@ from figures.player_fl.captions import (
     placeholder_client,
     printed_ranks,
     rates,
+    remarks,
     sizes,
     spreads,
+    tests,
 )
 from figures.player_fl.runs import CASES, METHODS, NAME, incomparable, tuned_alike
 from figures.player_fl.scores import (
+    CONTROL,
     DEFAULT,
     FAIRNESS,
     INCENTIVE,
@@ -70,7 +80,6 @@ TITLES = {
 WIDE = 20.0
 """Where the variances of a dataset spread by more than this factor, all panels have a logarithmic axis."""
 MARK: dict[str, Any] = {"linestyle": "none", "markersize": 4}
-PAPER = MARK | {"color": COLOURS[1], "marker": "D", "markerfacecolor": "white"}
 CODES = "measured, ranked as in the authors' code"
 OURS, CODE = (MARK | {"color": COLOURS[k], "marker": MARKERS[k]} for k in (0, 2))
 
@@ -143,10 +152,10 @@ def _scores(ax: Axes, result: Cells, dataset: str) -> None:
             y + 0.17,
             printed - spread,
             printed + spread,
-            color=PAPER["color"],
+            color=PUBLISHED["color"],
             linewidth=0.8,
         )
-    ax.plot(printed, y + 0.17, **PAPER)
+    ax.plot(printed, y + 0.17, **PUBLISHED)
     ax.hlines(
         y - 0.17, cells_of["low"], cells_of["high"], color=OURS["color"], linewidth=1.4
     )
@@ -189,7 +198,7 @@ def _ranks(
 ) -> None:
     """Draw mean ranks (1 is best): printed, measured, and measured by the reading of the authors' code."""
     y = np.arange(len(table.methods))
-    ax.plot(table.printed_ranks(), y + 0.2, label=f"paper, {table.place}", **PAPER)
+    ax.plot(table.printed_ranks(), y + 0.2, label=f"paper, {table.place}", **PUBLISHED)
     ax.plot(ours.ranking.ranks, y - 0.2, label="measured", **OURS)
     ax.plot(code.ranking.ranks, y, label=CODES, **CODE)
     ax.set_yticks(y, [METHODS[name] for name in table.methods], fontsize=7)
@@ -286,15 +295,100 @@ def _title(table: Table) -> str:
     return f"{text[0].upper()}{text[1:]} (PLayer-FL, {table.place})"
 
 
-for _name, _table in TABLES.items():
-    items.register(
-        items.Item(
-            name=f"player_fl.{_name}",
-            title=_title(_table),
-            source=NAME,
-            draw=partial(draw, table=_table),
-        )
+# --- Tables A.5 to A.12 ------------------------------------------------------------------------------------------
+
+
+def _draw_appendix(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    """Draw the mean ranks of eight tables as two matrices, the paper's and ours; the page has all cells."""
+    results = {name: cells(frame, TABLES[name]) for name in APPENDIX}
+    released = {name: cells(frame, TABLES[name], RELEASED) for name in APPENDIX}
+    columns = {
+        name: f"{TABLES[name].place.removeprefix('Table ')}\n{TABLES[name].word}\n{WORDS[TABLES[name].kind]}"
+        for name in APPENDIX
+    }
+    published = pd.DataFrame({name: TABLES[name].printed_ranks() for name in APPENDIX})
+    measured = pd.DataFrame({name: results[name].ranking.ranks for name in APPENDIX})
+    best = published.mean(axis=1).sort_values().index
+    with style():
+        figure = plt.figure(figsize=(8.6, 4.2), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        for ax, ranks, title in zip(
+            panels, (published, measured), ("published", "here"), strict=True
+        ):
+            sns.heatmap(
+                ranks.loc[best].rename(columns=columns, index=NAMES),
+                ax=ax, cmap="Blues_r", annot=True, fmt=".1f", vmin=1, vmax=len(METHODS),
+                annot_kws={"fontsize": 6.5}, linewidths=0.5, cbar=ax is panels[-1],
+                cbar_kws={"label": "mean rank, 1 is best"},
+            )  # fmt: skip
+            ax.set(title=title, xlabel="", ylabel="")
+            ax.tick_params(length=0, labelsize=6.5)
+            ax.grid(False)
+    findings, text = [], [IN_BRACKETS, TESTED]
+    for name, result in results.items():
+        table = TABLES[name]
+        asked = [
+            *order(table, result, incomparable(header)),
+            methods_differ(table, result, incomparable(header)),
+            printed_ranks(table),
+        ]
+        for finding in asked:
+            if table.place not in finding.expected:
+                finding = replace(
+                    finding, expected=f"{table.place}: {finding.expected}"
+                )
+            findings.append(finding)
+        text += [
+            f"### {_title(table)}",
+            cells_beside(table, result, released[name]),
+            tests(table, result, released[name]),
+        ]
+    lines_of = [lines(result) for result in (*results.values(), *released.values())]
+    caption = (
+        "Mean ranks of the methods in the eight tables of the appendix, 1 is best. A method without a rank is a "
+        f"baseline of that table. {sizes(header, frame)} {missing(header)}"
     )
+    return Drawing(
+        figure,
+        frame_of(list(chain.from_iterable(lines_of))),
+        caption,
+        tuple(findings),
+        "\n\n".join([*text, *remarks(header)]),
+        _first_of(published, measured),
+    )
+
+
+def _first_of(published: pd.DataFrame, measured: pd.DataFrame) -> str:
+    """Say in how many tables PLayer-FL has the best mean rank, published and here."""
+    theirs, ours = (
+        int((ranks.idxmin() == CONTROL).sum()) for ranks in (published, measured)
+    )
+    count = published.shape[1]
+    return (
+        f"**{NAMES[CONTROL]} has the best mean rank in {theirs} of the paper's {count} tables, and here in {ours}.** "
+        "Most of our datasets are not comparable with the paper's."
+    )
+
+
+APPENDIX = tuple(name for name in TABLES if name != "table1")
+WORDS = {SCORE: "score", FAIRNESS: "fairness", INCENTIVE: "incentive"}
+items.register(
+    items.Item(
+        name="player_fl.table1",
+        title=_title(TABLES["table1"]),
+        source=NAME,
+        draw=partial(draw, table=TABLES["table1"]),
+    )
+)
+items.register(
+    items.Item(
+        name="player_fl.appendix",
+        title="Accuracy, macro-F1 and loss in the appendix (PLayer-FL, Tables A.5 to A.12)",
+        source=NAME,
+        draw=_draw_appendix,
+        also=tuple(f"player_fl.{name}" for name in APPENDIX),
+    )
+)
 items.register(
     items.Item(
         name="player_fl.table2",

@@ -54,7 +54,7 @@ from figures.player_fl.layers import (
 from figures.player_fl.released import FIGURE_BATCH
 from figures.recipe import where
 
-MAIN, EVERY = ("fashion_mnist", "cifar10", "airline_tweets"), tuple(NETWORKS)
+EVERY = tuple(NETWORKS)
 MOMENT = {
     FIRST: "after one epoch",
     ALONE: "final local model",
@@ -164,7 +164,6 @@ def _draw(
     *,
     ways: Sequence[Way],
     moments: Sequence[str],
-    datasets: Sequence[str],
     together: Sequence[Callable[[pd.DataFrame, Mapping[str, Network]], Finding]] = (),
 ) -> Drawing:
     lines: list[dict[str, Any]] = []
@@ -172,10 +171,10 @@ def _draw(
     marks: set[str] = set()
     with style():
         figure = plt.figure(figsize=(7.2, 4.4), layout="constrained")
-        grid = figure.subplots(len(ways), len(datasets), squeeze=False, sharey="row")
+        grid = figure.subplots(len(ways), len(EVERY), squeeze=False, sharey="row")
         for row, way in zip(grid, ways, strict=True):
             of_row: list[pd.DataFrame] = []
-            for ax, dataset in zip(row, datasets, strict=True):
+            for ax, dataset in zip(row, EVERY, strict=True):
                 network = NETWORKS[dataset]
                 shown: list[pd.DataFrame] = []
                 for moment in moments:
@@ -205,7 +204,7 @@ def _draw(
                 of_row += [each.reset_index(drop=True) for each in shown]
             _one_scale(row[0], way, of_row)
             row[0].set_ylabel(way.label, fontsize=7)
-        for ax, dataset in zip(grid[0], datasets, strict=True):
+        for ax, dataset in zip(grid[0], EVERY, strict=True):
             ax.set_title(NETWORKS[dataset].title)
         figure.legend(
             handles=list(_legend(moments, marks)),
@@ -215,10 +214,10 @@ def _draw(
         )
     table = pd.DataFrame(lines, columns=list(COLUMNS))
     networks = {
-        run_of(dataset, FIRST): NETWORKS[dataset].at(FIRST) for dataset in datasets
+        run_of(dataset, FIRST): NETWORKS[dataset].at(FIRST) for dataset in EVERY
     }
     findings += [ask(frame, networks) for ask in together]
-    caption = _caption(header, frame, ways, moments, datasets, bool(marks))
+    caption = _caption(header, frame, ways, moments, bool(marks))
     return Drawing(figure, table, caption, tuple(findings), _medians(table))
 
 
@@ -328,12 +327,11 @@ def _caption(
     frame: pd.DataFrame,
     ways: Sequence[Way],
     moments: Sequence[str],
-    datasets: Sequence[str],
     banded: bool,
 ) -> str:
     """The caption on the two definitions, whether published ranges are drawn, and the sizes behind each panel."""
-    told = [_sizes(header, frame, ways, moments, dataset) for dataset in datasets]
-    runs = {run_of(dataset, moment) for dataset in datasets for moment in moments}
+    told = [_sizes(header, frame, ways, moments, dataset) for dataset in EVERY]
+    runs = {run_of(dataset, moment) for dataset in EVERY for moment in moments}
     upper, lower = (way.what for way in ways)
     seeds = seeds_behind(header, runs)
     printed = "Its ranges are grey" if banded else "No values of it were read off"
@@ -380,45 +378,38 @@ def _sizes(
 FINAL = {ALONE: ", trained alone", FEDERATED: ", federated"}
 _V, _C, _S = "Gradient variance", "Curvature", "Federation sensitivity"
 _A = "Dissimilarity of representations"
-_FIRST, _EVERY = "after one epoch", "after one epoch, all networks"
-FIGURES: dict[str, tuple[str, Sequence[Way], Sequence[str], Sequence[str]]] = {
-    **{
-        f"fig{k}": (f"{what} by layer {_FIRST}", ways, (FIRST,), datasets)
-        for k, (what, ways, datasets) in enumerate(
-            ((_V, VARIANCE, MAIN), (_C, CURVATURE, MAIN), (_A, APART, MAIN), (_S, S_FIRST, EVERY)), 1
-        )
-    },
-    **{
-        f"figA{k}": (f"{what} {_EVERY}", ways, (FIRST,), EVERY)
-        for k, what, ways in ((1, _V, VARIANCE), (4, _C, CURVATURE), (7, _A, APART))
-    },
-    "figA8": (f"{_A} of the final models", APART, (ALONE, FEDERATED), EVERY),
-    **{
-        f"figA{k + j}": (f"{what} of the final models{words}", ways, (moment,), EVERY)
-        for k, what, ways in ((2, _V, VARIANCE), (5, _C, CURVATURE), (9, _S, S_FINAL))
-        for j, (moment, words) in enumerate(FINAL.items())
-    },
-}  # fmt: skip
-
-TOGETHER = {"fig3": (later_layers,), "fig4": (spikes, correlates)}
+_FIRST = "after one epoch"
+FIGURES: dict[str, tuple[str, Sequence[Way], Sequence[str]]] = {
+    "fig4": (f"{_S} by layer {_FIRST}", S_FIRST, (FIRST,)),
+    "figA1": (f"{_V} by layer {_FIRST}", VARIANCE, (FIRST,)),
+    "figA2": (f"{_V} of the final models{FINAL[ALONE]}", VARIANCE, (ALONE,)),
+    "figA3": (f"{_V} of the final models{FINAL[FEDERATED]}", VARIANCE, (FEDERATED,)),
+    "figA4": (f"{_C} by layer {_FIRST}", CURVATURE, (FIRST,)),
+    "figA5": (f"{_C} of the final models{FINAL[ALONE]}", CURVATURE, (ALONE,)),
+    "figA6": (f"{_C} of the final models{FINAL[FEDERATED]}", CURVATURE, (FEDERATED,)),
+    "figA7": (f"{_A} by layer {_FIRST}", APART, (FIRST,)),
+    "figA8": (f"{_A} of the final models", APART, (ALONE, FEDERATED)),
+    "figA9": (f"{_S} of the final models{FINAL[ALONE]}", S_FINAL, (ALONE,)),
+    "figA10": (f"{_S} of the final models{FINAL[FEDERATED]}", S_FINAL, (FEDERATED,)),
+}
+"""By figure of the paper its title, both definitions, and the moments of its runs."""
+ALSO = {"figA1": "fig1", "figA4": "fig2", "figA7": "fig3"}
+"""Figures of the appendix, and those of the main text that show some of their networks."""
+TOGETHER = {"figA7": (later_layers,), "fig4": (spikes, correlates)}
 """What is asked of all networks of a figure together."""
 
-for _name, (_title, _ways, _moments, _datasets) in FIGURES.items():
-    _place = _name.removeprefix("fig").replace("A", "A.")
+for _name, (_title, _ways, _moments) in FIGURES.items():
+    _names = [ALSO[_name], _name] if _name in ALSO else [_name]
+    _places = [each.removeprefix("fig").replace("A", "A.") for each in _names]
     items.register(
         Item(
             f"player_fl.{_name}",
-            f"{_title} (PLayer-FL, Fig. {_place})",
+            f"{_title} (PLayer-FL, Fig{'s' * (len(_places) > 1)}. {' and '.join(_places)})",
             source=NAME,
             draw=partial(
-                _draw,
-                ways=_ways,
-                moments=_moments,
-                datasets=_datasets,
-                together=TOGETHER.get(_name, ()),
+                _draw, ways=_ways, moments=_moments, together=TOGETHER.get(_name, ())
             ),
-            shown=[
-                run_of(dataset, moment) for dataset in _datasets for moment in _moments
-            ],
+            shown=[run_of(dataset, moment) for dataset in EVERY for moment in _moments],
+            also=tuple(f"player_fl.{each}" for each in _names[:-1]),
         )
     )

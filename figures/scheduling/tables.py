@@ -21,6 +21,7 @@ from figures.differences import (
     last_evaluations,
     settled,
 )
+from figures.drawing import PUBLISHED
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, missing_runs, numbers, percent
 from figures.recipe import where
@@ -64,14 +65,6 @@ from figures.verdicts import (
     little_learned,
 )
 from fl_core.statistics import mean_interval
-
-PRINTED: dict[str, Any] = {
-    "marker": "D",
-    "markersize": 4.5,
-    "color": FAINT,
-    "markerfacecolor": "none",
-}
-"""The look of what is published."""
 
 
 def interval(values: pd.DataFrame, line: Hashable) -> tuple[int, float, float, float]:
@@ -229,9 +222,8 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             Line2D(
                 [],
                 [],
-                linestyle="none",
                 label="published difference, after the paper's last round",
-                **PRINTED,
+                **PUBLISHED,
             )
         ]
         keys.append(
@@ -285,7 +277,7 @@ def _panel(
     spans(ax, heights, [lead.interval for lead in leads], 0)
     if _same_data(part):
         printed = [100 * lead.printed for lead in leads]
-        ax.plot(printed, heights, linestyle="none", zorder=3, **PRINTED)
+        ax.plot(printed, heights, zorder=3, **PUBLISHED)
     ax.axvline(0, color=FAINT, linewidth=0.9, zorder=0)
     ax.set_xlabel(f"points above FedBABU\nafter {part['rounds'].max()} rounds")
 

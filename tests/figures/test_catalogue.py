@@ -36,6 +36,17 @@ def test_registered_figures_of_a_paper_are_in_the_catalogue():
         assert item.study.name in items.REGISTRY  # of a view, its source
 
 
+def test_a_figure_that_another_shows_is_drawn_by_that():
+    known = {entry.name: entry for entry in PUBLISHED}
+    also = [(item, name) for item in items.REGISTRY.values() for name in item.also]
+    assert max(Counter(name for _, name in also).values()) == 1
+    for item, name in also:
+        assert name not in items.REGISTRY
+        assert catalogue.drawn(name) is item
+        _, state, title = known[name].told()
+        assert (state, item.name in title) == (item.state, True)
+
+
 def listed(capsys, *arguments):
     main(["list", *arguments])
     return [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
@@ -87,6 +98,7 @@ def test_a_study_that_has_ended_keeps_its_page_which_names_the_commit_of_its_cod
         page for page in items.PICTURES.glob("*.md") if page.stem not in items.REGISTRY
     ]
     assert ended
+    assert not {page.stem for page in ended} & {entry.name for entry in PUBLISHED}
     for page in ended:
         assert re.search(
             r"^\| code \| commit [0-9a-f]{8} is the last with it \|$",
@@ -99,3 +111,14 @@ def test_a_study_that_has_ended_keeps_its_page_which_names_the_commit_of_its_cod
             rf"{page.stem} .*ended.*figures/pictures/{page.name}",
             capsys.readouterr().err,
         )
+
+
+def test_a_figure_that_has_ended_names_its_commit(capsys):
+    known = {entry.name: entry for entry in PUBLISHED}
+    assert len(catalogue.ended()) == 10
+    for name, commit in catalogue.ended().items():
+        assert known[name].told()[1] == "ended"
+        with pytest.raises(SystemExit) as stopped:
+            main([name])
+        assert stopped.value.code == 2
+        assert re.search(rf"{name} .*{commit}.*history", capsys.readouterr().err)
