@@ -233,7 +233,7 @@ class Report(Displayed):
         return Summary.of_frame(lead, table.rename_axis("layer"), end=end)
 
     def reasons(self) -> list[str]:
-        """Return why metrics have no value at all, a line for each metric.
+        """Return why metrics have no value at all, a line for each metric, and which clients have no model.
 
         >>> import fedlayers as fl, torch
         >>> data = {"north": (torch.randn(20, 4), torch.arange(20) % 3)}
@@ -246,6 +246,9 @@ class Report(Displayed):
             if (rows["status"] != "ok").all():
                 why = listing(rows["status"].unique(), 2)
                 lines.append(f"{metric} has no value: {why}")
+        if absent := self.header.get("absent"):
+            names = listing(in_order(absent))
+            lines.append(f"without a model in this round: {names}")
         return lines
 
     def conclusion(self) -> str:

@@ -14,6 +14,7 @@ from diagnostics.representation.features import probe_set
 from fl_core import tree
 from fl_core.config import RunConfig
 from fl_core.data.federated import Split
+from fl_core.display import in_order
 from fl_core.records.store import Run
 from fl_core.run import runner
 from fl_core.run.restore import load_models
@@ -205,6 +206,8 @@ def test_a_run_is_measured_on_its_stored_models(run):
             assert set(report.frame[column]) == {value}
         absent = {client.name for client in task.data.clients} - set(models)
         assert set(report.header["absent"]) == absent
+        named = "without a model in this round: " + ", ".join(in_order(sorted(absent)))
+        assert (named in str(report)) == bool(absent)
         assert len(absent) == (len(task.data.clients) - 2 if which == "local" else 0)
         if which == "local":  # those before aggregation, of the clients of that round
             stored = Run(run).checkpoint().models["local"]
