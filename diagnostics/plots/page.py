@@ -137,11 +137,11 @@ class Page:
             terms: term -> meaning. A term is also found in the plural.
         """
         text = html.unescape(re.sub(r"<[^>]*>", " ", self.html()))
-        used = [
-            (term, _spans(meaning))
-            for term, meaning in terms.items()
-            if re.search(rf"(?i)\b{re.escape(term)}s?\b", text)
-        ]
+        used = []
+        for term, meaning in terms.items():
+            word = re.escape(term)
+            if re.search(rf"(?i)\b{word}s?\b", text):
+                used.append((term, _spans(meaning)))
         if used:
             with self.fold("Words on this page"):
                 self._add("terms", terms=used)

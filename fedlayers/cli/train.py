@@ -173,8 +173,8 @@ class ManyRuns(ConfiguredCommand):
     def main(self, line: str) -> Any:
         arguments = self.arguments()
         name = type(self).__name__.lower()
-        module = import_module(f"fedlayers.decision.{self.module or name}")
-        study = getattr(module, name)
+        home = self.module or name
+        study = getattr(import_module(f"fedlayers.decision.{home}"), name)
         extra = {"command": line, "tell": say}
         for key in extra.keys() & inspect.signature(study).parameters:
             arguments[key] = extra[key]

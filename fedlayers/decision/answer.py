@@ -214,7 +214,9 @@ class Answer(Displayed):
 
 
 def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    if math.isfinite(value):
+        return value
+    return None
 
 
 def _plain(line: Line) -> dict[str, Any]:
@@ -258,9 +260,14 @@ def describe(way: str, task: str) -> str:
 def score_name(answer: Answer) -> str:
     """Return the name of the score that ranks: the log loss of classes, else the loss, or the named score."""
     if answer.score != "loss":
-        unit = " %" if TABLE[answer.score].share else ""
-        return f"{label_of(answer.score)}{unit}"
-    return "log loss" if answer.task in (CLASSIFICATION, MULTILABEL) else "loss"
+        unit = ""
+        if TABLE[answer.score].share:
+            unit = " %"
+        label = label_of(answer.score)
+        return f"{label}{unit}"
+    if answer.task in (CLASSIFICATION, MULTILABEL):
+        return "log loss"
+    return "loss"
 
 
 def number(answer: Answer, value: float) -> str:
@@ -284,13 +291,18 @@ def difference(answer: Answer, line: Line, reverse: bool = False) -> str:
     value, low, high = sign * line.difference, line.low, line.high
     if reverse:
         low, high = -line.high, -line.low
-    word = "higher" if value > 0 else "lower"
+    word = "lower"
+    if value > 0:
+        word = "higher"
     if value <= 0:
         low, high = -high, -low
     ends = ""
     if math.isfinite(low):
-        ends = f" [{number(answer, low)}, {number(answer, high)}]"
-    return f"{number(answer, abs(value))} {word}{ends}"
+        lowest = number(answer, low)
+        highest = number(answer, high)
+        ends = f" [{lowest}, {highest}]"
+    amount = number(answer, abs(value))
+    return f"{amount} {word}{ends}"
 
 
 # --- the headline ----------------------------------------------------------------------------------------------
@@ -299,28 +311,35 @@ def difference(answer: Answer, line: Line, reverse: bool = False) -> str:
 def headline(answer: Answer) -> str:
     """Return what to do and how much better it is, in at most 60 words and eight numbers besides names."""
     base = answer.line("base_rate")
-    name = f"{answer.split.capitalize()} {score_name(answer)}"
+    score_text = score_name(answer)
+    name = f"{answer.split.capitalize()} {score_text}"
     if answer.action == NONE:
         first = "No way is better than the base rate: use none of them."
-        score = f"{name} of the base rate {number(answer, answer.best.value)}"
+        value_text = number(answer, answer.best.value)
+        score = f"{name} of the base rate {value_text}"
         if len(answer.lines) > 1:
             other = answer.lines[1]
-            score += (
-                f"; {describe(other.way, answer.task)}: {difference(answer, other)}"
-            )
+            simple_name = describe(other.way, answer.task)
+            gap_words = difference(answer, other)
+            score += f"; {simple_name}: {gap_words}"
         return f"{first} {score}."
     first, rivals = _what_to_do(answer), _headline_rivals(answer)
     if base is not None and not (base.shown and _worse(answer, base)):
         gap = difference(answer, base, reverse=True)
         first += f", which is not shown to be better than the base rate ({gap})"
         rivals = rivals[:1]
-    comparisons = [
-        f"{difference(answer, line, reverse=True)} than {describe(line.way, answer.task)}"
-        for line in rivals
-    ]
-    score = f"{name} {number(answer, answer.best.value)}"
+    comparisons = []
+    for line in rivals:
+        gap, other_name = (
+            difference(answer, line, reverse=True),
+            describe(line.way, answer.task),
+        )
+        comparisons.append(f"{gap} than {other_name}")
+    value_text = number(answer, answer.best.value)
+    score = f"{name} {value_text}"
     if comparisons:
-        score += f": {' and '.join(comparisons)}"
+        comparisons_text = " and ".join(comparisons)
+        score += f": {comparisons_text}"
     return f"{first}. {score}."
 
 
@@ -331,7 +350,9 @@ def _worse(answer: Answer, line: Line) -> bool:
 
 def _headline_rivals(answer: Answer) -> list[Line]:
     """Return at most two lines that the headline compares with."""
-    first = "local" if answer.action == SHARE_ALL else "fedavg"
+    first = "fedavg"
+    if answer.action == SHARE_ALL:
+        first = "local"
     wanted = [first, "linear_local", "boosting_local", "local", "fedavg"]
     if answer.action in (SHARE_SOME, ALONE):
         wanted = ["fedavg", "local", "linear_local", "boosting_local"]
@@ -352,7 +373,9 @@ def _what_to_do(answer: Answer) -> str:
     if way == LINEAR:
         text = "Share a linear model in place of the network"
     elif answer.action == SHARE_SOME:
-        text = f"Keep {layer_names(local)} local and share {layer_names(shared)}"
+        local_names = layer_names(local)
+        shared_names = layer_names(shared)
+        text = f"Keep {local_names} local and share {shared_names}"
     elif way == "groups":
         text = "Share all layers within groups of clients"
     elif way == "fedavg":
@@ -395,17 +418,20 @@ def bullets(answer: Answer) -> list[str]:
 def _all_bullets(answer: Answer) -> list[str]:
     task, lines = answer.task, []
     if answer.also_good:
-        alternatives = [
-            f"{describe(line.way, task)} ({difference(answer, line)})"
-            for line in answer.also_good
-        ]
+        alternatives = []
+        for line in answer.also_good:
+            other_name, gap = describe(line.way, task), difference(answer, line)
+            alternatives.append(f"{other_name} ({gap})")
         alone = all(line.action == ALONE for line in answer.also_good)
-        where = " without federating" if alone else ""
+        where = ""
+        if alone:
+            where = " without federating"
         lines.append(f"Within one standard error{where}: {listing(alternatives)}.")
     network = answer.line(answer.network)
     if network is not None and answer.network != answer.way:
         gap = difference(answer, network)
-        lines.append(f"Of your network, {describe(network.way, task)} is best: {gap}.")
+        network_name = describe(network.way, task)
+        lines.append(f"Of your network, {network_name} is best: {gap}.")
     if answer.differ is not None:
         probable = task in (CLASSIFICATION, MULTILABEL)
         lines.append(answer.differ.text("log loss" if probable else "loss"))
@@ -474,25 +500,36 @@ def table(answer: Answer) -> pd.DataFrame:
         if line is not answer.best:
             gap = f"{line.difference + 0.0:+.{answer.digits}f}"
             if math.isfinite(line.low):
-                gap += f" [{number(answer, line.low)}, {number(answer, line.high)}]"
+                lowest = number(answer, line.low)
+                highest = number(answer, line.high)
+                gap += f" [{lowest}, {highest}]"
         rows.append((line.way, number(answer, line.value), gap, _note(answer, line)))
-    score = f"{answer.split} {score_name(answer)}"
+    score_text = score_name(answer)
+    score = f"{answer.split} {score_text}"
     reference = answer.way or "base_rate"
     return pd.DataFrame(rows, columns=["way", score, f"against {reference}", "note"])
 
 
 def _note(answer: Answer, line: Line) -> str:
     if line is answer.best:
-        return "recommended" if answer.way else ""
+        if answer.way:
+            return "recommended"
+        return ""
     if not line.shown:
         return "no significant difference"
-    return "worse" if _worse(answer, line) else "better"
+    if _worse(answer, line):
+        return "worse"
+    return "better"
 
 
 def legend(answer: Answer) -> str:
     """Return the meaning of the table."""
-    seeds = f"{len(answer.seeds)} seeds" if len(answer.seeds) > 1 else "one seed"
-    better = "Higher" if SCORES[answer.score] else "Lower"
+    seeds = "one seed"
+    if len(answer.seeds) > 1:
+        seeds = f"{len(answer.seeds)} seeds"
+    better = "Lower"
+    if SCORES[answer.score]:
+        better = "Higher"
     how = ""
     if answer.score == "loss" and answer.task in (CLASSIFICATION, MULTILABEL):
         how = " It is calibrated on validation samples."

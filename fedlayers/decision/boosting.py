@@ -99,7 +99,9 @@ def fit_boosting(
     weights = None if class_weights is None else class_weights.numpy()[y]
     classifier.fit(x, y, sample_weight=weights)
     # of two classes there is one output: the log odds of the second
-    columns = present[1:] if len(present) == 2 else present
+    columns = present
+    if len(present) == 2:
+        columns = present[1:]
     _write(module, columns, classifier, classifier.decision_function, x)
     module.absent.copy_(shares)
     module.absent[present] = 0.0

@@ -88,7 +88,8 @@ def choose(
     >>> answer.seeds, sorted(answer.table["way"])
     ((0,), ['base_rate', 'fedavg', 'head_local', 'local'])
     """
-    out = None if out is None else study_folder(out)
+    if out is not None:
+        out = study_folder(out)
     config, objects = with_own(config, data, model, **keys)
     tell = progress if callable(progress) else no_progress
     if score:
@@ -223,7 +224,8 @@ def store(made: Answer, out: Path) -> Answer:
         for name in trained.runs:
             if (plan := _plan_of(trained, name)) is not None:
                 (out / "plans").mkdir(parents=True, exist_ok=True)
-                plan.save(out / "plans" / f"{trained.asked.way(name).folder}.json")
+                folder_name = trained.asked.way(name).folder
+                plan.save(out / "plans" / f"{folder_name}.json")
     save_plan(made.plan, out)
     write_json(out / "choice.json", made.to_json())
     return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -79,16 +80,21 @@ def compared_jobs(
     for name in options or {}:
         check_known("algorithm of this comparison", name, algorithms)
     named = config.federation.plan
-    given = plan is not None or named is not None
+    has_plan = plan is not None or named is not None
     if plan is None and named not in (None, AUTO):
         config, plan = config.with_keys(plan=None), plan_at(str(named))
-    using = plan_users(algorithms, given)
+    using = plan_users(algorithms, has_plan)
     arms = []
     for name in algorithms:
-        own, keys = (settings or {}).get(name, {}), (options or {}).get(name, {})
+        own_settings, keys = (
+            (settings or {}).get(name, {}),
+            (options or {}).get(name, {}),
+        )
         if name not in using:
-            own = {**own, "plan": None}
-        arms.append(Way(name, name, plan if name in using else None, own, keys))
+            own_settings = {**own_settings, "plan": None}
+        arms.append(
+            Way(name, name, plan if name in using else None, own_settings, keys)
+        )
     jobs = jobs_of(arms, config, seeds, Path(out or "") / "runs", **common)
     partitions = {
         task.config.execution.seed: task.data.partition
@@ -149,10 +155,10 @@ def compare(
         RunError: a run failed; the same call resumes from there.
     """
     out = study_folder(out)
-    config, own = with_own(config, data, model, **keys)
+    config, objects = with_own(config, data, model, **keys)
     algorithms = as_list("algorithms", algorithms, distinct=True)
     seeds = seeds_of(config, seeds, 3)
-    kind = task_kind(config, own)
+    kind = task_kind(config, objects)
     if score:
         check_score(score, kind)
     if isinstance(plan, str | Path):
@@ -160,9 +166,9 @@ def compare(
     settings: Mapping[str, dict[str, Any]] = {}
     if tuned is not None:
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
-        settings, options = tuned.apply(config, algorithms, seeds, options, **own)
-    asked = (config, algorithms, seeds, out, options, plan, settings)
-    jobs = compared_jobs(*asked, set(), command=command, **own)
+        settings, options = tuned.apply(config, algorithms, seeds, options, **objects)
+    arguments = (config, algorithms, seeds, out, options, plan, settings)
+    jobs = compared_jobs(*arguments, set(), command=command, **objects)
     shown = {"progress": progress, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
         train(jobs, place)
@@ -258,8 +264,10 @@ def _scored(
     one = losses.of_models(job.arm, loaded.models)
     part = losses.part(one, split, score)
     if probable and split == TEST:
-        made = rows_of(losses, one, job.arm, loaded.round, loaded.kind, "calibrated")
-        calibrated = rows.frame(made)
+        frame_rows = rows_of(
+            losses, one, job.arm, loaded.round, loaded.kind, "calibrated"
+        )
+        calibrated = rows.frame(frame_rows)
         calibrated = calibrated[calibrated["metric"] == "loss"]
         frame = pd.concat([frame, calibrated], ignore_index=True)
     return frame, part
@@ -272,9 +280,11 @@ def _warn_of_seen(
     seed = plan.why.seed
     if seed is None or not plan.why.data:
         return
-    own = job.config.with_keys(algorithm="fedavg", plan=None, options={}, seed=seed)
+    run_config = job.config.with_keys(
+        algorithm="fedavg", plan=None, options={}, seed=seed
+    )
     try:
-        data = replace(job, config=own, plan=None).assemble().data
+        data = replace(job, config=run_config, plan=None).assemble().data
     except UsageError:  # the plan was not measured on data of this partition
         return
     if plan.why.data != data.digest:
@@ -285,9 +295,10 @@ def _warn_of_seen(
         for seed, partition in partitions.items()
         if seen & samples_of(partition, "test")
     ]:
+        seeds_word = "seeds" if len(leaking) > 1 else "seed"
         warn(
             f"the plan was measured on training data of seed {seed} that hold test samples of "
-            f"{'seeds' if len(leaking) > 1 else 'seed'} {listing(leaking)}; with plan='auto', and under playerfl, "
+            f"{seeds_word} {listing(leaking)}; with plan='auto', and under playerfl, "
             "every run decides on its own training data"
         )
 
@@ -356,24 +367,24 @@ def tune(
     ({'fedavg': 2, 'fedprox': 2}, ['lr', 'mu'], ['lr'])
     """
     out = study_folder(out)
-    config, own = with_own(config, data, model, **keys)
+    config, objects = with_own(config, data, model, **keys)
     seeds = seeds_of(config, seeds, 1, APART)
     check_value("trials", trials, ROUNDS)
     algorithms = as_list("algorithms", algorithms, distinct=True)
-    kind = task_kind(config, own)
+    kind = task_kind(config, objects)
     score = check_score(score or MAIN[kind], kind)
     for name in options or {}:
         check_known("algorithm that is tuned", name, algorithms)
     searched = spaces(search, algorithms, options)
-    for key in sorted({key for space in searched.values() for key in space}):
+    for key in sorted({*chain.from_iterable(searched.values())}):
         if key in TRAINING and config.value(key) is not None:
             raise UsageError(f"{key} must be searched or set, not both. Leave one out.")
     using = plan_users(algorithms, given=config.federation.plan is not None)
     arms, tested, lines = [], {}, []
     for name in algorithms:
         fixed = {} if name in using else {"plan": None}
-        found = points(searched[name], trials, config.execution.seed)
-        for number, point in enumerate(found):
+        points_of_way = points(searched[name], trials, config.execution.seed)
+        for number, point in enumerate(points_of_way):
             settings, extra = parts_of(point)
             all_own = {**(options or {}).get(name, {}), **extra}
             arm = Way(f"{name}-{number:03}", name, None, {**fixed, **settings}, all_own)
@@ -382,7 +393,7 @@ def tune(
             line = {"arm": arm.name, "algorithm": name, "trial": number}
             lines.append({**line, **point})
     tried = pd.DataFrame(lines)
-    jobs = jobs_of(arms, config.with_keys(workers=0), seeds, out / "trials", **own)
+    jobs = jobs_of(arms, config.with_keys(workers=0), seeds, out / "trials", **objects)
     tasks: dict[str, Task] = {}
     for job, task in zip(jobs, assembled(jobs, announced=set()), strict=True):
         tasks[job.arm] = task

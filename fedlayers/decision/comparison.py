@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,7 +125,7 @@ class Comparison(Displayed):
         ]
 
     def _table(self, ranks: pd.Series) -> pd.DataFrame:
-        there, known = set(self.scores["metric"]), set(self.clients["algorithm"])
+        there, algorithms = set(self.scores["metric"]), set(self.clients["algorithm"])
         order = dict.fromkeys((*_scores_to_show(there), *SCORES))
         lines = []
         for name, part in self.scores.groupby("algorithm", sort=False):
@@ -132,17 +133,17 @@ class Comparison(Displayed):
             line["seeds"] = part["seed"].nunique()
             for metric in filter(there.__contains__, order):
                 values = part.loc[part["metric"] == metric, "value"]
-                found = statistics.UNKNOWN
+                interval = statistics.UNKNOWN
                 if len(values):
-                    found = statistics.mean_interval(values)
-                line |= found.columns(metric)
-            own = self._of(name)
-            line["fairness"] = statistics.fairness(own)
+                    interval = statistics.mean_interval(values)
+                line |= interval.columns(metric)
+            scores = self._of(name)
+            line["fairness"] = statistics.fairness(scores)
             line["incentive"] = math.nan
-            if name not in BASELINES and set(BASELINES) <= known:
+            if name not in BASELINES and set(BASELINES) <= algorithms:
                 local, fedavg = map(self._of, BASELINES)
                 higher = SCORES[self.score]
-                line["incentive"] = statistics.incentive(own, local, fedavg, higher)
+                line["incentive"] = statistics.incentive(scores, local, fedavg, higher)
             line["rank"] = ranks.get(name, np.nan)
             if self.positive:
                 line["positive"] = self.positive
@@ -156,7 +157,9 @@ class Comparison(Displayed):
     @property
     def legend(self) -> str:
         """The meaning of the table's columns, the local training, the baselines, and why ranks are missing."""
-        better = "above" if SCORES[self.score] else "below"
+        better = "below"
+        if SCORES[self.score]:
+            better = "above"
         columns = LEGEND.format(
             moment=MOMENTS[self.best],
             seeds=plural(self.scores["seed"].nunique(), "seed"),
@@ -201,7 +204,8 @@ class Comparison(Displayed):
                 if not SCORES[score]:
                     low, high = -high, -low
                 ends = bracket(score, low, high)
-            texts[name] = f"{in_column(score, gap)}{ends}"
+            gap_text = in_column(score, gap)
+            texts[name] = f"{gap_text}{ends}"
         table = display_name(self.table, score)
         table.insert(3, f"against {best}", table["algorithm"].map(texts))
         return table
@@ -246,9 +250,9 @@ def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
     for metric in usual if score in ("", *usual) else (score, *usual):
         title = label_of(metric, positive) + f"{_GAP}%" * TABLE[metric].share
         half = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2
-        spread = half.map(lambda h, m=metric: f"{_GAP}±{_GAP}{in_column(m, h)}")
-        means = table[metric].map(lambda v, m=metric: in_column(m, v))
-        text = means + spread.where(np.isfinite(half), "")
+        in_unit = partial(in_column, metric)
+        spread = f"{_GAP}±{_GAP}" + half.map(in_unit)
+        text = table[metric].map(in_unit) + spread.where(np.isfinite(half), "")
         shown[title] = text.where(table[metric].notna(), "–")
     columns = {
         "fairness": ("fairness", "{:.1e}", 1),
@@ -256,8 +260,8 @@ def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
         "rank": ("rank", "{:.1f}", 1),
     }
     for title, (name, form, unit) in columns.items():
-        known = table[name].notna()
-        shown[title] = (unit * table[name]).map(form.format).where(known, "–")
+        has_value = table[name].notna()
+        shown[title] = (unit * table[name]).map(form.format).where(has_value, "–")
     return shown
 
 
@@ -267,8 +271,12 @@ def bracket(score: str, low: float, high: float) -> str:
     >>> bracket("macro_f1", 0.011, 0.029), bracket("macro_f1", 0.0, 0.0)
     (' [1.1, 2.9]', '')
     """
-    ends = f" [{in_column(score, low)}, {in_column(score, high)}]"
-    return ends if low < high else ""
+    lowest = in_column(score, low)
+    highest = in_column(score, high)
+    ends = f" [{lowest}, {highest}]"
+    if low < high:
+        return ends
+    return ""
 
 
 def main_model(frame: pd.DataFrame, *by: str) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from contextlib import (
 )
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,8 @@ class TrainingJob:
     def words(self) -> str:
         """What it tries, as it is told: ``half at 0.01, seed 2``."""
         seed = self.config.execution.seed
-        return f"{self.label.replace('-lr', ' at ')}, seed {seed}"
+        run_name = self.label.replace("-lr", " at ")
+        return f"{run_name}, seed {seed}"
 
     @property
     def resolved(self) -> RunConfig:
@@ -151,7 +153,9 @@ class TrainingJob:
     def best_round(self) -> int | None:
         """The best round of its run's main model under its stopping rule; None without a rule."""
         rule = store.Run(self.path).stopping_rule()
-        return None if rule is None else rule.best.get(rule.main)
+        if rule is None:
+            return None
+        return rule.best.get(rule.main)
 
     def carry_out(self) -> Any:
         """Start or resume the run. A complete run is left as it is. Its notes are those of :func:`assembled`.
@@ -297,7 +301,9 @@ def assembled(
     """
     for job in jobs:
         same = task and task.config.execution.seed == job.config.execution.seed
-        data = task.data if task and same else None
+        data = None
+        if task and same:
+            data = task.data
         task = job.assemble(data)
         if stored:
             check_stored(job.path, task)
@@ -398,7 +404,9 @@ def _named(name: str) -> Backend:
         from fedlayers.backends.cluster import Cluster
 
         return Cluster(rest)
-    return Local(int(rest)) if int(rest) > 1 else InProcessBackend()
+    if int(rest) > 1:
+        return Local(int(rest))
+    return InProcessBackend()
 
 
 # --- before anything is trained --------------------------------------------------------------------------------
@@ -491,23 +499,27 @@ def check_stored(path: Path, task: Task) -> None:
     run = store.Run(path)
     restore.check_given(path, run.config, **task.own)
     stored, plan = restore.stored_config(run.config)
-    config = task.config.with_keys(plan=None) if task.plan is not None else task.config
+    config = task.config
+    if task.plan is not None:
+        config = task.config.with_keys(plan=None)
     for name in [key for key in KEYS if key not in FREE]:
         # a stored tuple is a list
         if json.dumps(stored.value(name)) != json.dumps(config.value(name)):
+            stored_value = stored.value(name)
+            own_value = config.value(name)
             raise UsageError(
-                f"{path} was run with {name}={stored.value(name)!r}, now it is {config.value(name)!r}. "
+                f"{path} was run with {name}={stored_value!r}, now it is {own_value!r}. "
                 "Choose another directory."
             )
     if (plan and plan.digest) != (task.plan and task.plan.digest):
+        plan_text = plan or "its own"
         raise UsageError(
-            f"{path} was run under another plan ({plan or 'its own'}). Choose another directory."
+            f"{path} was run under another plan ({plan_text}). Choose another directory."
         )
     restore.check_same_start(task, path, weights=True)
 
 
 def samples_of(partition: Partition, split: str) -> set[int]:
     """Return the numbers of all clients' samples of a split."""
-    return {
-        int(place) for places in partition.indices.values() for place in places[split]
-    }
+    parts = (places[split] for places in partition.indices.values())
+    return {*map(int, chain.from_iterable(parts))}

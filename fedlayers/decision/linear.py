@@ -31,5 +31,7 @@ def linear_model_of(data: FederatedData) -> dict[str, Any] | str:
     if isinstance(shape, TokenShape):
         if shape.tokenizer or data.integers:
             return "it counts words, and samples are token ids"
-        return {"counts": COUNTS} if data.elsewhere else {}
+        if data.elsewhere:
+            return {"counts": COUNTS}
+        return {}
     return {}

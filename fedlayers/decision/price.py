@@ -52,9 +52,11 @@ class Cost:
         rounds = plural(self.rounds, "round")
         if self.most > self.rounds:
             rounds = f"about {rounds}, at most {self.most}"
+        size_text = format_bytes(self.n_bytes)
+        time_text = format_seconds(self.seconds)
         return (
             f"{plural(self.runs, 'run')}, {rounds} ({self.full_runs:.1f} full runs); "
-            f"{format_bytes(self.n_bytes)} sent and received, estimated {format_seconds(self.seconds)}"
+            f"{size_text} sent and received, estimated {time_text}"
         )
 
 
@@ -82,7 +84,9 @@ def estimate_cost(
     full = int(config.federation.rounds or 1)
     most = sum(job.until or full for job in jobs)
     waits = int(config.federation.patience or 0) * int(config.execution.eval_every or 1)
-    likely = min(full, 2 * waits) if waits else full
+    likely = full
+    if waits:
+        likely = min(full, 2 * waits)
     ends = [min(job.until or full, likely) for job in jobs]
     moved = [bytes_a_round(tasks[job.arm]) for job in jobs]
     steps = [round_steps(tasks[job.arm]) for job in jobs]
@@ -130,11 +134,11 @@ def bytes_a_round(task: Task) -> float:
     clients, share = range(len(task.data.clients)), task.config.federation.participation
     if not algorithm.static_traffic or algorithm.decides:
         return 2.0 * tree.n_bytes(live) * len(clients) * share
-    return share * sum(
-        tree.n_bytes(tree.select(live, names(Round(0), client)))
-        for client in clients
-        for names in (algorithm.shared, algorithm.uploaded)
-    )
+    total = 0
+    for client in clients:
+        for names in (algorithm.shared, algorithm.uploaded):
+            total += tree.n_bytes(tree.select(live, names(Round(0), client)))
+    return share * total
 
 
 def round_steps(task: Task) -> float:
@@ -180,5 +184,8 @@ def format_seconds(seconds: float) -> str:
     if seconds < 0.1:
         return "< 0.1 s"
     if seconds < 90:
-        return f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+        digits = 1 if seconds < 9.95 else 0
+        return f"{seconds:.{digits}f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -77,21 +78,23 @@ def parse_search(key: str, text: Any) -> Search:
     >>> parse_search("mu", "0.01,0.1,1")
     (0.01, 0.1, 1)
     """
-    found = _RANGE.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
+    match = None
+    if isinstance(text, str):
+        match = _RANGE.fullmatch(text)
+    if match is None:
         values = python_values(text)
         if isinstance(text, str):
             values = map(_value, text.split(","))
         return as_list(f"values of {key}", values, distinct=True)
     try:
-        low, high = float(found["low"]), float(found["high"])
+        low, high = float(match["low"]), float(match["high"])
     except ValueError as error:
         raise UsageError(
             f"ends of the range of {key} must be numbers; got {text!r}."
         ) from error
     log = (
-        found["scale"] is not None
-        and check_known(f"scale of {key}", found["scale"], ("log",)) == "log"
+        match["scale"] is not None
+        and check_known(f"scale of {key}", match["scale"], ("log",)) == "log"
     )
     if not (-math.inf < low < high < math.inf) or (log and low <= 0):
         raise UsageError(
@@ -119,30 +122,34 @@ def spaces(
         raise UsageError(
             "There is nothing to search. Name keys, such as lr=1e-4..1e-1:log."
         )
-    own = {}
+    keys_of = {}
     for name in algorithms:
         kind = find(name, (options or {}).get(name, {}))
-        own[name] = [*TRAINING, *(field.name for field in fields(kind.Config))]
-    found: dict[str, dict[str, Search]] = {name: {} for name in algorithms}
-    for said, text in over.items():
-        chosen = [name for name in algorithms if said.startswith(f"{name}.")]
-        key = said.removeprefix(f"{chosen[0]}.") if chosen else said
+        keys_of[name] = [*TRAINING, *(field.name for field in fields(kind.Config))]
+    spaces_of: dict[str, dict[str, Search]] = {name: {} for name in algorithms}
+    for name_and_key, text in over.items():
+        chosen = [name for name in algorithms if name_and_key.startswith(f"{name}.")]
+        key = name_and_key
+        if chosen:
+            key = name_and_key.removeprefix(f"{chosen[0]}.")
         names = chosen or algorithms
-        having = [name for name in names if key in own[name]]
+        having = [name for name in names if key in keys_of[name]]
         if not having:
-            known = dict.fromkeys(each for name in names for each in own[name])
-            check_known(f"key to tune of {listing(names)}", key, known)
+            key_names = dict.fromkeys(
+                chain.from_iterable(keys_of[name] for name in names)
+            )
+            check_known(f"key to tune of {listing(names)}", key, key_names)
         for name in having:
             if key in (options or {}).get(name, {}):
                 raise UsageError(
                     f"{key} of {name} must be searched or set, not both. Leave one out."
                 )
-            if key in found[name]:
+            if key in spaces_of[name]:
                 raise UsageError(
                     f"{key} of {name} must be searched once; got it twice. Leave one out."
                 )
-            found[name][key] = parse_search(said, text)
-    return found
+            spaces_of[name][key] = parse_search(name_and_key, text)
+    return spaces_of
 
 
 def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
@@ -167,22 +174,23 @@ def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
     True
     """
     whole = math.prod(
-        len(each) if isinstance(each, tuple) else trials for each in space.values()
+        len(range_of_key) if isinstance(range_of_key, tuple) else trials
+        for range_of_key in space.values()
     )
-    found: list[Point] = []
+    chosen: list[Point] = []
     for attempt in range(ATTEMPTS * trials):
-        if len(found) == min(trials, whole):
+        if len(chosen) == min(trials, whole):
             break
         point = {}
-        for key, each in space.items():
+        for key, range_of_key in space.items():
             share = numpy_generator(seed, "tune", key, attempt).random()
-            if isinstance(each, tuple):
-                point[key] = each[int(share * len(each))]
+            if isinstance(range_of_key, tuple):
+                point[key] = range_of_key[int(share * len(range_of_key))]
             else:
-                point[key] = each.at(share)
-        if point not in found:
-            found.append(point)
-    return found
+                point[key] = range_of_key.at(share)
+        if point not in chosen:
+            chosen.append(point)
+    return chosen
 
 
 def _value(text: str) -> Any:
@@ -244,11 +252,11 @@ class Tuned(Displayed):
         path = Path(path)
         wrong = "it has no known format"
         try:
-            found = storage.parsed_json(storage.read_text(path, storage.JSON_BYTES))
-            if isinstance(found, dict) and check_version(
-                path, found.pop("format", None), FORMAT
+            content = storage.parsed_json(storage.read_text(path, storage.JSON_BYTES))
+            if isinstance(content, dict) and check_version(
+                path, content.pop("format", None), FORMAT
             ):
-                wrong = validate(found, FORM) or _unknown(found)
+                wrong = validate(content, FORM) or _unknown(content)
         except UsageError:
             raise
         except (OSError, ValueError) as error:
@@ -257,7 +265,7 @@ class Tuned(Displayed):
             raise UsageError(
                 f"tuned must be a file of fedlayers tune; got {path}: {wrong}. Run fedlayers tune again."
             )
-        return cls(**{**found, "seeds": tuple(found["seeds"])})
+        return cls(**{**content, "seeds": tuple(content["seeds"])})
 
     def apply(
         self,
@@ -291,19 +299,19 @@ class Tuned(Displayed):
             warn(f"tuned on {self.dataset}, compared on {config.data.dataset}")
         if rest := [name for name in algorithms if name not in tuned]:
             warn(f"{listing(rest)} not tuned as the others were: default settings")
-        own = {name: dict((options or {}).get(name, {})) for name in algorithms}
+        options_of = {name: dict((options or {}).get(name, {})) for name in algorithms}
         settings: Settings = {name: {} for name in tuned}
         for name in tuned:
             training, others = parts_of(self.settings[name])
             twice = [key for key in training if config.value(key) is not None]
-            twice += own[name].keys() & others
+            twice += options_of[name].keys() & others
             if twice:
                 raise UsageError(
                     f"{twice[0]} of {name} must be tuned or set, not both. Leave one out."
                 )
             settings[name] = training
-            own[name] |= others
-        return settings, own
+            options_of[name] |= others
+        return settings, options_of
 
     def shown(self) -> pd.DataFrame:
         """Return the chosen settings, a line per algorithm."""
@@ -327,9 +335,10 @@ class Tuned(Displayed):
             f"{count} of {name}'s trials failed: see trials.csv"
             for name, count in counts.items()
         ]
+        seeds_text = listing(map(str, self.seeds))
         legend = (
             f"{self.score} on validation samples of seeds "
-            f"{listing(map(str, self.seeds))}: mean over clients, weighted by training samples. Test samples were "
+            f"{seeds_text}: mean over clients, weighted by training samples. Test samples were "
             "not read."
         )
         return "\n\n".join([shown, *notes, legend])
@@ -339,7 +348,8 @@ def _unknown(found: Mapping[str, Any]) -> str:
     """Describe what tuning never writes: a further entry, or code; empty without a fault."""
     if other := sorted(found.keys() - FORM.keys()):
         return f"it must have the entries {listing(FORM)}; got {other[0]!r}"
-    values = [value for each in found["settings"].values() for value in each.values()]
+    of_algorithms = found["settings"].values()
+    values = chain.from_iterable(by_key.values() for by_key in of_algorithms)
     if code := [
         value for value in values if isinstance(value, str) and is_outside(value)
     ]:

@@ -89,17 +89,22 @@ def predictors(
             name = f"{kind.__name__[1:]}_{suffix}"
             try:
                 with warnings.catch_warnings(action="ignore"), threadpool_limits(1):
-                    made = kind(losses, name, groups)
+                    predictor = kind(losses, name, groups)
             except (UsageError, ValueError, ArithmeticError) as error:
-                failed(f"{name} failed: {first_line(str(error))}")
+                reason = first_line(str(error))
+                failed(f"{name} failed: {reason}")
             else:
-                yield made
+                yield predictor
 
 
 def _samples(losses: SeedLosses, names: Sequence[str]) -> tuple[Tensor, Array]:
     """Return the training samples of some clients together."""
-    own = [client.train for client in losses.task.data.clients if client.name in names]
-    return torch.cat([part.x for part in own]), torch.cat([p.y for p in own]).numpy()
+    parts = [
+        client.train for client in losses.task.data.clients if client.name in names
+    ]
+    return torch.cat([part.x for part in parts]), torch.cat(
+        [p.y for p in parts]
+    ).numpy()
 
 
 # --- linear models: modules, so that they can be exported -----------------------------------------------------
@@ -115,15 +120,15 @@ def _linear(
     for clients in groups:
         x, y = _samples(losses, clients)
         features, centre, scale = _scaled_features(template, x, data.words is None)
-        for penalty, found in zip(PENALTIES, fitted, strict=True):
+        for penalty, modules in zip(PENALTIES, fitted, strict=True):
             weights = None
             if losses.kind == MULTILABEL or np.ptp(y, axis=0).any():
                 weights = _fit(losses, features, y, penalty)
             for client in clients:
-                found[client] = _module(
+                modules[client] = _module(
                     losses, template, weights, client, centre, scale
                 )
-    tried = [_of_modules(losses, name, found) for found in fitted]
+    tried = [_of_modules(losses, name, modules) for modules in fitted]
     return min(tried, key=lambda one: losses.scores(one, VALIDATION)["loss"])
 
 
@@ -135,7 +140,9 @@ def _of_modules(
     def predict(client: str, x: Tensor) -> Tensor:
         outputs = evaluate.predict(found[client], x)
         numbers = losses.kind == REGRESSION
-        return losses.task.criterion.logits(outputs) if numbers else outputs
+        if numbers:
+            return losses.task.criterion.logits(outputs)
+        return outputs
 
     return replace(losses.predictor(name, predict), models=found)
 
@@ -149,8 +156,8 @@ def _scaled_features(
     layer = template.get_submodule("features")
     parts = [layer(part).numpy() for part in x.split(1024)]
     if not scaled:
-        found = sparse.vstack([sparse.csr_matrix(part) for part in parts])
-        return found, np.zeros(1), np.ones(1)
+        matrix = sparse.vstack([sparse.csr_matrix(part) for part in parts])
+        return matrix, np.zeros(1), np.ones(1)
     whole = np.concatenate(parts)
     centre, scale = whole.mean(axis=0, dtype=float), whole.std(axis=0, dtype=float)
     scale[scale == 0] = 1
@@ -169,7 +176,7 @@ def _fit(losses: SeedLosses, x: Any, y: Array, penalty: float) -> Weights:
         ridge = Ridge(alpha=1 / penalty).fit(x, y)
         return ridge.coef_[None], np.array([ridge.intercept_])
     if losses.kind == MULTILABEL:
-        labels = [_logistic(x, each, 2, penalty) for each in y.T.astype(int)]
+        labels = [_logistic(x, label_y, 2, penalty) for label_y in y.T.astype(int)]
         rows_of = [(weights[1] - weights[0], b[1] - b[0]) for weights, b in labels]
         weights, constants = zip(*rows_of, strict=True)
         return np.stack(weights), np.array(constants)
@@ -183,18 +190,18 @@ def _logistic(
     from sklearn.linear_model import LogisticRegression
 
     present = np.unique(y)
-    found = np.zeros((classes, x.shape[1]))
+    coefficients = np.zeros((classes, x.shape[1]))
     constants = np.log((np.bincount(y, minlength=classes) + 1) / (len(y) + classes))
     if len(present) > 1:
-        each = None if weights is None else weights.numpy()[y]
+        sample_weights = None if weights is None else weights.numpy()[y]
         model = LogisticRegression(C=penalty, max_iter=STEPS)
-        model.fit(x, y, sample_weight=each)
-        own, constant = model.coef_, model.intercept_
+        model.fit(x, y, sample_weight=sample_weights)
+        fitted, constant = model.coef_, model.intercept_
         if len(present) == 2:  # one line for both
-            own = np.concatenate([-own, own]) / 2
+            fitted = np.concatenate([-fitted, fitted]) / 2
             constant = np.concatenate([-constant, constant]) / 2
-        found[present], constants[present] = own, constant
-    return found, constants
+        coefficients[present], constants[present] = fitted, constant
+    return coefficients, constants
 
 
 def _module(
@@ -206,18 +213,18 @@ def _module(
     scale: Array,
 ) -> nn.Module:
     """Return a linear model of unscaled samples. Without weights it knows the client's base rate."""
-    made = copy.deepcopy(template).eval()
-    layer: Any = made.get_submodule("fc")
+    module = copy.deepcopy(template).eval()
+    layer: Any = module.get_submodule("fc")
     if weights is None:
         base, criterion = losses.bases[client].numpy(), losses.task.criterion
         if isinstance(criterion, Standardised):
             base = (base - criterion.centre) / criterion.spread
         weights = np.zeros(layer.weight.shape), base
-    own = weights[0] / scale
-    constant = weights[1] - (own * centre).sum(axis=1)
-    values = {"weight": own, "bias": constant}
+    slopes = weights[0] / scale
+    constant = weights[1] - (slopes * centre).sum(axis=1)
+    values = {"weight": slopes, "bias": constant}
     layer.load_state_dict({k: torch.from_numpy(v) for k, v in values.items()})
-    return made
+    return module
 
 
 def _cox(losses: SeedLosses, x: Array, y: Array, penalty: float) -> Array:
@@ -245,7 +252,7 @@ def _boosting(
     losses: SeedLosses, name: str, groups: Sequence[Sequence[str]]
 ) -> Predictor:
     """Fit gradient boosting for each group of clients, as a module (:mod:`fedlayers.decision.boosting`)."""
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     data, criterion = losses.task.data, losses.task.criterion
     for clients in groups:
         x, y = _samples(losses, clients)
@@ -254,8 +261,8 @@ def _boosting(
         model = fit_boosting(
             x.numpy(), y, losses.kind, data.n_classes, losses.class_weights
         )
-        found |= dict.fromkeys(clients, model)
-    return _of_modules(losses, name, found)
+        modules |= dict.fromkeys(clients, model)
+    return _of_modules(losses, name, modules)
 
 
 # --- rows -----------------------------------------------------------------------------------------------------
@@ -270,10 +277,13 @@ def baseline_rows(losses: SeedLosses, one: Predictor) -> Iterator[Row]:
     >>> [frame["algorithm"][0] for frame in frames]
     ['base_rate', 'linear_local', 'linear_pooled', 'boosting_local', 'boosting_pooled']
     """
-    said = f"{BASELINES[one.name]}, temperature {losses.calibration(one)[0]:.2f}"
+    temperature = losses.calibration(one)[0]
+    note = f"{BASELINES[one.name]}, temperature {temperature:.2f}"
     done = int(losses.task.config.federation.rounds or 1)
-    model = "global" if one.name.endswith("pooled") else "personal"
-    return rows_of(losses, one, one.name, done, model, said)
+    model = "personal"
+    if one.name.endswith("pooled"):
+        model = "global"
+    return rows_of(losses, one, one.name, done, model, note)
 
 
 def rows_of(

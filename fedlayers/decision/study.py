@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -56,12 +57,16 @@ class Study(Displayed):
     def lead(self) -> str:
         """Return the decision's regret in a sentence."""
         line = self.table.set_index("way").loc[POLICY]
-        ends = f"[{in_column(self.score, line['low'])}, {in_column(self.score, line['high'])}]"
+        lowest = in_column(self.score, line["low"])
+        highest = in_column(self.score, line["high"])
+        ends = f"[{lowest}, {highest}]"
         if np.isnan(line["low"]):
             ends = "(one seed gives no interval)"
+        score_label = label_of(self.score)
+        regret_text = in_column(self.score, line["regret"])
         return (
-            f"Over {plural(len(self.named), 'seed')} the named way's {label_of(self.score)} on test samples is "
-            f"{in_column(self.score, line['regret'])} {ends} from that of the best single way."
+            f"Over {plural(len(self.named), 'seed')} the named way's {score_label} on test samples is "
+            f"{regret_text} {ends} from that of the best single way."
         )
 
     def shown(self) -> pd.DataFrame:
@@ -69,12 +74,9 @@ class Study(Displayed):
         shown = self.table[["way"]].copy()
         for name in ("test", "regret"):
             shown[name] = [in_column(self.score, value) for value in self.table[name]]
-        shown["interval"] = [
-            ""
-            if np.isnan(low)
-            else f"[{in_column(self.score, low)}, {in_column(self.score, high)}]"
-            for low, high in self.table[["low", "high"]].itertuples(index=False)
-        ]
+        ends = self.table[["low", "high"]].map(partial(in_column, self.score))
+        interval = "[" + ends["low"] + ", " + ends["high"] + "]"
+        shown["interval"] = interval.where(self.table["low"].notna(), "")
         shown["named"] = self.table["named"]
         return shown
 

@@ -42,7 +42,9 @@ UNCALIBRATED = Calibration()
 
 def temperatures_of(kind: str) -> tuple[float, ...]:
     """Return the temperatures at which a task's losses are asked: 1 alone where outputs are no probabilities."""
-    return TEMPERATURES if kind in PROBABLE else (1.0,)
+    if kind in PROBABLE:
+        return TEMPERATURES
+    return (1.0,)
 
 
 def client_losses(
@@ -56,7 +58,8 @@ def client_losses(
     outputs, y = one.outputs[split][client], losses.labels[split][client]
     if losses.kind in PROBABLE:
         return evaluate.log_losses(outputs / temperature[:, None], y)
-    y = y.double() if y.is_floating_point() else y
+    if y.is_floating_point():
+        y = y.double()
     return losses.task.criterion.of_logits().per_sample(outputs, y).double()
 
 

@@ -57,13 +57,13 @@ class Part(NamedTuple):
         """
         if not self.samples or not other.samples:
             return None
-        own = slice(None) if client is None else self.client == client
-        gap = (self.value[own] - other.value[own]).round(DIGITS)
+        rows = slice(None) if client is None else self.client == client
+        gap = (self.value[rows] - other.value[rows]).round(DIGITS)
         if not len(gap):
             return None
-        strata = self.client[own]
+        strata = self.client[rows]
         return statistics.stratified_mean(
-            gap, self.weight[own], self.group[own], strata
+            gap, self.weight[rows], self.group[rows], strata
         )
 
 
@@ -95,22 +95,22 @@ class SumPart(NamedTuple):
 
     def above(self, other: Any, client: int | None = None) -> Estimate | None:
         """Return the paired mean difference to another way's score, as :meth:`Part.above`."""
-        own = self.draws > 0
+        has_draws = self.draws > 0
         if client is not None:
-            own &= np.arange(len(own)) == client
-        if not own.any():
+            has_draws &= np.arange(len(has_draws)) == client
+        if not has_draws.any():
             return None
         one, two = self.way, other.way
-        sums, products = self.sums[own], self.products[own]
-        found = statistics.GroupSums(
-            self.draws[own],
+        sums, products = self.sums[has_draws], self.products[has_draws]
+        sums_of_groups = statistics.GroupSums(
+            self.draws[has_draws],
             sums[:, -1],
             sums[:, one] - sums[:, two],
             products[:, -1, -1],
             products[:, one, one] - 2 * products[:, one, two] + products[:, two, two],
             products[:, one, -1] - products[:, two, -1],
         )
-        return statistics.mean_of_sums(found)
+        return statistics.mean_of_sums(sums_of_groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +132,9 @@ class LossTable:
     @property
     def sign(self) -> int:
         """Return 1 if a higher score is better, else -1."""
-        return 1 if SCORES[self.score] else -1
+        if SCORES[self.score]:
+            return 1
+        return -1
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:
@@ -148,7 +150,9 @@ class LossTable:
     def ways(self) -> tuple[str, ...]:
         """The names of the ways with a part in each seed and split, and the base rate."""
         names = dict.fromkeys(way for _, way, _ in self.parts)
-        wanted = [(seed, split) for seed in self.seeds for split in self.splits]
+        wanted: list[tuple[int, str]] = []
+        for seed in self.seeds:
+            wanted += [(seed, split) for split in self.splits]
         return tuple(
             way
             for way in names
@@ -171,32 +175,32 @@ class LossTable:
         """
         gains = self.sign * (self.means(one, split) - self.means(other, split))
         within = [self._above(seed, one, other, split) for seed in self.seeds]
-        sampled = _pooled([each for each in within if each is not None])
+        sampled = _pooled([estimate for estimate in within if estimate is not None])
         return statistics.mean_over_seeds(
             gains, sampled, self._spread(split), self.overlap[split]
         )
 
     def by_client(self, one: str, other: str, split: str) -> dict[str, Estimate]:
         """Return :meth:`gain` for each client with samples, over its groups. Its score must be a mean of samples."""
-        found, spreads = {}, []
+        gains_of, spreads = {}, []
         for number, name in enumerate(self.clients):
             within = [
                 self._above(seed, one, other, split, number) for seed in self.seeds
             ]
-            known = [each for each in within if each is not None]
-            if len(known) == len(self.seeds):
-                gains = np.array([each.value for each in known])
-                found[name] = gains, _pooled(known)
+            estimates = [estimate for estimate in within if estimate is not None]
+            if len(estimates) == len(self.seeds):
+                gains = np.array([estimate.value for estimate in estimates])
+                gains_of[name] = gains, _pooled(estimates)
                 spreads.append(gains.var(ddof=1) if len(gains) > 1 else 0.0)
-        if not found:
+        if not gains_of:
             return {}
-        free = max(1.0, len(found) * (len(self.seeds) - 1.0))
+        free = max(1.0, len(gains_of) * (len(self.seeds) - 1.0))
         pooled = Estimate(math.nan, math.sqrt(np.mean(spreads)), free)
         return {
             name: statistics.mean_over_seeds(
                 gains, sampled, pooled, self.overlap[split]
             )
-            for name, (gains, sampled) in found.items()
+            for name, (gains, sampled) in gains_of.items()
         }
 
     def _above(
@@ -204,10 +208,10 @@ class LossTable:
     ) -> Estimate | None:
         """Return by how much the first way is better in one seed, with the error over groups within clients."""
         first, second = (self.parts[seed, way, split] for way in (one, other))
-        found = first.above(second, client)
-        if found is None:
+        difference = first.above(second, client)
+        if difference is None:
             return None
-        return found._replace(value=self.sign * found.value)
+        return difference._replace(value=self.sign * difference.value)
 
     def _spread(self, split: str) -> Estimate:
         """Return the standard deviation of a difference over seeds, pooled over all pairs of ways."""
@@ -225,11 +229,11 @@ class LossTable:
 
 def _pooled(within: Sequence[Estimate]) -> Estimate:
     """Return the mean variance and freedom over the samples of a seed."""
-    known = [one for one in within if not math.isnan(one.error)]
-    if not known:
+    usable = [one for one in within if not math.isnan(one.error)]
+    if not usable:
         return NO_SPREAD
-    variance = math.fsum(one.error**2 for one in known) / len(within)
-    free = math.fsum(one.free for one in known) / len(known)
+    variance = math.fsum(one.error**2 for one in usable) / len(within)
+    free = math.fsum(one.free for one in usable) / len(usable)
     return Estimate(math.nan, math.sqrt(variance), free)
 
 
@@ -269,4 +273,6 @@ def recommended(table: LossTable, ways: Sequence[str]) -> str | None:
         return order[0]
     gain = table.gain(order[0], FEDAVG, VALIDATION)
     beaten = gain.value > 0 and gain.value > MARGIN * gain.error
-    return order[0] if beaten else FEDAVG
+    if beaten:
+        return order[0]
+    return FEDAVG

@@ -57,7 +57,9 @@ def answer(
     """
     names = [way for way in actions if way in table.ways]
     way = recommended(table, names) or ""
-    split = TEST if TEST in table.splits else VALIDATION
+    split = VALIDATION
+    if TEST in table.splits:
+        split = TEST
     order = sorted(
         [name for name in table.ways if name != way],
         key=lambda name: -table.sign * table.mean(name, VALIDATION),
@@ -66,7 +68,9 @@ def answer(
     order = [name for name in order if name != first]
     lines, digits = _lines(table, first, order, split, actions)
     by_name = {line.way: line for line in lines}
-    action = actions[way] if way else NONE
+    action = NONE
+    if way:
+        action = actions[way]
     network = recommended(table, [name for name in names if name in plans]) or ""
     rivals = _rivals(table, way, names, actions)
     tuning = known.pop("tuning", {})
@@ -163,7 +167,9 @@ def _rivals(
     def best(ways: Sequence[str]) -> list[str]:
         there = [name for name in ways if name in table.ways and name != way]
         score = {name: table.sign * table.mean(name, VALIDATION) for name in there}
-        return [max(there, key=score.__getitem__)] if there else []
+        if there:
+            return [max(there, key=score.__getitem__)]
+        return []
 
     rivals = best(["local"]) + best(SIMPLE)
     for action in (SHARE_ALL, SHARE_SOME, ALONE):
@@ -198,7 +204,9 @@ def _pooled_line(table: LossTable, lines: Sequence[Line], way: str) -> Line | No
         return None
     best = max(there, key=lambda one: table.sign * table.mean(one.way, VALIDATION))
     better = best.shown and table.sign * best.difference > 0
-    return best if better else None
+    if better:
+        return best
+    return None
 
 
 def _clients(losses: LossTable, way: str, split: str) -> dict[str, str]:
@@ -206,13 +214,15 @@ def _clients(losses: LossTable, way: str, split: str) -> dict[str, str]:
 
     A client loses if one of them is shown to have a lower loss, and gains if it is shown to beat all of them.
     """
-    rivals = [
+    rivals: list[str] = [
         name
         for name in ("linear_local", "local")
         if name != way and name in losses.ways
     ]
     gains = {rival: losses.by_client(way, rival, split) for rival in rivals}
-    keys = [(rival, client) for rival in rivals for client in gains[rival]]
+    keys: list[tuple[str, str]] = []
+    for rival in gains:
+        keys += [(rival, client) for client in gains[rival]]
     corrected = holm([gains[rival][client].p_value for rival, client in keys])
     p_values = dict(zip(keys, corrected, strict=True))
     verdicts = {}
