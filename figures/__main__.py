@@ -253,7 +253,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     mpl.use("Agg")  # pictures go to files, also where there is a screen
     wanted = tyro.cli(Figures, prog="python -m figures", args=arguments)
-    ending = "the same command goes on" if wanted.train else "nothing was trained"
+    ending = "nothing was trained"
+    if wanted.train:
+        ending = "the same command goes on"
     try:
         with progress.end_on_signals(lambda: ending):
             wanted.main()

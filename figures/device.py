@@ -105,7 +105,9 @@ def _measure_fedra(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record accuracy at every client, and of the methods of Table 1 how far features set classes apart."""
     if run == PRETRAINING:
         return pretrained(task, folder)
-    measure = further.measure if "." in run else features.measure
+    measure = features.measure
+    if "." in run:
+        measure = further.measure
     return measure(task, run, folder)
 
 

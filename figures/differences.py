@@ -59,13 +59,11 @@ class Difference:
     @property
     def few(self) -> str:
         """Return the reason why no order is claimed, or an empty text."""
-        return (
-            FEWEST
-            if self.pairs < LEAST_SEEDS
-            else TOO_FEW
-            if self.evaluations < EVALUATIONS
-            else ""
-        )
+        if self.pairs < LEAST_SEEDS:
+            return FEWEST
+        if self.evaluations < EVALUATIONS:
+            return TOO_FEW
+        return ""
 
     @property
     def equal(self) -> bool:
@@ -77,9 +75,11 @@ class Difference:
         """Return whether the run lies above the other by its interval; None if undecided or with too few pairs."""
         if self.few:
             return None
-        return (
-            True if self.interval.low > 0 else False if self.interval.high < 0 else None
-        )
+        if self.interval.low > 0:
+            return True
+        if self.interval.high < 0:
+            return False
+        return None
 
     @property
     def how(self) -> str:
@@ -168,10 +168,8 @@ def _shrinks(gaps: pd.DataFrame) -> str:
 
 def joint(verdicts: list[bool | None]) -> bool | None:
     """The verdict on a statement whose parts must all hold: False if one does not, None if one is open."""
-    return (
-        False
-        if False in verdicts
-        else True
-        if verdicts and None not in verdicts
-        else None
-    )
+    if False in verdicts:
+        return False
+    if verdicts and None not in verdicts:
+        return True
+    return None

@@ -126,7 +126,9 @@ def _says(metric: str, frame: pd.DataFrame) -> str:
         f"unit: {', '.join(named)}",
     ]
     if about.pairs:
-        inverse = "" if about.distance else " of 1 − value"
+        inverse = " of 1 − value"
+        if about.distance:
+            inverse = ""
         parts.append(f"The curve is each client's mean{inverse} over the others")
     return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts)
 
@@ -211,11 +213,10 @@ def redraw(path: Path, out: Path | None = None) -> Path:
     Raises:
         UsageError, CorruptError: as of :meth:`figures.items.Item.read` and :func:`entries`.
     """
-    page, pictures = (
-        (PAGE, items.PICTURES / NAME)
-        if out is None
-        else (out / "gallery.md", out / NAME)
-    )
+    if out is None:
+        page, pictures = (PAGE, items.PICTURES / NAME)
+    else:
+        page, pictures = (out / "gallery.md", out / NAME)
     shown = entries(*STUDY.read(path))
     pictures.mkdir(exist_ok=True)
     for entry in shown:
@@ -241,7 +242,9 @@ def _page(shown: list[Entry], where: str) -> str:
     )
     parts = [lead]
     for entry in shown:
-        kind = "" if entry.command.startswith("fedlayers") else "python"
+        kind = "python"
+        if entry.command.startswith("fedlayers"):
+            kind = ""
         title = entry.name.replace("_", " ")
         picture = f"![{title}]({where}/{entry.name}.png)"
         said = f"**{entry.concludes}** {entry.says}"

@@ -251,9 +251,10 @@ def lines_beside(
 
     The measured bounds are the 5th and 95th percentile of the curves, or the least and greatest value.
     """
-    low, high, bounds = (
-        (0.0, 1.0, "range") if whole_range else (0.05, 0.95, "5-95 % range")
-    )
+    if whole_range:
+        low, high, bounds = (0.0, 1.0, "range")
+    else:
+        low, high, bounds = (0.05, 0.95, "5-95 % range")
     return [
         {
             "quantity": quantity,
@@ -283,13 +284,13 @@ def cuts(
     for values in combined.to_numpy(dtype=np.float64):
         for threshold in thresholds:
             sound = bool(np.isfinite(values).all())
-            last = (
-                names[select.sensitivity_ratio(values.tolist(), threshold) - 1]
-                if sound
-                else "no decision"
-            )
+            last = "no decision"
+            if sound:
+                last = names[select.sensitivity_ratio(values.tolist(), threshold) - 1]
             counts.loc[threshold, last] += 1
-    return counts if counts["no decision"].any() else counts.drop(columns="no decision")
+    if counts["no decision"].any():
+        return counts
+    return counts.drop(columns="no decision")
 
 
 def cut_lines(
@@ -341,9 +342,9 @@ def by_layer(lines: pd.DataFrame, headings: Mapping[str, str]) -> str:
 def _with_range(value: float, low: float, high: float) -> str:
     if pd.isna(low):
         return f"{value:.3g}"
-    return (
-        f"{value:.3g} ({low:g})" if low == high else f"{value:.3g} ({low:g}-{high:g})"
-    )
+    if low == high:
+        return f"{value:.3g} ({low:g})"
+    return f"{value:.3g} ({low:g}-{high:g})"
 
 
 def decides(

@@ -53,9 +53,9 @@ def seeds_behind(header: Mapping[str, Any], runs: Collection[str] = ()) -> str:
 def span(numbers: Iterable[int]) -> str:
     """The least and the greatest of some numbers, as text: ``3-4``, or ``4`` if they are one."""
     ordered = sorted(numbers)
-    return (
-        f"{ordered[0]}" if ordered[0] == ordered[-1] else f"{ordered[0]}-{ordered[-1]}"
-    )
+    if ordered[0] == ordered[-1]:
+        return f"{ordered[0]}"
+    return f"{ordered[0]}-{ordered[-1]}"
 
 
 def numbers(values: Iterable[Any], how: str = ".2f") -> list[str]:
@@ -125,7 +125,9 @@ def _in_one_cell(key: str, values: Collection[Any]) -> str:
     shown = sorted(
         {words(str(value).rpartition(":")[2]) for value in values}, key=str.lower
     )
-    return f"{len(shown)} of them" if len(shown) > 2 * MANY else ", ".join(shown)
+    if len(shown) > 2 * MANY:
+        return f"{len(shown)} of them"
+    return ", ".join(shown)
 
 
 _HEAD = ("expectation", "verdict", "measured")
@@ -150,11 +152,10 @@ def expectations(findings: Sequence[Finding]) -> str:
             finding.incomparable for finding in findings if finding.incomparable
         )
     )
-    number = (
-        {reason: f" ({k})" for k, reason in enumerate(reasons, 1)}
-        if len(reasons) > 1
-        else {}
-    )
+    if len(reasons) > 1:
+        number = {reason: f" ({k})" for k, reason in enumerate(reasons, 1)}
+    else:
+        number = {}
     cells = [
         (
             finding.expected,
@@ -260,4 +261,6 @@ def missing_runs(header: Mapping[str, Any], runs: Collection[str] | None = None)
     ]
     if len(lacking) > 2 * MANY:
         return f" {len(lacking)} runs are missing."
-    return f" Missing: {', '.join(lacking)}." if lacking else ""
+    if lacking:
+        return f" Missing: {', '.join(lacking)}."
+    return ""

@@ -119,11 +119,9 @@ class Ranking:
     def says(self) -> str:
         """The result of Friedman's test in words."""
         test = self.friedman
-        return (
-            f"p = {test.p_value:.2g} over {test.n_blocks} datasets"
-            if test.status == "ok"
-            else test.status
-        )
+        if test.status == "ok":
+            return f"p = {test.p_value:.2g} over {test.n_blocks} datasets"
+        return test.status
 
     @property
     def critical(self) -> float:

@@ -57,7 +57,11 @@ def median_interval(
 
 def beyond(share: Interval, least: float = HALF) -> bool | None:
     """Return whether a share is above ``least``: by its whole interval, or by none of it."""
-    return True if share.low > least else False if share.high < least else None
+    if share.low > least:
+        return True
+    if share.high < least:
+        return False
+    return None
 
 
 def by_seed(values: pd.DataFrame) -> pd.DataFrame:
@@ -84,7 +88,9 @@ def of_seeds(
     """
     seeds = by_seed(values)
     gone = values.columns.get_level_values(0).nunique() - seeds.shape[1]
-    lacking = f" ({gone} more without a value)" if gone else ""
+    lacking = ""
+    if gone:
+        lacking = f" ({gone} more without a value)"
     if seeds.empty:
         return f"in no seed is every value known{lacking}", None
     count = sum(bool(holds(seeds.iloc[:, k])) for k in range(seeds.shape[1]))
@@ -116,26 +122,24 @@ def of_ranges(
     outside, across = [], []
     seeds = by_seed(values)
     for layer in values.index:
-        ends = (
-            median_ends(seeds.loc[layer])[1:]
-            if seeds.shape[1]
-            else (math.nan, math.nan)
-        )
+        if seeds.shape[1]:
+            ends = median_ends(seeds.loc[layer])[1:]
+        else:
+            ends = (math.nan, math.nan)
         if not ends[0] <= ends[1]:
             across.append(str(layer))
         elif ends[1] < low[layer] - TOLERANCE or ends[0] > high[layer] + TOLERANCE:
             outside.append(str(layer))
         elif ends[0] < low[layer] - TOLERANCE or ends[1] > high[layer] + TOLERANCE:
             across.append(str(layer))
-    parts = [
-        f"outside at {', '.join(outside)}" if outside else "",
-        f"undecided at {', '.join(across)}" if across else "",
-    ]
-    sentence = "; ".join(filter(None, parts)) or "inside at every layer"
-    return (
-        f"{sentence} (by the medians' intervals)",
-        False if outside else None if across else True,
-    )
+    parts = []
+    if outside:
+        parts.append("outside at " + ", ".join(outside))
+    if across:
+        parts.append("undecided at " + ", ".join(across))
+    sentence = "; ".join(parts) or "inside at every layer"
+    holds = verdict(not parts, bool(outside))
+    return f"{sentence} (by the medians' intervals)", holds
 
 
 # --- joint claims ----------------------------------------------------------------------------------------------
@@ -201,7 +205,9 @@ def _above(gap: Difference, bound: float) -> float:
     """The p-value of a one-sided t test that a difference lies above a bound."""
     mean, error = gap.each.mean(), gap.each.sem()
     if gap.few or error == 0:
-        return math.nan if gap.few else float(mean <= bound)
+        if gap.few:
+            return math.nan
+        return float(mean <= bound)
     return float(stats.t.sf((mean - bound) / error, gap.pairs - 1))
 
 
@@ -236,6 +242,17 @@ NO_HIGHER = Check(
 )
 
 
+def verdict(holds: bool, fails: bool) -> bool | None:
+    """Return True if a claim holds, False if it fails, and None if neither is shown.
+
+    >>> verdict(True, False), verdict(False, True), verdict(False, False)
+    (True, False, None)
+    """
+    if holds:
+        return True
+    return False if fails else None
+
+
 def of_parts(odds: Sequence[Odds]) -> list[bool | None]:
     """Return the verdict on each part of a claim that all of them hold.
 
@@ -244,7 +261,7 @@ def of_parts(odds: Sequence[Odds]) -> list[bool | None]:
     """
     least = [1.0 if math.isnan(min(pair)) else min(pair) for pair in odds]
     return [
-        True if part_odds.holds < ALPHA else False if p < ALPHA else None
+        verdict(part_odds.holds < ALPHA, p < ALPHA)
         for part_odds, p in zip(odds, holm(least), strict=True)
     ]
 
@@ -323,11 +340,9 @@ def judged(
         word = word if name in parts else "no test"
         if part is False and gap.interval.low <= 0 <= gap.interval.high:
             word = "level"
-        value = (
-            show(gap.at(0.9) if test.bounds else gap.interval)
-            if gap.pairs
-            else "no pair of runs"
-        )
+        value = "no pair of runs"
+        if gap.pairs:
+            value = show(gap.at(0.9) if test.bounds else gap.interval)
         comparisons.append(
             f"{name} {value}".strip() + (f" ({word})" if gap.pairs else "")
         )

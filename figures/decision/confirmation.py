@@ -330,7 +330,9 @@ def verdict(table: pd.DataFrame) -> str:
     losses = [loss for decision in decisions for loss in decision["harmed"].values()]
     harmed = "No client was named harmed, so the claim was not put to a test."
     if losses:
-        holds = "Holds" if np.mean(losses) <= MOST_HARM else "Does not hold"
+        holds = "Does not hold"
+        if np.mean(losses) <= MOST_HARM:
+            holds = "Holds"
         harmed = f"{holds}: {len(losses)} named clients lose {np.mean(losses):.3f} nats on the other half."
     return "\n".join(
         [

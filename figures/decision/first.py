@@ -67,7 +67,11 @@ def verdict(mode: str, gap: Interval) -> str:
         holds, fails = gap.high < MARGINS[mode], gap.low > MARGINS[mode]
     else:
         holds, fails = gap.low > -MARGINS[mode], gap.high < -MARGINS[mode]
-    return "not worse" if holds else "worse" if fails else "undecided"
+    if holds:
+        return "not worse"
+    if fails:
+        return "worse"
+    return "undecided"
 
 
 def table() -> str:

@@ -80,7 +80,9 @@ def count(
     verdicts = [
         entry[key] for job, entry in found.items() if job[0] in names and key in entry
     ]
-    return f"{verdicts.count(verdict)} of {len(verdicts)}" if verdicts else "–"
+    if verdicts:
+        return f"{verdicts.count(verdict)} of {len(verdicts)}"
+    return "–"
 
 
 def tested() -> pd.DataFrame:
@@ -125,7 +127,9 @@ def groups(rows: pd.DataFrame) -> str:
             of_federation = claims[
                 (claims["federation"] == name) & (claims["method"] == method)
             ]
-            right = str(of_federation["right"].sum()) if name in planted else "–"
+            right = "–"
+            if name in planted:
+                right = str(of_federation["right"].sum())
             cells += [
                 f"{of_federation['claimed'].sum()} of {len(of_federation)}",
                 right,
@@ -182,12 +186,17 @@ def truth(rows: pd.DataFrame) -> str:
     for name in (*KNOWN, *CONVOLUTIONAL):
         table = plans_of(rows, name)
         gap, low, high = mean_interval(table["head"] - table["before"])
+        better = "level"
+        if low > 0:
+            better = "head"
+        elif high < 0:
+            better = "before"
         lines.append(
             {
                 "federation": f"`{name}`",
                 **dict(zip(table, numbers(table.mean(), ".1f"), strict=True)),
                 "head minus before, 95 %": f"{gap:.1f} [{low:.1f}, {high:.1f}]",
-                "better end": "head" if low > 0 else "before" if high < 0 else "level",
+                "better end": better,
                 "seeds": len(table),
             }
         )
@@ -325,8 +334,12 @@ def adapters(rows: pd.DataFrame) -> str:
         if name in ADAPTED:
             head, first = (of(rows, arm)[name, seed, 0] for arm in ends(name))
             *before, last = answer["layer_tuning"]
-            says = "head" if last > max(before) else "first half"
-            named = head if says == "head" else first
+            says = "first half"
+            if last > max(before):
+                says = "head"
+            named = first
+            if says == "head":
+                named = head
             both = min(head, first, key=lambda each: each["validation"])
             loss = 100 * (named["test"] - both["test"])
             scores = [*plans(rows, name, seed), score(rows, name, seed, FACTOR_A), loss]

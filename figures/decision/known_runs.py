@@ -229,12 +229,13 @@ def changed(x: Any, y: Any, kind: str, client: int, classes: int) -> tuple[Any, 
         planes = permuted_inputs(planes, client)
         x = planes if x.ndim == 3 else planes.transpose(0, 2, 3, 1)
     elif kind == "inverted":
-        x = 255 - x if client % 2 else x
+        if client % 2:
+            x = 255 - x
     elif kind == "contrast":
         factor, added = CONTRASTS[client % len(CONTRASTS)]
         x = np.clip(x * factor + 255 * added, 0, 255).astype(np.uint8)
-    elif kind == "words":
-        x = tweets.coded_words(x, client) if client % 2 else x
+    elif kind == "words" and client % 2:
+        x = tweets.coded_words(x, client)
     return x, y
 
 
@@ -245,7 +246,8 @@ def federation(name: str, seed: int = 0) -> tuple[FederatedData, str, int]:
     clients, train, validation, rounds = SIZES[int(size)]
     x, y = pictures(source)
     classes = int(count)
-    y = (y < 5).astype(int) if classes == 2 else y
+    if classes == 2:
+        y = (y < 5).astype(int)
     draw = np.random.default_rng(zlib.crc32(name.encode()) + seed)
     shares = np.full((clients, classes), 1 / classes)
     if kind == "shares":
@@ -406,7 +408,9 @@ def measured(job: Job, lr: float) -> dict[str, Any]:
 
 def rate(rows: pd.DataFrame, name: str) -> float:
     """Return the rate of a federation: the one of FedAvg with the lowest validation loss, or the registered one."""
-    tuned = ADAPTED[0] if name in ADAPTED else name
+    tuned = name
+    if name in ADAPTED:
+        tuned = ADAPTED[0]
     its = where(rows, federation=tuned, arm="rate")
     if its.empty:
         return RATES[1]

@@ -93,7 +93,9 @@ def repeat(label: str, seed: int, changed: bool, names: Sequence[str]) -> None:
     """Decide on federations of the demo from a first seed, and add a line for each."""
     for name in names:
         began = time.process_time()
-        model = changed_model(name, seed) if changed else None
+        model = None
+        if changed:
+            model = changed_model(name, seed)
         how: Any = {"dataset": name, "seed": seed, "seeds": 3, "progress": False}
         with TemporaryDirectory() as folder:
             answer = fl.choose(out=Path(folder) / "out", model=model, **how)
@@ -124,7 +126,9 @@ def picture(rows: pd.DataFrame) -> Figure:
         ax.axvline(score, color="0.8", linewidth=0.8, zorder=0)
         for way in of_federation.index.intersection(ORDER):
             line = of_federation.loc[way]
-            colour = "C1" if way == best else "C0"
+            colour = "C0"
+            if way == best:
+                colour = "C1"
             ends = [score + line["low"], score + line["high"]]
             if np.isfinite(ends).all() and way != best:
                 ax.plot(ends, [places[way]] * 2, color=colour)

@@ -174,7 +174,9 @@ def main(hours: float = 6.0, name: str = "") -> None:
         name: how the names of the federations begin that are trained.
     """
     torch.set_num_threads(1)
-    rows = read_truth() if TRUTH.exists() else None
+    rows = None
+    if TRUTH.exists():
+        rows = read_truth()
     done, rates, spent = set(), {}, 0.0
     if rows is not None:
         done = {*zip(rows["federation"], rows["seed"], rows["shared"], strict=True)}

@@ -210,7 +210,9 @@ def _draw_sent(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _readable(value: float, what: str) -> str:
-    return f"{value:.2f}" if what == INCREASE else f"{value:,.0f}"
+    if what == INCREASE:
+        return f"{value:.2f}"
+    return f"{value:,.0f}"
 
 
 TABLE10 = items.register(Item(

@@ -142,7 +142,9 @@ def _fitted(engine: Engine, task: runner.Task) -> pd.DataFrame:
                     n_train=len(fitted[1]),
                 )
             )
-    return pd.concat([table, rows.frame(lines)], ignore_index=True) if lines else table
+    if lines:
+        return pd.concat([table, rows.frame(lines)], ignore_index=True)
+    return table
 
 
 items.register(Item(
@@ -197,11 +199,9 @@ class Table:
     def named(self, line: str) -> str:
         """A line in words: its method, or where FedPFT's own are compared what the features passed."""
         method, _, kind = line.partition(">")
-        return (
-            KINDS[kind]
-            if self.place == "Table 5"
-            else self.names.get(method) or called(method)
-        )
+        if self.place == "Table 5":
+            return KINDS[kind]
+        return self.names.get(method) or called(method)
 
 
 def called(method: str) -> str:
@@ -210,7 +210,9 @@ def called(method: str) -> str:
 
 
 def _line(method: str, kind: str) -> str:
-    return f"{method}>{kind}" if kind else method
+    if kind:
+        return f"{method}>{kind}"
+    return method
 
 
 def _methods(*names: str) -> dict[str, str]:
@@ -305,16 +307,14 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
             {name: QUANTITIES[name] for name in table.quantities},
         )
         figure.legend(loc="outside upper center", ncols=2, fontsize=7.5)
-    what = (
-        "three classifiers"
-        if len(table.quantities) > 1
-        else QUANTITIES[table.quantities[0]]
-    )
-    theirs = (
-        table.place
-        if table.dataset == _BASE.data.dataset
-        else f"{table.place}, {dataset(table.dataset)}"
-    )
+    if len(table.quantities) > 1:
+        what = "three classifiers"
+    else:
+        what = QUANTITIES[table.quantities[0]]
+    if table.dataset == _BASE.data.dataset:
+        theirs = table.place
+    else:
+        theirs = f"{table.place}, {dataset(table.dataset)}"
     caption = (
         f"Mean test accuracy of the clients with {what}. The intervals (95 %) are over seeds. "
         f"Hollow marks are the paper's values ({theirs}). "
@@ -346,7 +346,9 @@ def far(frame: pd.DataFrame, data: str, ours: str = OURS) -> str:
     sides = (float(values.mean(axis=None)), printed["accuracy"][OURS] / 100)
     level = little_learned({called(OURS): sides}, (GUESSING, GUESSING))
     other = data != _BASE.data.dataset
-    images = f"images of CIFAR-10, not of {dataset(data)}" if other else ""
+    images = ""
+    if other:
+        images = f"images of CIFAR-10, not of {dataset(data)}"
     return "; ".join(filter(None, [images, level]))
 
 
@@ -380,7 +382,9 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
             for kind, words in KINDS.items() if kind
         ]  # fmt: skip
     quantity = table.quantities[0]
-    what = "accuracy" if quantity == ORIGIN else "accuracy of a new classifier"
+    what = "accuracy of a new classifier"
+    if quantity == ORIGIN:
+        what = "accuracy"
     pairs_apart = [
         above(
             values,
@@ -426,7 +430,9 @@ def _of_fedavg(frame: pd.DataFrame, published: pd.Series) -> tuple[Finding, ...]
         for source_values in (means.mean(axis=1), published)
     )
     fit = f"FedAvg's map lies {mine:+.1f} points from a new classifier, {theirs:+.1f} in the paper: not explained"
-    unexplained = fit if abs(mine - theirs) > 100 * MARGIN else ""
+    unexplained = ""
+    if abs(mine - theirs) > 100 * MARGIN:
+        unexplained = fit
     return set_apart(
         comparison, little_learned(levels, (GUESSING, GUESSING)) or unexplained
     )

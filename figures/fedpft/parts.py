@@ -53,7 +53,9 @@ class Sweep:
 
     def run(self, value: int) -> str:
         """The name of the run with a value."""
-        return OURS if value == self.usual else f"{self.option}_{value}"
+        if value == self.usual:
+            return OURS
+        return f"{self.option}_{value}"
 
 
 SWEEPS = {

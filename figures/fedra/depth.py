@@ -151,9 +151,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     )
     most = [rows.row(BLOCKS, int(n), client=str(client), estimator="most over rounds", **labels(task))
             for client, n in counts.items()]  # fmt: skip
-    return (
-        pd.concat([accuracy, rows.frame(most)], ignore_index=True) if most else accuracy
-    )
+    if most:
+        return pd.concat([accuracy, rows.frame(most)], ignore_index=True)
+    return accuracy
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------

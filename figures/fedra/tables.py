@@ -27,6 +27,7 @@ from figures.items import Drawing, Finding, Item
 from figures.names import title
 from figures.page import markdown, missing_runs, numbers, percent, seeds_in_words
 from figures.score_lines import spans
+from figures.verdicts import verdict
 from fl_core.errors import listing
 from fl_core.statistics import Interval, mean_interval
 
@@ -136,7 +137,7 @@ def _order(means: pd.DataFrame) -> Finding:
     return Finding(
         f"each pair of methods lies as on {' and '.join(TITLES.values())}",
         "; ".join(sentences),
-        False if wrong else True if set(pairs_by_way) == {"above"} else None,
+        verdict(set(pairs_by_way) == {"above"}, bool(wrong)),
         far(means),
     )
 

@@ -138,7 +138,9 @@ def _weights(
             for variant, value in zip(
                 ("pearson", "spearman"), correlations(table, shared), strict=True
             ):
-                status = "ok" if value is not None else "all weights are equal"
+                status = "all weights are equal"
+                if value is not None:
+                    status = "ok"
                 yield rows.row(
                     CORRELATION, value, variant=variant, status=status, **columns
                 )

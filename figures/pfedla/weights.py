@@ -163,7 +163,9 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             heat(Panel(ax, False, False), matrix, square=True)
             most = matrix.to_numpy(float).argmax(axis=1)
             for receiver, sender in enumerate(most):
-                colour = COLOURS[3] if receiver == sender else "white"
+                colour = "white"
+                if receiver == sender:
+                    colour = COLOURS[3]
                 ax.plot(sender + 0.5, receiver + 0.5, ".", color=colour, markersize=5)
             ax.set(xticks=[], yticks=[], xlabel="", ylabel="")
             ax.set_title(

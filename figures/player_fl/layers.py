@@ -60,7 +60,9 @@ class Network:
 
     def at(self, moment: str) -> Network:
         """Return the network with what differs at a moment."""
-        return replace(self, **self.epoch) if moment == FIRST else self
+        if moment == FIRST:
+            return replace(self, **self.epoch)
+        return self
 
 
 _COMMON: dict[str, Any] = {

@@ -272,11 +272,15 @@ def by_shifts(comparison: LayerComparison) -> tuple[Faults, Value]:
         def arrange(module: nn.Module, output: Tensor, flat: list[bool] = flat) -> Tensor:  # fmt: skip
             x = by_position(module, output)
             flat[0] = x.ndim < 3 or (x.ndim == 3 and not along_one(module))
-            return x.sum(1) if flat[0] and x.ndim == 3 else x
+            if flat[0] and x.ndim == 3:
+                return x.sum(1)
+            return x
 
         def side(x: Tensor, flat: list[bool] = flat) -> Tensor:
             single = torch.promote_types(x.dtype, torch.float32)
-            return PROCRUSTES.side(x) if flat[0] else unit_maps(x.to(single))
+            if flat[0]:
+                return PROCRUSTES.side(x)
+            return unit_maps(x.to(single))
 
         sides, lacking = comparison.sides(side, [path], arrange)
         faults |= lacking

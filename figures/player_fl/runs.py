@@ -132,7 +132,9 @@ BY_METHOD = (
 
 def incomparable(header: Mapping[str, Any]) -> dict[str, str]:
     """Datasets without a comparison with the paper, each with the reason."""
-    return FAR if tuned_alike(header) else {**FAR, "heart": RATES_DIFFER}
+    if tuned_alike(header):
+        return FAR
+    return {**FAR, "heart": RATES_DIFFER}
 
 
 def tuned_alike(header: Mapping[str, Any]) -> bool:

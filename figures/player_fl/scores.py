@@ -84,7 +84,9 @@ class Table:
 
         It is 100 for scores and incentive (percent), 1 for fairness (a variance).
         """
-        return 1.0 if self.kind == FAIRNESS else 100.0
+        if self.kind == FAIRNESS:
+            return 1.0
+        return 100.0
 
     @property
     def higher_is_better(self) -> bool:
@@ -93,12 +95,16 @@ class Table:
     @property
     def quantity(self) -> str:
         """The quantity's name in the published numbers."""
-        return self.metric if self.kind == SCORE else f"{self.metric} {self.kind}"
+        if self.kind == SCORE:
+            return self.metric
+        return f"{self.metric} {self.kind}"
 
     @property
     def word(self) -> str:
         """What the metric is called."""
-        return "macro-F1" if self.metric == "macro_f1" else self.metric
+        if self.metric == "macro_f1":
+            return "macro-F1"
+        return self.metric
 
     @property
     def label(self) -> str:
@@ -164,9 +170,10 @@ def by_seed(scored: pd.DataFrame, table: Table) -> pd.DataFrame:
     else:
         best = values.reindex(columns=list(BASELINES))
         higher = SCORES[table.metric]
-        bar = (
-            best.max(axis=1, skipna=False) if higher else best.min(axis=1, skipna=False)
-        )
+        if higher:
+            bar = best.max(axis=1, skipna=False)
+        else:
+            bar = best.min(axis=1, skipna=False)
         better = values.gt(bar, axis=0) if higher else values.lt(bar, axis=0)
         combined = (
             better.astype(float).where(bar.notna(), axis=0).groupby(level=keys).mean()
@@ -238,7 +245,9 @@ def lines(result: Cells) -> list[dict[str, Any]]:
     ]
     table_lines: list[dict[str, Any]] = []
     for dataset in (*CASES, *ABSENT):
-        printed = CASES[dataset].printed if dataset in CASES else dataset
+        printed = dataset
+        if dataset in CASES:
+            printed = CASES[dataset].printed
         for method in shown:
             line: dict[str, Any] = {
                 "quantity": table.quantity,
@@ -250,11 +259,10 @@ def lines(result: Cells) -> list[dict[str, Any]]:
                     "published": value.loc[method, printed],
                     "published_dataset": printed,
                 }
-                line |= (
-                    {}
-                    if spread is None
-                    else {"published_spread": spread.loc[method, printed]}
-                )
+                if spread is None:
+                    line |= {}
+                else:
+                    line |= {"published_spread": spread.loc[method, printed]}
             table_lines.append(line | _cell(result.cells, dataset, method))
     ranks, again = table.printed_ranks(), table.printed_ranking()
     for method in table.methods:
@@ -307,7 +315,9 @@ def _cell(cells: pd.DataFrame, dataset: str, method: str) -> dict[str, Any]:
 
 
 def _measured(value: float, ranking: Ranking, status: str = "ok") -> dict[str, Any]:
-    missing = "ok" if math.isfinite(value) else "no dataset has all methods"
+    missing = "no dataset has all methods"
+    if math.isfinite(value):
+        missing = "ok"
     return {
         "measured": value,
         "datasets": ranking.blocks.shape[1],
@@ -322,7 +332,9 @@ def friedman_printed(table: Table) -> str:
     if rows.empty:
         return ""
     only = rows.iloc[0]
-    return f"< {only['high']:g}" if math.isnan(only["value"]) else f"{only['value']:g}"
+    if math.isnan(only["value"]):
+        return f"< {only['high']:g}"
+    return f"{only['value']:g}"
 
 
 def frame_of(table_lines: list[dict[str, Any]]) -> pd.DataFrame:

@@ -105,11 +105,9 @@ class Decisions:
 
     def layers_later(self, layer: str) -> int | None:
         """Count how many layers later than Table A.2's a decision is; None without a decision."""
-        return (
-            self.layers.index(layer) - self.layers.index(self.lists[PRINTED])
-            if layer in self.layers
-            else None
-        )
+        if layer in self.layers:
+            return self.layers.index(layer) - self.layers.index(self.lists[PRINTED])
+        return None
 
 
 def largest_jump(values: Sequence[float]) -> int:

@@ -59,7 +59,9 @@ def base(dataset: str, method: str) -> RunConfig:
 def grid(dataset: str, method: str) -> tuple[float, ...]:
     """The learning rates that a method tries, the same number for each method."""
     tried = GRIDS[dataset]
-    return PFEDME[: len(tried)] if method == "pfedme" else tried
+    if method == "pfedme":
+        return PFEDME[: len(tried)]
+    return tried
 
 
 def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:

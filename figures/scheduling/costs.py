@@ -101,7 +101,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 def by_round(frame: pd.DataFrame, run: str, metric: str) -> pd.DataFrame:
     """Values of a run in every round, rounds x (layer or variant): those of a row hold until the next row's round."""
     of_run = where(frame, run=run, metric=metric)
-    column = "layer" if metric == TRAINED else "variant"
+    column = "variant"
+    if metric == TRAINED:
+        column = "layer"
     table = of_run.pivot(index="round", columns=column, values="value")
     table = table[list(of_run[column].unique())]
     table.index = table.index.astype(int)
@@ -185,7 +187,9 @@ def _spans(ax: Axes, table: pd.DataFrame) -> None:
 
 def _first(values: pd.Series) -> int:
     """The first training round of a layer, 0 if it never trains."""
-    return int(values.idxmax()) if values.any() else 0
+    if values.any():
+        return int(values.idxmax())
+    return 0
 
 
 # --- sizes of layers (Table 3) ---------------------------------------------------------------------------------

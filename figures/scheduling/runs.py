@@ -146,12 +146,13 @@ def over_thawing(name: str, column: Column, base: RunConfig) -> dict[str, RunCon
 
 def _run(base: RunConfig, column: Column, method: str) -> RunConfig:
     """A method on a column's data. Fine-tuned models are scored at the column's numbers of rounds."""
-    options: dict[str, Any] = (
-        {"finetune_epochs": FINETUNE, "finetune_at": column.at[:-1]}
-        if method in TUNED
-        else {}
-    )
-    options |= {"unfreeze": column.unfreeze} if method in SCHEDULES else {}
+    options: dict[str, Any]
+    if method in TUNED:
+        options = {"finetune_epochs": FINETUNE, "finetune_at": column.at[:-1]}
+    else:
+        options = {}
+    if method in SCHEDULES:
+        options |= {"unfreeze": column.unfreeze}
     return _sized(base, column).with_keys(algorithm=method, options=options)
 
 
@@ -192,7 +193,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     A run of the paper's size is kept while it trains, and goes on after an interruption.
     """
     named, long = labels(task), task.config.data.clients == FULL.data.clients
-    out = folder / f"{run}-{named['seed']}.run" if long else None
+    out = None
+    if long:
+        out = folder / f"{run}-{named['seed']}.run"
     _, frame = trained(task, out)
     accuracy = tested(frame)
     accuracy = accuracy[accuracy["model"] != "local"]
@@ -250,11 +253,10 @@ def curves(frame: pd.DataFrame, dataset: str, methods: Sequence[str]) -> pd.Data
     parts = []
     for method in methods:
         part = accuracy[accuracy["run"] == f"{dataset}.{method}"]
-        part = (
-            part[part["model"] == "global"]
-            if method in TUNED
-            else main_model(part, "run")
-        )
+        if method in TUNED:
+            part = part[part["model"] == "global"]
+        else:
+            part = main_model(part, "run")
         parts.append(part.assign(algorithm=method))
     return pd.concat(parts, ignore_index=True)
 
@@ -300,11 +302,10 @@ def _sizes(
     ].dropna()
     text = f"{sizes.min()} to {sizes.max()} training samples a client and "
     used = names.dataset(config["dataset"])
-    title = (
-        used
-        if has_images(config["dataset"], dataset)
-        else f"{NAMES[dataset]}, in its place {used}"
-    )
+    if has_images(config["dataset"], dataset):
+        title = used
+    else:
+        title = f"{NAMES[dataset]}, in its place {used}"
     return (
         f"{title}: {text}{column.at[-1]} rounds. Layers are unfrozen at rounds {listed(column.unfreeze)}. "
         f"The paper has {column.papers[-1]} rounds and unfreezes at {listed(UNFREEZE)}."
@@ -378,11 +379,9 @@ def incomparable(
         for method in methods
         if (f"{dataset}.{method}", last) in here.index
     ]
-    levels = (
-        f", {span(map(round, scores_here))} % where the paper has {span(map(round, final))}"
-        if scores_here
-        else ""
-    )
+    levels = ""
+    if scores_here:
+        levels = f", {span(map(round, scores_here))} % where the paper has {span(map(round, final))}"
     return f"images of {names.dataset(trained_on)}{levels}"
 
 
