@@ -135,7 +135,8 @@ class Figures:
 
     def _scorecard(self) -> None:
         """Renew the scorecard where the project keeps it, or write its page into a folder of the user's own."""
-        print(f"page: {scorecard.write(self.out or items.HERE)}")
+        path = scorecard.write(self.out or items.HERE)
+        print(f"page: {path}")
 
     def _all(self, paper: str = "") -> None:
         """Draw everything that has rows, or all of a paper.
@@ -160,7 +161,8 @@ class Figures:
             except Exception as error:
                 plt.close("all")
                 failed.append(name)
-                print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+                error_type = type(error).__name__
+                print(f"{name}: {error_type}: {error}", file=sys.stderr)
                 if not isinstance(error, (UsageError, RunError)):
                     traceback.print_exc()
             else:
@@ -226,9 +228,11 @@ class Figures:
                 seeds=self.seeds,
             )
         if self.pack:
-            print(f"packed: {training.pack(study, path)}")
+            packed_path = training.pack(study, path)
+            print(f"packed: {packed_path}")
         if item is gallery.STUDY:
-            print(f"page: {gallery.redraw(path, self.out)}")
+            page_path = gallery.redraw(path, self.out)
+            print(f"page: {page_path}")
             return
         out = self.out or items.PICTURES
         drawn, refused = 0, list[UsageError]()

@@ -57,8 +57,10 @@ class Waiting:
         keys = [key for key in study.planned(self.seeds) if key not in stored]
         for run in self.runs or study.runs:
             if seeds := [seed for name, seed in keys if name == run]:
-                which = f"seed {span(seeds)}"
-                yield f"{run}, {which}: {times.get(run, 'not measured')}"
+                seeds_text = span(seeds)
+                which = f"seed {seeds_text}"
+                time_text = times.get(run, "not measured")
+                yield f"{run}, {which}: {time_text}"
 
 
 WAITING = (

@@ -163,7 +163,8 @@ def _shrinks(gaps: pd.DataFrame) -> str:
     if not (change.high < 0 < mean or mean < 0 < change.low):
         return ""
     ends = (f"{gaps.iloc[k].mean():+.2f} at round {gaps.index[k]}" for k in (0, -1))
-    return f"the difference still shrinks, {', '.join(ends)}"
+    ends_text = ", ".join(ends)
+    return f"the difference still shrinks, {ends_text}"
 
 
 def joint(verdicts: list[bool | None]) -> bool | None:

@@ -112,7 +112,8 @@ def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
 def _diagnose(metric: str) -> str:
     keys = KEYS[WHERE.get(metric, "images")]
     flags = [f"--{key.replace('_', '-')} {value}" for key, value in keys.items()]
-    return f"fedlayers diagnose {' '.join(flags)} --metrics {metric}"
+    flags_text = " ".join(flags)
+    return f"fedlayers diagnose {flags_text} --metrics {metric}"
 
 
 def _says(metric: str, frame: pd.DataFrame) -> str:
@@ -120,10 +121,11 @@ def _says(metric: str, frame: pd.DataFrame) -> str:
     about = METRICS[metric]
     units = frame.loc[frame["metric"] == metric, "unit"].unique()
     named = [str(unit).replace("^2", "²") or "none" for unit in units]
+    names_text = ", ".join(named)
     parts = [
         about.description,
         *about.direction.split("; "),
-        f"unit: {', '.join(named)}",
+        f"unit: {names_text}",
     ]
     if about.pairs:
         inverse = " of 1 − value"
@@ -141,15 +143,17 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
     """
     drawn = {name for run in RUNS for name in metrics_of(run)}
     if lacking := drawn - set(frame["metric"]):
+        lacking_names = listing(sorted(lacking))
         raise UsageError(
-            f"{NAME} must have rows of {listing(sorted(lacking))}; got none. Make them: {STUDY.command}"
+            f"{NAME} must have rows of {lacking_names}; got none. Make them: {STUDY.command}"
         )
 
     def plotted(metric: str, picture: str) -> Figure:
         return album(frame[frame["metric"] == metric], [metric])[picture]()
 
     def of_metric(metric: str, picture: str, says: str, concludes: str) -> Entry:
-        command = f"{_diagnose(metric)}\nfedlayers plot diagnosis --metrics {metric}"
+        diagnose_command = _diagnose(metric)
+        command = f"{diagnose_command}\nfedlayers plot diagnosis --metrics {metric}"
         return Entry(
             picture, says, concludes, command, partial(plotted, metric, picture)
         )
@@ -160,6 +164,7 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
         threshold=1.2,
         variant="training",
     )
+    diagnose_command = _diagnose("federation_sensitivity")
     return [
         *(
             of_metric(name, name, _says(name, frame), conclusion(name, frame))
@@ -200,7 +205,7 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
             "The decision by federation sensitivity S. Layers are federated up to the first ratio of neighbours "
             "above the threshold (bold). Votes show each client's own choice. No unit.",
             conclusions.of_plan(plan),
-            f"{_diagnose('federation_sensitivity')}\n"
+            f"{diagnose_command}\n"
             "fedlayers select diagnosis --rule sensitivity_ratio --threshold 1.2\nfedlayers plot plan.json",
             lambda: figure_of(plots.plan(plan)),
         ),

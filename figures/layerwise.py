@@ -368,8 +368,9 @@ def settings(header: Mapping[str, Any], run: str) -> str:
     """Describe in words how a run was trained."""
     config = header["runs"][run]["config"]
     optimizer = config["optimizer"] + (" (amsgrad)" if config["amsgrad"] else "")
+    loss_name = config["loss"].replace("_", " ")
     return (
-        f"{config['loss'].replace('_', ' ')} and {optimizer} (lr {config['lr']:g}, "
+        f"{loss_name} and {optimizer} (lr {config['lr']:g}, "
         f"weight decay {config['weight_decay']:g}, batch {config['batch_size']})"
     )
 

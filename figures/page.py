@@ -262,5 +262,6 @@ def missing_runs(header: Mapping[str, Any], runs: Collection[str] | None = None)
     if len(lacking) > 2 * MANY:
         return f" {len(lacking)} runs are missing."
     if lacking:
-        return f" Missing: {', '.join(lacking)}."
+        lacking_text = ", ".join(lacking)
+        return f" Missing: {lacking_text}."
     return ""

@@ -351,7 +351,8 @@ def judged(
     ] * test.bounds
     holds, moving = joint(list(parts.values())), [gap.moves for gap in gaps.values()]
     steady = joint([None if gaps[name].moves else part for name, part in parts.items()])
-    sentence = "; ".join(comparisons) + (f" ({', '.join(notes)})" if notes else "")
+    notes_text = ", ".join(notes)
+    sentence = "; ".join(comparisons) + (f" ({notes_text})" if notes else "")
     apart = "" if steady == holds else next(filter(None, moving))
     if holds is None and not apart:
         apart = "; ".join(

@@ -333,12 +333,17 @@ def verdict(table: pd.DataFrame) -> str:
         holds = "Does not hold"
         if np.mean(losses) <= MOST_HARM:
             holds = "Holds"
-        harmed = f"{holds}: {len(losses)} named clients lose {np.mean(losses):.3f} nats on the other half."
+        mean_harm = np.mean(losses)
+        harmed = f"{holds}: {len(losses)} named clients lose {mean_harm:.3f} nats on the other half."
+    mean_verdict = "Does not hold" if below else "Holds"
+    below_text = listed(below, means)
+    above_text = listed(above, means)
+    bound_verdict = "Holds" if gap.high <= MOST else "Not shown"
     return "\n".join(
         [
-            f"1. {'Does not hold' if below else 'Holds'}. The policy's mean regret is {means['policy']:.3f} nats. "
-            f"Lower: {listed(below, means)}. Not lower: {listed(above, means)}.",
-            f"2. {'Holds' if gap.high <= MOST else 'Not shown'}. Against the best rival, `{best}`, "
+            f"1. {mean_verdict}. The policy's mean regret is {means['policy']:.3f} nats. "
+            f"Lower: {below_text}. Not lower: {above_text}.",
+            f"2. {bound_verdict}. Against the best rival, `{best}`, "
             f"the policy has {gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] nats; "
             f"at most {MOST} was asked at the upper end.",
             f"3. {harmed}",
@@ -385,7 +390,8 @@ def write_page() -> None:
     for name, table in results().items():
         start, end = f"<!-- rows:{name} -->\n", "<!-- end -->"
         head, _, rest = text.partition(start)
-        text = f"{head}{start}{table}\n{end}{rest.partition(end)[2]}"
+        rest_of_page = rest.partition(end)[2]
+        text = f"{head}{start}{table}\n{end}{rest_of_page}"
     PAGE.write_text(text)
 
 

@@ -81,7 +81,8 @@ def count(
         entry[key] for job, entry in found.items() if job[0] in names and key in entry
     ]
     if verdicts:
-        return f"{verdicts.count(verdict)} of {len(verdicts)}"
+        n_equal = verdicts.count(verdict)
+        return f"{n_equal} of {len(verdicts)}"
     return "–"
 
 
@@ -224,6 +225,7 @@ def decisions(rows: pd.DataFrame) -> str:
             for local in ("all", "nothing", *subsets(3))
         }
         best = np.nan if arm != "choose" else max(truth.values())
+        mean_price = np.mean(prices)
         lines.append(
             {
                 "federation": f"`{name}`"
@@ -234,7 +236,7 @@ def decisions(rows: pd.DataFrame) -> str:
                 "undecided": sum(
                     len(choice["left"]) > 1 for choice in choices.values()
                 ),
-                "runs": f"{np.mean(prices):.1f}",
+                "runs": f"{mean_price:.1f}",
             }
         )
     return markdown(pd.DataFrame(lines))
@@ -252,7 +254,8 @@ def picture(rows: pd.DataFrame) -> Figure:
             2, 3, figsize=(7.2, 3.6), sharey="row", layout="constrained"
         )
         for (name, title), (above, below) in zip(columns.items(), axes.T, strict=True):
-            above.set_title(f"{title}\nclients: {said(name)}", fontsize=8)
+            words = said(name)
+            above.set_title(f"{title}\nclients: {words}", fontsize=8)
             tuned = of(rows, "profile")[name, 0, 0]["layer_tuning"]
             layers = [f"fc{k + 1}" for k in range(len(tuned))]
             above.bar(layers, tuned, color=COLOURS[0], width=0.6)
@@ -296,7 +299,8 @@ def said(name: str) -> str:
         (rows["federation"] == name) & (rows["draw"] == 0) & (rows["seed"] == 0)
     ]
     p = float(rows[rows["kind"].isin(["alike", "known", "unseen"])]["p"].iloc[0])
-    return f"{DIFFER if p <= LEVEL else 'not shown'} (p = {p:.3f})".replace("0.", ".")
+    answer_words = DIFFER if p <= LEVEL else "not shown"
+    return f"{answer_words} (p = {p:.3f})".replace("0.", ".")
 
 
 def plans(rows: pd.DataFrame, name: str, seed: int = 0) -> list[float]:

@@ -314,11 +314,14 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     if table.dataset == _BASE.data.dataset:
         theirs = table.place
     else:
-        theirs = f"{table.place}, {dataset(table.dataset)}"
+        dataset_name = dataset(table.dataset)
+        theirs = f"{table.place}, {dataset_name}"
+    setting_text = setting(header, values)
+    missing_text = missing_runs(header, table.lines)
     caption = (
         f"Mean test accuracy of the clients with {what}. The intervals (95 %) are over seeds. "
         f"Hollow marks are the paper's values ({theirs}). "
-        f"{setting(header, values)}{missing_runs(header, table.lines)}"
+        f"{setting_text}{missing_text}"
     )
     shown = pd.DataFrame([
         {
@@ -348,7 +351,8 @@ def far(frame: pd.DataFrame, data: str, ours: str = OURS) -> str:
     other = data != _BASE.data.dataset
     images = ""
     if other:
-        images = f"images of CIFAR-10, not of {dataset(data)}"
+        dataset_name = dataset(data)
+        images = f"images of CIFAR-10, not of {dataset_name}"
     return "; ".join(filter(None, [images, level]))
 
 
@@ -357,11 +361,12 @@ def setting(header: Mapping[str, Any], values: pd.DataFrame) -> str:
     drawn = [str(line) for line, _ in values.index if line in header["runs"]]
     config = header["runs"][(drawn or list(header["runs"]))[0]]["config"]
     counts = values.notna().sum(axis=1)
+    counts_text = span(counts)
     return (
         f"CIFAR-10 is split over {config['clients']} clients by Dirichlet({config['alpha']:g}). "
         f"Each client has {config['samples_per_client']} training images. "
         f"ResNet-8 trains for {config['rounds']} of 1000 rounds of {config['epochs']} epochs, "
-        f"with {span(counts)} seed{'s' * (int(counts.max()) > 1)}."
+        f"with {counts_text} seed{'s' * (int(counts.max()) > 1)}."
     )
 
 
@@ -467,7 +472,8 @@ def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
     """The numbers as a table, and what they are."""
     cells: dict[str, list[str]] = {"": [table.named(line) for line in table.lines]}
     for quantity in table.quantities:
-        head = f"{quantity.removesuffix('_accuracy').capitalize()} %"
+        quantity_name = quantity.removesuffix("_accuracy").capitalize()
+        head = f"{quantity_name} %"
         keys = [(line, quantity) for line in table.lines]
         cells[head] = means(values, keys)
         cells[f"{head} (published)"] = numbers(100 * published[keys])
@@ -480,7 +486,8 @@ def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
             "classifier. Both train for 100 epochs of SGD on the client's training images. The extractor stays fixed."
         )
     note = " ".join(sentences)
-    return f"{markdown(cells)}\n\n{note}"
+    table_text = markdown(cells)
+    return f"{table_text}\n\n{note}"
 
 
 WHAT = {

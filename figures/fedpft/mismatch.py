@@ -59,8 +59,10 @@ def right_after(
     d = train[0].shape[-1]
     for x, y in (train, test):
         if x.ndim != 2 or x.shape[1] != d or y.shape != x.shape[:1] or not len(y):
+            x_shape = tuple(x.shape)
+            y_shape = tuple(y.shape)
             raise UsageError(
-                f"features must be [n, {d}] and labels [n]; got {tuple(x.shape)} and {tuple(y.shape)}. Reshape them."
+                f"features must be [n, {d}] and labels [n]; got {x_shape} and {y_shape}. Reshape them."
             )
         if int(y.min()) < 0 or int(y.max()) >= classes:
             raise UsageError(

@@ -167,10 +167,12 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
             [usual if value == sweep.usual else f"{value}" for value in sweep.values],
         )
         ax.set(xlabel=sweep.axis, ylabel="accuracy, %")
+    setting_text = fitted.setting(header, drawn)
+    missing_text = missing_runs(header, [sweep.run(value) for value in sweep.values])
     caption = (
-        f"Mean test accuracy of the clients, with 95 % intervals over seeds. {fitted.setting(header, drawn)} The "
+        f"Mean test accuracy of the clients, with 95 % intervals over seeds. {setting_text} The "
         "paper shows its numbers only in a picture."
-        f"{missing_runs(header, [sweep.run(value) for value in sweep.values])}"
+        f"{missing_text}"
     )
     shown = pd.DataFrame([
         {sweep.option: value, **intervals[value]._asdict(), "seeds": int(values.loc[names[value]].notna().sum())}

@@ -192,12 +192,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         " The transformer was pretrained on Tiny-ImageNet at 32 pixels. Its accuracy there is "
         f"{100 * learnt.loc[learnt['round'].idxmax(), 'value']:.1f} % of 100 classes."
     )
+    depths_text = enumeration(DEPTHS)
+    setting_text = described(header)
+    missing_text = missing_runs(header)
     caption = (
         "Test accuracy of the global model, the mean of the last three evaluations. A dot is a style and a bar their "
         "mean. "
-        f"The clients train at most {enumeration(DEPTHS)} blocks. There are at most {header['seeds']} seeds. "
-        f"{described(header)}{start} "
-        f"The figure fedra.fig4 shows FedRA with k random blocks for every client.{missing_runs(header)}"
+        f"The clients train at most {depths_text} blocks. There are at most {header['seeds']} seeds. "
+        f"{setting_text}{start} "
+        f"The figure fedra.fig4 shows FedRA with k random blocks for every client.{missing_text}"
     )
     findings = _findings(frame, means)
     lead = opening([finding for finding in findings if finding.incomparable])
@@ -222,10 +225,12 @@ def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     with style():
         figure = plt.figure(figsize=(5.4, 3.6), layout="constrained")
         _convergence(figure.subplots(), curves)
+    setting_text = described(header)
+    missing_text = missing_runs(header, SAME)
     caption = (
         "FedRA when every client trains k random blocks of 12. Test accuracy of the global model is the mean of the "
-        f"styles, with one seed. {described(header)} The paper shows one client with a part of NICO++ and prints no "
-        f"numbers.{missing_runs(header, SAME)}"
+        f"styles, with one seed. {setting_text} The paper shows one client with a part of NICO++ and prints no "
+        f"numbers.{missing_text}"
     )
     table = curves.stack().rename("accuracy").reset_index()
     return Drawing(
@@ -309,7 +314,8 @@ def _page(final: pd.DataFrame, means: pd.DataFrame) -> str:
         .reindex(means.index)
     )
     papers = {f"{name} (published)": numbers(printed[name]) for name in printed}
-    return f"{markdown({**columns(final, means), **papers})}\n\n{NOTE}"
+    table_text = markdown({**columns(final, means), **papers})
+    return f"{table_text}\n\n{NOTE}"
 
 
 def far(means: pd.DataFrame, run: str = "alllarge") -> str:

@@ -138,12 +138,14 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             ax.set_xlabel("")
     one = next(iter(planes.values()))
     seeds = span(silhouettes[CLASS].notna().sum(axis=1))
+    setting_text = described(header)
+    missing_text = missing_runs(header)
     caption = (
         f"t-SNE of the features of {len(one)} test images. Colours are classes and markers are styles. "
         f"The panels' axes are not related. Below left: silhouettes with 95 % intervals over {seeds} seeds. "
         "A feature is what the last attention layer of the global model gives to the class token. "
-        f"The t-SNE is of seed 0 with perplexity {one.attrs['perplexity']:.3g}. {described(header)} "
-        f"AllSmall's last layer is in its third block.{missing_runs(header)}"
+        f"The t-SNE is of seed 0 with perplexity {one.attrs['perplexity']:.3g}. {setting_text} "
+        f"AllSmall's last layer is in its third block.{missing_text}"
     )
     table = _table(frame)
     return Drawing(

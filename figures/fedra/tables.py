@@ -52,10 +52,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             figure.subplots(1, 2, sharey=True), shown.items(), strict=True
         ):
             _panel(ax, table, list(means.index))
+            whole_title = title(WHOLE)
             ax.set_xlabel(
                 "accuracy, %"
                 if what == "accuracy"
-                else f"accuracy, % of {title(WHOLE)}'s"
+                else f"accuracy, % of {whole_title}'s"
             )
         figure.legend(
             *ax.get_legend_handles_labels(),
@@ -64,12 +65,16 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             fontsize=7,
         )
     depths, seeds = enumeration(DEPTHS), int(means.notna().sum(axis=1).min())
+    whole_title = title(WHOLE)
+    seeds_text = seeds_in_words(seeds)
+    setting_text = described(header)
+    missing_text = missing_runs(header, METHODS)
     caption = (
         "Left: mean accuracy of the global model over the domains and the last three evaluations. "
-        f"Right: the same as a share of {title(WHOLE)}'s. Our values have 95 % intervals over {seeds_in_words(seeds)}. "
-        f"{described(header)} Our clients train at most {depths} blocks. The paper's train 12, 10, 8, 6, 4 and 3. "
+        f"Right: the same as a share of {whole_title}'s. Our values have 95 % intervals over {seeds_text}. "
+        f"{setting_text} Our clients train at most {depths} blocks. The paper's train 12, 10, 8, 6, 4 and 3. "
         "The paper starts from ImageNet's weights. Ours are pretrained on Tiny-ImageNet. "
-        f"The paper's MLP-Mixer was not run.{missing_runs(header, METHODS)}"
+        f"The paper's MLP-Mixer was not run.{missing_text}"
     )
     table = pd.concat(
         [source_scores.assign(quantity=what) for what, source_scores in shown.items()]
@@ -123,8 +128,10 @@ def _order(means: pd.DataFrame) -> Finding:
     for better, worse in combinations(means.index, 2):
         gap = difference(means, better, worse)
         points = percent(*gap.interval, sign="+")
+        better_title = title(better)
+        worse_title = title(worse)
         pairs_by_way.setdefault(gap.how, []).append(
-            f"{title(better)} - {title(worse)} {points}"
+            f"{better_title} - {worse_title} {points}"
         )
     sentences = [
         f"{len(pairs)} {words.get(how, how)}"
@@ -134,8 +141,9 @@ def _order(means: pd.DataFrame) -> Finding:
         )
     ]
     wrong = {"below", "equal"} & set(pairs_by_way)
+    domains = " and ".join(TITLES.values())
     return Finding(
-        f"each pair of methods lies as on {' and '.join(TITLES.values())}",
+        f"each pair of methods lies as on {domains}",
         "; ".join(sentences),
         verdict(set(pairs_by_way) == {"above"}, bool(wrong)),
         far(means),
@@ -143,13 +151,13 @@ def _order(means: pd.DataFrame) -> Finding:
 
 
 def _page(styles: pd.DataFrame, means: pd.DataFrame) -> str:
-    tables = [f"PACS, here:\n\n{markdown(columns(styles, means))}"]
+    table_text = markdown(columns(styles, means))
+    tables = [f"PACS, here:\n\n{table_text}"]
     for dataset, name in TITLES.items():
         printed = 100 * _published(dataset)
         cells = {column: numbers(printed[column]) for column in printed}
-        tables.append(
-            f"{name}, published:\n\n{markdown({'run': list(map(title, METHODS)), **cells})}"
-        )
+        published_text = markdown({"run": list(map(title, METHODS)), **cells})
+        tables.append(f"{name}, published:\n\n{published_text}")
     return "\n\n".join(
         [
             *tables,

@@ -146,9 +146,10 @@ def costs_little(frame: pd.DataFrame) -> Finding:
     run, _ = retaining(1)
     loss = settled(learnt, OURS, run)
     room = judged({"": replace(loss, each=theirs - loss.each)})
+    loss_text = points(loss.interval)
     return Finding(
         f"before local training one retained layer costs no more than the printed {100 * theirs:.1f} points",
-        f"points lost {points(loss.interval)}",
+        f"points lost {loss_text}",
         room.held,
         room.incomparable,
     )
@@ -183,12 +184,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         )
         marks(figure.subplots(), values, published, lines, QUANTITIES)
         figure.legend(loc="outside upper center", ncols=3, fontsize=7.5)
+    setting_text = overlap.setting(header)
+    seeds_text = seeds_in_words(span(values.notna().sum(axis=1))).capitalize()
+    missing_text = missing_runs(header, lines)
     caption = (
         "Mean test accuracy of the clients before and after local training, the mean of the last three evaluations. "
         "Intervals (95 %) are over seeds. Before local training "
         f"a client has the model that it receives or mixes. Hollow marks are published in Table 1. "
-        f"{overlap.setting(header)} {seeds_in_words(span(values.notna().sum(axis=1))).capitalize()}. The paper has "
-        f"{overlap.PAPER_ROUNDS} rounds. It does not give the number of images a client.{missing_runs(header, lines)}"
+        f"{setting_text} {seeds_text}. The paper has "
+        f"{overlap.PAPER_ROUNDS} rounds. It does not give the number of images a client.{missing_text}"
     )
     shown = pd.DataFrame([
         {
@@ -197,13 +201,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         }
         for (method, quantity), score in values.iterrows()
     ])  # fmt: skip
+    page_text = _page(values, published, lines)
+    rates_text = of_rates(frame)
     return Drawing(
         figure,
         shown,
         caption,
         _findings(curves(frame)[BEFORE]),
-        f"{_page(values, published, lines)}\n\nBefore local training, by the rate of the hypernetwork, three seeds:\n\n"
-        f"{of_rates(frame)}",
+        f"{page_text}\n\nBefore local training, by the rate of the hypernetwork, three seeds:\n\n"
+        f"{rates_text}",
     )
 
 

@@ -200,12 +200,14 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         middle.set_title(f"weight on the others, {most}", fontsize=8)
         _correlation(following, frame[frame["run"] == "pfedla"])
         _learning(bottom.subplots(), frame)
+    setting_text = setting(header)
+    missing_text = missing_runs(header, SHOWN)
     caption = (
         "Above, left: the classes that clients share. Above, middle: pFedLA's weights after the last round in the "
         "layer with the highest correlation. Weights on the client itself are grey. Above, right: the correlation by "
         "round, with a line for each seed. Below: accuracies, with 95 % intervals over seeds after the last round. "
         "The page has means of the last three evaluations. "
-        f"{setting(header)} At most {header['seeds']} seeds, matrices of seed 0.{missing_runs(header, SHOWN)}"
+        f"{setting_text} At most {header['seeds']} seeds, matrices of seed 0.{missing_text}"
     )
     return Drawing(
         figure, _table(frame, final), caption, _findings(frame), _page(frame, final)

@@ -135,9 +135,10 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         .rename_axis(["period", "layer", "weight on"])
         .reset_index()
     )
+    setting_text = setting(header)
     caption = (
         f"Weights by layer in each third of the training. They are on the client itself and on two senders: the one "
-        f"with most common classes and the one with fewest. {setting(header)} Seed 0. The paper has 8 clients. One "
+        f"with most common classes and the one with fewest. {setting_text} Seed 0. The paper has 8 clients. One "
         "shares all four classes of the target and another three of them. The paper prints no numbers."
     )
     return Drawing(figure, table, caption, findings)
@@ -168,9 +169,8 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                     colour = COLOURS[3]
                 ax.plot(sender + 0.5, receiver + 0.5, ".", color=colour, markersize=5)
             ax.set(xticks=[], yticks=[], xlabel="", ylabel="")
-            ax.set_title(
-                f"{layer}\nitself most: {self_largest(matrix):.0%}", fontsize=7.5
-            )
+            largest_text = self_largest(matrix)
+            ax.set_title(f"{layer}\nitself most: {largest_text:.0%}", fontsize=7.5)
         for spare in grid.flat[len(layers) :]:
             spare.remove()
         shown = list(grid.flat[: len(layers)])
@@ -209,11 +209,12 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = drawn[["layer", "client", "client_b", "value"]].rename(
         columns={"client": "receiver", "client_b": "sender"}
     )
+    setting_text = setting(header)
     caption = (
         "Left: the share of the receiver's classes that the sender has. Right: the weights of every pair of clients "
         "in each layer after the last round. A dot marks a client's largest weight, in colour if it is its own. "
         "The paper shows one layer of 8 clients, its largest weights on the diagonal, and no numbers. "
-        f"{setting(header)} Seed 0. The paper's neighbours share three classes."
+        f"{setting_text} Seed 0. The paper's neighbours share three classes."
     )
     return Drawing(figure, table, caption, findings)
 
@@ -275,9 +276,10 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     expected = f"the first fully connected layer, {FULLY_CONNECTED}, has the largest weight on CIFAR-10"
     finding = verdict.finding(expected)
     table = last.stack().rename("value").rename_axis(["layer", "seed"]).reset_index()
+    setting_text = setting(header)
     caption = (
         f"The clients' mean weight on themselves. Left: mean of the seeds. Right: a dot for each seed and a bar for "
-        f"their mean. {setting(header)} {last.shape[1]} seeds. The paper has one target client and prints no numbers."
+        f"their mean. {setting_text} {last.shape[1]} seeds. The paper has one target client and prints no numbers."
     )
     return Drawing(figure, table, caption, (finding,))
 

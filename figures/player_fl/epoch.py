@@ -116,9 +116,8 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 for expectation in ((1.2, "fc1", 0.5), (2.0, "fc2", 5 / 6))
             ]
             bars(axes[way.run], counts)
-            axes[way.run].set_title(
-                f"last shared layer, {way.label.partition(' (')[0]}"
-            )
+            way_name = way.label.partition(" (")[0]
+            axes[way.run].set_title(f"last shared layer, {way_name}")
         set_scale(
             ax,
             pd.concat([high, figure_4["high"], low], axis=1).astype(float),
@@ -139,11 +138,13 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             title="last\nshared",
             alignment="left",
         )
+    printed_settings = settings(header, PAPERS.run)
+    own_settings = settings(header, OURS.run)
     caption = (
         f"Fed-Heart's {frame['client'].nunique()} hospitals after one local epoch in {n} seeds. Lines are medians and "
         f"bands reach from 5 to 95 % of the seeds. The paper's definition is trained by "
-        f"{settings(header, PAPERS.run)}. The default is trained by "
-        f"{settings(header, OURS.run)}. Grey: read off the paper's Fig. 4."
+        f"{printed_settings}. The default is trained by "
+        f"{own_settings}. Grey: read off the paper's Fig. 4."
     )
     table = items.table(lines)
     curves_ = table[table["measured_what"].str.endswith("clients' mean")]
@@ -157,7 +158,8 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _medians(lines: pd.DataFrame, headings: Mapping[str, str]) -> str:
-    return f"{BY_LAYER}\n\n{by_layer(lines, headings)}"
+    table_text = by_layer(lines, headings)
+    return f"{BY_LAYER}\n\n{table_text}"
 
 
 def _falls(name: str, values: pd.DataFrame, known: pd.DataFrame) -> Finding:

@@ -115,9 +115,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             ("transposed", "datasets compared"),
         )
     ]
+    seeds_text = seeds_in_words(header["seeds"])
     caption = (
         f"Each choice next to its alternative after one epoch: medians over clients and "
-        f"{seeds_in_words(header['seeds'])}. Friedman's test of the paper's printed tables compares the algorithms or "
+        f"{seeds_text}. Friedman's test of the paper's printed tables compares the algorithms or "
         "(with the table transposed) the datasets."
     )
     findings = [

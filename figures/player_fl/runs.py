@@ -189,7 +189,9 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 def network(config: Mapping[str, Any]) -> str:
     """A run's network and its options in words."""
     options = {"width": 1, **(config["model_options"] or {})}
-    return f"{names.network(config['model'])} ({', '.join(f'{name} {value:g}' for name, value in options.items())})"
+    network_name = names.network(config["model"])
+    options_text = ", ".join(f"{name} {value:g}" for name, value in options.items())
+    return f"{network_name} ({options_text})"
 
 
 STUDY = items.register(Item(

@@ -307,10 +307,9 @@ def _cell(cells: pd.DataFrame, dataset: str, method: str) -> dict[str, Any]:
         "high": cell["high"],
         "seeds": int(cell["n"]),
     }
+    baselines = " and ".join(BASELINES)
     return columns | {
-        "status": "ok"
-        if math.isfinite(cell["value"])
-        else f"needs {' and '.join(BASELINES)}"
+        "status": "ok" if math.isfinite(cell["value"]) else f"needs {baselines}"
     }
 
 

@@ -155,11 +155,14 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     stand = ", ".join(
         f"{CASES[name].title} for {title}" for name, title in STAND_IN.items()
     )
+    sizes_text = " ".join(sizes)
+    absent_names = " and ".join(ABSENT.values())
+    missing_text = missing_runs(header)
     caption = (
         f"The last federated layer after one epoch on the paper's networks. A row is a threshold on the ratio of "
         f"consecutive federation sensitivities. A cell is the most frequent decision with its share of the seeds. "
-        f"Colour: layers fewer (orange) or more (violet) than Table A.2. {' '.join(sizes)} Replacements: {stand}. "
-        f"{' and '.join(ABSENT.values())} are not available.{missing_runs(header)}"
+        f"Colour: layers fewer (orange) or more (violet) than Table A.2. {sizes_text} Replacements: {stand}. "
+        f"{absent_names} are not available.{missing_text}"
     )
     far = {name: f"not {title}" for name, title in STAND_IN.items()} | FEW
     return Drawing(
@@ -390,6 +393,7 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
         if decision.dataset in far and decision.dataset not in STAND_IN
     ]
     apart = f"{listing(small)} are too small here"
+    ours_text = listing(ours) or "none"
     findings = [
         _stable(decided, far),
         Finding(
@@ -400,7 +404,7 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
         ),
         Finding(
             f"the default threshold {select.THRESHOLD:g} gives Table A.2's layer on most of them",
-            f"on {len(ours)} of {len(titles)}: {listing(ours) or 'none'}",
+            f"on {len(ours)} of {len(titles)}: {ours_text}",
             len(ours) > len(titles) / 2 if enough else None,
             apart,
         ),
@@ -437,8 +441,9 @@ def _page(decided: list[Decisions]) -> str:
             *(decision.lists.get(place, "–") for place in LISTS),
             *(f"{layer} ({count} of {decision.seeds})" for layer, count in usual),
         ]
+    table_text = markdown(columns)
     return (
-        f"{markdown(columns)}\n\nThe paper gives no threshold and its code computes none. Its layers are lists that "
+        f"{table_text}\n\nThe paper gives no threshold and its code computes none. Its layers are lists that "
         f"were chosen by hand. Rows with numbers are thresholds of the rule on ratios of consecutive layers. "
         "They span what the paper's Fig. 4 asks for."
     )

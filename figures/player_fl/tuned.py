@@ -148,13 +148,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 column.append(text)
         parts.append(markdown(cells))
     pfedme = " / ".join(f"{rate:g}" for rate in PFEDME)
+    missing_text = missing_runs(header)
     caption = (
         f"Macro-F1 % on validation samples by method and learning rate. The best rate is bold. The runs of the table "
         f"use it with other seeds. Values are means over clients (by training samples), two seeds and the last three "
         "of ten evaluations. Methods with fine-tuning at the end have one evaluation. pFedMe's rates are those of its "
-        f"outer step: {pfedme}.{missing_runs(header)}"
+        f"outer step: {pfedme}.{missing_text}"
     )
-    found = f"{len(ends)} of {whole} do: {', '.join(ends)}"
+    ends_text = ", ".join(ends)
+    found = f"{len(ends)} of {whole} do: {ends_text}"
     finding = Finding(
         "no chosen rate lies at an end of its grid",
         found if ends else f"none of {whole} does",

@@ -114,8 +114,10 @@ def by_round(frame: pd.DataFrame, run: str, metric: str) -> pd.DataFrame:
 def _setting(header: Mapping[str, Any]) -> str:
     config = header["runs"][f"{DATASETS[0]}.vanilla"]["config"]
     thaws = ", ".join(map(str, config["options"]["unfreeze"]))
+    network_name = names.network(config["model"])
+    dataset_name = names.dataset(DATASETS[0])
     return (
-        f"All {CLIENTS} clients train {names.network(config['model'])} for {names.dataset(DATASETS[0])} in "
+        f"All {CLIENTS} clients train {network_name} for {dataset_name} in "
         f"{config['rounds']} rounds. They have {SAMPLES} samples each and batches of {config['batch_size']}. "
         f"Layers are unfrozen after {thaws} rounds."
     )
@@ -164,7 +166,8 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             never,
         ),
     )
-    caption = f"The layers that train in each round. {_setting(header)}"
+    setting_text = _setting(header)
+    caption = f"The layers that train in each round. {setting_text}"
     return Drawing(figure, lines, caption, findings)
 
 
@@ -321,7 +324,8 @@ def _draw_costs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     }
     for kind in UNITS:
         cells[f"{kind} / FedAvg's"] = numbers(table[f"{kind}_share"], ".3f")
-    caption = f"Cost of a whole run relative to FedAvg's. {_setting(header)} {COUNTED}"
+    setting_text = _setting(header)
+    caption = f"Cost of a whole run relative to FedAvg's. {setting_text} {COUNTED}"
     return Drawing(None, table, caption, _findings(table), markdown(cells))
 
 
@@ -339,9 +343,8 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     changes = table[
         (table[list(UNITS)].diff() != 0).any(axis=1) | (table["round"] == 1)
     ]
-    caption = (
-        f"Cost of each round for all clients together. {_setting(header)} {COUNTED}"
-    )
+    setting_text = _setting(header)
+    caption = f"Cost of each round for all clients together. {setting_text} {COUNTED}"
     return Drawing(figure, changes, caption, _findings(totals(frame))[1:])
 
 

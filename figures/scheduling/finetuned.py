@@ -86,7 +86,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     leads: dict[str, Difference] = {}
     for epochs in EPOCHS:
         for other, length in (("fedbabu", epochs), (RIVAL, 0)):
-            name = f"Anti over {names.title(other)} with {epochs}"
+            other_title = names.title(other)
+            name = f"Anti over {other_title} with {epochs}"
             leads[name] = difference(values, ("anti", epochs), (other, length))
     sides = [
         judge({key: gap for key, gap in leads.items() if word in key}, check)
@@ -97,13 +98,14 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "; ".join(side.text for side in sides),
         joint([side.held for side in sides]),
     )
+    rival_title = names.title(RIVAL)
     cells = {
         "epochs": list(map(str, EPOCHS)),
         **{
             f"{names.title(method)} %": means(values, [(method, k) for k in EPOCHS])
             for method in METHODS
         },
-        f"{names.title(RIVAL)} %": means(values, [(RIVAL, 0)] * len(EPOCHS)),
+        f"{rival_title} %": means(values, [(RIVAL, 0)] * len(EPOCHS)),
     }
     for other in ("FedBABU", "FedPer"):
         cells[f"Anti minus {other}"] = [
@@ -115,10 +117,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             for (method, epochs, seed), value in values.stack().items()
         ]
     )
+    missing_text = missing_runs(header)
     caption = (
         "Accuracy after round 300 on all clients' test samples, by the number of epochs for which the global model "
         "is fine-tuned on every client. FedPer is not fine-tuned. ± is half the 95 % interval over seeds. Data and "
-        f"training are those of `scheduling.sec53`.{missing_runs(header)}"
+        f"training are those of `scheduling.sec53`.{missing_text}"
     )
     return Drawing(None, table, caption, (finding,), markdown(cells))
 

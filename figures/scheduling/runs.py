@@ -283,13 +283,15 @@ def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> s
     ]
     config = header["runs"][shown[0]]["config"]
     taking_part = max(1, int(config["participation"] * config["clients"] + 1e-9))
+    seeds_text = seeds_in_words(seeds_behind(header, shown))
     common = (
         f"Each run has {config['clients']} clients by Dirichlet({config['alpha']:g}), {taking_part} of them a round. "
         f"Batches have {config['batch_size']} samples and lr is {config['lr']:g}. Fine-tuning has {FINETUNE} epochs. "
-        f"There are {seeds_in_words(seeds_behind(header, shown))}."
+        f"There are {seeds_text}."
     )
     papers = f"The paper has {FULL.data.clients} clients, 10 a round and lr {FULL.training.lr:g}."
-    return f"{' '.join(sentences)} {common} {papers}"
+    sentences_text = " ".join(sentences)
+    return f"{sentences_text} {common} {papers}"
 
 
 def _sizes(
@@ -306,9 +308,11 @@ def _sizes(
         title = used
     else:
         title = f"{NAMES[dataset]}, in its place {used}"
+    unfrozen_rounds = listed(column.unfreeze)
+    usual_rounds = listed(UNFREEZE)
     return (
-        f"{title}: {text}{column.at[-1]} rounds. Layers are unfrozen at rounds {listed(column.unfreeze)}. "
-        f"The paper has {column.papers[-1]} rounds and unfreezes at {listed(UNFREEZE)}."
+        f"{title}: {text}{column.at[-1]} rounds. Layers are unfrozen at rounds {unfrozen_rounds}. "
+        f"The paper has {column.papers[-1]} rounds and unfreezes at {usual_rounds}."
     )
 
 
@@ -381,8 +385,11 @@ def incomparable(
     ]
     levels = ""
     if scores_here:
-        levels = f", {span(map(round, scores_here))} % where the paper has {span(map(round, final))}"
-    return f"images of {names.dataset(trained_on)}{levels}"
+        span_here = span(map(round, scores_here))
+        span_there = span(map(round, final))
+        levels = f", {span_here} % where the paper has {span_there}"
+    dataset_name = names.dataset(trained_on)
+    return f"images of {dataset_name}{levels}"
 
 
 RUNS = recipes(SIZES, SMALL)
