@@ -518,10 +518,8 @@ class LayerComparison:
         rows, layers, options = [], self.measurement.layers, self.options
         compared = [(layer, layer, options.positions) for layer in layers]
         if options.variant:
-            compared += [
-                (layer, other, f"{PAIRS} {other.name}")
-                for layer, other in itertools.product(layers, layers)
-            ]
+            for layer in layers:
+                compared += [(layer, e, f"{PAIRS} {e.name}") for e in layers]
         every = self.subjects[0].model.named_parameters(remove_duplicate=False)
         sizes = {name: parameter.numel() for name, parameter in every}
         for layer, other, variant in self.measurement.clock.turns(compared):

@@ -52,16 +52,17 @@ def write_page(answer: Answer, out: Path, command: str = "") -> Path:
     """
     if answer.trained is None:
         raise RunError("a report must have the runs of its answer; got none.")
-    asked = answer.trained.asked
-    task = asked.task
+    question = answer.trained.asked
+    task = question.task
     name, model = Path(task.config.data.dataset).name, str(task.config.model.model)
     if model == OWN:
         model = "your model"
     page = Page(
         f"Which layers of {model} to federate on {name}", f"**{answer.headline()}**"
     )
+    score_title = score_name(answer).capitalize()
     caption = (
-        f"{score_name(answer).capitalize()} of each way on {answer.split} samples. Lines are 95 % intervals of "
+        f"{score_title} of each way on {answer.split} samples. Lines are 95 % intervals of "
         "the difference to the recommended way."
     )
     _add(page, out, "answer", draw_answer(answer), caption)
@@ -94,15 +95,16 @@ def write_page(answer: Answer, out: Path, command: str = "") -> Path:
         if task.data.task == CLASSIFICATION:
             picture = figure_of(plots.partition(task.data.class_counts()))
             _add(page, out, "partition", picture, "Training samples by class.")
+    training_text = training_of(answer.trained)
     facts = [
-        f"training: {training_of(answer.trained)}, {task.config.training.loss}",
+        f"training: {training_text}, {task.config.training.loss}",
         "next to this page: `arms/` (all runs), `models/`, `plans/`, `choice.json`",
         f"fedlayers {__version__}; data `{task.data.digest[:16]}`",
     ]
     if command:
         facts.append(f"command: `{command}`")
     if shared := answer.trained.runs.get("fedavg"):
-        path = shared[asked.seeds[0]].job.path
+        path = shared[question.seeds[0]].job.path
         facts.append(
             "how much of the clients' differences each layer can absorb: "
             f"`fedlayers diagnose {path} --metrics layer_tuning --model personal`"
@@ -122,11 +124,15 @@ def client_losses(answer: Answer) -> pd.DataFrame:
         return pd.DataFrame()
     seed = trained.asked.seeds[0]
     losses = trained.asked.losses[seed]
-    known = {name: one for at, name, one in trained.predictors() if at == seed}
-    known[BASE_RATE] = losses.base_rate
+    predictors = {name: one for at, name, one in trained.predictors() if at == seed}
+    predictors[BASE_RATE] = losses.base_rate
     names = dict.fromkeys((answer.way, "local", "linear_local", BASE_RATE))
     table = pd.DataFrame(
-        {name: losses.by_client(known[name])["loss"] for name in names if name in known}
+        {
+            name: losses.by_client(predictors[name])["loss"]
+            for name in names
+            if name in predictors
+        }
     )
     table.insert(0, "client", table.index)
     table["shown"] = [answer.clients.get(str(name), "") for name in table.index]
@@ -137,11 +143,9 @@ def _add_learning(page: Page, out: Path, answer: Answer) -> None:
     """Add the curves of all runs."""
     if answer.trained is None:
         return
-    frames = [
-        one.job.rows.assign(algorithm=name)
-        for name, by_seed in answer.trained.runs.items()
-        for one in by_seed.values()
-    ]
+    frames = []
+    for name, by_seed in answer.trained.runs.items():
+        frames += [one.job.rows.assign(algorithm=name) for one in by_seed.values()]
     frame = pd.concat(frames, ignore_index=True)
     main = main_score(frame["metric"].unique())
     picture = figure_of(plots.learning(frame, main, split="validation"))
@@ -195,9 +199,10 @@ def draw_answer(answer: Answer) -> Figure:
     upper.set_yticks(places, [as_label(line.way) for line in lines])
     upper.set_title(title_of(answer), fontsize=9)
     better = "higher" if SCORES[answer.score] else "lower"
+    score_text = score_name(answer)
     upper.set(
         ylim=(len(lines) - 0.5, -0.5),
-        xlabel=f"{answer.split} {score_name(answer)} ({better} is better)",
+        xlabel=f"{answer.split} {score_text} ({better} is better)",
     )
     if answer.plan is not None:
         plan = LayerPlan(answer.plan.layers, answer.plan.shared)
@@ -211,7 +216,9 @@ def title_of(answer: Answer) -> str:
     if not answer.way:
         return "No way is recommended"
     value = f"{answer.lines[0].value:.{answer.digits}f}"
-    return f"{as_label(answer.way)} is recommended: {answer.split} {score_name(answer)} {value}"
+    way_label = as_label(answer.way)
+    score_text = score_name(answer)
+    return f"{way_label} is recommended: {answer.split} {score_text} {value}"
 
 
 def mark_beyond(
@@ -266,8 +273,9 @@ def draw_clients(clients: pd.DataFrame) -> Figure:
     ax.set(xlabel="loss on test samples", ylim=(len(table) - 0.5, -0.5))
     if "local" in names[1:]:
         lower = int((table[names[0]] < table["local"]).sum())
+        client_label = as_label(names[0])
         ax.set_title(
-            f"{as_label(names[0])} has a lower loss than local training at {lower} of {plural(len(table), 'client')}",
+            f"{client_label} has a lower loss than local training at {lower} of {plural(len(table), 'client')}",
             fontsize=9,
         )
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8)
@@ -310,23 +318,30 @@ GLOSSARY = {
 def overview(task: Task, answer: Answer) -> list[str]:
     """Return the lines on the question: the model, the clients, their samples, and what the answer cost."""
     clients = task.data.clients
-    total = ", ".join(
-        f"{sum(len(client.split(split)) for client in clients):,} {split}"
-        for split in SPLITS
-    )
+    counts = []
+    for split in SPLITS:
+        count = sum(len(client.split(split)) for client in clients)
+        counts.append(f"{count:,} {split}")
+    total = ", ".join(counts)
     smallest = min(clients, key=lambda client: len(client.train))
     names = listing(in_order([client.name for client in clients]))
     layers = listing(labels_of(task.layers).values())
     cost = answer.cost
+    size_text = format_bytes(cost["bytes"])
+    time_text = format_seconds(cost["seconds"])
     traffic = (
         f"{cost['rounds']:.0f} rounds in all, {cost['full_runs']:.1f} full runs, "
-        f"{format_bytes(cost['bytes'])} sent and received, {format_seconds(cost['seconds'])}."
+        f"{size_text} sent and received, {time_text}."
     )
     if answer.plan is not None:
         sizes = layer_bytes(task.layers, task.model)
         shared = sum(sizes[name] for name in answer.plan.shared)
         total_bytes = sum(sizes.values())
-        traffic += f" By this plan a client sends {format_bytes(shared)} of {format_bytes(total_bytes)} in a round."
+        shared_size = format_bytes(shared)
+        total_size = format_bytes(total_bytes)
+        traffic += (
+            f" By this plan a client sends {shared_size} of {total_size} in a round."
+        )
     facts = {
         "The question": "Should these clients train one model together, train alone, or share some layers of it? The "
         f"model has {plural(len(task.layers), 'layer')}: {layers}.",
@@ -337,4 +352,5 @@ def overview(task: Task, answer: Answer) -> list[str]:
         if answer.new_client
         else "There is no shared model for it.",
     }
-    return [f"**{what}:** {printable(said)}" for what, said in facts.items()]
+    sentences = zip(facts, map(printable, facts.values()), strict=True)
+    return [f"**{what}:** {sentence}" for what, sentence in sentences]

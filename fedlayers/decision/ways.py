@@ -11,7 +11,14 @@ from typing import Any
 from fl_core.algorithms.base import ALGORITHMS, find
 from fl_core.errors import UsageError, as_list, check_known
 from fl_core.layers import PARTS, Layer
-from fl_core.plan import CANDIDATE, Evidence, LayerPlan, frozen_in, labels_of
+from fl_core.plan import (
+    CANDIDATE,
+    Evidence,
+    LayerPlan,
+    frozen_in,
+    labels_of,
+    tensors_in,
+)
 from fl_core.registry import is_outside
 
 Names = tuple[str, ...]
@@ -97,10 +104,10 @@ def _without_first_half(names: Names) -> Names:
     ]
     distinct = list(dict.fromkeys(of_layer))
     local = set(distinct[: (len(distinct) + 1) // 2])
-    kept = [
+    shared = [
         name for name, block in zip(names, of_layer, strict=False) if block not in local
     ]
-    return (*kept, *names[-1:])
+    return (*shared, *names[-1:])
 
 
 _BLOCK = re.compile(r"^(.*?\.)?\d+(?=\.)|^.*(?=\.lora_[AB]$)")
@@ -187,8 +194,8 @@ def way_of(name: str | LayerPlan, layers: tuple[Layer, ...], algorithm: str) -> 
     over, _, cut = name.rpartition(":")
     cut = OLD_NAMES.get(cut, cut)
     name = f"{over}:{cut}" if over else cut
-    known = cut in CUTS or cut in PARTS or cut.endswith(".json")
-    if over and (known or _COUNTED.fullmatch(cut)):
+    is_cut = cut in CUTS or cut in PARTS or cut.endswith(".json")
+    if over and (is_cut or _COUNTED.fullmatch(cut)):
         return Way(name, over, _plan(cut, layers, over))
     if name not in CUTS and (name in ALGORITHMS or is_outside(name)):
         return Way(name, name, None)
@@ -223,14 +230,14 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
             "frozen": names[size:],
         }[counted[1]]
     else:
-        known = [*CUTS, *PARTS, "first_1", "last_1", "frozen_1", "PLAN.json"]
-        shared = CUTS[check_known("way (a cut, a plan or an algorithm)", cut, known)](
-            names
-        )
+        cut_names = [*CUTS, *PARTS, "first_1", "last_1", "frozen_1", "PLAN.json"]
+        shared = CUTS[
+            check_known("way (a cut, a plan or an algorithm)", cut, cut_names)
+        ](names)
     return none.with_shared((*shared, *frozen_in(layers)))
 
 
 def _checked(plan: LayerPlan, layers: Sequence[Layer]) -> LayerPlan:
     """Return a plan that fits, without fine-tuning: it is chosen again."""
-    plan.check_tensors(tensor for layer in layers for tensor in layer.tensors)
+    plan.check_tensors(tensors_in(layers))
     return plan.with_shared(plan.shared, detail={})

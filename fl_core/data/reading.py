@@ -326,12 +326,12 @@ class Earlier(dict[str, Any]):
     def of(cls, stored: Mapping[str, Any]) -> Earlier:
         """Return those of stored settings that are not the default."""
         dates = stored.get("date_columns")
-        known = {
+        folded = {
             "date_columns": [*map(str, dates if isinstance(dates, list) else ())],
             "fold_case": stored.get("fold_case") is True,
             "label_numbers": stored.get("label_numbers") is True,
         }
-        return cls({key: value for key, value in known.items() if value})
+        return cls({key: value for key, value in folded.items() if value})
 
 
 EARLIER = "earlier"
