@@ -143,36 +143,29 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
         value: mean_interval(values.loc[names[value]].dropna())
         for value in sweep.values
     }
+    gaps = {
+        value: difference(values, names[value], names[sweep.usual]).interval
+        for value in sweep.values
+    }
     with style():
         figure, ax = plt.subplots(figsize=(4.8, 3.0))
         at = range(len(sweep.values))
-        for x, value in enumerate(sweep.values):
-            ax.vlines(
-                x,
-                100 * intervals[value].low,
-                100 * intervals[value].high,
-                color=COLOURS[0],
-                linewidth=1.4,
-            )
-        ax.plot(
-            at,
-            [100 * intervals[value].value for value in sweep.values],
-            color=COLOURS[0],
-            marker="o",
-            markersize=5,
-        )
-        usual = f"{sweep.usual}\n(default)"
-        ax.set_xticks(
-            at,
-            [usual if value == sweep.usual else f"{value}" for value in sweep.values],
-        )
-        ax.set(xlabel=sweep.axis, ylabel="accuracy, %")
+        if sweep.option == "prompts":
+            ax.axhspan(-100 * MARGIN, 100 * MARGIN, color="0.88", zorder=0)
+        ax.axhline(0, color="0.6", linewidth=0.9, zorder=1)
+        ends = [[100 * gap.low, 100 * gap.high] for gap in gaps.values()]
+        ax.vlines(at, *zip(*ends, strict=True), color=COLOURS[0], linewidth=1.4)
+        points_above = [100 * gap.value for gap in gaps.values()]
+        ax.plot(at, points_above, color=COLOURS[0], marker="o", markersize=5)
+        labels = {value: f"{value}" for value in sweep.values}
+        labels[sweep.usual] += "\n(default)"
+        ax.set_xticks(at, list(labels.values()))
+        ax.set(xlabel=sweep.axis, ylabel="points above the default")
     setting_text = fitted.setting(header, drawn)
     missing_text = missing_runs(header, [sweep.run(value) for value in sweep.values])
     caption = (
-        f"Mean test accuracy of the clients, with 95 % intervals over seeds. {setting_text} The "
-        "paper shows its numbers only in a picture."
-        f"{missing_text}"
+        "Mean test accuracy of the clients minus that of the default, paired by seed, with 95 % intervals. "
+        f"{setting_text} The paper shows its numbers only in a picture.{missing_text}"
     )
     shown = pd.DataFrame([
         {sweep.option: value, **intervals[value]._asdict(), "seeds": int(values.loc[names[value]].notna().sum())}
