@@ -111,7 +111,8 @@ def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _diagnose(metric: str) -> str:
     keys = KEYS[WHERE.get(metric, "images")]
-    flags = [f"--{key.replace('_', '-')} {value}" for key, value in keys.items()]
+    names = (key.replace("_", "-") for key in keys)
+    flags = [f"--{k} {v}" for k, v in zip(names, keys.values(), strict=True)]
     flags_text = " ".join(flags)
     return f"fedlayers diagnose {flags_text} --metrics {metric}"
 

@@ -131,7 +131,8 @@ def _in_one_cell(key: str, values: Collection[Any]) -> str:
 
 
 _HEAD = ("expectation", "verdict", "measured")
-_ROW = re.compile(rf"\| (.*?) \| ({'|'.join(VERDICTS)})(?: \(\d+\))? \| (.*) \|")
+_VERDICTS = "|".join(VERDICTS)
+_ROW = re.compile(rf"\| (.*?) \| ({_VERDICTS})(?: \(\d+\))? \| (.*) \|")
 
 
 def expectations(findings: Sequence[Finding]) -> str:
@@ -159,7 +160,7 @@ def expectations(findings: Sequence[Finding]) -> str:
     cells = [
         (
             finding.expected,
-            f"{finding.verdict}{number.get(finding.incomparable, '')}",
+            finding.verdict + number.get(finding.incomparable, ""),
             finding.measured,
         )
         for finding in findings
@@ -181,7 +182,8 @@ def expectations(findings: Sequence[Finding]) -> str:
 
 def read_expectations(text: str) -> list[tuple[str, str, str]]:
     """Return expectation, verdict and measurement of each line of the table on a page."""
-    table = text.partition(f"| {' | '.join(_HEAD)} |\n")[2].partition("\n\n")[0]
+    head = " | ".join(_HEAD)
+    table = text.partition(f"| {head} |\n")[2].partition("\n\n")[0]
     matches = map(_ROW.fullmatch, table.splitlines())
     cells = (
         tuple(cell.replace("\\|", "|").replace("&lt;", "<") for cell in match.groups())

@@ -109,9 +109,8 @@ def table() -> str:
             gap = distance(claim.theirs, ours)
             cells.append((claim.claim, claim.theirs, ours, gap, claim.setting, page))
         columns = dict(zip(HEAD, zip(*cells, strict=True), strict=True))
-        counts_text = ", ".join(
-            f"{counts[word.strip('*')]} {word.strip('*')}" for word in WORDS.values()
-        )
+        verdicts = [word.strip("*") for word in WORDS.values()]
+        counts_text = ", ".join(f"{counts[verdict]} {verdict}" for verdict in verdicts)
         quotes = [
             f"- `{claim.line}`: “{claim.words}” ({claim.place}). Criterion of {claim.written}, "
             f"{_KNOWN[claim.rows_known]}."

@@ -5,16 +5,26 @@ import pytest
 from tests import form
 
 LIMITS = {"conditional": 2, "nested": 0, "two for": 4, "code in text": 0, "vague": 1}
-WAITING = {"fedlayers": "fedlayers/decision/training.py"}
-"""A file that has not been written anew yet."""
+WAITING = {
+    "fedlayers": {"training.py"},
+    "figures": {
+        *("captions.py", "catalogue.py", "drawing.py", "expectations.py", "further.py"),
+        *("insides.py", "items.py", "pictures.py", "score_lines.py", "tables.py"),
+        *("tuned.py", "views.py"),
+    },
+}
+"""Files that have not been written anew yet."""
 
 
-@pytest.mark.parametrize("part", ["fl_core", "diagnostics", "fedlayers", "benchmarks"])
-def test_a_package_keeps_the_limits(part):
-    room = WAITING.get(part, "-")
-    paths = [path for path in form.files(part) if room not in path.as_posix()]
+@pytest.mark.parametrize("part", form.PARTS)
+def test_a_part_keeps_the_limits(part):
+    """Figures may have comprehensions with two loops, such as over datasets and methods."""
+    waiting = WAITING.get(part, set())
+    paths = [path for path in form.files(part) if path.name not in waiting]
     assert len(paths) > 10
     reached = form.densities(paths)
+    if part == "figures":
+        del reached["two for"]
     beyond = {name: n for name, n in reached.items() if n > LIMITS[name]}
     assert not beyond, f"python -m tests.form FILE names the places: {beyond}"
 

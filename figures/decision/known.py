@@ -419,7 +419,12 @@ TABLES = {
 def written(page: str) -> str:
     """Return a page with its tables made from the rows."""
     rows = read()
-    return BLOCK.sub(lambda m: f"{m[1]}{TABLES[m[2]](rows).rstrip()}\n{m[3]}", page)
+
+    def filled(match: re.Match[str]) -> str:
+        table = TABLES[match[2]](rows).rstrip()
+        return f"{match[1]}{table}\n{match[3]}"
+
+    return BLOCK.sub(filled, page)
 
 
 if __name__ == "__main__":

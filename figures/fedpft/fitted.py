@@ -390,27 +390,18 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
     what = "accuracy of a new classifier"
     if quantity == ORIGIN:
         what = "accuracy"
-    pairs_apart = [
-        above(
-            values,
-            f"{what}: {table.named(best)} lies above {listing(map(table.named, others))}",
-            {
-                f"{table.named(other)} ": ((best, quantity), (other, quantity))
-                for other in others
-            },
-        )
-        for best, others in table.claims
-    ]
+    pairs_apart, pairs = [], {}
+    for best, others in table.claims:
+        best_name, other_names = table.named(best), list(map(table.named, others))
+        sides = {}
+        for other, other_name in zip(others, other_names, strict=True):
+            side = (best, quantity), (other, quantity)
+            sides[f"{other_name} "] = side
+            pairs[f"{best_name}, over {other_name}, "] = side
+        expected = f"{what}: {best_name} lies above {listing(other_names)}"
+        pairs_apart.append(above(values, expected, sides))
     if not table.whole:
         return pairs_apart
-    pairs = {
-        f"{table.named(best)}, over {table.named(other)}, ": (
-            (best, quantity),
-            (other, quantity),
-        )
-        for best, others in table.claims
-        for other in others
-    }
     return [above(values, table.whole, pairs), *pairs_apart]
 
 
@@ -422,8 +413,9 @@ def _of_fedavg(frame: pd.DataFrame, published: pd.Series) -> tuple[Finding, ...]
         called(run): (means.loc[(run, ORIGIN)].mean(), published[run, ORIGIN])
         for run in REST
     }
+    rest_names = listing(map(called, REST[1:]))
     comparison = (
-        above(values, f"{words} is more accurate than {listing(map(called, REST[1:]))} {theirs}",
+        above(values, f"{words} is more accurate than {rest_names} {theirs}",
               {called(other): ((FEDAVG, ours), (other, kind)) for other in REST[1:]})
         for words, ours, theirs, kind in (
             ("a new classifier behind FedAvg's extractor", PROBE, "with one", PROBE),

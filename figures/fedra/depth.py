@@ -340,23 +340,21 @@ def lead(better: str, worse: str) -> float:
 def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
     accuracy = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
     learnt = accuracy.groupby(["run", "round", "seed"])["value"].mean().unstack("seed")
-    findings = [
-        judged(
-            {"points": settled(learnt, better, worse, printed=lead(better, worse))}
-        ).finding(
-            f"{title(better)} lies above {title(worse)}, as on DomainNet and NICO++",
-            apart=far(means),
-        )
-        for better, worse in (
-            ("alllarge", "fedra"),
-            ("fedra", "inclusivefl"),
-            ("fedra", "depthfl"),
-            ("fedra", "inclusivefl_plain"),
-            ("fedra", "depthfl_plain"),
-            ("inclusivefl", "allsmall"),
-            ("depthfl", "allsmall"),
-        )
-    ]
+    findings = []
+    for better, worse in (
+        ("alllarge", "fedra"),
+        ("fedra", "inclusivefl"),
+        ("fedra", "depthfl"),
+        ("fedra", "inclusivefl_plain"),
+        ("fedra", "depthfl_plain"),
+        ("inclusivefl", "allsmall"),
+        ("depthfl", "allsmall"),
+    ):
+        points = settled(learnt, better, worse, printed=lead(better, worse))
+        above, below = title(better), title(worse)
+        expected = f"{above} lies above {below}, as on DomainNet and NICO++"
+        verdict = judged({"points": points})
+        findings.append(verdict.finding(expected, apart=far(means)))
     gap = settled(learnt, "fedra", "fedra_cover")
     findings.append(
         judged({"keep - cover, points": gap}, LEVEL).finding(
@@ -377,10 +375,11 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
         for (run, client), n in held_most.items()
         if n > SAME.get(run, DEPTHS[clients.index(client)])
     ]
-    listed = "; ".join(
-        f"{title(run)} {', '.join(f'{n:g}' for n in most)}"
-        for run, most in held_most.groupby("run", sort=False)
-    )
+    most_of_runs = []
+    for run, most in held_most.groupby("run", sort=False):
+        name, blocks = title(run), ", ".join(f"{n:g}" for n in most)
+        most_of_runs.append(f"{name} {blocks}")
+    listed = "; ".join(most_of_runs)
     findings.append(
         Finding(
             "no client holds more blocks than its depth", f"at most {listed}", not over

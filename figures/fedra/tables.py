@@ -134,7 +134,7 @@ def _order(means: pd.DataFrame) -> Finding:
             f"{better_title} - {worse_title} {points}"
         )
     sentences = [
-        f"{len(pairs)} {words.get(how, how)}"
+        " ".join((str(len(pairs)), words.get(how, how)))
         + (f" ({listing(pairs)})" if how != "above" else "")
         for how, pairs in sorted(
             pairs_by_way.items(), key=lambda each: each[0] != "above"

@@ -244,7 +244,7 @@ def of_rates(frame: pd.DataFrame) -> str:
     score = last_evaluations(curves(pd.concat([of_both_rates, others]))[BEFORE])
     runs = {"0.5": OURS} | {run.partition("_")[2]: run for run in overlap.RATES.runs}
     leads = {
-        f"minus {title(other)}": [
+        "minus " + title(other): [
             points(mean_interval(score.loc[run] - score.loc[other]))
             for run in runs.values()
         ]

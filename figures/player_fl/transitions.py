@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -313,10 +314,11 @@ def _printed() -> Finding:
         if case.printed not in STAND_IN
     }
     least, most = limits["high"].idxmin(), limits["low"].idxmax()
-    ranges = [
-        f"{titles.get(name, name)} asks for {limits.loc[name, 'low']:.3g} to {limits.loc[name, 'high']:.3g}"
-        for name in (least, most)
-    ]
+    ranges = []
+    for name in (least, most):
+        title = titles.get(name, name)
+        low, high = limits.loc[name, "low"], limits.loc[name, "high"]
+        ranges.append(f"{title} asks for {low:.3g} to {high:.3g}")
     return Finding(
         "one threshold on the ratios of the paper's Fig. 4 gives Table A.2's last shared layer on all seven datasets",
         " and ".join(ranges),
@@ -383,9 +385,8 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
         names: [f"{way:g}" for way in limits if listing(matches[way]) == names]
         for names in best
     }
-    choices_text = "; ".join(
-        f"{names or 'none'} at {listing(ways)}" for names, ways in at.items()
-    )
+    choices = [(names or "none", ways) for names, ways in at.items()]
+    choices_text = "; ".join(f"{names} at {listing(ways)}" for names, ways in choices)
     ours = matches[select.THRESHOLD]
     small = [
         CASES[decision.dataset].title
@@ -411,12 +412,12 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
     ]
     for decision in decided:
         same = [decision.usual(way)[0] for way in limits]
-        spread = list(dict.fromkeys(same))
+        spread = Counter(same)
         findings.append(
             Finding(
                 f"on {CASES[decision.dataset].title} every threshold from {limits[0]:g} to {limits[-1]:g} "
                 "decides alike",
-                ", ".join(f"{layer} at {same.count(layer)}" for layer in spread)
+                ", ".join(f"{layer} at {count}" for layer, count in spread.items())
                 + f" of {len(limits)} thresholds",
                 len(spread) == 1 if decision.seeds >= LEAST_SEEDS else None,
                 far.get(decision.dataset, ""),

@@ -151,13 +151,16 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     }
     mirrored = thaws["vanilla"] == thaws["anti"][::-1] == sorted(thaws["vanilla"])
     never = not any(table[head].any() for table in tables.values())
+    orders = []
+    for name, starts in thaws.items():
+        pairs = zip(body, starts, strict=True)
+        order = ", ".join(f"{part} in round {k}" for part, k in pairs)
+        algorithm_title = names.title(name)
+        orders.append(f"{algorithm_title} {order}")
     findings = (
         Finding(
             "Vanilla unfreezes the body from the input on and Anti in the reverse order",
-            "; ".join(
-                f"{names.title(name)} {', '.join(f'{part} in round {k}' for part, k in zip(body, starts, strict=True))}"
-                for name, starts in thaws.items()
-            ),
+            "; ".join(orders),
             mirrored,
         ),
         Finding(
@@ -265,13 +268,12 @@ def totals(frame: pd.DataFrame) -> pd.DataFrame:
 def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
     paper = table[table["published"].notna()].set_index("algorithm")
     agree = [f"{row.naive:.2f}" == f"{row.published:.2f}" for row in paper.itertuples()]
+    naive = paper["naive"].rename(names.title)
     share = {kind: paper[f"{kind}_share"] for kind in UNITS}
-    texts = {
-        kind: ", ".join(
-            f"{names.title(str(name))} {value:.3f}" for name, value in values.items()
-        )
-        for kind, values in share.items()
-    }
+    texts = {}
+    for kind, values in share.items():
+        titles = values.rename(lambda name: names.title(str(name))).items()
+        texts[kind] = ", ".join(f"{title} {value:.3f}" for title, value in titles)
     cheap = {
         kind: bool(values["vanilla"] < min(values["anti"], values["fedbabu"]))
         for kind, values in share.items()
@@ -280,10 +282,7 @@ def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
         Finding(
             "the naive count gives the four numbers of Table 4",
             f"{sum(agree)} of {len(agree)} agree to two decimals: "
-            + ", ".join(
-                f"{names.title(row.Index)} {row.naive:.3f}"
-                for row in paper.itertuples()
-            ),
+            + ", ".join(f"{title} {n:.3f}" for title, n in naive.items()),
             all(agree),
         ),
         Finding(

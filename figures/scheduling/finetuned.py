@@ -102,7 +102,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     cells = {
         "epochs": list(map(str, EPOCHS)),
         **{
-            f"{names.title(method)} %": means(values, [(method, k) for k in EPOCHS])
+            names.title(method) + " %": means(values, [(method, k) for k in EPOCHS])
             for method in METHODS
         },
         f"{rival_title} %": means(values, [(RIVAL, 0)] * len(EPOCHS)),
