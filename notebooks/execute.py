@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # they import for seconds, which a list of names need not wai
     from nbformat import NotebookNode
 
 HERE = Path(__file__).parent
-SECONDS = 600
+SECONDS = 3600
 """That a cell may take."""
 BYTES = 600_000
 """Of a stored notebook, at most."""

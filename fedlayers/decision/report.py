@@ -93,7 +93,10 @@ def write_page(answer: Answer, out: Path, command: str = "") -> Path:
             shown = task.data.table.summary()
             page.table(pd.DataFrame(shown.rows, columns=shown.columns), shown.lead)
         if task.data.task == CLASSIFICATION:
-            picture = figure_of(plots.partition(task.data.class_counts()))
+            counts = task.data.class_counts()
+            axes = plots.partition(counts)
+            axes.set_title(partition_title(counts), fontsize=9)
+            picture = figure_of(axes)
             _add(page, out, "partition", picture, "Training samples by class.")
     training_text = training_of(answer.trained)
     facts = [
@@ -148,11 +151,40 @@ def _add_learning(page: Page, out: Path, answer: Answer) -> None:
         frames += [one.job.rows.assign(algorithm=name) for one in by_seed.values()]
     frame = pd.concat(frames, ignore_index=True)
     main = main_score(frame["metric"].unique())
-    picture = figure_of(plots.learning(frame, main, split="validation"))
+    axes = plots.learning(frame, main, split="validation")
+    axes.set_title(learning_title(axes, main), fontsize=9)
+    picture = figure_of(axes)
     caption = (
         "The main score on validation samples during training, before fine-tuning."
     )
     _add(page, out, "learning", picture, caption)
+
+
+def learning_title(axes: Axes, score: str) -> str:
+    """Return which way has the best score after the last round of the drawn ones."""
+    last = {str(line.get_label()): line.get_ydata() for line in axes.get_lines()}
+    scores = pd.Series({name: float(np.asarray(y)[-1]) for name, y in last.items()})
+    scores = scores.dropna()
+    if scores.empty:
+        return "no way has a score at its last round"
+    best = scores.idxmin()
+    if SCORES[score]:
+        best = scores.idxmax()
+    return f"{best} is best at its last round: {scores[best]:.3g}"
+
+
+def partition_title(counts: pd.DataFrame) -> str:
+    """Return which client has the largest share of one class.
+
+    >>> partition_title(pd.DataFrame({"well": [9, 5], "died": [1, 5]}, index=["north", "south"]))
+    'north: 90% of its samples are well'
+    """
+    shares = counts.div(counts.sum(axis=1), axis=0)
+    largest = shares.max(axis=1)
+    client = largest.idxmax()
+    kind = shares.loc[client].idxmax()
+    who, what = as_label(client), as_label(kind)
+    return f"{who}: {largest[client]:.0%} of its samples are {what}"
 
 
 def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:
