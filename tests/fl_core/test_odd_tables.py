@@ -236,3 +236,125 @@ def test_public_tables_are_read_with_their_label_and_client(
     assert len(source.classes) == len(classes) % 28  # so many are numbers
     assert source.owner_names == (("0", "1") if "C" in roles else ())
     assert found.reading.group_column == roles.get("p")
+
+
+STAMPS = pd.date_range("2150-01-01", periods=N, freq="37h")
+SUBJECT = [f"OAS2_{k:04d}" for k in PATIENT]
+YES = words("Y", "N")
+NEW = {  # the columns, of which the last one is the label, and the outcome
+    "admissions": (
+        {
+            "subject_id": KINDS["p"],
+            "hadm_id": KINDS["k"],
+            "admittime": STAMPS,
+            "died": YES,
+        },
+        f"line {OUT} group_column",
+    ),
+    "unit stays": (
+        {
+            "patientunitstayid": KINDS["k"],
+            "age": sparse(DRAW.integers(18, 90, N), "> 89", 0.05),
+            "died": YES,
+        },
+        f"categories {OUT}",
+    ),
+    "loans": (
+        {
+            "int_rate": rows(lambda k: f" {5 + k % 90 / 7:.2f}%"),
+            "emp_length": words("10+ years", "n/a"),
+            "paid": YES,
+        },
+        "line",
+    ),
+    "nuclei": (
+        {
+            "Sample number": KINDS["k"],
+            "Nuclei": sparse(KINDS["c"], "?", 0.04),
+            "Class": DRAW.choice([2, 4], N),
+        },
+        f"line {OUT} impute",
+    ),
+    "credit": (
+        {
+            "": np.arange(N),
+            "Income": sparse(DRAW.permutation(9000)[:N], "NA", 0.2),
+            "v": NUMBERS["v0"],
+            "late": YES,
+        },
+        "dropped",
+    ),
+    "brains": (
+        {
+            "Subject ID": SUBJECT,
+            "MRI ID": rows(lambda k: f"{SUBJECT[k]}_MR{k % 5}"),
+            "SES": KINDS["c"],
+            "Group": YES,
+        },
+        f"{OUT} group_column",
+    ),
+    "kidneys": (
+        {
+            "dm": words("yes", "no", "\tno"),
+            "sc": NUMBERS["v0"],
+            "class": words("ckd", "ckd\t", "notckd"),
+        },
+        "line",
+    ),
+    "watches": (
+        {
+            "timestamp": 1.6e9 + 60.0 * np.arange(N),
+            "ax": NUMBERS["v0"],
+            "activity": YES,
+        },
+        OUT,
+    ),
+    "bands of age": (
+        {
+            "age": words("[0-10)", "[10-20)"),
+            "weight": words("?", "[75-100)"),
+            "readmitted": words("NO", "<30"),
+        },
+        "read",
+    ),
+    "a code at each row": (
+        {
+            "sample": rows(lambda k: f"TCGA-{k:04d}"),
+            "gene": NUMBERS["v0"],
+            "subtype": words("A", "B", "H"),
+        },
+        "dropped",
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", NEW)
+def test_new_shapes_are_read_right_or_refused_with_a_repair(
+    tmp_path, monkeypatch, shape
+):
+    """The lines run at once, and all rows and classes are those of the file. No identifier is a feature."""
+    monkeypatch.chdir(tmp_path)
+    columns, now = NEW[shape]
+    label = list(columns)[-1]
+    table = pd.DataFrame({"client": ["a", "b"] * (N // 2), **columns})
+    table.to_csv("t.csv", index=False)
+    found, again = repaired(Path("t.csv"), Reading(label_column=label))
+    assert outcome(found) == now, found
+    assert not again.faults
+    assert len(again.source) == N
+    assert len(again.source.classes) == len({*map(str.strip, map(str, columns[label]))})
+    codes = {"subject_id", "hadm_id", "patientunitstayid", "Sample number", "timestamp"}
+    assert not {*again.source.columns} & {*codes, "Subject ID", "MRI ID", "sample"}
+
+
+def test_a_table_of_another_country_is_read_with_the_options_that_are_proposed(
+    tmp_path,
+):
+    """Semicolons and decimal commas in one command; numbers are those that were meant."""
+    path, wine = tmp_path / "t.csv", NUMBERS["v0"].round(1) + 0.05
+    table = pd.DataFrame({"acidity": wine, "quality": words("good", "poor")})
+    table.to_csv(path, sep=";", decimal=",", index=False)
+    found = find_faults(path, Reading(label_column="quality"))
+    assert len(found.faults) == 1
+    assert found.reading.csv == {"sep": ";", "decimal": ","}
+    assert find_faults(path, found.reading).source.x[:, 0] == pytest.approx(wine)

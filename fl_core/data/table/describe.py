@@ -303,12 +303,14 @@ def _texts(name: str, cells: pd.Categorical, how: Reading) -> Described:
     share = counts[numeric].sum() / counts[filled].sum()
     described = Described(name, REFUSED, cells)
     distinct = list(words[filled])
+    ways: list[Way | str] = [*_as_words(name, cells, how)]
+    numbers_rows = identifies(Described(name, NUMBER, values[cells.codes]))
     if share == 1:
         rule = f"cells must be stored as numbers, or named as categories; got {distinct[0]!r}."
         line = f"table[{name!r}] = pd.to_numeric(table[{name!r}])"
-        return described.refused(
-            DataFault(rule, *_as_words(name, cells, how), line=line)
-        )
+        if numbers_rows:
+            line = dropping([name])
+        return described.refused(DataFault(rule, *ways, line=line))
     if fault := dates_fault(name, distinct) or measures_fault(name, cells):
         without = filled & ~words.str.contains("[0-9]").to_numpy()
         described.emptied = without[cells.codes]
@@ -320,9 +322,8 @@ def _texts(name: str, cells: pd.Categorical, how: Reading) -> Described:
         return _worded(name, cells, how, [f"{plural(count, 'cell')} of numbers"])
     others = filled & ~numeric
     bad, strays = others[cells.codes], sorted(words[others])
-    ways: list[Way | str] = [*_as_words(name, cells, how)]
     line = "" if ways else dropping([name])
-    if are_marks(strays) and 2 * bad.sum() <= len(bad):
+    if are_marks(strays) and 2 * bad.sum() <= len(bad) and not numbers_rows:
         line = f"table[{name!r}] = pd.to_numeric(table[{name!r}].replace({strays!r}, None))"
         described.emptied = bad
     elif line:
@@ -427,8 +428,8 @@ def days_of(words: pd.Series, column: str) -> dict[str, pd.Series]:
         spans[f"(pd.to_datetime({column}, format={form!r}, utc=True) - {DAY_0})"] = days
     if words.str.contains(":|day").all():
         for end, line in (
-            ("", f"pd.to_timedelta({column})"),
-            (":00", f"pd.to_timedelta({column} + ':00')"),
+            ("", f"pd.to_timedelta({column}.astype(str))"),
+            (":00", f"pd.to_timedelta({column}.astype(str) + ':00')"),
         ):
             spans[line] = pd.to_timedelta(words + end, errors="coerce")
     readings: dict[str, pd.Series] = {}
@@ -523,11 +524,11 @@ FEW = 10
 ROWS = 20
 """Rows for each value, at most, of a column that numbers what they belong to, and rows from which numbers may."""
 MANY_ROWS = 100
-"""Rows from which whole numbers of any size may be a count of them."""
+"""Rows from which a column of any name is refused as a count of them."""
 DISTINCT = 0.95
 """Share of distinct values from which a column counts as one without repeats."""
 LARGE = 1000
-"""Whole numbers above this identify also fewer rows."""
+"""Whole numbers above this that are different in every row identify it."""
 
 
 def is_named_as_identifier(name: str) -> bool:
@@ -546,7 +547,8 @@ def is_named_as_identifier(name: str) -> bool:
 def identifies(column: Described, owner: Integers | None = None) -> bool:
     """Return whether a column numbers the rows or what they belong to.
 
-    Whole numbers that hardly come again do. So does a column with such a name that has many values.
+    Whole numbers that are different in every row do, above 1,000 or as a count of the rows. So does a column with such
+    a name that has many values.
 
     >>> rows = np.arange(120.0)
     >>> [identifies(Described("v", NUMBER, cells)) for cells in (rows, 7 * rows[::-1] + 4000, rows // 3, rows / 7)]
@@ -560,20 +562,29 @@ def identifies(column: Described, owner: Integers | None = None) -> bool:
         if has_fractions(cells):
             return False
         values = cells if filled.all() else cells[filled]
-        first = values[: 10 * ROWS]
-        large = len(values) >= ROWS and (np.abs(first) > LARGE).any()
-        if large or len(values) > MANY_ROWS:
-            distinct = [len(pd.unique(part)) / len(part) for part in (first,)]
-            if distinct[0] >= DISTINCT and len(pd.unique(values)) >= DISTINCT * len(
-                values
-            ):
-                return True
+        parts = values[: 10 * ROWS], values  # most columns end at the first rows
+        large = len(values) >= ROWS and bool((np.abs(parts[0]) > LARGE).any())
+        if large and all(pd.Series(part).is_unique for part in parts):
+            return True
+        if len(values) > MANY_ROWS and counts_rows(values):
+            return True
     if not is_named_as_identifier(column.name):
         return False
     code, values = pd.factorize(cells[filled])
     clients = 0 if owner is None else owner[filled]
     pairs = len(pd.unique(clients * len(values) + code))
     return len(values) >= FEW and pairs >= len(code) / ROWS
+
+
+def counts_rows(values: Floats) -> bool:
+    """Return whether whole numbers [n] count the rows: hardly repeated, and without large gaps or sorted."""
+    for part in (values[: 10 * ROWS], values):  # most columns end at the first rows
+        steps = np.diff(part)
+        ordered = bool((steps >= 0).all() or (steps <= 0).all())
+        dense = np.ptp(part) < 1.5 * len(values)
+        if not (ordered or dense) or len(pd.unique(part)) < DISTINCT * len(part):
+            return False
+    return True
 
 
 def has_fractions(values: Floats) -> bool:

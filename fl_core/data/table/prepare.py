@@ -59,7 +59,7 @@ from fl_core.errors import UsageError, listing, plural, spelled, warn
 from fl_core.models.tokens import Tokenizer
 from fl_core.rows import CLASSIFICATION, MULTILABEL
 
-ROWS = 4096
+ROWS = 1024
 """Rows that are written together."""
 MOST_NUMBERS, MOST_CLASSES = 20, 100
 """Different numbers, or words, up to which labels are classes without being asked about."""
@@ -217,6 +217,7 @@ class _Table:
     Attributes:
         faults: so far.
         columns: the description of each column, by name.
+        texts: the cells of labels, as far as they are known.
         source: the samples, as far as they are known.
     """
 
@@ -226,6 +227,7 @@ class _Table:
         self.faults: list[UsageError] = []
         self.opened: Opened | None = None
         self.columns: dict[str, Described] = {}
+        self.texts: dict[str, pd.Categorical] = {}
         self.source = Source("", np.empty((0, 0)), np.empty(0), ())
 
     def read(self, name: str) -> Source | None:
@@ -328,7 +330,10 @@ class _Table:
         else:
             described = Described(name, role, np.empty(0))
             with self.checked(name):
-                described = Described(name, role, texts_of(column))
+                cells = self.texts.get(name)
+                if cells is None:
+                    cells = texts_of(column)
+                described = Described(name, role, cells)
         cells, fault = described.cells, None
         if isinstance(cells, pd.Categorical):
             fault = forms_fault(name, column, cells)
@@ -349,7 +354,7 @@ class _Table:
             marks: list[str] = []
             if not pd.api.types.is_numeric_dtype(frame[name]):
                 with self.checked(name):
-                    cells = texts_of(frame[name])
+                    cells = self.texts[name] = texts_of(frame[name])
                     unlabelled = unlabelled | _lacks_name(name, cells, how)
                     marks = sorted({word for word in cells[unlabelled] if word.strip()})
             lacking |= unlabelled
@@ -371,7 +376,7 @@ class _Table:
                 f"{self.where}: {lacking.sum():,} of {len(lacking):,} rows have no label and are left out"
             )
             rows, place = np.flatnonzero(~lacking), self.place
-            self.frame = frame.iloc[rows]
+            self.frame, self.texts = frame.iloc[rows], {}
             self.place = lambda row: place(int(rows[row]))  # as before
             return True
         return not lacking.any()
@@ -451,7 +456,7 @@ class _Table:
             say, got = "Leave it out", "values like an identifier's"
             if name in several:
                 say = "Leave it out; its rows may then lie in training and test alike"
-                row = int(np.argmax(ids[name].duplicated()))
+                row = int(np.argmax(ids[name].duplicated() & (ids[name] >= 0)))
                 count = int((ids[name] == ids[name][row]).sum())
                 some = text_of(column.cells[row]).strip()
                 got = f"{some!r} in {plural(count, 'row')}, like an identifier"

@@ -375,7 +375,7 @@ class Csv:
             UsageError: as of :func:`fl_core.formats.check_table`.
         """
         *_, header = next(self._lines(), (0, 0, []))
-        rows = max(self.data.count(b"\n"), self.data.count(b"\r"))
+        rows = max(self._count(b"\n"), self._count(b"\r"))
         formats.check_table(self.path, rows, len(header))
 
     def _find_header(self) -> None:
@@ -474,28 +474,31 @@ class Csv:
         """Return whether a column has commas in numbers, which are not all before three digits, and none has points."""
         if {"decimal", "thousands"} & self.options.keys():
             return False
-        whole = [
-            (frame[k].dropna() % 1 == 0).all() for k in frame.select_dtypes("float")
-        ]
         has_commas = False
         for k in frame.select_dtypes("category"):
             words = frame[k].cat.categories
-            numbers = len(words) > 1 and bool(words.str.fullmatch(_COMMA).all())
-            has_commas |= numbers and not words.str.fullmatch(".*,[0-9]{3}").all()
-        return has_commas and all(whole)
+            numeric = len(words) > 1 and bool(words.str.fullmatch(_COMMA).all())
+            has_commas |= numeric and not words.str.fullmatch(".*,[0-9]{3}").all()
+        if not has_commas:
+            return False
+        numbers = [frame[k].dropna() for k in frame.select_dtypes("float")]
+        return all((values % 1 == 0).all() for values in numbers)
 
     # --- lines -----------------------------------------------------------------------------------------------------
 
     def _check_lines(self, frame: pd.DataFrame) -> None:
         """Look at each line if the file has another number of separators than its cells need."""
         sign = self.options["sep"].encode(self.options.get("encoding", "utf-8"))
-        data = np.frombuffer(self.data, np.uint8)
-        blocks = np.array_split(data, 1 + len(data) // LOOKED_AT)  # stay in the cache
-        count = sum(np.count_nonzero(block == sign[0]) for block in blocks)
         skips = self.options.get("skiprows") or self.options.get("comment")
         cells = (frame.shape[1] - 1) * (len(frame) + 1)
-        if skips or len(sign) > 1 or count != cells:
+        if skips or len(sign) > 1 or self._count(sign) != cells:
             self._refuse_lines()
+
+    def _count(self, sign: bytes) -> int:
+        """Return how often a byte is in the file."""
+        data = np.frombuffer(self.data, np.uint8)
+        blocks = np.array_split(data, 1 + len(data) // LOOKED_AT)  # stay in the cache
+        return sum(int(np.count_nonzero(block == sign[0])) for block in blocks)
 
     def _lines(self) -> Iterator[tuple[int, int, list[str]]]:
         """Yield first and last line and the cells of every row that is not blank, header first."""
