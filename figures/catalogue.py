@@ -97,11 +97,11 @@ def drawn(name: str) -> items.Item:
         raise UsageError(
             f"{name} must have code to be drawn; got a study that has ended. Read figures/pictures/{name}.md."
         )
-    known = {entry.name: entry for entry in published()}
-    if check_known("figure or table", name, sorted({*named, *known})) in named:
+    listed = {entry.name: entry for entry in published()}
+    if check_known("figure or table", name, sorted({*named, *listed})) in named:
         return named[name]
     raise UsageError(
-        f"{name} cannot be drawn: {known[name].note}. Choose another: python -m figures list {known[name].paper}"
+        f"{name} cannot be drawn: {listed[name].note}. Choose another: python -m figures list {listed[name].paper}"
     )
 
 

@@ -81,7 +81,8 @@ _DETAIL = re.compile(r"(;.*| \([^()]*\)|(, [^\s,]+ \d[\d.-]*)+)$")
 def set_apart(findings: Iterable[Finding], reason: str) -> tuple[Finding, ...]:
     """The findings as not comparable with the paper's, for a reason; without a reason as they are."""
     return tuple(
-        replace(each, incomparable=reason) if reason else each for each in findings
+        replace(finding, incomparable=reason) if reason else finding
+        for finding in findings
     )
 
 
@@ -116,16 +117,20 @@ def opening(findings: Sequence[Finding]) -> str:
     if not findings:
         return ""
     first = next(
-        (each for each in findings if each.held is not None and not each.incomparable),
+        (
+            finding
+            for finding in findings
+            if finding.held is not None and not finding.incomparable
+        ),
         findings[0],
     )
-    others = Counter(each.verdict for each in findings if each is not first)
-    told = [
+    others = Counter(finding.verdict for finding in findings if finding is not first)
+    counts = [
         f"{count} {_CAME_OUT[name][count > 1]}"
         for name in VERDICTS
         if (count := others[name])
     ]
-    rest = f" Of {others.total()} other expectations, {enumeration(told)}."
+    rest = f" Of {others.total()} other expectations, {enumeration(counts)}."
     if len(others) == 1:
         ((name, count),) = others.items()
         rest = f" The other {f'{count} expectations' if count > 1 else 'expectation'} {_CAME_OUT[name][count > 1]}."
@@ -139,8 +144,8 @@ def enumeration(words: Iterable[object]) -> str:
     >>> enumeration([12, 10, 6])
     '12, 10 and 6'
     """
-    each = list(map(str, words))
-    return " and ".join(filter(None, [", ".join(each[:-1]), *each[-1:]]))
+    texts = list(map(str, words))
+    return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
 
 
 def beneath(lead: str, caption: str, width: int) -> str:

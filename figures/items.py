@@ -123,10 +123,12 @@ class Item:
         Args:
             seeds: number of seeds in place of the item's own, but for those whose own is 1.
         """
-        own = self.own_seeds
-        counts = {run: own.get(run, self.seeds) for run in self.runs}
+        counts_of_runs = self.own_seeds
+        counts = {run: counts_of_runs.get(run, self.seeds) for run in self.runs}
         if seeds is not None:
-            counts = {run: 1 if own.get(run) == 1 else seeds for run in self.runs}
+            counts = {
+                run: 1 if counts_of_runs.get(run) == 1 else seeds for run in self.runs
+            }
         most = range(max(counts.values(), default=0))
         return [(run, seed) for seed in most for run in self.runs if seed < counts[run]]
 
@@ -137,13 +139,13 @@ class Item:
     def headers(self, folder: Path) -> dict[tuple[str, int], packing.Header]:
         """Return the header of each stored run and seed, packed or not, as it was written; raises as :meth:`parts`."""
         with self._command_named():
-            found = [
+            headers = [
                 header
                 for file in packed_files(folder)
                 for header in packing.headers(file)
             ]
-            found += map(rows.read_header, folder.glob("*.jsonl"))
-        return {(header["run"], int(header["seed"])): header for header in found}
+            headers += map(rows.read_header, folder.glob("*.jsonl"))
+        return {(header["run"], int(header["seed"])): header for header in headers}
 
     def parts(self, folder: Path) -> dict[tuple[str, int], packing.Part]:
         """Return header and rows of each stored run and seed, packed or not, in the order of their files' names.
@@ -152,12 +154,12 @@ class Item:
             UsageError: a header is another item's; CorruptError: rows are damaged, or of another format.
         """
         with self._command_named():
-            found = [
+            stored = [
                 part for file in packed_files(folder) for part in packing.read(file)
             ]
-            found += [rows.read(file) for file in sorted(folder.glob("*.jsonl"))]
+            stored += [rows.read(file) for file in sorted(folder.glob("*.jsonl"))]
         parts = {}
-        for part in found:
+        for part in stored:
             check_owner(self, folder, part[0])
             parts[part[0]["run"], int(part[0]["seed"])] = part
         order = sorted(parts, key=lambda key: rows_file(folder, *key).name)
@@ -247,7 +249,11 @@ def find(name: str) -> Item:
 
 def drawings(item: Item) -> list[Item]:
     """Return all drawings of an item: itself if it can be drawn, and those of which it is the source."""
-    others = [each for each in REGISTRY.values() if each.source == item.name]
+    others = [
+        item_of_registry
+        for item_of_registry in REGISTRY.values()
+        if item_of_registry.source == item.name
+    ]
     return [*([item] if item.draw else []), *others]
 
 
@@ -300,7 +306,7 @@ def redraw(item: Item, path: Path, out: Path) -> Drawing:
             without a drawing of its own; CorruptError: they are damaged.
     """
     if item.draw is None:
-        views = [each.name for each in drawings(item)]
+        views = [view.name for view in drawings(item)]
         raise UsageError(
             f"{item.name} must be a figure; got a study. Draw {listing(views) or 'another'} instead."
         )
@@ -336,7 +342,11 @@ def redraw(item: Item, path: Path, out: Path) -> Drawing:
 def _settings(item: Item, header: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings of the runs that an item shows, for its page."""
     runs = item.shown or header["runs"]
-    configs = [each["config"] for run, each in header["runs"].items() if run in runs]
+    configs = [
+        run_header["config"]
+        for run, run_header in header["runs"].items()
+        if run in runs
+    ]
     drawn = item.seeds if item.source else 0
     return page.settings(configs, drawn or page.seeds_behind(header, runs))
 
@@ -344,7 +354,7 @@ def _settings(item: Item, header: Mapping[str, Any]) -> dict[str, str]:
 def _notes(item: Item) -> list[str]:
     """Return notes on the data that an item was trained on."""
     trained = "nothing is trained" not in item.study.budget
-    recoded = any(each.data.dataset == "cifar10" for each in item.drawn)
+    recoded = any(config.data.dataset == "cifar10" for config in item.drawn)
     return [f"CIFAR-10 here: {RECODED}."] if trained and recoded else []
 
 

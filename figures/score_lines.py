@@ -15,7 +15,7 @@ from fl_core.statistics import Interval, mean_interval
 def spans(
     ax: Axes,
     y: Iterable[float],
-    found: Sequence[Interval],
+    intervals: Sequence[Interval],
     k: int,
     label: str = "",
     factor: float = 100,
@@ -27,10 +27,11 @@ def spans(
     """
     heights = list(y)
     low, high = (
-        [factor * getattr(each, end) for each in found] for end in ("low", "high")
+        [factor * getattr(interval, end) for interval in intervals]
+        for end in ("low", "high")
     )
     ax.hlines(heights, low, high, color=COLOURS[k], linewidth=1.4)
-    values = [factor * each.value for each in found]
+    values = [factor * interval.value for interval in intervals]
     ax.plot(
         values,
         heights,
@@ -63,12 +64,12 @@ def marks(
         keys: dict[float, Hashable] = {
             y + offset: (line, quantity) for y, line in enumerate(lines)
         }
-        found = {
+        intervals = {
             y: mean_interval(values.loc[key].dropna())
             for y, key in keys.items()
             if key in values.index
         }
-        spans(ax, found, list(found.values()), k, words)
+        spans(ax, intervals, list(intervals.values()), k, words)
         theirs = {
             y: 100 * published[key] for y, key in keys.items() if key in published.index
         }

@@ -124,14 +124,14 @@ def dots(ax: Axes, counts: pd.DataFrame, most: float) -> None:
     Args:
         most: samples of a dot of the full size, so that panels can be compared.
     """
-    held = [
+    cells = [
         (x, y, n)
         for y, line in enumerate(counts.to_numpy())
         for x, n in enumerate(line)
         if n
     ]
     across, down, sizes = (
-        np.array(each, dtype=float) for each in zip(*held, strict=True)
+        np.array(column, dtype=float) for column in zip(*cells, strict=True)
     )
     ax.scatter(
         across, down, s=110 * sizes / most, color=COLOURS[3], alpha=0.75, linewidths=0
@@ -217,12 +217,12 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             named["status"] = status if distance is None else "ok"
             variant = " and ".join(pair)
             lines.append(rows.row(SIMILAR, distance, variant=variant, **named))
-    kept = [final[final["model"].isin(["global", "personal"])]]
+    frames = [final[final["model"].isin(["global", "personal"])]]
     attended = frame[frame["metric"] == ATTENTION]
     if run in (FEDPFT, MILD):
         lines += _attended(attended, labels(task))
-        kept.append(attended[attended["client"] == engine.names[0]])
-    return pd.concat([*kept, rows.frame(lines)], ignore_index=True)
+        frames.append(attended[attended["client"] == engine.names[0]])
+    return pd.concat([*frames, rows.frame(lines)], ignore_index=True)
 
 
 def by_key(attention: pd.DataFrame) -> pd.DataFrame:
@@ -238,7 +238,7 @@ def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[row
     """Summarise each client's attention to each kind of prompts: weight on the feature itself, spread, evenness."""
     for (client, layer), part in attention.groupby(["client", "layer"], sort=False):
         table = by_key(part)
-        found = {
+        summaries = {
             SELF: (table["feature"].mean(), "mean over samples"),
             SPREAD: (
                 table.drop(columns="feature").std(ddof=0).mean(),
@@ -250,7 +250,7 @@ def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[row
                 "mean over samples, 1 = all keys alike",
             ),
         }
-        for metric, (value, estimator) in found.items():
+        for metric, (value, estimator) in summaries.items():
             yield rows.row(
                 metric, float(value), client=str(client), layer=str(layer), round=int(part["round"].max()),
                 split="test", n_samples=len(table), estimator=estimator, **named,
@@ -272,22 +272,22 @@ def setting(header: Mapping[str, Any]) -> str:
 def _last_words(header: Mapping[str, Any], plane: pd.DataFrame | None = None) -> str:
     """The last sentences of a caption: the split and t-SNE of a plane, and the seeds."""
     seeds = header["seeds"]
-    said = (
+    text = (
         ""
         if plane is None
         else f"The split is Dirichlet(0.1). The t-SNE has perplexity {plane.attrs['perplexity']:.3g}. "
     )
-    return f"{said}Drawn: seed 0 of {seeds_in_words(seeds)}.{missing_runs(header)}"
+    return f"{text}Drawn: seed 0 of {seeds_in_words(seeds)}.{missing_runs(header)}"
 
 
 def by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, str]:
     """Return a row for each run with its means over seeds and the published accuracy, and the same in Markdown."""
-    accuracy, known = scores(frame), published()
+    accuracy, printed = scores(frame), published()
     values = {metric: of_runs(frame, metric) for metric in CLUSTERED}
     table = pd.DataFrame([
         {
             "run": run, "seeds": int(accuracy.loc[run].notna().sum()), "accuracy": accuracy.loc[run].mean(),
-            "published_accuracy": known[run], **{metric: each.loc[run].mean() for metric, each in values.items()},
+            "published_accuracy": printed[run], **{metric: each.loc[run].mean() for metric, each in values.items()},
         }
         for run in shown
     ])  # fmt: skip
@@ -296,7 +296,7 @@ def by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, str
         "seeds": list(table["seeds"]),
         "accuracy %": [percent(each, math.nan, math.nan) for each in table["accuracy"]],
         "published, 40 clients": [
-            "–" if math.isnan(known[run]) else f"{known[run]:.2f}" for run in shown
+            "–" if math.isnan(printed[run]) else f"{printed[run]:.2f}" for run in shown
         ],
     }
     for metric, title in CLUSTERED.items():
@@ -314,18 +314,18 @@ def scores(frame: pd.DataFrame) -> pd.DataFrame:
 
 def published() -> pd.Series:
     """Return Table 7's accuracies in the skewed federation, in percent, by run."""
-    known = items.published_table(
+    printed = items.published_table(
         "fedpft", "Table 7", setting="dirichlet 0.1", dataset="cifar10"
     )["accuracy"]
     return pd.Series(
-        {run: known.get(PRINTED.get(run, run), math.nan) for run in TITLES}
+        {run: printed.get(PRINTED.get(run, run), math.nan) for run in TITLES}
     )
 
 
 def far(frame: pd.DataFrame, runs: Sequence[str]) -> str:
     """Evidence that rows are not comparable with the paper's: the runs' levels against its Table 7."""
-    accuracy, known = scores(frame).mean(axis=1), published() / 100
-    sides = {TITLES[run]: (accuracy.get(run, math.nan), known[run]) for run in runs}
+    accuracy, printed = scores(frame).mean(axis=1), published() / 100
+    sides = {TITLES[run]: (accuracy.get(run, math.nan), printed[run]) for run in runs}
     return little_learned(sides, (GUESSING, GUESSING))
 
 
@@ -339,12 +339,12 @@ def compared(
 ) -> Finding:
     """A finding on whether a run's value is above (or below) another's, paired by seed; values are runs x seeds."""
     gap = difference(values, run, other)
-    said = ", ".join(
-        f"{named[each]} {values.loc[each].mean():.3g}" for each in (run, other)
+    text = ", ".join(
+        f"{named[name]} {values.loc[name].mean():.3g}" for name in (run, other)
     )
     few = f" ({gap.few})" if gap.few else ""
-    held = None if gap.above is None else gap.above == above
-    return Finding(expected, said + few, held)
+    verdict = None if gap.above is None else gap.above == above
+    return Finding(expected, text + few, verdict)
 
 
 def of_runs(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -402,7 +402,7 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    own = frame[frame["run"] == FEDPFT]
+    rows = frame[frame["run"] == FEDPFT]
     planes = {title: plane(frame, FEDPFT, kind) for kind, title in KINDS.items()}
     with style():
         figure = plt.figure(figsize=(7.6, 3.3), layout="constrained")
@@ -413,7 +413,7 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     for pair in pairs:
         quantities[SIMILAR, pair] = f"distance of {pair} / mean of all pairs"
     by_kind = {
-        (metric, variant): where(own, metric=metric, variant=variant).pivot(
+        (metric, variant): where(rows, metric=metric, variant=variant).pivot(
             index="layer", columns="seed", values="value"
         )
         for metric, variant in quantities
@@ -444,7 +444,7 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     wide = table.pivot(index="quantity", columns="prompts", values="value")
     cells = {"quantity": list(quantities.values())} | {
-        title: [f"{wide.loc[each, kind]:+.3f}" for each in quantities.values()]
+        title: [f"{wide.loc[metric, kind]:+.3f}" for metric in quantities.values()]
         for kind, title in KINDS.items()
     }
     apart = set_apart(findings, far(frame, [FEDPFT]))
@@ -537,11 +537,11 @@ def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             figure.subplots(1, 2), ("silhouette_class", "purity_class"), strict=True
         ):
             for at, run in enumerate(shown):
-                own = values[metric].loc[run].dropna()
+                by_seed = values[metric].loc[run].dropna()
                 ax.plot(
-                    [at] * len(own), own, "o", color=COLOURS[at], markersize=4, alpha=0.7,
+                    [at] * len(by_seed), by_seed, "o", color=COLOURS[at], markersize=4, alpha=0.7,
                 )  # fmt: skip
-                ax.hlines(own.mean(), at - 0.2, at + 0.2, color=COLOURS[at])
+                ax.hlines(by_seed.mean(), at - 0.2, at + 0.2, color=COLOURS[at])
             ax.set_xticks(range(len(shown)), [TITLES[run] for run in shown])
             ax.set(xlim=(-0.6, len(shown) - 0.4), ylabel=CLUSTERED[metric])
     caption = (

@@ -114,16 +114,16 @@ def _measure_held(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     engine, frame = trained(task)
     accuracy = tested(frame)
     algorithm: Any = engine.algorithm
-    everyone, held = tuple(range(len(engine.names))), []
+    everyone, lines = tuple(range(len(engine.names))), []
     for index in range(int(task.config.federation.rounds or 0)):
         for client, name in enumerate(engine.names):
             blocks = algorithm.blocks_of(Round(index, sampled=everyone), client)
             which = {"client": name, "variant": ",".join(map(str, blocks))}
-            held.append(
+            lines.append(
                 rows.row(BLOCKS, len(blocks), round=index + 1, **which, **labels(task))
             )
     return pd.concat(
-        [accuracy[accuracy["model"] == "global"], rows.frame(held)], ignore_index=True
+        [accuracy[accuracy["model"] == "global"], rows.frame(lines)], ignore_index=True
     )
 
 
@@ -172,10 +172,10 @@ class Table:
     def published(self) -> pd.DataFrame:
         """The published means over domains, runs x data sets, as shares; of the transformer."""
         every = items.published("fedra")
-        own = where(every, place=self.place, client="")
-        own = own[own["model"].isin(["vit", ""])]
-        values = own.set_index(["dataset", "setting", "method"])["value"] / 100
-        found = {
+        printed = where(every, place=self.place, client="")
+        printed = printed[printed["model"].isin(["vit", ""])]
+        values = printed.set_index(["dataset", "setting", "method"])["value"] / 100
+        columns = {
             TITLES[data]: {
                 f"{setting}.{name}": values[data, f"feature {words}{end}", name.partition("_")[0]]
                 for setting, words in self.printed.items()
@@ -183,7 +183,7 @@ class Table:
             }
             for data in self.data
         }  # fmt: skip
-        return pd.DataFrame(found)
+        return pd.DataFrame(columns)
 
     def named(self, run: str) -> str:
         """A run in words: its method, and its setting if there are several."""
@@ -242,16 +242,16 @@ def by_style(frame: pd.DataFrame, when: str) -> pd.DataFrame:
 
     Clients of a style are weighted by their test samples, as if the style's were one set.
     """
-    own = frame[frame["metric"] == "accuracy"]
-    edge = own.groupby(["run", "seed"])["round"].transform(
+    rows = frame[frame["metric"] == "accuracy"]
+    edge = rows.groupby(["run", "seed"])["round"].transform(
         "min" if when == "start" else "max"
     )
-    own = own[own["round"] == edge]
-    own = own.assign(
-        style=own["client"].str.replace(r"_\d+$", "", regex=True),
-        total=own["value"] * own["n_samples"].astype(float),
+    rows = rows[rows["round"] == edge]
+    rows = rows.assign(
+        style=rows["client"].str.replace(r"_\d+$", "", regex=True),
+        total=rows["value"] * rows["n_samples"].astype(float),
     )
-    sums = own.groupby(["run", "style", "seed"], sort=False)[
+    sums = rows.groupby(["run", "style", "seed"], sort=False)[
         ["total", "n_samples"]
     ].sum()
     return (sums["total"] / sums["n_samples"].astype(float)).unstack("seed")
@@ -362,23 +362,23 @@ def _findings(
         for setting, words in table.settings.items()
         if f"{setting}.fedra" in means.index
     }  # fmt: skip
-    found = judged(gains)
-    yield found.finding("FedRA learns", "points gained ")
+    verdict = judged(gains)
+    yield verdict.finding("FedRA learns", "points gained ")
     for other in table.methods:
         wanted = pd.concat(
             [published.loc[f"{setting}.fedra"] - published.loc[f"{setting}.{other}"] for setting in table.settings]
         )  # fmt: skip
         gaps = table.gaps(means, "fedra", other)
         if other == "fedra_cover":
-            found = judged(gaps, LEVEL)
-            yield found.finding(
+            verdict = judged(gaps, LEVEL)
+            yield verdict.finding(
                 f"the two ways are level within {100 * MARGIN:g} point in every setting, as in {table.place}",
                 "Eq. 2 - Eq. 3 ",
             )
         elif (wanted > 0).all() or (wanted < 0).all():
             higher = bool((wanted > 0).all())
-            found = judged(gaps, LEAD if higher else TRAIL)
-            yield found.finding(
+            verdict = judged(gaps, LEAD if higher else TRAIL)
+            yield verdict.finding(
                 f"FedRA lies {'above' if higher else 'below'} {title(other)}, as in {table.place}",
                 "points ",
             )
@@ -387,8 +387,8 @@ def _findings(
             f"{AT[one]} - {AT[other]}": difference(means, f"{one}.fedra", f"{other}.fedra")
             for one, other in combinations(table.settings, 2)
         }  # fmt: skip
-        found = judged(gaps, LEVEL)
-        yield found.finding(
+        verdict = judged(gaps, LEVEL)
+        yield verdict.finding(
             f"FedRA is level within {100 * MARGIN:g} point wherever adapters sit, as in {table.place}",
             "points ",
         )
@@ -396,24 +396,27 @@ def _findings(
 
 def _only_the_head(means: pd.DataFrame) -> Finding:
     """Return the findings of Tables 2 to 6: FedRA's accuracy seed by seed, for every place of its adapters."""
-    own = means.loc[[f"{setting}.fedra" for setting in PLACES]].dropna(axis=1)
-    apart = 100 * float((own.max() - own.min()).max())
+    scores = means.loc[[f"{setting}.fedra" for setting in PLACES]].dropna(axis=1)
+    apart = 100 * float((scores.max() - scores.min()).max())
     return Finding(
         "FedRA outperforms other methods in Tables 2 to 6",
-        f"nothing but the head has learned: with adapters at {len(own)} places FedRA's accuracies differ by at most "
-        f"{apart:.2f} points in {own.shape[1]} seeds",
+        f"nothing but the head has learned: with adapters at {len(scores)} places FedRA's accuracies differ by at most "
+        f"{apart:.2f} points in {scores.shape[1]} seeds",
         None,
     )
 
 
 def _covered(frame: pd.DataFrame) -> Finding:
     """Return whether Eq. 3 leaves no block without a client in any round."""
-    own = frame[frame["metric"] == BLOCKS]
-    own = own.assign(
-        method=own["run"].str.partition(".")[2], block=own["variant"].str.split(",")
+    blocks = frame[frame["metric"] == BLOCKS]
+    blocks = blocks.assign(
+        method=blocks["run"].str.partition(".")[2],
+        block=blocks["variant"].str.split(","),
     )
-    held = own.explode("block").groupby(["method", "run", "seed", "round"])["block"]
-    none = VIT["depth"] - held.nunique()
+    clients = blocks.explode("block").groupby(["method", "run", "seed", "round"])[
+        "block"
+    ]
+    none = VIT["depth"] - clients.nunique()
     keep, cover = none.loc["fedra"], none.loc["fedra_cover"]
     return Finding(
         "by Eq. 3 every block has a client in every round, by Eq. 2 not",

@@ -54,11 +54,11 @@ def sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
             for name in header["runs"]
             if name.startswith(f"{dataset}.") and header["had"][name]
         ]
-        own = frame[(frame["run"].isin(runs)) & (frame["client"] != "")]
-        if own.empty:
+        rows = frame[(frame["run"].isin(runs)) & (frame["client"] != "")]
+        if rows.empty:
             continue
         config = header["runs"][runs[0]]["config"]
-        counts = own.groupby("client")["n_train"].median()
+        counts = rows.groupby("client")["n_train"].median()
         seeds = [len(header["had"][name]) for name in runs]
         parts.append(
             f"{case.title[0].upper()}{case.title[1:]}: {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} "
@@ -69,12 +69,12 @@ def sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
 
 
 def placeholder_client(shown: Sequence[str]) -> str:
-    said = [
+    texts = [
         f"{STAND_IN[name]}'s next to {CASES[name].title}"
         for name in shown
         if name in STAND_IN
     ]
-    return f" ({', '.join(said)})" if said else ""
+    return f" ({', '.join(texts)})" if texts else ""
 
 
 def missing(header: Mapping[str, Any]) -> str:
@@ -161,10 +161,11 @@ def _tuned(header: Mapping[str, Any]) -> str:
     methods = list(dict.fromkeys(run.partition(".")[2] for run in header["runs"]))
     columns = {"method": [NAMES[name] for name in methods]}
     for dataset, case in CASES.items():
-        own = {name: header["runs"].get(f"{dataset}.{name}") for name in methods}
-        if any(own.values()):
+        abouts = {name: header["runs"].get(f"{dataset}.{name}") for name in methods}
+        if any(abouts.values()):
             columns[case.title] = [
-                f"{about['config']['lr']:g}" if about else "–" for about in own.values()
+                f"{about['config']['lr']:g}" if about else "–"
+                for about in abouts.values()
             ]
     return (
         "Learning rates with the best macro-F1 on validation. The number of rates tried is the same for every method:"
@@ -234,7 +235,7 @@ def order(
     """
     far = far or {}
     ranks, best = result.ranking.ranks, str(table.printed_ranks().idxmin())
-    text, held, apart = "no dataset has all methods", None, _mixed(result, far)
+    text, verdict, apart = "no dataset has all methods", None, _mixed(result, far)
     if ranks.notna().all():
         first = str(ranks.idxmin())
         text = f"{NAMES[best]} {ranks[best]:.1f} and {NAMES[first]} the least with {ranks[first]:.1f}"
@@ -256,7 +257,7 @@ def order(
             text += ". In resampled seeds " + " and ".join(
                 f"{NAMES[name]} is first in {shares[name]:.0%}" for name in named
             )
-            held = (
+            verdict = (
                 True
                 if shares[best] > SURE
                 else False
@@ -265,7 +266,7 @@ def order(
             )
     what = "" if table.kind == SCORE else f" of {table.kind}"
     expected = f"{NAMES[best]} has the best mean rank{what}, as in {table.place} ({table.printed_ranks().min():.1f})"
-    findings = [Finding(expected, text, held, apart)]
+    findings = [Finding(expected, text, verdict, apart)]
     if table.kind == SCORE:
         others = ["local", "fedavg"]
         if table.metric == "macro_f1":
@@ -298,7 +299,7 @@ def _above(
     Datasets that are not comparable, ``far``, decide nothing, nor do printed ties: differences within their ±.
     """
     printed, spread = table.printed(), table.printed("spread")
-    said: list[str] = []
+    texts: list[str] = []
     odds: list[Odds] = []
     for dataset in result.ranking.values.columns:
         values = result.each[result.each["dataset"] == dataset].pivot(
@@ -318,7 +319,7 @@ def _above(
             else f" ± {(gap.interval.high - gap.interval.low) / 2:.1f}"
         )
         why = ", not comparable" if dataset in far else ", a tie" if tie else ""
-        said.append(
+        texts.append(
             f"{CASES[dataset].title} {gap.interval.value:+.1f}{half} (paper {wanted:+.1f}{why})"
         )
         if not why:
@@ -330,7 +331,7 @@ def _above(
     return Finding(
         f"{NAMES[CONTROL]} lies on the same side of {NAMES[baseline]} as in {table.place}"
         f"{'' if table.higher_is_better else ' (less is better)'}",
-        f"{'; '.join(said) or 'no runs'}. {counts}",
+        f"{'; '.join(texts) or 'no runs'}. {counts}",
         joint(sides),
     )
 
@@ -361,11 +362,14 @@ def evenness(frame: pd.DataFrame, far: Mapping[str, str]) -> tuple[Finding, ...]
             continue
         gains = values.sub(values["local"], axis=0).groupby(level="seed")
         lost = (values.lt(values["local"], axis=0)).groupby(level="seed").mean()
-        for found, each in ((spread, gains.std(ddof=0)), (losers, lost)):
+        for gaps, values_by_seed in ((spread, gains.std(ddof=0)), (losers, lost)):
             both = pd.DataFrame(
-                {CONTROL: each[CONTROL], "others": each[others].mean(axis=1)}
+                {
+                    CONTROL: values_by_seed[CONTROL],
+                    "others": values_by_seed[others].mean(axis=1),
+                }
             ).T
-            found[case.title] = difference(both, CONTROL, "others")
+            gaps[case.title] = difference(both, CONTROL, "others")
         theirs = gaining[case.printed].drop(CONTROL).mean()
         theirs -= gaining.loc[CONTROL, case.printed]
         losers[case.title] = replace(losers[case.title], printed=theirs / 100)

@@ -53,11 +53,13 @@ def seed_by_seed(
     expected: str,
     holds: Callable[[pd.Series], bool],
     values: pd.DataFrame,
-    told: str = "",
+    addition: str = "",
 ) -> Finding:
-    """Return a finding on the seeds of a network. ``told`` is added to what was measured."""
-    said, held = of_seeds(values, holds)
-    return decided(network, expected, f"{said}; {told}" if told else said, held, values)
+    """Return a finding on the seeds of a network. ``addition`` is added to what was measured."""
+    text, verdict = of_seeds(values, holds)
+    return decided(
+        network, expected, f"{text}; {addition}" if addition else text, verdict, values
+    )
 
 
 def whole(expected: str, parts: Mapping[str, tuple[str, Odds, str]]) -> Finding:
@@ -71,13 +73,13 @@ def whole(expected: str, parts: Mapping[str, tuple[str, Odds, str]]) -> Finding:
         None if far and side is False else side
         for side, (_, _, far) in zip(sides, parts.values(), strict=True)
     ]
-    said = [
+    texts = [
         f"{title} {text}{', not comparable' if far else ''}"
         for title, (text, _, far) in parts.items()
     ]
     return Finding(
         expected,
-        f"{'; '.join(said)} ({len(said)} parts)",
+        f"{'; '.join(texts)} ({len(texts)} parts)",
         joint(fair),
     )
 
@@ -116,24 +118,24 @@ def correlates(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
     with depth. A verdict needs both to agree. The coefficients of the paper's own figures stand in brackets. They reach
     down to +0.22, so that no higher bound than 0 can be asked.
     """
-    found = {}
+    findings = {}
     for method in ("pearson", "spearman"):
         parts = {}
         for run, network in networks.items():
-            own = frame[frame["run"] == run]
-            variance = by_seed(curves(own, "grad_variance", "epoch"))
-            each = by_seed(curves(own, SENSITIVITY, "training")).corrwith(
+            rows = frame[frame["run"] == run]
+            variance = by_seed(curves(rows, "grad_variance", "epoch"))
+            each = by_seed(curves(rows, SENSITIVITY, "training")).corrwith(
                 variance, method=method
             )
             odds = LEAD.odds(Difference(each))
             theirs = of_the_paper(run.partition("-")[0], method)
-            said = plain(Difference(each).interval) + theirs
-            parts[network.title] = (said, odds, network.incomparable)
-        found[method] = whole("", parts)
-    verdicts = {each.held for each in found.values()}
+            text = plain(Difference(each).interval) + theirs
+            parts[network.title] = (text, odds, network.incomparable)
+        findings[method] = whole("", parts)
+    verdicts = {each.held for each in findings.values()}
     return Finding(
         "S correlates with the gradient variance over layers, by Pearson's and Spearman's coefficient",
-        "; ".join(f"{name}: {each.measured}" for name, each in found.items()),
+        "; ".join(f"{name}: {each.measured}" for name, each in findings.items()),
         verdicts.pop() if len(verdicts) == 1 else None,
     )
 
@@ -147,11 +149,11 @@ def spikes(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
     texts, verdicts = [], []
     for run, network in networks.items():
         rows = frame[frame["run"] == run]
-        text, held = of_seeds(curves(rows, SENSITIVITY, "training"), late_spike)
+        text, verdict = of_seeds(curves(rows, SENSITIVITY, "training"), late_spike)
         if network.incomparable:
             text = f"{text}, not comparable"
-            held = held or None
-        verdicts.append(held)
+            verdict = verdict or None
+        verdicts.append(verdict)
         texts.append(f"{network.title} {text}")
     return Finding(
         "S takes its largest step from layer to layer in the later half of the layers, in every network",
@@ -168,9 +170,9 @@ def late_spike(curve: pd.Series) -> bool:
 
 def of_the_paper(dataset: str, method: str) -> str:
     """Return the coefficient of the midpoints of the paper's Figs. 1 and 4, in brackets; empty without both."""
-    known = where(published("player_fl"), dataset=dataset)
+    printed = where(published("player_fl"), dataset=dataset)
     variance, s = (
-        known[known["quantity"] == name]
+        printed[printed["quantity"] == name]
         .set_index("layer")[["low", "high"]]
         .mean(axis=1)
         for name in ("grad_variance / min", SENSITIVITY)
@@ -187,15 +189,15 @@ def medians_within(
     if printed["low"].isna().any():
         return []
     where = printed.attrs["where"].partition(",")[0]
-    said, held = of_ranges(
+    text, verdict = of_ranges(
         values, printed["low"].astype(float), printed["high"].astype(float)
     )
     return [
         decided(
             network,
             f"medians of {what} lie within the ranges of the paper's {where}",
-            said,
-            held,
+            text,
+            verdict,
             values,
         )
     ]
@@ -281,19 +283,19 @@ def offset(
     if not network.last_conv or printed["low"].isna().any():
         return medians_within(network, what, values, printed)
     full = [layer for layer in values.index if layer.startswith("fc")]
-    own, middle = values.loc[full], values.median(axis=1)
+    dense, middle = values.loc[full], values.median(axis=1)
     low, high = (printed[end].astype(float)[full] for end in ("low", "high"))
     published = (low + high) / 2
     apart, less = (
         float((middle[full] - centre).abs().mean())
         for centre in (published, published - OFFSET)
     )
-    said, held = of_ranges(own, low - OFFSET, high - OFFSET)
+    text, verdict = of_ranges(dense, low - OFFSET, high - OFFSET)
     expected = (
         f"from fc1 on medians of {what} lie within the published ranges less {OFFSET}"
     )
     far = f"{less:.3g} from the middle of these ranges and {apart:.3g} from that of the published ones on average"
-    return [decided(network, expected, f"{far}; {said}", held, values)]
+    return [decided(network, expected, f"{far}; {text}", verdict, values)]
 
 
 def kink(

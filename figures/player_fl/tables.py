@@ -86,8 +86,8 @@ OURS, CODE = (MARK | {"color": COLOURS[k], "marker": MARKERS[k]} for k in (0, 2)
 
 def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
     """Draw one table of scores: every dataset's cells, mean ranks, and a critical-difference diagram."""
-    found = {reading.name: cells(frame, table, reading) for reading in READINGS}
-    ours, code = found[DEFAULT.name], found[RELEASED.name]
+    results = {reading.name: cells(frame, table, reading) for reading in READINGS}
+    ours, code = results[DEFAULT.name], results[RELEASED.name]
     shown = list(ours.ranking.values.columns)
     with style():
         figure = plt.figure(
@@ -111,7 +111,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
             fontsize=7,
         )
         diagram(below.subplots(), ours.ranking, NAMES)
-    made = [line for each in found.values() for line in lines(each)]
+    table_lines = [line for each in results.values() for line in lines(each)]
     caption = (
         f"{table.label[0].upper()}{table.label[1:]}: median over seeds with "
         f"{spreads(ours)}. Scores are of the test split after the last round. Diamonds: {table.place}"
@@ -131,7 +131,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
             findings.append(order(also, cells(frame, also), incomparable(header))[0])
     return Drawing(
         figure,
-        frame_of(made),
+        frame_of(table_lines),
         caption,
         tuple(findings),
         page(header, table, ours, code, frame),
@@ -221,7 +221,7 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         kind: TABLES[name]
         for kind, name in ((FAIRNESS, "tableA5"), (INCENTIVE, "tableA6"))
     }
-    found = {
+    results = {
         kind: {r.name: cells(frame, table, r) for r in READINGS}
         for kind, table in parts.items()
     }
@@ -235,8 +235,8 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             _ranks(
                 grid[kind],
                 table,
-                found[kind][DEFAULT.name],
-                found[kind][RELEASED.name],
+                results[kind][DEFAULT.name],
+                results[kind][RELEASED.name],
                 f"mean rank of {kind}",
             )
         grid[INCENTIVE].set_yticklabels([])
@@ -246,25 +246,25 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             loc="outside upper center", ncols=3, fontsize=7,
         )  # fmt: skip
         for name, kind in (("d1", FAIRNESS), ("d2", INCENTIVE)):
-            diagram(grid[name], found[kind][DEFAULT.name].ranking, NAMES)
+            diagram(grid[name], results[kind][DEFAULT.name].ranking, NAMES)
             grid[name].set_title(kind, fontsize=8, loc="left")
-    made = []
+    table_lines = []
     findings: list[Finding] = []
     for kind, table in parts.items():
-        known = published_table(
+        printed = published_table(
             "player_fl", "Table 2", quantity=f"{kind} mean rank"
         ).iloc[:, 0]
-        for each in found[kind].values():
-            made += [
+        for each in results[kind].values():
+            table_lines += [
                 {
                     **line,
                     "quantity": f"{kind} mean rank",
-                    "published": known[line["method"]],
+                    "published": printed[line["method"]],
                 }
                 for line in lines(each)
                 if line["quantity"] == "mean rank"
             ]
-        measured = found[kind][DEFAULT.name]
+        measured = results[kind][DEFAULT.name]
         findings += [
             *order(table, measured, incomparable(header)),
             methods_differ(table, measured, incomparable(header)),
@@ -280,14 +280,14 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             f"{kind}{mark}": [number(value, 1) for value in column]
             for kind, table in parts.items()
             for mark, column in (
-                ("", found[kind][DEFAULT.name].ranking.ranks),
-                (", released", found[kind][RELEASED.name].ranking.ranks),
+                ("", results[kind][DEFAULT.name].ranking.ranks),
+                (", released", results[kind][RELEASED.name].ranking.ranks),
                 (", paper", table.printed_ranks()),
             )
         }
     )
     text = "\n\n".join([text, *rates(header)])
-    return Drawing(figure, frame_of(made), caption, tuple(findings), text)
+    return Drawing(figure, frame_of(table_lines), caption, tuple(findings), text)
 
 
 def _title(table: Table) -> str:
@@ -327,12 +327,12 @@ def _draw_appendix(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     findings, text = [], [IN_BRACKETS, TESTED]
     for name, result in results.items():
         table = TABLES[name]
-        asked = [
+        judged = [
             *order(table, result, incomparable(header)),
             methods_differ(table, result, incomparable(header)),
             printed_ranks(table),
         ]
-        for finding in asked:
+        for finding in judged:
             if table.place not in finding.expected:
                 finding = replace(
                     finding, expected=f"{table.place}: {finding.expected}"

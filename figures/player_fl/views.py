@@ -101,12 +101,12 @@ class Way:
 
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame:
         """One run's curves, layers x (seed, client); no columns if it was not measured."""
-        own = where(frame, metric=self.metric, variant=self.variant)
-        if own.empty:
+        rows = where(frame, metric=self.metric, variant=self.variant)
+        if rows.empty:
             return pd.DataFrame()
         if self.metric in ("cka", "procrustes"):
-            return dissimilarity(own, self.metric)
-        return curves(own, self.metric, self.variant, self.relative_to)
+            return dissimilarity(rows, self.metric)
+        return curves(rows, self.metric, self.variant, self.relative_to)
 
 
 _BATCH = f"one batch of {FIGURE_BATCH}"
@@ -182,24 +182,26 @@ def _draw(
                     if values.empty:
                         continue
                     quantity = way.published if moment == FIRST else ""
-                    known = read_off(network.published, quantity, list(values.index))
-                    if known["low"].notna().any():
-                        marks |= _bands(ax, network, way, known)
-                        shown.append(known[["low", "high"]].astype(float))
+                    published = read_off(
+                        network.published, quantity, list(values.index)
+                    )
+                    if published["low"].notna().any():
+                        marks |= _bands(ax, network, way, published)
+                        shown.append(published[["low", "high"]].astype(float))
                     _lines(ax, values, COLOUR[moment])
                     shown.append(values)
                     over = f"{values.shape[1]} clients and seeds"
-                    told = {"dataset": dataset, "moment": MOMENT[moment]}
+                    labels = {"dataset": dataset, "moment": MOMENT[moment]}
                     lines += [
-                        told | each
+                        labels | each
                         for each in lines_beside(
-                            way.quantity, way.what, known, values, over
+                            way.quantity, way.what, published, values, over
                         )
                     ]
                     titled = replace(
                         network.at(moment), title=f"{network.title} ({MOMENT[moment]})"
                     )
-                    findings += way.expect(titled, way.what, values, known)
+                    findings += way.expect(titled, way.what, values, published)
                 _dress(ax, network, way, shown)
                 of_row += [each.reset_index(drop=True) for each in shown]
             _one_scale(row[0], way, of_row)
@@ -330,7 +332,7 @@ def _caption(
     banded: bool,
 ) -> str:
     """The caption on the two definitions, whether published ranges are drawn, and the sizes behind each panel."""
-    told = [_sizes(header, frame, ways, moments, dataset) for dataset in EVERY]
+    texts = [_sizes(header, frame, ways, moments, dataset) for dataset in EVERY]
     runs = {run_of(dataset, moment) for dataset in EVERY for moment in moments}
     upper, lower = (way.what for way in ways)
     seeds = seeds_behind(header, runs)
@@ -338,7 +340,7 @@ def _caption(
     return (
         f"Top: {upper}. Bottom: {lower}. The published picture rests on the lower one. {printed}. "
         f"Rows have {seeds} seeds a network. The airline tweets stand for Sent-140 and have its network. EMNIST's 62 "
-        f"classes and MIMIC-III cannot be had. {' '.join(told)}{missing_runs(header, runs)}"
+        f"classes and MIMIC-III cannot be had. {' '.join(texts)}{missing_runs(header, runs)}"
     )
 
 
@@ -351,12 +353,12 @@ def _sizes(
 ) -> str:
     """The sizes of the runs behind one column of panels, in words."""
     runs = [run_of(dataset, moment) for moment in moments]
-    own = frame[frame["run"].isin(runs)]
+    rows = frame[frame["run"].isin(runs)]
     config = header["runs"][runs[0]]["config"]
-    clients = own[["seed", "client", "n_train"]].dropna().drop_duplicates()
+    clients = rows[["seed", "client", "n_train"]].dropna().drop_duplicates()
     total = clients.groupby("seed")["n_train"].sum().astype(float).mean()
     sizes = {
-        way.metric: own.loc[own["metric"] == way.metric, "n_samples"].max()
+        way.metric: rows.loc[rows["metric"] == way.metric, "n_samples"].max()
         for way in ways
     }
     most = " and ".join(
@@ -369,7 +371,7 @@ def _sizes(
     )
     rounds = "" if FIRST in moments else f" in {config['rounds']} rounds"
     return (
-        f"{title[0].upper()}{title[1:]}: {own['client'].nunique()} clients with {total:,.0f} training samples. They "
+        f"{title[0].upper()}{title[1:]}: {rows['client'].nunique()} clients with {total:,.0f} training samples. They "
         f"train {network}{rounds} with lr {config['lr']:g} and batch {config['batch_size']}. They measure up to {most} "
         "samples."
     )

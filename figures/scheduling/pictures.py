@@ -69,8 +69,12 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     config = next(iter(header["runs"].values()))["config"]
     tables = {int(seed): held_by(part) for seed, part in frame.groupby("seed")}
     counts = tables[0].astype(int)
-    of_all = pd.concat({seed: effective(each) for seed, each in tables.items()})
-    sizes = pd.concat({seed: each.sum(axis=1) for seed, each in tables.items()})
+    of_all = pd.concat(
+        {seed: effective(counts_of_seed) for seed, counts_of_seed in tables.items()}
+    )
+    sizes = pd.concat(
+        {seed: counts_of_seed.sum(axis=1) for seed, counts_of_seed in tables.items()}
+    )
     half = counts.shape[1] / 2
     few = int((of_all < half).sum())
     finding = Finding(
@@ -155,7 +159,7 @@ def _of_rounds(
     parts["end"] = values[values["round"] == last].pivot(
         index="algorithm", columns="seed", values="value"
     )
-    found = {
+    gaps = {
         when: {
             f"{method} − {other}": difference(means, method, other)
             for method in SCHEDULES
@@ -163,7 +167,7 @@ def _of_rounds(
         }
         for when, means in parts.items()
     }
-    frozen, end = judge(found["frozen"], TRAIL), judge(found["end"], NO_LOWER)
+    frozen, end = judge(gaps["frozen"], TRAIL), judge(gaps["end"], NO_LOWER)
     return [
         frozen.finding(
             f"{NAMES[dataset]}: until all layers are unfrozen the schedules lie below FedAvg and FedBABU",
@@ -181,13 +185,13 @@ def _of_rounds(
 
 def ordered(frame: pd.DataFrame, run: str) -> pd.DataFrame:
     """Every client's accuracy after the last round, ascending within each seed: rank x seeds."""
-    own = frame[
+    last = frame[
         (frame["run"] == run) & (frame["metric"] == ACCURACY) & (frame["client"] != "")
     ]
     return pd.DataFrame(
         {
             int(seed): np.sort(part["value"].to_numpy(float))
-            for seed, part in own.groupby("seed")
+            for seed, part in last.groupby("seed")
         }
     )
 

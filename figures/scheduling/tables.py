@@ -69,11 +69,13 @@ from fl_core.statistics import mean_interval
 
 def interval(values: pd.DataFrame, line: Hashable) -> tuple[int, float, float, float]:
     """Number of seeds of a line, mean in percent, and the ends of its 95 % interval; NaN without runs."""
-    own = values.loc[line].dropna() if line in values.index else pd.Series(dtype=float)
-    if own.empty:
+    scores_of_line = (
+        values.loc[line].dropna() if line in values.index else pd.Series(dtype=float)
+    )
+    if scores_of_line.empty:
         return 0, math.nan, math.nan, math.nan
-    mean, low, high = mean_interval(own)
-    return len(own), 100 * mean, 100 * low, 100 * high
+    mean, low, high = mean_interval(scores_of_line)
+    return len(scores_of_line), 100 * mean, 100 * low, 100 * high
 
 
 # --- Table 2 ---------------------------------------------------------------------------------------------------
@@ -82,8 +84,8 @@ def interval(values: pd.DataFrame, line: Hashable) -> tuple[int, float, float, f
 def table2(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     """A row per dataset, number of rounds and method: measured with its interval over seeds, and published."""
     pooled, means = scores(frame), scores(frame, MEAN)
-    known = items.published("scheduling")
-    known = known[known["place"] == "Table 2"].set_index(
+    printed = items.published("scheduling")
+    printed = printed[printed["place"] == "Table 2"].set_index(
         ["dataset", "setting", "method"]
     )["value"]
     table = []
@@ -97,7 +99,7 @@ def table2(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
                         "dataset": dataset, "trained_on": column.dataset, "rounds": done, "paper_rounds": papers,
                         "method": method, "seeds": seeds, "accuracy": mean, "low": low, "high": high,
                         "mean_of_clients": interval(means, (run, done))[1],
-                        "published": known.get((dataset, f"{papers} rounds", method), math.nan),
+                        "published": printed.get((dataset, f"{papers} rounds", method), math.nan),
                     }
                 )  # fmt: skip
     return pd.DataFrame(table)
@@ -105,11 +107,11 @@ def table2(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
 
 def printed_lead(dataset: str, method: str, other: str, rounds: int) -> float:
     """Return a lead by Table 2 after so many rounds, as a share; NaN where it is not printed."""
-    known = items.published("scheduling")
-    known = where(
-        known, place="Table 2", dataset=dataset, setting=f"{rounds} rounds"
+    printed = items.published("scheduling")
+    printed = where(
+        printed, place="Table 2", dataset=dataset, setting=f"{rounds} rounds"
     ).set_index("method")["value"]
-    return (known.get(method, math.nan) - known.get(other, math.nan)) / 100
+    return (printed.get(method, math.nan) - printed.get(other, math.nan)) / 100
 
 
 def over(
@@ -142,9 +144,9 @@ def at_the_end(
     """Return a lead after the last round, which is the one that the paper quotes."""
     column = columns(header)[dataset]
     last = scores(frame).xs(column.at[-1], level="round")
-    found = difference(last, f"{dataset}.{method}", f"{dataset}.{other}")
+    lead = difference(last, f"{dataset}.{method}", f"{dataset}.{other}")
     theirs = printed_lead(dataset, method, other, column.papers[-1])
-    return replace(found, printed=theirs)
+    return replace(lead, printed=theirs)
 
 
 def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Finding]:
@@ -155,8 +157,8 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
 
     for dataset in ("cifar100", "tiny_imagenet"):
         for method in SCHEDULES:
-            found = judge(gaps(dataset, method))
-            yield found.finding(
+            verdict = judge(gaps(dataset, method))
+            yield verdict.finding(
                 f"{NAMES[dataset]}, mean of the last three evaluations: {names.title(method)} lies above the paper's "
                 "six other methods",
                 apart=incomparable(header, frame, dataset, [*OTHERS, method]),
@@ -173,10 +175,10 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
         if (column := columns(header)[d]).at[-1] < column.papers[-1]
     )
     yield from _beside_fedbabu(header, frame, near, where, shorter)
-    found = judge(
+    verdict = judge(
         {NAMES[d]: at_the_end(header, frame, d, "vanilla", "anti") for d in near}, LEVEL
     )
-    yield found.finding(f"Vanilla and Anti are level {where}", apart=shorter)
+    yield verdict.finding(f"Vanilla and Anti are level {where}", apart=shorter)
 
 
 def _beside_fedbabu(
@@ -191,14 +193,14 @@ def _beside_fedbabu(
         ("vanilla", f"no more than {100 * MARGIN:g} point below", NO_LOWER),
         ("anti", "above", LEAD),
     ):
-        found = judge(
+        verdict = judge(
             {
                 NAMES[d]: at_the_end(header, frame, d, method, "fedbabu")
                 for d in datasets
             },
             check,
         )
-        yield found.finding(
+        yield verdict.finding(
             f"{names.title(method)} lies {words} FedBABU {where}", apart=apart
         )
 
@@ -286,8 +288,8 @@ def _page(part: pd.DataFrame) -> str:
     cells: dict[str, list[str]] = {
         _title(part).replace("\n", " "): list(map(names.title, METHODS))
     }
-    for (done, papers), own in part.groupby(["rounds", "paper_rounds"], sort=False):
-        own = own.set_index("method").loc[list(METHODS)]
+    for (done, papers), lines in part.groupby(["rounds", "paper_rounds"], sort=False):
+        lines = lines.set_index("method").loc[list(METHODS)]
         title = (
             f"{done} rounds" if done == papers else f"{done} rounds (paper: {papers})"
         )
@@ -298,9 +300,9 @@ def _page(part: pd.DataFrame) -> str:
                 if math.isnan(row.published) or not _same_data(part)
                 else f" ({row.published:.2f})"
             )
-            for row in own.itertuples()
+            for row in lines.itertuples()
         ]
-    cells["seeds"] = [str(count) for count in own["seeds"]]
+    cells["seeds"] = [str(count) for count in lines["seeds"]]
     return markdown(cells)
 
 
@@ -318,16 +320,16 @@ def accuracies(
     table = []
     for run, named in runs.items():
         seeds, mean, low, high = interval(values, run)
-        found = {"seeds": seeds, "accuracy": mean, "low": low, "high": high}
-        table.append({**named, **found})
+        ends = {"seeds": seeds, "accuracy": mean, "low": low, "high": high}
+        table.append({**named, **ends})
     return pd.DataFrame(table)
 
 
 def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    known = items.published("scheduling")
-    known = known[known["place"].isin(["Sec. 5.3", "Table 2"])].set_index(
-        ["dataset", "setting", "method"]
-    )["value"]
+    printed_values = items.published("scheduling")
+    printed_values = printed_values[
+        printed_values["place"].isin(["Sec. 5.3", "Table 2"])
+    ].set_index(["dataset", "setting", "method"])["value"]
     ((dataset, column),) = columns(header).items()
     rounds, runs, published = column.at[-1], {}, []
     for method in SCHEDULES:
@@ -339,14 +341,14 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 "unfreeze": unfreeze,
             }
             printed = f"{rounds} rounds, unfrozen at {unfreeze}"
-            published.append(known.get((dataset, printed, method), math.nan))
+            published.append(printed_values.get((dataset, printed, method), math.nan))
     for method in RIVALS:
         runs[f"{dataset}.{method}"] = {
             "dataset": dataset,
             "method": method,
             "unfreeze": "–",
         }
-        published.append(known[dataset, f"{rounds} rounds", method])
+        published.append(printed_values[dataset, f"{rounds} rounds", method])
     values = finished(frame)
     table = accuracies(last_evaluations(values), runs)
     table["published"] = published
@@ -361,9 +363,9 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             SCHEDULES, published[:4:2], published[1:4:2], strict=True
         )
     }
-    found, timing = judge(sooner, TRAIL), judge(sooner, NO_LOWER)
+    losing, timing = judge(sooner, TRAIL), judge(sooner, NO_LOWER)
     findings = [
-        found.finding(
+        losing.finding(
             f"{NAMES[dataset]}: unfreezing twice as early costs both schedules accuracy (paper: 0.3 to 1 point)",
             "early − late, in points: ",
             apart=incomparable(header, frame, dataset, SCHEDULES),
@@ -446,16 +448,16 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def _draw_whole(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     ((dataset, column),) = columns(header).items()
-    known = items.published("scheduling")
-    known = where(
-        known, place="Table 2", dataset=dataset, setting=f"{column.at[-1]} rounds"
+    printed = items.published("scheduling")
+    printed = where(
+        printed, place="Table 2", dataset=dataset, setting=f"{column.at[-1]} rounds"
     ).set_index("method")["value"]
     last = scores(frame).xs(column.at[-1], level="round")
     methods = ("fedbabu", *SCHEDULES)
     table = accuracies(
-        last, {f"{dataset}.{each}": {"method": each} for each in methods}
+        last, {f"{dataset}.{method}": {"method": method} for method in methods}
     )
-    table["published"] = list(known[list(methods)])
+    table["published"] = list(printed[list(methods)])
     learned = zip(table["accuracy"] / 100, table["published"] / 100, strict=True)
     apart = little_learned(
         dict(zip(map(names.title, methods), learned, strict=True)), (0.1, 0.1)
@@ -476,7 +478,7 @@ def lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
         for key in keys
     }
     ends = table[["accuracy", "low", "high"]].to_numpy() / 100
-    cells["accuracy %"] = [percent(*each) for each in ends]
+    cells["accuracy %"] = [percent(*interval) for interval in ends]
     if "published" in table:
         cells["published"] = numbers(table["published"])
     cells["seeds"] = [str(count) for count in table["seeds"]]
