@@ -138,6 +138,28 @@ def check_no_links(folder: Path) -> None:
                 )
 
 
+NAME_BYTES, PATH_BYTES = 255, 1000
+"""Bytes of the name of a file or folder at most, as systems take them, and of several within each other."""
+
+
+def is_file_name(name: str) -> bool:
+    r"""Return whether a relative name can be one of a file below a folder.
+
+    >>> is_file_name("blobs/a.json"), is_file_name("a//b"), is_file_name("../a"), is_file_name("a" * 256)
+    (True, False, False, False)
+    >>> is_file_name("a\0"), is_file_name("\ud800")
+    (False, False)
+    """
+    try:
+        parts = name.encode().split(b"/")
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    lengths = [len(part) for part in parts]
+    if {b"", b".", b".."} & {*parts} or "\0" in name:
+        return False
+    return max(lengths) <= NAME_BYTES and sum(lengths) <= PATH_BYTES
+
+
 class Folder:
     """The regular files below one directory, by relative name.
 
@@ -158,9 +180,11 @@ class Folder:
     def file(self, name: str) -> Path:
         """Return the path of a name that nothing has, or a regular file, in folders that are no links."""
         parts = name.split("/")
-        if {"", ".", ".."} & {*parts}:
+        if not is_file_name(name):
+            shown = name[:NAME_BYTES]
             raise CorruptError(
-                f"name of a file below {self.path} must be without empty parts, '.' and '..'; got {name!r}."
+                f"name of a file below {self.path} must be of at most {NAME_BYTES} bytes, without empty parts, '.' "
+                f"and '..'; got {shown!r}."
             )
         path = self.path
         for place, part in enumerate(parts, 1):

@@ -147,7 +147,8 @@ def test_a_file_that_is_also_elsewhere_is_not_written_to(run, tmp_path):
 
 def test_a_name_leads_nowhere_else(run):
     folder = storage.Folder(run)
-    for blob in ("../../outside", "/etc/passwd", ".", "a/../../b", ""):
+    long = ("a" * 300, "a/" * 3000 + "b", "a\0", "\ud800")
+    for blob in ("../../outside", "/etc/passwd", ".", "a/../../b", "", *long):
         for act in (folder.read, folder.remove, folder.has):
             with refuses("below", CorruptError):
                 act(f"blobs/{blob}")

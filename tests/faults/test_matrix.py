@@ -113,17 +113,19 @@ def test_each_reader_meets_each_bomb(name, tmp_path):
     assert not faults, "\n".join(faults)
 
 
-SEEDS, QUICK = 300, 15
-"""Hostile files that are drawn, and those of them that are no slow test."""
+SEEDS, STEP = 300, 19
+"""Hostile files that are drawn, and each of so many is no slow test, so that each reader meets one."""
 
 
-def draw_files(seeds, folder):
+def draw_files(seeds, folder, left_out=()):
     """Let readers meet drawn files, and return what is wrong."""
     contents = sound(folder)
     names, faults = list(contents), []
     READERS["data.csv"].read("heart")
     for seed in seeds:
         name = names[seed % len(names)]
+        if name in left_out:
+            continue
         path = folder / str(seed) / name
         path.parent.mkdir(parents=True)
         write_neighbours(folder / str(seed), name)
@@ -137,11 +139,12 @@ def draw_files(seeds, folder):
 
 
 def test_some_drawn_files_end_in_one_line(tmp_path):
-    assert not draw_files(range(0, SEEDS, SEEDS // QUICK), tmp_path)
+    assert not draw_files(range(0, SEEDS, STEP), tmp_path, LIBRARIES)
 
 
 @pytest.mark.slow
 def test_drawn_files_end_in_one_line(tmp_path):
+    pytest.importorskip("peft")  # which is no cost of a file
     faults = draw_files(range(SEEDS), tmp_path)
     assert not faults, "\n".join(faults)
 
