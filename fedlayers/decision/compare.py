@@ -45,7 +45,7 @@ from fl_core.errors import (
     warn,
 )
 from fl_core.plan import LayerPlan
-from fl_core.rows import MAIN, check_score
+from fl_core.rows import MAIN, check_score, main_score
 from fl_core.run.task import Task, plan_at
 from fl_core.storage import write_atomically
 from fl_core.training.phases import Training
@@ -172,7 +172,8 @@ def compare(
     shown = {"progress": progress, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
         train(jobs, place)
-    table, frame, _ = table_of(jobs, score or MAIN[kind], TEST, baselines=baselines)
+    score_of_table = score or main_score(set(jobs[0].rows["metric"]))
+    table, frame, _ = table_of(jobs, score_of_table, TEST, baselines=baselines)
     task = next(assembled(jobs, stored=False))
     by_training: dict[str, list[str]] = {}
     for job in jobs[: len(algorithms)]:

@@ -130,9 +130,10 @@ def verdicts(rows: pd.DataFrame) -> pd.DataFrame:
 def written(page: str) -> str:
     """Return the page of results with the table of the stored rows."""
     head, _, rest = page.partition("<!-- rows:verdicts -->\n")
-    table = markdown(verdicts(pd.read_csv(ROWS)))
     end = "<!-- end -->"
-    return f"{head}<!-- rows:verdicts -->\n{table}\n{end}{rest.partition(end)[2]}"
+    _, _, tail = rest.partition(end)
+    table = markdown(verdicts(pd.read_csv(ROWS)))
+    return f"{head}<!-- rows:verdicts -->\n{table}\n{end}{tail}"
 
 
 def main(minutes: float = 0.0) -> None:

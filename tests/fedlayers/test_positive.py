@@ -10,7 +10,7 @@ from diagnostics.plots.page import figure_of
 from fedlayers.decision.compare import compare
 from fedlayers.decision.comparison import headline
 from fedlayers.decision.losses import SeedLosses
-from fedlayers.decision.simple import baseline_rows
+from fedlayers.decision.simple import baseline_rows, predictors
 from fedlayers.run_result import scores_text
 from fl_core import rows
 from fl_core.config import RunConfig
@@ -68,7 +68,9 @@ def test_a_comparison_and_its_pictures_name_the_class(wards, tmp_path):
     assert set(pd.read_csv(tmp_path / "c/table.csv")["positive"]) == {"died"}
     drawn = figure_of(plots.learning(found.frame, "auroc"))
     assert "'died'" in drawn.axes[0].get_ylabel()
-    naive = rows.frame(baseline_rows(SeedLosses(runner.assemble(config))))
+    losses = SeedLosses(runner.assemble(config))
+    pooled, *_ = predictors(losses)
+    naive = rows.frame(baseline_rows(losses, pooled))
     assert set(naive.loc[naive["metric"].isin(OF_CLASS), "variant"]) == {"died"}
 
 
