@@ -124,6 +124,36 @@ def _check_same_tensors(
         ) from error
 
 
+def _paired(
+    models: Any, data: Any
+) -> tuple[list[str], list[nn.Module], list[Any], int]:
+    """Return the names of the clients, a model and data for each, and the number of models that were given.
+
+    One model serves all data, and one set of data all models.
+    """
+    one = not isinstance(models, Mapping | Sequence)
+    model_names, own_models = _names_and_items("models", models, one)
+    own_models = [plain(model) for model in own_models]
+    callers = [f"client {name!r}" for name in model_names]
+    callers = callers or ["models"] * len(own_models)
+    for caller, model in zip(callers, own_models, strict=True):
+        with about(caller):
+            _check_module(model)
+    if data is None:
+        raise UsageError("data must be given with models; got none. Pass pairs (x, y).")
+    data_names, own_data = _names_and_items("data", data, _is_one(data))
+    m, d = len(own_models), len(own_data)
+    _check_same_clients(model_names, m, data_names, d)
+    if model_names and data_names:
+        own_data = [own_data[data_names.index(name)] for name in model_names]
+    count = max(m, d)
+    own_models, own_data = own_models * (count // m), own_data * (count // d)
+    for names in (model_names, data_names):
+        if len(names) == count:
+            return names, own_models, own_data, m
+    return [f"client_{k}" for k in range(count)], own_models, own_data, m
+
+
 def client_models(
     models: Any, data: Any, request: Request
 ) -> tuple[list[ClientModel], int]:
@@ -140,31 +170,7 @@ def client_models(
     if isinstance(data, FederatedData):
         packed = getattr(data.shape, "layout", None)
         data = {client.name: client.train for client in data.clients}
-    one = not isinstance(models, Mapping | Sequence)
-    model_names, own_models = _names_and_items("models", models, one)
-    own_models = [plain(model) for model in own_models]
-    named = [f"client {name!r}" for name in model_names]
-    for who, model in zip(
-        named or ["models"] * len(own_models), own_models, strict=True
-    ):
-        with about(who):
-            _check_module(model)
-    if data is None:
-        raise UsageError("data must be given with models; got none. Pass pairs (x, y).")
-    data_names, own_data = _names_and_items("data", data, _is_one(data))
-    m, d = len(own_models), len(own_data)
-    _check_same_clients(model_names, m, data_names, d)
-    if model_names and data_names:
-        own_data = [own_data[data_names.index(name)] for name in model_names]
-    count = max(m, d)
-    own_models, own_data = own_models * (count // m), own_data * (count // d)
-    listed_names = [
-        names_ for names_ in (model_names, data_names) if len(names_) == count
-    ]
-    if listed_names:
-        names = listed_names[0]
-    else:
-        names = [f"client_{k}" for k in range(count)]
+    names, own_models, own_data, m = _paired(models, data)
     check_tables(
         {f"client {k!r}": part for k, part in zip(names, own_data, strict=True)}
     )

@@ -360,6 +360,10 @@ class RunConfig(Displayed):
                 way = "Pass data in memory as data=."
                 if isinstance(value, list | tuple):
                     value = keys[key] = BETWEEN.join(map(str, value))
+            if key == "plan":
+                way = "Pass a LayerPlan to fl.run as plan=."
+                if isinstance(value, os.PathLike):
+                    value = keys[key] = os.fspath(value)
             if isinstance(value, str) and list[str] in get_args(KEYS[key].hint):
                 value = keys[key] = list(as_list(key, value))
             check_type(key, value, KEYS[key].hint, way)

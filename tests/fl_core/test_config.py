@@ -12,6 +12,7 @@ from fl_core import data
 from fl_core.config import RunConfig, resolve
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.errors import UsageError
+from fl_core.plan import Layer, LayerPlan
 from fl_core.training.phases import Training
 from tests.bounds import forbidden
 from tests.conftest import refuses
@@ -137,3 +138,11 @@ def test_a_configuration_survives_json():
     assert RunConfig(**stored) == config
     assert resolve(RunConfig(**stored)) == config
     assert config.with_keys(seed=1) != config
+
+
+def test_a_plan_is_a_path_and_an_object_belongs_to_the_run():
+    config = RunConfig(plan=Path("plan.json"))
+    assert config.federation.plan == "plan.json"
+    plan = LayerPlan((Layer("fc1", ("fc1.weight",)),), ("fc1",))
+    with refuses(r"plan must be str or none; got LayerPlan\. Pass .* to fl\.run"):
+        RunConfig(plan=plan)
