@@ -6,7 +6,6 @@ from tests import form
 
 LIMITS = {"conditional": 2, "nested": 0, "two for": 4, "code in text": 0, "vague": 1}
 WAITING = {
-    "fedlayers": {"training.py"},
     "figures": {
         *("captions.py", "catalogue.py", "drawing.py", "expectations.py", "further.py"),
         *("insides.py", "items.py", "pictures.py", "score_lines.py", "tables.py"),

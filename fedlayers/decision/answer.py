@@ -74,7 +74,7 @@ class Line(NamedTuple):
 
     @property
     def shown(self) -> bool:
-        """True if the printed interval excludes 0."""
+        """Return whether the printed interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
@@ -140,7 +140,7 @@ class Answer(Displayed):
 
     @property
     def best(self) -> Line:
-        """The line of the recommended way; of the base rate where there is none."""
+        """Return the line of the recommended way; of the base rate where there is none."""
         return self.lines[0]
 
     def line(self, way: str) -> Line | None:
@@ -149,7 +149,7 @@ class Answer(Displayed):
 
     @property
     def table(self) -> pd.DataFrame:
-        """A line for each way, the recommended one first: ``way``, ``loss`` (or the score), and its difference."""
+        """Return a line for each way, the recommended one first: ``way``, ``loss`` or the score, its difference."""
         columns = ["way", self.score, "difference", "low", "high"]
         rows = [
             (one.way, one.value, one.difference, one.low, one.high)

@@ -156,7 +156,7 @@ class Comparison(Displayed):
 
     @property
     def legend(self) -> str:
-        """The meaning of the table's columns, the local training, the baselines, and why ranks are missing."""
+        """Return the meaning of the table's columns, the local training, the baselines, and why ranks are missing."""
         better = "below"
         if SCORES[self.score]:
             better = "above"

@@ -103,7 +103,7 @@ class TrainingJob:
 
     @property
     def label(self) -> str:
-        """Its name without the seed."""
+        """Return the job's name without the seed."""
         return self.name.removesuffix(f"-{self.config.execution.seed}")
 
     @property
@@ -112,14 +112,14 @@ class TrainingJob:
 
     @property
     def words(self) -> str:
-        """What it tries, as it is told: ``half at 0.01, seed 2``."""
+        """Return what the job tries, in words: ``half at 0.01, seed 2``."""
         seed = self.config.execution.seed
         run_name = self.label.replace("-lr", " at ")
         return f"{run_name}, seed {seed}"
 
     @property
     def resolved(self) -> RunConfig:
-        """Its configuration with the dataset's defaults."""
+        """Return the job's configuration with the dataset's defaults."""
         return resolve(self.config, self.data, self.model)
 
     @property
@@ -128,12 +128,12 @@ class TrainingJob:
 
     @property
     def begun(self) -> bool:
-        """True if its directory exists."""
+        """Return whether the run's directory exists."""
         return (self.path / "config.json").exists()
 
     @property
     def finished(self) -> bool:
-        """True if nothing is left to do."""
+        """Return whether nothing is left to do."""
         if not self.begun:
             return False
         run = store.Run(self.path)
@@ -146,12 +146,12 @@ class TrainingJob:
 
     @cached_property
     def rows(self) -> pd.DataFrame:
-        """The rows of its run, which has ended. They are read once."""
+        """Return the rows of the job's run, which has ended. They are read once."""
         return store.Run(self.path).rows()[1]
 
     @cached_property
     def best_round(self) -> int | None:
-        """The best round of its run's main model under its stopping rule; None without a rule."""
+        """Return the best round of its run's main model under its stopping rule; None without a rule."""
         rule = store.Run(self.path).stopping_rule()
         if rule is None:
             return None

@@ -126,7 +126,7 @@ class Finished:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the run."""
+        """Return the learning rate of the run."""
         return float(self.job.resolved.training.lr or 0)
 
     def rate(self, tuning: Tuning) -> float:
@@ -294,7 +294,7 @@ class SeedLosses:
 
     @cached_property
     def base_rate(self) -> Predictor:
-        """The predictor that knows how often each client's training samples have each class."""
+        """Return the predictor that knows how often each client's training samples have each class."""
         return self.predictor(
             BASE_RATE, lambda client, x: self.bases[client].expand(len(x), -1)
         )
@@ -318,7 +318,7 @@ class SeedLosses:
 
     @cached_property
     def dealt(self) -> dict[str, NDArray[np.int64]]:
-        """The half of each client's validation samples (:func:`fl_core.statistics.halves_of_one`), by client."""
+        """Return the half of each client's validation samples (:func:`fl_core.statistics.halves_of_one`), by client."""
         samples, seed = self.samples[VALIDATION], self.task.config.execution.seed
         half_of = {}
         for number, name in enumerate(self.task.data.names):
@@ -331,7 +331,7 @@ class SeedLosses:
 
     @cached_property
     def halves(self) -> NDArray[np.int64] | None:
-        """The half of each validation sample; None with all in one half."""
+        """Return the half of each validation sample; None with all in one half."""
         dealt = np.concatenate([*self.dealt.values(), np.zeros(0, np.int64)])
         return dealt if len(np.unique(dealt)) > 1 else None
 
@@ -410,7 +410,7 @@ class SeedLosses:
 
     @property
     def splits(self) -> list[str]:
-        """The splits with samples: validation and test."""
+        """Return the splits with samples: validation and test."""
         return [split for split in (VALIDATION, TEST) if self.labels[split]]
 
     def overlap(self, first: SeedLosses, split: str) -> float:
@@ -515,7 +515,7 @@ class SeedLosses:
 
     @property
     def selecting(self) -> str:
-        """The score that ranks finished runs: the loss, or the one that selects rounds."""
+        """Return the score that ranks finished runs: the loss, or the one that selects rounds."""
         return self.task.config.federation.monitor or "loss"
 
 

@@ -46,7 +46,7 @@ class Part(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """The number of values."""
+        """Return the number of values."""
         return len(self.value)
 
     def above(self, other: Any, client: int | None = None) -> Estimate | None:
@@ -138,17 +138,17 @@ class LossTable:
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds, in order."""
+        """Return the seeds, in order."""
         return tuple(dict.fromkeys(seed for seed, _, _ in self.parts))
 
     @cached_property
     def splits(self) -> tuple[str, ...]:
-        """The splits that have samples."""
+        """Return the splits that have samples."""
         return tuple(dict.fromkeys(split for _, _, split in self.parts))
 
     @cached_property
     def ways(self) -> tuple[str, ...]:
-        """The names of the ways with a part in each seed and split, and the base rate."""
+        """Return the names of the ways with a part in each seed and split, and the base rate."""
         names = dict.fromkeys(way for _, way, _ in self.parts)
         wanted: list[tuple[int, str]] = []
         for seed in self.seeds:

@@ -157,18 +157,18 @@ class Question:
 
     @property
     def rounds(self) -> int:
-        """The planned maximum of rounds."""
+        """Return the planned maximum of rounds."""
         return int(self.task.config.federation.rounds or 1)
 
     @property
     def early(self) -> int:
-        """The evaluated round after which only the best rates train on."""
+        """Return the evaluated round after which only the best rates train on."""
         step = int(self.task.config.execution.eval_every or 1)
         return max(step, int(EARLY * self.rounds) // step * step)
 
     @property
     def score(self) -> str:
-        """The score that ranks: the loss, or the one that is named."""
+        """Return the score that ranks: the loss, or the one that is named."""
         return self.task.config.federation.monitor or "loss"
 
     def way(self, name: str) -> Way:
@@ -228,30 +228,34 @@ def question(
         config = config.with_keys(split_seed=seeds[0])
     algorithm = config.federation.algorithm
     listed = () if arms is None else as_list("arms", arms)
-    asked = (*default_names(first.layers), *(name for name in listed if name != GROUPS))
-    ways = ways_of(asked, first.layers, algorithm)
+    names = (*default_names(first.layers), *(name for name in listed if name != GROUPS))
+    ways = ways_of(names, first.layers, algorithm)
     if out is None:
         keys = {k: v for k, v in first.config.to_json().items() if k not in FREE}
         about = {"arms": listed, "seeds": seeds, "rates": tune_rates, "simple": simple}
         text = json.dumps({**keys, **first.header(""), **about}, default=str)
         # equal questions have the same folder
-        out = Path("out") / f"choose-{sha(text.encode())[:8]}"
+        digest = sha(text.encode())[:8]
+        out = Path("out") / f"choose-{digest}"
     fedavg = way_of(FEDAVG, tuple(first.layers), algorithm)
     jobs = jobs_of([fedavg], config, seeds, out / "arms", **own)
     check_same_data(out / "arms", first)
     tasks = {task.config.execution.seed: task for task in assembled(jobs)}
     losses = {seed: SeedLosses(task) for seed, task in tasks.items()}
-    for each in losses.values():
-        check_scored(each)
+    for of_seed in losses.values():
+        check_scored(of_seed)
     rate = float(first.config.training.lr or 0)
     rates = rates_of(config, rate, tune_rates, tell, own["data"] is not None)
-    given = config, own, out, tuple(seeds), ways, tasks, losses, rates
-    made = Question(*given, {}, simple, pooled, by_default, GROUPS in listed)
+    arguments = config, own, out, tuple(seeds), ways, tasks, losses, rates
+    asked_question = Question(
+        *arguments, {}, simple, pooled, by_default, GROUPS in listed
+    )
     for way in ways:
-        checked = made.jobs(way, None)[:1]
-        started = [job for lr in rates for job in made.jobs(way, lr) if job.begun]
-        list(assembled([*checked, *started], first))
-    return with_linear(made) if made.simple else made
+        checked = asked_question.jobs(way, None)[:1]
+        for lr in rates:
+            checked += [job for job in asked_question.jobs(way, lr) if job.begun]
+        list(assembled(checked, first))
+    return with_linear(asked_question) if asked_question.simple else asked_question
 
 
 def with_linear(asked: Question) -> Question:
@@ -308,8 +312,9 @@ def check_scored(losses: SeedLosses) -> None:
         )
     metric = losses.task.config.federation.monitor or MAIN[losses.kind]
     if math.isnan(losses.scores(losses.base_rate, VALIDATION).get(metric, 0.0)):
+        label = label_of(metric)
         raise UsageError(
-            f"{label_of(metric)} must have a value for a client's validation samples; got none: "
+            f"{label} must have a value for a client's validation samples; got none: "
             f"{TABLE[metric].missing}. Give clients more samples."
         )
 
@@ -371,7 +376,10 @@ def rates_of(
 def tunings(way: Way) -> list[Tuning]:
     """Return the amounts of fine-tuning that are tried after a way: 0, 1, 2 or 4 epochs."""
     factors = (THIRD, 1.0) if way.name in (FEDAVG, LINEAR) else (THIRD,)
-    return [Tuning(), *(Tuning(n, factor) for factor in factors for n in EPOCHS)]
+    amounts = [Tuning()]
+    for factor in factors:
+        amounts += [Tuning(n, factor) for n in EPOCHS]
+    return amounts
 
 
 # --- the steps -------------------------------------------------------------------------------------------------
@@ -412,7 +420,7 @@ class Trained:
     def fine_tuning_epochs(self) -> int:
         """Return the epochs of all clients that were trained to choose the fine-tuning of the network's ways."""
         factors = [
-            {each.factor for each in tunings(self.asked.way(name)) if each.epochs}
+            {tuning.factor for tuning in tunings(self.asked.way(name)) if tuning.epochs}
             for name in self.runs
             if name != LINEAR
         ]
@@ -420,24 +428,25 @@ class Trained:
 
     def table(self, score: str = "") -> LossTable:
         """Return the table of losses, or of another score."""
-        asked, score = self.asked, score or self.asked.score
+        asked_question, score = self.asked, score or self.asked.score
         parts: dict[tuple[int, str, str], Part | SumPart] = {}
         named = {
-            seed: {BASE_RATE: losses.base_rate} for seed, losses in asked.losses.items()
+            seed: {BASE_RATE: losses.base_rate}
+            for seed, losses in asked_question.losses.items()
         }
         for seed, name, one in self.predictors():
             named[seed][name] = one
         splits = [
             split
             for split in (VALIDATION, TEST)
-            if all(split in losses.splits for losses in asked.losses.values())
+            if all(split in losses.splits for losses in asked_question.losses.values())
         ]
-        for seed, losses in asked.losses.items():
+        for seed, losses in asked_question.losses.items():
             for split in splits:
-                found = losses.parts(named[seed], split, score)
-                parts |= {(seed, name, split): one for name, one in found.items()}
-        names = [client.name for client in asked.task.data.clients]
-        first, last = (asked.losses[asked.seeds[k]] for k in (0, -1))
+                of_split = losses.parts(named[seed], split, score)
+                parts |= {(seed, name, split): one for name, one in of_split.items()}
+        names = [client.name for client in asked_question.task.data.clients]
+        first, last = (asked_question.losses[asked_question.seeds[k]] for k in (0, -1))
         shares = {split: last.overlap(first, split) for split in splits}
         return LossTable(parts, score, shares, tuple(names))
 
@@ -453,58 +462,58 @@ def train_ways(asked: Question, place: Backend, tell: Tell) -> Trained:
     Raises:
         RunError: every way failed.
     """
-    made = Trained(asked, rates=asked.rates)
+    trained = Trained(asked, rates=asked.rates)
     seed = asked.seeds[0]
     fedavg = asked.way(FEDAVG)
     if asked.rates:
-        made.lr = _best_rate(made, fedavg, asked.rates, 2, place, tell)
+        trained.lr = _best_rate(trained, fedavg, asked.rates, 2, place, tell)
     parts = blocks(len(asked.task.data.clients), seed)
     for way in asked.ways:
-        lr = made.lr
+        lr = trained.lr
         if way.name == LINEAR:
             used = lr or float(asked.task.config.training.lr or 0)
             if asked.config.training.lr is None:
                 rates = [rounded_rate(used * factor) for factor in LINEAR_FACTORS]
                 try:
-                    lr = _best_rate(made, way, rates, 1, place, tell)
+                    lr = _best_rate(trained, way, rates, 1, place, tell)
                 except RunError as error:
                     asked.not_tried[LINEAR] = str(error)
                     continue
         crossed = way.name in (FEDAVG, "local") and not asked.over_sites
         cross = parts if crossed else ()
-        _train_way(made, way, lr, cross, place, tell)
-    made.alike = _find_alike(made)
+        _train_way(trained, way, lr, cross, place, tell)
+    trained.alike = _find_alike(trained)
     if asked.grouped:
         try:
-            way = _grouped_way(made)
+            way = _grouped_way(trained)
         except UsageError as error:
             asked.not_tried[GROUPS] = str(error)
         else:
-            made.asked = replace(asked, ways=(*asked.ways, way))
-            _train_way(made, way, made.lr, (), place, tell)
-    if not made.runs:
-        why = next(iter(made.failed.values()), "no way could be trained")
+            trained.asked = replace(asked, ways=(*asked.ways, way))
+            _train_way(trained, way, trained.lr, (), place, tell)
+    if not trained.runs:
+        why = next(iter(trained.failed.values()), "no way could be trained")
         raise RunError(f"every way failed, the first with: {why}")
-    for name, by_seed in made.runs.items():
-        made.tuning[name] = _best_tuning(made, name, by_seed)
-    _fit_simple(made, tell if asked.simple else no_progress)
-    return made
+    for name, by_seed in trained.runs.items():
+        trained.tuning[name] = _best_tuning(trained, name, by_seed)
+    _fit_simple(trained, tell if asked.simple else no_progress)
+    return trained
 
 
 def _fit_simple(made: Trained, tell: Tell) -> None:
     """Fit the simple models of each seed. Those that fail in a seed are named as not tried."""
-    asked = made.asked
-    if not asked.simple:
+    asked_question = made.asked
+    if not asked_question.simple:
         return
     tell("fitting the simple models")
-    for seed, losses in asked.losses.items():
+    for seed, losses in asked_question.losses.items():
         failed: list[str] = []
-        for one in predictors(losses, failed.append, pooled=asked.pooled):
+        for one in predictors(losses, failed.append, pooled=asked_question.pooled):
             if one.name != BASE_RATE:
                 made.simple.setdefault(one.name, {})[seed] = one
         for line in failed:
             name, _, why = line.partition(" failed: ")
-            asked.not_tried[name] = why
+            asked_question.not_tried[name] = why
 
 
 def _best_rate(
@@ -522,9 +531,11 @@ def _best_rate(
     Raises:
         RunError: the lower one diverged, too.
     """
-    asked, seed = made.asked, made.asked.seeds[0]
-    losses = asked.losses[seed]
-    jobs = [job for lr in rates for job in asked.jobs(way, lr, [seed])]
+    asked_question, seed = made.asked, made.asked.seeds[0]
+    losses = asked_question.losses[seed]
+    jobs: list[TrainingJob] = []
+    for lr in rates:
+        jobs += asked_question.jobs(way, lr, [seed])
     failed: dict[str, str] = {}
 
     def best(jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
@@ -540,10 +551,12 @@ def _best_rate(
         return sorted(sound, key=lambda job: -scores[job.name])
 
     while True:
-        failed |= train([replace(job, until=asked.early) for job in jobs], place, tell)
+        failed |= train(
+            [replace(job, until=asked_question.early) for job in jobs], place, tell
+        )
         ranked = best(jobs)
         # a repeated call has the finalists of the first one
-        ranked.sort(key=lambda job: not job.is_past(asked.early))
+        ranked.sort(key=lambda job: not job.is_past(asked_question.early))
         last = ranked[:finalists]
         failed |= train(last, place, tell)
         ranked = [job for job in last if job.name not in failed]
@@ -559,11 +572,10 @@ def _best_rate(
             raise RunError(f"training failed at every rate, the first with: {why}")
         lower = rounded_rate(min(rates) * LOWER)
         tell(f"training failed at every rate; {lower:g} is tried")
-        jobs = asked.jobs(way, lower, [seed])
+        jobs = asked_question.jobs(way, lower, [seed])
     lr = float(ranked[0].config.training.lr or 0)
-    tell(
-        f"{way.name}: of the learning rates {listing(f'{each:g}' for each in rates)}, {lr:g} is used"
-    )
+    tried = listing(f"{rate:g}" for rate in rates)
+    tell(f"{way.name}: of the learning rates {tried}, {lr:g} is used")
     return lr
 
 
@@ -580,10 +592,10 @@ def _train_way(
     If it diverges or learns nothing, it trains once more at a lower rate. If both rates have a result, the one with the
     better mean validation score counts.
     """
-    asked = made.asked
-    used = lr or float(asked.task.config.training.lr or 0)
+    asked_question = made.asked
+    used = lr or float(asked_question.task.config.training.lr or 0)
     for rate in (lr, rounded_rate(LOWER * used)):
-        jobs = asked.jobs(way, rate)
+        jobs = asked_question.jobs(way, rate)
         made.jobs += [
             job for job in jobs if job.path not in {one.path for one in made.jobs}
         ]
@@ -594,7 +606,7 @@ def _train_way(
             if job.name in failed:
                 continue
             try:
-                losses = asked.losses[seed]
+                losses = asked_question.losses[seed]
                 runs[seed] = losses.finish(job, tunings(way), parts)
             except (UsageError, NonFiniteError) as error:
                 failed[job.name] = str(error)
@@ -607,7 +619,7 @@ def _train_way(
                 results,
                 key=lambda one: _worth(made, one, _best_tuning(made, way.name, one)),
             )
-        if not (failed or useless) or asked.config.training.lr is not None:
+        if not (failed or useless) or asked_question.config.training.lr is not None:
             break
         if rate is lr:
             what = "diverged" if failed else "learned nothing"
@@ -640,21 +652,21 @@ def _best_tuning(made: Trained, name: str, by_seed: Mapping[int, Finished]) -> T
 def differing(made: Trained) -> Difference | None:
     """Test whether clients differ, by local training and by fine-tuning from the shared model; None where unknown."""
     shared, alone = made.runs.get(FEDAVG), made.runs.get("local")
-    asked = made.asked
-    if asked.over_sites:
-        asked.not_tried["clients_differ"] = ELSEWHERE
+    asked_question = made.asked
+    if asked_question.over_sites:
+        asked_question.not_tried["clients_differ"] = ELSEWHERE
         return None
     if not shared or not alone:
         return None
-    parts = blocks(len(asked.task.data.clients), asked.seeds[0])
+    parts = blocks(len(asked_question.task.data.clients), asked_question.seeds[0])
     try:
         seeds = [
-            _cross(asked.losses[seed], shared[seed], alone[seed], parts)
-            for seed in asked.seeds
+            _cross(asked_question.losses[seed], shared[seed], alone[seed], parts)
+            for seed in asked_question.seeds
         ]
-        return permutation_test(seeds, parts, seed=asked.seeds[0])
+        return permutation_test(seeds, parts, seed=asked_question.seeds[0])
     except UsageError as error:
-        asked.not_tried["clients_differ"] = str(error)
+        asked_question.not_tried["clients_differ"] = str(error)
         return None
 
 
@@ -667,10 +679,12 @@ def _cross(
     """Return the losses of clients' models on each other's validation samples, with groups that all seeds have."""
     clients = losses.task.data.clients
     amounts = [Tuning(n, THIRD) for n in EPOCHS]
-    kinds = [shared.cross[each] for each in amounts if each in shared.cross]
+    kinds = [shared.cross[amount] for amount in amounts if amount in shared.cross]
     kinds.append(alone.cross[Tuning()])
-    held = Held.of([client.validation for client in clients], [*losses.sizes.values()])
-    crossed = cross_losses(losses.task.criterion, held, parts, torch.stack(kinds))
+    validation = Held.of(
+        [client.validation for client in clients], [*losses.sizes.values()]
+    )
+    crossed = cross_losses(losses.task.criterion, validation, parts, torch.stack(kinds))
     return replace(crossed, group=_groups(losses))
 
 
@@ -690,21 +704,21 @@ def _find_alike(made: Trained) -> Alike | None:
     """Return which clients are alike, by their local training in the first seed; None where that is unknown."""
     from diagnostics.cross_scores import cross_scores  # imports scikit-learn
 
-    asked = made.asked
+    asked_question = made.asked
     runs = made.runs.get("local")
-    if asked.over_sites:
-        asked.not_tried["who is alike"] = ELSEWHERE
+    if asked_question.over_sites:
+        asked_question.not_tried["who is alike"] = ELSEWHERE
         return None
-    losses = asked.losses[asked.seeds[0]]
+    losses = asked_question.losses[asked_question.seeds[0]]
     clients = losses.task.data.clients
     enough = LEAST_CLIENTS <= len(clients) <= MOST_PAIRED
     if not runs or not enough or not all(len(one.validation) for one in clients):
         return None
-    held = {client.name: client.validation for client in clients}
-    loaded = runs[asked.seeds[0]].loaded
+    validation = {client.name: client.validation for client in clients}
+    loaded = runs[asked_question.seeds[0]].loaded
     assert loaded is not None
-    scores = cross_scores(loaded.models, held, loss=losses.task.criterion)
-    return scores.alike(asked.seeds[0])
+    scores = cross_scores(loaded.models, validation, loss=losses.task.criterion)
+    return scores.alike(asked_question.seeds[0])
 
 
 def _grouped_way(made: Trained) -> Way:
@@ -729,16 +743,18 @@ def foreseen(asked: Question, side_by_side: int) -> str:
     ways, seeds = len(asked.ways), len(asked.seeds)
     probes = len(asked.rates) * EARLY + 2 if asked.rates else 0
     full = ways * seeds + probes
-    jobs = [
-        job for way in asked.ways if way.own_network for job in asked.jobs(way, None)
-    ]
+    jobs: list[TrainingJob] = []
+    for way in asked.ways:
+        if way.own_network:
+            jobs += asked.jobs(way, None)
     tasks = {way.name: asked.task for way in asked.ways}
     cost = estimate_cost(tasks, jobs, side_by_side)
     seconds = cost.seconds * full / max(1, len(jobs))
     why = "" if seeds > 1 else ", since a run is long" * asked.by_default
+    duration = format_seconds(seconds)
     return (
         f"Training {plural(ways, 'way')} with {plural(seeds, 'seed')}{why}: about {full:.0f} runs of "
-        f"{plural(asked.rounds, 'round')}, {format_seconds(seconds)}."
+        f"{plural(asked.rounds, 'round')}, {duration}."
     )
 
 
@@ -758,4 +774,5 @@ def training_of(made: Trained) -> str:
     """Return the local training in words."""
     config = made.asked.task.config
     rounds = plural(int(config.federation.rounds or 1), "round")
-    return f"{rounds}, {Training.of(config.training).description}"
+    optimizer = Training.of(config.training).description
+    return f"{rounds}, {optimizer}"

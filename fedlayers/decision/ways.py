@@ -67,12 +67,12 @@ class Way:
 
     @property
     def folder(self) -> str:
-        """The way's name as the name of a folder."""
+        """Return the way's name as the name of a folder."""
         return re.sub(r"[^\w.-]", "_", self.name)
 
     @property
     def action(self) -> str:
-        """What it means to use it: share all layers, share some, or train alone."""
+        """Return what it means to use it: share all layers, share some, or train alone."""
         if self.plan is None:
             return ALONE if self.algorithm == "local" else SHARE_ALL
         shared = [name in self.plan.shared for name in self.plan.trainable]
