@@ -707,6 +707,8 @@ def most_unpacked() -> int:
 
 DIRECTORY_BYTES = 2**22
 """Bytes that a zip archive's list of files may have; a file in it takes at least 46, and ten times that in memory."""
+ENTRIES = 10_000
+"""Files of a zip archive at most, each of which takes time."""
 DAMAGED = (
     *(ValueError, TypeError, AttributeError, LookupError, OSError, EOFError),
     *(RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error, struct.error),
@@ -732,11 +734,14 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a zip archive whose list of files is not too long.
 
     Raises:
-        DAMAGED: it is no such archive, or its list has more than :data:`DIRECTORY_BYTES`.
+        DAMAGED: it is no such archive, or its list has more than :data:`DIRECTORY_BYTES` or :data:`ENTRIES`.
     """
     check_regular(path)
     with _Bounded(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:
         file.bounded = False
+        count = len(archive.infolist())
+        if count > ENTRIES:
+            raise ValueError(f"it has more than {ENTRIES:,} files")
         yield archive
 
 

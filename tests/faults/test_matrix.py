@@ -47,7 +47,9 @@ def write_neighbours(folder, name):
         (folder / "model/adapter_config.json").write_text('{"r": 1}')
     elif name == "model/config.json":
         transformers = pytest.importorskip("transformers")
-        config = transformers.BertConfig(30, 16, 2, 2, 16)
+        sizes = {"vocab_size": 30, "hidden_size": 16, "intermediate_size": 16}
+        layers = {"num_hidden_layers": 2, "num_attention_heads": 2}
+        config = transformers.BertConfig(**sizes, **layers)
         state = transformers.BertForSequenceClassification(config).state_dict()
         save_file(state, folder / "model/model.safetensors")
 

@@ -257,3 +257,9 @@ def test_the_table_shows_what_the_model_sees(data):
     assert made.table.inputs == made.shape[0]
     inputs = [name.partition("=")[0] for name in made.preprocessing.inputs]
     assert [inputs.count(column.name) for column in used] == [column.inputs for column in used]  # fmt: skip
+
+
+def test_at_most_three_columns_are_named_for_a_role():
+    header = ["age", "died", "event", "status", "result"]
+    found = describe.likely_columns("label_column", "y", header)
+    assert found == ["died", "event", "status"]

@@ -131,6 +131,13 @@ def test_clients_that_lose_are_named_and_the_fallback_is_shown_on_validation():
     assert "client 0" in one.text()
 
 
+def test_the_smallest_difference_is_half_of_the_interval_to_local_training():
+    one = made(dict(zip(NAMES, (1.0, 0.3, 0.9, 0.5, 0.4, 0.8, 0.7, 0.6), strict=True)))
+    local = one.line("local")
+    assert local is not one.best
+    assert one.smallest == (local.high - local.low) / 2 > 0
+
+
 def test_clients_are_said_to_gain_nothing_only_where_none_gains_and_none_loses():
     said = "No single client is shown to gain over local training."
     one = made({BASE_RATE: 2.0, FEDAVG: 0.5, "local": 0.5}, noise=1.0)
