@@ -156,9 +156,9 @@ def evil(draw, part=None):
         lambda: draw.choice(TEXTS) * draw.choice([1, 50, 2000]),
         lambda: draw.choice([None, True, [], {}, [[]], [None] * size]),
         lambda: deep,
-        lambda: [part] * min(size, MOST // len(json.dumps(part)) + 1),
+        lambda: [copy.deepcopy(part) for _ in range(min(size, MOST // len(json.dumps(part)) + 1))],
         lambda: {f"{draw.choice(TEXTS)[:9]}{k}": k for k in range(size)},
-        lambda: [[0] * 300] * 300,
+        lambda: [[0] * 300 for _ in range(300)],
     ])()  # fmt: skip
 
 

@@ -108,6 +108,8 @@ def test_a_pooled_model_is_named_only_where_it_is_shown_to_be_better():
     assert made(means | {"linear_pooled": 0.1}).pooled.way == "linear_pooled"
     assert made(means | {"linear_pooled": 0.9}).pooled is None
     assert made(means | {"linear_pooled": 0.1}).way == FEDAVG
+    two = means | {"linear_pooled": 0.2, "boosting_pooled": 0.1}
+    assert made(two).pooled.way == "boosting_pooled"
 
 
 def test_clients_that_lose_are_named_and_the_fallback_is_shown_on_validation():
@@ -129,6 +131,14 @@ def test_clients_that_lose_are_named_and_the_fallback_is_shown_on_validation():
     }
     assert one.fallback == ("client 0",)
     assert "client 0" in one.text()
+
+
+def test_a_difference_is_shown_where_its_interval_is_on_one_side_of_0():
+    one = made(dict(zip(NAMES, (1.0, 0.3, 0.9, 0.5, 0.4, 0.8, 0.7, 0.6), strict=True)))
+    intervals = {(0.1, 0.2): True, (-0.2, -0.1): True, (-0.1, 0.1): False}
+    intervals |= {(0.0, 0.1): False, (math.nan, math.nan): False}
+    for (low, high), shown in intervals.items():
+        assert one.lines[1]._replace(low=low, high=high).shown is shown
 
 
 def test_the_smallest_difference_is_half_of_the_interval_to_local_training():
