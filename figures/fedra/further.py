@@ -285,7 +285,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             findings.append(_covered(frame[frame["run"].isin(table.runs)]))
         config = runs[table.runs[0]]["config"]
         parts += [
-            f"### {table.title} ({table.place})",
+            f"## {table.title} ({table.place})",
             f"{table.what}. {config['max_samples']} images, {config['rounds']} of 100 rounds, batches of "
             f"{config['batch_size']}.",
             _page(styles, scores, published, table),

@@ -88,7 +88,22 @@ def measured(name: str, budget: float | None = None) -> tuple[pd.DataFrame, int]
     return frame.astype(dict.fromkeys(columns, str)).set_index(columns), ticks.looks
 
 
-@pytest.mark.parametrize("name", sorted(METRICS))
+SLOW = (
+    "hessian_spectrum",
+    "hessian_trace",
+    "linear_probe",
+    "knn_probe",
+    "layer_tuning",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+        for name in sorted(METRICS)
+    ],
+)
 def test_a_budget_changes_no_value(name: str) -> None:
     _, looks = measured(name, 1e9)
     whole, _ = measured(name)

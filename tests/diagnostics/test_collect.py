@@ -31,6 +31,7 @@ def samples(seed=0):
     )
 
 
+@pytest.mark.slow
 def test_every_metric_that_is_measured_is_in_the_album():
     models, data = (
         {n: make(k) for k, n in enumerate("ab")} for make in (network, samples)

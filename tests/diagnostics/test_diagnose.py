@@ -371,6 +371,7 @@ def clients_of(names):
     return models, {name: pair(seed="abc".index(name)) for name in names}
 
 
+@pytest.mark.slow
 def test_neither_batches_nor_the_order_of_clients_change_a_value():
     how = {"options": {"update_magnitude": {"start": net(9)}}}
     whole = by_place(run(*clients_of("abc"), **how))

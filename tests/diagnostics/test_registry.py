@@ -77,7 +77,13 @@ class Counted(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("name", list(METRICS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "hessian_spectrum"))
+        for name in METRICS
+    ],
+)
 def test_a_budget_is_kept_and_each_layer_of_a_client_has_a_row(name, monkeypatch):
     """Time is counted work, and a unit a pass over a client's samples. A value of less than all says so."""
     net = nn.Sequential(Counted(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))

@@ -3,6 +3,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 from torch import nn
 
@@ -115,6 +116,7 @@ def test_models_from_elsewhere_have_rounds_too():
             report.layer_map(width=width)
 
 
+@pytest.mark.slow
 def test_the_layer_map_claims_nothing_of_noise_and_something_of_other_rules(tmp_path):
     found = {}
     for alike in (True, False):

@@ -231,6 +231,7 @@ class Unused(nn.Linear):
         self.spare = nn.Parameter(torch.zeros(2))
 
 
+@pytest.mark.slow
 def test_a_warning_names_the_line_of_its_caller(tmp_path):
     config = fl.RunConfig(dataset="heart", rounds=1)
     odd = {"model": Unused()}

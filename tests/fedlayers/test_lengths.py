@@ -25,7 +25,16 @@ def result(printed):
     return lines[max([-1, *progress]) + 1 :]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+SLOW = ("study", "compare")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+        for name in COMMANDS
+    ],
+)
 def test_the_result_fits_on_a_screen(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command(f"{COMMANDS[name]} --dataset heart")

@@ -27,6 +27,7 @@ def repeated():
     return table(draw.permutation(np.concatenate(copies)))
 
 
+@pytest.mark.slow
 def test_check_run_and_choose_say_it(fedlayers, repeated):
     repeated.to_csv("wards.csv", index=False)
     short = "--dataset wards.csv --rounds 1"

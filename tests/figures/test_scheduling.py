@@ -16,6 +16,7 @@ LITTLE = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_when_it_is_reported(tmp_path):
     base = SMALL.with_keys(clients=3, participation=0.7, batch_size=16)
     runs = scheduling.recipes(LITTLE, base)

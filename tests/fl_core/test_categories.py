@@ -82,6 +82,7 @@ def test_new_rows_are_encoded_alike(tmp_path):
 MANY = [f"n{k}" for k in range(MOST_LISTED + 1)]
 
 
+@pytest.mark.slow
 def test_more_columns_than_a_model_takes_are_refused():
     """Otherwise a small file makes a table many times as large."""
     table = {"columns": ["a", "b"], "categories": [["f", "m"], []]}

@@ -137,7 +137,12 @@ if {}:
     ("guard", "way", "said"),
     [
         pytest.param("1", "script.py", "a script .* below if", marks=pytest.mark.slow),
-        ("__name__ == '__main__'", "script.py", "a script .* define its classes above"),
+        pytest.param(
+            "__name__ == '__main__'",
+            "script.py",
+            "a script .* define its classes above",
+            marks=pytest.mark.slow,
+        ),
         ("1", "-", "Own must be sendable to worker processes; got"),
     ],
 )

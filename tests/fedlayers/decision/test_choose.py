@@ -303,6 +303,7 @@ def test_adapters_are_decided_with_their_price(tmp_path):
     assert answer.cost["rounds"] == 6
 
 
+@pytest.mark.slow
 def test_a_named_score_alone_selects(tmp_path):
     config = RunConfig(dataset="heart", rounds=4, eval_every=1, patience=2)
     score = "balanced_accuracy"
@@ -318,6 +319,7 @@ def test_a_named_score_alone_selects(tmp_path):
     assert table.parts[0, "base_rate", VALIDATION].mean == pytest.approx(base)
 
 
+@pytest.mark.slow
 def test_files_of_an_earlier_decision_do_not_stay(tmp_path):
     answer = choose(CONFIG.with_keys(rounds=1), tmp_path, seeds=1, progress=False)
     (tmp_path / "plan.json").write_text("of an earlier one")

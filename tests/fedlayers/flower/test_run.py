@@ -199,6 +199,7 @@ def test_flower_adds_noise_as_the_page_shows(tmp_path):
     assert 0 < max(apart) < 1
 
 
+@pytest.mark.slow
 def test_a_decision_over_sites_trains_no_finished_way_again(tmp_path):
     keys = {"arms": ["nothing", "half", "all"], "seeds": [0], "algorithm": "fedper"}
     grid = LocalGrid(site_files(tmp_path), stop_after(trains=14))
