@@ -339,7 +339,7 @@ def _draw_appendix(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 )
             findings.append(finding)
         text += [
-            f"### {_title(table)}",
+            f"## {_title(table)}",
             cells_beside(table, result, released[name]),
             tests(table, result, released[name]),
         ]

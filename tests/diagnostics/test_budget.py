@@ -126,7 +126,9 @@ def test_a_budget_changes_no_value(name: str) -> None:
             assert not len(reached)
 
 
-@pytest.mark.parametrize("name", ["ggn_trace", "hessian_trace"])
+@pytest.mark.parametrize(
+    "name", ["ggn_trace", pytest.param("hessian_trace", marks=pytest.mark.slow)]
+)
 def test_a_part_of_the_samples_is_within_its_error(name: str) -> None:
     _, looks = measured(name, 1e9)
     whole, _ = measured(name)

@@ -200,6 +200,7 @@ def test_one_model_on_many_clients_data_has_no_pair_but_a_model_given_twice_is_i
     assert twins.frame["value"].tolist() == pytest.approx([1, 1, 1], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_some_layers_have_the_values_they_have_among_all():
     every, some = run(), run(layers=["6", "4"])
     for name, own in every.frame.groupby("metric"):

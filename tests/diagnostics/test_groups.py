@@ -79,7 +79,12 @@ def test_leads_are_those_by_hand_and_of_the_test_of_two_clients():
 
 
 @pytest.mark.parametrize(
-    "labels", [[0, 1, 0, 1, 0, 1], [0, 1, 2] * 4, [0, 0, 0, 0, 0, 1]]
+    "labels",
+    [
+        [0, 1, 0, 1, 0, 1],
+        pytest.param([0, 1, 2] * 4, marks=pytest.mark.slow),
+        [0, 0, 0, 0, 0, 1],
+    ],
 )
 def test_planted_groups_stand_out_and_are_named(labels):
     """At least 14 of 20 federations, and then exactly the planted ones; an outlier is a group of its own."""

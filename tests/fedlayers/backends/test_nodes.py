@@ -117,6 +117,7 @@ def compare(out, **how):
     fl.compare(CONFIG, algorithms, [0], out, command="typed", **how)
 
 
+@pytest.mark.slow
 def test_a_lost_nodes_run_goes_on_from_its_last_checkpoint_to_the_same_files(
     tmp_path, nodes
 ):

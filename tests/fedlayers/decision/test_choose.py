@@ -139,6 +139,7 @@ def test_a_dry_run_says_the_price_and_writes_nothing(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_further_ways_are_added(tmp_path):
     arms = ("half", "nothing", "ditto")
     answer = choose(CONFIG.with_keys(rounds=1), tmp_path, arms=arms, seeds=1, **QUICK)
@@ -352,6 +353,7 @@ def test_steps_that_are_foreseen_are_those_that_are_made(algorithm, monkeypatch)
     assert foreseen == sum(made)
 
 
+@pytest.mark.slow
 def test_one_model_a_group_is_a_way_where_groups_stand_out(tmp_path):
     config = RunConfig(dataset="known_clusters", rounds=12, eval_every=6)
     answer = choose(config, tmp_path, seeds=1, arms=["groups"], **QUICK)

@@ -54,6 +54,7 @@ def patient_files(folder):
     return files
 
 
+@pytest.mark.slow
 def test_sites_decide_as_one_machine_does(tmp_path, monkeypatch):
     """The same ways, temperatures and seeds give the same table, and the same answer."""
     files = patient_files(tmp_path)
