@@ -102,14 +102,7 @@ def regret(
             truth = truth_of(name, seed)
             assert truth is not None  # by known_seeds
             with TemporaryDirectory() as folder:
-                trained = run(
-                    dataset=name,
-                    algorithm="fedavg",
-                    rounds=rounds,
-                    seed=seed,
-                    out=folder,
-                    progress=False,
-                )
+                trained = measured_run(name, seed, rounds, folder)
                 try:
                     if isinstance(rule, str) or metric_given:
                         # a stored run has the clients' models, which differ
@@ -123,6 +116,18 @@ def regret(
                     error_type, why = type(error).__name__, " ".join(str(error).split())
                     left_out[f"{name} seed {seed}"] = f"{error_type}: {why}"
     return Regret(title, pd.DataFrame(lines, columns=[*COLUMNS]), left_out)
+
+
+def measured_run(federation: str, seed: int, rounds: int, out: str) -> RunResult:
+    """Return a run of FedAvg on a federation of the table, which a rule is asked about."""
+    return run(
+        dataset=federation,
+        algorithm="fedavg",
+        rounds=rounds,
+        seed=seed,
+        out=out,
+        progress=False,
+    )
 
 
 def available() -> tuple[list[str], dict[str, str]]:

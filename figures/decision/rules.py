@@ -42,6 +42,7 @@ from diagnostics.regret import (
     truth_of,
 )
 from diagnostics.report import Report
+from fedlayers.rule_benchmark import measured_run
 from figures.page import markdown, numbers
 from fl_core.display import csv_bytes
 from fl_core.errors import RunError, UsageError, listing, plural
@@ -65,14 +66,7 @@ def measured(federation: str, seed: int, rounds: int) -> Iterator[tuple[str, Rep
     """Yield the layer metrics with a report that has them. Those of the shared model have a report of their own."""
     metrics = [name for name in METRICS if name not in NO_LAYERS]
     with TemporaryDirectory() as folder:
-        result = fl.run(
-            dataset=federation,
-            algorithm="fedavg",
-            rounds=rounds,
-            seed=seed,
-            out=folder,
-            progress=False,
-        )
+        result = measured_run(federation, seed, rounds, folder)
         for shared in (False, True):
             read = [name for name in metrics if METRICS[name].shared == shared]
             report = fl.diagnose(result, metrics=read, progress=False)

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from figures.decision import confirmation as study
+from fl_core.statistics import mean_interval
 
 
 def test_the_page_has_the_tables_of_the_rows():
@@ -25,6 +26,8 @@ def test_the_claims_are_judged_by_the_table():
         f"FedAvg for everyone {means['fedavg']:.3f}: a difference within chance"
         in readme
     )
+    gap = mean_interval((table["policy"] - table["fedavg"]).to_numpy(float))
+    assert gap.low < 0 < gap.high
     assert second.startswith("2. Not shown. ")
     assert "No client was named harmed" in third
     pacs = table.loc["pacs"]
