@@ -9,30 +9,25 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib import ticker
-from matplotlib.axes import Axes
+from scipy.spatial.distance import pdist
 from scipy.stats import entropy
 from torch import nn
 
-from diagnostics.plots.drawing import COLOURS, NICE, Panel, heat, style
-from diagnostics.plots.layers import tsne_panels
 from diagnostics.representation.embedding import Pool, pool
 from fedlayers.decision.comparison import main_model
 from figures import items, names
 from figures.differences import difference
+from figures.forms import marks, matrix, planes, seeds_and_mean, sheet
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.page import (
     markdown,
     missing_runs,
     numbers,
-    percent,
     seeds_behind,
     seeds_in_words,
 )
@@ -118,30 +113,6 @@ CLAIMS = (
 # --- measuring -------------------------------------------------------------------------------------------------
 
 
-def dots(ax: Axes, counts: pd.DataFrame, most: float) -> None:
-    """Draw a dot for each class that a client holds, its area by the samples; classes across, clients down.
-
-    Args:
-        most: samples of a dot of the full size, so that panels can be compared.
-    """
-    cells = [
-        (x, y, n)
-        for y, line in enumerate(counts.to_numpy())
-        for x, n in enumerate(line)
-        if n
-    ]
-    across, down, sizes = (
-        np.array(column, dtype=float) for column in zip(*cells, strict=True)
-    )
-    ax.scatter(
-        across, down, s=110 * sizes / most, color=COLOURS[3], alpha=0.75, linewidths=0
-    )
-    ax.set(xlim=(-0.8, counts.shape[1] - 0.2), ylim=(len(counts) - 0.1, -0.9))
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE))
-    ax.grid(False)
-
-
 def behind(model: Prompted, prompts: str) -> Prompted:
     """The same model with other prompts before the classifier, whose inputs FedPFT's Fig. 3 shows.
 
@@ -162,7 +133,11 @@ def by_prompts(
     }
     if not prompted:
         yield "", dict(models)
-    for prompts in (PROMPTS if run == FEDPFT else PROMPTS[:1]) if prompted else ():
+        return
+    kinds = PROMPTS[:1]
+    if run == FEDPFT:
+        kinds = PROMPTS
+    for prompts in kinds:
         yield (
             prompts,
             {name: behind(model, prompts) for name, model in prompted.items()},
@@ -180,15 +155,10 @@ def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
     }
     if not set(pair) <= set(means):
         return None
-    every = np.stack(list(means.values()))
-    gaps = np.linalg.norm(every[:, None] - every[None], axis=2)[
-        np.triu_indices(len(every), 1)
-    ]
-    return (
-        float(np.linalg.norm(means[pair[0]] - means[pair[1]]) / gaps.mean())
-        if gaps.any()
-        else None
-    )
+    gaps = pdist(np.stack(list(means.values())))
+    if not gaps.any():
+        return None
+    return float(np.linalg.norm(means[pair[0]] - means[pair[1]]) / gaps.mean())
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -213,8 +183,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             lines += placed(pooled, seed, named)
         for pair in PAIRS:
             distance = class_distance(pooled, pair)
-            status = "no samples of both classes, or no distances"
-            named["status"] = status if distance is None else "ok"
+            named["status"] = "ok"
+            if distance is None:
+                named["status"] = "no samples of both classes, or no distances"
             variant = " and ".join(pair)
             lines.append(rows.row(SIMILAR, distance, variant=variant, **named))
     frames = [final[final["model"].isin(["global", "personal"])]]
@@ -263,46 +234,47 @@ def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[row
 def setting(header: Mapping[str, Any]) -> str:
     """A sentence on the federation and its training."""
     config = next(iter(header["runs"].values()))["config"]
+    network = names.network(config["model"])
     return (
         f"Each of the {config['clients']} clients has {config['samples_per_client']} training images of CIFAR-10. "
-        f"{names.network(config['model'])} trains for {config['rounds']} rounds of {config['epochs']} epochs."
+        f"{network} trains for {config['rounds']} rounds of {config['epochs']} epochs."
     )
 
 
 def _last_words(header: Mapping[str, Any], plane: pd.DataFrame | None = None) -> str:
     """The last sentences of a caption: the split and t-SNE of a plane, and the seeds."""
-    seeds = header["seeds"]
-    text = (
-        ""
-        if plane is None
-        else f"The split is Dirichlet(0.1). The t-SNE has perplexity {plane.attrs['perplexity']:.3g}. "
-    )
-    return f"{text}Drawn: seed 0 of {seeds_in_words(seeds)}.{missing_runs(header)}"
+    seeds, missing = seeds_in_words(header["seeds"]), missing_runs(header)
+    text = f"Drawn: seed 0 of {seeds}.{missing}"
+    if plane is None:
+        return text
+    perplexity = plane.attrs["perplexity"]
+    return f"The split is Dirichlet(0.1). The t-SNE has perplexity {perplexity:.3g}. {text}"
 
 
 def by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, str]:
     """Return a row for each run with its means over seeds and the published accuracy, and the same in Markdown."""
     accuracy, printed = scores(frame), published()
     values = {metric: of_runs(frame, metric) for metric in CLUSTERED}
-    table = pd.DataFrame([
+    table = pd.DataFrame(
         {
-            "run": run, "seeds": int(accuracy.loc[run].notna().sum()), "accuracy": accuracy.loc[run].mean(),
-            "published_accuracy": printed[run], **{metric: each.loc[run].mean() for metric, each in values.items()},
+            "run": shown,
+            "seeds": [int(accuracy.loc[run].notna().sum()) for run in shown],
+            "accuracy": [accuracy.loc[run].mean() for run in shown],
+            "published_accuracy": [printed[run] for run in shown],
         }
-        for run in shown
-    ])  # fmt: skip
+    )
+    for metric, scores_of_metric in values.items():
+        table[metric] = [scores_of_metric.loc[run].mean() for run in shown]
     cells = {
         "method": [TITLES[run] for run in shown],
         "seeds": list(table["seeds"]),
-        "accuracy %": [percent(each, math.nan, math.nan) for each in table["accuracy"]],
-        "published, 40 clients": [
-            "–" if math.isnan(printed[run]) else f"{printed[run]:.2f}" for run in shown
-        ],
+        "accuracy %": numbers(100 * table["accuracy"], ".1f"),
+        "published, 40 clients": numbers(table["published_accuracy"]),
     }
     for metric, title in CLUSTERED.items():
         cells[title] = numbers(table[metric], "+.3f")
     note = "Published: Table 7, whose federations differ from ours. It has the best round and we have the last."
-    return table, f"{markdown(cells)}\n\n{note} {MEANING}"
+    return table, "\n\n".join([markdown(cells), f"{note} {MEANING}"])
 
 
 def scores(frame: pd.DataFrame) -> pd.DataFrame:
@@ -339,12 +311,14 @@ def compared(
 ) -> Finding:
     """A finding on whether a run's value is above (or below) another's, paired by seed; values are runs x seeds."""
     gap = difference(values, run, other)
-    text = ", ".join(
-        f"{named[name]} {values.loc[name].mean():.3g}" for name in (run, other)
-    )
-    few = f" ({gap.few})" if gap.few else ""
-    verdict = None if gap.above is None else gap.above == above
-    return Finding(expected, text + few, verdict)
+    means = [(named[name], values.loc[name].mean()) for name in (run, other)]
+    text = ", ".join(f"{name} {mean:.3g}" for name, mean in means)
+    if gap.few:
+        text += f" ({gap.few})"
+    verdict = gap.above
+    if verdict is not None and not above:
+        verdict = not verdict
+    return Finding(expected, text, verdict)
 
 
 def of_runs(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -359,40 +333,31 @@ def of_runs(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     shown = [run for run in RUNS if run != MILD]
     values = of_runs(frame, "silhouette_class")
-    planes = {
-        f"{TITLES[run]}\nsilhouette {values.loc[run].mean():+.2f}": plane(frame, run)
-        for run in shown
-    }
+    frames = {}
+    for run in shown:
+        silhouette = values.loc[run].mean()
+        frames[f"{TITLES[run]}\nsilhouette {silhouette:+.2f}"] = plane(frame, run)
     counts = held_by(where(frame, run=shown[0], seed=0))
-    with style():
-        figure = plt.figure(figsize=(9.2, 5.6), layout="constrained")
+    with sheet(9.2, 5.6) as figure:
         first, *rest = figure.subplots(2, 4).flat
-        dots(first, counts, counts.max().max())
-        first.set_xticks(
-            range(counts.shape[1]), list(counts.columns), rotation=90, fontsize=7
-        )
-        first.set_yticks(range(len(counts)), list(counts.index), fontsize=7)
+        matrix(first, counts, colours="Blues", named=True)
         first.set_title("training images")
-        for ax in tsne_panels(planes, rest, centres=False):
-            ax.set_xlabel("")
+        planes(frames, rest)
     table, text = by_run(frame, shown)
-    findings = [
-        compared(
+    findings = []
+    for run, other in CLAIMS:
+        expected = (
             f"classes stand further apart in the features of {TITLES[run]} than in those of {TITLES[other]} "
-            "(silhouette)",
-            values,
-            run,
-            other,
-            TITLES,
+            "(silhouette)"
         )
-        for run, other in CLAIMS
-    ]
-    one = next(iter(planes.values()))
+        findings.append(compared(expected, values, run, other, TITLES))
+    one = next(iter(frames.values()))
+    sizes, last_words = setting(header), _last_words(header, one)
     caption = (
-        "Top left: the training images of each client. A dot's area is the number of images. "
+        f"Top left: the training images of each client; a darker cell has more, up to {counts.max().max():.0f}. "
         f"Other panels: t-SNE of the classifier's inputs for {len(one)} test images of all clients. "
         "Colours are classes and markers are clients. The panels' axes are not related. The silhouettes are by class, "
-        f"of the inputs themselves, higher if classes stand further apart. {setting(header)} {_last_words(header, one)}"
+        f"of the inputs themselves, higher if classes stand further apart. {sizes} {last_words}"
     )
     apart = set_apart(findings, far(frame, shown))
     return Drawing(figure, table, caption, apart, text)
@@ -403,11 +368,9 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     rows = frame[frame["run"] == FEDPFT]
-    planes = {title: plane(frame, FEDPFT, kind) for kind, title in KINDS.items()}
-    with style():
-        figure = plt.figure(figsize=(7.6, 3.3), layout="constrained")
-        for ax in tsne_panels(planes, figure):
-            ax.set_xlabel("")
+    frames = {title: plane(frame, FEDPFT, kind) for kind, title in KINDS.items()}
+    with sheet(7.6, 3.3) as figure:
+        planes(frames, figure, centres=True)
     pairs = [" and ".join(pair) for pair in PAIRS]
     quantities = {(metric, ""): title for metric, title in CLUSTERED.items()}
     for pair in pairs:
@@ -418,11 +381,12 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         )
         for metric, variant in quantities
     }
-    table = pd.DataFrame([
-        {"quantity": title, "prompts": kind, "value": by_kind[key].loc[kind].mean(), "seeds": by_kind[key].shape[1]}
-        for key, title in quantities.items()
-        for kind in KINDS
-    ])  # fmt: skip
+    lines = []
+    for key, title in quantities.items():
+        for kind, scores_of_kind in by_kind[key].loc[list(KINDS)].iterrows():
+            line = {"quantity": title, "prompts": kind, "value": scores_of_kind.mean()}
+            lines.append({**line, "seeds": len(scores_of_kind)})
+    table = pd.DataFrame(lines)
     findings = [
         compared(
             "features behind classification prompts follow the clients more than those behind contrastive ones (purity "
@@ -436,17 +400,18 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         expected = f"{pair} are closer to each other behind contrastive prompts, relative to all pairs of classes"
         values = by_kind[SIMILAR, pair]
         findings.append(compared(expected, values, *PROMPTS[::-1], KINDS, above=False))
-    one = next(iter(planes.values()))
+    one = next(iter(frames.values()))
+    sizes, last_words = setting(header), _last_words(header, one)
     caption = (
         f"t-SNE of FedPFT's features behind either kind of prompts, for {len(one)} test images of all clients. "
         "Large markers are the centres of a client's images of one class. "
-        f"{setting(header)} {_last_words(header, one)}"
+        f"{sizes} {last_words}"
     )
     wide = table.pivot(index="quantity", columns="prompts", values="value")
-    cells = {"quantity": list(quantities.values())} | {
-        title: [f"{wide.loc[metric, kind]:+.3f}" for metric in quantities.values()]
-        for kind, title in KINDS.items()
-    }
+    wide = wide.loc[list(quantities.values())]
+    cells = {"quantity": list(wide.index)}
+    for kind, title in KINDS.items():
+        cells[title] = numbers(wide[kind], "+.3f")
     apart = set_apart(findings, far(frame, [FEDPFT]))
     return Drawing(figure, table, caption, apart, markdown(cells))
 
@@ -458,23 +423,20 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     shown = [FEDPFT, MILD]
     alphas = {run: header["runs"][run]["config"]["alpha"] for run in shown}
     seen = where(frame, metric=ATTENTION, seed=0)
-    weights = {
-        (kind, run): by_key(where(seen, run=run, layer=kind)).drop(columns="feature")
-        for kind, run in product(KINDS, shown)
-    }
+    weights = {}
+    for kind, title in KINDS.items():
+        for run, alpha in alphas.items():
+            attention = by_key(where(seen, run=run, layer=kind))
+            weights[f"{title}, α = {alpha:g}"] = attention.drop(columns="feature")
     high = max(float(table.max(axis=None)) for table in weights.values())
-    with style():
-        figure = plt.figure(figsize=(8.4, 5.6), layout="constrained")
-        grid = figure.subplots(2, len(shown), squeeze=False)
-        for axes, (kind, title) in zip(grid, KINDS.items(), strict=True):
-            for ax, run in zip(axes, shown, strict=True):
-                panel = Panel(ax, True, True)
-                heat(panel, weights[kind, run], high=high, names=(40, 40))
-                ax.set_title(f"{title}, α = {alphas[run]:g}")
-                ax.set(ylabel="test image" if run == shown[0] else "", xlabel="")
-        figure.colorbar(
-            grid[0][0].collections[0], ax=list(grid.flat), shrink=0.6, label="attention to a prompt",
-        )  # fmt: skip
+    with sheet(8.4, 5.6) as figure:
+        grid = figure.subplots(2, len(shown))
+        for ax, (title, table) in zip(grid.flat, weights.items(), strict=True):
+            image = matrix(ax, table, high=high, named=True)
+            ax.set_title(title)
+        for ax in grid[:, 0]:
+            ax.set_ylabel("test image")
+        figure.colorbar(image, ax=grid, shrink=0.6, label="attention to a prompt")
     metrics = {
         SELF: "weight on the own feature",
         SPREAD: "spread over samples",
@@ -503,7 +465,7 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     table["alpha"] = table["run"].map(alphas)
     wide = table.pivot(index=["metric", "layer"], columns="alpha", values="value")
-    wide = wide.loc[[(metric, kind) for metric in metrics for kind in KINDS]]
+    wide = wide.loc[pd.MultiIndex.from_product([metrics, KINDS])]
     cells = {
         "mean of all clients": [
             f"{metrics[metric]}, {KINDS[kind]}" for metric, kind in wide.index
@@ -511,17 +473,22 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     }
     for alpha in wide:
         cells[f"α = {alpha:g}"] = numbers(wide[alpha], ".3g")
-    images = seen["variant"].str.partition(">")[0].nunique()
+    images, client = (
+        seen["variant"].str.partition(">")[0].nunique(),
+        seen["client"].iloc[0],
+    )
+    sizes, last_words = setting(header), _last_words(header)
     caption = (
-        f"Attention of {images} test images of {seen['client'].iloc[0]} to each prompt. The rest, up to 1, is to the "
-        f"image's own feature. {setting(header)} {_last_words(header)}"
+        f"Attention of {images} test images of {client} to each prompt. The rest, up to 1, is to the "
+        f"image's own feature. {sizes} {last_words}"
     )
     note = (
         "Spread is the standard deviation of the weight on a prompt over a client's samples. It is a mean over the "
         "prompts. Evenness is the entropy of a sample's weights divided by its largest possible value."
     )
     apart = set_apart(findings, far(frame, [FEDPFT]))
-    return Drawing(figure, table, caption, apart, f"{markdown(cells)}\n\n{note}")
+    text = "\n\n".join([markdown(cells), note])
+    return Drawing(figure, table, caption, apart, text)
 
 
 # --- how far classes stand apart (Sec. 4.5) --------------------------------------------------------------------
@@ -531,23 +498,25 @@ def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     shown = list(LONGER)
     table, text = by_run(frame, shown)
     values = {metric: of_runs(frame, metric) for metric in CLUSTERED}
-    with style():
-        figure = plt.figure(figsize=(6.6, 2.7), layout="constrained")
+    named = [TITLES[run] for run in shown]
+    with sheet(6.6, 2.7) as figure:
         for ax, metric in zip(
             figure.subplots(1, 2), ("silhouette_class", "purity_class"), strict=True
         ):
-            for at, run in enumerate(shown):
-                by_seed = values[metric].loc[run].dropna()
-                ax.plot(
-                    [at] * len(by_seed), by_seed, "o", color=COLOURS[at], markersize=4, alpha=0.7,
-                )  # fmt: skip
-                ax.hlines(by_seed.mean(), at - 0.2, at + 0.2, color=COLOURS[at])
-            ax.set_xticks(range(len(shown)), [TITLES[run] for run in shown])
-            ax.set(xlim=(-0.6, len(shown) - 0.4), ylabel=CLUSTERED[metric])
+            by_seed = values[metric].loc[shown]
+            marks(
+                ax,
+                seeds_and_mean(by_seed),
+                named,
+                upright=True,
+                xlim=(-0.6, len(shown) - 0.4),
+                ylabel=CLUSTERED[metric],
+            )
+    sizes, missing = setting(header), missing_runs(header)
+    seeds = seeds_in_words(seeds_behind(header)).capitalize()
     caption = (
-        "How far classes stand apart in the classifier's inputs. A dot is a seed and a line the mean. "
-        f"{setting(header)} The split is Dirichlet(0.1). "
-        f"{seeds_in_words(seeds_behind(header)).capitalize()}.{missing_runs(header)}"
+        "How far classes stand apart in the classifier's inputs. A dot is a seed and a bar the mean. "
+        f"{sizes} The split is Dirichlet(0.1). {seeds}.{missing}"
     )
     finding = compared(
         f"after {ROUNDS} rounds classes stand further apart in the features of FedPFT w/o contrast than in FedAvg's "
