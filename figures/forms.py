@@ -175,7 +175,7 @@ def kind(
     return Kind(values, label, offset, look or {})
 
 
-def published(values: Iterable[float], label: str = "", offset: float = 0) -> Kind:
+def from_paper(values: Iterable[float], label: str = "", offset: float = 0) -> Kind:
     """Return published values as marks."""
     return Kind(pd.DataFrame({"value": list(values)}), label, offset, PUBLISHED)
 
@@ -210,6 +210,32 @@ def over_seeds(values: pd.DataFrame, keys: Iterable[Hashable]) -> list[Interval]
     return intervals
 
 
+def beside_paper(
+    values: pd.DataFrame,
+    published: pd.Series,
+    lines: Iterable[Hashable],
+    quantities: Mapping[str, str],
+) -> list[Kind]:
+    """Return marks of each quantity with its interval over seeds, and the published ones at the same heights.
+
+    Args:
+        values: (line, quantity) x seeds; what is not there is left out.
+        published: by (line, quantity); as above.
+        lines: in their order.
+        quantities: what each quantity is called in the legend.
+    """
+    ours: list[Kind] = []
+    theirs: list[Kind] = []
+    for k, (quantity, words) in enumerate(quantities.items()):
+        offset = 0.22 * (k - (len(quantities) - 1) / 2)
+        keys = [(line, quantity) for line in lines]
+        ours.append(kind(over_seeds(values, keys), words, offset))
+        printed = published.reindex(keys)
+        if printed.notna().any():
+            theirs.append(from_paper(printed, "" if theirs else "published", offset))
+    return [*ours, *theirs]
+
+
 def marks(
     ax: Axes,
     kinds: Iterable[Kind],
@@ -219,7 +245,7 @@ def marks(
     upright: bool = False,
     level: float | None = None,
     level_look: Look | None = None,
-    size: float | None = None,
+    size: float = 8,
     **axes: Any,
 ) -> None:
     """Draw marks with their intervals in lines from the top, the k-th kind in the k-th colour and marker.

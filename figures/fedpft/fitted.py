@@ -8,10 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.plots.drawing import style
 from fedlayers.decision.comparison import main_model
 from figures import items
 from figures.differences import EVALUATIONS, NOTHING, Difference, settled
@@ -24,11 +22,11 @@ from figures.fedpft.mismatch import (
     mismatch,
     right_after,
 )
+from figures.forms import beside_paper, key_above, marks, sheet
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.names import dataset, title
 from figures.page import markdown, means, missing_runs, numbers, span
 from figures.recipe import by_method, final_models, labels, paused, tested, where
-from figures.score_lines import marks
 from figures.verdicts import LEVEL, MARGIN, judged, little_learned
 from fl_core import rows
 from fl_core.errors import listing
@@ -191,10 +189,12 @@ class Table:
         every = items.published("fedpft")
         of_table = where(every, place=self.place, dataset=self.dataset)
         printed = of_table.set_index(["setting", "method", "quantity"])["value"] / 100
-        return pd.Series({
-            (line, quantity): printed[f"dirichlet {ALPHA}", name, CALLED.get(self.place, quantity)]
-            for line, name in self.lines.items() for quantity in self.quantities
-        })  # fmt: skip
+        values = {}
+        for line, name in self.lines.items():
+            for quantity in self.quantities:
+                key = f"dirichlet {ALPHA}", name, CALLED.get(self.place, quantity)
+                values[line, quantity] = printed[key]
+        return pd.Series(values)
 
     def named(self, line: str) -> str:
         """A line in words: its method, or where FedPFT's own are compared what the features passed."""
@@ -293,20 +293,17 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     """Draw a table's lines from rows of this study's quantities, with the published numbers."""
     values, published = measured(frame), table.published()
     values = values.reindex([key for key in published.index if key in values.index])
-    with style():
-        deep = 0.2 + 0.14 * len(table.quantities)
-        figure = plt.figure(
-            figsize=(6.4, 2.3 + deep * len(table.lines)), layout="constrained"
-        )
-        named = {line: table.named(line) for line in table.lines}
+    quantities = {name: QUANTITIES[name] for name in table.quantities}
+    deep = 0.2 + 0.14 * len(quantities)
+    with sheet(6.4, 2.3 + deep * len(table.lines)) as figure:
         marks(
             figure.subplots(),
-            values,
-            published,
-            named,
-            {name: QUANTITIES[name] for name in table.quantities},
+            beside_paper(values, published, table.lines, quantities),
+            list(map(table.named, table.lines)),
+            factor=100,
+            xlabel="accuracy, %",
         )
-        figure.legend(loc="outside upper center", ncols=2, fontsize=7.5)
+        key_above(figure, 2, size=7.5)
     if len(table.quantities) > 1:
         what = "three classifiers"
     else:

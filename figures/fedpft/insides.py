@@ -134,10 +134,9 @@ def by_prompts(
     if not prompted:
         yield "", dict(models)
         return
-    kinds = PROMPTS[:1]
-    if run == FEDPFT:
-        kinds = PROMPTS
-    for prompts in kinds:
+    for prompts in PROMPTS:
+        if run != FEDPFT and prompts != PROMPTS[0]:
+            continue
         yield (
             prompts,
             {name: behind(model, prompts) for name, model in prompted.items()},

@@ -7,16 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from safetensors.torch import save
 
-from diagnostics.plots.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.drawing import MEAN
 from figures import items, page
 from figures.differences import EVALUATIONS, settled
 from figures.drawing import enumeration, opening
+from figures.forms import Kind, Line, curves, key_above, marks, sheet
 from figures.items import Drawing, Finding, Item
 from figures.names import title
 from figures.page import markdown, missing_runs, numbers
@@ -184,9 +183,18 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     final = accuracies(frame)
     means = final.groupby("run", sort=False).mean()
     compared = [run for run in means.index if run not in SAME]
-    with style():
-        figure = plt.figure(figsize=(5.6, 3.4), layout="constrained")
-        _dots(figure.subplots(), final, compared)
+    styles = list(final.index.get_level_values("client").unique())
+    by_style = final.mean(axis=1).unstack("client").loc[compared, styles]
+    kinds = [
+        Kind(by_style[[name]].set_axis(["value"], axis=1), name.replace("_", " "))
+        for name in styles
+    ]
+    bar = {"marker": "|", "markersize": 14, "mew": 2, "color": MEAN}
+    kinds.append(Kind(by_style.mean(axis=1).to_frame("value"), look=bar))
+    with sheet(5.6, 3.4) as figure:
+        ax = figure.subplots()
+        marks(ax, kinds, list(map(title, compared)), factor=100, xlabel="accuracy %")
+        key_above(figure, len(styles), of=ax)
     learnt = where(frame, run=PRETRAINING, metric="accuracy")
     start = (
         " The transformer was pretrained on Tiny-ImageNet at 32 pixels. Its accuracy there is "
@@ -221,10 +229,14 @@ def described(header: Mapping[str, Any]) -> str:
 
 
 def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    curves = _curves(frame)
-    with style():
-        figure = plt.figure(figsize=(5.4, 3.6), layout="constrained")
-        _convergence(figure.subplots(), curves)
+    learnt = _curves(frame)
+    lines = [Line(curve, f"k = {k}") for k, curve in learnt.iterrows()]
+    with sheet(5.4, 3.6) as figure:
+        ax = figure.subplots()
+        curves(
+            ax, lines, factor=100, xlabel="round", ylabel="accuracy %, mean of styles"
+        )
+        ax.legend(title="blocks of 12", fontsize=6.5)
     setting_text = described(header)
     missing_text = missing_runs(header, SAME)
     caption = (
@@ -232,60 +244,13 @@ def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"styles, with one seed. {setting_text} The paper shows one client with a part of NICO++ and prints no "
         f"numbers.{missing_text}"
     )
-    table = curves.stack().rename("accuracy").reset_index()
+    table = learnt.stack().rename("accuracy").reset_index()
     return Drawing(
         figure,
         table,
         caption,
-        _learns(curves, far(accuracies(frame).groupby("run").mean())),
+        _learns(learnt, far(accuracies(frame).groupby("run").mean())),
     )
-
-
-def _dots(ax: Axes, final: pd.DataFrame, runs: list[str]) -> None:
-    styles = list(final.index.get_level_values("client").unique())
-    for y, run in enumerate(runs):
-        values = 100 * final.loc[run].mean(axis=1).reindex(styles)
-        for k, name in enumerate(styles):
-            label = "_" if y else name.replace("_", " ")
-            ax.plot(
-                values[name],
-                y,
-                linestyle="none",
-                marker=MARKERS[k],
-                color=COLOURS[k],
-                label=label,
-            )
-        ax.plot(
-            values.mean(),
-            y,
-            linestyle="none",
-            marker="|",
-            markersize=14,
-            mew=2,
-            color="0.1",
-        )
-    ax.set_yticks(range(len(runs)), list(map(title, runs)))
-    ax.set(ylim=(len(runs) - 0.5, -0.5), xlabel="accuracy %")
-    ax.legend(
-        fontsize=6.5,
-        loc="lower center",
-        bbox_to_anchor=(0.5, 1.0),
-        ncols=len(styles),
-        columnspacing=0.8,
-    )
-
-
-def _convergence(ax: Axes, curves: pd.DataFrame) -> None:
-    for i, (k, curve) in enumerate(curves.iterrows()):
-        ax.plot(
-            curve.index.astype(float),
-            100 * curve,
-            color=COLOURS[i],
-            marker=MARKERS[i],
-            label=f"k = {k}",
-        )
-    ax.set(xlabel="round", ylabel="accuracy %, mean of styles")
-    ax.legend(title="blocks of 12", fontsize=6.5)
 
 
 def columns(

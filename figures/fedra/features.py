@@ -6,20 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from torch import nn
 
-from diagnostics.plots.drawing import style
-from diagnostics.plots.layers import tsne_panels
 from diagnostics.representation.embedding import Pool
 from diagnostics.representation.features import collect
 from figures import items
 from figures.differences import difference
 from figures.fedra.depth import DEPTHS, PACS, described, far
 from figures.fedra.further import shared_start
+from figures.forms import kind, marks, over_seeds, planes, sheet
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, span
@@ -33,7 +30,6 @@ from figures.recipe import (
     trained,
     where,
 )
-from figures.score_lines import spans
 from figures.verdicts import judged
 from fl_core import rows
 from fl_core.run import runner
@@ -125,24 +121,32 @@ def values(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    planes = {title(run): plane(frame, run) for run in RUNS}
+    frames = {title(run): plane(frame, run) for run in RUNS}
     silhouettes = {metric: values(frame, metric) for metric in (CLASS, CLIENT)}
-    with style():
-        figure = plt.figure(figsize=(9.2, 5.6), layout="constrained")
+    kinds = []
+    for k, (metric, table) in enumerate(silhouettes.items()):
+        label = CLUSTERED[metric].removeprefix("silhouette ")
+        kinds.append(kind(over_seeds(table, RUNS), label, 0.24 * (k - 0.5)))
+    with sheet(9.2, 5.6) as figure:
         grid = list(figure.subplots(2, 3).flat)
-        _silhouettes(
-            grid.pop(3), silhouettes
-        )  # the last panel has the legend of all beside it
-        tsne_panels(planes, grid, centres=False)
-        for ax in grid:
-            ax.set_xlabel("")
-    one = next(iter(planes.values()))
+        ax = grid.pop(0)  # the last panel has the legend of all beside it
+        marks(
+            ax,
+            kinds,
+            list(map(title, RUNS)),
+            level=0,
+            xlabel="silhouette (higher = further apart)",
+            title="how far the features stand apart",
+        )
+        ax.legend(fontsize=7)
+        planes(frames, grid)
+    one = next(iter(frames.values()))
     seeds = span(silhouettes[CLASS].notna().sum(axis=1))
     setting_text = described(header)
     missing_text = missing_runs(header)
     caption = (
         f"t-SNE of the features of {len(one)} test images. Colours are classes and markers are styles. "
-        f"The panels' axes are not related. Below left: silhouettes with 95 % intervals over {seeds} seeds. "
+        f"The panels' axes are not related. Above left: silhouettes with 95 % intervals over {seeds} seeds. "
         "A feature is what the last attention layer of the global model gives to the class token. "
         f"The t-SNE is of seed 0 with perplexity {one.attrs['perplexity']:.3g}. {setting_text} "
         f"AllSmall's last layer is in its third block.{missing_text}"
@@ -157,19 +161,6 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ),
         _page(table),
     )
-
-
-def _silhouettes(ax: Axes, silhouettes: Mapping[str, pd.DataFrame]) -> None:
-    """Draw both silhouettes of every method, each with its interval."""
-    for k, (metric, table) in enumerate(silhouettes.items()):
-        intervals = [mean_interval(table.loc[run].dropna()) for run in table.index]
-        y = np.arange(len(intervals)) + 0.24 * (k - 0.5)
-        label = CLUSTERED[metric].removeprefix("silhouette ")
-        spans(ax, y, intervals, k, label, factor=1)
-        ax.set_yticks(range(len(table)), [title(run) for run in table.index])
-    ax.axvline(0, color="0.6", linewidth=0.8, zorder=1)
-    ax.set(ylim=(len(table) - 0.4, -0.6), xlabel="silhouette (higher = further apart)")
-    ax.legend(fontsize=7)
 
 
 def _finding(by_class: pd.DataFrame) -> Finding:
@@ -192,11 +183,13 @@ def _half(found: Interval) -> str:
 
 def _table(frame: pd.DataFrame) -> pd.DataFrame:
     """Accuracy and every score, a row for each run and quantity."""
-    return pd.DataFrame([
-        {"run": run, "quantity": metric, **mean_interval(score.dropna())._asdict(), "seeds": int(score.notna().sum())}
-        for metric in ("accuracy", *CLUSTERED)
-        for run, score in values(frame, metric).iterrows()
-    ])  # fmt: skip
+    lines = []
+    for metric in ("accuracy", *CLUSTERED):
+        for run, score in values(frame, metric).iterrows():
+            interval = mean_interval(score.dropna())._asdict()
+            line = {"run": run, "quantity": metric, **interval}
+            lines.append({**line, "seeds": int(score.notna().sum())})
+    return pd.DataFrame(lines)
 
 
 def _page(table: pd.DataFrame) -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from diagnostics.plots.drawing import style
 from figures import items
 from figures.differences import Difference, difference
-from figures.drawing import PUBLISHED, enumeration
+from figures.drawing import enumeration
 from figures.fedra.depth import (
     DEPTHS,
     PACS,
@@ -27,17 +25,16 @@ from figures.fedra.depth import (
     prepared,
     pretrained,
 )
+from figures.forms import from_paper, kind, marks, over_seeds, sheet
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, numbers, span
 from figures.recipe import labels, scored_at_end, tested, trained, where
-from figures.score_lines import spans
 from figures.verdicts import LEAD, LEVEL, MARGIN, TRAIL, judged
 from fl_core import rows
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
 from fl_core.run import runner
-from fl_core.statistics import mean_interval
 
 NAME, NOBODY = "fedra.further", "fedra.nobody"
 PARTS = 3
@@ -65,11 +62,14 @@ def _runs() -> Iterator[tuple[str, RunConfig]]:
     """Yield every method in every setting of Tables 2, 4 and 6, ``SETTING.METHOD``."""
     for method in ("alllarge", "fedra", "depthfl", "inclusivefl", "allsmall"):
         # a style's clients come one after another, and depths in turn, so that every style has clients of several
-        options: dict[str, Any] = {"depths": DEPTHS * PARTS}
-        options = {} if method.startswith("all") else options
+        options: dict[str, Any] = {}
+        if not method.startswith("all"):
+            options = {"depths": DEPTHS * PARTS}
         yield f"labels.{method}", SPLIT.with_keys(algorithm=method, options=options)
     for method in ("alllarge", "fedra", "inclusivefl", "allsmall"):
-        options = {} if method.startswith("all") else {"random_depths": True}
+        options = {}
+        if not method.startswith("all"):
+            options = {"random_depths": True}
         yield f"drawn.{method}", SMALL.with_keys(algorithm=method, options=options)
     for setting, targets in PLACES.items():
         for method in ("fedra", "inclusivefl"):
@@ -78,20 +78,17 @@ def _runs() -> Iterator[tuple[str, RunConfig]]:
 
 
 RUNS = dict(_runs())
-OF_NOBODY = {
-    PRETRAINING: SHORT,
-    **{
-        f"{setting}.{method}": SMALL.with_keys(
-            algorithm=method.partition("_")[0], options={"depths": depths, **own}
+OF_NOBODY = {PRETRAINING: SHORT}
+for _setting, _depths in HELD.items():
+    for _method, _options in {
+        "inclusivefl": {},
+        "fedra": {},
+        "fedra_cover": COVER,
+    }.items():
+        OF_NOBODY[f"{_setting}.{_method}"] = SMALL.with_keys(
+            algorithm=_method.partition("_")[0],
+            options={"depths": _depths, **_options},
         )
-        for setting, depths in HELD.items()
-        for method, own in {
-            "inclusivefl": {},
-            "fedra": {},
-            "fedra_cover": COVER,
-        }.items()
-    },
-}
 
 
 def shared_start(config: RunConfig, run: str, folder: Path) -> RunConfig:
@@ -167,7 +164,10 @@ class Table:
     @property
     def runs(self) -> list[str]:
         """Its runs, setting by setting."""
-        return [f"{setting}.{name}" for setting in self.settings for name in self.methods]  # fmt: skip
+        runs = []
+        for setting in self.settings:
+            runs += [f"{setting}.{name}" for name in self.methods]
+        return runs
 
     def published(self) -> pd.DataFrame:
         """The published means over domains, runs x data sets, as shares; of the transformer."""
@@ -175,28 +175,33 @@ class Table:
         printed = where(every, place=self.place, client="")
         printed = printed[printed["model"].isin(["vit", ""])]
         values = printed.set_index(["dataset", "setting", "method"])["value"] / 100
-        columns = {
-            TITLES[data]: {
-                f"{setting}.{name}": values[data, f"feature {words}{end}", name.partition("_")[0]]
-                for setting, words in self.printed.items()
-                for name, end in self.methods.items()
-            }
-            for data in self.data
-        }  # fmt: skip
+        columns: dict[str, dict[str, float]] = {TITLES[data]: {} for data in self.data}
+        for setting, words in self.printed.items():
+            for name, end in self.methods.items():
+                for data in self.data:
+                    key = data, f"feature {words}{end}", name.partition("_")[0]
+                    columns[TITLES[data]][f"{setting}.{name}"] = values[key]
         return pd.DataFrame(columns)
 
     def named(self, run: str) -> str:
         """A run in words: its method, and its setting if there are several."""
         setting, _, method = run.partition(".")
-        words = self.settings[setting]
-        return title(method) + (f", {words}" if len(self.settings) > 1 else "")
+        if len(self.settings) == 1:
+            return title(method)
+        return ", ".join([title(method), self.settings[setting]])
+
+    def by_setting(self, compare: Callable[[str], Difference]) -> dict[str, Difference]:
+        """Differences in each setting, by its words; a single setting needs none."""
+        gaps = {words: compare(setting) for setting, words in self.settings.items()}
+        if len(gaps) == 1:
+            return dict(zip([""], gaps.values(), strict=True))
+        return gaps
 
     def gaps(self, means: pd.DataFrame, one: str, other: str) -> dict[str, Difference]:
         """Differences between two methods, setting by setting."""
-        return {
-            words if len(self.settings) > 1 else "": difference(means, f"{setting}.{one}", f"{setting}.{other}")
-            for setting, words in self.settings.items()
-        }  # fmt: skip
+        return self.by_setting(
+            lambda setting: difference(means, f"{setting}.{one}", f"{setting}.{other}")
+        )
 
 
 def _plain(*methods: str) -> dict[str, str]:
@@ -210,6 +215,7 @@ WITHOUT: tuple[str, Mapping[str, str], Mapping[str, str]] = (
     {"4": "4 each", "6": "6 each", "10": "10 each", "mixed": "10/10/6/4"},
     {"4": "skew, [4]*6", "6": "skew, [6]*6", "10": "skew, [10]*6", "mixed": "skew, [10,10,6,6,4,4]"},
 )  # fmt: skip
+_BLOCKS = enumeration(DEPTHS)
 TABLES = {
     "fedra.table2": Table(
         "Table 2", "Clients whose features and labels differ",
@@ -231,7 +237,7 @@ TABLES = {
     "fedra.table6": Table(
         "Table 6", "Adapters in other places",
         "Adapters are at the attention's output or the MLP's second layer or at both. "
-        f"The clients train at most {enumeration(DEPTHS)} blocks",
+        f"The clients train at most {_BLOCKS} blocks",
         AT, {setting: f"{DEPTH}, adapters at {words}" for setting, words in AT.items()}, _plain("fedra", "inclusivefl"),
     ),
 }  # fmt: skip
@@ -293,13 +299,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     findings += set_apart([_only_the_head(means)], LAST_LAYER)
     learnt = frame[(frame["run"] == PRETRAINING) & (frame["metric"] == "accuracy")]
     reached = learnt.sort_values("round")["value"].iloc[-1]
-    drawn = [run for table in TABLES.values() for run in table.runs]
+    drawn = list(chain.from_iterable(table.runs for table in TABLES.values()))
+    seeds = span(means.loc[drawn].notna().sum(axis=1))
+    missing = missing_runs(header) + missing_runs(other_header)
     caption = (
         "Mean accuracy of the global model over PACS's styles, with 95 % intervals over "
-        f"{span(means.loc[drawn].notna().sum(axis=1))} seeds. Hollow marks are the paper's, of ViT and NICO++. The "
+        f"{seeds} seeds. Hollow marks are the paper's, of ViT and NICO++. The "
         "dashed line is the mean before training. The transformer was pretrained on Tiny-ImageNet for "
         f"{SHORT.federation.rounds} epochs. Its accuracy there is {100 * reached:.1f} % of 100 classes. The paper has "
-        f"ImageNet's weights.{missing_runs(header)}{missing_runs(other_header)}"
+        f"ImageNet's weights.{missing}"
     )
     note = "± is half the 95 % interval over seeds. Published: ViT."
     shown = (
@@ -316,32 +324,25 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def _lines_of_tables(means: pd.DataFrame, before: pd.DataFrame) -> Figure:
     """Draw a panel for each table, with a line for each setting and method."""
-    with style():
-        figure = plt.figure(figsize=(7.6, 6.6), layout="constrained")
+    with sheet(7.6, 6.6) as figure:
         grid = figure.subplot_mosaic(
             [["Table 2", "Table 3"], ["Table 4", "Table 5"], ["Table 6", "Table 5"]],
             height_ratios=[5, 4, 6],
             sharex=True,
         )
         for table in TABLES.values():
-            ax, scores = grid[table.place], means.reindex(table.runs)
-            y = range(len(scores))
-            spans(
-                ax,
-                y,
-                [mean_interval(scores.loc[run].dropna()) for run in scores.index],
-                0,
-            )
+            ax, runs = grid[table.place], table.runs
             published = table.published()[TITLES["nico++"]]
-            ax.plot(100 * published.reindex(scores.index), y, **PUBLISHED)
-            ax.axvline(
-                100 * before.reindex(table.runs).mean(axis=None),
-                color="0.6",
-                linewidth=0.9,
-                linestyle="--",
+            kinds = [kind(over_seeds(means, runs)), from_paper(published.reindex(runs))]
+            marks(
+                ax,
+                kinds,
+                list(map(table.named, runs)),
+                factor=100,
+                level=before.reindex(runs).mean(axis=None),
+                level_look={"linestyle": "--", "zorder": 2},
+                size=6.5,
             )
-            ax.set_yticks(y, [table.named(run) for run in scores.index], fontsize=6.5)
-            ax.set_ylim(len(scores) - 0.5, -0.5)
             ax.set_title(
                 f"{table.place}: {table.title[0].lower()}{table.title[1:]}",
                 fontsize=7.5,
@@ -357,31 +358,28 @@ def _findings(
 ) -> Iterator[Finding]:
     """Yield whether FedRA learns, and how it compares with each method as published, all settings together."""
     both = pd.concat({"end": means, "start": before}).swaplevel()
-    gains = {
-        words if len(table.settings) > 1 else "": difference(both.loc[f"{setting}.fedra"], "end", "start")
-        for setting, words in table.settings.items()
-        if f"{setting}.fedra" in means.index
-    }  # fmt: skip
+    gains = table.by_setting(
+        lambda setting: difference(both.loc[f"{setting}.fedra"], "end", "start")
+    )
     verdict = judged(gains)
     yield verdict.finding("FedRA learns", "points gained ")
     for other in table.methods:
         wanted = pd.concat(
             [published.loc[f"{setting}.fedra"] - published.loc[f"{setting}.{other}"] for setting in table.settings]
         )  # fmt: skip
-        gaps = table.gaps(means, "fedra", other)
+        gaps, other_title = table.gaps(means, "fedra", other), title(other)
         if other == "fedra_cover":
             verdict = judged(gaps, LEVEL)
             yield verdict.finding(
                 f"the two ways are level within {100 * MARGIN:g} point in every setting, as in {table.place}",
                 "Eq. 2 - Eq. 3 ",
             )
-        elif (wanted > 0).all() or (wanted < 0).all():
-            higher = bool((wanted > 0).all())
-            verdict = judged(gaps, LEAD if higher else TRAIL)
-            yield verdict.finding(
-                f"FedRA lies {'above' if higher else 'below'} {title(other)}, as in {table.place}",
-                "points ",
-            )
+        elif (wanted > 0).all():
+            expected = f"FedRA lies above {other_title}, as in {table.place}"
+            yield judged(gaps, LEAD).finding(expected, "points ")
+        elif (wanted < 0).all():
+            expected = f"FedRA lies below {other_title}, as in {table.place}"
+            yield judged(gaps, TRAIL).finding(expected, "points ")
     if table.place == "Table 6":
         gaps = {
             f"{AT[one]} - {AT[other]}": difference(means, f"{one}.fedra", f"{other}.fedra")

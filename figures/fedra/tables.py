@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.axes import Axes
 
-from diagnostics.plots.drawing import style
 from figures import items
 from figures.differences import difference
 from figures.drawing import enumeration
@@ -23,17 +20,25 @@ from figures.fedra.depth import (
     described,
     far,
 )
+from figures.forms import PUBLISHED, Kind, key_above, marks, sheet
 from figures.items import Drawing, Finding, Item
 from figures.names import title
 from figures.page import markdown, missing_runs, numbers, percent, seeds_in_words
-from figures.score_lines import spans
 from figures.verdicts import verdict
 from fl_core.errors import listing
-from fl_core.statistics import Interval, mean_interval
+from fl_core.statistics import mean_interval
 
 METHODS = ("alllarge", "fedra", "inclusivefl", "depthfl", "allsmall")
 """The methods in the order of the paper's means, on both of its data sets with the transformer."""
 WHOLE = METHODS[0]
+_NAME_OF_WHOLE = title(WHOLE)
+AXES = {"accuracy": "accuracy, %", "share": f"accuracy, % of {_NAME_OF_WHOLE}'s"}
+"""What either panel has along x."""
+LOOKS = {
+    f"{name}, published": {**PUBLISHED, "marker": marker}
+    for name, marker in zip(TITLES.values(), ("D", "s"), strict=True)
+}
+"""The looks of the published values, by data set."""
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -46,24 +51,20 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "accuracy": _scores(means, published),
         "share": _scores(means / means.loc[WHOLE], shares),
     }
-    with style():
-        figure = plt.figure(figsize=(7.6, 3.2), layout="constrained")
+    ours = means.index
+    with sheet(7.6, 3.2) as figure:
         for ax, (what, table) in zip(
             figure.subplots(1, 2, sharey=True), shown.items(), strict=True
         ):
-            _panel(ax, table, list(means.index))
-            whole_title = title(WHOLE)
-            ax.set_xlabel(
-                "accuracy, %"
-                if what == "accuracy"
-                else f"accuracy, % of {whole_title}'s"
-            )
-        figure.legend(
-            *ax.get_legend_handles_labels(),
-            loc="outside upper center",
-            ncols=3,
-            fontsize=7,
-        )
+            kinds = []
+            for where, scores in table.groupby("where", sort=False):
+                values = scores.set_index("method").reindex(ours)[
+                    ["value", "low", "high"]
+                ]
+                look = LOOKS.get(str(where), {})
+                kinds.append(Kind(values, str(where), look=look))
+            marks(ax, kinds, list(map(title, ours)), factor=100, xlabel=AXES[what])
+        key_above(figure, 3, of=ax)
     depths, seeds = enumeration(DEPTHS), int(means.notna().sum(axis=1).min())
     whole_title = title(WHOLE)
     seeds_text = seeds_in_words(seeds)
@@ -103,18 +104,6 @@ def _scores(here: pd.DataFrame, printed: Mapping[str, pd.Series]) -> pd.DataFram
     return pd.DataFrame(lines)
 
 
-def _panel(ax: Axes, table: pd.DataFrame, runs: list[str]) -> None:
-    """Draw scores from the top, a colour and a marker for each place, with intervals if known."""
-    for k, (where, of_place) in enumerate(table.groupby("where", sort=False)):
-        values = of_place.set_index("method").reindex(
-            index=runs, columns=["value", "low", "high"]
-        )
-        intervals = [Interval(*row) for row in values.to_numpy(float)]
-        spans(ax, range(len(runs)), intervals, k, str(where))
-    ax.set_yticks(range(len(runs)), list(map(title, runs)))
-    ax.set_ylim(len(runs) - 0.5, -0.5)
-
-
 def _published(dataset: str) -> pd.DataFrame:
     """The published accuracy, methods x domains and their mean, as shares."""
     printed = items.published_table("fedra", "Table 1", model="vit", dataset=dataset)
@@ -133,13 +122,13 @@ def _order(means: pd.DataFrame) -> Finding:
         pairs_by_way.setdefault(gap.how, []).append(
             f"{better_title} - {worse_title} {points}"
         )
-    sentences = [
-        " ".join((str(len(pairs)), words.get(how, how)))
-        + (f" ({listing(pairs)})" if how != "above" else "")
-        for how, pairs in sorted(
-            pairs_by_way.items(), key=lambda each: each[0] != "above"
-        )
-    ]
+    sentences = []
+    for how in sorted(pairs_by_way, key=lambda how: how != "above"):
+        pairs = pairs_by_way[how]
+        sentence = " ".join([str(len(pairs)), words.get(how, how)])
+        if how != "above":
+            sentence += f" ({listing(pairs)})"
+        sentences.append(sentence)
     wrong = {"below", "equal"} & set(pairs_by_way)
     domains = " and ".join(TITLES.values())
     return Finding(

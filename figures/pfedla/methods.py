@@ -8,18 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.plots.drawing import style
 from figures import items
 from figures.differences import Difference, last_evaluations, settled
+from figures.forms import beside_paper, key_above, marks, sheet
 from figures.items import Drawing, Finding, Item
 from figures.names import title
 from figures.page import markdown, means, missing_runs, numbers, seeds_in_words, span
 from figures.pfedla import overlap
 from figures.recipe import by_method, labels, mean_accuracy, trained, where
-from figures.score_lines import marks
 from figures.verdicts import TRAIL, judged, points
 from fl_core import rows
 from fl_core.run import runner
@@ -175,15 +173,17 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     lines = {
         method: title(method) for method in METHODS if (method, BEFORE) in values.index
     }
-    values = values.reindex(
-        [(method, quantity) for method in lines for quantity in QUANTITIES]
-    ).dropna(how="all")
-    with style():
-        figure = plt.figure(
-            figsize=(6.4, 0.8 + 0.33 * len(lines)), layout="constrained"
+    order = pd.MultiIndex.from_product([lines, QUANTITIES])
+    values = values.reindex(order).dropna(how="all")
+    with sheet(6.4, 0.8 + 0.33 * len(lines)) as figure:
+        marks(
+            figure.subplots(),
+            beside_paper(values, published, lines, QUANTITIES),
+            list(lines.values()),
+            factor=100,
+            xlabel="accuracy, %",
         )
-        marks(figure.subplots(), values, published, lines, QUANTITIES)
-        figure.legend(loc="outside upper center", ncols=3, fontsize=7.5)
+        key_above(figure, 3, size=7.5)
     setting_text = overlap.setting(header)
     seeds_text = seeds_in_words(span(values.notna().sum(axis=1))).capitalize()
     missing_text = missing_runs(header, lines)

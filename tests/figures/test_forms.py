@@ -40,7 +40,7 @@ def test_marks_stand_in_lines_with_their_intervals(ax, upright):
     seeds = pd.DataFrame([[0.1, 0.3], [0.5, 0.7]], index=["b", "a"])
     kinds = [
         forms.kind(forms.over_seeds(seeds, ["a", "c", "b"]), "here", 0.1),
-        forms.published([0.4, np.nan, 0.2], "published"),
+        forms.from_paper([0.4, np.nan, 0.2], "published"),
     ]
     forms.marks(ax, kinds, ["A", "C", "B"], factor=100, upright=upright, level=0.5)
     ours, theirs, level = (line.get_xydata() for line in ax.lines)
@@ -53,6 +53,19 @@ def test_marks_stand_in_lines_with_their_intervals(ax, upright):
     assert to_hex(ax.lines[1].get_color()) == to_hex("0.45")
     ends = ax.collections[0].get_segments()[0][:, int(upright)]
     np.testing.assert_allclose(ends, 100 * np.array(mean_interval([0.5, 0.7])[1:]))
+
+
+def test_published_marks_stand_at_the_height_of_ours():
+    keys = pd.MultiIndex.from_product([["a", "b"], ["before", "after"]])
+    values = pd.DataFrame(np.arange(8.0).reshape(4, 2), index=keys)
+    printed = pd.Series({("b", "after"): 9.0})
+    words = {"before": "before training", "after": "after it"}
+    before, after, paper = forms.beside_paper(values, printed, ["b", "a"], words)
+    assert list(before.values["value"]) == [4.5, 0.5]
+    assert list(after.values["value"]) == [6.5, 2.5]
+    assert before.offset < after.offset == paper.offset
+    assert paper.look == forms.PUBLISHED
+    np.testing.assert_array_equal(paper.values["value"], [9, np.nan])
 
 
 def test_a_dot_stands_for_each_seed_and_a_bar_for_their_mean():
