@@ -328,13 +328,14 @@ def matrix(
         )
     else:
         sns.heatmap(
-            table, ax=ax, cmap=colours, vmax=high, annot=texts.to_numpy(), fmt="", linewidths=0.5, cbar=False,
-            **{"annot_kws": {"fontsize": 6.5}, **looks},
+            table, ax=ax, cmap=colours, vmax=high, annot=texts.to_numpy(), fmt="",
+            cbar=bool(bar), cbar_kws={"label": bar},
+            **{"annot_kws": {"fontsize": 6.5}, "linewidths": 0.5, **looks},
         )  # fmt: skip
         ax.set(xlabel="", ylabel="")
         ax.tick_params(length=0, labelsize=size)
         ax.grid(visible=False)
-        image = ax.collections[0]
+        return ax.collections[0]
     if bar and bar_below:
         ax.figure.colorbar(image, ax=ax, location="bottom", shrink=0.8, label=bar)
     elif bar:

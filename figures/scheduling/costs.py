@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from diagnostics.plots.drawing import COLOURS, style
+from diagnostics.plots.drawing import COLOURS
 from diagnostics.plots.runs import cost_steps as draw_steps
 from figures import items, names
+from figures.forms import key_above, sheet
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, numbers
 from figures.recipe import labels, where
@@ -43,15 +44,15 @@ BASE = RunConfig(
 )  # fmt: skip
 
 
-RUNS = {
-    f"{dataset}.{name}": BASE.with_keys(
-        dataset=dataset,
-        algorithm=name,
-        options={"unfreeze": UNFREEZE} if name in ("vanilla", "anti") else {},
-    )
-    for dataset in DATASETS
-    for name in ALGORITHMS
-}
+RUNS = {}
+for _dataset in DATASETS:
+    _sized = BASE.with_keys(dataset=_dataset)
+    for _name in ("fedavg", "fedbabu"):
+        RUNS[f"{_dataset}.{_name}"] = _sized.with_keys(algorithm=_name)
+    for _name in ("vanilla", "anti"):
+        RUNS[f"{_dataset}.{_name}"] = _sized.with_keys(
+            algorithm=_name, options={"unfreeze": UNFREEZE}
+        )
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -85,9 +86,8 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             )
     algorithm, before = paper.algorithm(paper.plan), None
     for index in range(algorithm.task_info.rounds):
-        moving = {
-            name for phase in algorithm.phases(Round(index), 0) for name in phase.train
-        }
+        phases = algorithm.phases(Round(index), 0)
+        moving = set(chain.from_iterable(phase.train for phase in phases))
         if moving != before:
             for part in task.layers:
                 on = float(not moving.isdisjoint(part.tensors))
@@ -131,20 +131,19 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         name: by_round(frame, f"{DATASETS[0]}.{name}", TRAINED)
         for name in ("vanilla", "anti")
     }
-    with style():
-        figure = plt.figure(figsize=(7.0, 4.4), layout="constrained")
+    with sheet(7.0, 4.4) as figure:
         axes = figure.subplots(2, 1, sharex=True)
         for ax, (name, table) in zip(axes, tables.items(), strict=True):
             _spans(ax, table)
             ax.set_title(names.title(name))
         axes[-1].set_xlabel("round, counted from 1")
         keys = [Patch(facecolor=colour, label=text) for text, colour in SHADES.items()]
-        figure.legend(handles=keys, loc="outside upper center", ncols=2, fontsize=8)
-    lines = pd.DataFrame([
-        {"algorithm": name, "layer": layer, "from_round": _first(values), "rounds": int(values.sum())}
-        for name, table in tables.items()
-        for layer, values in table.items()
-    ])  # fmt: skip
+        key_above(figure, 2, handles=keys, size=8)
+    lines = []
+    for name, table in tables.items():
+        for layer, values in table.items():
+            line = {"algorithm": name, "layer": layer, "from_round": _first(values)}
+            lines.append({**line, "rounds": int(values.sum())})
     *body, head = tables["vanilla"].columns
     thaws = {
         name: [_first(table[layer]) for layer in body] for name, table in tables.items()
@@ -171,7 +170,7 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     setting_text = _setting(header)
     caption = f"The layers that train in each round. {setting_text}"
-    return Drawing(figure, lines, caption, findings)
+    return Drawing(figure, pd.DataFrame(lines), caption, findings)
 
 
 def _spans(ax: Axes, table: pd.DataFrame) -> None:
@@ -336,8 +335,7 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         name: by_round(frame, f"{DATASETS[0]}.{name}", COST) for name in ALGORITHMS
     }
     table = pd.concat(tables, names=["run"]).reset_index()
-    with style():
-        figure = plt.figure(figsize=(7.2, 3.3), layout="constrained")
+    with sheet(7.2, 3.3) as figure:
         draw_steps(table.assign(run=table["run"].map(names.title)), figure)
     changes = table[
         (table[list(UNITS)].diff() != 0).any(axis=1) | (table["round"] == 1)

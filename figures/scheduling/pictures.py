@@ -7,17 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib import ticker
 from scipy.stats import entropy
 
-from diagnostics.plots.drawing import COLOURS, legend, style
+from diagnostics.plots.drawing import legend
 from diagnostics.plots.runs import learning
 from figures import items, names
 from figures.differences import Difference, difference
+from figures.forms import Line, curves, matrix, sheet
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.page import missing_runs
 from figures.recipe import held, held_by
@@ -29,10 +28,11 @@ from figures.scheduling.runs import (
     NAMES,
     SCHEDULES,
     columns,
-    curves,
     incomparable,
     judge,
+    learnt,
     plain,
+    scores,
     setting,
 )
 from figures.verdicts import MARGIN, NO_LOWER, TRAIL
@@ -84,16 +84,18 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"{sizes.max():.0f} images a client",
         few > len(of_all) / 2,
     )
-    with style():
-        figure = plt.figure(figsize=(6.4, 3.6), layout="constrained")
+    ends = [f"{name}  ({total:,})" for name, total in counts.sum(axis=1).items()]
+    with sheet(6.4, 3.6) as figure:
         ax = figure.subplots()
-        ends = [f"{name}  ({total:,})" for name, total in counts.sum(axis=1).items()]
-        sns.heatmap(
-            counts, ax=ax, cmap="Blues", annot=True, fmt="d", annot_kws={"fontsize": 6.5}, linewidths=0.5,
-            yticklabels=ends, cbar_kws={"label": "images"},
-        )  # fmt: skip
+        matrix(
+            ax,
+            counts,
+            texts=counts.astype(str),
+            colours="Blues",
+            bar="images",
+            yticklabels=ends,
+        )
         ax.set(xlabel="class", ylabel="client (images)")
-        ax.tick_params(length=0, labelsize=7.5)
         ax.tick_params(axis="x", labelrotation=45)
     caption = (
         f"Each class of CIFAR-10's {config['max_samples']:,} training images is divided among {config['clients']} "
@@ -113,10 +115,9 @@ def _draw_rounds(
     header: Mapping[str, Any], frame: pd.DataFrame, dataset: str
 ) -> Drawing:
     column, thaws = columns(header)[dataset], columns(header)[dataset].unfreeze
-    shown = curves(frame, dataset, BY_ROUND)
+    shown = learnt(frame, dataset, BY_ROUND)
     wanted = plain(dataset, methods=BY_ROUND)
-    with style():
-        figure = plt.figure(figsize=(7.0, 3.8), layout="constrained")
+    with sheet(7.0, 3.8) as figure:
         ax = figure.subplots()
         for since in thaws[1:]:
             ax.axvline(since, color="0.75", linewidth=0.9, linestyle=":", zorder=1)
@@ -132,10 +133,10 @@ def _draw_rounds(
         .agg(["mean", "min", "max", "count"])
         .reset_index()
     ).rename(columns={"algorithm": "method", "count": "seeds"})
+    missing, sizes = missing_runs(header, wanted), setting(header, frame, dataset)
     caption = (
         "Accuracy on all clients' own test samples before any fine-tuning, of the four methods that the paper compares "
-        "here. Methods with a head of their own lie far above. Dotted lines: a layer is unfrozen."
-        f"{missing_runs(header, wanted)} {setting(header, frame, dataset)}"
+        f"here. Methods with a head of their own lie far above. Dotted lines: a layer is unfrozen.{missing} {sizes}"
     )
     return Drawing(
         figure,
@@ -143,7 +144,7 @@ def _draw_rounds(
         caption,
         set_apart(
             _of_rounds(values, dataset, column.at[-1], thaws[-1]),
-            incomparable(header, frame, dataset, ["fedavg", "fedbabu", *SCHEDULES]),
+            incomparable(header, scores(frame), dataset, list(LATE)),
         ),
     )
 
@@ -159,14 +160,12 @@ def _of_rounds(
     parts["end"] = values[values["round"] == last].pivot(
         index="algorithm", columns="seed", values="value"
     )
-    gaps = {
-        when: {
-            f"{method} − {other}": difference(means, method, other)
-            for method in SCHEDULES
-            for other in ("fedavg", "fedbabu")
-        }
-        for when, means in parts.items()
-    }
+    gaps: dict[str, dict[str, Difference]] = {when: {} for when in parts}
+    for when, means in parts.items():
+        for method in SCHEDULES:
+            for other in ("fedavg", "fedbabu"):
+                gap = difference(means, method, other)
+                gaps[when][f"{method} − {other}"] = gap
     frozen, end = judge(gaps["frozen"], TRAIL), judge(gaps["end"], NO_LOWER)
     return [
         frozen.finding(
@@ -184,16 +183,18 @@ def _of_rounds(
 
 
 def ordered(frame: pd.DataFrame, run: str) -> pd.DataFrame:
-    """Every client's accuracy after the last round, ascending within each seed: rank x seeds."""
+    """Every client's accuracy after the last round, ascending within each seed: rank from 1 on x seeds."""
     last = frame[
         (frame["run"] == run) & (frame["metric"] == ACCURACY) & (frame["client"] != "")
     ]
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             int(seed): np.sort(part["value"].to_numpy(float))
             for seed, part in last.groupby("seed")
         }
     )
+    table.index += 1
+    return table
 
 
 def _draw_clients(
@@ -201,37 +202,27 @@ def _draw_clients(
 ) -> Drawing:
     every = {method: ordered(frame, f"{dataset}.{method}") for method in METHODS}
     main = {method: values for method, values in every.items() if method in SORTED}
-    with style():
-        figure = plt.figure(figsize=(7.0, 3.6), layout="constrained")
+    lines = []
+    for (method, values), dash in zip(main.items(), ("-", "--", "-."), strict=True):
+        ends = values.min(axis=1), values.max(axis=1)
+        look = {"marker": "", "linestyle": dash}
+        lines.append(Line(values.mean(axis=1), names.title(method), ends, look))
+    others = pd.DataFrame(
+        {
+            method: values.mean(axis=1)
+            for method, values in every.items()
+            if method not in main
+        }
+    )
+    grey = {"color": "0.75", "linewidth": 0.8, "zorder": 1, "marker": ""}
+    first, rest = others.iloc[:, 0], others.iloc[:, 1:]
+    lines += [Line(first, "each other method", look=grey), Line(rest, look=grey)]
+    with sheet(7.0, 3.6) as figure:
         ax = figure.subplots()
-        for k, (method, values) in enumerate(main.items()):
-            x, mean = np.arange(1, len(values) + 1), 100 * values.mean(axis=1)
-            ax.plot(
-                x,
-                mean,
-                color=COLOURS[k],
-                linestyle=("-", "--", "-.")[k],
-                label=names.title(method),
-            )
-            ax.fill_between(
-                x,
-                100 * values.min(axis=1),
-                100 * values.max(axis=1),
-                color=COLOURS[k],
-                alpha=0.15,
-                linewidth=0,
-            )
-        for method, values in every.items():
-            if method not in main:
-                ax.plot(
-                    np.arange(1, len(values) + 1),
-                    100 * values.mean(axis=1),
-                    color="0.75",
-                    linewidth=0.8,
-                    zorder=1,
-                )
-        ax.plot([], [], color="0.75", linewidth=0.8, label="each other method")
-        ax.set(
+        curves(
+            ax,
+            lines,
+            factor=100,
             xlabel="client, in ascending order of each method's own",
             ylabel="test accuracy, % (higher is better)",
         )
@@ -245,15 +236,13 @@ def _draw_clients(
         }
         for method, values in every.items()
     ])  # fmt: skip
-    wanted = plain(dataset)
-    bands = (
-        "Lines are means over seeds. Bands reach from the lowest to the highest seed"
-    )
+    missing = missing_runs(header, plain(dataset))
+    sizes = setting(header, frame, dataset)
     caption = (
-        f"Each client's test accuracy after the last round (and after fine-tuning if the method has it). {bands}."
-        f"{missing_runs(header, wanted)} {setting(header, frame, dataset)}"
+        "Each client's test accuracy after the last round (and after fine-tuning if the method has it). "
+        f"Lines are means over seeds. Bands reach from the lowest to the highest seed.{missing} {sizes}"
     )
-    why = incomparable(header, frame, dataset, SORTED)
+    why = incomparable(header, scores(frame), dataset, SORTED)
     return Drawing(figure, table, caption, set_apart(_of_clients(main, dataset), why))
 
 
@@ -266,13 +255,12 @@ def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]
             both = pd.DataFrame(
                 {name: main[name].quantile(p / 100) for name in (method, "fedbabu")}
             ).T
-            gaps["worst client" if p == 0 else f"percentile {p}"] = difference(
-                both, method, "fedbabu"
-            )
+            gaps[f"percentile {p}"] = difference(both, method, "fedbabu")
+        gaps = {"worst client": gaps.pop("percentile 0"), **gaps}
+        title = names.title(method)
         findings.append(
             judge(gaps).finding(
-                f"{NAMES[dataset]}: {names.title(method)} lies above FedBABU at the worst client and at percentiles "
-                "10, 50 and 90"
+                f"{NAMES[dataset]}: {title} lies above FedBABU at the worst client and at percentiles 10, 50 and 90"
             )
         )
     return findings

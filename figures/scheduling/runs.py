@@ -127,21 +127,23 @@ FINETUNE = 5
 
 def recipes(columns: Mapping[str, Column], base: RunConfig) -> dict[str, RunConfig]:
     """Every run of Table 2 by name: DATASET.METHOD."""
-    return {
-        f"{name}.{method}": _run(base, column, method)
-        for name, column in columns.items()
-        for method in METHODS
-    }
+    runs = {}
+    for name, column in columns.items():
+        for method in METHODS:
+            runs[f"{name}.{method}"] = _run(base, column, method)
+    return runs
 
 
 def over_thawing(name: str, column: Column, base: RunConfig) -> dict[str, RunConfig]:
     """The runs of Sec. 5.3, DATASET.SCHEDULE, twice as early DATASET.SCHEDULE_early, and two methods beside them."""
     sooner = replace(column, unfreeze=tuple(since // 2 for since in column.unfreeze))
-    return {
-        f"{name}.{method}{suffix}": _run(base, schedule, method)
-        for method in SCHEDULES
-        for suffix, schedule in (("", column), (EARLY, sooner))
-    } | {f"{name}.{method}": _run(base, column, method) for method in RIVALS}
+    runs = {}
+    for method in SCHEDULES:
+        runs[f"{name}.{method}"] = _run(base, column, method)
+        runs[f"{name}.{method}{EARLY}"] = _run(base, sooner, method)
+    for method in RIVALS:
+        runs[f"{name}.{method}"] = _run(base, column, method)
+    return runs
 
 
 def _run(base: RunConfig, column: Column, method: str) -> RunConfig:
@@ -181,7 +183,10 @@ def over_heads(column: Column, base: RunConfig) -> dict[str, RunConfig]:
 
 def plain(*datasets: str, methods: Sequence[str] = METHODS) -> list[str]:
     """Names of the runs that compare the methods on these datasets, without the variants of Secs. 5.3 and 5.4."""
-    return [f"{dataset}.{method}" for dataset in datasets for method in methods]
+    names_of_runs = []
+    for dataset in datasets:
+        names_of_runs += [f"{dataset}.{method}" for method in methods]
+    return names_of_runs
 
 
 # --- rows ------------------------------------------------------------------------------------------------------
@@ -247,7 +252,7 @@ def finished(frame: pd.DataFrame) -> pd.DataFrame:
     return scores(main_model(accuracy, "run"))
 
 
-def curves(frame: pd.DataFrame, dataset: str, methods: Sequence[str]) -> pd.DataFrame:
+def learnt(frame: pd.DataFrame, dataset: str, methods: Sequence[str]) -> pd.DataFrame:
     """Rows of accuracy by round without fine-tuned models, to be drawn with one algorithm per method."""
     accuracy = where(frame, metric=ACCURACY, variant=POOLED, client="")
     parts = []
@@ -348,7 +353,7 @@ def own_images(header: Mapping[str, Any]) -> list[str]:
 
 def incomparable(
     header: Mapping[str, Any],
-    frame: pd.DataFrame,
+    values: pd.DataFrame,
     dataset: str,
     methods: Sequence[str] = IN_TABLE2,
 ) -> str:
@@ -357,6 +362,7 @@ def incomparable(
     Other data are evidence. With the paper's data at another resolution it is a method that has learned little.
 
     Args:
+        values: from :func:`scores`.
         methods: the methods that are compared.
     """
     trained_on, last = columns(header)[dataset].dataset, columns(header)[dataset].at[-1]
@@ -372,7 +378,7 @@ def incomparable(
     final = published_rows[published_rows["setting"] == f"{printed} rounds"].set_index(
         "method"
     )["value"]
-    here = 100 * scores(frame).mean(axis=1)
+    here = 100 * values.mean(axis=1)
     if has_images(trained_on, dataset):
         return little_learned({
             names.title(method): (here.get((f"{dataset}.{method}", last), math.nan) / 100, final[method] / 100)

@@ -7,12 +7,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
-from diagnostics.plots.drawing import COLOURS, FAINT, style
 from figures import items, names
 from figures.differences import (
     FEWEST,
@@ -21,7 +17,7 @@ from figures.differences import (
     last_evaluations,
     settled,
 )
-from figures.drawing import PUBLISHED
+from figures.forms import Kind, from_paper, key_above, kind, marks, sheet
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, missing_runs, numbers, percent
 from figures.recipe import where
@@ -43,18 +39,17 @@ from figures.scheduling.runs import (
     WHOLE,
     WRAPPED,
     columns,
-    curves,
     finished,
     has_images,
     incomparable,
     judge,
+    learnt,
     listed,
     own_images,
     plain,
     scores,
     setting,
 )
-from figures.score_lines import spans
 from figures.verdicts import (
     LEAD,
     LEVEL,
@@ -69,11 +64,9 @@ from fl_core.statistics import mean_interval
 
 def interval(values: pd.DataFrame, line: Hashable) -> tuple[int, float, float, float]:
     """Number of seeds of a line, mean in percent, and the ends of its 95 % interval; NaN without runs."""
-    scores_of_line = (
-        values.loc[line].dropna() if line in values.index else pd.Series(dtype=float)
-    )
-    if scores_of_line.empty:
+    if line not in values.index or values.loc[line].isna().all():
         return 0, math.nan, math.nan, math.nan
+    scores_of_line = values.loc[line].dropna()
     mean, low, high = mean_interval(scores_of_line)
     return len(scores_of_line), 100 * mean, 100 * low, 100 * high
 
@@ -81,9 +74,14 @@ def interval(values: pd.DataFrame, line: Hashable) -> tuple[int, float, float, f
 # --- Table 2 ---------------------------------------------------------------------------------------------------
 
 
-def table2(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per dataset, number of rounds and method: measured with its interval over seeds, and published."""
-    pooled, means = scores(frame), scores(frame, MEAN)
+def table2(
+    header: Mapping[str, Any], pooled: pd.DataFrame, means: pd.DataFrame
+) -> pd.DataFrame:
+    """A row per dataset, number of rounds and method: measured with its interval over seeds, and published.
+
+    Args:
+        pooled, means: scores of all samples together, and means over clients.
+    """
     printed = items.published("scheduling")
     printed = printed[printed["place"] == "Table 2"].set_index(
         ["dataset", "setting", "method"]
@@ -136,20 +134,27 @@ def over(
 
 def at_the_end(
     header: Mapping[str, Any],
-    frame: pd.DataFrame,
+    values: pd.DataFrame,
     dataset: str,
     method: str,
     other: str,
 ) -> Difference:
-    """Return a lead after the last round, which is the one that the paper quotes."""
+    """Return a lead after the last round, which is the one that the paper quotes.
+
+    Args:
+        values: from :func:`figures.scheduling.runs.scores`.
+    """
     column = columns(header)[dataset]
-    last = scores(frame).xs(column.at[-1], level="round")
+    last = values.xs(column.at[-1], level="round")
     lead = difference(last, f"{dataset}.{method}", f"{dataset}.{other}")
     theirs = printed_lead(dataset, method, other, column.papers[-1])
     return replace(lead, printed=theirs)
 
 
-def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Finding]:
+def _findings(
+    header: Mapping[str, Any], frame: pd.DataFrame, final: pd.DataFrame
+) -> Iterator[Finding]:
+    """Yield the paper's claims on the table; ``final`` are its scores."""
     values = finished(frame)
 
     def gaps(dataset: str, method: str) -> dict[str, Difference]:
@@ -157,33 +162,38 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
 
     for dataset in ("cifar100", "tiny_imagenet"):
         for method in SCHEDULES:
-            verdict = judge(gaps(dataset, method))
+            verdict, title = judge(gaps(dataset, method)), names.title(method)
             yield verdict.finding(
-                f"{NAMES[dataset]}, mean of the last three evaluations: {names.title(method)} lies above the paper's "
-                "six other methods",
-                apart=incomparable(header, frame, dataset, [*OTHERS, method]),
+                f"{NAMES[dataset]}, mean of the last three evaluations: {title} lies above the paper's six other "
+                "methods",
+                apart=incomparable(header, final, dataset, [*OTHERS, method]),
             )
     near = own_images(header)
     far = [NAMES[dataset] for dataset in columns(header) if dataset not in near]
-    where = "on every dataset" + (
-        f" of the paper's own images (without {' and '.join(far)})" if far else ""
-    )
+    where = "on every dataset"
+    if far:
+        far_names = " and ".join(far)
+        where += f" of the paper's own images (without {far_names})"
     where += " (after the last round)"
-    shorter = "; ".join(
-        f"{NAMES[d]}: {column.at[-1]} of {column.papers[-1]} rounds, the last layers begin at {column.unfreeze[-1]}"
-        for d in near
-        if (column := columns(header)[d]).at[-1] < column.papers[-1]
-    )
-    yield from _beside_fedbabu(header, frame, near, where, shorter)
+    parts = []
+    for dataset in near:
+        column = columns(header)[dataset]
+        if column.at[-1] < column.papers[-1]:
+            parts.append(
+                f"{NAMES[dataset]}: {column.at[-1]} of {column.papers[-1]} rounds, "
+                f"the last layers begin at {column.unfreeze[-1]}"
+            )
+    shorter = "; ".join(parts)
+    yield from _beside_fedbabu(header, final, near, where, shorter)
     verdict = judge(
-        {NAMES[d]: at_the_end(header, frame, d, "vanilla", "anti") for d in near}, LEVEL
+        {NAMES[d]: at_the_end(header, final, d, "vanilla", "anti") for d in near}, LEVEL
     )
     yield verdict.finding(f"Vanilla and Anti are level {where}", apart=shorter)
 
 
 def _beside_fedbabu(
     header: Mapping[str, Any],
-    frame: pd.DataFrame,
+    values: pd.DataFrame,
     datasets: Sequence[str],
     where: str,
     apart: str,
@@ -195,93 +205,85 @@ def _beside_fedbabu(
     ):
         verdict = judge(
             {
-                NAMES[d]: at_the_end(header, frame, d, method, "fedbabu")
+                NAMES[d]: at_the_end(header, values, d, method, "fedbabu")
                 for d in datasets
             },
             check,
         )
-        yield verdict.finding(
-            f"{names.title(method)} lies {words} FedBABU {where}", apart=apart
-        )
+        title = names.title(method)
+        yield verdict.finding(f"{title} lies {words} FedBABU {where}", apart=apart)
 
 
 def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    table = table2(header, frame)
-    with style():
-        figure = plt.figure(figsize=(8.4, 3.6), layout="constrained")
-        for ax, (_, part) in zip(
-            figure.subplots(1, 4, sharex=True, sharey=True),
-            table.groupby("dataset", sort=False),
-            strict=True,
+    values = scores(frame)
+    table = table2(header, values, scores(frame, MEAN))
+    with sheet(8.4, 3.6) as figure:
+        panels = figure.subplots(1, len(columns(header)), sharey=True)
+        for ax, (dataset, part) in zip(
+            panels, table.groupby("dataset", sort=False), strict=True
         ):
-            _panel(ax, part, header, frame)
+            marks(
+                ax,
+                _leads(header, values, str(dataset), _same_data(part)),
+                list(map(names.title, OTHERS)),
+                factor=100,
+                level=0,
+            )
+            ax.set_xscale("symlog", linthresh=10)
+            ax.set_xticks([-10, 0, 10, 50])
+            ax.xaxis.set_major_formatter("{x:g}")
+            ax.set_xlim(-20, 70)
+            ax.set_xlabel(f"points above it\nafter {part['rounds'].max()} rounds")
             ax.set_title(_title(part), fontsize=8)
-        figure.axes[0].set_yticks(
-            range(len(METHODS)), list(map(names.title, METHODS)), fontsize=8
-        )
-        figure.axes[0].set_ylim(len(METHODS) - 0.5, -0.5)
-        keys = [
-            Line2D(
-                [],
-                [],
-                label="published difference, after the paper's last round",
-                **PUBLISHED,
-            )
-        ]
-        keys.append(
-            Line2D(
-                [],
-                [],
-                color=COLOURS[0],
-                linewidth=1.2,
-                label="95 % interval over seeds",
-            )
-        )
-        figure.legend(handles=keys, loc="outside upper center", ncols=2)
+        key_above(figure, 3, of=panels[0])
     text = "\n\n".join(_page(part) for _, part in table.groupby("dataset", sort=False))
     text += "\n\nA cell has our value ± half its 95 % interval over seeds. The paper's value is in brackets."
     text += f" With {FEWEST}."
-    wanted = [
-        f"{dataset}.{method}" for dataset in columns(header) for method in METHODS
-    ]
+    missing = missing_runs(header, plain(*columns(header)))
+    sizes = setting(header, frame, *columns(header))
     caption = (
-        "Accuracy on all clients' own test samples (fine-tuned if the method is), minus FedBABU's, paired by "
-        "seed. LocalAdaptation is FedAvg with the same fine-tuning. Published values are shown where the data have the "
-        f"paper's name.{missing_runs(header, wanted)} "
-        f"{setting(header, frame, *columns(header))}"
+        "How far both schedules lie above each of the paper's other methods: accuracy on all clients' own test samples "
+        "(fine-tuned if the method is), paired by seed, with 95 % intervals. The axis is logarithmic beyond 10 points. "
+        "Published leads are shown where the data "
+        f"have the paper's name. In tables, LocalAdaptation is FedAvg with the same fine-tuning.{missing} {sizes}"
     )
-    return Drawing(figure, table, caption, tuple(_findings(header, frame)), text)
+    return Drawing(
+        figure, table, caption, tuple(_findings(header, frame, values)), text
+    )
 
 
 def _title(part: pd.DataFrame) -> str:
     """Name the dataset of a panel's runs, and the one that it replaces."""
     shown = names.dataset(str(part["trained_on"].iloc[0]))
-    return (
-        shown
-        if _same_data(part)
-        else f"{shown}\nin the place of {NAMES[str(part['dataset'].iloc[0])]}"
-    )
+    if _same_data(part):
+        return shown
+    replaced = NAMES[str(part["dataset"].iloc[0])]
+    return f"{shown}\nin the place of {replaced}"
 
 
 def _same_data(part: pd.DataFrame) -> bool:
     return has_images(str(part["trained_on"].iloc[0]), str(part["dataset"].iloc[0]))
 
 
-def _panel(
-    ax: Axes, part: pd.DataFrame, header: Mapping[str, Any], frame: pd.DataFrame
-) -> None:
-    """Draw each method's lead over FedBABU after the last round, next to the published lead."""
-    dataset = str(part["dataset"].iloc[0])
-    leads = [
-        at_the_end(header, frame, dataset, method, "fedbabu") for method in METHODS
-    ]
-    heights = range(len(METHODS))
-    spans(ax, heights, [lead.interval for lead in leads], 0)
-    if _same_data(part):
-        printed = [100 * lead.printed for lead in leads]
-        ax.plot(printed, heights, zorder=3, **PUBLISHED)
-    ax.axvline(0, color=FAINT, linewidth=0.9, zorder=0)
-    ax.set_xlabel(f"points above FedBABU\nafter {part['rounds'].max()} rounds")
+def _leads(
+    header: Mapping[str, Any], values: pd.DataFrame, dataset: str, printed: bool
+) -> list[Kind]:
+    """Return both schedules' leads over the paper's six other methods after the last round.
+
+    Args:
+        printed: whether the published leads are of the same data.
+    """
+    ours, theirs = [], []
+    for method, offset, label in zip(
+        SCHEDULES, (-0.15, 0.15), ("published", ""), strict=True
+    ):
+        leads = [at_the_end(header, values, dataset, method, other) for other in OTHERS]
+        intervals = [lead.interval for lead in leads]
+        ours.append(kind(intervals, names.title(method), offset))
+        if printed:
+            papers = [lead.printed for lead in leads]
+            theirs.append(from_paper(papers, label, offset))
+    return [*ours, *theirs]
 
 
 def _page(part: pd.DataFrame) -> str:
@@ -290,18 +292,15 @@ def _page(part: pd.DataFrame) -> str:
     }
     for (done, papers), lines in part.groupby(["rounds", "paper_rounds"], sort=False):
         lines = lines.set_index("method").loc[list(METHODS)]
-        title = (
-            f"{done} rounds" if done == papers else f"{done} rounds (paper: {papers})"
-        )
-        cells[title] = [
-            f"{percent(row.accuracy / 100, row.low / 100, row.high / 100)}"
-            + (
-                ""
-                if math.isnan(row.published) or not _same_data(part)
-                else f" ({row.published:.2f})"
-            )
-            for row in lines.itertuples()
-        ]
+        title = f"{done} rounds"
+        if done != papers:
+            title += f" (paper: {papers})"
+        cells[title] = []
+        for row in lines.itertuples():
+            cell = percent(row.accuracy / 100, row.low / 100, row.high / 100)
+            if _same_data(part) and not math.isnan(row.published):
+                cell += f" ({row.published:.2f})"
+            cells[title].append(cell)
     cells["seeds"] = [str(count) for count in lines["seeds"]]
     return markdown(cells)
 
@@ -349,7 +348,7 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             "unfreeze": "–",
         }
         published.append(printed_values[dataset, f"{rounds} rounds", method])
-    values = finished(frame)
+    values, final = finished(frame), scores(frame)
     table = accuracies(last_evaluations(values), runs)
     table["published"] = published
     sooner = {
@@ -368,12 +367,12 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         losing.finding(
             f"{NAMES[dataset]}: unfreezing twice as early costs both schedules accuracy (paper: 0.3 to 1 point)",
             "early − late, in points: ",
-            apart=incomparable(header, frame, dataset, SCHEDULES),
+            apart=incomparable(header, final, dataset, SCHEDULES),
         ),
         timing.finding(
             f"{NAMES[dataset]}: unfreezing twice as early costs no schedule more than {100 * MARGIN:g} point",
             "early − late, in points: ",
-            apart=incomparable(header, frame, dataset, SCHEDULES),
+            apart=incomparable(header, final, dataset, SCHEDULES),
         ),
     ]
     for others, words in (
@@ -383,24 +382,25 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         findings.append(
             judge(over(values, dataset, "anti", rounds, others)).finding(
                 f"{NAMES[dataset]}: Anti lies above {words}",
-                apart=incomparable(header, frame, dataset, ["anti", *others]),
+                apart=incomparable(header, final, dataset, ["anti", *others]),
             )
         )
     findings += [
         judge(over(values, dataset, "vanilla", rounds, RIVALS[:1]), NO_LOWER).finding(
             f"{NAMES[dataset]}: Vanilla lies no more than {100 * MARGIN:g} point below FedBABU",
-            apart=incomparable(header, frame, dataset, ["vanilla", "fedbabu"]),
+            apart=incomparable(header, final, dataset, ["vanilla", "fedbabu"]),
         ),
         judge(in_early_rounds(header, frame, dataset), TRAIL).finding(
             f"{NAMES[dataset]}: until all layers are unfrozen both schedules lie below FedBABU before fine-tuning",
             f"mean up to round {column.unfreeze[-1]}, in points: ",
-            apart=incomparable(header, frame, dataset, ["fedbabu", *SCHEDULES]),
+            apart=incomparable(header, final, dataset, ["fedbabu", *SCHEDULES]),
         ),
     ]
+    missing = missing_runs(header, list(THAW.runs))
+    sizes = setting(header, frame, dataset)
     caption = (
         "Accuracy after fine-tuning, with 95 % intervals. It is the mean of the last three evaluations. The labels "
-        "give the rounds at which layers are unfrozen."
-        f"{missing_runs(header, list(THAW.runs))} {setting(header, frame, dataset)}"
+        f"give the rounds at which layers are unfrozen.{missing} {sizes}"
     )
     text = lines(table, ("dataset", "method", "unfreeze"))
     return Drawing(None, table, caption, tuple(findings), text)
@@ -411,7 +411,7 @@ def in_early_rounds(
 ) -> dict[str, Difference]:
     """Return both schedules' leads over FedBABU while layers are frozen, before fine-tuning, as means over rounds."""
     methods = ("fedbabu", *SCHEDULES)
-    shown = curves(frame, dataset, methods).astype({"seed": int, "round": int})
+    shown = learnt(frame, dataset, methods).astype({"seed": int, "round": int})
     last = columns(header)[dataset].unfreeze[-1]
     early = shown[(shown["round"] > 0) & (shown["round"] <= last)]
     values = early.groupby(["algorithm", "seed"])["value"].mean().unstack("seed")
@@ -422,13 +422,13 @@ def in_early_rounds(
 
 
 def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    runs, learnt = {}, finished(frame)
+    runs, values = {}, finished(frame)
     gaps = {}
     for below in BELOW:
         alone, run = f"{WRAPPED}.{below}", f"{WRAPPED}.anti_{below}"
         runs[alone] = {"method": below, "schedule": "none"}
         runs[run] = {"method": below, "schedule": "anti"}
-        gaps[f"{WRAPPED}.anti over {below}"] = settled(learnt, run, alone)
+        gaps[f"{WRAPPED}.anti over {below}"] = settled(values, run, alone)
     findings = (
         judge(gaps, NO_HIGHER).finding(
             f"Anti improves no method that trains its head by more than {100 * MARGIN:g} point"
@@ -437,11 +437,13 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             "a method under Anti lies clearly below the method alone"
         ),
     )
-    table = accuracies(last_evaluations(learnt), runs)
+    table = accuracies(last_evaluations(values), runs)
+    missing = missing_runs(header, list(OVER.runs))
+    sizes = setting(header, frame, WRAPPED)
     caption = (
         "Accuracy of methods that train their head, alone and under Anti. It is the mean of the last three "
         "evaluations. LG-FedAvg is left out: it shares its last layer only, and a schedule unfreezes nothing there. "
-        f"The paper gives no numbers.{missing_runs(header, list(OVER.runs))} {setting(header, frame, WRAPPED)}"
+        f"The paper gives no numbers.{missing} {sizes}"
     )
     return Drawing(None, table, caption, findings, lines(table, ("method", "schedule")))
 
@@ -452,7 +454,8 @@ def _draw_whole(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     printed = where(
         printed, place="Table 2", dataset=dataset, setting=f"{column.at[-1]} rounds"
     ).set_index("method")["value"]
-    last = scores(frame).xs(column.at[-1], level="round")
+    values = scores(frame)
+    last = values.xs(column.at[-1], level="round")
     methods = ("fedbabu", *SCHEDULES)
     table = accuracies(
         last, {f"{dataset}.{method}": {"method": method} for method in methods}
@@ -463,11 +466,10 @@ def _draw_whole(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         dict(zip(map(names.title, methods), learned, strict=True)), (0.1, 0.1)
     )
     place = f"on {NAMES[dataset]} (after the last round)"
-    findings = tuple(_beside_fedbabu(header, frame, [dataset], place, apart))
-    caption = (
-        "Accuracy after fine-tuning, after the last round, with 95 % intervals."
-        f"{missing_runs(header, list(header['runs']))} {setting(header, frame, dataset)}"
-    )
+    findings = tuple(_beside_fedbabu(header, values, [dataset], place, apart))
+    missing = missing_runs(header, list(header["runs"]))
+    sizes = setting(header, frame, dataset)
+    caption = f"Accuracy after fine-tuning, after the last round, with 95 % intervals.{missing} {sizes}"
     return Drawing(None, table, caption, findings, lines(table, ("method",)))
 
 
@@ -482,9 +484,8 @@ def lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
     if "published" in table:
         cells["published"] = numbers(table["published"])
     cells["seeds"] = [str(count) for count in table["seeds"]]
-    return (
-        f"{markdown(cells)}\n\n± is half the 95 % interval over seeds. With {FEWEST}."
-    )
+    note = f"± is half the 95 % interval over seeds. With {FEWEST}."
+    return "\n\n".join([markdown(cells), note])
 
 
 items.register(Item(

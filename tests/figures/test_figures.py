@@ -20,8 +20,6 @@ READY = [
     for name in ITEMS
     if items.REGISTRY[name].draw and items.REGISTRY[name].state != "no rows"
 ]
-SLOW = "scheduling.table2"
-"""The figure that is not drawn in seconds."""
 EVERY = 3
 """One of so many figures is drawn each time, and all of them with the slow tests."""
 
@@ -32,7 +30,7 @@ HEART, LONGER = "player_fl.heart_sensitivity", "fedpft.longer"
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * (name == SLOW or k % EVERY > 0))
+        pytest.param(name, marks=[pytest.mark.slow] * (k % EVERY > 0))
         for k, name in enumerate(READY)
     ],
 )
