@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fl_core.data.arrays import nested_groups
 from fl_core.display import MANY, Displayed, Summary
 from fl_core.errors import UsageError, about, check_known, listing
-from fl_core.rows import OWN, POSITIONS, SCORES, main_score
+from fl_core.rows import SCORES, main_score
 from fl_core.statistics import simultaneous, stratified_mean
 from fl_core.training.evaluate import scores
 from fl_core.training.losses import Loss
@@ -23,7 +23,7 @@ from fl_core.tree import preserve_state, set_mode
 from .inputs import client_models, fit_outputs
 from .measurement import ClientModel, batches
 from .request import Request
-from .tuning.differ import comparable_losses
+from .tuning.differ import pair_losses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -157,11 +157,8 @@ def cross_scores(
         scored = [_scored(one, subjects, criterion, batch) for one in subjects]
     lines = [*chain.from_iterable(scored)]
     sizes = [len(line["losses"]) for line in scored[0]]
-    losses = torch.cat([line["losses"] for line in lines]).numpy()
-    if criterion.task not in (POSITIONS, OWN):  # their shapes may differ
-        outputs = torch.cat([line["outputs"] for line in lines])
-        y = torch.cat([line["y"] for line in lines])
-        losses = comparable_losses(criterion, outputs, y, [sum(sizes)] * len(scored))
+    pairs = [(line["outputs"], line["y"]) for line in lines]
+    losses = pair_losses(criterion, pairs, len(scored))
     own_loss = {line["client"]: line["losses"] for line in lines if line["own"]}
     others = [line for line in lines if not line["own"]]
     groups = {subject.client: subject.groups for subject in subjects}
@@ -183,7 +180,7 @@ def cross_scores(
     return CrossScores(
         table.merge(compared, how="left", on=["model", "client"]),
         score or main_score(there),
-        losses.reshape(len(scored), -1),
+        losses,
         np.repeat(np.arange(len(sizes)), sizes),
         nested_groups(parts),
     )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_core.rows import CLASSIFICATION, MULTILABEL, Row, row
+from fl_core.rows import CLASSIFICATION, MULTILABEL, OWN, POSITIONS, Row, row
 from fl_core.training import evaluate
 from fl_core.training.losses import ClassWeighted, Loss
 from fl_core.tree import Tree
@@ -130,6 +130,26 @@ def comparable_losses(
     pairs = zip(outputs.split(list(sizes)), y.split(list(sizes)), strict=True)
     losses = [loss.per_sample(one, labels).double() for one, labels in pairs]
     return torch.cat(losses).numpy()
+
+
+def pair_losses(
+    loss: Loss, pairs: Sequence[tuple[Tensor, Tensor]], models: int
+) -> Array:
+    """Return the comparable losses of each model on each sample, float64 [K, n].
+
+    Args:
+        pairs: outputs and labels of the first model on the samples of each client, then of the second one, and so on.
+        models: their number K.
+    """
+    if loss.task in (
+        POSITIONS,
+        OWN,
+    ):  # outputs of different clients may have different shapes
+        losses = [loss.per_sample(*pair).double() for pair in pairs]
+        return torch.cat(losses).numpy().reshape(models, -1)
+    outputs, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    sizes = [len(labels) // models] * models
+    return comparable_losses(loss, outputs, labels, sizes).reshape(models, -1)
 
 
 def rows_of(difference: Difference, kinds: Sequence[str]) -> list[Row]:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 
 from diagnostics.tuning.copies import EPOCHS, Held
-from diagnostics.tuning.differ import LEAST_CLIENTS, cross_losses
+from diagnostics.tuning.differ import LEAST_CLIENTS, cross_losses, pair_losses
 from diagnostics.tuning.permutation import (
     CrossLosses,
     Difference,
@@ -36,6 +37,7 @@ from fedlayers.decision.linear import linear_model_of
 from fedlayers.decision.losses import (
     THIRD,
     Finished,
+    Loaded,
     Predictor,
     SeedLosses,
     Tuning,
@@ -85,8 +87,10 @@ from fl_core.run import runner
 from fl_core.run.costs import training_flops
 from fl_core.run.task import Task
 from fl_core.storage import sha
+from fl_core.training import evaluate
 from fl_core.training.phases import Training
 from fl_core.training.workspace import Workspace
+from fl_core.tree import one_thread
 
 if TYPE_CHECKING:
     from diagnostics.groups import Alike
@@ -702,23 +706,42 @@ def _groups(losses: SeedLosses) -> NDArray[np.int64]:
 
 def _find_alike(made: Trained) -> Alike | None:
     """Return which clients are alike, by their local training in the first seed; None where that is unknown."""
-    from diagnostics.cross_scores import cross_scores  # imports scikit-learn
+    from diagnostics.groups import alike  # imports scikit-learn
 
     asked_question = made.asked
     runs = made.runs.get("local")
     if asked_question.over_sites:
         asked_question.not_tried["who is alike"] = ELSEWHERE
         return None
-    losses = asked_question.losses[asked_question.seeds[0]]
+    seed = asked_question.seeds[0]
+    losses = asked_question.losses[seed]
     clients = losses.task.data.clients
     enough = LEAST_CLIENTS <= len(clients) <= MOST_PAIRED
     if not runs or not enough or not all(len(one.validation) for one in clients):
         return None
-    validation = {client.name: client.validation for client in clients}
-    loaded = runs[asked_question.seeds[0]].loaded
+    loaded = runs[seed].loaded
     assert loaded is not None
-    scores = cross_scores(loaded.models, validation, loss=losses.task.criterion)
-    return scores.alike(asked_question.seeds[0])
+    samples = losses.samples[VALIDATION]
+    return alike(
+        _pair_losses(losses, loaded),
+        pd.factorize(samples["client"])[0],
+        [client.name for client in clients],
+        samples["group"].to_numpy(np.int64),
+        seed=seed,
+    )
+
+
+def _pair_losses(losses: SeedLosses, loaded: Loaded) -> NDArray[np.float64]:
+    """Return the losses of each client's model on all clients' validation samples, float64 [K, n]."""
+    clients = losses.task.data.clients
+    pairs = []
+    with one_thread():
+        for own in clients:
+            model = loaded.models[own.name]
+            for client in clients:
+                outputs = evaluate.predict(model, client.validation.x)
+                pairs.append((outputs, client.validation.y))
+    return pair_losses(losses.task.criterion, pairs, len(clients))
 
 
 def _grouped_way(made: Trained) -> Way:
