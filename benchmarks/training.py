@@ -208,7 +208,11 @@ class OneLayer(Algorithm):
     def __init__(self, task_info: TaskInfo, layer: str) -> None:
         super().__init__(task_info)
         self.tensors = frozenset(
-            next(layer_.tensors for layer_ in task_info.layers if layer_.name == layer)
+            next(
+                candidate.tensors
+                for candidate in task_info.layers
+                if candidate.name == layer
+            )
         )
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:

@@ -301,10 +301,10 @@ def on_null(
     )
     if one:
         shuffled = dict.fromkeys(data, *shuffled.values())
-    for options_ in settings.values():
-        if options_.get("test") is not None:
-            options_["test"] = null_samples(
-                options_["test"], null, seed, draw, split="validation"
+    for metric_options in settings.values():
+        if metric_options.get("test") is not None:
+            metric_options["test"] = null_samples(
+                metric_options["test"], null, seed, draw, split="validation"
             )
     if nulls.retrain is None:
         whose = models

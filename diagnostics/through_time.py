@@ -143,7 +143,11 @@ def through_time(
         for name in clients or ():
             check_known("client", name, found)
         names_chosen = clients or spaced(list(found), most)
-        return {name: model_ for name, model_ in found.items() if name in names_chosen}
+        return {
+            name: client_model
+            for name, client_model in found.items()
+            if name in names_chosen
+        }
 
     def measured() -> Iterator[tuple[int, Report]]:
         if not request.get("run"):
@@ -163,7 +167,8 @@ def through_time(
             context = {"round": number, "model": kind, "run": Path(path).name}
             context["seed"] = task.config.execution.seed
             digests = {
-                tree.digest(tree.state_dict(model_)) for model_ in round_models.values()
+                tree.digest(tree.state_dict(client_model))
+                for client_model in round_models.values()
             }
             same = kind == "global" or len(round_models) > len(digests) == 1
             if names or not same:

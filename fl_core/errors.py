@@ -230,7 +230,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     import difflib  # for a mistake only
 
-    folded = {name_.casefold(): name_ for name_ in known}
+    folded = {known_name.casefold(): known_name for known_name in known}
     name = name.casefold()
     meant = MEANT.get(name.replace("-", "_"), "")
     if meant in folded:

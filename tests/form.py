@@ -65,6 +65,21 @@ def is_code(value):
     return False
 
 
+def dodging_names(source):
+    """Return the places (line, name) that bind a name whose last underscore only tells it from another one."""
+    places = []
+    for node in ast.walk(ast.parse(source)):
+        name = ""
+        if isinstance(node, ast.Name | ast.Attribute):
+            if isinstance(node.ctx, ast.Store):
+                name = ast.unparse(node).rpartition(".")[2]
+        elif isinstance(node, ast.arg | ast.alias):
+            name = getattr(node, "asname", None) or getattr(node, "arg", "")
+        if name.strip("_") and name.endswith("_") and not name.endswith("__"):
+            places.append((node.lineno, name))
+    return places
+
+
 def local_names(function):
     """Return the names that a function's body binds."""
     names = (node for node in ast.walk(function) if isinstance(node, ast.Name))

@@ -1,5 +1,7 @@
 """The code reads as comparable packages do: few conditional expressions, plain texts, names that say what they hold."""
 
+import itertools
+
 import pytest
 
 from tests import form
@@ -26,6 +28,22 @@ def test_a_part_keeps_the_limits(part):
         del reached["two for"]
     beyond = {name: n for name, n in reached.items() if n > LIMITS[name]}
     assert not beyond, f"python -m tests.form FILE names the places: {beyond}"
+
+
+def test_no_name_only_dodges_another():
+    """``listing_`` next to ``listing`` does not say which of the two is which."""
+    assert form.dodging_names("a_, b, __c__, _ = 1, d.e_, 2, 3") == [(1, "a_")]
+    assert form.dodging_names("import a as a_\nlambda b_: c_") == [(1, "a_"), (2, "b_")]
+    assert form.dodging_names("self.a_ = 1") == [(1, "a_")]
+    parts = [*form.PARTS, "docs", "examples", "tests"]
+    paths = itertools.chain.from_iterable(map(form.files, parts))
+    sources = {path: path.read_text(encoding="utf-8") for path in paths}
+    assert len(sources) > 500
+    assert not {
+        path: names
+        for path, source in sources.items()
+        if (names := form.dodging_names(source))
+    }
 
 
 @pytest.mark.parametrize(

@@ -535,9 +535,9 @@ def _losses(
                     ]
                 else:
                     z = vmap(output, randomness="same", chunk_size=TOGETHER)(stacked)
-                for k, output_ in enumerate(z):
-                    how.loss.check_batch(output_, y)
-                    totals[k] += float(how.loss.per_sample(output_, y).double().sum())
+                for k, swapped in enumerate(z):
+                    how.loss.check_batch(swapped, y)
+                    totals[k] += float(how.loss.per_sample(swapped, y).double().sum())
                 n += len(y)
     except RuntimeError:
         if len(sources) == 1:

@@ -153,14 +153,14 @@ def collect(
                 module.register_forward_hook(
                     lambda module, inputs, output, path=path: keep(path, output)
                 )
-        parts_ = list(batches(data, batch))
-        chosen = np.arange(sum(len(y) for _, y in parts_))
+        pairs = list(batches(data, batch))
+        chosen = np.arange(sum(len(y) for _, y in pairs))
         if samples is not None and len(chosen) > samples:
             drawn = numpy_generator(seed, "diagnose", "probe").permutation(len(chosen))
             chosen = np.sort(drawn[:samples])
         layout = None
-        labels = torch.cat([y for _, y in parts_]).cpu()
-        for x, y in as_taken(_select(parts_, chosen), model):
+        labels = torch.cat([y for _, y in pairs]).cpu()
+        for x, y in as_taken(_select(pairs, chosen), model):
             if layout is None:  # pooling is several times as fast so on a CPU
                 fast = not model.training and x.device.type == "cpu"
                 last = fast and memory_format(model, x[:1]) == "channels_last"

@@ -290,7 +290,7 @@ def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
                 raise NoValue("no samples to train on beside those held out")
             classes = max(classes, len(np.unique(y)))
             right = classify(x, y, test) == wanted
-            ends = np.cumsum([len(round_[3]) for round_ in rounds])[:-1]
+            ends = np.cumsum([len(fold[3]) for fold in rounds])[:-1]
             for hits, some in zip(right_of, np.split(right, ends), strict=True):
                 hits.append(some)
     if classes == 1:

@@ -62,7 +62,10 @@ def fine_tuned(
     tuner = Tuner(**given, near=neighbours(parts))
     names, rate = frozenset(tuner.starts[0]), tuner.training.lr
     outputs = torch.cat(
-        [tuner.outputs(names, rate_) for rate_ in tuner.clock.turns((rate / 3, rate))]
+        [
+            tuner.outputs(names, tuning_rate)
+            for tuning_rate in tuner.clock.turns((rate / 3, rate))
+        ]
     )
     kinds = [FINE_TUNING] * len(outputs)
     if alone is not None:

@@ -204,7 +204,7 @@ def _owners(
         raise UsageError(
             "at least 2 clients must have validation samples; got fewer. Add validation samples."
         )
-    ends = np.cumsum([len(names_) for names_ in names])[:-1]
+    ends = np.cumsum([len(group_names) for group_names in names])[:-1]
     return owner, np.split(group, ends)
 
 

@@ -364,7 +364,7 @@ def _check_flags(
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-")
         if re.fullmatch("-[a-zA-Z]\\w*", word):
-            like = [flag_ for flag_ in known if flag_[2] == word[1]]
+            like = [candidate for candidate in known if candidate[2] == word[1]]
             some = listing(sorted(like), 4) or "--help"
             raise UsageError(
                 f"options must begin with two hyphens; got {word}. Write such as {some}."
@@ -375,7 +375,7 @@ def _check_flags(
             value = next(iter(words[place + 1 :]), "VALUE")
         near = MEANT.get(flag, "")
         if near not in known:
-            bare = nearest(flag[2:], [flag_[2:] for flag_ in known])
+            bare = nearest(flag[2:], [candidate[2:] for candidate in known])
             near = ""
             if bare:
                 near = f"--{bare}"

@@ -299,10 +299,12 @@ class SiteClients(LocalClients):
         """Yield the replies in the requests' order, once all are there."""
         requests_of = {self.names[request.client]: request for request in requests}
         packets = {
-            name: self._packet(name, request_) for name, request_ in requests_of.items()
+            name: self._packet(name, site_request)
+            for name, site_request in requests_of.items()
         }
         scores = all(
-            isinstance(request_, ScoreRequest) for request_ in requests_of.values()
+            isinstance(site_request, ScoreRequest)
+            for site_request in requests_of.values()
         )
         replies_of = self.sites.ask(
             "evaluate" if scores else "train", packets, self.most_bytes
@@ -321,9 +323,9 @@ class SiteClients(LocalClients):
         }
         norms = checks.check_norms(requests_of, replies)
         exchanges = {
-            request_.rnd.exchange
-            for request_ in requests_of.values()
-            if isinstance(request_, TrainRequest)
+            site_request.rnd.exchange
+            for site_request in requests_of.values()
+            if isinstance(site_request, TrainRequest)
         }
         for exchange in exchanges:  # one, or none
             last = self.forms.get(exchange, {})
@@ -414,8 +416,8 @@ class SiteClients(LocalClients):
             state.trees[kind] = {
                 name: torch.empty(0).as_subclass(AtSite) for name in names
             }
-            for key_, tensor in state.trees[kind].items():
-                parts[id(tensor)] = [kind, key_]
+            for tensor_name, tensor in state.trees[kind].items():
+                parts[id(tensor)] = [kind, tensor_name]
         sent: Tree = {}
         try:
             models = self.algorithm.models(request.server, state, Round(request.done))

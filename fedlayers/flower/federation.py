@@ -102,7 +102,12 @@ def read_keys(path: Path, kind: type[Keys]) -> Keys:
 def error_packet(error: Exception) -> Packet:
     """Return an error as a packet of one line."""
     kind = next(
-        (name for name, kind_ in ERRORS.items() if isinstance(error, kind_)), ""
+        (
+            name
+            for name, error_class in ERRORS.items()
+            if isinstance(error, error_class)
+        ),
+        "",
     )
     text = str(error)
     if not kind:

@@ -282,7 +282,8 @@ class Site:
         """Return how many of a split's samples in the first seed are in it in another one, too."""
         place = SPLITS.index(split)
         one, other = (
-            self._split(number, seed_, split_seed)[place] for seed_ in (first, seed)
+            self._split(number, draw_seed, split_seed)[place]
+            for draw_seed in (first, seed)
         )
         return len(np.intersect1d(one, other))
 

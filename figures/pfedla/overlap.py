@@ -289,12 +289,14 @@ def _learning(ax: Axes, frame: pd.DataFrame) -> None:
 
 
 def _correlation(ax: Axes, frame: pd.DataFrame) -> None:
-    rows_ = where(frame, metric=CORRELATION, layer="")
+    correlations = where(frame, metric=CORRELATION, layer="")
     for variant, colour, line in (
         ("pearson", COLOURS[0], "-"),
         ("spearman", COLOURS[1], "--"),
     ):
-        for seed, part in rows_[rows_["variant"] == variant].groupby("seed"):
+        for seed, part in correlations[correlations["variant"] == variant].groupby(
+            "seed"
+        ):
             ax.plot(
                 part["round"].astype(float),
                 part["value"],

@@ -147,13 +147,15 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"{own_settings}. Grey: read off the paper's Fig. 4."
     )
     table = items.table(lines)
-    curves_ = table[table["measured_what"].str.endswith("clients' mean")]
+    mean_curves = table[table["measured_what"].str.endswith("clients' mean")]
     return Drawing(
         figure,
         table,
         caption,
         tuple(findings),
-        _medians(curves_, {"definition": "definition", "published_where": "published"}),
+        _medians(
+            mean_curves, {"definition": "definition", "published_where": "published"}
+        ),
     )
 
 

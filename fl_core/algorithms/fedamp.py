@@ -528,7 +528,7 @@ class FedCAC(ServerMade):
         }
         progress = min((rnd.index + 1) / self.config.until, 1.0)
         server.meta[COLLABORATORS] = {
-            str(c): with_ for c, with_ in collaborators(masks, progress).items()
+            str(c): others for c, others in collaborators(masks, progress).items()
         }
 
     def model_for(self, server: State, client: int, rnd: Round) -> Tree:

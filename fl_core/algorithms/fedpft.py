@@ -242,9 +242,9 @@ class FedPFT(Algorithm):
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         epochs = self.task_info.epochs
-        all_ = self.task_info.tensors
+        tensors = self.task_info.tensors
         if not self.config.alternate:
-            return (self.phase("train", all_, epochs, "both_loss"),)
+            return (self.phase("train", tensors, epochs, "both_loss"),)
         feature_epochs = self.config.feature_epochs
         features = feature_epochs
         if features is None:
@@ -254,8 +254,8 @@ class FedPFT(Algorithm):
         else:
             adapting = epochs - features
         alone = () if self.both else ("body",)
-        first = all_ - self.part_of("head", "contrast_prompts", *alone)
-        second = all_ - self.part_of("prompts", "projection")
+        first = tensors - self.part_of("head", "contrast_prompts", *alone)
+        second = tensors - self.part_of("prompts", "projection")
         return (
             self.phase(
                 "features",

@@ -301,12 +301,12 @@ def finite_entries(y: Array) -> Array:
     Raises:
         DataFault: a number is not finite.
     """
-    numbers_ = y.astype(np.float32 if y.dtype.kind == "f" else np.int64)
-    odd = ~np.isfinite(numbers_).reshape(len(y), -1)
+    targets_array = y.astype(np.float32 if y.dtype.kind == "f" else np.int64)
+    odd = ~np.isfinite(targets_array).reshape(len(y), -1)
     refuse_where(
-        np.logical_or.reduce(odd, 1), numbers_, "targets must be finite float32"
+        np.logical_or.reduce(odd, 1), targets_array, "targets must be finite float32"
     )
-    return numbers_
+    return targets_array
 
 
 def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Names]:

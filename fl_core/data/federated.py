@@ -367,16 +367,18 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
     >>> notes(load("heart"))
     []
     """
-    notes_ = []
+    sentences = []
     if len(data.names) == 1 and not alone:
-        notes_.append("there is one client only: nothing is federated, it trains alone")
+        sentences.append(
+            "there is one client only: nothing is federated, it trains alone"
+        )
     for what, words in (("clients", data.names), ("classes", data.classes)):
         for group in nearly_equal(words):
             group_names = listing(map(repr, group))
-            notes_.append(
+            sentences.append(
                 f"the {what} {group_names} differ by spaces or capitals only; each is one of its own"
             )
-    notes_ += _of_classes(data)
+    sentences += _of_classes(data)
     largest, place = 0.0, ""
     kinds = getattr(getattr(data.shape, "layout", None), "dtypes", ())
     scales = all(kind.is_floating_point for kind in kinds)  # unlike ids of tokens
@@ -390,7 +392,7 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
                 place = f"column {inputs[k]!r}" if inputs else f"feature {k} (counted from 0)"  # fmt: skip
     if largest > LARGE:
         place = f" in {place}" if len(data.shape) == 1 else ""
-        notes_.append(
+        sentences.append(
             f"features are as large as {largest:.3g}{place}: scale them, or training is likely to diverge"
         )
     if len(words := data.words or ()) > 1:
@@ -398,7 +400,7 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
         unknown, n_known = (ids == UNKNOWN).sum(), (ids >= len(SPECIAL)).sum()
         share = float(unknown / (unknown + n_known).clamp(min=1))
         if share > NOTED:
-            notes_.append(
+            sentences.append(
                 f"{share:.0%} of the words in validation texts are not among the {len(words):,} of training texts"
             )
     keys: dict[str, list[int]] = {}
@@ -411,12 +413,12 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
     for split in SPLITS[1:]:
         again = sum(key in seen for key in keys[split])
         if again > REPEATED * len(keys[split]):
-            notes_.append(
+            sentences.append(
                 f"{again:,} of {len(keys[split]):,} {split} samples equal a training sample: scores may be too good"
             )
     if data.copies_note:
-        notes_.append(data.copies_note)
-    return notes_
+        sentences.append(data.copies_note)
+    return sentences
 
 
 def client_notes(data: FederatedData) -> list[str]:
@@ -429,21 +431,21 @@ def client_notes(data: FederatedData) -> list[str]:
     if data.task == SURVIVAL:
         none = "no event among its training samples: it learns nothing"
         kinds[none] = [name for name, y in ys.items() if not y[:, 1].any()]
-    notes_ = []
+    sentences = []
     for what, names in kinds.items():
         if len(names) > MANY:
             some = listing(in_order(names), 3)
-            notes_.append(f"{len(names)} of {len(ys)} clients have {what}: {some}")
+            sentences.append(f"{len(names)} of {len(ys)} clients have {what}: {some}")
         else:
-            notes_ += [f"client {name!r} has {what}" for name in names]
+            sentences += [f"client {name!r} has {what}" for name in names]
     if data.task == REGRESSION and not getattr(data.preprocessing, "target", ()):
         spread = float(torch.cat([*ys.values()]).double().std())
         if not 1 / SPREAD <= spread <= SPREAD:
-            notes_.append(
+            sentences.append(
                 f"the training targets' standard deviation is {spread:.3g}: scale them to about 1, which learning "
                 "rates are made for"
             )
-    return notes_
+    return sentences
 
 
 def _of_classes(data: FederatedData) -> Iterator[str]:

@@ -229,24 +229,24 @@ def read_images(path: Path, size: int | None = None) -> Source:
     Raises:
         UsageError: the layout differs, or an image is unreadable or has another size.
     """
-    listing_ = list_images(path)
-    files = list(listing_["file"])
-    names = sorted(set(listing_["label"]))
+    image_table = list_images(path)
+    files = list(image_table["file"])
+    names = sorted(set(image_table["label"]))
     x, odd = pixels(files, where=path, side=size)
     with located(str(path)):
-        y, classes = arrays.labels(listing_["label"].to_numpy(object), names)
+        y, classes = arrays.labels(image_table["label"].to_numpy(object), names)
     first = files[0].relative_to(path).as_posix()
     columns = [
         Column("image", "pixels in 0..1", x[0].size, example=first, odd=odd),
         Column("class folder", "label", example=classes[0]),
     ]
     source = Source(str(path), x, y, classes)
-    if any(listing_["client"]):
-        owner, clients = arrays.owners(listing_["client"].to_numpy(object))
+    if any(image_table["client"]):
+        owner, clients = arrays.owners(image_table["client"].to_numpy(object))
         columns.insert(0, Column("client folder", "client", example=clients[0]))
         source = replace(source, owner=owner, owner_names=clients)
-    if any(listing_["split"]):
-        source = replace(source, is_train=(listing_["split"] != "test").to_numpy())
+    if any(image_table["split"]):
+        source = replace(source, is_train=(image_table["split"] != "test").to_numpy())
         named = {file.parents[1].name.lower() for file in files}
         splits = sorted(named, key=SPLIT_FOLDERS.index)
         warn(
@@ -400,7 +400,9 @@ def list_images(path: Path) -> pd.DataFrame:
         for file in flat or deep
     ]
     frame = pd.DataFrame(rows, columns=["client", "label", "file"]).assign(split="")
-    named = {name_.lower() for name_ in frame["label" if flat else "client"]}
+    named = {
+        folder_name.lower() for folder_name in frame["label" if flat else "client"]
+    }
     splits = named & {*SPLIT_FOLDERS}
     whole = splits == named and bool(named & {"train", "training"})
     if splits and whole == bool(flat):

@@ -112,13 +112,13 @@ def load(
         "dominance": dominance,
     }
     if indices is not None:
-        options_ = options | {
+        draw_options = options | {
             "partition": partition,
             "clients": clients,
             "splits": splits,
         }
-        options_["split_seed"] = split_seed
-        for name, value in options_.items():
+        draw_options["split_seed"] = split_seed
+        for name, value in draw_options.items():
             if value is not None:
                 raise UsageError(
                     f"{name} must be left out with a stored partition; got {value}."

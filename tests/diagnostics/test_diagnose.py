@@ -92,7 +92,7 @@ def test_every_metric_gives_a_row_for_every_client_and_layer():
         found = layers[-1:] if name == "output_disagreement" else layers
         assert set(
             zip(rows["client"], rows["client_b"], rows["layer"], strict=True)
-        ) == {(*pair_, layer) for pair_ in who for layer in found}
+        ) == {(*clients, layer) for clients in who for layer in found}
         assert len(rows) == len(who) * len(found)
         assert set(rows["estimator"]) != {""}
 

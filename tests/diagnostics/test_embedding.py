@@ -53,13 +53,13 @@ def test_the_input_of_a_layer_is_that_of_its_first_module():
         head=nn.Linear(6, 3),
         layer_groups=("body",),
     )
-    for net_, layer, how, expected in (
+    for network, layer, how, expected in (
         (model, ["0"], {"at": "input"}, x),
         (model, [], {}, model[:3](x)),
         (listed, ["body"], {"at": "input"}, x + 1),
         (listed, [], {}, body[1](body[0](x + 1))),
     ):
-        found = pool(net_, {"a": (x, y)}, *layer, **how).x
+        found = pool(network, {"a": (x, y)}, *layer, **how).x
         np.testing.assert_allclose(found, expected.detach().numpy(), atol=1e-6)
 
 

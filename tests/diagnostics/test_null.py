@@ -53,12 +53,14 @@ def test_groups_are_shuffled_whole():
     part = Split(torch.tensor(rows)[:, None], torch.tensor(rows % 2), rows)
     for null in SHUFFLED:
         cut, real = 0, []
-        for part_ in null_samples({"a": part, "b": part}, null, seed=0).values():
-            found = pd.DataFrame({"group": part_.groups, "label": part_.y.numpy()})
+        for null_part in null_samples({"a": part, "b": part}, null, seed=0).values():
+            found = pd.DataFrame(
+                {"group": null_part.groups, "label": null_part.y.numpy()}
+            )
             patients = found.groupby("group")["label"]
             assert (patients.nunique() == 1).all()
             cut += (patients.size() != 4).sum()
-            real.append(torch.equal(part_.y, part_.x[:, 0] % 2))
+            real.append(torch.equal(null_part.y, null_part.x[:, 0] % 2))
         assert cut <= 2 * (null == "clients")  # the patient at the border of two
         assert all(real) == (null == "clients")
 

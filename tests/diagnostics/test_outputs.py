@@ -73,7 +73,7 @@ def cases():
                 nn.HuberLoss,
             )
         )
-        net, one, two_ = (mlp(10, 5, n, act=act) for n in (3, 1, 2))
+        net, one, two_outputs = (mlp(10, 5, n, act=act) for n in (3, 1, 2))
         first = last(net, lambda z: z.movedim(-1, 1))
         of = {
             "classes": (net, two(10, y=labels()), ce),
@@ -81,7 +81,7 @@ def cases():
             "one output": (one, two(10, y=numbers(1)), bce),
             "numbers": (net, two(10, y=numbers(3)), mse),
             "pixels": (first, two(4, 2, 10, y=labels(4, 2)), ce),
-            "positions": (two_, two(5, 10, y=numbers(5, 2)), bce),
+            "positions": (two_outputs, two(5, 10, y=numbers(5, 2)), bce),
             "huber": (net, two(10, y=numbers(3)), huber),
             "logits": (last(net, lambda z: {"logits": z}), two(10, y=labels()), ce),
             "tuple": (last(net, lambda z: (z, z * 0)), two(10, y=labels()), ce),

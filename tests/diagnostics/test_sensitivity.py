@@ -96,14 +96,14 @@ def test_cumulative_starts_at_one_never_falls_and_has_no_scale(values, scale):
     assert cumulative(np.array(values) * scale) == pytest.approx(s, rel=1e-9)
     assert s[-1] == pytest.approx(sum(values) / values[0], rel=1e-9)
     nan = np.nan
-    for given_, expected in (
+    for importances, expected in (
         ([0.0, 1.0], [nan, nan]),
         ([None, 1.0], [nan, nan]),
         ([2.0, None, 4.0], [1.0, nan, nan]),
         ([2.0, 0.0, 4.0], [1.0, 1.0, 3.0]),
         ([], []),
     ):
-        np.testing.assert_array_equal(cumulative(given_), expected)
+        np.testing.assert_array_equal(cumulative(importances), expected)
 
 
 def test_the_accumulator_over_an_epoch_of_training_equals_brute_force():

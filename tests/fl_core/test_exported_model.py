@@ -277,7 +277,7 @@ HEAD = ",".join(COLUMNS)
 
 
 def test_samples_unlike_those_of_training_are_refused(tmp_path):
-    bytes_ = np.zeros((2, 8, 8), dtype=np.uint8)
+    gray_images = np.zeros((2, 8, 8), dtype=np.uint8)
     for inputs, new, message in (
         ("heart", tmp_path / "nothing.csv", r"nothing\.csv"),
         ("heart", ("a.txt", ""), r"10 columns.*age.*\.csv.*\.npz.*a\.txt"),
@@ -285,9 +285,13 @@ def test_samples_unlike_those_of_training_are_refused(tmp_path):
         ("heart", ("a.npz", "no zip"), r"a\.npz.*readable"),
         ("heart", np.zeros((4, 9)), r"10 columns.*float64.*\[4, 9\]"),
         ("heart", ["a text"], "must be numbers"),
-        ("gray", bytes_[:, None] / 1.0, r"uint8 images of height and width \[8, 8\]"),
+        (
+            "gray",
+            gray_images[:, None] / 1.0,
+            r"uint8 images of height and width \[8, 8\]",
+        ),
         ("gray", tmp_path, "images.*none"),
-        ("floats", bytes_, r"numbers \[n, 1, 8, 8\]"),
+        ("floats", gray_images, r"numbers \[n, 1, 8, 8\]"),
         ("numbers", ("a.csv", "a,b\n1,2\n"), "3 columns.*2"),
         ("texts", np.zeros((2, 8)), "texts"),
         ("named", ("a.csv", "age,dosis\n1,2\n"), "'dose'.*'dosis'"),

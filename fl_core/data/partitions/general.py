@@ -165,7 +165,7 @@ def class_holders(
         order = np.lexsort(
             (
                 generator.random(classes),
-                np.array([len(clients_) for clients_ in holders]),
+                np.array([len(clients_of_class) for clients_of_class in holders]),
             )
         )
         for k in order[:count]:

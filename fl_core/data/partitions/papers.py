@@ -274,15 +274,15 @@ def rounded(shares: Floats, size: int, most: Integers) -> Integers | None:
     """Return whole numbers near ``size x shares`` with sum ``size`` and none above ``most``, or None if impossible."""
     counts = np.zeros(len(shares), dtype=np.int64)
     while counts.sum() < size:
-        open_ = (shares > 0) & (counts < most)
-        if not open_.any():
+        below_most = (shares > 0) & (counts < most)
+        if not below_most.any():
             return None
         missing = size - counts.sum()
-        exact = np.where(open_, shares, 0.0) / shares[open_].sum() * missing
+        exact = np.where(below_most, shares, 0.0) / shares[below_most].sum() * missing
         more = np.floor(exact).astype(np.int64)
         # the largest remainders, then the largest shares
         order = np.lexsort((-shares, more - exact))
-        order = order[open_[order]]
+        order = order[below_most[order]]
         more[order[: missing - more.sum()]] += 1
         counts = np.minimum(counts + more, most)
     return counts

@@ -102,8 +102,8 @@ def test_a_lost_nodes_run_goes_on_elsewhere_to_the_same_bits(
             tmp_path / "ray",
             backend=f"ray:{two_nodes.address}",
         )
-    ((name, round_),) = killed
-    assert 0 < round_ < 80, "the node was killed within the run"
+    ((name, killed_round),) = killed
+    assert 0 < killed_round < 80, "the node was killed within the run"
     assert any(f"is lost: {name} " in str(each.message) for each in said)
     ours = compare(CONFIG, ["local", "playerfl"], [0, 1], tmp_path / "here")
     assert contents(tmp_path / "ray") == contents(tmp_path / "here")
