@@ -36,15 +36,12 @@ from .measurement import (
     no_progress,
 )
 from .metrics.base import METRICS
-from .null import Nulls, on_null, rows_of_nulls
+from .null import NO_NULLS, on_null, rows_of_nulls
 from .report import Report
 
 
-def measure_models(
-    models: Any, data: Any, request: Request, null: Nulls | str | Sequence[str] = ()
-) -> Report:
-    """Measure clients' models, with models, data and nulls as of :func:`diagnostics.measure.diagnose`."""
-    nulls = Nulls.of(null)
+def measure_models(models: Any, data: Any, request: Request) -> Report:
+    """Measure clients' models, with models and data as of :func:`diagnostics.measure.diagnose`."""
     request = replace(request, seed=request.seed or 0, by=request.by or "block")
     subjects, n_models = client_models(models, data, request)
     before = {s.client: s.model for s in subjects}
@@ -93,6 +90,7 @@ def measure_models(
         header["different"] = different
     table = rows.frame({**r, **columns} for r in measured)
     report = Report(table, json.loads(rows.dumps(header)))
+    nulls = request.null
     if not nulls.names:
         return report
     whose = subjects[0].model if n_models == 1 else before
@@ -103,6 +101,7 @@ def measure_models(
         n_train={s.client: s.n_train for s in subjects},
         resamples=0,
         samples=None,
+        null=NO_NULLS,
     )
 
     def on_draw(name: str, draw: int) -> pd.DataFrame:

@@ -43,7 +43,7 @@ from .diagnosis import measure_models
 from .inputs import client_models, fit_outputs
 from .load_weights import folder_kind
 from .metrics.base import DEFAULT
-from .null import NULLS, Nulls, null_data, rows_of_nulls
+from .null import NO_NULLS, NULLS, Nulls, null_data, rows_of_nulls
 from .report import Report
 from .representation.embedding import embed, pool
 from .representation.features import PROBE, probe_set
@@ -125,7 +125,7 @@ def diagnose(
             it is the round of ``result.models``. See :func:`diagnose_run`.
         progress: show a bar. All rows come at the end, so there is no picture to draw before (``live``).
         options: options of single metrics, {metric: {option: value}}, and the rarer settings of
-            :class:`~diagnostics.diagnosis.Request` by name.
+            :class:`~diagnostics.request.Request` by name.
         others: ``own_model`` and ``allow_code`` for a run of your own model or code. A run's own loss is ``loss``.
 
     Raises:
@@ -147,11 +147,12 @@ def diagnose(
         "samples": samples,
         "budget": budget,
         "progress": progress,
+        "null": null,
         "options": options,
     }
     path, engine = getattr(models, "path", models), getattr(models, "engine", None)
     if isinstance(path, str | Path):
-        arguments |= {"round": round, "which": model, "null": null, **objects}
+        arguments |= {"round": round, "which": model, **objects}
         return diagnose_run(path, metrics, **arguments)
     if engine is not None:  # the result of a run that no directory holds
         if (model, round) != ("local", ""):
@@ -165,7 +166,7 @@ def diagnose(
                 client for client in engine.data.clients if client.name in models
             ]
             data = replace(engine.data, clients=clients)
-    report = measure_models(models, data, Request.of(metrics, arguments), null)
+    report = measure_models(models, data, Request.of(metrics, arguments))
     if samples is None and budget is None:
         who = who_could_use(models, data, loss, batch)
         if who:
@@ -413,7 +414,6 @@ def diagnose_run(
     model: Any = None,
     allow_code: str | Collection[str] = (),
     command: str = "",
-    null: Nulls | str | Sequence[str] = (),
     **options: Any,
 ) -> Report:
     """Diagnose the models of a run's checkpoint, each on its own client's training data.
@@ -429,19 +429,17 @@ def diagnose_run(
             Metrics that train copies have the first stored round of at least 20 and of a tenth of all, else the last.
         which: ``local`` (after local training, before aggregation), ``personal`` or ``global``. A client without such a
             model was not sampled in that round. The header lists these clients under ``absent``.
-        null: names of :data:`diagnostics.null.NULLS`. The same models are measured again on each null, for the report's
-            ``nulls``. Nothing is trained, so the models have seen the real data, and the rows record that. ``fresh``
-            measures the weights that the run started from. A run does not store those of your own model: pass it with
-            the same weights.
         data, model, allow_code: your own, if the run was given them. See :func:`fl_core.run.runner.resume`.
-        options: further arguments of :func:`diagnose`.
+        options: further arguments of :func:`diagnose`. With ``null`` the same models are measured again. Nothing is
+            trained, so the models have seen the real data, and the rows record that. ``fresh`` measures the weights
+            that the run started from. A run does not store those of your own model: pass it with the same weights.
 
     Raises:
         UsageError, CorruptError: as :func:`fl_core.run.restore.load_models` and
             :func:`diagnose`. Or ``fresh`` is asked for and the weights that the run started from
             are not known.
     """
-    nulls = Nulls.of(null)
+    request = Request.of(metrics, options)
     which = model_for(metrics, which)
     if kind := folder_kind(path):
         raise UsageError(
@@ -451,7 +449,7 @@ def diagnose_run(
     stored_run = runner.store.Run(path)
     if round == "best":
         round = stored_run.best_round(which)
-    elif round == "" and all(metric.shared for metric in chosen_metrics(metrics)):
+    elif round == "" and all(metric.shared for metric in request.metrics):
         round = stored_run.early_round
     elif round == "":
         round = stored_run.used_round(which)
@@ -460,7 +458,8 @@ def diagnose_run(
     )
     # an own model may have others
     knows_start = stored_run.header()["checkpoint"] == task.header("")["checkpoint"]
-    if not knows_start and not all(NULLS[name].shuffles for name in nulls.names):
+    shuffles = all(NULLS[name].shuffles for name in request.null.names)
+    if not knows_start and not shuffles:
         raise UsageError(
             f"model must have the weights that {path} started from to measure null 'fresh'; got others. "
             "Pass the model as it was before the run."
@@ -476,16 +475,8 @@ def diagnose_run(
         "round": checkpoint,
         "model": which,
     }
-    return diagnose_models(
-        task,
-        models,
-        metrics,
-        context=context,
-        command=command or f"diagnose {path}",
-        null=nulls,
-        knows_start=knows_start,
-        **options,
-    )
+    command = command or f"diagnose {path}"
+    return _at_models(task, models, request, context, command, knows_start)
 
 
 def diagnose_models(
@@ -495,8 +486,6 @@ def diagnose_models(
     *,
     context: Mapping[str, Any],
     command: str = "diagnose",
-    null: Nulls | str | Sequence[str] = (),
-    knows_start: bool = False,
     **options: Any,
 ) -> Report:
     """Diagnose models of a task's clients, each on its own client's training data.
@@ -504,11 +493,25 @@ def diagnose_models(
     Args:
         models: {client: model}, of some or all clients.
         context: columns for all rows.
-        null: as of :func:`diagnose_run`.
-        knows_start: whether the task's model has the weights that training started from.
-        options: further arguments of :func:`diagnose`.
+        options: further arguments of :func:`diagnose`. The task's model need not have the weights that training
+            started from.
     """
-    request = Request.of(metrics, options)
+    return _at_models(task, models, Request.of(metrics, options), context, command)
+
+
+def _at_models(
+    task: Task,
+    models: Mapping[str, Any],
+    request: Request,
+    context: Mapping[str, Any],
+    command: str,
+    knows_start: bool = False,
+) -> Report:
+    """Diagnose models of a task's clients.
+
+    Args:
+        knows_start: whether the task's model has the weights that training started from.
+    """
     for name in models:
         check_known("client of the data", name, task.data.names)
 
@@ -519,12 +522,11 @@ def diagnose_models(
             whose = dict.fromkeys(models, task.model)
         return _diagnose(on, whose, request, context, command, knows_start)
 
-    return _with_nulls(task, null, measured, request, kept=True)
+    return _with_nulls(task, measured, request, kept=True)
 
 
 def _with_nulls(
     task: Task,
-    null: Nulls | str | Sequence[str],
     measured: Callable[[Task, bool, Request], Report],
     request: Request,
     kept: bool = False,
@@ -535,15 +537,15 @@ def _with_nulls(
         measured: (task, whether its models are trained, request) -> the report.
         kept: as in :func:`diagnostics.null.rows_of_nulls`.
     """
-    nulls = Nulls.of(null)
-    report = measured(task, True, request)
+    nulls, real = request.null, replace(request, null=NO_NULLS)
+    report = measured(task, True, real)
     if not nulls.names:
         return report
 
     def rows_of(null: str, draw: int) -> pd.DataFrame:
         data = null_data(task.data, null, task.config.execution.seed, draw)
         trained = NULLS[null].shuffles
-        alone = replace(request, resamples=0)
+        alone = replace(real, resamples=0)
         return measured(replace(task, data=data), trained, alone).frame
 
     return report.with_rows(rows_of_nulls(nulls, rows_of, kept))
@@ -554,7 +556,6 @@ def diagnose_task(
     metrics: Sequence[str] = DEFAULT,
     *,
     command: str = "",
-    null: Nulls | str | Sequence[str] = (),
     clients: Sequence[str] | None = None,
     **options: Any,
 ) -> Report:
@@ -566,16 +567,14 @@ def diagnose_task(
     options ``tensors`` and ``reduce`` of federation sensitivity hold for it too.
 
     Args:
-        null: names of :data:`diagnostics.null.NULLS`. The same is measured again on each null, for the report's
-            ``nulls``. Each draw of a null costs as much again. ``fresh`` has one draw and needs
-            no training.
         clients: the only clients that train and are measured. Default: all. Their values do not depend on this choice.
-        options: further arguments of :func:`diagnose`.
+        options: further arguments of :func:`diagnose`. Each draw of a ``null`` trains and measures again. ``fresh`` has
+            one draw and needs no training.
 
     Raises:
         UsageError: as :func:`diagnose`.
     """
-    request, nulls = Request.of(metrics, options), Nulls.of(null)
+    request = Request.of(metrics, options)
     names = [c.name for c in task.data.clients if len(c.train)]
     whole, _ = _for_task(task, request, names)
     whole.check(  # before training
@@ -588,7 +587,7 @@ def diagnose_task(
             how = _of_first_training
         return how(on, request, clients, command or "diagnose")
 
-    return _with_nulls(task, nulls, measured, request)
+    return _with_nulls(task, measured, request)
 
 
 def _of_start(

@@ -99,6 +99,9 @@ class Nulls:
         return cls(given)
 
 
+NO_NULLS = Nulls(())
+
+
 def null_data(
     data: FederatedData, null: str, seed: int, draw: int = 1
 ) -> FederatedData:

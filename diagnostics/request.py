@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_type_hints
 
 from diagnostics.measurement import Data, Measurement
 from diagnostics.metrics.base import METRIC_ALIASES, METRICS, Metric
+from diagnostics.null import NO_NULLS, Nulls
 from fl_core.errors import (
     OneOf,
     UsageError,
@@ -36,7 +37,7 @@ class Request:
 
     Attributes:
         metrics: each once, in the order given.
-        loss, layers, batch, seed, samples, budget, progress: as in :func:`~diagnostics.measure.diagnose`.
+        loss, layers, batch, seed, samples, budget, progress, null: as in :func:`~diagnostics.measure.diagnose`.
         options: the options given for each metric, by name.
         probe: the samples on which clients' representations are compared, unless a metric's options name its own.
             Default: the first 512 samples of the clients' data, equally many of each.
@@ -62,6 +63,7 @@ class Request:
     samples: Annotated[int | None, at_least(1)] = None
     budget: Annotated[float | None, at_least(0)] = None
     progress: bool = True
+    null: Nulls = NO_NULLS
     probe: Data | None = None
     by: str = ""
     layering: Sequence[Layer] | None = None
@@ -94,6 +96,7 @@ class Request:
                 options_of[name] |= value
             else:
                 values[name] = value
+        values["null"] = Nulls.of(values.get("null", ()))
         if values.get("layers") is not None:
             values["layers"] = as_list("layers", values["layers"])
         for name, value in values.items():

@@ -1,6 +1,7 @@
-"""``python -m docs.lists``: writes the lists of algorithms, metrics, rules, datasets and models.
+"""``python -m docs.lists``: writes the lists of algorithms, metrics, rules, datasets and models, and the typed keys.
 
-They stand on pages, and in the file that ``fedlayers list`` prints.
+They stand on pages, and in the file that ``fedlayers list`` prints. The keys of a run stand in :mod:`fl_core.config`.
+:mod:`fl_core.keys` repeats their types for editors and type checkers, which cannot derive them.
 
 A list stands between ``<!-- list:KIND -->`` and ``<!-- end -->``. The rest of a page stays as it is.
 """
@@ -16,7 +17,7 @@ from typing import Any
 
 from diagnostics.metrics import STORED
 from fedlayers.cli import folders
-from fl_core import data
+from fl_core import config, data, keys
 from fl_core.algorithms.base import defaults_of
 from fl_core.data.registry import general
 from fl_core.errors import UsageError, check_known
@@ -42,6 +43,51 @@ HOMES = {
 def registry(kind: str) -> Registry[Any]:
     """Return the registry of a kind, one of :data:`HOMES`."""
     return import_object("registry", HOMES[check_known("kind", kind, HOMES)])
+
+
+# --- the keys of a run for type checkers -------------------------------------------------------------------------
+
+KEYS_FILE = Path(keys.__file__)
+KEYS_SOURCE = '''"""The types of a run's keys for editors. ``make lists`` writes them from :mod:`fl_core.config`."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+
+class Keys(TypedDict, total=False):
+    """The keys of a configuration by name that every study takes."""
+
+{shared}
+
+class RunKeys(Keys, total=False):
+    """Keys, with the options of the one algorithm."""
+
+{of_algorithm}
+
+class AllKeys(RunKeys, total=False):
+    """All keys of :class:`~fl_core.config.RunConfig`."""
+
+{of_configuration}'''
+CLASS_OF = {
+    "options": "of_algorithm",
+    "model": "of_configuration",
+    "plan": "of_configuration",
+}
+"""The keys that some functions take as another argument."""
+
+
+def typed_keys() -> str:
+    """Return the source of :mod:`fl_core.keys`: each key of a configuration with the type that a call takes."""
+    lines = dict.fromkeys(("shared", "of_algorithm", "of_configuration"), "")
+    for key, declared in config.KEYS.items():
+        hint = declared.accepts
+        if hint in (bool, int, float, str):
+            hint = hint.__name__
+        plain = re.sub(r"\b[a-zA-Z_]\w*\.", "", str(hint))  # without names of modules
+        types = sorted(plain.split(" | "), key="None".__eq__)
+        lines[CLASS_OF.get(key, "shared")] += f"    {key}: {' | '.join(types)}\n"
+    return KEYS_SOURCE.format(**lines)
 
 
 # --- what ``fedlayers list`` prints -----------------------------------------------------------------------------
@@ -243,6 +289,7 @@ def main(*paths: Path) -> None:
         text = path.read_text(encoding="utf-8")
         if paths or BLOCK.search(text):
             path.write_text(updated(text), encoding="utf-8")
+    KEYS_FILE.write_text(typed_keys(), encoding="utf-8")
     write_json(STORED, facts())
     listings = {what: make() for what, make in LISTINGS.items()}
     write_json(folders.STORED, listings)

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fl_core.config import RunConfig, RunKeys, with_own
+from fl_core.config import RunConfig, with_own
 from fl_core.errors import UsageError, as_list
+from fl_core.keys import RunKeys
 
 if TYPE_CHECKING:
     from fedlayers.run_result import RunResult

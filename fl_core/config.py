@@ -41,6 +41,7 @@ from fl_core.errors import (
     python_values,
     with_named_keys,
 )
+from fl_core.keys import AllKeys
 from fl_core.models.tokens import FILE as TOKENIZER, pixels_of
 from fl_core.registry import Registry, is_outside
 
@@ -75,11 +76,22 @@ class Mark(Enum):
     DRAW = "an option of the partition over clients"
 
 
+@dataclass(frozen=True)
+class Also:
+    """What a key takes in a call, next to the type that is stored.
+
+    Attributes:
+        hint: its type.
+    """
+
+    hint: Any
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Reading):
     """The data, and their partition over clients. Defaults: see fedlayers list datasets."""
 
-    dataset: Annotated[str, Mark.CODE] = "heart"
+    dataset: Annotated[str, Mark.CODE, Also(Path | Sequence[str | Path])] = "heart"
     """Dataset: a name, your file or folder, several tables (one per client), or package.module:function."""
     data_root: str | None = None
     """Folder of the datasets' files. Default: $FEDLAYERS_DATA_ROOT."""
@@ -157,7 +169,9 @@ class TrainingConfig:
     """Maximum norm of the gradient in a step. Larger gradients are scaled down."""
     keep_optimizer: bool | None = None
     """Keep each client's optimiser state between rounds."""
-    loss: Annotated[str | None, OneOf("loss", (*LOSSES, OWN))] = None
+    loss: Annotated[
+        str | None, OneOf("loss", (*LOSSES, OWN)), Also(Callable[..., Any])
+    ] = None
     """Loss: cross_entropy, focal, player_focal or bce (two classes only). For regression: mse, mae or huber."""
     loss_options: dict[str, Any] | None = None
     """Options of the loss. If it is the dataset's own, omitted options are the dataset's."""
@@ -171,7 +185,7 @@ class TrainingConfig:
 class FederationConfig:
     """The algorithm, its plan, and who takes part in a round."""
 
-    algorithm: Annotated[str, Mark.CODE] = "fedavg"
+    algorithm: Annotated[str, Mark.CODE, Also(type[Any])] = "fedavg"
     """Algorithm: a name (see fedlayers list algorithms), or package.module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own configuration."""
@@ -214,91 +228,10 @@ class ExecutionConfig:
     most 2."""
     checkpoint_every: Annotated[int | None, at_least(1)] = None
     """Rounds between checkpoints. Default: a twentieth of the rounds."""
-    measure: list[str] | None = None
+    measure: Annotated[list[str] | None, Also(str)] = None
     """Metrics of layers to measure while training, such as cka grad_similarity: see fedlayers list metrics."""
     measure_every: Annotated[int, at_least(1)] = 5
     """Rounds between two measurements while training. The last round is measured, too."""
-
-
-class Keys(TypedDict, total=False):
-    """The keys of a configuration by name that every study takes."""
-
-    dataset: str | Path | Sequence[str | Path]
-    data_root: str | None
-    download: bool
-    clients: int | None
-    partition: str | None
-    alpha: float | None
-    classes_per_client: int | None
-    samples_per_client: int | None
-    dominance: float | None
-    max_samples: int | None
-    split_seed: int | None
-    positive: str | None
-    client_column: str
-    label_column: str
-    text_column: str
-    tokenizer: str | None
-    columns: list[str] | None
-    exclude_columns: list[str] | None
-    categories: list[str] | None
-    csv: dict[str, Any] | None
-    scale: str | None
-    impute: str
-    clip: str
-    task: str
-    group_column: str | None
-    drop_missing_labels: bool
-    fill_missing_columns: bool
-    image_size: int | None
-    model_options: dict[str, Any]
-    init: str | None
-    batchnorm: str
-    layer_granularity: str
-    adapt: str | None
-    epochs: int | None
-    batch_size: int | None
-    lr: float | None
-    optimizer: str | None
-    momentum: float | None
-    weight_decay: float | None
-    amsgrad: bool | None
-    max_grad_norm: float | None
-    keep_optimizer: bool | None
-    loss: str | Callable[..., Any] | None
-    loss_options: dict[str, Any] | None
-    class_weights: str
-    precision: str
-    algorithm: str | type[Any]
-    rule: str
-    threshold: float
-    rounds: int | None
-    patience: int | None
-    monitor: str | None
-    participation: float
-    client_weights: str
-    client_dropout: float
-    seed: int
-    workers: int
-    device: str
-    stack: str
-    eval_every: int | None
-    checkpoint_every: int | None
-    measure: str | list[str] | None
-    measure_every: int
-
-
-class RunKeys(Keys, total=False):
-    """Keys, with the options of the one algorithm."""
-
-    options: dict[str, Any]
-
-
-class AllKeys(RunKeys, total=False):
-    """All keys of :class:`RunConfig`."""
-
-    model: str | None
-    plan: str | None
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -423,12 +356,13 @@ GROUPS: dict[str, type] = {
 
 
 class Key(NamedTuple):
-    """A key of the configuration: its group, type, default, and marks."""
+    """A key of the configuration: its group, stored type, default, marks, and the type that a call may give."""
 
     group: str
     hint: Any
     default: Any
     marks: frozenset[Mark]
+    accepts: Any
 
 
 def _keys() -> Iterator[tuple[str, Key]]:
@@ -442,7 +376,11 @@ def _keys() -> Iterator[tuple[str, Key]]:
             if extras:
                 plain = hint.__origin__
             marks = frozenset(mark for mark in extras if isinstance(mark, Mark))
-            yield name, Key(group, plain, getattr(default, name), marks)
+            accepts = plain
+            for extra in extras:
+                if isinstance(extra, Also):
+                    accepts |= extra.hint
+            yield name, Key(group, plain, getattr(default, name), marks, accepts)
 
 
 KEYS = dict(_keys())

@@ -141,7 +141,6 @@ class Diagnose(OfRun):
         from fl_core.rows import records
         from fl_core.run import runner
 
-        nulls = Nulls(self.null, self.null_draws)
         metrics = self.metrics or DEFAULT
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
         options = by_name(self.option, "metric", tuple(chosen))
@@ -154,9 +153,10 @@ class Diagnose(OfRun):
             "options": options,
             "resamples": self.resamples,
             "batch": self.measure_batch,
+            "null": Nulls(self.null, self.null_draws),
         }
-        Request.of(metrics, how)  # refuses them before any work
-        how |= {"command": line, "null": nulls}
+        nulls = Request.of(metrics, how).null  # refuses them before any work
+        how |= {"command": line}
         notes: list[str] = []
         if self.dir is not None:
             report = measure.diagnose_run(

@@ -25,7 +25,8 @@ from fedlayers.decision.training import (
 from fedlayers.decision.verdict import actions_of, answer
 from fedlayers.decision.ways import LINEAR, Ways
 from fl_core import __version__, tree
-from fl_core.config import RunConfig, RunKeys, with_own
+from fl_core.config import RunConfig, with_own
+from fl_core.keys import RunKeys
 from fl_core.plan import LayerPlan
 from fl_core.progress import say
 from fl_core.rows import check_score

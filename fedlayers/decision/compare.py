@@ -32,7 +32,7 @@ from fedlayers.decision.simple import baseline_rows, predictors, rows_of
 from fedlayers.decision.table import TEST, VALIDATION, LossTable, Part, mean_alone
 from fedlayers.decision.ways import Way
 from fl_core import __version__, rows
-from fl_core.config import AUTO, ROUNDS, Keys, RunConfig, with_own
+from fl_core.config import AUTO, ROUNDS, RunConfig, with_own
 from fl_core.data import Partition
 from fl_core.display import csv_bytes
 from fl_core.errors import (
@@ -44,6 +44,7 @@ from fl_core.errors import (
     listing,
     warn,
 )
+from fl_core.keys import Keys
 from fl_core.plan import LayerPlan
 from fl_core.rows import MAIN, check_score, main_score
 from fl_core.run.task import Task, plan_at

@@ -22,9 +22,10 @@ from fedlayers.decision.table import (
 from fedlayers.decision.training import foreseen, question, train_ways
 from fedlayers.decision.verdict import actions_of
 from fedlayers.decision.ways import Ways
-from fl_core.config import Keys, RunConfig, with_own
+from fl_core.config import RunConfig, with_own
 from fl_core.display import Displayed, Summary, csv_bytes
 from fl_core.errors import UsageError, plural
+from fl_core.keys import Keys
 from fl_core.progress import say
 from fl_core.rows import check_score, in_column, label_of
 from fl_core.statistics import mean_interval

@@ -26,6 +26,11 @@ def test_stored_facts_of_metrics_are_up_to_date():
     assert STORED.read_bytes() == json_bytes(lists.facts())
 
 
+def test_types_of_keys_are_up_to_date():
+    """``make lists`` brings them up to date."""
+    assert lists.KEYS_FILE.read_text(encoding="utf-8") == lists.typed_keys()
+
+
 @pytest.mark.parametrize("kind", lists.LISTS)
 def test_a_list_names_everything_once(kind):
     table = lists.LISTS[kind]()

@@ -58,7 +58,7 @@ ROOMS = {
         "layers plan",
         "models",
         "data",
-        "config",
+        "config keys",
         "training",
         "algorithms",
         "records",
