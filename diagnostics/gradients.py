@@ -381,7 +381,7 @@ class Noise:
     sums: Tree = field(default_factory=dict)
 
     def add(self, name: str, squares: Tensor, total: Tensor) -> None:
-        """Add the sums over some samples."""
+        """Add a batch to a tensor's sums: of its samples' squared gradient norms, and of their gradients."""
         self.squares[name] = self.squares.get(name, 0) + squares.double().sum()
         self.sums[name] = self.sums.get(name, 0) + total.double()
 

@@ -71,9 +71,12 @@ class BenchmarkLine:
     """What a rule of a metric loses in the federations of the benchmark.
 
     Attributes:
-        lost: the mean points lost to the best plan, by federation, of those where every seed has a plan.
-        head_local: the same of a local head.
-        plans: the number of different plans that it named in federations of one network with a known answer, at most.
+        rounds: training rounds before the metric is measured.
+        lost: {federation: points of accuracy that the rule's plan has less than the best plan}, a mean over seeds. It
+            has the federations where the rule names a plan in every seed.
+        head_local: the points that a local head loses in these federations.
+        plans: the largest number of different plans that the rule named with one network, over federations whose
+            answers are known. A rule that always names one plan has 1.
     """
 
     metric: str

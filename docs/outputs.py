@@ -2,7 +2,8 @@
 
 A block ``console`` has lines ``$ command``, each followed by what it prints. A comment ``<!-- short: FLAGS -->`` after
 a block gives flags with which a test runs the block's commands faster. After ``<!-- refused -->`` the commands must end
-in an error, which is shown. A block ``python`` that begins with ``# NAME.py`` is a file that the commands find.
+in an error, which is shown. At most 15 lines are shown; a block ``text`` in ``<details>`` below has the rest, from the
+same line on as before. A block ``python`` that begins with ``# NAME.py`` is a file that the commands find.
 
 Between ``<!-- seconds -->`` and ``<!-- end -->`` is a table of how long each command took.
 """
@@ -22,8 +23,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+MOST_LINES = 15
+"""Lines of a block that a page shows before its reader unfolds it."""
+FOLD = "\n\n<details>\n<summary>{summary}</summary>\n\n```text\n{rest}```\n\n</details>"
+REST = "The rest of the output"
 BLOCK = re.compile(
-    r"```console\n(?P<text>.*?)```(?:\n<!-- short: (?P<short>.*?) -->)?(?P<refused>\n<!-- refused -->)?",
+    r"```console\n(?P<text>.*?)```"
+    + f"(?:{FOLD.format(summary='(?P<summary>.*?)', rest='(?P<rest>.*?)')})?"
+    + r"(?:\n<!-- short: (?P<short>.*?) -->)?(?P<refused>\n<!-- refused -->)?",
     re.DOTALL,
 )
 FILE = re.compile(r"```python\n# (?P<name>\w+\.py)\n(?P<text>.*?)```", re.DOTALL)
@@ -40,17 +47,51 @@ class Step:
     output: str
 
 
-def steps(text: str) -> list[Step]:
-    """Return the commands of one block.
+def steps(block: re.Match[str]) -> list[Step]:
+    """Return the commands of one block, with all their output.
 
-    >>> steps("$ fedlayers list\\nalgorithms\\n$ fedlayers --help\\n")
+    >>> steps(BLOCK.search("```console\\n$ fedlayers list\\nalgorithms\\n$ fedlayers --help\\n```"))
     [Step(command='fedlayers list', output='algorithms\\n'), Step(command='fedlayers --help', output='')]
     """
+    text = block["text"] + (block["rest"] or "")
     parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)[1:]
     return [
         Step(command, output)
         for command, output in zip(parts[::2], parts[1::2], strict=True)
     ]
+
+
+def in_one_go(text: str, word: str = "") -> list[re.Match[str]]:
+    """Return the page's first block that has a word, and those that follow it without a sentence between.
+
+    >>> page = "```console\\n1\\n```\\n\\n```console\\n2\\n```\\nThen:\\n```console\\n3\\n```"
+    >>> [block["text"] for block in in_one_go(page)]
+    ['1\\n', '2\\n']
+    """
+    blocks: list[re.Match[str]] = []
+    for block in BLOCK.finditer(text):
+        if blocks and text[blocks[-1].end() : block.start()].strip():
+            return blocks
+        if blocks or word in block["text"]:
+            blocks.append(block)
+    return blocks
+
+
+def folded(printed: str, shown: int = 0, summary: str = REST) -> str:
+    """Return a console block of what commands print. Below it are folded the lines that are too many.
+
+    Args:
+        shown: number of lines to show if there are too many. Default: those up to the last empty one of 15.
+    """
+    lines = [f"{line}\n" for line in printed.rstrip().splitlines()]
+    if len(lines) <= MOST_LINES:
+        shown, rest = len(lines), ""
+    else:
+        empty = [k for k, line in enumerate(lines[:MOST_LINES], 1) if line == "\n"]
+        shown = shown or max(empty, default=MOST_LINES)
+        rest = FOLD.format(summary=summary, rest="".join(lines[shown:]))
+    text = "".join(lines[:shown])
+    return f"```console\n{text}```{rest}"
 
 
 def folder(path: Path, text: str = "") -> Path:
@@ -124,11 +165,12 @@ def updated(text: str) -> str:
 
         def rewritten(found: re.Match[str]) -> str:
             printed = "".join(
-                shown(step.command, bool(found["refused"]))
-                for step in steps(found["text"])
+                shown(step.command, bool(found["refused"])) for step in steps(found)
             )
-            rest = f"\n<!-- short: {found['short']} -->" if found["short"] else ""
-            return f"```console\n{printed.rstrip()}\n```{rest}{found['refused'] or ''}"
+            before = found["text"].count("\n") if found["rest"] else 0
+            block = folded(printed, before, found["summary"] or REST)
+            short = f"\n<!-- short: {found['short']} -->" if found["short"] else ""
+            return f"{block}{short}{found['refused'] or ''}"
 
         text = BLOCK.sub(rewritten, text)
     lines = [

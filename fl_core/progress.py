@@ -97,7 +97,7 @@ class Cell:
         return time.monotonic() - self._last >= SECONDS
 
     def show(self, contents: dict[str, Any], **how: Any) -> None:
-        """Show contents by their type."""
+        """Show contents, {MIME type: content}, in the cell, in place of what it showed before."""
         from IPython.display import DisplayHandle
 
         if self._handle is None:

@@ -329,7 +329,7 @@ def default_seeds(task: Task) -> tuple[int, ...]:
 
 
 def run_flops(task: Task) -> float:
-    """Return the training FLOPs of a FedAvg run."""
+    """Return the FLOPs that all clients together spend on training in a FedAvg run, without evaluation."""
     config = task.config
     names = frozenset(dict(task.model.named_parameters()))
     with torch.no_grad():

@@ -71,8 +71,9 @@ class SiteLosses(SeedLosses):
     """The losses of one seed over sites. Only the loss can rank, and no client's score is known here.
 
     Args:
-        task: of FedAvg in this seed, without samples.
-        sites: connected. first: the seed of the test samples.
+        task: the FedAvg task of this seed, without samples.
+        sites: the connected sites.
+        first: the seed that drew the test samples.
     """
 
     def __init__(self, task: Task, sites: Sites, first: int) -> None:

@@ -69,7 +69,18 @@ class ContrastiveBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompting:
-    """Options of both algorithms."""
+    """The options that FedPFT and its variants share.
+
+    Attributes:
+        prompts: number of each client's prompts for classification.
+        feature_epochs: local epochs of the features phase. Default: all but a fifth of the round's epochs.
+        transform_lr: learning rate of the attention. Default: a share of the run's.
+        heads: heads of the attention. They divide the features.
+        temperature: of the contrastive loss.
+        momentum: of the average of weights that makes the keys of the contrastive loss.
+        queue: number of keys of earlier batches that a client keeps.
+        attention: number of test samples whose attention is recorded after the last round.
+    """
 
     prompts: int = 10
     feature_epochs: int | None = None

@@ -125,7 +125,7 @@ class _PFedLA(Partitioning):
 @partition
 @dataclass(frozen=True)
 class NonIID1(_PFedLA):
-    """pFedLA's non-IID_1: equally many samples a client, of a few classes only.
+    """pFedLA's non-IID_1: clients of equal size, each with samples of a few classes only.
 
     - ``classes_per_client``: 4 by default, and 12 for 100 classes or more.
     - ``samples_per_client``: by default a hundredth of all, at most 700. It is the same for 10 and 100 clients.
@@ -138,10 +138,10 @@ class NonIID1(_PFedLA):
 @partition
 @dataclass(frozen=True)
 class NonIID2(_PFedLA):
-    """pFedLA's non-IID_2: equally many samples a client, most of a few classes, the rest even over all others.
+    """pFedLA's non-IID_2: clients of equal size, most of whose samples have a few classes, the rest any other.
 
     - ``classes_per_client``: 2 by default, and 6 for 100 classes or more.
-    - ``dominance``: their share of the samples. The paper does not state it.
+    - ``dominance``: share of a client's samples from these classes, 0.5 by default. The paper does not state it.
     - ``samples_per_client``: as in ``non_iid_1``.
     """
 
@@ -227,9 +227,10 @@ class _FedPFT(Partitioning):
 @partition
 @dataclass(frozen=True)
 class FedPFTDirichlet(_FedPFT):
-    """FedPFT's: equally many samples a client, of a label distribution from a Dirichlet over classes.
+    """FedPFT's Dirichlet partition: clients of equal size, each with its own drawn shares of the classes.
 
-    In ``dirichlet`` it is over clients for every class (Wu et al. 2025, appendix B).
+    The shares of a client are drawn over classes. In ``dirichlet`` those of a class are drawn over clients
+    (Wu et al. 2025, appendix B).
 
     - ``samples_per_client``: for training. The other splits follow from their shares.
     - ``alpha``: concentration of the Dirichlet. With a smaller one clients differ more.
@@ -246,7 +247,7 @@ class FedPFTDirichlet(_FedPFT):
 @partition
 @dataclass(frozen=True)
 class FedPFTPathological(_FedPFT):
-    """FedPFT's: equally many samples a client, even over a few random classes.
+    """FedPFT's pathological partition: clients of equal size, each with equally many samples of a few random classes.
 
     - ``samples_per_client``: as in ``fedpft_dirichlet``.
     - ``classes_per_client``: a fifth of all by default.
