@@ -100,6 +100,13 @@ def every_other(names, start=0, of=2):
     ]
 
 
+def with_slow(names, slow):
+    """Values of a test's parameter, of which some are left to the slow tests."""
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in names
+    ]
+
+
 def samples(
     sizes=SIZES,
     shape=(1, 6, 6),

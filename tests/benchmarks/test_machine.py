@@ -4,23 +4,18 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 from benchmarks.machine import Steps
 from benchmarks.operations import least
 from fl_core.data import Split
+from tests.made import mlp
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 
 
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 5))
-
-
 def steps(layer=""):
     return Steps(
-        network(), Split(torch.randn(20, 10), torch.arange(20) % 5), 8, SGD, layer
+        mlp(10, 6, 5), Split(torch.randn(20, 10), torch.arange(20) % 5), 8, SGD, layer
     )
 
 
@@ -43,7 +38,7 @@ def test_a_pass_counts_its_matrix_products(layer, products):
     ("layer", "share"), [("0", (60 + 30 + 60 + 30) / 210), ("2", (30 + 30) / 210)]
 )
 def test_what_a_layer_alone_cannot_save_begins_where_it_stands(layer, share):
-    model = network()
+    model = mlp(10, 6, 5)
     frozen, *others = model.parameters()
     frozen.requires_grad_(False)
     assert least(

@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fl_core.layers import Layer
 from fl_core.training.losses import build
-from tests.networks import Wired
+from tests.made import Wired
 
 CE, FOCAL = build("cross_entropy"), build("player_focal")
 

@@ -4,13 +4,12 @@ from html.parser import HTMLParser
 from itertools import combinations, product
 
 import numpy as np
-import torch
-from torch import nn
 
 from diagnostics.representation.embedding import Pool
 from fl_core import rows as schema
 from fl_core.layers import Layer
 from fl_core.plan import Evidence, LayerPlan
+from tests.made import separated
 
 HOSPITALS = {"Cleveland": 193, "Hungarian": 167, "Switzerland": 29, "VA": 83}
 
@@ -66,22 +65,9 @@ def results():
     return schema.frame(found)
 
 
-def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 3))
-
-
 def pair(n=30, seed=0):
     """Samples of three classes, and their labels."""
-    g = torch.Generator().manual_seed(seed)
-    y = torch.arange(n) % 3
-    return torch.randn(n, 4, generator=g) + 1.2 * nn.functional.one_hot(y, 4), y
-
-
-def doubles(n=20, seed=1):
-    """Samples in float64 with labels at random."""
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(n, 4, generator=g).double(), torch.randint(3, (n,), generator=g)
+    return separated(n, 4, 1.2, seed)
 
 
 def parted(n=60, d=8):

@@ -16,6 +16,8 @@ import fedlayers as fl
 from diagnostics.metrics.base import METRICS
 from fl_core.data.federated import Split
 from fl_core.training.phases import Training
+from tests.conftest import with_slow
+from tests.made import normal
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -27,10 +29,6 @@ SHARES = (0, 0.03, 0.08, 0.15, 0.25, 0.35, 0.5, 0.55, 0.65, 0.75, 0.85, 0.92, 0.
 NOTHING_AT_HALF = {"clients_differ", "layer_cost"}
 """Metrics without a value at half of their time: all of it goes into what their values share."""
 KEYS = ["variant", "layer", "client", "client_b", "split"]
-
-
-def draw(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def network(seed: int) -> nn.Module:
@@ -61,14 +59,14 @@ def measured(name: str, budget: float | None = None) -> tuple[pd.DataFrame, int]
     clients = COMPARED if METRICS[name].pairs else CLIENTS
     models = {client: network(k) for k, client in enumerate(clients)}
     data = {
-        client: (draw(k, 24, 5), torch.arange(24) % 3)
+        client: (normal(24, 5, seed=k), torch.arange(24) % 3)
         for k, client in enumerate(clients)
     }
     options = {}
     if METRICS[name].shared:
         models = dict.fromkeys(clients, network(0))
         test = {
-            client: Split(draw(9 + k, 30, 5), torch.arange(30) % 3)
+            client: Split(normal(30, 5, seed=9 + k), torch.arange(30) % 3)
             for k, client in enumerate(clients)
         }
         options = {name: {"test": test, "training": Training(lr=0.05, batch_size=16)}}
@@ -97,13 +95,7 @@ SLOW = (
 )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-        for name in sorted(METRICS)
-    ],
-)
+@pytest.mark.parametrize("name", with_slow(sorted(METRICS), SLOW))
 def test_a_budget_changes_no_value(name: str) -> None:
     _, looks = measured(name, 1e9)
     whole, _ = measured(name)

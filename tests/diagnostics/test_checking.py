@@ -8,7 +8,7 @@ from torch.utils.data import ConcatDataset, TensorDataset
 from diagnostics import diagnosis
 from diagnostics.measure import diagnose
 from tests.conftest import refuses
-from tests.networks import Wired
+from tests.made import Wired
 
 X, Y = (
     torch.randn(40, 4, generator=torch.Generator().manual_seed(0)),

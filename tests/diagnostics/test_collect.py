@@ -2,9 +2,7 @@
 
 import matplotlib.pyplot as plt
 import pytest
-import torch
 from PIL import Image
-from torch import nn
 
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS
@@ -15,27 +13,15 @@ from fl_core.layers import Layer
 from fl_core.plan import Evidence, LayerPlan
 from fl_core.records.store import Run
 from tests.conftest import refuses
+from tests.made import labelled, mlp
 
 LAYERS = ["0", "2"]
 
 
-def network(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3))
-
-
-def samples(seed=0):
-    drawn = torch.Generator().manual_seed(seed)
-    return torch.randn(40, 4, generator=drawn), torch.randint(
-        0, 3, (40,), generator=drawn
-    )
-
-
 @pytest.mark.slow
 def test_every_metric_that_is_measured_is_in_the_album():
-    models, data = (
-        {n: make(k) for k, n in enumerate("ab")} for make in (network, samples)
-    )
+    models = {name: mlp(4, 3, 3, seed=k) for k, name in enumerate("ab")}
+    data = {name: labelled(40, k) for k, name in enumerate("ab")}
     apart = {"update_magnitude", "clients_differ", "layer_tuning"}  # need a start
     names = [*{*METRICS} - apart]
     frame = diagnose(models, data, names, options={"cka": {"variant": "pairs"}}).frame

@@ -25,7 +25,7 @@ from tests.diagnostics.similarities import (
     shifted_procrustes,
     svcca,
 )
-from tests.networks import Wired
+from tests.made import Wired, labelled
 
 C, N = 3, 48
 RELEASED = "figures.player_fl.released"
@@ -54,8 +54,7 @@ def net(seed=0):
 
 
 def pair(n=N, seed=1):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(n, 1, 6, 6, generator=g), torch.randint(C, (n,), generator=g)
+    return labelled(n, seed, (1, 6, 6))
 
 
 def measured(

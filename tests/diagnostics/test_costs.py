@@ -19,7 +19,7 @@ from fl_core.run import runner
 from fl_core.run.costs import cost_steps, count_flops, plan_cost
 from tests.conftest import CONFIG, TOY, network, refuses
 from tests.diagnostics.calls import layer_cost
-from tests.networks import Wired
+from tests.made import Wired
 
 N = 3
 

@@ -29,7 +29,7 @@ from fl_core.plan import LayerPlan
 from tests.bounds import forbidden
 from tests.conftest import every_other, refuses
 from tests.diagnostics.calls import call
-from tests.networks import Wired, snapshot
+from tests.made import Wired, labelled as pair, snapshot
 
 C = 3
 ALL = tuple(name for name in METRICS if not METRICS[name].shared)
@@ -53,11 +53,6 @@ def net(seed=0):
         nn.ReLU(),
         nn.Linear(5, C),
     )
-
-
-def pair(n=12, seed=1):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(n, 4, generator=g), torch.randint(C, (n,), generator=g)
 
 
 def run(models=None, data=None, metrics=ALL, **how):

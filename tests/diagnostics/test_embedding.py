@@ -12,12 +12,15 @@ from diagnostics.measure import tsne
 from diagnostics.plots.drawing import COLOURS, MARKERS
 from diagnostics.representation.embedding import centroids, embed, pool
 from tests.conftest import refuses
-from tests.diagnostics.made import net, pair, parted
-from tests.networks import Wired
+from tests.diagnostics.made import pair, parted
+from tests.made import Wired, mlp
 
 
 def test_the_pool_holds_each_client_s_features_by_its_own_model():
-    models, data = {"a": net(0), "b": net(1)}, {"b": pair(20, 1), "a": pair(30, 0)}
+    models, data = (
+        {"a": mlp(4, 40, 3, seed=0), "b": mlp(4, 40, 3, seed=1)},
+        {"b": pair(20, 1), "a": pair(30, 0)},
+    )
     for layer, end in (("0", 1), (None, 2)):  # by default what the classifier takes in
         found = pool(models, data, *filter(None, [layer]), classes=["p", "q", "r"])
         x = torch.cat([models[c][:end](data[c][0]) for c in "ab"]).detach().numpy()
@@ -27,10 +30,10 @@ def test_the_pool_holds_each_client_s_features_by_its_own_model():
         assert found.sample.tolist() == [*range(30), *range(20)]
     few = pool(models, data, samples=12)
     assert [few.clients.tolist().count(c) for c in "ab"] == [6, 6]
-    given = {"models": {"a": net()}, "data": {"a": pair()}}
+    given = {"models": {"a": mlp(4, 40, 3)}, "data": {"a": pair()}}
     for how, words in (
         ({"layer": "1"}, "layer '1'"),
-        ({"models": {"c": net()}}, "data 'c'"),
+        ({"models": {"c": mlp(4, 40, 3)}}, "data 'c'"),
         ({"classes": ["p"]}, "1 .*label 2"),
         ({"at": "inside"}, "side"),
         ({"models": {}}, "no models"),
@@ -120,7 +123,7 @@ def test_the_perplexity_fits_the_number_of_samples_and_is_said():
 
 def test_panels_share_colours_and_markers_and_take_given_axes():
     data = {"a": pair(30), "b": pair(30, 1)}
-    before, after = (tsne(net(), data, layer, iterations=250) for layer in "02")
+    before, after = (tsne(mlp(4, 40, 3), data, layer, iterations=250) for layer in "02")
     frames = {"before": before, "after": after[after["class"] != "0"]}
     _, own = plt.subplots(1, 3)
     axes = plots.tsne_panels(frames, list(own))

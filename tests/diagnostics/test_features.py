@@ -19,7 +19,7 @@ from diagnostics.representation.features import (
 from fl_core.layers import layers_of
 from tests.conftest import refuses
 from tests.diagnostics.calls import separability
-from tests.networks import Wired
+from tests.made import Wired
 
 
 def cnn():

@@ -15,7 +15,7 @@ from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
 from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, network, refuses
-from tests.networks import Wired
+from tests.made import Wired
 
 
 def frozen(*names, kind="plain"):

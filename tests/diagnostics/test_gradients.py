@@ -11,7 +11,7 @@ from diagnostics.measurement import ClientModel
 from fl_core.layers import Layer, layers_of
 from fl_core.training import losses
 from tests.diagnostics.calls import grad_norm, grad_similarity, grad_variance
-from tests.networks import Wired
+from tests.made import Wired, labelled
 
 CE, FOCAL = (
     losses.build("cross_entropy"),
@@ -34,9 +34,7 @@ def net(seed=0):
 
 
 def pair(n=N, seed=1):
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 1, 6, 6, generator=g).double()
-    return x, torch.randint(C, (n,), generator=g)
+    return labelled(n, seed, (1, 6, 6), torch.float64)
 
 
 LAYERS = layers_of(net(), pair()[0][:2])

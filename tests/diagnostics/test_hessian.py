@@ -15,7 +15,7 @@ from fl_core.layers import Layer, layers_of
 from fl_core.training.losses import build
 from tests.conftest import refuses
 from tests.diagnostics.dense import CE, FOCAL, block, images, loose, mlp, pair, tokens
-from tests.networks import Wired
+from tests.made import Wired
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from diagnostics.load_weights import load_clients, load_weights
 from diagnostics.measure import diagnose
 from fedlayers.cli.app import main
 from tests.conftest import every_other, refuses
-from tests.networks import Wired
+from tests.made import Wired
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -11,7 +11,7 @@ from diagnostics.measurement import ClientModel
 from fl_core.layers import layers_of
 from fl_core.training import losses
 from tests.diagnostics.calls import grad_noise
-from tests.networks import Wired
+from tests.made import Wired
 
 CE = losses.build("cross_entropy")
 N, C = 11, 3

@@ -32,7 +32,7 @@ from fl_core.plan import LayerPlan
 from fl_core.run import runner
 from fl_core.run.restore import load_models
 from tests.conftest import TOY, refuses
-from tests.networks import Wired
+from tests.made import Wired
 
 SHUFFLED = [name for name, null in NULLS.items() if null.shuffles]
 SENSITIVITY = "federation_sensitivity"

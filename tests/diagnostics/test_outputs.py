@@ -11,18 +11,12 @@ from diagnostics.measure import diagnose
 from fl_core.models.adapter import IGNORED, output_of
 from tests.conftest import refuses
 from tests.diagnostics.dense import CE, block
-from tests.networks import Wired
+from tests.made import Wired, mlp
 
 
 def last(net, form):
     """Return a network whose output has another form, or the classes at another axis."""
     return Wired(lambda m, x: form(m.net(x)), net=net)
-
-
-def mlp(*sizes, act=nn.ReLU):
-    torch.manual_seed(0)
-    a, b, c = sizes
-    return nn.Sequential(nn.Linear(a, b), act(), nn.Linear(b, c))
 
 
 def references(model, batches, loss):

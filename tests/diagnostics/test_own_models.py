@@ -13,6 +13,7 @@ import fedlayers as fl
 from fedlayers.cli.app import main
 from fl_core.plan import Evidence, labels_of
 from fl_core.rows import frame, row
+from tests.made import mlp
 
 
 def right(sign):
@@ -91,13 +92,9 @@ def test_doors_that_train_note_a_softmax_at_the_end(tmp_path):
         fl.compare(config, ["local"], 1, tmp_path / "rows", progress=False, **given)
 
 
-def network(width):
-    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
-
-
 def test_select_says_in_python_what_the_command_line_says(tmp_path, capsys):
     """Models of other widths have no average. A plan that shares nothing or all says so."""
-    wide = {"north": network(3), "south": network(5)}
+    wide = {"north": mlp(4, 3, 2), "south": mlp(4, 5, 2)}
     report = fl.diagnose(wide, ALIKE, ["cka"], progress=False)
     with pytest.warns(UserWarning, match=r"cannot be averaged: tensor '0.weight'"):
         fl.select(report, "largest_rise", metric="cka")
@@ -107,7 +104,7 @@ def test_select_says_in_python_what_the_command_line_says(tmp_path, capsys):
     main(["select", str(tmp_path / "rows.jsonl"), *words])
     assert "note: the clients' models cannot be averaged" in capsys.readouterr().err
 
-    alike = {"north": network(3), "south": network(3)}
+    alike = {"north": mlp(4, 3, 2), "south": mlp(4, 3, 2)}
     report = fl.diagnose(alike, ALIKE, progress=False)
     with pytest.warns(UserWarning, match="every client trains alone"):
         fl.select(report, "manual", layers=[])

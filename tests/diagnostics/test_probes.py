@@ -15,13 +15,18 @@ from diagnostics.measure import diagnose
 from diagnostics.representation.features import collect, folds_of
 from diagnostics.representation.probes import accuracy_error, logistic
 from fl_core.data.federated import Split
-from tests.diagnostics.made import net, pair
+from tests.diagnostics.made import pair
+from tests.made import mlp
 
 C = 3
 
 
 def report(metric="linear_probe", models=None, data=None, **options):
-    models = {"a": net(0), "b": net(1)} if models is None else models
+    models = (
+        {"a": mlp(4, 40, 3, seed=0), "b": mlp(4, 40, 3, seed=1)}
+        if models is None
+        else models
+    )
     data = {"a": pair(30, 0), "b": pair(21, 1)} if data is None else data
     return diagnose(models, data, metric, options={metric: options})
 
@@ -59,7 +64,7 @@ def expected(x, y, test):
 def test_guessing_and_balanced_accuracy_stand_next_to_it():
     """Noise with 95 to 5 labels scores .95, which a constant has, too."""
     x, y = torch.randn(200, 5), (torch.arange(200) % 20 == 0).long()
-    frame = report("knn_probe", {"a": net()}, {"a": (x[:, :4], y)}).frame
+    frame = report("knn_probe", {"a": mlp(4, 40, 3)}, {"a": (x[:, :4], y)}).frame
     for who in ("own", "pooled"):
         found = frame[(frame["variant"] == f"{who}_guessing")]["value"]
         assert np.allclose(found, 0.95)
@@ -90,7 +95,10 @@ WAYS = {
 @pytest.mark.parametrize("held", ["folds", "test"])
 def test_values_are_those_of_a_reference_sample_by_sample(way, held):
     metric, options, reference, said = WAYS[way]
-    models, data = {"a": net(0), "b": net(1)}, {"a": pair(30, 0), "b": pair(21, 1)}
+    models, data = (
+        {"a": mlp(4, 40, 3, seed=0), "b": mlp(4, 40, 3, seed=1)},
+        {"a": pair(30, 0), "b": pair(21, 1)},
+    )
     tests = {"a": pair(11, 7), "b": pair(13, 8)}
     given, ends, draw = {
         "folds": (4, "4 folds", folds_of),
@@ -140,8 +148,8 @@ def test_separable_classes_are_all_right_and_drawn_labels_are_chance():
     drawn = torch.randint(C, (300,), generator=torch.Generator().manual_seed(5))
     own = {"variant": "own", "layer": "0"}
     for metric in ("linear_probe", "knn_probe"):
-        assert only(report(metric, net(), (apart, y)), **own)["value"] == 1
-        row = only(report(metric, net(), (x, drawn)), **own)
+        assert only(report(metric, mlp(4, 40, 3), (apart, y)), **own)["value"] == 1
+        row = only(report(metric, mlp(4, 40, 3), (x, drawn)), **own)
         assert abs(row["value"] - 1 / C) < 4 * row["stderr"]
     right = np.random.default_rng(0).random((2000, 50)) < 0.8
     stated = np.mean([accuracy_error(row) for row in right])
@@ -185,7 +193,7 @@ def test_a_fit_that_stops_early_is_said_in_the_row(
 def test_what_cannot_be_probed_says_at_which_layer_and_client():
     data = (pair(6)[0], torch.ones(6).long())
     for metric in ("linear_probe", "knn_probe"):
-        found = report(metric, [net(), net(1)], [data, pair()])
+        found = report(metric, [mlp(4, 40, 3), mlp(4, 40, 3, seed=1)], [data, pair()])
         row = only(found, variant="own", client="client_0", layer="2")
         assert np.isnan(row["value"])
         assert row["status"].startswith("output of layer '2' at client 'client_0'")
@@ -195,7 +203,7 @@ def test_what_cannot_be_probed_says_at_which_layer_and_client():
 
 
 def test_a_dead_layer_gives_the_most_frequent_class_and_no_neighbours():
-    dead, (x, y) = net(), pair(40)
+    dead, (x, y) = mlp(4, 40, 3), pair(40)
     nn.init.zeros_(dead[2].weight)
     y = torch.where(torch.arange(40) < 28, 0, y)
     own = {"variant": "own", "layer": "2"}
@@ -204,7 +212,7 @@ def test_a_dead_layer_gives_the_most_frequent_class_and_no_neighbours():
     status = only(report("knn_probe", dead, (x, y)), **own)["status"]
     assert status.startswith("output of layer '2' at client 'client_0': constant")
     dead[0].bias.data[0] = torch.inf
-    found = report("linear_probe", {"a": net(), "b": dead})
+    found = report("linear_probe", {"a": mlp(4, 40, 3), "b": dead})
     assert only(found, variant="own", client="a", layer="0")["status"] == "ok"
     status = only(found, variant="pooled", client="", layer="0")["status"]
     assert status == "output of layer '0' at client 'b': not finite"

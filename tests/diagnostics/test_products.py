@@ -9,7 +9,7 @@ from diagnostics.curvature.spectrum import hessian_spectrum
 from diagnostics.curvature.trace import hessian_trace
 from fl_core.layers import Layer
 from tests.diagnostics.dense import CE, block, pair
-from tests.networks import Wired
+from tests.made import Wired
 
 DATA = pair(9, 4)
 

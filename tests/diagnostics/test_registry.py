@@ -16,7 +16,8 @@ from diagnostics.metrics.base import METRICS, NoValue, layer_metric, metric
 from diagnostics.select import RULES, rule, select
 from fl_core.errors import RunError
 from fl_core.rows import row
-from tests.conftest import refuses
+from tests.conftest import refuses, with_slow
+from tests.made import labelled as pair
 
 mpl.use("agg")
 
@@ -28,16 +29,11 @@ def models():
     return {name: nn.Sequential(*copy.deepcopy([*sizes, *last])) for name in "ab"}
 
 
-def pair(n=16):
-    g = torch.Generator().manual_seed(1)
-    return torch.randn(n, 4, generator=g), torch.randint(3, (n,), generator=g)
-
-
 @pytest.fixture(scope="module")
 def frame():
     start = {"update_magnitude": {"start": models()["a"]}}
     names = list(METRICS)
-    return diagnose(models(), pair(), names, options=start).frame
+    return diagnose(models(), pair(16), names, options=start).frame
 
 
 def test_every_metric_says_what_it_is(frame):
@@ -77,18 +73,12 @@ class Counted(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name == "hessian_spectrum"))
-        for name in METRICS
-    ],
-)
+@pytest.mark.parametrize("name", with_slow(METRICS, ["hessian_spectrum"]))
 def test_a_budget_is_kept_and_each_layer_of_a_client_has_a_row(name, monkeypatch):
     """Time is counted work, and a unit a pass over a client's samples. A value of less than all says so."""
     net = nn.Sequential(Counted(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
     own = dict.fromkeys("abc", net)
-    given = {"start": net, "test": dict.fromkeys("abc", pair())}
+    given = {"start": net, "test": dict.fromkeys("abc", pair(16))}
     given = {key: given[key] for key in given.keys() & METRICS[name].options.keys()}
     began = []
     clock = SimpleNamespace(monotonic=lambda: began.append(Counted.now) or Counted.now)
@@ -195,7 +185,7 @@ class _forgotten:  # noqa: N801
 @pytest.mark.usefixtures("_own")
 def test_the_options_and_errors_of_a_metric_from_outside_are_named():
     def run(name="own_layers:loudness", **how):
-        return diagnose(models(), pair(), [name], **how)
+        return diagnose(models(), pair(16), [name], **how)
 
     assert (
         METRICS["own_layers:loudness"] is METRICS["loudness"]
@@ -265,12 +255,12 @@ def test_a_formula_of_a_layer_returns_a_number_and_changes_nothing(formula, said
                 formula(model) if probe.subject.client == "b" else len(probe.samples[1])
             )
 
-        alone = diagnose({"a": own["a"]}, pair(), ["odd"]).frame
+        alone = diagnose({"a": own["a"]}, pair(16), ["odd"]).frame
         assert alone["status"].tolist() == ["ok", *["not the first"] * 2]
         assert alone["value"][0] == alone["n_samples"][0] == 16
         before = own["b"][0].weight.clone()
         with refuses(f"'odd'.*client 'b'.*{said}|'odd'.*{said}.*client 'b'") as error:
-            diagnose(own, pair(), ["odd"])
+            diagnose(own, pair(16), ["odd"])
         assert "layer '0'" in str(error.value) or formula is scaled
         assert torch.equal(own["b"][0].weight, before)
 
@@ -290,4 +280,4 @@ def test_what_a_metric_may_not_return_is_refused(
         odd = dataclasses.replace(METRICS["weight_magnitude"], **how)
         monkeypatch.setitem(METRICS._members, "odd_one", odd)
         with refuses(said):
-            diagnose(model, pair(), metrics=["odd_one"])
+            diagnose(model, pair(16), metrics=["odd_one"])

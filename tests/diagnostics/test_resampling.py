@@ -1,6 +1,7 @@
 """Resampled batches against measurements of the redrawn data, and the decisions that are made of them."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -21,15 +22,14 @@ from fl_core.layers import Layer, layers_of
 from fl_core.rows import frame, row
 from fl_core.training import losses
 from tests.diagnostics.calls import one_pass as measure
-from tests.diagnostics.made import doubles as pair
+from tests.made import labelled, mlp
 
 CE = losses.build("cross_entropy")
-C = 3
+pair = partial(labelled, dtype=torch.float64)
 
 
 def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, C)).double()
+    return mlp(4, 6, 3, act=nn.Tanh, seed=seed).double()
 
 
 def values(found, variant):

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,11 +16,13 @@ from fl_core.layers import Layer, layers_of
 from fl_core.training import losses
 from tests.conftest import refuses
 from tests.diagnostics.calls import federation_sensitivity
-from tests.diagnostics.made import doubles as pair
-from tests.networks import Wired
+from tests.made import Wired, labelled
 
 CE = losses.build("cross_entropy")
 C = 3
+
+
+pair = partial(labelled, 20, dtype=torch.float64)
 
 
 def net(seed=0):

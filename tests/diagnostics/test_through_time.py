@@ -4,8 +4,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from torch import nn
 
 import fedlayers as fl
 from diagnostics import through_time
@@ -13,6 +11,7 @@ from diagnostics.plots.maps import PANELS, band, panels_of
 from fedlayers.runs import default_instruments
 from fl_core.run import runner
 from tests.conftest import refuses
+from tests.made import mlp
 
 METRICS = ["weight_divergence", "grad_norm"]
 SMALL = {"algorithm": "fedavg", "rounds": 3, "epochs": 1, "progress": False}
@@ -27,11 +26,6 @@ def hospitals(*, alike):
         rule = x[:, 0] if alike else x[:, k] * (-1) ** k
         clients[name] = x, (rule > 0).astype(int)
     return clients
-
-
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
 def test_the_bands_of_a_map_hold_one_more_draw_at_all_points_in_95_percent():
@@ -100,11 +94,11 @@ def test_a_run_measures_while_it_trains_and_resumes_to_the_same_rows(tmp_path):
 
 def test_models_from_elsewhere_have_rounds_too():
     data = hospitals(alike=True)
-    models = {number: {name: net() for name in data} for number in (3, 7)}
+    models = {number: {name: mlp(6, 8, 2) for name in data} for number in (3, 7)}
     report = fl.through_time(models, "weight_divergence", data, progress=False)
     assert report.frame["round"].unique().tolist() == [3, 7]
     for given, wrong, said in (
-        (net(), {}, "models must be a run directory"),
+        (mlp(6, 8, 2), {}, "models must be a run directory"),
         (models, {"out": "rows"}, "out must be left out"),
         (models, {"clients": ["a"]}, "clients must be left out"),
         (models, {"draws": 1}, "draws must be at least 2"),
@@ -121,7 +115,7 @@ def test_the_layer_map_claims_nothing_of_noise_and_something_of_other_rules(tmp_
     found = {}
     for alike in (True, False):
         data, out = hospitals(alike=alike), tmp_path / str(alike)
-        result = fl.run(data=data, model=net(), lr=0.05, out=out, **SMALL)
+        result = fl.run(data=data, model=mlp(6, 8, 2), lr=0.05, out=out, **SMALL)
         report = fl.through_time(
             result, draws=8, progress=False, out=tmp_path / f"{alike}-again"
         )

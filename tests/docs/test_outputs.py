@@ -10,6 +10,7 @@ import pytest
 
 from docs import outputs
 from fedlayers.cli.app import main
+from tests.conftest import with_slow
 
 TEXTS = {
     path.relative_to(outputs.ROOT).as_posix(): path.read_text("utf-8")
@@ -22,18 +23,12 @@ def words(text):
     return set(re.findall(r"[a-zA-Z_]{3,}", text))
 
 
-QUICK = ("docs/first_ten_minutes.md", "docs/your_table.md", "docs/export.md")
+WITH_COMMANDS = [page for page, blocks in FIRST.items() if blocks]
+QUICK = {"docs/first_ten_minutes.md", "docs/your_table.md", "docs/export.md"}
 """Pages whose commands the fast tests run."""
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[pytest.mark.slow] * (page not in QUICK))
-        for page, blocks in FIRST.items()
-        if blocks
-    ],
-)
+@pytest.mark.parametrize("page", with_slow(WITH_COMMANDS, {*WITH_COMMANDS} - QUICK))
 def test_first_commands(
     page,
     tmp_path,

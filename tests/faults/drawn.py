@@ -18,7 +18,7 @@ from fedlayers.decision.search import Tuned
 from fl_core import rows
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
-from tests.fl_core.made import frame, lines
+from tests.made import frame, lines
 
 MOST = 2**24
 """Bytes of a drawn file at most."""

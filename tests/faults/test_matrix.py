@@ -20,7 +20,7 @@ from tests.faults.drawn import drawn, sound
 from tests.faults.hostile import BOMBS, READERS, SPECIAL, png, special
 from tests.faults.limited import MEGABYTES, SECONDS, limited
 from tests.faults.test_strangers import low_rank
-from tests.fl_core.made import lines
+from tests.made import lines
 
 DIAGONAL = 7
 """One bomb in so many is met in each run of the tests. The others are slow."""

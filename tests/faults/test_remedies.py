@@ -17,6 +17,7 @@ from fl_core.data.loading import load
 from fl_core.data.reading import PLAIN
 from fl_core.data.table.prepare import find_faults
 from tests.conftest import TOY, network, refuses
+from tests.made import mlp, normal
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -115,12 +116,8 @@ def test_each_setting_and_line_that_a_table_is_proposed(name):
 # --- calls of Python -------------------------------------------------------------------------------------------
 
 
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 DATA = {
-    client: (draw(24, 6, seed=k), torch.arange(24) % 3)
+    client: (normal(24, 6, seed=k), torch.arange(24) % 3)
     for k, client in enumerate("abc")
 }
 NUMBERS = {client: (x, x[:, 0]) for client, (x, _) in DATA.items()}
@@ -134,13 +131,6 @@ FLOATS = {client: (x, y.float()) for client, (x, y) in DATA.items()}
 def frame_of(client):
     """Return a client's samples as a table."""
     return pd.DataFrame({"x": DATA[client][0][:, 0], "label": DATA[client][1]})
-
-
-def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)
-    )
 
 
 def train(**keys):
@@ -158,7 +148,9 @@ def train(**keys):
 
 
 def measure(metrics="grad_norm", models=None, data=DATA, **keys):
-    models = models or {client: net(k) for k, client in enumerate("abc")}
+    models = models or {
+        client: mlp(6, 5, 4, 3, seed=k) for k, client in enumerate("abc")
+    }
     return fl.diagnose(models, data, metrics, progress=False, **keys)
 
 
@@ -177,8 +169,8 @@ def select(rule="largest_rise", metrics=("grad_variance",), **keys):
 
 VIT = {"model": network("vit")}
 TABULAR = {
-    "data": {client: (draw(60, 6), torch.arange(60) % 3) for client in "ab"},
-    "model": net(),
+    "data": {client: (normal(60, 6), torch.arange(60) % 3) for client in "ab"},
+    "model": mlp(6, 5, 4, 3),
 }
 CURVATURE = {"metrics": "hessian_trace"}
 
@@ -300,7 +292,7 @@ CALLS = {
     ),
     "Name the clients: {'client_0'": (
         train,
-        {"data": [*DATA.values()], "model": net()},
+        {"data": [*DATA.values()], "model": mlp(6, 5, 4, 3)},
         {"data": {f"client_{k}": pair for k, pair in enumerate(DATA.values())}},
     ),
     "Name a file or a dataset with dataset=": (
@@ -520,7 +512,10 @@ CALLS = {
     "null 'label'.*'labels'": (measure, {"null": "label"}, {"null": "labels"}),
     r"Raise|linear_probe must have y": (
         fl.diagnose_features,
-        {"features": {c: {"l": draw(24, 4)} for c in "ab"}, "metrics": "linear_probe"},
+        {
+            "features": {c: {"l": normal(24, 4)} for c in "ab"},
+            "metrics": "linear_probe",
+        },
         {"y": np.arange(24) % 3},
     ),
     # rules

@@ -17,7 +17,7 @@ from fl_core.config import KEYS
 from fl_core.keys import AllKeys
 from fl_core.run import runner
 from tests.conftest import TOY, refuses
-from tests.fl_core.made import frame, written
+from tests.made import frame, written
 
 TWO = {"algorithms": ["fedavg", "fedprox"]}
 STUDIES = {

@@ -15,7 +15,7 @@ from fl_core.layers import layers_of
 from fl_core.run import stored_models
 from fl_core.run.exported_model import describe_model
 from tests.conftest import refuses
-from tests.fl_core.made import TASKS, targets
+from tests.made import TASKS, targets
 
 HOW = {"subsample": 0.5, "max_features": "sqrt"}
 DRAW = np.random.default_rng(0)

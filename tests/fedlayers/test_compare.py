@@ -23,10 +23,30 @@ from fl_core.rows import CLASSIFICATION
 from fl_core.run import runner
 from tests.conftest import refuses
 from tests.fedlayers import command
-from tests.fedlayers.made import frame_of
 
 HEART = RunConfig(dataset="heart", rounds=2)
 QUIET = {"progress": False}
+
+
+def frame_of(scores, n_train, models=None):
+    """Rows of finished runs of 2 rounds from ``scores[algorithm][seed][client]``, with rows that must not count."""
+    found = []
+    for algorithm, by_seed in scores.items():
+        model = (models or {}).get(algorithm, "personal")
+        counted = {"round": 2, "model": model, "split": "test"}
+        others = [{"round": 1}, {"split": "validation"}, {"model": "local"}]
+        if model == "personal":
+            others.append({"model": "global"})
+        for (seed, client), value in np.ndenumerate(np.array(by_seed)):
+            run = {"algorithm": algorithm, "seed": seed, "client": f"c{client}"}
+            run["n_train"] = n_train[client]
+            values = {"macro_f1": value, "accuracy": value / 2, "loss": 1 - value}
+            for metric, number in values.items():
+                found.append(rows.row(metric, number, **run, **counted))
+                for other in others:
+                    found.append(rows.row(metric, -9.0, **run, **counted | other))
+            found.append(rows.row("bytes_up", 100.0, round=2, split="train", **run))
+    return rows.frame(found)
 
 
 @pytest.mark.parametrize("draw", range(8))

@@ -9,6 +9,7 @@ import pytest
 
 import fedlayers as fl
 from fl_core.registry import Registry
+from tests.conftest import with_slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,10 +37,7 @@ def nothing_stays(monkeypatch, tmp_path, own_members):
 SLOW = [f"fedlayers.decision.{name}" for name in ("choose", "study", "tune")]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in shown()],
-)
+@pytest.mark.parametrize("name", with_slow(shown(), SLOW))
 @pytest.mark.filterwarnings(
     "ignore:client"
 )  # of a few samples, which is of no interest here

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from tests.conftest import with_slow
 from tests.fedlayers import command
 
 LINES = 25
@@ -28,13 +29,7 @@ def result(printed):
 SLOW = ("study", "compare")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-        for name in COMMANDS
-    ],
-)
+@pytest.mark.parametrize("name", with_slow(COMMANDS, SLOW))
 def test_the_result_fits_on_a_screen(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command(f"{COMMANDS[name]} --dataset heart")

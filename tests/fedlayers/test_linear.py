@@ -14,7 +14,7 @@ from fl_core import models
 from fl_core.models.papers import WordCounts
 from fl_core.models.tokens import Tokenizer, TokenShape
 from tests.conftest import TOY
-from tests.fl_core.made import frame, lines
+from tests.made import frame, lines
 
 DRAW = np.random.default_rng(0)
 LABELS = np.arange(120) % 2

@@ -10,14 +10,10 @@ from torch import nn
 
 import fedlayers as fl
 from tests.conftest import refuses
+from tests.made import mlp
 
 CLIENTS = ("north", "south")
 ROUNDS = (2, 4)
-
-
-def network(inputs=4, width=6):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, 3))
 
 
 def trained():
@@ -27,7 +23,7 @@ def trained():
         name: (torch.randn(30, 4, generator=draw), torch.arange(30) % 3)
         for name in CLIENTS
     }
-    models, found = {name: network() for name in CLIENTS}, {}
+    models, found = {name: mlp(4, 6, 3) for name in CLIENTS}, {}
     for round in range(1, 5):
         for name, model in models.items():
             optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -71,7 +67,7 @@ def by_replies(monitor, models, round):
         metrics = flwr.MetricRecord({"partition-id": float(number), "num-examples": 30})
         content = flwr.RecordDict({"arrays": arrays, "metrics": metrics})
         replies.append(SimpleNamespace(has_content=lambda: True, content=content))
-    return monitor.watch(strategy, network()).aggregate_train(round, iter(replies))
+    return monitor.watch(strategy, mlp(4, 6, 3)).aggregate_train(round, iter(replies))
 
 
 def by_flower(monitor, found):
@@ -106,13 +102,19 @@ def test_every_loop_gives_the_rows_of_a_measurement_through_time(loop, tmp_path)
 @pytest.mark.parametrize(
     ("act", "said"),
     [
-        (lambda watch, of: watch.step(of(), 2), "round must grow; got 2 after 2"),
-        (lambda watch, of: watch.step(of(width=9), 4), "the same layers in all rounds"),
-        (lambda watch, of: watch.step(of(5), 4), "round 4: client 'north'"),
-        (lambda watch, of: watch.step([network()], 4), "models must"),
-        (lambda watch, of: watch.add("nord", network(), 4), "north"),
-        (lambda watch, of: by_replies(watch, {7: network()}, 4), "0 to 1; got 7"),
-        (lambda watch, of: by_replies(watch, {1: network(5)}, 4), "south.*same shape"),
+        (
+            lambda watch, of: watch.step(of(4, 6, 3), 2),
+            "round must grow; got 2 after 2",
+        ),
+        (lambda watch, of: watch.step(of(4, 9, 3), 4), "the same layers in all rounds"),
+        (lambda watch, of: watch.step(of(5, 6, 3), 4), "round 4: client 'north'"),
+        (lambda watch, of: watch.step([mlp(4, 6, 3)], 4), "models must"),
+        (lambda watch, of: watch.add("nord", mlp(4, 6, 3), 4), "north"),
+        (lambda watch, of: by_replies(watch, {7: mlp(4, 6, 3)}, 4), "0 to 1; got 7"),
+        (
+            lambda watch, of: by_replies(watch, {1: mlp(5, 6, 3)}, 4),
+            "south.*same shape",
+        ),
         (lambda watch, of: by_replies(watch, {1: nn.Bilinear(1, 1, 1)}, 4), "south"),
         (lambda watch, of: fl.Monitor([1]), "data must be"),
         (lambda watch, of: fl.Monitor({"a": 1}, "grad_nrm"), "unknown metric"),
@@ -126,6 +128,6 @@ def test_what_cannot_be_measured_is_one_line(act, said):
     with refuses(said) as error:
         act(
             monitor,
-            lambda *sizes, **how: dict.fromkeys(CLIENTS, network(*sizes, **how)),
+            lambda *widths: dict.fromkeys(CLIENTS, mlp(*widths)),
         )
     assert "\n" not in str(error.value)

@@ -6,7 +6,7 @@ from torch import nn
 
 import fedlayers as fl
 from tests.conftest import refuses
-from tests.networks import Wired
+from tests.made import Wired, mlp
 
 X, Y = (
     torch.randn(40, 4, generator=torch.Generator().manual_seed(0)),
@@ -24,11 +24,6 @@ class Float64:
         torch.set_default_dtype(torch.float32)
 
 
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-
-
 CALLS = {
     "run": lambda model: fl.run(data=DATA, model=model, rounds=1).scores,
     "diagnose": lambda model: (
@@ -42,7 +37,7 @@ CALLS = {
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, Float64])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_gives_the_same_in_each_context(call, around):
-    plain, model = CALLS[call](net()), net()
+    plain, model = CALLS[call](mlp(4, 6, 3)), mlp(4, 6, 3)
     with around():
         found = CALLS[call](model)
     assert str(found) == str(plain)
@@ -55,7 +50,7 @@ def looked_up(m, x):
 def nets():
     listed = Wired(lambda m, x: m.out(m.parts[0]["a"](x)), out=nn.Linear(6, 3))
     listed.parts = [{"a": nn.Linear(4, 6)}]
-    exported = torch.export.export(net(), (X[:2],)).module()
+    exported = torch.export.export(mlp(4, 6, 3), (X[:2],)).module()
     unused = Wired(lambda m, x: m.out(x), out=nn.Linear(4, 3), lazy=nn.LazyLinear(3))
     table = nn.Embedding(9, 5, sparse=True)
     return {
@@ -68,7 +63,7 @@ def nets():
         ),
         "exported": (exported, fl.UsageError, "a GraphModule at ''"),
         "lazy": (unused, fl.UsageError, "'lazy.weight' .* once"),
-        "meta": (net().to("meta"), fl.UsageError, "'0.weight' .* numbers"),
+        "meta": (mlp(4, 6, 3).to("meta"), fl.UsageError, "'0.weight' .* numbers"),
     }
 
 

@@ -13,6 +13,7 @@ from torch import nn
 import fedlayers as fl
 from fl_core.training.border import fit_loss
 from fl_core.training.evaluate import scores
+from tests.made import normal
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -20,16 +21,12 @@ N, C, LR = 24, 3, 0.1
 WEIGHTS = torch.tensor([1.0, 10.0, 0.1])
 
 
-def draw(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 CLASSES = torch.arange(N) % C
-SHARES = draw(1, N, C).softmax(1)
-BITS = (draw(2, N, C) > 0).float()
+SHARES = normal(N, C, seed=1).softmax(1)
+BITS = (normal(N, C, seed=2) > 0).float()
 SIGNS = 2 * BITS - 1
-NUMBERS = draw(3, N, C)
-COUNTS = draw(4, N, C).abs().mul(3).round()
+NUMBERS = normal(N, C, seed=3)
+COUNTS = normal(N, C, seed=4).abs().mul(3).round()
 LISTS = torch.tensor([[0, 2, -1], [1, -1, -1]]).repeat(N // 2, 1)
 
 
@@ -136,7 +133,7 @@ def test_the_first_step_equals_torch(name: str, option: str) -> None:
     torch.manual_seed(0)
     model = Ended(end)
     own = copy.deepcopy(model)
-    x = draw(5, N, 5)
+    x = normal(N, 5, seed=5)
     result = fl.run(
         data={"a": (x, y), "b": (x.flip(0), y.flip(0))}, model=model, loss=loss,
         algorithm="local", optimizer="sgd", lr=LR, batch_size=N, epochs=1, rounds=1,
@@ -158,7 +155,7 @@ def test_losses_of_other_inputs_are_refused(name: str) -> None:
     sizes = {"in_features": C, "num_classes": C, "n_classes": C, "cutoffs": [1]}
     taken = inspect.signature(kind).parameters
     loss = kind(**{key: size for key, size in sizes.items() if key in taken})
-    data = {"a": (draw(5, N, 5), NUMBERS)}
+    data = {"a": (normal(N, 5, seed=5), NUMBERS)}
     with pytest.raises(fl.UsageError, match="loss"):
         fl.diagnose(
             {"a": nn.Linear(5, C)}, data, "grad_norm", loss=loss, progress=False
@@ -168,7 +165,7 @@ def test_losses_of_other_inputs_are_refused(name: str) -> None:
 @pytest.mark.parametrize("option", ["weight", "ignore_index", "sum"])
 def test_a_mean_that_is_not_over_samples_has_a_note(option: str) -> None:
     loss, y, _ = CASES["CrossEntropyLoss"][option]
-    data = {"a": (draw(5, N, 5), y)}
+    data = {"a": (normal(N, 5, seed=5), y)}
     with pytest.warns(UserWarning, match=f"CrossEntropyLoss with .*{option}"):
         fl.diagnose(
             {"a": nn.Linear(5, C)}, data, "grad_norm", loss=loss, progress=False
@@ -193,7 +190,7 @@ def test_predictions_are_scored_in_the_targets_unit(name: str, option: str) -> N
         perfect = shares.logit()
     torch.manual_seed(0)
     result = fl.run(
-        data={"a": (draw(5, N, 5), y), "b": (draw(6, N, 5), y)}, model=Ended(end), loss=loss,
+        data={"a": (normal(N, 5, seed=5), y), "b": (normal(N, 5, seed=6), y)}, model=Ended(end), loss=loss,
         rounds=1, patience=0, progress=False,
     )  # fmt: skip
     fitted = fit_loss(loss, nn.Identity(), perfect, y, lambda: perfect[:1])

@@ -12,24 +12,18 @@ from diagnostics.measure import diagnose_run
 from fl_core import tree
 from fl_core.records.store import Run
 from fl_core.run import initial
-
-
-def xy(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.arange(n) % 3
-    return torch.randn(n, 5, generator=generator) + 2 * torch.eye(5)[y], y
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+from tests.made import mlp, separated
 
 
 @pytest.mark.parametrize("patience", [3, 0])
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
 def test_all_doors_lead_to_one_model(algorithm, patience, tmp_path):
-    data, run, rounds = {"a": xy(120, 1), "b": xy(150, 2)}, tmp_path / "run", 30
-    given = {"data": data, "model": network()}
+    data, run, rounds = (
+        {"a": separated(120, 5, seed=1), "b": separated(150, 5, seed=2)},
+        tmp_path / "run",
+        30,
+    )
+    given = {"data": data, "model": mlp(5, 8, 3)}
     result = fl.run(
         **given, algorithm=algorithm, rounds=rounds if patience else 3,
         patience=patience, lr=0.05, out=run, progress=False,
@@ -69,6 +63,6 @@ def test_all_doors_lead_to_one_model(algorithm, patience, tmp_path):
     assert pairs[0].equals(pairs[1])
 
     if algorithm == "fedavg":
-        fresh = network()
+        fresh = mlp(5, 8, 3)
         initial.start(fresh, run, test.x[:2])
         assert tree.digest(tree.state_dict(fresh)) == digests["a"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.fl_core.made import frame, written
+from tests.made import frame, written
 
 
 def changed(value):

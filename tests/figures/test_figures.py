@@ -12,6 +12,7 @@ from figures import items, packing
 from figures.__main__ import main
 from figures.drawing import DPI
 from figures.page import read_expectations, shown
+from tests.conftest import every_other
 from tests.figures.conftest import check_picture
 
 ITEMS = sorted(items.REGISTRY)
@@ -20,20 +21,12 @@ READY = [
     for name in ITEMS
     if items.REGISTRY[name].draw and items.REGISTRY[name].state != "no rows"
 ]
-EVERY = 3
-"""One of so many figures is drawn each time, and all of them with the slow tests."""
 
 
 HEART, LONGER = "player_fl.heart_sensitivity", "fedpft.longer"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (k % EVERY > 0))
-        for k, name in enumerate(READY)
-    ],
-)
+@pytest.mark.parametrize("name", every_other(READY, of=3))
 @pytest.mark.usefixtures("no_training", "read_once")
 def test_redraw_from_stored_rows_gives_what_is_committed(name, tmp_path, capsys):
     main([name, "--out", str(tmp_path)])

@@ -17,7 +17,7 @@ import fedlayers as fl
 from fl_core import tree
 from fl_core.data.loading import pair_of
 from tests.conftest import on_first_use, refuses
-from tests.networks import Wired
+from tests.made import Wired
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 hf = on_first_use("transformers")

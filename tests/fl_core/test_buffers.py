@@ -17,6 +17,7 @@ from torchvision.ops import FrozenBatchNorm2d
 import fedlayers as fl
 from fl_core import buffers, tree
 from fl_core.buffers import RULES, rules_of
+from tests.made import separated
 
 REGISTERED = re.compile(r"register_buffer\(\s*f?\"(\w+)\"")
 BUILT = {
@@ -194,12 +195,6 @@ def test_constants_must_be_equal(make: object) -> None:
 # --- runs ------------------------------------------------------------------------------
 
 
-def xy(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.arange(n) % 3
-    return torch.randn(n, 5, generator=generator) + 2 * torch.eye(5)[y], y
-
-
 class Owner(nn.Module):
     """A linear model with a buffer, which a pass may change."""
 
@@ -216,9 +211,9 @@ class Owner(nn.Module):
 
 
 def run(model: nn.Module, **options: object) -> fl.RunResult:
-    return fl.run(
-        data={"a": xy(40, 1), "b": xy(50, 2)}, model=model, rounds=2, patience=0, progress=False, **options
-    )  # fmt: skip
+    data = {"a": separated(40, 5, seed=1), "b": separated(50, 5, seed=2)}
+    how = {"rounds": 2, "patience": 0, "progress": False, **options}
+    return fl.run(data=data, model=model, **how)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +282,7 @@ def test_a_buffer_that_grows_is_refused_by_name() -> None:
 
     for call in (
         lambda model: run(model),
-        lambda model: fl.diagnose({"a": model}, {"a": xy(30, 1)}, ["grad_norm"], progress=False),
+        lambda model: fl.diagnose({"a": model}, {"a": separated(30, 5, seed=1)}, ["grad_norm"], progress=False),
     ):  # fmt: skip
         model = Owner(torch.tensor([]), grow)
         with pytest.raises(

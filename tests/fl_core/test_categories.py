@@ -9,7 +9,7 @@ from fl_core import data
 from fl_core.data.inputs import Inputs
 from fl_core.data.preprocessing import MOST_LISTED, Preprocessing
 from tests.conftest import refuses
-from tests.fl_core.made import SPLITS, frame, samples, train_rows, written
+from tests.made import SPLITS, frame, samples, train_rows, written
 
 
 def people():

@@ -11,7 +11,7 @@ from fl_core.data.loading import as_data
 from fl_core.data.reading import Reading
 from fl_core.records.store import Run
 from tests.conftest import refuses
-from tests.fl_core.made import SPLITS, frame, written
+from tests.made import SPLITS, frame, written
 
 
 @pytest.fixture

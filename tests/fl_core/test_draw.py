@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fl_core.data.partitions import SPLITS, make
-from tests.fl_core.made import source
+from tests.made import source
 
 FEDPFT = ("fedpft_dirichlet", "fedpft_pathological")
 CLASSES, PER_CLASS = 10, 700

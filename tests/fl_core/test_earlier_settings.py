@@ -12,7 +12,7 @@ from fl_core.data.reading import Reading
 from fl_core.records.store import Run
 from tests.conftest import refuses
 from tests.faults.injected import edit
-from tests.fl_core.made import frame, written
+from tests.made import frame, written
 
 EARLIER = {
     "separator": ";",

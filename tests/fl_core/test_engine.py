@@ -17,7 +17,7 @@ from fl_core.rounds.engine import sampled_clients
 from fl_core.rounds.steering import Instruments
 from fl_core.rows import CLASSIFICATION, SHOWN
 from tests.conftest import SIZES, TOY, every_other, network, play
-from tests.networks import Wired
+from tests.made import Wired
 
 ALL = sorted(registry())
 CLIENTS = [client.name for client in TOY.clients]

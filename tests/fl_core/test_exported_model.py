@@ -25,7 +25,7 @@ from fl_core.run.exported_model import Predictions
 from fl_core.storage import Folder, sign
 from fl_core.training import evaluate
 from tests.conftest import TOY, every_other, kind_for, network, refuses
-from tests.fl_core.made import lines as text_lines
+from tests.made import lines as text_lines
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:client"

@@ -17,7 +17,7 @@ from fl_core.run import runner
 from fl_core.seeds import torch_seeded
 from fl_core.training.workspace import Workspace
 from tests.conftest import BLOCKS, CONFIG, TOY, every_other, network, play
-from tests.networks import Wired
+from tests.made import Wired
 
 DEPTH = sorted(name for name, kind in registry().items() if kind.needs_blocks)
 LIMITED = sorted(

@@ -14,7 +14,7 @@ from fl_core.data.loading import as_data
 from fl_core.data.preprocessing import NO_FENCE, Preprocessing, fence, fences
 from fl_core.data.reading import Reading
 from tests.conftest import refuses
-from tests.fl_core.made import SPLITS, samples, train_rows
+from tests.made import SPLITS, samples, train_rows
 
 WRONG = [17.0, 73.0, 95.0, 139.55, 74.0, -0.7]
 

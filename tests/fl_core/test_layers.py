@@ -8,7 +8,7 @@ from torch import nn
 from fl_core import tree
 from fl_core.layers import Layer, layers_of, sizes
 from tests.conftest import on_first_use
-from tests.networks import Wired, snapshot
+from tests.made import Wired, snapshot
 
 timm = on_first_use("timm")
 

@@ -14,7 +14,7 @@ from fl_core.training.losses import build
 from fl_core.training.phases import Context, Group, Phase, Training
 from fl_core.training.workspace import Workspace
 from tests.conftest import CONFIG, TOY, network
-from tests.fl_core.made import trained_by
+from tests.made import trained_by
 
 CE = build("cross_entropy")
 SGD = Training(epochs=2, batch_size=8, lr=0.05, momentum=0.9, weight_decay=0.1)

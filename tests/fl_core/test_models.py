@@ -15,7 +15,7 @@ from fl_core.models import weights
 from fl_core.models.tokens import TokenShape
 from fl_core.run import initial
 from tests.conftest import refuses
-from tests.networks import Wired
+from tests.made import Wired
 
 IMAGE, COLOUR, TABLE = (1, 28, 28), (3, 32, 32), (10,)
 TEXT = TokenShape((12,), 30)

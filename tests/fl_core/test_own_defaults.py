@@ -11,7 +11,7 @@ from fl_core.config import RunConfig, resolve
 from fl_core.data.registry import PATIENCE
 from fl_core.run import runner
 from tests.conftest import refuses
-from tests.fl_core.made import frame, samples, written
+from tests.made import frame, samples, written
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from fl_core import models
 from fl_core.algorithms import Message, registry
 from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, every_other, refuses
-from tests.networks import Wired
+from tests.made import Wired
 
 
 def net():

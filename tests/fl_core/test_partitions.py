@@ -12,7 +12,7 @@ from fl_core.data.partitions import PARTITIONS, SPLITS, Partition, general, make
 from fl_core.data.sources import Source
 from tests.bounds import forbidden
 from tests.conftest import refuses
-from tests.fl_core.made import LABELS, source
+from tests.made import LABELS, source
 
 
 def parts_of(kind, labels, clients, seed=0, owner=None, min_size=None, **options):

@@ -15,7 +15,7 @@ from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import Evidence, LayerPlan
 from tests.conftest import refuses
-from tests.networks import Wired
+from tests.made import Wired
 
 
 def net():

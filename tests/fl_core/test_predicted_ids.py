@@ -7,7 +7,7 @@ from fedlayers.cli.app import main
 from fl_core.config import RunConfig
 from fl_core.run import exported_model, runner
 from tests.conftest import refuses
-from tests.fl_core.made import frame, written
+from tests.made import frame, written
 
 
 @pytest.fixture(scope="module")

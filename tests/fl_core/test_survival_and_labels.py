@@ -17,7 +17,7 @@ from fl_core.run.runner import run
 from fl_core.training import losses
 from fl_core.training.evaluate import concordance, scores
 from tests.conftest import refuses
-from tests.fl_core.made import TASKS, targets
+from tests.made import TASKS, targets
 
 COX, LABELS = losses.build("cox"), losses.build("multilabel_bce")
 

@@ -34,7 +34,7 @@ from fl_core.records.store import Run
 from fl_core.run import runner
 from fl_core.run.exported_model import Predictions
 from tests.conftest import refuses
-from tests.fl_core.made import SPLITS, frame, samples, train_rows, written
+from tests.made import SPLITS, frame, samples, train_rows, written
 
 
 def test_what_cannot_be_read_so_is_refused(tmp_path):

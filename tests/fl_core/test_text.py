@@ -12,7 +12,7 @@ from fl_core import data, models, tree
 from fl_core.data import sources
 from fl_core.models.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
 from tests.conftest import refuses
-from tests.fl_core.made import lines
+from tests.made import lines
 
 
 def write(path, entries=None):

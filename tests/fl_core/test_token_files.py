@@ -11,7 +11,7 @@ from fl_core.models import token_files
 from fl_core.models.tokens import LENGTH, Tokenizer
 from tests.conftest import on_first_use, refuses
 from tests.faults.limited import MEGABYTES, SECONDS, limited
-from tests.fl_core.made import lines
+from tests.made import lines
 
 pytestmark = pytest.mark.skipif(
     find_spec("tokenizers") is None, reason="tokenizers is not installed"

@@ -16,7 +16,7 @@ from fl_core.models.tokens import Tokenizer
 from fl_core.run.runner import assemble
 from fl_core.tree import copied
 from tests.conftest import CONFIG, on_first_use, refuses
-from tests.fl_core.made import lines
+from tests.made import lines
 
 pytestmark = [
     pytest.mark.skipif(find_spec("transformers") is None, reason="no transformers"),

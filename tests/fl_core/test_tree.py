@@ -14,7 +14,7 @@ from torch import nn
 from fl_core import tree
 from fl_core.tree import preserve_state, set_mode
 from tests.conftest import refuses
-from tests.networks import snapshot, wired
+from tests.made import snapshot, wired
 
 
 def random_tree(seed, shape=(3, 5), dtype=torch.float32):

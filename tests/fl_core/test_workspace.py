@@ -16,8 +16,7 @@ from fl_core.training.loop import batch_slices
 from fl_core.training.losses import build
 from fl_core.training.phases import Context, Phase, Training
 from fl_core.training.workspace import Workspace, cut, memory_format
-from tests.fl_core.made import trained_by
-from tests.networks import Wired
+from tests.made import Wired, trained_by
 
 CE = build("cross_entropy")
 TRAININGS = {
