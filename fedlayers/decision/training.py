@@ -235,12 +235,8 @@ def question(
     names = (*default_names(first.layers), *(name for name in listed if name != GROUPS))
     ways = ways_of(names, first.layers, algorithm)
     if out is None:
-        keys = {k: v for k, v in first.config.to_json().items() if k not in FREE}
         about = {"arms": listed, "seeds": seeds, "rates": tune_rates, "simple": simple}
-        text = json.dumps({**keys, **first.header(""), **about}, default=str)
-        # equal questions have the same folder
-        digest = sha(text.encode())[:8]
-        out = Path("out") / f"choose-{digest}"
+        out = folder_of(first, **about)
     fedavg = way_of(FEDAVG, tuple(first.layers), algorithm)
     jobs = jobs_of([fedavg], config, seeds, out / "arms", **own)
     check_same_data(out / "arms", first)
@@ -260,6 +256,14 @@ def question(
             checked += [job for job in asked_question.jobs(way, lr) if job.begun]
         list(assembled(checked, first))
     return with_linear(asked_question) if asked_question.simple else asked_question
+
+
+def folder_of(task: Task, **asked: Any) -> Path:
+    """Return the folder below ``out`` of a question that names none. Equal questions have the same."""
+    keys = {k: v for k, v in task.config.to_json().items() if k not in FREE}
+    text = json.dumps({**keys, **task.header(""), **asked}, default=str)
+    digest = sha(text.encode())[:8]
+    return Path("out") / f"choose-{digest}"
 
 
 def with_linear(asked: Question) -> Question:

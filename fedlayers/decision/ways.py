@@ -194,8 +194,7 @@ def way_of(name: str | LayerPlan, layers: tuple[Layer, ...], algorithm: str) -> 
     over, _, cut = name.rpartition(":")
     cut = OLD_NAMES.get(cut, cut)
     name = f"{over}:{cut}" if over else cut
-    is_cut = cut in CUTS or cut in PARTS or cut.endswith(".json")
-    if over and (is_cut or _COUNTED.fullmatch(cut)):
+    if over and _is_cut(cut):
         return Way(name, over, _plan(cut, layers, over))
     if name not in CUTS and (name in ALGORITHMS or is_outside(name)):
         return Way(name, name, None)
@@ -203,6 +202,12 @@ def way_of(name: str | LayerPlan, layers: tuple[Layer, ...], algorithm: str) -> 
     if name.startswith("frozen_") and _COUNTED.fullmatch(name):
         return Way(name, FROZEN[0], plan, options=FROZEN[1])
     return Way(name, algorithm, plan)
+
+
+def _is_cut(text: str) -> bool:
+    """Return whether a text names layers to share: a cut, a factor of adapters, a count of layers, or a plan's file."""
+    named = text in CUTS or text in PARTS or text.endswith(".json")
+    return named or _COUNTED.fullmatch(text) is not None
 
 
 def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:

@@ -224,17 +224,7 @@ def assemble(
             f"model must be one that gradients train; got {config.model.model}. See fedlayers list models."
         )
     algorithm = find(config.federation.algorithm, config.federation.options)
-    named = config.federation.plan
-    if named is not None and plan is not None:
-        raise UsageError(
-            f"plan must be given once; got an object and plan={named!r}. Choose one."
-        )
-    if (named is not None or plan is not None) and not algorithm.uses_plan:
-        using = sorted(name for name, member in registry().items() if member.uses_plan)
-        raise UsageError(
-            f"algorithm must be one that uses a plan ({listing(using)}); got {config.federation.algorithm}. "
-            f"Use one of them: {spelled(algorithm='fedper')}."
-        )
+    _check_plan(algorithm, config, plan)
     data = load(config, objects["data"], loaded, partition, preprocessing)
     if isinstance(objects["model"], nn.Module):
         data = _as_in_torch(data, objects["model"])
@@ -246,30 +236,11 @@ def assemble(
             f"your model trains on the dataset {data.name!r}, the default: pass data= or dataset= for other data"
         )
     criterion = _criterion(config, data, objects["model"])
-    model_built: Any
-    if objects["model"] is None:
-        model_built = config.model.model
-    else:
+    model_built: Any = config.model.model
+    if objects["model"] is not None:
         model_built = objects["model"]
     if not isinstance(model_built, str) or models.is_code(model_built):
-        if not isinstance(model_built, nn.Module):
-            make = partial(
-                models.copy_user_model,
-                model_built,
-                # a function of the user's has no number of outputs: one for each class
-                n_classes=getattr(criterion, "outputs", int)(data.n_classes or 1),
-                seed=config.execution.seed,
-                options=config.model.model_options,
-                trial=False,
-            )
-            try:
-                model_built = make(data.shape)
-            except UsageError:  # lazy layers that follow an embedding
-                if not data.integers:
-                    raise
-                data = data.with_token_ids()
-                model_built = make(data.shape)
-            data = _with_ids(data, model_built)
+        model_built, data = _built_by_user(config, model_built, data, criterion)
         model_built, criterion = fit_module(model_built, data, criterion)
         task_notes += criterion.notes()
         if criterion.task != data.task:
@@ -321,14 +292,8 @@ def assemble(
     )
     # its own configuration is checked here, too
     decides = task.algorithm(plan).decides or config.federation.plan == AUTO
-    batch = int(config.training.batch_size or 1)
-    single = [client.name for client in data.clients if len(client.train) <= batch]
-    if config.model.adapt and plan is None and decides and single:
-        # in the first step B is zero, so that A has no gradient
-        raise UsageError(
-            f"batch_size must be below each client's training samples to measure adapters; got {batch}, which is one "
-            f"step at {listing(single)}. Lower it, or give a plan."
-        )
+    if config.model.adapt and plan is None and decides:
+        _check_steps_of_adapters(data, int(config.training.batch_size or 1))
     return task
 
 
@@ -385,6 +350,34 @@ def _with_ids(data: FederatedData, module: nn.Module) -> FederatedData:
     if data.integers and models.outputs_of(module, data.shape) is None:
         return data.with_token_ids()
     return data
+
+
+def _built_by_user(
+    config: RunConfig, given: Any, data: FederatedData, criterion: Any
+) -> tuple[nn.Module, FederatedData]:
+    """Return the user's module, or what the user's function builds for the data, and the data that it takes.
+
+    Lazy layers that follow an embedding take whole numbers as token ids.
+    """
+    if isinstance(given, nn.Module):
+        return given, data
+    make = partial(
+        models.copy_user_model,
+        given,
+        # a function of the user's has no number of outputs: one for each class
+        n_classes=getattr(criterion, "outputs", int)(data.n_classes or 1),
+        seed=config.execution.seed,
+        options=config.model.model_options,
+        trial=False,
+    )
+    try:
+        model = make(data.shape)
+    except UsageError:
+        if not data.integers:
+            raise
+        data = data.with_token_ids()
+        model = make(data.shape)
+    return model, _with_ids(data, model)
 
 
 def build(
@@ -582,6 +575,36 @@ def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
 
 
 # --- checks ----------------------------------------------------------------------------------------------------
+
+
+def _check_plan(
+    algorithm: type[Algorithm], config: RunConfig, plan: LayerPlan | None
+) -> None:
+    """Check that a plan is given once, as an object or by its path, to an algorithm that uses one."""
+    named = config.federation.plan
+    if named is not None and plan is not None:
+        raise UsageError(
+            f"plan must be given once; got an object and plan={named!r}. Choose one."
+        )
+    if (named is not None or plan is not None) and not algorithm.uses_plan:
+        using = sorted(name for name, member in registry().items() if member.uses_plan)
+        raise UsageError(
+            f"algorithm must be one that uses a plan ({listing(using)}); got {config.federation.algorithm}. "
+            f"Use one of them: {spelled(algorithm='fedper')}."
+        )
+
+
+def _check_steps_of_adapters(data: FederatedData, batch: int) -> None:
+    """Check that each client makes two steps, so that both factors of its adapters have gradients.
+
+    In the first step the factor B is zero, so that A has no gradient.
+    """
+    single = [client.name for client in data.clients if len(client.train) <= batch]
+    if single:
+        raise UsageError(
+            f"batch_size must be below each client's training samples to measure adapters; got {batch}, which is one "
+            f"step at {listing(single)}. Lower it, or give a plan."
+        )
 
 
 def _check_outputs(algorithm: type[Algorithm], criterion: Loss, n_classes: int) -> None:
