@@ -93,8 +93,8 @@ _RESULT = ["value", "status", "n_train"]
 
 def both_ways(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows of pairs of clients, doubled so that each client of a pair comes first once."""
-    turned = {"client": "client_b", "client_b": "client"}
-    pairs = rows[rows["client_b"] != ""].rename(columns=turned)
+    swapped_names = {"client": "client_b", "client_b": "client"}
+    pairs = rows[rows["client_b"] != ""].rename(columns=swapped_names)
     return pd.concat([rows, pairs], ignore_index=True)
 
 

@@ -260,10 +260,10 @@ def check_shape(model: nn.Module, name: str, before: Tensor, after: Tensor) -> N
     if before.shape != after.shape:
         shape = tuple(before.shape)
         model_class = type(model).__name__
-        got = tuple(after.shape)
+        got_shape = tuple(after.shape)
         raise UsageError(
             f"buffer {name!r} of {model_class} must keep its shape {shape} in a forward pass; got "
-            f"{got}. Call the model on a batch before, or give the buffer its final shape."
+            f"{got_shape}. Call the model on a batch before, or give the buffer its final shape."
         )
 
 

@@ -930,5 +930,5 @@ def check_stored(path: Path, found: object, form: object) -> None:
     Raises:
         CorruptError: names the file, and its first fault.
     """
-    if wrong := validate(found, form):
-        raise CorruptError(f"{path} is damaged: {wrong}")
+    if fault := validate(found, form):
+        raise CorruptError(f"{path} is damaged: {fault}")

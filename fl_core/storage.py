@@ -467,10 +467,10 @@ def tensor_sizes(path: Path) -> dict[str, int]:
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
     header.pop("__metadata__", None)
-    if wrong := validate(
+    if fault := validate(
         header, MapOf({"dtype": str, "shape": [COUNT], "data_offsets": [COUNT]})
     ):
-        raise ValueError(wrong)
+        raise ValueError(fault)
     sizes, stored = {}, 0
     for name, entry in header.items():
         sizes[name] = math.prod(entry["shape"])

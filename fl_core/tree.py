@@ -217,8 +217,8 @@ def check_same(
     for key in a:
         if a[key].shape != b[key].shape:
             expected = tuple(a[key].shape)
-            got = tuple(b[key].shape)
-            shapes = f"{expected} in {name_a}, {got} in {name_b}"
+            got_shape = tuple(b[key].shape)
+            shapes = f"{expected} in {name_a}, {got_shape} in {name_b}"
             raise UsageError(f"tensor {key!r} must have the same shape; got {shapes}.")
 
 
@@ -301,9 +301,9 @@ class Mean:
             rule = self._rules.rule(key, tensor)
             total = self._group.get(key, self._total.get(key))
             if total is not None and total.shape != tensor.shape:
-                got = tuple(tensor.shape)
+                got_shape = tuple(tensor.shape)
                 raise UsageError(
-                    f"tensor {key!r} must have the same shape; got {total.shape} and {got}."
+                    f"tensor {key!r} must have the same shape; got {total.shape} and {got_shape}."
                 )
             if rule in _CHOICES:
                 self._total[key] = self._chosen(key, rule, tensor, weight)

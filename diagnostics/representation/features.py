@@ -127,8 +127,8 @@ def collect(
             return
         tensor, again[path] = tensor.detach(), ""
         if tensor.ndim == 0 or len(tensor) != size:
-            got = tuple(tensor.shape)
-            again[path] = f"shape {got} for {size} samples, which must come first"
+            got_shape = tuple(tensor.shape)
+            again[path] = f"shape {got_shape} for {size} samples, which must come first"
         elif not tensor.numel():
             again[path] = "no features"
         if again[path]:
@@ -182,9 +182,9 @@ def collect(
                 else:
                     z = seen[path]
                 if z is not None and outputs and z.shape[1:] != outputs[0].shape[1:]:
-                    got = tuple(z.shape[1:])
+                    got_shape = tuple(z.shape[1:])
                     earlier = tuple(outputs[0].shape[1:])
-                    fault = f"shape {got} after {earlier} in an earlier batch"
+                    fault = f"shape {got_shape} after {earlier} in an earlier batch"
                 if z is None or fault:
                     faults.setdefault(path, fault)
                 else:

@@ -231,17 +231,19 @@ def _cox(losses: SeedLosses, x: Array, y: Array, penalty: float) -> Array:
     """Fit a linear Cox model with the loss of training and a ridge penalty."""
     inputs, targets = torch.from_numpy(x).double(), torch.from_numpy(y).double()
     weights = nn.Parameter(torch.zeros(x.shape[1], 1, dtype=torch.float64))
-    search = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        [weights], max_iter=200, line_search_fn="strong_wolfe"
+    )
 
     def closure() -> Tensor:
-        search.zero_grad()
+        optimizer.zero_grad()
         fit = losses.task.criterion(inputs @ weights, targets)
         loss = fit + (weights**2).sum() / (2 * penalty * len(y))
         loss.backward()
         return loss
 
     if y[:, 1].any():
-        search.step(closure)
+        optimizer.step(closure)
     return weights.detach().numpy().T
 
 

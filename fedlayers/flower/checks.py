@@ -228,9 +228,9 @@ def _check_message(
             like = initial.get(name)
             if like is not None and tensor.shape != like.shape:
                 expected = list(like.shape)
-                got = list(tensor.shape)
+                got_shape = list(tensor.shape)
                 raise UsageError(
-                    f"tensor {name!r} of {kind} must have shape {expected}; got {got}."
+                    f"tensor {name!r} of {kind} must have shape {expected}; got {got_shape}."
                 )
             matches = like is not None and name in names and tensor.dtype == like.dtype
             if kind == "model" and not matches:

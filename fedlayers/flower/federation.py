@@ -209,8 +209,8 @@ def checked(site: str, found: Mapping[str, Any], form: object) -> dict[str, Any]
     Raises:
         UsageError: names the site and the first fault.
     """
-    if wrong := validate(found, form):
-        raise UsageError(f"site {site!r}: {wrong}.")
+    if fault := validate(found, form):
+        raise UsageError(f"site {site!r}: {fault}.")
     return dict(found)
 
 

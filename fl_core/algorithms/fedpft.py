@@ -309,7 +309,9 @@ class FedPFT(Algorithm):
         if not self.both:
             return 0.0
         if live is not None:
-            fixed = {n: p if n in live else p.detach() for n, p in params.items()}
+            fixed = {
+                name: p if name in live else p.detach() for name, p in params.items()
+            }
             params = fixed | batch.buffers
         return self.contrast_loss(params, batch, ctx)
 

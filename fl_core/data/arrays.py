@@ -59,26 +59,26 @@ def features(x: Array, missing: bool = False) -> Array:
             f"features must be numbers; got {x.dtype}.", "Convert them first."
         )
     if x.ndim < 2 or x.size == 0:
-        got = list(x.shape)
+        got_shape = list(x.shape)
         raise DataFault(
-            f"features must have shape [samples, ...] with at least one of each; got {got}."
+            f"features must have shape [samples, ...] with at least one of each; got {got_shape}."
         )
     if x.ndim > 2 and x.dtype.kind in "bui":
         if x.dtype == np.uint8 and (
             x.ndim == 3 or (x.ndim == 4 and x.shape[-1] in (1, 3))
         ):
             return np.ascontiguousarray(x)
-        got = list(x.shape)
+        got_shape = list(x.shape)
         raise DataFault(
             "images must be uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3], or floats with channels first; "
-            f"got {x.dtype} {got}."
+            f"got {x.dtype} {got_shape}."
         )
     shape = channels_first(x.shape[1:])
     if shape != x.shape[1:]:
         stored = ", ".join(map(str, x.shape[1:]))
-        turned = ", ".join(map(str, shape))
+        wanted = ", ".join(map(str, shape))
         warn(
-            f"pictures [n, {stored}] have their channels last and are turned to [n, {turned}]"
+            f"pictures [n, {stored}] have their channels last and are turned to [n, {wanted}]"
         )
         x = np.moveaxis(x, -1, 1)
     table = x.ndim == 2 and x.dtype not in (np.float16, np.float32)
@@ -113,9 +113,9 @@ def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
     sides = ((shape[0], min(shape[1:])), (shape[2], min(shape[:2])))
     first, last = (count <= min(FEW, side) and side > 1 for count, side in sides)
     if first and last:
-        got = list(shape)
+        got_shape = list(shape)
         raise DataFault(
-            f"float pictures must have one axis that can be the channels; got {got}, whose first and last can.",
+            f"float pictures must have one axis that can be the channels; got {got_shape}, whose first and last can.",
             "Store them as uint8 [n, H, W, C], or flatten them.",
         )
     if last and not first:
@@ -238,9 +238,9 @@ def check_flat(values: Array | pd.Categorical) -> None:
     """
     if values.ndim == 1 and values.size:
         return
-    got = list(values.shape)
+    got_shape = list(values.shape)
     raise DataFault(
-        f"there must be one value for each sample; got shape {got}.",
+        f"there must be one value for each sample; got shape {got_shape}.",
         "Write y.argmax(axis=1) for one-hot labels, or take task multilabel for several labels.",
     )
 
@@ -421,9 +421,9 @@ def events(y: Array) -> NDArray[np.float32]:
         DataFault: names the first time below 0, or the first event other than 0 and 1.
     """
     if y.ndim != 2 or y.shape[1] != 2 or not len(y):
-        got = list(y.shape)
+        got_shape = list(y.shape)
         raise DataFault(
-            f"survival must have a time and an event for each sample; got {got}."
+            f"survival must have a time and an event for each sample; got {got_shape}."
         )
     numbers = np.stack([targets(column) for column in y.T], axis=1)
     time, event = numbers.T
@@ -453,8 +453,10 @@ def several_labels(
         DataFault: another value, a label with one value only, or less than two labels.
     """
     if y.ndim != 2 or y.shape[1] < 2 or not len(y):
-        got = list(y.shape)
-        raise DataFault(f"multilabel must have two or more labels a sample; got {got}.")
+        got_shape = list(y.shape)
+        raise DataFault(
+            f"multilabel must have two or more labels a sample; got {got_shape}."
+        )
     names = tuple(names or map(str, range(y.shape[1])))
     if len(names) != y.shape[1]:
         raise DataFault(
@@ -488,10 +490,10 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
     for part, y in parts.items():
         if y.shape[1:] != width:
             expected = list(width)
-            got = list(y.shape[1:])
+            got_shape = list(y.shape[1:])
             raise UsageError(
                 f"{part}, y must have the shape of {first_part}, {expected} for each sample; "
-                f"got {got}. Write y.argmax(axis=1) for one-hot labels."
+                f"got {got_shape}. Write y.argmax(axis=1) for one-hot labels."
             )
         if y.dtype.kind == "O" and not is_text(y):
             first = type(y.flat[0])

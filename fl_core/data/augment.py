@@ -49,9 +49,9 @@ class MoCoViews:
             UsageError: the samples are not images.
         """
         if images.ndim != 4:
-            got = tuple(images.shape)
+            got_shape = tuple(images.shape)
             raise UsageError(
-                f"samples must be images [n, channels, height, width] for views; got shape {got}."
+                f"samples must be images [n, channels, height, width] for views; got shape {got_shape}."
             )
         n, channels, height, width = images.shape
         boxes = crop_boxes(n, height, width, draw)

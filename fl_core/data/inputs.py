@@ -183,9 +183,9 @@ class Inputs:
         if (preparation := inputs.preprocessing) is not None:
             columns = preparation.width + sum(map(len, preparation.categories))
             if preparation.width and inputs.shape != (columns,):
-                got = list(inputs.shape)
+                got_shape = list(inputs.shape)
                 raise UsageError(
-                    f"shape of a table must be [{columns}], its prepared columns; got {got}. "
+                    f"shape of a table must be [{columns}], its prepared columns; got {got_shape}. "
                     "Store it again."
                 )
         if inputs.images and len(inputs.shape) != 3:
@@ -391,8 +391,8 @@ class Inputs:
         if self._words:
             expected = (len(self.columns),)
         if source.is_image != self.images or source.shape != expected:
-            got = list(x.shape)
-            shape = f"{x.dtype} of shape {got}"
+            got_shape = list(x.shape)
+            shape = f"{x.dtype} of shape {got_shape}"
             raise DataFault(f"samples must be {self._describe()}; got {shape}.")
         if x.ndim == 2:
             preparation = self.preprocessing or Preprocessing()

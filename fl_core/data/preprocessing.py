@@ -176,9 +176,9 @@ class Preprocessing:
             UsageError: the number of columns differs, or a value is missing and not filled.
         """
         if x.ndim != 2 or (self.width and x.shape[1] != self.width):
-            got = list(x.shape)
+            got_shape = list(x.shape)
             raise UsageError(
-                f"rows must have {self.width} columns; got an array of shape {got}."
+                f"rows must have {self.width} columns; got an array of shape {got_shape}."
             )
         missing = np.argwhere(np.isnan(x))
         if len(missing) and not self.fill:

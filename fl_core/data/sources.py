@@ -415,8 +415,8 @@ def source_of_parts(
         with located(where):
             check_lengths(x, y)
         xs.append(x)
-        got = list(x.shape[1:])
-        forms.append((f"{x.dtype} samples of shape {got}", layout))
+        got_shape = list(x.shape[1:])
+        forms.append((f"{x.dtype} samples of shape {got_shape}", layout))
         if forms[-1] != forms[0]:
             first_part = next(iter(parts))
             raise UsageError(

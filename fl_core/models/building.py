@@ -452,10 +452,10 @@ def check_fit(
                 mode = "evaluation"
                 if training:
                     mode = "training"
-                got = tuple(output.shape)
+                got_shape = tuple(output.shape)
                 raise UsageError(
                     f"model {name} must give logits of shape (2, {n_classes}) for 2 samples of shape {shape}; "
-                    f"got shape {got} in {mode} mode. Change its last layer."
+                    f"got shape {got_shape} in {mode} mode. Change its last layer."
                 )
     return model.train()
 
@@ -487,9 +487,9 @@ def fitting(model: nn.Module, x: Tensor, name: str = "") -> Iterator[None]:
         if hasattr(model, "prepare_decoder_input_ids_from_labels"):
             way = "Give the key decoder_input_ids, of model.prepare_decoder_input_ids_from_labels(labels)."
         what = name or type(model).__name__
-        got = tuple(x.shape[1:])
+        got_shape = tuple(x.shape[1:])
         raise UsageError(
-            f"model {what} must fit samples of shape {got}; got {error!r}. {way}"
+            f"model {what} must fit samples of shape {got_shape}; got {error!r}. {way}"
         ) from error
 
 

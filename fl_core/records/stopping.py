@@ -195,8 +195,8 @@ class StoppingRule:
         Raises:
             UsageError: Something else was stored.
         """
-        if wrong := validate(found, FORM, STATE):
-            raise UsageError(wrong)
+        if fault := validate(found, FORM, STATE):
+            raise UsageError(fault)
         metrics = [check_known("score", name, SCORES) for name in found["metrics"]]
         if not metrics:
             raise UsageError(f"{STATE} must have a score; got none.")

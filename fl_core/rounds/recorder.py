@@ -130,8 +130,8 @@ def by_round(path: Path | str) -> dict[int, dict[str, Any]]:
     ):
         with damaged(f"{path}, line {number}"):
             record = storage.parsed_json(line)
-            if wrong := validate(record, dict.fromkeys(_TIMING, NUMBER)):
-                raise ValueError(wrong)
+            if fault := validate(record, dict.fromkeys(_TIMING, NUMBER)):
+                raise ValueError(fault)
         records[int(record["round"])] = record
     return records
 

@@ -234,16 +234,16 @@ class FittedLoss(Loss):
             rows = z.new_zeros(len(labels), self.classes)
             losses.CrossEntropy().check_batch(rows, labels)
         if self.kind != OWN and z.numel() != y.numel() * self.classes:
-            got = list(y.shape[1:])
+            got_shape = list(y.shape[1:])
             raise UsageError(
                 f"outputs must have {self.classes} numbers for each of the labels' entries "
-                f"{got}; got {z[0].numel()} numbers a sample."
+                f"{got_shape}; got {z[0].numel()} numbers a sample."
             )
         values = self.per_sample(z, y)
         if values.shape != y.shape[:1]:
-            got = list(values.shape)
+            got_shape = list(values.shape)
             raise UsageError(
-                f"loss {self.name} must return a number for each sample, [n]; got {got}. "
+                f"loss {self.name} must return a number for each sample, [n]; got {got_shape}. "
                 "Leave out the mean, as reduction='none' does."
             )
 
@@ -368,9 +368,9 @@ def fit_loss(
             way = "Write y.long()."
             if y.ndim > 1:
                 way = "Write y.argmax(1) if it is one-hot, or name the loss, such as loss='mse'."
-            got = list(y.shape)
+            got_shape = list(y.shape)
             raise UsageError(
-                f"labels must be class indices [n] for {output.shape[1]} outputs; got {y.dtype} {got}. {way}"
+                f"labels must be class indices [n] for {output.shape[1]} outputs; got {y.dtype} {got_shape}. {way}"
             )
     if named:
         loss = losses.build(loss or ("mse" if numbers else "cross_entropy"))

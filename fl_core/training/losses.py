@@ -93,11 +93,11 @@ class Loss:
             way = ""
             if self.task == CLASSIFICATION and y.shape == z.shape:
                 way = " Write y.argmax(1) if it is one-hot, or loss='multilabel_bce' for several labels of a sample."
-            got = list(z.shape)
+            got_shape = list(z.shape)
             label_shape = list(y.shape)
             raise UsageError(
                 f"{self.task} must have outputs [n, C], of one number [n, 1], and targets [n{targets}]; "
-                f"got {got} and {label_shape}.{way}"
+                f"got {got_shape} and {label_shape}.{way}"
             )
         if self.task != CLASSIFICATION:
             return

@@ -59,16 +59,16 @@ def activity(data_root: Location | None) -> Source:
     n = len(x) if x.ndim else 0
     fits = x.dtype.kind == "f" and x.shape == (n, len(CHANNELS), STEPS)
     if not n or not fits or not np.isfinite(x).all():
-        got = list(x.shape)
+        got_shape = list(x.shape)
         raise UsageError(
-            f"{path}: x must be finite floats [n, {len(CHANNELS)}, {STEPS}]; got {x.dtype} {got}. "
+            f"{path}: x must be finite floats [n, {len(CHANNELS)}, {STEPS}]; got {x.dtype} {got_shape}. "
             "Write the file again."
         )
     for key, values in zip(("y", "person", "bout"), marks, strict=True):
         if values.dtype.kind not in "iu" or values.shape != (n,):
-            got = list(values.shape)
+            got_shape = list(values.shape)
             raise UsageError(
-                f"{path}: {key} must be {n} integers; got {values.dtype} {got}. Write the file again."
+                f"{path}: {key} must be {n} integers; got {values.dtype} {got_shape}. Write the file again."
             )
     y, person, bout = (values.astype(np.int64) for values in marks)
     if y.min() < 0 or y.max() >= len(CLASSES):
@@ -179,6 +179,6 @@ def _table(file: Path, columns: int) -> Array:
     with about(what, ValueError, way="Unpack it again."):
         values = pd.read_csv(file, sep=r"\s+", header=None).to_numpy(np.float64)
         if values.shape[1:] != (columns,) or not np.isfinite(values).all():
-            got = list(values.shape)
-            raise ValueError(f"got shape {got}, or gaps")
+            got_shape = list(values.shape)
+            raise ValueError(f"got shape {got_shape}, or gaps")
     return values

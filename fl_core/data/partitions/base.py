@@ -482,8 +482,8 @@ class Partition:
         kinds = (KeyError, TypeError, ValueError)
         with about("the tree must be a stored partition", kinds):
             meta = parsed_json(tree["meta"].cpu().numpy().tobytes())
-            if wrong := validate(meta, META):
-                raise ValueError(wrong)
+            if fault := validate(meta, META):
+                raise ValueError(fault)
             names = meta.pop("names")
             indices = {
                 name: {split: _places(tree[f"{number}/{split}"]) for split in SPLITS}
@@ -521,9 +521,9 @@ class Partition:
 
 def _places(tensor: torch.Tensor) -> Integers:
     if tensor.ndim != 1 or tensor.is_floating_point() or tensor.element_size() != 8:
-        got = list(tensor.shape)
+        got_shape = list(tensor.shape)
         raise ValueError(
-            f"positions of samples must be whole numbers; got {tensor.dtype} {got}"
+            f"positions of samples must be whole numbers; got {tensor.dtype} {got_shape}"
         )
     return tensor.cpu().numpy()
 

@@ -628,8 +628,8 @@ def outside_fences(cells: Floats, owner: Integers | None) -> str:
     count = int(outside[0])
     if not 0 < count <= MOST_OUTSIDE * np.count_nonzero(~np.isnan(cells)):
         return ""
-    ends = cells[(cells < low[0]) | (cells > high[0])]
-    return f"{ends[0]:g} far from the others in {plural(count, 'cell')}: missing?"
+    far_values = cells[(cells < low[0]) | (cells > high[0])]
+    return f"{far_values[0]:g} far from the others in {plural(count, 'cell')}: missing?"
 
 
 def gives_away(cells: Cells, y: NDArray[Any]) -> bool:
