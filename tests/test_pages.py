@@ -66,6 +66,17 @@ def test_each_way_through_the_code_counts_its_files():
         assert re.search(rf"(def|class) {name}\b", (ROOT / path).read_text()), name
 
 
+def test_a_question_on_the_code_is_answered_by_at_most_two_files():
+    """Mostly by one."""
+    page = (ROOT / "docs/code.md").read_text()
+    before, _, _ = page.partition("\n## ")
+    rows = re.findall(r"(?m)^\| (?!question|to change|---)(.+) \| (.+) \|$", before)
+    counts = [len(re.findall(r"`[\w/]+(?:\.py|/)`", files)) for _, files in rows]
+    assert len(counts) >= 24
+    assert {*counts} == {1, 2}
+    assert sorted(counts)[len(counts) // 2] == 1
+
+
 def test_each_promise_names_a_test_that_is_there():
     """So does each line of the page on load. The page of promises is short."""
     page = (ROOT / "SECURITY.md").read_text()

@@ -74,15 +74,18 @@ def _split(data: Any) -> Split:
     return Split(x, y, getattr(data, "groups", None))
 
 
-def given(
+def of_tuner(
     measurement: Measurement, options: Shared
-) -> tuple[list[str], dict[str, Any]] | str:
-    """Return the clients that take part and the arguments of a :class:`Tuner`, or why no copy can be tuned.
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the clients that take part and the arguments of a :class:`Tuner`.
 
     Clients without validation samples take no part.
+
+    Raises:
+        NoValue: no copy can be tuned.
     """
     if one_for_each(measurement):
-        return "needs one model for all clients: name the global one"
+        raise NoValue("needs one model for all clients: name the global one")
     tests = {name: _split(data) for name, data in (options.test or {}).items()}
     parts = {
         s.client: (_split(s.data), tests[s.client])
@@ -90,7 +93,7 @@ def given(
         if len(tests.get(s.client, ()))
     }
     if not parts:
-        return "needs validation samples"
+        raise NoValue("needs validation samples")
     return [*parts], {
         "model": measurement.subjects[0].model,
         "loss": measurement.loss,
@@ -108,10 +111,13 @@ def one_for_each(measurement: Measurement) -> bool:
     return len({tree.digest(tree.named_tensors(model)) for model in models}) > 1
 
 
-def own_losses(measurement: Measurement, options: Shared) -> CrossLosses | None:
-    """Return the losses of clients' own models on each other's samples, or None for less than two clients.
+def own_losses(measurement: Measurement, options: Shared) -> CrossLosses:
+    """Return the losses of clients' own models on each other's samples.
 
     The samples are those of the option ``test``, or else the measured ones.
+
+    Raises:
+        NoValue: fewer than two clients have samples.
     """
     subjects = measurement.subjects
     tests = {s.client: _split(s.data) for s in subjects}
@@ -119,7 +125,7 @@ def own_losses(measurement: Measurement, options: Shared) -> CrossLosses | None:
         tests = {name: _split(data) for name, data in options.test.items() if len(data)}
     subjects = [s for s in subjects if s.client in tests]
     if len(subjects) < 2:
-        return None
+        raise NoValue(FEW_CLIENTS)
     splits = [tests[s.client] for s in subjects]
     y = torch.cat([split.y for split in splits])
     outputs = []
@@ -178,27 +184,28 @@ def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row
     Clients with models of their own are compared by these, without fine-tuning: on the samples of the option ``test``,
     or on the measured ones if no model was trained on them.
     """
-    if one_for_each(measurement):
-        cross_losses = own_losses(measurement, options)
-        if cross_losses is None:
-            return [row("clients_differ", None, status=FEW_CLIENTS, variant="differ")]
-        parts = blocks(cross_losses.losses.shape[1], measurement.seed)
-        test = permutation_test([cross_losses], parts, seed=measurement.seed)
-        return rows_of(test, [OWN_MODELS])
-    how = given(measurement, options)
-    if isinstance(how, str):
-        return [row("clients_differ", None, status=how, variant="differ")]
-    alone, (names, arguments) = None, how
+    try:
+        if one_for_each(measurement):
+            of_pairs, kinds = own_losses(measurement, options), [OWN_MODELS]
+        else:
+            of_pairs, kinds = _fine_tuned_losses(measurement, options)
+    except (NonFiniteError, NoValue) as reason:
+        return [row("clients_differ", None, status=str(reason), variant="differ")]
+    parts = blocks(of_pairs.losses.shape[1], measurement.seed)
+    return rows_of(permutation_test([of_pairs], parts, seed=measurement.seed), kinds)
+
+
+def _fine_tuned_losses(
+    measurement: Measurement, options: DifferOptions
+) -> tuple[CrossLosses, list[str]]:
+    """Return the losses of models that each client fine-tunes from the shared one, and the kind of each."""
+    names, arguments = of_tuner(measurement, options)
     if len(names) < 2:
-        return [row("clients_differ", None, status=FEW_CLIENTS, variant="differ")]
+        raise NoValue(FEW_CLIENTS)
+    alone = None
     if options.alone is not None:
         alone = [tree.state_dict(options.alone[name]) for name in names]
-    try:
-        losses, kinds = fine_tuned(alone, **arguments)
-    except (NonFiniteError, NoValue) as error:
-        return [row("clients_differ", None, status=str(error), variant="differ")]
-    parts = blocks(len(names), measurement.seed)
-    return rows_of(permutation_test([losses], parts, seed=measurement.seed), kinds)
+    return fine_tuned(alone, **arguments)
 
 
 @metric(
@@ -236,17 +243,17 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
     References of the same network, with planted labels and inputs, claimed an end in 2 of 22 federations, both right,
     at the price of two more runs and two profiles. So no option makes them.
     """
-    how = given(measurement, options)
-    if isinstance(how, str):
+    try:
+        clients, arguments = of_tuner(measurement, options)
+    except NoValue as reason:
         reasons: list[Row] = []
         for subject in measurement.subjects:
             place = {"client": subject.client, "variant": "fall"}
             reasons += [
-                row(NAME, None, status=how, layer=layer.name, **place)
+                row(NAME, None, status=str(reason), layer=layer.name, **place)
                 for layer in measurement.layers
             ]
         return reasons
-    clients, arguments = how
     tuner = Tuner(**arguments)
     profile = Profile(tuner)
     whole = _attempt(lambda: profile.of(every(measurement.layers)))
