@@ -147,28 +147,6 @@ def test_tasks_are_read_from_labels_and_what_needs_classes_says_so():
         assert probes.str.startswith("not applicable").all() == (loss == "mse")
 
 
-def test_labels_and_losses_that_do_not_fit_are_refused():
-    model, x = mlp(5, 4, 3), torch.randn(12, 3, 5)
-    y, flat = torch.randint(3, (12, 3)), (x[:, 0], torch.arange(12) % 3)
-    axis = {"class_axis": -1}
-    assert diagnose(model, (x, y), "grad_norm", options=axis)
-    complex_net = nn.Module()
-    complex_net.w = nn.Parameter(torch.zeros(2, dtype=torch.cfloat))
-    for found, data, loss, words in (
-        (model, (x, y), None, "options={'class_axis': 1}"),
-        (model, (x, y[:, :2]), None, r"\[n, \*positions, C\]"),
-        (model, flat, lambda z, y: z.mean(0).square().sum(), "for each sample"),
-        (model, flat, nn.MSELoss(), "MSELoss"),
-        (model, flat, nn.CrossEntropyLoss, "got <class"),
-        (model, flat, "mes", "mean 'mse'"),
-        (complex_net, flat, None, "must be real"),
-        (model, {"a": {"x": x, "labels": y[:, 0], "b": x[:5]}}, None, "'a'.*one entry"),
-    ):
-        with refuses(words) as caught:
-            diagnose(found, data, ["grad_norm"], loss=loss)
-        assert "\n" not in str(caught.value)
-
-
 class Twice(nn.Module):
     """A network that uses one layer twice, as a module of two names or as two modules."""
 

@@ -1,5 +1,8 @@
 """What tests of faults share: a run that nothing disturbed, and a command that fails."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from fedlayers.cli import app as cli
@@ -33,3 +36,9 @@ def fails(tmp_path, monkeypatch, capsys):
         return capsys.readouterr().err.splitlines()[-1]
 
     return call
+
+
+@pytest.fixture
+def run(sound, tmp_path):
+    """A copy of the module's finished run, to be changed."""
+    return Path(shutil.copytree(sound, tmp_path / "run"))

@@ -51,12 +51,6 @@ def sound(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def run(sound, tmp_path):
-    """A copy of it, to be changed."""
-    return Path(shutil.copytree(sound, tmp_path / "run"))
-
-
 def refused(act, path, *errors):
     """What is said, in one line that names the file; and nothing much was taken before."""
     tracemalloc.start()

@@ -42,12 +42,6 @@ def sound(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def run(sound, tmp_path):
-    """A copy of it, to be forged."""
-    return Path(shutil.copytree(sound, tmp_path / "run"))
-
-
 def resume(path):
     runner.resume(path, instruments=instruments)
 
