@@ -89,6 +89,7 @@ def folded(printed: str, shown: int = 0, summary: str = REST) -> str:
     else:
         empty = [k for k, line in enumerate(lines[:MOST_LINES], 1) if line == "\n"]
         shown = shown or max(empty, default=MOST_LINES)
+        shown += shown + 1 in empty  # the rest begins with words
         rest = FOLD.format(summary=summary, rest="".join(lines[shown:]))
     text = "".join(lines[:shown])
     return f"```console\n{text}```{rest}"
