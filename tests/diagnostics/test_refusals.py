@@ -117,7 +117,10 @@ OF_ARGUMENTS = (
     ({"data": (POSITIONS, LABELS)}, "options={'class_axis': 1}"),
     ({"data": (POSITIONS, LABELS[:, :2])}, r"\[n, \*positions, C\]"),
     (
-        {"data": {"a": {"x": PAIR[0], "labels": PAIR[1], "b": PAIR[0][:5]}}},
+        {
+            "models": ONE,
+            "data": {"a": {"x": PAIR[0], "labels": PAIR[1], "b": PAIR[0][:5]}},
+        },
         "'a'.*one entry",
     ),
 )
