@@ -221,7 +221,8 @@ CLOSE = 0.6
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name that is nearest to one, or an empty text. Capitals count as small letters.
 
-    It is the same thing by another tool's word, or similar, or one begins with the other.
+    A name is near if another tool uses the word for the same thing, if the spelling is similar, or if one of both
+    begins with the other.
 
     >>> nearest("HEART.CVS", ["heart.csv", "digits"]), nearest("heart", ["xyz"])
     ('heart.csv', '')

@@ -391,7 +391,7 @@ Value = Callable[[Spot, Spot], float | str]
 
 @dataclass(frozen=True)
 class CommonSamples:
-    """The options of what reads common samples.
+    """The options of metrics that compare clients on the same samples.
 
     Attributes:
         probe: the samples. Default: the first ``samples`` of the clients' own data, equally many of each.

@@ -98,7 +98,7 @@ class APFL(PersonalCopy):
         steps.descend(grads)
 
     def mixture(self, w: Tree, v: Tree, alpha: float) -> Tree:
-        """Alpha v + (1 - alpha) w of the parameters, with running statistics of v."""
+        """Return alpha v + (1 - alpha) w of the client's model v and the shared w, with running statistics of v."""
         parameters = self.task_info.parameters
         return {
             name: torch.lerp(w[name], v[name], alpha) if name in parameters else v[name]

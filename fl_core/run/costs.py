@@ -355,7 +355,10 @@ def cost_steps(tasks: Mapping[str, Task]) -> pd.DataFrame:
 def round_cost(
     algorithm: Algorithm, workspace: Workspace, shape: tuple[int, ...], batch: int
 ) -> Callable[[Round], dict[str, float]]:
-    """Return a function of a round that computes its costs, and counts each way to train once."""
+    """Return a function from a round to its costs by name: ``naive``, ``flops`` and ``moved``.
+
+    It counts the FLOPs of each set of trained tensors once, however many rounds have it.
+    """
     sizes = {
         name: parameter.numel()
         for name, parameter in workspace.params.items()
