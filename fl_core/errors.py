@@ -347,7 +347,7 @@ def about(
     try:
         yield
     except kind as error:
-        text = str(error)
+        text = str(error) or type(error).__name__
         if way:
             reason = " ".join(text.split()).rstrip(".")
             text = f"{reason}. {way}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
@@ -232,6 +233,39 @@ def check_plain(path: Path, field: Any) -> None:
             f"{path}, column {field.name!r} must be numbers, truth values, times or texts; got {field.type}. "
             "Leave it out of the file."
         )
+
+
+SCANS = 100
+"""Scans of a JPEG at most. Each takes the time of the whole image, and encoders write about ten."""
+_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
+"""What begins a part of a JPEG. Zeros and numbers of restarts follow 255 within pixels."""
+_ALONE, _END, _SCAN = (b"\x01", b"\xd8"), b"\xd9", b"\xda"
+
+
+def check_scans(data: bytes) -> None:
+    r"""Refuse a JPEG whose pixels are refined again and again, by its marks. What follows its end is no part of it.
+
+    >>> check_scans(b"\xff\xd8" + 101 * b"\xff\xda\0\2")
+    Traceback (most recent call last):
+        ...
+    ValueError: it has more than 100 scans
+
+    Raises:
+        ValueError: says so.
+    """
+    at = scans = 0
+    if data.count(b"\xff" + _SCAN) <= SCANS:
+        return
+    while mark := _MARKER.search(data, at):
+        at = mark.end()
+        if mark[1] == _END:
+            return
+        if mark[1] in _ALONE:
+            continue
+        scans += mark[1] == _SCAN
+        if scans > SCANS:
+            raise ValueError(f"it has more than {SCANS} scans")
+        at += int.from_bytes(data[at : at + 2], "big")
 
 
 COPIES = 4

@@ -345,6 +345,8 @@ def pixels(
 def _header(file: Path) -> _Header:
     """Return the header of an image file, without decoding pixels."""
     with _decoded(file) as image:
+        if image.format in ("JPEG", "MPO"):
+            formats.check_scans(storage.read_bytes(file))
         size, mode = image.size, image.mode
         deep = any(";16" in str(tile) for tile in image.tile)
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)

@@ -138,6 +138,30 @@ def archive(shape, n_bytes=0, count=1):
     return file.getvalue()
 
 
+def one_block(count):
+    """Return an archive whose directory names one entry of 1 MB again and again."""
+    content = archive((N // 4,), n_bytes=N)
+    start, end = content.find(b"PK\1\2"), content.find(b"PK\5\6")
+    entry = content[start:end]
+    names = [b"%05d" % k for k in range(count)]
+    entries = b"".join(entry[:46] + name + entry[51:] for name in names)
+    tail = struct.pack("<HHHHIIH", 0, 0, count, count, len(entries), start, 0)
+    return content[:start] + entries + b"PK\5\6" + tail
+
+
+def large_dictionary():
+    """Return an archive packed by LZMA, which claims that 4 GB must be kept while it is unpacked."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as target:
+        for name in ("x.npy", "y.npy"):
+            target.writestr(name, bytes(N))
+    content = bytearray(file.getvalue())
+    for entry in target.infolist():
+        at = entry.header_offset + 30 + len(entry.filename) + 5
+        content[at : at + 4] = b"\xff" * 4
+    return bytes(content)
+
+
 def numbered(count, form):
     return b"".join(form % k for k in range(count))
 
@@ -150,6 +174,32 @@ def parquet_bytes(found, **how):
 
 def table(how=None, /, **columns):
     return parquet_bytes(pyarrow.table(columns), **(how or {}))
+
+
+PICKLED = {
+    "ARROW:extension:name": "arrow.py_extension_type",
+    "ARROW:extension:metadata": b"cos\n_exit\n(I3\ntR.",
+}
+"""Notes of a column whose type is a pickle, which ends the process."""
+INDEX = {
+    "pandas": json.dumps({
+        "index_columns": [{"kind": "range", "name": None, "start": 0, "stop": 2**60, "step": 1}],
+        "columns": [{"name": "x", "field_name": "x", "pandas_type": "object", "numpy_type": "O" * 10_000}],
+        "column_indexes": [], "pandas_version": "9" * 100_000,
+    })
+}  # fmt: skip
+"""Notes of a table with an index of as many rows as no memory holds."""
+
+
+def noted(column, whole):
+    """Return a table with notes of a column and of the whole."""
+    fields = [
+        pyarrow.field("x", pyarrow.float64(), metadata=column),
+        pyarrow.field("label", pyarrow.int64()),
+    ]
+    schema = pyarrow.schema(fields, metadata=whole)
+    columns = {"x": [0.0] * 50, "label": [0, 1] * 25}
+    return parquet_bytes(pyarrow.table(columns, schema=schema))
 
 
 def nested(depth):
@@ -174,6 +224,23 @@ def saved(form, size, **how):
     file = io.BytesIO()
     Image.new("L", size).save(file, form, **how)
     return file.getvalue()
+
+
+def scans(count, side):
+    """Return a JPEG whose last scan, of 14 bytes, comes again and again. Each takes the time of the whole image."""
+    content = saved("JPEG", (side, side), progressive=True)
+    at = content.rfind(b"\xff\xda")
+    return content[:at] + content[at:-2] * count + content[-2:]
+
+
+def circle(count):
+    """Return a TIFF of one sample whose directories lead to each other."""
+    entries = [(256, 1), (257, 1), (258, 8), (259, 1), (262, 1), (273, 0), (278, 1), (279, 1)]  # fmt: skip
+    fields = b"".join(struct.pack("<HHII", key, 4, 1, value) for key, value in entries)
+    start = struct.pack("<H", len(entries)) + fields
+    places = [*range(8, 8 + count * (len(start) + 4), len(start) + 4), 8]
+    parts = [start + struct.pack("<I", place) for place in places[1:]]
+    return b"II*\0" + struct.pack("<I", 8) + b"".join(parts)
 
 
 def frames(count):
@@ -248,6 +315,8 @@ BOMBS = {
         "a claimed size": lambda: archive((2**40,), count=2),
         "huge numbers": lambda: archive((10**30, 10**30), count=2),
         "wide": lambda: archive((1,), n_bytes=4, count=20_000),
+        "one block in all entries": lambda: one_block(9000),
+        "a large dictionary": large_dictionary,
         "a long string": lambda: b"PK\x05\x06" + b"a" * (4 * N),
         "repeated keys": lambda: b"PK\x05\x06" + bytes(18) + archive((1,), 4, 1) * 2,
     },
@@ -296,6 +365,9 @@ BOMBS = {
             pyarrow.Table.from_arrays([pyarrow.array([0, 1] * 50)] * 500, ["label"] * 500)
         ),
         "huge numbers": lambda: table(x=pyarrow.array([10**75] * 50, pyarrow.decimal256(76)), label=[0, 1] * 25),
+        "a pickled type": lambda: noted(PICKLED, {}),
+        "an index of pandas": lambda: noted({}, INDEX),
+        "many notes": lambda: noted({}, {f"k{k}": "v" for k in range(200_000)}),
         "many groups": lambda: table({"row_group_size": 1}, x=np.zeros(5000), label=np.zeros(5000)),
         "a claimed size": lambda: table(x=[0.0] * 50, label=[0, 1] * 25)[:-8] + b"\xff\xff\xff\x7fPAR1",
         "no end": lambda: b"PAR1" + bytes(N),
@@ -308,6 +380,8 @@ BOMBS = {
         "a packed profile": lambda: png(8, 8, bytes(72), (b"iCCP", b"a\0\0" + zlib.compress(bytes(2**28)))),
         "repeated keys": lambda: png(8, 8, bytes(72), *[(b"tEXt", b"a\0b")] * 100_000),
         "huge numbers": lambda: b"\x89PNG\r\n\x1a\n" + b"\x7f\xff\xff\xffIHDR" + bytes(N),
+        "many scans": lambda: scans(30_000, 2000),
+        "directories in a circle": lambda: circle(60_000),
         "many frames": lambda: frames(2000),
         "large frames": lambda: saved("GIF", (20_000, 20_000)),
         "tiles": lambda: saved("TIFF", (20_000, 20_000), compression="tiff_adobe_deflate"),

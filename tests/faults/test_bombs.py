@@ -34,7 +34,9 @@ from fl_core.records.store import Run
 from fl_core.rounds import recorder
 from fl_core.run import runner
 from fl_core.run.restore import load_models
+from tests.faults.hostile import png, scans
 from tests.faults.injected import cover, forge
+from tests.faults.limited import limited
 
 VAST = 9 << 40
 LITTLE = 200 << 20  # bytes that a refusal may take: a part of a line, a list of names
@@ -289,6 +291,26 @@ def test_packed_weights_and_images(tmp_path):
     for k in range(8):
         Image.new("L", (6000, 6000)).save(images / f"a/{k}.png")
     refused(lambda: own_data(images), images, UsageError)
+
+
+def test_a_jpeg_of_very_many_scans(tmp_path):
+    """Each takes the time of the whole image: 30,000 of them, in 0.4 MB, take minutes."""
+    for name, content in (("a/0.png", png(8, 8, bytes(72))), ("b/1.jpg", b"")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(content)
+    path = tmp_path / "b/1.jpg"
+    path.write_bytes(scans(30_000, 2000))
+    said, *_ = limited(lambda: own_files.read_images(tmp_path, 8), UsageError)
+    assert (
+        said
+        == f"{path} must be a readable image: it has more than 100 scans. Save it again."
+    )
+    honest = scans(0, 64)
+    path.write_bytes(honest + b"\xff\xda" * 500)  # a film after the picture
+    assert own_files.read_images(tmp_path, 8).x.shape == (2, 8, 8)
+    note = b"\xff\xe1\x04\x00" + b"\xff\xda" * 511
+    path.write_bytes(honest[:2] + note + honest[2:])
+    assert own_files.read_images(tmp_path, 8).x.shape == (2, 8, 8)
 
 
 def test_a_packed_table_of_texts(tmp_path):

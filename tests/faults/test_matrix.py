@@ -115,7 +115,7 @@ def test_each_reader_meets_each_bomb(name, tmp_path):
     assert not faults, "\n".join(faults)
 
 
-SEEDS, STEP = 300, 19
+SEEDS, STEP = (*range(300), *range(1000, 1100)), 19
 """Hostile files that are drawn, and each of so many is no slow test, so that each reader meets one."""
 
 
@@ -141,13 +141,13 @@ def draw_files(seeds, folder, left_out=()):
 
 
 def test_some_drawn_files_end_in_one_line(tmp_path):
-    assert not draw_files(range(0, SEEDS, STEP), tmp_path, LIBRARIES)
+    assert not draw_files(SEEDS[::STEP], tmp_path, LIBRARIES)
 
 
 @pytest.mark.slow
 def test_drawn_files_end_in_one_line(tmp_path):
     pytest.importorskip("peft")  # which is no cost of a file
-    faults = draw_files(range(SEEDS), tmp_path)
+    faults = draw_files(SEEDS, tmp_path)
     assert not faults, "\n".join(faults)
 
 
@@ -175,6 +175,7 @@ ROWS = {
     "fl_core.data.files.read_arrays": "data.npz",
     "fl_core.data.files.headers": "data.npz",
     "fl_core.data.files._decoded": "images/b/1.png",
+    "fl_core.data.files._header": "images/b/1.png",
     "fl_core.data.table.read.Csv": "data.csv",
     "fl_core.data.table.read._open_file": "data.csv",
     "fl_core.data.table.read._json_lines": "data.jsonl",

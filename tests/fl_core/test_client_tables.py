@@ -8,7 +8,9 @@ import pytest
 from fedlayers.cli.app import main
 from fl_core import data
 from fl_core.data.loading import as_data
-from fl_core.data.reading import Reading
+from fl_core.data.reading import PLAIN, Reading
+from fl_core.data.table.prepare import find_faults
+from fl_core.data.table.read import files_of, is_table, open_table
 from fl_core.records.store import Run
 from tests.conftest import refuses
 from tests.made import SPLITS, frame, written
@@ -55,6 +57,60 @@ def test_a_column_of_clients_beside_files_of_clients_is_refused(wards):
     assert [client.name for client in found.clients] == ["ward_0", "ward_1", "ward_2"]
 
 
+def test_files_of_a_folder_are_its_visible_tables_in_order(tmp_path):
+    """Texts and hidden files are none, and a folder of images has no table at all."""
+    for name in ("b.tsv", "A.CSV", "c.parquet", "d.jsonl", ".e.csv", "f.txt"):
+        (tmp_path / name).write_text("")
+    names = ["A.CSV", "b.tsv", "c.parquet"]
+    assert files_of(tmp_path) == [tmp_path / name for name in names]
+    single = tmp_path / "x,b.tsv"
+    assert files_of(single) == [tmp_path / "x", Path("b.tsv")]
+    single.write_text("")  # a file whose name has a comma
+    assert files_of(single) == files_of(tmp_path / "b.tsv") == []
+    assert is_table(single)
+    assert not is_table(tmp_path / "f.txt")
+    (tmp_path / "ill").mkdir()
+    (tmp_path / "ill/1.png").write_bytes(b"")
+    assert files_of(tmp_path) == []
+    assert not is_table(tmp_path)
+
+
+def test_the_fault_of_one_of_several_files_names_no_option_of_all(wards):
+    """Other files would be read with the option too. A single file is read with it."""
+    odd = wards / "ward_1.csv"
+    rows = pd.read_csv(odd)
+    (fault,) = find_faults(written(odd, rows, sep=";"), PLAIN).faults[:1]
+    assert fault.repair == {"csv": {"sep": ";"}}
+    (fault,) = find_faults(wards, PLAIN).faults
+    assert not fault.ways
+    space = {"pd": pd}
+    exec(fault.line, space)
+    assert space["table"].equals(rows)
+
+
+def test_options_of_csv_are_for_the_csv_files_of_several(wards):
+    """A Parquet file by itself has no use for them."""
+    options = Reading(csv={"sep": ";"}, scale="none")
+    parquet = wards / "ward_1.parquet"
+    for path in sorted(wards.glob("*.csv")):
+        rows = pd.read_csv(path).assign(age=range(20))
+        if path.stem == parquet.stem:
+            path.unlink()
+            rows.to_parquet(parquet)
+        else:
+            written(path, rows, sep=";")
+    source = open_table(wards, options)
+    assert source.frame.age.tolist() == [*range(20)] * 3
+    assert source.frame.client.tolist() == sorted(frame().client)
+    assert not source.faults
+    for path, line in source.sources.items():
+        assert eval(line, {"pd": pd}).age.tolist() == [*range(20)], path
+    assert {*source.sources} == {*wards.glob("ward_*")}
+    with refuses("says itself how it is written.*Leave out csv"):
+        open_table(parquet, options)
+    assert len(open_table(parquet, PLAIN).frame) == 20
+
+
 def test_a_note_is_repeated_by_each_load(wards):
     for _ in range(2):
         with pytest.warns(UserWarning, match="left out: readme.txt"):
@@ -75,7 +131,10 @@ def test_the_command_takes_files_and_the_run_resumes(wards, capsys):
     [
         ("wards/t.xlsx", r"t\.xlsx must be .*\.csv"),
         ("wards", r"t\.xlsx must be .*\.csv"),
-        ("wards/ward_1.csv,ward_1.csv", r"'ward_1'.*Rename"),
+        (
+            "wards/ward_1.csv,ward_1.csv",
+            r"'ward_1' in .*ward_1\.csv.*ward_1\.csv\. Rename",
+        ),
         ("wards/ward_1.csv,there.csv", "there.csv"),
         ("wards/ward_1.csv,digts", "digts"),
         ("ward/ward_1.csv", "Did you mean 'wards/ward_1.csv'"),

@@ -85,6 +85,60 @@ def test_a_column_that_is_named_is_taken_whatever_it_looks_like():
     assert source.columns == ("record_id", "amount")
 
 
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_role_is_text_but_for_labels_of_numbers(task):
+    """Digits as text name clients and groups. As features, and as numbers to predict, they are refused."""
+    digits = [str(k % 4) for k in range(N)]
+    columns = dict.fromkeys(("client", "stay", "label"), digits)
+    table = pd.DataFrame({**NUMBERS, **columns})
+    reading = Reading(task=task, group_column="stay")
+    found = find_faults(table, reading)
+    if task == "regression":
+        (fault,) = found.faults
+        assert "column 'label'" in str(fault)
+        exec(fault.line, {"pd": pd, "table": table})
+        found = find_faults(table, reading)
+    assert not found.faults
+    assert found.source.owner_names == ("0", "1", "2", "3")
+    assert len(np.unique(found.source.groups)) == 4
+    if task == "regression":
+        assert found.source.y.tolist() == [float(digit) for digit in digits]
+    else:
+        assert found.source.classes == ("0", "1", "2", "3")
+    assert found.source.columns == tuple(NUMBERS)
+    (fault,) = find_faults(table.assign(dose=digits), reading).faults
+    assert "column 'dose'" in str(fault)
+
+
+@pytest.mark.parametrize("name", ["client", "stay", "label", "tint"])
+def test_cells_that_are_no_words_are_one_fault_in_any_role(name):
+    columns = {"client": words("a", "b"), "stay": words("r", "s")}
+    columns |= {"label": words("0", "1"), "tint": words("red", "blue")}
+    columns[name] = [[1, 2]] * N
+    table = pd.DataFrame({**NUMBERS, **columns})
+    for task in ("classification", "regression"):
+        if task == "regression" and name != "label":
+            table["label"] = 1.5
+        reading = Reading(task=task, group_column="stay")
+        (fault,) = find_faults(table, reading).faults
+        assert f"column {name!r}" in str(fault)
+
+
+@pytest.mark.parametrize("name", ["client", "stay", "label", "tint"])
+def test_one_word_in_two_forms_is_a_fault_in_any_role(name):
+    """The line that repairs it makes one word of both."""
+    columns = {"client": words("a", "b"), "stay": words("r", "s")}
+    columns |= {"label": words("0", "1"), "tint": words("red", "blue")}
+    columns[name] = words("Köln", "Ko\u0308ln", "Bern")
+    table = pd.DataFrame({**NUMBERS, **columns})
+    reading = Reading(group_column="stay")
+    (fault,) = find_faults(table, reading).faults
+    assert f"column {name!r}" in str(fault)
+    exec(fault.line, {"table": table})
+    assert table[name].nunique() == 2
+    assert not find_faults(table, reading).faults
+
+
 TYPES = {
     "dates": (pd.Series(DAYS), "line"),
     "dates with a zone": (pd.Series(DAYS.tz_localize("Europe/Berlin")), "line"),

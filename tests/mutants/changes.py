@@ -27,6 +27,9 @@ class Mutant:
     new: str
     tests: list[str]
     state: str = ""
+    seed: int = 0
+    note: str = ""
+    """Why it is no mutant: it changes nothing that a caller sees."""
 
     def find(self, root):
         """Return the file that has the code today, its source, and the function; None if the code is gone."""
@@ -152,27 +155,30 @@ def changed(source, node):
             yield "Call", source[low:before] + source[last:high]
 
 
-def draw(root, seed=0):
+def draw(root, seed=0, files=None):
     """Yield a mutant of each function in random order.
 
     The kind of change is drawn first, among those that the function allows, then the change.
+
+    Args:
+        files: paths within the root that are drawn from. None means all of the packages.
     """
     paths = sorted(
         path for package in PACKAGES for path in (root / package).rglob("*.py")
     )
     pool = []
     for path in paths:
-        file, source = (
-            path.relative_to(root).as_posix(),
-            path.read_text(encoding="utf-8"),
-        )
+        file = path.relative_to(root).as_posix()
+        if files is not None and file not in files:
+            continue
+        source = path.read_text(encoding="utf-8")
         pool += [(file, name, source, node) for name, node in functions(source)]
     generator = random.Random(seed)
     generator.shuffle(pool)
     for file, name, source, node in pool:
         kinds = {}
         for kind, old, new in changes(source, node):
-            mutant = Mutant(file, name, old, new, [])
+            mutant = Mutant(file, name, old, new, [], seed=seed)
             if compiles(mutant.applied(source, node)):
                 kinds.setdefault(kind, []).append(mutant)
         if kinds:

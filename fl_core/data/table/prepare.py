@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -353,7 +353,7 @@ class _Table:
             unlabelled = frame[name].isna().to_numpy()
             marks: list[str] = []
             if not pd.api.types.is_numeric_dtype(frame[name]):
-                with self.checked(name):
+                with suppress(DataFault):  # its description has the fault
                     cells = self.texts[name] = texts_of(frame[name])
                     unlabelled = unlabelled | _lacks_name(name, cells, how)
                     marks = sorted({word for word in cells[unlabelled] if word.strip()})
@@ -387,6 +387,8 @@ class _Table:
         labels = [self.columns[name] for name in how.labels if name in self.columns]
         if len(labels) < len(how.labels):
             return
+        if any(len(column.cells) < len(self.frame) for column in labels):
+            return  # they could not be read
         for column in labels:
             fault = class_fault(column, how)
             if fault:
