@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -114,14 +114,16 @@ class Finished:
         tuned: predictors by amount. Amounts that diverged are missing.
         learned_nothing: whether its training loss is not below that of the base rate, before fine-tuning.
         loaded: its models; None where they are at sites.
-        cross: by amount, outputs of each client's model for the validation samples of its block, client by client;
-            empty where nobody asks.
+        last: its models of the last round, which no stopping rule chose by validation samples.
+        cross: by amount, outputs of each client's model of the last round for the validation samples of its block,
+            client by client; empty where nobody asks.
     """
 
     job: TrainingJob
     tuned: Mapping[Tuning, Predictor]
     learned_nothing: bool = False
     loaded: Loaded | None = None
+    last: Loaded | None = None
     cross: Mapping[Tuning, Tensor] = field(default_factory=dict)
 
     @property
@@ -189,13 +191,16 @@ class SeedLosses:
 
     # --- predictors ---
 
-    def load(self, path: Path, model: Any = None) -> Loaded:
-        """Return the models of a finished run, each client's own. Under a stopping rule its best round counts.
+    def load(
+        self, path: Path, model: Any = None, round: Literal["best", "last"] = "best"
+    ) -> Loaded:
+        """Return the models of a finished run, each client's own. Without a stopping rule its last round is its best.
 
         Raises:
             UsageError: the clients hold parts of the model, so that none predicts alone.
         """
-        round = "last" if store.Run(path).stopping_rule() is None else "best"
+        if store.Run(path).stopping_rule() is None:
+            round = "last"
         with warnings.catch_warnings(action="ignore"):
             code = code_in(self.task.config)
             objects = Own(data=self.task.own["data"], model=model)
@@ -253,21 +258,24 @@ class SeedLosses:
         loaded = self.load(job.path, job.model)
         tuner = self.tuner(job, loaded, parts)
         lr = float(job.resolved.training.lr or 0)
-        outputs = outputs_after(tuner, loaded.task, lr, amounts)
-        sets = {amount: tuner.parts(after) for amount, after in outputs.items()}
+        sets = parts_after(tuner, loaded.task, lr, amounts)
         tuned = {
             amount: self.of_parts(job.arm, by_split)
             for amount, by_split in sets.items()
         }
-        cross = {}
+        last, cross = loaded, {}
         if parts:
-            last = len(tuner.near)
+            if store.Run(job.path).stopping_rule() is not None:
+                last = self.load(job.path, job.model, "last")
+                tuner = self.tuner(job, last, parts)
+                sets = parts_after(tuner, last.task, lr, amounts)
+            own = len(tuner.near)
             for amount, by_split in sets.items():
-                seen = [after for (_, split), after in by_split.items() if split < last]
+                seen = [after for (_, split), after in by_split.items() if split < own]
                 cross[amount] = torch.cat(seen)
         excess = [self.excess(name, one) for name, one in loaded.models.items()]
         useless = self.kind in PROBABLE and not math.fsum(excess) < 0
-        return Finished(job, tuned, useless, loaded, cross)
+        return Finished(job, tuned, useless, loaded, last, cross)
 
     def excess(self, client: str, model: nn.Module) -> float:
         """Return the sum of a client's training losses minus those of the base rate; 0 without probabilities."""
@@ -517,6 +525,14 @@ class SeedLosses:
     def selecting(self) -> str:
         """Return the score that ranks finished runs: the loss, or the one that selects rounds."""
         return self.task.config.federation.monitor or "loss"
+
+
+def parts_after(
+    tuner: Tuner, task: Task, lr: float, amounts: Sequence[Tuning]
+) -> dict[Tuning, dict[tuple[int, int], Tensor]]:
+    """Return :func:`outputs_after` by client and set of samples."""
+    outputs = outputs_after(tuner, task, lr, amounts)
+    return {amount: tuner.parts(after) for amount, after in outputs.items()}
 
 
 def outputs_after(

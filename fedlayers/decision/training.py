@@ -723,7 +723,7 @@ def _find_alike(made: Trained) -> Alike | None:
     enough = LEAST_CLIENTS <= len(clients) <= MOST_PAIRED
     if not runs or not enough or not all(len(one.validation) for one in clients):
         return None
-    loaded = runs[seed].loaded
+    loaded = runs[seed].last
     assert loaded is not None
     samples = losses.samples[VALIDATION]
     return alike(

@@ -1,5 +1,6 @@
 """A decision from end to end: what is trained, what is stored, and that it goes on after a stop."""
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -27,6 +28,7 @@ from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
 from fl_core.rounds.clients import ClientRunner
 from fl_core.run import runner
+from fl_core.training.evaluate import predict
 from tests.conftest import refuses
 
 CONFIG = RunConfig(dataset="heart", rounds=4, eval_every=1)
@@ -318,6 +320,16 @@ def test_a_named_score_alone_selects(tmp_path):
     losses = SeedLosses(answer.trained.asked.task)
     base = losses.scores(losses.base_rate, VALIDATION)[score]
     assert table.parts[0, "base_rate", VALIDATION].mean == pytest.approx(base)
+    # models that are tested for differences come from the last round, which validation samples did not choose
+    clients = answer.trained.asked.task.data.clients
+    for way in ("fedavg", "local"):
+        finished = answer.trained.runs[way][0]
+        assert finished.last.round == max(Run(finished.job.path).rounds)
+        outputs = [
+            predict(finished.last.models[own.name], client.validation.x)
+            for own, client in itertools.product(clients, clients)
+        ]
+        torch.testing.assert_close(finished.cross[Tuning()], torch.cat(outputs))
 
 
 @pytest.mark.slow
