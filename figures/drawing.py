@@ -21,14 +21,6 @@ COLUMNS = (
 )  # fmt: skip
 """Columns of every item's table. ``measured`` and its bounds are what ``measured_what`` says."""
 DPI = 120
-PUBLISHED: dict[str, Any] = {
-    "linestyle": "none",
-    "marker": "D",
-    "markersize": 4.5,
-    "color": "0.45",
-    "markerfacecolor": "none",
-}
-"""The look of every published value: a hollow grey mark. Published ranges are grey bands."""
 LINES = 4
 """Lines of text beneath a picture at most, unless its lead is longer."""
 SENTENCE = re.compile(r"(?<=\.)(?<!Fig\.)(?<!Figs\.) (?=[A-Z*])")
@@ -56,10 +48,14 @@ class Finding:
         """One of :data:`VERDICTS`; not comparable goes before all others."""
         if self.incomparable:
             return "not comparable"
-        return "open" if self.held is None else "held" if self.held else "did not hold"
+        if self.held is None:
+            return "open"
+        return "held" if self.held else "did not hold"
 
     def __str__(self) -> str:
-        reason = f" ({self.incomparable})" if self.incomparable else ""
+        reason = ""
+        if self.incomparable:
+            reason = f" ({self.incomparable})"
         return f"{self.verdict}{reason}: {self.expected}. Measured: {self.measured}."
 
 
@@ -125,17 +121,28 @@ def opening(findings: Sequence[Finding]) -> str:
         findings[0],
     )
     others = Counter(finding.verdict for finding in findings if finding is not first)
-    counts = [
-        f"{count} {_CAME_OUT[name][count > 1]}"
-        for name in VERDICTS
-        if (count := others[name])
-    ]
-    rest = f" Of {others.total()} other expectations, {enumeration(counts)}."
-    if len(others) == 1:
-        ((name, count),) = others.items()
-        rest = f" The other {f'{count} expectations' if count > 1 else 'expectation'} {_CAME_OUT[name][count > 1]}."
     verdict = f"{first.verdict[0].upper()}{first.verdict[1:]}"
-    return f"**{verdict}: {_DETAIL.sub('', first.expected)}.**{_MEANS.get(first.verdict, '')}{rest if others else ''}"
+    expected = _DETAIL.sub("", first.expected)
+    meaning, rest = _MEANS.get(first.verdict, ""), _of_others(others)
+    return f"**{verdict}: {expected}.**{meaning}{rest}"
+
+
+def _of_others(verdicts: Counter[str]) -> str:
+    """Return a sentence on the verdicts of a page's other findings; empty without any."""
+    if not verdicts:
+        return ""
+    came_out = []
+    for name in VERDICTS:
+        one, several = _CAME_OUT[name]
+        if verdicts[name]:
+            came_out.append((verdicts[name], several if verdicts[name] > 1 else one))
+    ((count, words), *further) = came_out
+    if not further and count == 1:
+        return f" The other expectation {words}."
+    if not further:
+        return f" The other {count} expectations {words}."
+    listed = enumeration([f"{number} {text}" for number, text in came_out])
+    return f" Of {verdicts.total()} other expectations, {listed}."
 
 
 def enumeration(words: Iterable[object]) -> str:

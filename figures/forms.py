@@ -103,14 +103,30 @@ class Line:
     band: Look = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Band:
+    """A published range, or another one.
+
+    Attributes:
+        ends: ``low`` and ``high`` of each place along x; none where they are missing.
+        label: in the legend; empty for none.
+        look: options of matplotlib's ``fill_between``.
+    """
+
+    ends: pd.DataFrame
+    label: str = ""
+    look: Look = field(default_factory=lambda: PUBLISHED_RANGE)
+
+
 def curves(
     ax: Axes,
     lines: Iterable[Line],
     *,
     names: Sequence[str] = (),
     factor: float = 1,
-    published: pd.DataFrame | None = None,
-    label: str = "",
+    bands: Iterable[Band] = (),
+    level: float | None = None,
+    level_look: Look | None = None,
     **axes: Any,
 ) -> None:
     """Draw lines, the k-th in the k-th colour and marker, each with its band.
@@ -118,13 +134,14 @@ def curves(
     Args:
         names: of the places along x, such as layers; default the numbers of the values' index.
         factor: of all values, 100 for shares in percent.
-        published: published range, ``low`` and ``high`` by place.
-        label: of the published range in the legend.
+        bands: published ranges, behind the lines.
+        level: a value that a dashed line marks.
+        level_look: options in place of that line's own look, such as its label.
         axes: labels and limits, as for :meth:`matplotlib.axes.Axes.set`.
     """
-    if published is not None:
-        low, high = (published[end].astype(float) for end in ("low", "high"))
-        ax.fill_between(range(len(low)), low, high, label=label, **PUBLISHED_RANGE)
+    for band in bands:
+        low, high = (band.ends[end].astype(float) for end in ("low", "high"))
+        ax.fill_between(range(len(low)), low, high, label=band.label, **band.look)
     for k, line in enumerate(lines):
         x: Any = line.values.index.to_numpy()
         if names:
@@ -136,9 +153,12 @@ def curves(
         }
         if line.ends is not None:
             low, high = (factor * end for end in line.ends)
-            band = {"color": look["color"], "alpha": 0.15, "linewidth": 0, **line.band}
-            ax.fill_between(x, low, high, **band)
+            shade = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
+            ax.fill_between(x, low, high, **{**shade, **line.band})
         ax.plot(x, factor * line.values, label=line.label, **look)
+    if level is not None:
+        look = {"color": FAINT, "linestyle": "--", "linewidth": 0.9, "zorder": 1}
+        ax.axhline(factor * level, **{**look, **(level_look or {})})
     if names:
         name_ticks(ax, names)
     ax.set(**axes)

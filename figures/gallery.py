@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,7 +143,7 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
     Raises:
         UsageError: a metric has no rows.
     """
-    drawn = {name for run in RUNS for name in metrics_of(run)}
+    drawn = set(chain.from_iterable(map(metrics_of, RUNS)))
     if lacking := drawn - set(frame["metric"]):
         lacking_names = listing(sorted(lacking))
         raise UsageError(
@@ -169,8 +170,7 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
     return [
         *(
             of_metric(name, name, _says(name, frame), conclusion(name, frame))
-            for run in RUNS
-            for name in metrics_of(run)
+            for name in chain.from_iterable(map(metrics_of, RUNS))
         ),
         of_metric(
             "cka",
@@ -253,9 +253,9 @@ def _page(shown: list[Entry], where: str) -> str:
             kind = ""
         title = entry.name.replace("_", " ")
         picture = f"![{title}]({where}/{entry.name}.png)"
-        said = f"**{entry.concludes}** {entry.says}"
+        sentences = f"**{entry.concludes}** {entry.says}"
         code = f"```{kind}\n{entry.command}\n```"
-        parts.append(f"## {title}\n\n{picture}\n\n{said}\n\n{code}")
+        parts.append(f"## {title}\n\n{picture}\n\n{sentences}\n\n{code}")
     return "\n\n".join(parts) + "\n"
 
 

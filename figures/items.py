@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,10 @@ class Item:
             counts = {
                 run: 1 if counts_of_runs.get(run) == 1 else seeds for run in self.runs
             }
-        most = range(max(counts.values(), default=0))
-        return [(run, seed) for seed in most for run in self.runs if seed < counts[run]]
+        planned = []
+        for seed in range(max(counts.values(), default=0)):
+            planned += [(run, seed) for run in self.runs if seed < counts[run]]
+        return planned
 
     def path(self, folder: Path | None = None) -> Path:
         """Return the folder of its runs' files; the packed file is next to it."""
@@ -139,11 +142,8 @@ class Item:
     def headers(self, folder: Path) -> dict[tuple[str, int], packing.Header]:
         """Return the header of each stored run and seed, packed or not, as it was written; raises as :meth:`parts`."""
         with self._command_named():
-            headers = [
-                header
-                for file in packed_files(folder)
-                for header in packing.headers(file)
-            ]
+            packed = map(packing.headers, packed_files(folder))
+            headers = list(chain.from_iterable(packed))
             headers += map(rows.read_header, folder.glob("*.jsonl"))
         return {(header["run"], int(header["seed"])): header for header in headers}
 
@@ -154,9 +154,8 @@ class Item:
             UsageError: a header is another item's; CorruptError: rows are damaged, or of another format.
         """
         with self._command_named():
-            stored = [
-                part for file in packed_files(folder) for part in packing.read(file)
-            ]
+            packed = map(packing.read, packed_files(folder))
+            stored = list(chain.from_iterable(packed))
             stored += [rows.read(file) for file in sorted(folder.glob("*.jsonl"))]
         parts = {}
         for part in stored:
@@ -198,8 +197,9 @@ class Item:
             else:
                 sound[run, seed] = frame
         if not sound:
+            first = next(iter(failed.values()))
             raise UsageError(
-                f"{study.name} must have a finished run in {path}; got failures, first {next(iter(failed.values()))}. "
+                f"{study.name} must have a finished run in {path}; got failures, first {first}. "
                 f"Train again: {self.command}"
             )
         places = {run: place for place, run in enumerate(study.runs)}
@@ -285,9 +285,10 @@ def check_owner(item: Item, path: Path, header: packing.Header) -> None:
     Raises:
         UsageError: the header names another item.
     """
-    if header.get("item") != item.name:
+    name = header.get("item")
+    if name != item.name:
         raise UsageError(
-            f"rows at {path} must be of {item.name!r}; got rows of {header.get('item')!r}. Make them: {item.command}"
+            f"rows at {path} must be of {item.name!r}; got rows of {name!r}. Make them: {item.command}"
         )
 
 
@@ -306,9 +307,9 @@ def redraw(item: Item, path: Path, out: Path) -> Drawing:
             without a drawing of its own; CorruptError: they are damaged.
     """
     if item.draw is None:
-        views = [view.name for view in drawings(item)]
+        views = listing([view.name for view in drawings(item)]) or "another"
         raise UsageError(
-            f"{item.name} must be a figure; got a study. Draw {listing(views) or 'another'} instead."
+            f"{item.name} must be a figure; got a study. Draw {views} instead."
         )
     header, frame = item.read(path)
     wanted = () if item.partial else item.shown or item.study.runs

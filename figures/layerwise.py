@@ -305,11 +305,10 @@ def cut_lines(
             "layer": layer,
             "threshold": threshold,
             "published_where": where,
-            "measured": counts.loc[threshold, layer],
+            "measured": count,
             "measured_what": f"of {n} seeds",
         }
-        for threshold in counts.index
-        for layer in counts.columns
+        for (threshold, layer), count in counts.stack().items()
     ]
 
 

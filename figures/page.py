@@ -6,6 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,7 @@ def shown() -> frozenset[str]:
         re.findall(r"pictures/([^/()\s]+)\.png", path.read_text(encoding="utf-8"))
         for path in pages
     )
-    return frozenset(name for names in pictures for name in names)
+    return frozenset(chain.from_iterable(pictures))
 
 
 def lead_of(name: str, drawing: Drawing) -> list[str]:

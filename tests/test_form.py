@@ -7,25 +7,13 @@ import pytest
 from tests import form
 
 LIMITS = {"conditional": 2, "nested": 0, "two for": 4, "code in text": 0, "vague": 1}
-WAITING = {
-    "figures": {
-        *("captions.py", "catalogue.py", "drawing.py", "expectations.py"),
-        *("items.py", "tables.py"),
-        *("tuned.py", "views.py"),
-    },
-}
-"""Files that have not been written anew yet."""
 
 
 @pytest.mark.parametrize("part", form.PARTS)
 def test_a_part_keeps_the_limits(part):
-    """Figures may have comprehensions with two loops, such as over datasets and methods."""
-    waiting = WAITING.get(part, set())
-    paths = [path for path in form.files(part) if path.name not in waiting]
+    paths = form.files(part)
     assert len(paths) > 10
     reached = form.densities(paths)
-    if part == "figures":
-        del reached["two for"]
     beyond = {name: n for name, n in reached.items() if n > LIMITS[name]}
     assert not beyond, f"python -m tests.form FILE names the places: {beyond}"
 

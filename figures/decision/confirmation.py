@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -327,7 +328,8 @@ def verdict(table: pd.DataFrame) -> str:
     best = min(RIVALS, key=lambda name: means[name])
     gap = mean_interval((table["policy"] - table[best]).to_numpy(float))
     decisions = [json.loads(text) for text in DECISIONS.read_text().splitlines()]
-    losses = [loss for decision in decisions for loss in decision["harmed"].values()]
+    harms = (decision["harmed"].values() for decision in decisions)
+    losses = list(chain.from_iterable(harms))
     harmed = "No client was named harmed, so the claim was not put to a test."
     if losses:
         holds = "Does not hold"

@@ -86,29 +86,29 @@ def decided(name: str, draw: int, first: str) -> tuple[Any, ...]:
     """
     table = table_of(name)
     config = fl.RunConfig(**table.keys, rounds=ROUNDS, eval_every=ROUNDS)
-    config, own = with_own(config, with_wrong_cells(table, draw), "mlp")
+    config, data = with_own(config, with_wrong_cells(table, draw), "mlp")
     with tempfile.TemporaryDirectory() as folder:
-        asked = question(config, own, Path(folder), None, SEEDS, 0, True, no_progress)
-        asked = replace(asked, pooled=False)
+        work = question(config, data, Path(folder), None, SEEDS, 0, True, no_progress)
+        work = replace(work, pooled=False)
         with open_backend("", 0, progress=False, live=False) as place:
-            losses = train_ways(asked, place, no_progress).table()
-    names = [*actions_of(asked.ways)]
+            losses = train_ways(work, place, no_progress).table()
+    names = [*actions_of(work.ways)]
     way = recommended(losses, names) or BASE_RATE
     part = losses.parts[losses.seeds[0], way, TEST]
     assert isinstance(part, Part)
     error = stratified_mean(part.value, part.weight, part.group, part.client).error
-    loss, of_first = (losses.mean(each, TEST) for each in (way, first or way))
-    return name, draw, way, loss, error, of_first
+    of_first = losses.mean(first or way, TEST)
+    return name, draw, way, losses.mean(way, TEST), error, of_first
 
 
 def verdicts(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a line for each table: the way without wrong cells, how many draws keep it, and how far losses move."""
     lines = []
-    for name, own in rows.groupby("table", sort=False):
-        first = own[own["draw"] == 0].iloc[0]
-        drawn = own[own["draw"] > 0]
+    for name, of_table in rows.groupby("table", sort=False):
+        first = of_table[of_table["draw"] == 0].iloc[0]
+        drawn = of_table[of_table["draw"] > 0]
         moved = (drawn["loss"] - first["loss"]).abs()
-        kept = (drawn["way"] == first["way"]).sum()
+        same = (drawn["way"] == first["way"]).sum()
         within = (moved < first["error"]).sum()
         others = drawn.loc[drawn["way"] != first["way"], "way"].value_counts()
         names = [f"`{way}` {count}" for way, count in others.items()]
@@ -118,7 +118,7 @@ def verdicts(rows: pd.DataFrame) -> pd.DataFrame:
                 "way without wrong cells": f"`{first['way']}`",
                 "its test loss": f"{first['loss']:.3f}",
                 "its error": f"{first['error']:.3f}",
-                "the way stays": f"{kept} of {len(drawn)}",
+                "the way stays": f"{same} of {len(drawn)}",
                 "other ways": ", ".join(names),
                 "the loss moves by less than its error": f"{within} of {len(drawn)}",
                 "it moves at most": f"{moved.max():.3f}",
@@ -144,10 +144,10 @@ def main(minutes: float = 0.0) -> None:
         rows = pd.read_csv(ROWS)
     for draw in range(DRAWS + 1):
         for name in NAMES:
-            own = rows[rows["table"] == name].set_index("draw")
-            if draw in own.index or time.monotonic() > until:
+            of_table = rows[rows["table"] == name].set_index("draw")
+            if draw in of_table.index or time.monotonic() > until:
                 continue
-            first = str(own["way"][0]) if draw else ""
+            first = str(of_table["way"][0]) if draw else ""
             line = pd.DataFrame([decided(name, draw, first)], columns=COLUMNS)
             rows = pd.concat([rows, line], ignore_index=True)
             ROWS.write_bytes(csv_bytes(rows.round(6)))

@@ -67,12 +67,13 @@ SWEEPS = {
 }  # fmt: skip
 
 
-_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+_OPTIONS: dict[str, Mapping[str, Any]] = {
     f"setting_{name}": options for name, options in SETTINGS.items()
-} | {
-    sweep.run(value): {sweep.option: value}
-    for sweep in SWEEPS.values() for value in sweep.values if value != sweep.usual
-}  # fmt: skip
+}
+for _sweep in SWEEPS.values():
+    for _value in _sweep.values:
+        if _value != _sweep.usual:
+            _OPTIONS[_sweep.run(_value)] = {_sweep.option: _value}
 RUNS = {
     run: _WHOLE.with_keys(options=dict(options)) for run, options in _OPTIONS.items()
 }

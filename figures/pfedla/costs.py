@@ -29,15 +29,14 @@ ROUNDS, CLIENTS = overlap.PAPER_ROUNDS, 10
 BASE = overlap.BASE.with_keys(rounds=ROUNDS, clients=CLIENTS)
 
 
-RUNS = {
-    f"{dataset}.{k}": BASE.with_keys(
-        dataset=dataset,
-        algorithm="heurpfedla" if k else "pfedla",
-        options={"k": k} if k else {},
-    )
-    for dataset, units in RETAINED.items()
-    for k in range(len(units) + 1)
-}
+RUNS = {}
+for _dataset, _units in RETAINED.items():
+    _plain = BASE.with_keys(dataset=_dataset, algorithm="pfedla")
+    RUNS[f"{_dataset}.0"] = _plain
+    for _k in range(1, len(_units) + 1):
+        RUNS[f"{_dataset}.{_k}"] = _plain.with_keys(
+            algorithm="heurpfedla", options={"k": _k}
+        )
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:

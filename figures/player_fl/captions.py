@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 from figures.differences import LEAST_SEEDS, Difference, difference, joint
 from figures.items import Finding
-from figures.page import markdown, missing_runs, span
+from figures.page import markdown, missing_runs, numbers, span
 from figures.player_fl.runs import (
     ABSENT,
     BESIDE,
@@ -35,7 +35,7 @@ from figures.player_fl.scores import (
     friedman_printed,
 )
 from figures.ranking import ALPHA, Ranking, first_shares
-from figures.verdicts import LEAD, RANGE_BELOW, TRAIL, Odds, judged, of_parts
+from figures.verdicts import LEAD, RANGE_BELOW, TRAIL, Odds, judged, of_parts, verdict
 from fl_core.errors import listing
 
 NAMES = METHODS | BESIDE
@@ -59,10 +59,11 @@ def sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
             continue
         config = header["runs"][runs[0]]["config"]
         counts = rows.groupby("client")["n_train"].median()
-        seeds = [len(header["had"][name]) for name in runs]
+        seeds = span([len(header["had"][name]) for name in runs])
+        trained = network(config)
         parts.append(
             f"{case.title[0].upper()}{case.title[1:]}: {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} "
-            f"training samples and {span(seeds)} seeds. They train {network(config)} in {config['rounds']} rounds "
+            f"training samples and {seeds} seeds. They train {trained} in {config['rounds']} rounds "
             f"with batch {config['batch_size']}."
         )
     return " ".join(parts)
@@ -74,11 +75,15 @@ def placeholder_client(shown: Sequence[str]) -> str:
         for name in shown
         if name in STAND_IN
     ]
-    return f" ({', '.join(texts)})" if texts else ""
+    if not texts:
+        return ""
+    listed = ", ".join(texts)
+    return f" ({listed})"
 
 
 def missing(header: Mapping[str, Any]) -> str:
-    return f"{' and '.join(ABSENT.values())} are not available.{missing_runs(header)}"
+    absent, runs = " and ".join(ABSENT.values()), missing_runs(header)
+    return f"{absent} are not available.{runs}"
 
 
 def page(
@@ -93,6 +98,7 @@ def page(
     return "\n\n".join([*text, TESTED, tests(table, ours, code), *remarks(header)])
 
 
+RATES = "Learning rates with the best macro-F1 on validation. The number of rates tried is the same for every method:"
 IN_BRACKETS = "Cells are medians over seeds. The paper's values are in brackets."
 TESTED = (
     "Friedman's test of the methods has datasets as blocks. The released code has it the other way round and so tests "
@@ -111,22 +117,25 @@ def cells_beside(table: Table, ours: Cells, code: Cells) -> str:
         medians = ours.cells.loc[dataset]["value"].reindex(list(methods))
         theirs = printed[CASES[dataset].printed]
         cells = [number(value, digits) for value in medians]
-        columns[CASES[dataset].title] = [
-            cell
-            + (f" ({number(theirs[name], digits)})" if name in theirs.index else "")
-            for name, cell in zip(methods, cells, strict=True)
-        ]
+        brackets = [number(value, digits) for value in theirs.reindex(list(methods))]
+        columns[CASES[dataset].title] = in_brackets(cells, brackets)
     for title, result in (("mean rank", ours), ("released mean rank", code)):
-        columns[title] = [
-            f"{number(result.ranking.ranks.get(name, math.nan), 1)}"
-            + (
-                f" ({ranks[name]:.1f})"
-                if name in ranks.index and result is ours
-                else ""
-            )
-            for name in methods
-        ]
+        measured = result.ranking.ranks.reindex(list(methods))
+        columns[title] = [number(rank, 1) for rank in measured]
+    brackets = [number(rank, 1) for rank in ranks.reindex(list(methods))]
+    columns["mean rank"] = in_brackets(columns["mean rank"], brackets)
     return markdown(columns)
+
+
+def in_brackets(cells: Iterable[str], published: Iterable[str]) -> list[str]:
+    """Return cells, each with its published value in brackets where there is one."""
+    texts = []
+    for cell, value in zip(cells, published, strict=True):
+        text = cell
+        if value != "–":
+            text += f" ({value})"
+        texts.append(text)
+    return texts
 
 
 def tests(table: Table, ours: Cells, code: Cells) -> str:
@@ -163,14 +172,11 @@ def _tuned(header: Mapping[str, Any]) -> str:
     for dataset, case in CASES.items():
         abouts = {name: header["runs"].get(f"{dataset}.{name}") for name in methods}
         if any(abouts.values()):
-            columns[case.title] = [
-                f"{about['config']['lr']:g}" if about else "–"
-                for about in abouts.values()
+            rates_of_methods = [
+                about["config"]["lr"] if about else None for about in abouts.values()
             ]
-    return (
-        "Learning rates with the best macro-F1 on validation. The number of rates tried is the same for every method:"
-        f"\n\n{markdown(columns)}"
-    )
+            columns[case.title] = numbers(rates_of_methods, "g")
+    return "\n\n".join([RATES, markdown(columns)])
 
 
 def spreads(result: Cells) -> str:
@@ -180,21 +186,24 @@ def spreads(result: Cells) -> str:
         return "the range of the seeds"
     if not few.any():
         return "its 95 % interval"
-    large = [
-        CASES[str(name)].title
-        for name in result.cells.index[~few].get_level_values("dataset").unique()
-    ]
-    return f"the range of the seeds (for {', '.join(large)} its 95 % interval)"
+    names = result.cells.index[~few].get_level_values("dataset").unique()
+    large = ", ".join(CASES[str(name)].title for name in names)
+    return f"the range of the seeds (for {large} its 95 % interval)"
 
 
 def _p(test: Any) -> str:
-    return f"p = {test.p_value:.2g}" if test.status == "ok" else test.status
+    if test.status == "ok":
+        return f"p = {test.p_value:.2g}"
+    return test.status
 
 
 def number(value: float, digits: int | None) -> str:
+    """Return a number with these digits after the point, or with two in all; a dash for none."""
     if not math.isfinite(value):
         return "–"
-    return f"{value:.2g}" if digits is None else f"{value:.{digits}f}"
+    if digits is None:
+        return f"{value:.2g}"
+    return f"{value:.{digits}f}"
 
 
 def _random(frame: pd.DataFrame) -> list[str]:
@@ -208,12 +217,14 @@ def _random(frame: pd.DataFrame) -> list[str]:
         columns["last shared layer"].append(
             ", ".join(f"{layer} in {count}" for layer, count in counts.items())
         )
-    shared = [
-        f"The last layer that {NAMES[CONTROL]}'s rule shares, with the number of seeds:",
-        markdown(columns),
-    ]
+    shared = []
+    if columns["dataset"]:
+        shared = [
+            f"The last layer that {NAMES[CONTROL]}'s rule shares, with the number of seeds:",
+            markdown(columns),
+        ]
     return [
-        *(shared if columns["dataset"] else []),
+        *shared,
         f"{NAMES['playerfl_random']} draws a prefix for each seed. By its development code, the paper's row of that "
         f"name has {NAMES['playerfl_minus']}. The reading `released` does the same.",
     ]
@@ -235,7 +246,7 @@ def order(
     """
     far = far or {}
     ranks, best = result.ranking.ranks, str(table.printed_ranks().idxmin())
-    text, verdict, apart = "no dataset has all methods", None, _mixed(result, far)
+    text, holds, apart = "no dataset has all methods", None, _mixed(result, far)
     if ranks.notna().all():
         first = str(ranks.idxmin())
         text = f"{NAMES[best]} {ranks[best]:.1f} and {NAMES[first]} the least with {ranks[first]:.1f}"
@@ -257,16 +268,12 @@ def order(
             text += ". In resampled seeds " + " and ".join(
                 f"{NAMES[name]} is first in {shares[name]:.0%}" for name in named
             )
-            verdict = (
-                True
-                if shares[best] > SURE
-                else False
-                if shares[best] < 1 - SURE
-                else None
-            )
-    what = "" if table.kind == SCORE else f" of {table.kind}"
+            holds = verdict(shares[best] > SURE, shares[best] < 1 - SURE)
+    what = ""
+    if table.kind != SCORE:
+        what = f" of {table.kind}"
     expected = f"{NAMES[best]} has the best mean rank{what}, as in {table.place} ({table.printed_ranks().min():.1f})"
-    findings = [Finding(expected, text, verdict, apart)]
+    findings = [Finding(expected, text, holds, apart)]
     if table.kind == SCORE:
         others = ["local", "fedavg"]
         if table.metric == "macro_f1":
@@ -284,11 +291,9 @@ def _mixed(result: Cells, far: Mapping[str, str]) -> str:
     """Return the reason why ranks over datasets are not comparable, or an empty text."""
     ranked = list(result.ranking.blocks.columns)
     among = sum(name in far for name in ranked)
-    return (
-        f"{among} of the {len(ranked)} datasets are not"
-        if among > len(ranked) / 2
-        else ""
-    )
+    if among > len(ranked) / 2:
+        return f"{among} of the {len(ranked)} datasets are not"
+    return ""
 
 
 def _above(
@@ -313,27 +318,28 @@ def _above(
         tie = abs(wanted) < math.hypot(
             spread.loc[CONTROL, theirs], spread.loc[baseline, theirs]
         )
-        half = (
-            ""
-            if math.isnan(gap.interval.low)
-            else f" ± {(gap.interval.high - gap.interval.low) / 2:.1f}"
-        )
-        why = ", not comparable" if dataset in far else ", a tie" if tie else ""
-        texts.append(
-            f"{CASES[dataset].title} {gap.interval.value:+.1f}{half} (paper {wanted:+.1f}{why})"
-        )
+        low, high = gap.interval.low, gap.interval.high
+        measured = f"{CASES[dataset].title} {gap.interval.value:+.1f}"
+        if not math.isnan(low):
+            measured += f" ± {(high - low) / 2:.1f}"
+        why = ""
+        if dataset in far:
+            why = ", not comparable"
+        elif tie:
+            why = ", a tie"
+        texts.append(f"{measured} (paper {wanted:+.1f}{why})")
         if not why:
             odds.append((LEAD if wanted > 0 else TRAIL).odds(gap))
     sides = of_parts(odds)
-    counts = f"As printed {sides.count(True)}, the other way {sides.count(False)} and undecided {sides.count(None)}"
+    agree, differ, open_ = (sides.count(side) for side in (True, False, None))
+    counts = f"As printed {agree}, the other way {differ} and undecided {open_}"
     if len(sides) > 1:
         counts += f" ({len(sides)} parts)"
-    return Finding(
-        f"{NAMES[CONTROL]} lies on the same side of {NAMES[baseline]} as in {table.place}"
-        f"{'' if table.higher_is_better else ' (less is better)'}",
-        f"{'; '.join(texts) or 'no runs'}. {counts}",
-        joint(sides),
-    )
+    expected = f"{NAMES[CONTROL]} lies on the same side of {NAMES[baseline]} as in {table.place}"
+    if not table.higher_is_better:
+        expected += " (less is better)"
+    parts = "; ".join(texts) or "no runs"
+    return Finding(expected, f"{parts}. {counts}", joint(sides))
 
 
 def evenness(frame: pd.DataFrame, far: Mapping[str, str]) -> tuple[Finding, ...]:
@@ -391,13 +397,14 @@ def methods_differ(
 ) -> Finding:
     """A finding on Friedman's test of the methods; ``far`` as for :func:`order`."""
     test, printed = result.ranking.friedman, friedman_printed(table)
+    expected = f"the methods differ by Friedman's test at {ALPHA:g}"
+    if printed:
+        expected += f" ({table.place} prints p {printed})"
+    differ = test.status == "ok" and result.enough and test.p_value < ALPHA
     return Finding(
-        f"the methods differ by Friedman's test at {ALPHA:g}"
-        + (f" ({table.place} prints p {printed})" if printed else ""),
+        expected,
         result.ranking.says,
-        bool(test.p_value < ALPHA) or None
-        if test.status == "ok" and result.enough
-        else None,
+        True if differ else None,
         _mixed(result, far or {}),
     )
 

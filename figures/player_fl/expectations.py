@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -39,13 +39,10 @@ def decided(
     values: pd.DataFrame,
 ) -> Finding:
     """A finding on one network's curves (layers x (seed, client)), open with fewer than three seeds."""
-    enough = values.columns.get_level_values(0).nunique() >= LEAST_SEEDS
-    return Finding(
-        f"{network.title}: {expected}",
-        measured if enough else f"{measured} ({FEWEST})",
-        held if enough else None,
-        network.incomparable,
-    )
+    expected, apart = f"{network.title}: {expected}", network.incomparable
+    if values.columns.get_level_values(0).nunique() < LEAST_SEEDS:
+        return Finding(expected, f"{measured} ({FEWEST})", None, apart)
+    return Finding(expected, measured, held, apart)
 
 
 def seed_by_seed(
@@ -57,9 +54,8 @@ def seed_by_seed(
 ) -> Finding:
     """Return a finding on the seeds of a network. ``addition`` is added to what was measured."""
     text, verdict = of_seeds(values, holds)
-    return decided(
-        network, expected, f"{text}; {addition}" if addition else text, verdict, values
-    )
+    measured = "; ".join(filter(None, [text, addition]))
+    return decided(network, expected, measured, verdict, values)
 
 
 def whole(expected: str, parts: Mapping[str, tuple[str, Odds, str]]) -> Finding:
@@ -73,15 +69,22 @@ def whole(expected: str, parts: Mapping[str, tuple[str, Odds, str]]) -> Finding:
         None if far and side is False else side
         for side, (_, _, far) in zip(sides, parts.values(), strict=True)
     ]
-    texts = [
-        f"{title} {text}{', not comparable' if far else ''}"
-        for title, (text, _, far) in parts.items()
-    ]
-    return Finding(
-        expected,
-        f"{'; '.join(texts)} ({len(texts)} parts)",
-        joint(fair),
-    )
+    texts = [part_of(title, text, far) for title, (text, _, far) in parts.items()]
+    return Finding(expected, listed(texts), joint(fair))
+
+
+def part_of(title: str, text: str, far: str) -> str:
+    """Return what was measured of a network, with its title, and whether it is not comparable."""
+    words = [f"{title} {text}"]
+    if far:
+        words.append("not comparable")
+    return ", ".join(words)
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Return the parts of a measurement as a text, with their number."""
+    parts = "; ".join(texts)
+    return f"{parts} ({len(texts)} parts)"
 
 
 def later_layers(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
@@ -124,18 +127,17 @@ def correlates(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
         for run, network in networks.items():
             rows = frame[frame["run"] == run]
             variance = by_seed(curves(rows, "grad_variance", "epoch"))
-            each = by_seed(curves(rows, SENSITIVITY, "training")).corrwith(
-                variance, method=method
-            )
-            odds = LEAD.odds(Difference(each))
+            sensitivity = by_seed(curves(rows, SENSITIVITY, "training"))
+            gap = Difference(sensitivity.corrwith(variance, method=method))
+            odds = LEAD.odds(gap)
             theirs = of_the_paper(run.partition("-")[0], method)
-            text = plain(Difference(each).interval) + theirs
+            text = plain(gap.interval) + theirs
             parts[network.title] = (text, odds, network.incomparable)
         findings[method] = whole("", parts)
-    verdicts = {each.held for each in findings.values()}
+    verdicts = {finding.held for finding in findings.values()}
     return Finding(
         "S correlates with the gradient variance over layers, by Pearson's and Spearman's coefficient",
-        "; ".join(f"{name}: {each.measured}" for name, each in findings.items()),
+        "; ".join(f"{name}: {part.measured}" for name, part in findings.items()),
         verdicts.pop() if len(verdicts) == 1 else None,
     )
 
@@ -151,13 +153,12 @@ def spikes(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
         rows = frame[frame["run"] == run]
         text, verdict = of_seeds(curves(rows, SENSITIVITY, "training"), late_spike)
         if network.incomparable:
-            text = f"{text}, not comparable"
             verdict = verdict or None
         verdicts.append(verdict)
-        texts.append(f"{network.title} {text}")
+        texts.append(part_of(network.title, text, network.incomparable))
     return Finding(
         "S takes its largest step from layer to layer in the later half of the layers, in every network",
-        f"{'; '.join(texts)} ({len(texts)} parts)",
+        listed(texts),
         joint(verdicts),
     )
 
@@ -179,7 +180,8 @@ def of_the_paper(dataset: str, method: str) -> str:
     )
     if variance.empty or s.empty:
         return ""
-    return f" (paper's figures {s.corr(variance, method=method):+.2f})"
+    coefficient = s.corr(variance, method=method)
+    return f" (paper's figures {coefficient:+.2f})"
 
 
 def medians_within(

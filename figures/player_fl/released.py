@@ -74,7 +74,7 @@ def released(
     Returns:
         Values with one draw of v, as the authors used; layer -> why there is no value; the number of samples.
     """
-    names = [name for group in layers.values() for name in group]
+    names = list(itertools.chain.from_iterable(layers.values()))
     directions = {
         name: _direction(
             run.parameters[name], torch_generator(run.seed, "released probe", name)
@@ -121,7 +121,7 @@ def by_batch(
     Returns:
         Layer -> why it cannot be probed, and the number of samples.
     """
-    names = [name for group in layers.values() for name in group]
+    names = list(itertools.chain.from_iterable(layers.values()))
     tensors = [run.parameters[name] for name in names]
     failures: dict[str, str] = {}
     n = 0

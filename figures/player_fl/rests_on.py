@@ -76,11 +76,9 @@ def choices(frame: pd.DataFrame, dataset: str) -> Curves:
         "divided": curves(again, "grad_variance", "batch", "first"),
         "apart": dissimilarity(of_first),
     }
-    return curves_of | (
-        {"angle": dissimilarity(of_first, "procrustes")}
-        if "procrustes" in set(of_first["metric"])
-        else {}
-    )
+    if "procrustes" in set(of_first["metric"]):
+        curves_of["angle"] = dissimilarity(of_first, "procrustes")
+    return curves_of
 
 
 def with_offset(angle: pd.DataFrame, network: Network) -> pd.DataFrame:
@@ -94,38 +92,27 @@ def with_offset(angle: pd.DataFrame, network: Network) -> pd.DataFrame:
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     networks = {dataset: choices(frame, dataset) for dataset in NETWORKS}
     tests = both_ways_round()
-    lines = [
-        line
-        for dataset, network_curves in networks.items()
-        for line in _lines(NETWORKS[dataset], network_curves)
-    ]
-    lines += [
-        {
+    lines, findings = [], []
+    for dataset, network_curves in networks.items():
+        lines += _lines(NETWORKS[dataset], network_curves)
+        findings += _findings(NETWORKS[dataset].at(FIRST), network_curves)
+    for place, row in tests.iterrows():
+        printed = {
             "quantity": f"Friedman's p, {row['words']}",
-            "definition": definition,
             "published_low": row["low"],
             "published_high": row["high"],
             "published_where": place,
-            "measured": row[column],
             "measured_what": "from the printed values",
         }
-        for place, row in tests.iterrows()
-        for column, definition in (
-            ("p", "algorithms compared"),
-            ("transposed", "datasets compared"),
-        )
-    ]
+        algorithms = {"definition": "algorithms compared", "measured": row["p"]}
+        datasets = {"definition": "datasets compared", "measured": row["transposed"]}
+        lines += [printed | algorithms, printed | datasets]
     seeds_text = seeds_in_words(header["seeds"])
     caption = (
         f"Each choice next to its alternative after one epoch: medians over clients and "
         f"{seeds_text}. Friedman's test of the paper's printed tables compares the algorithms or "
         "(with the table transposed) the datasets."
     )
-    findings = [
-        finding
-        for dataset, curve in networks.items()
-        for finding in _findings(NETWORKS[dataset].at(FIRST), curve)
-    ]
     return Drawing(
         None,
         items.table(lines),

@@ -160,11 +160,10 @@ def config(dataset: str, method: str) -> RunConfig:
     )
 
 
-RUNS = {
-    f"{data}.{name}": config(data, name)
-    for data in CASES
-    for name in (*METHODS, *BESIDE)
-}
+RUNS = {}
+for _data in CASES:
+    for _name in (*METHODS, *BESIDE):
+        RUNS[f"{_data}.{_name}"] = config(_data, _name)
 """Every method on every dataset, ``DATASET.METHOD``; the datasets one after another."""
 
 

@@ -9,18 +9,15 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from diagnostics.plots.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.drawing import COLOURS, MARKERS
 from figures import items
-from figures.drawing import PUBLISHED
+from figures.forms import PUBLISHED, Kind, key_above, marks, matrix, sheet
 from figures.items import Drawing, Finding
-from figures.page import markdown
+from figures.page import markdown, numbers
 from figures.papers import published_table
 from figures.player_fl.captions import (
     IN_BRACKETS,
@@ -30,7 +27,6 @@ from figures.player_fl.captions import (
     evenness,
     methods_differ,
     missing,
-    number,
     order,
     page,
     placeholder_client,
@@ -59,18 +55,15 @@ from figures.player_fl.scores import (
 from figures.ranking import diagram
 
 TABLES = {
-    f"table{place.removeprefix('Table ').replace('.', '')}": Table(place, kind, metric)
-    for place, kind, metric in (
-        ("Table 1", SCORE, "macro_f1"),
-        ("Table A.5", FAIRNESS, "macro_f1"),
-        ("Table A.6", INCENTIVE, "macro_f1"),
-        ("Table A.7", SCORE, "accuracy"),
-        ("Table A.8", FAIRNESS, "accuracy"),
-        ("Table A.9", INCENTIVE, "accuracy"),
-        ("Table A.10", SCORE, "loss"),
-        ("Table A.11", FAIRNESS, "loss"),
-        ("Table A.12", INCENTIVE, "loss"),
-    )
+    "table1": Table("Table 1", SCORE, "macro_f1"),
+    "tableA5": Table("Table A.5", FAIRNESS, "macro_f1"),
+    "tableA6": Table("Table A.6", INCENTIVE, "macro_f1"),
+    "tableA7": Table("Table A.7", SCORE, "accuracy"),
+    "tableA8": Table("Table A.8", FAIRNESS, "accuracy"),
+    "tableA9": Table("Table A.9", INCENTIVE, "accuracy"),
+    "tableA10": Table("Table A.10", SCORE, "loss"),
+    "tableA11": Table("Table A.11", FAIRNESS, "loss"),
+    "tableA12": Table("Table A.12", INCENTIVE, "loss"),
 }
 TITLES = {
     SCORE: "test {word} of every method on five of the seven data sets",
@@ -79,9 +72,10 @@ TITLES = {
 }
 WIDE = 20.0
 """Where the variances of a dataset spread by more than this factor, all panels have a logarithmic axis."""
-MARK: dict[str, Any] = {"linestyle": "none", "markersize": 4}
 CODES = "measured, ranked as in the authors' code"
-OURS, CODE = (MARK | {"color": COLOURS[k], "marker": MARKERS[k]} for k in (0, 2))
+OURS, CODE = (
+    {"markersize": 4, "color": COLOURS[k], "marker": MARKERS[k]} for k in (0, 2)
+)
 
 
 def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
@@ -89,14 +83,9 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     results = {reading.name: cells(frame, table, reading) for reading in READINGS}
     ours, code = results[DEFAULT.name], results[RELEASED.name]
     shown = list(ours.ranking.values.columns)
-    with style():
-        figure = plt.figure(
-            figsize=(8.6, 1.6 + 0.19 * len(table.methods) + 2.3), layout="constrained"
-        )
-        halves = figure.subfigures(
-            2, 1, squeeze=False, height_ratios=[1.3 + 0.19 * len(table.methods), 2.3]
-        )
-        above, below = halves[:, 0]
+    deep = 0.19 * len(table.methods)
+    with sheet(8.6, 1.6 + deep + 2.3) as figure:
+        above, below = figure.subfigures(2, 1, height_ratios=[1.3 + deep, 2.3])
         panels = list(above.subplots(1, len(shown) + 1))
         for ax, dataset in zip(panels, shown, strict=False):
             _scores(ax, ours, dataset)
@@ -104,20 +93,16 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
         _ranks(panels[-1], table, ours, code)
         for ax in panels[1:]:
             ax.set_yticklabels([])
-        above.legend(
-            *panels[-1].get_legend_handles_labels(),
-            loc="outside upper center",
-            ncols=3,
-            fontsize=7,
-        )
+        key_above(above, 3, of=panels[-1])
         diagram(below.subplots(), ours.ranking, NAMES)
-    table_lines = [line for each in results.values() for line in lines(each)]
+    table_lines = list(chain.from_iterable(map(lines, results.values())))
+    spread, stand_ins = spreads(ours), placeholder_client(shown)
+    sizes_text, missing_text = sizes(header, frame), missing(header)
     caption = (
-        f"{table.label[0].upper()}{table.label[1:]}: median over seeds with "
-        f"{spreads(ours)}. Scores are of the test split after the last round. Diamonds: {table.place}"
-        f"{placeholder_client(shown)}. Ranks are means over {ours.ranking.blocks.shape[1]} datasets. Triangles follow "
-        f"the authors' code: {RELEASED.title}. "
-        f"{sizes(header, frame)} {missing(header)}"
+        f"{table.label[0].upper()}{table.label[1:]}: median over seeds with {spread}. Scores are of the test split "
+        f"after the last round. Diamonds: {table.place}{stand_ins}. Ranks are means over "
+        f"{ours.ranking.blocks.shape[1]} datasets. Triangles follow the authors' code: {RELEASED.title}. "
+        f"{sizes_text} {missing_text}"
     )
     findings = [
         *order(table, ours, incomparable(header)),
@@ -143,30 +128,34 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
 
 def _scores(ax: Axes, result: Cells, dataset: str) -> None:
     """Draw one dataset: measured medians with intervals, and printed values."""
-    table, y = result.table, np.arange(len(result.table.methods))
-    cells_of = result.cells.loc[dataset].reindex(list(table.methods))
-    printed = table.printed()[CASES[dataset].printed]
+    table = result.table
+    printed = table.printed()[CASES[dataset].printed].to_frame("value")
     if table.kind == SCORE:
         spread = table.printed("spread")[CASES[dataset].printed]
-        ax.hlines(
-            y + 0.17,
-            printed - spread,
-            printed + spread,
-            color=PUBLISHED["color"],
-            linewidth=0.8,
-        )
-    ax.plot(printed, y + 0.17, **PUBLISHED)
-    ax.hlines(
-        y - 0.17, cells_of["low"], cells_of["high"], color=OURS["color"], linewidth=1.4
+        printed["low"] = printed["value"] - spread
+        printed["high"] = printed["value"] + spread
+    measured = result.cells.loc[dataset].reindex(list(table.methods))
+    label = table.label
+    if table.kind == INCENTIVE:
+        label = "% of clients"
+    marks(
+        ax,
+        [
+            Kind(printed, offset=0.17, look=PUBLISHED),
+            Kind(measured[["value", "low", "high"]], offset=-0.17, look=OURS),
+        ],
+        [METHODS[name] for name in table.methods],
+        size=7,
+        ylim=(len(printed) - 0.4, -0.6),
     )
-    ax.plot(cells_of["value"], y - 0.17, **OURS)
-    ax.set_yticks(y, [METHODS[name] for name in table.methods], fontsize=7)
+    _small(ax, CASES[dataset].title, label)
+
+
+def _small(ax: Axes, title: str, label: str) -> None:
+    """Write a panel's title and the label of its x axis in small letters."""
     ax.tick_params(axis="x", labelsize=6.5)
-    ax.set_ylim(len(y) - 0.4, -0.6)
-    ax.set_title(CASES[dataset].title, fontsize=8)
-    ax.set_xlabel(
-        "% of clients" if table.kind == INCENTIVE else table.label, fontsize=6.5
-    )
+    ax.set_title(title, fontsize=8)
+    ax.set_xlabel(label, fontsize=6.5)
 
 
 def _one_scale(panels: Sequence[Axes], logarithmic: bool) -> None:
@@ -197,19 +186,22 @@ def _ranks(
     ax: Axes, table: Table, ours: Cells, code: Cells, title: str = "mean rank"
 ) -> None:
     """Draw mean ranks (1 is best): printed, measured, and measured by the reading of the authors' code."""
-    y = np.arange(len(table.methods))
-    ax.plot(table.printed_ranks(), y + 0.2, label=f"paper, {table.place}", **PUBLISHED)
-    ax.plot(ours.ranking.ranks, y - 0.2, label="measured", **OURS)
-    ax.plot(code.ranking.ranks, y, label=CODES, **CODE)
-    ax.set_yticks(y, [METHODS[name] for name in table.methods], fontsize=7)
-    ax.set(
-        ylim=(len(y) - 0.4, -0.6),
-        xlim=(0.5, len(y) + 0.5),
-        xticks=range(1, len(y) + 1, 3),
+    count = len(table.methods)
+    kinds = [
+        Kind(table.printed_ranks().to_frame("value"), f"paper, {table.place}", 0.2, PUBLISHED),
+        Kind(ours.ranking.ranks.to_frame("value"), "measured", -0.2, OURS),
+        Kind(code.ranking.ranks.to_frame("value"), CODES, 0, CODE),
+    ]  # fmt: skip
+    marks(
+        ax,
+        kinds,
+        [METHODS[name] for name in table.methods],
+        size=7,
+        ylim=(count - 0.4, -0.6),
+        xlim=(0.5, count + 0.5),
+        xticks=range(1, count + 1, 3),
     )
-    ax.tick_params(axis="x", labelsize=6.5)
-    ax.set_title(title, fontsize=8)
-    ax.set_xlabel("1 = best", fontsize=6.5)
+    _small(ax, title, "1 = best")
 
 
 # --- Table 2 ---------------------------------------------------------------------------------------------------
@@ -225,8 +217,7 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         kind: {r.name: cells(frame, table, r) for r in READINGS}
         for kind, table in parts.items()
     }
-    with style():
-        figure = plt.figure(figsize=(7.2, 6.2), layout="constrained")
+    with sheet(7.2, 6.2) as figure:
         grid = figure.subplot_mosaic(
             [[FAIRNESS, INCENTIVE], ["d1", "d1"], ["d2", "d2"]],
             height_ratios=[2.2, 1.7, 1.7],
@@ -254,39 +245,33 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         printed = published_table(
             "player_fl", "Table 2", quantity=f"{kind} mean rank"
         ).iloc[:, 0]
-        for each in results[kind].values():
+        for result in results[kind].values():
+            ranks = [line for line in lines(result) if line["quantity"] == "mean rank"]
+            quantity = {"quantity": f"{kind} mean rank"}
             table_lines += [
-                {
-                    **line,
-                    "quantity": f"{kind} mean rank",
-                    "published": printed[line["method"]],
-                }
-                for line in lines(each)
-                if line["quantity"] == "mean rank"
+                {**line, **quantity, "published": printed[line["method"]]}
+                for line in ranks
             ]
         measured = results[kind][DEFAULT.name]
         findings += [
             *order(table, measured, incomparable(header)),
             methods_differ(table, measured, incomparable(header)),
         ]
+    sizes_text, missing_text = sizes(header, frame), missing(header)
     caption = (
         "Mean ranks over datasets (1 is best) of fairness and incentive. Fairness is the variance of macro-F1 over "
         "clients. Incentive is the share of clients above both Local and FedAvg. Below: critical-difference diagrams. "
-        f"{sizes(header, frame)} {missing(header)}"
+        f"{sizes_text} {missing_text}"
     )
-    text = markdown(
-        {"method": [NAMES[name] for name in parts[FAIRNESS].methods]}
-        | {
-            f"{kind}{mark}": [number(value, 1) for value in column]
-            for kind, table in parts.items()
-            for mark, column in (
-                ("", results[kind][DEFAULT.name].ranking.ranks),
-                (", released", results[kind][RELEASED.name].ranking.ranks),
-                (", paper", table.printed_ranks()),
-            )
-        }
-    )
-    text = "\n\n".join([text, *rates(header)])
+    columns = {"method": [NAMES[name] for name in parts[FAIRNESS].methods]}
+    for kind, table in parts.items():
+        for mark, ranks in (
+            ("", results[kind][DEFAULT.name].ranking.ranks),
+            (", released", results[kind][RELEASED.name].ranking.ranks),
+            (", paper", table.printed_ranks()),
+        ):
+            columns[f"{kind}{mark}"] = numbers(ranks, ".1f")
+    text = "\n\n".join([markdown(columns), *rates(header)])
     return Drawing(figure, frame_of(table_lines), caption, tuple(findings), text)
 
 
@@ -302,28 +287,34 @@ def _draw_appendix(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     """Draw the mean ranks of eight tables as two matrices, the paper's and ours; the page has all cells."""
     results = {name: cells(frame, TABLES[name]) for name in APPENDIX}
     released = {name: cells(frame, TABLES[name], RELEASED) for name in APPENDIX}
-    columns = {
-        name: f"{TABLES[name].place.removeprefix('Table ')}\n{TABLES[name].word}\n{WORDS[TABLES[name].kind]}"
-        for name in APPENDIX
-    }
+    columns = {}
+    for name in APPENDIX:
+        table = TABLES[name]
+        place = table.place.removeprefix("Table ")
+        columns[name] = f"{place}\n{table.word}\n{WORDS[table.kind]}"
     published = pd.DataFrame({name: TABLES[name].printed_ranks() for name in APPENDIX})
     measured = pd.DataFrame({name: results[name].ranking.ranks for name in APPENDIX})
     best = published.mean(axis=1).sort_values().index
-    with style():
-        figure = plt.figure(figsize=(8.6, 4.2), layout="constrained")
-        panels = figure.subplots(1, 2, sharey=True)
-        for ax, ranks, title in zip(
-            panels, (published, measured), ("published", "here"), strict=True
+    with sheet(8.6, 4.2) as figure:
+        for ax, ranks, title, bar in zip(
+            figure.subplots(1, 2, sharey=True),
+            (published, measured),
+            ("published", "here"),
+            ("", "mean rank, 1 is best"),
+            strict=True,
         ):
-            sns.heatmap(
-                ranks.loc[best].rename(columns=columns, index=NAMES),
-                ax=ax, cmap="Blues_r", annot=True, fmt=".1f", vmin=1, vmax=len(METHODS),
-                annot_kws={"fontsize": 6.5}, linewidths=0.5, cbar=ax is panels[-1],
-                cbar_kws={"label": "mean rank, 1 is best"},
-            )  # fmt: skip
-            ax.set(title=title, xlabel="", ylabel="")
-            ax.tick_params(length=0, labelsize=6.5)
-            ax.grid(False)
+            table = ranks.loc[best].rename(columns=columns, index=NAMES)
+            matrix(
+                ax,
+                table,
+                texts=table.map("{:.1f}".format),
+                colours="Blues_r",
+                bar=bar,
+                vmin=1,
+                high=len(METHODS),
+                size=6.5,
+            )
+            ax.set_title(title)
     findings, text = [], [IN_BRACKETS, TESTED]
     for name, result in results.items():
         table = TABLES[name]
@@ -339,14 +330,15 @@ def _draw_appendix(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 )
             findings.append(finding)
         text += [
-            f"## {_title(table)}",
+            " ".join(["##", _title(table)]),
             cells_beside(table, result, released[name]),
             tests(table, result, released[name]),
         ]
     lines_of = [lines(result) for result in (*results.values(), *released.values())]
+    sizes_text, missing_text = sizes(header, frame), missing(header)
     caption = (
         "Mean ranks of the methods in the eight tables of the appendix, 1 is best. A method without a rank is a "
-        f"baseline of that table. {sizes(header, frame)} {missing(header)}"
+        f"baseline of that table. {sizes_text} {missing_text}"
     )
     return Drawing(
         figure,

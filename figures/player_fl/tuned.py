@@ -67,7 +67,8 @@ def grid(dataset: str, method: str) -> tuple[float, ...]:
 def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Try a method's learning rates; a row for each with its score on validation samples, and one for the chosen."""
     config, dataset = task.config, str(task.config.data.dataset)
-    asked = base(dataset, str(config.federation.algorithm)).with_keys(
+    method = str(config.federation.algorithm)
+    untuned_config = base(dataset, method).with_keys(
         rounds=config.federation.rounds,
         eval_every=max(1, (config.federation.rounds or 1) // 10),
         data_root=config.data.data_root,
@@ -75,18 +76,13 @@ def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     )
     with tempfile.TemporaryDirectory() as place:
         result = tune(
-            asked,
-            [str(config.federation.algorithm)],
-            {
-                "lr": ",".join(
-                    f"{rate:g}"
-                    for rate in grid(dataset, str(config.federation.algorithm))
-                )
-            },
+            untuned_config,
+            [method],
+            {"lr": ",".join(f"{rate:g}" for rate in grid(dataset, method))},
             place,
             trials=len(GRIDS[dataset]),
             seeds=(APART, APART + 1),
-            options={str(config.federation.algorithm): dict(config.federation.options)},
+            options={method: dict(config.federation.options)},
         )
     named = labels(task)
     lines = []
@@ -102,7 +98,7 @@ def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
                 **named,
             )
         )
-    chosen = result.settings[str(config.federation.algorithm)]["lr"]
+    chosen = result.settings[method]["lr"]
     return rows.frame([*lines, rows.row(CHOSEN, chosen, **named)])
 
 
@@ -131,16 +127,16 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for method in (*METHODS, *BESIDE):
             if (run := f"{dataset}.{method}") not in values.index:
                 continue
-            own = values[run].reindex(list(grid(dataset, method)))
-            best, whole = int(own.argmax()), whole + 1
-            if best in (0, len(own) - 1):
+            scores = values[run].reindex(list(grid(dataset, method)))
+            best, whole = int(scores.argmax()), whole + 1
+            if best in (0, len(scores) - 1):
                 ends.append(f"{NAMES[method]} on {CASES[dataset].title}")
             named = {"dataset": dataset, "method": method}
             lines += [
                 {**named, "lr": rate, "measured": value, "chosen": k == best}
-                for k, (rate, value) in enumerate(own.items())
+                for k, (rate, value) in enumerate(scores.items())
             ]
-            shown = numbers(own, ".1f")
+            shown = numbers(scores, ".1f")
             shown[best] = f"**{shown[best]}**"
             for column, text in zip(
                 cells.values(), [NAMES[method], *shown], strict=True
@@ -156,20 +152,17 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"outer step: {pfedme}.{missing_text}"
     )
     ends_text = ", ".join(ends)
-    found = f"{len(ends)} of {whole} do: {ends_text}"
-    finding = Finding(
-        "no chosen rate lies at an end of its grid",
-        found if ends else f"none of {whole} does",
-        not ends,
-    )
+    measured = f"none of {whole} does"
+    if ends:
+        measured = f"{len(ends)} of {whole} do: {ends_text}"
+    finding = Finding("no chosen rate lies at an end of its grid", measured, not ends)
     return Drawing(None, pd.DataFrame(lines), caption, (finding,), "\n\n".join(parts))
 
 
-RUNS = {
-    f"{dataset}.{name}": base(dataset, name)
-    for dataset in GRIDS
-    for name in (*METHODS, *BESIDE)
-}
+RUNS = {}
+for _dataset in GRIDS:
+    for _name in (*METHODS, *BESIDE):
+        RUNS[f"{_dataset}.{_name}"] = base(_dataset, _name)
 SEARCH = items.register(Item(
     TUNING, "Learning rates of PLayer-FL's methods, tuned alike", RUNS, seeds=1,
     budget="some five hours of one core, four of them for Fed-ISIC", measure=_tune, draw=_draw,

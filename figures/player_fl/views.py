@@ -10,23 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from diagnostics.plots.drawing import COLOURS, set_scale, style
-from figures import items, names
+from diagnostics.plots.drawing import COLOURS, set_scale
+from figures import items, layerwise, names
+from figures.forms import Band, Line, curves, key_above, sheet
 from figures.items import Drawing, Finding, Item
 from figures.layerwise import (
     BY_LAYER,
     SENSITIVITY,
-    band,
     by_layer,
-    curves,
     dissimilarity,
     lines_beside,
     read_off,
@@ -61,6 +60,19 @@ MOMENT = {
     FEDERATED: "final federated model",
 }
 COLOUR = {FIRST: COLOURS[0], ALONE: COLOURS[0], FEDERATED: COLOURS[1]}
+PRINTED, LESS = "published, range over sites", f"published less {OFFSET}"
+LESS_LOOK: dict[str, Any] = {
+    "facecolor": "none",
+    "edgecolor": "0.35",
+    "hatch": "//////",
+    "linewidth": 0.6,
+}
+_CENTRED: dict[str, Any] = {
+    "ha": "center",
+    "va": "center",
+    "fontsize": 7,
+    "color": "0.4",
+}
 COLUMNS = (
     "dataset",
     "moment",
@@ -95,9 +107,8 @@ class Way:
     @property
     def quantity(self) -> str:
         """The quantity's name in the table."""
-        return self.published or self.metric + (
-            f" / {self.relative_to}" if self.relative_to else ""
-        )
+        parts = filter(None, [self.metric, self.relative_to])
+        return self.published or " / ".join(parts)
 
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame:
         """One run's curves, layers x (seed, client); no columns if it was not measured."""
@@ -106,7 +117,7 @@ class Way:
             return pd.DataFrame()
         if self.metric in ("cka", "procrustes"):
             return dissimilarity(rows, self.metric)
-        return curves(rows, self.metric, self.variant, self.relative_to)
+        return layerwise.curves(rows, self.metric, self.variant, self.relative_to)
 
 
 _BATCH = f"one batch of {FIGURE_BATCH}"
@@ -158,6 +169,75 @@ S_FINAL = (
 )
 
 
+@dataclass(frozen=True)
+class Shown:
+    """The curves of one network at one moment, by one definition.
+
+    Attributes:
+        dataset: of the network.
+        moment: of its runs.
+        network: as it is at this moment.
+        values: layers x (seed, client).
+        published: range of each layer; empty where nothing was published.
+    """
+
+    dataset: str
+    moment: str
+    network: Network
+    values: pd.DataFrame
+    published: pd.DataFrame
+
+    @property
+    def banded(self) -> bool:
+        """Return whether a range was published."""
+        return bool(self.published["low"].notna().any())
+
+    @property
+    def drawn(self) -> list[pd.DataFrame]:
+        """Return all values that are drawn, with a row for each layer."""
+        drawn = [self.values]
+        if self.banded:
+            drawn.append(self.published[["low", "high"]].astype(float))
+        return [values.reset_index(drop=True) for values in drawn]
+
+    def bands(self, way: Way) -> list[Band]:
+        """Return the published range, and where a constant was added to it also the range without."""
+        if not self.banded:
+            return []
+        bands = [Band(self.published, PRINTED)]
+        if way.metric == "procrustes" and self.network.last_conv:
+            less = self.published[["low", "high"]].astype(float) - OFFSET
+            full = [layer for layer in less.index if layer.startswith("fc")]
+            bands.append(Band(less.loc[full].reindex(less.index), LESS, LESS_LOOK))
+        return bands
+
+    def lines(self) -> list[Line]:
+        """Return a thin line for each client and seed, and their median."""
+        colour, values = COLOUR[self.moment], self.values.reset_index(drop=True)
+        thin = {"color": colour, "linewidth": 0.5, "alpha": 0.35, "marker": ""}
+        bold = {"color": colour, "linewidth": 1.8, "marker": "o", "markersize": 3.5}
+        return [Line(values, look=thin), Line(values.median(axis=1), look=bold)]
+
+
+def shown(
+    frame: pd.DataFrame, way: Way, dataset: str, moments: Sequence[str]
+) -> list[Shown]:
+    """Return the curves of one network, of each moment at which the quantity was measured."""
+    network, parts = NETWORKS[dataset], []
+    for moment in moments:
+        values = way.curves(frame[frame["run"] == run_of(dataset, moment)])
+        if values.empty:
+            continue
+        quantity = ""
+        if moment == FIRST:
+            quantity = way.published
+        published = read_off(network.published, quantity, list(values.index))
+        titled = f"{network.title} ({MOMENT[moment]})"
+        at_moment = replace(network.at(moment), title=titled)
+        parts.append(Shown(dataset, moment, at_moment, values, published))
+    return parts
+
+
 def _draw(
     header: Mapping[str, Any],
     frame: pd.DataFrame,
@@ -169,51 +249,31 @@ def _draw(
     lines: list[dict[str, Any]] = []
     findings: list[Finding] = []
     marks: set[str] = set()
-    with style():
-        figure = plt.figure(figsize=(7.2, 4.4), layout="constrained")
+    with sheet(7.2, 4.4) as figure:
         grid = figure.subplots(len(ways), len(EVERY), squeeze=False, sharey="row")
         for row, way in zip(grid, ways, strict=True):
-            of_row: list[pd.DataFrame] = []
-            for ax, dataset in zip(row, EVERY, strict=True):
-                network = NETWORKS[dataset]
-                shown: list[pd.DataFrame] = []
-                for moment in moments:
-                    values = way.curves(frame[frame["run"] == run_of(dataset, moment)])
-                    if values.empty:
-                        continue
-                    quantity = way.published if moment == FIRST else ""
-                    published = read_off(
-                        network.published, quantity, list(values.index)
-                    )
-                    if published["low"].notna().any():
-                        marks |= _bands(ax, network, way, published)
-                        shown.append(published[["low", "high"]].astype(float))
-                    _lines(ax, values, COLOUR[moment])
-                    shown.append(values)
-                    over = f"{values.shape[1]} clients and seeds"
-                    labels = {"dataset": dataset, "moment": MOMENT[moment]}
-                    lines += [
-                        labels | each
-                        for each in lines_beside(
-                            way.quantity, way.what, published, values, over
-                        )
-                    ]
-                    titled = replace(
-                        network.at(moment), title=f"{network.title} ({MOMENT[moment]})"
-                    )
-                    findings += way.expect(titled, way.what, values, published)
-                _dress(ax, network, way, shown)
-                of_row += [each.reset_index(drop=True) for each in shown]
-            _one_scale(row[0], way, of_row)
+            panels = [shown(frame, way, dataset, moments) for dataset in EVERY]
+            for ax, panel in zip(row, panels, strict=True):
+                marks |= _panel(ax, way, panel)
+            of_row = list(chain.from_iterable(panels))
+            for part in of_row:
+                over = f"{part.values.shape[1]} clients and seeds"
+                labels = {"dataset": part.dataset, "moment": MOMENT[part.moment]}
+                of_layers = lines_beside(
+                    way.quantity, way.what, part.published, part.values, over
+                )
+                lines += [labels | line for line in of_layers]
+                findings += way.expect(
+                    part.network, way.what, part.values, part.published
+                )
+            drawn = list(chain.from_iterable(part.drawn for part in of_row))
+            set_scale(row[0], pd.concat(drawn, axis=1), way.log)
+            if not way.log:
+                row[0].set_ylim(bottom=0)
             row[0].set_ylabel(way.label, fontsize=7)
         for ax, dataset in zip(grid[0], EVERY, strict=True):
             ax.set_title(NETWORKS[dataset].title)
-        figure.legend(
-            handles=list(_legend(moments, marks)),
-            loc="outside upper center",
-            ncols=4,
-            fontsize=7,
-        )
+        key_above(figure, 4, handles=list(_legend(moments, marks)))
     table = pd.DataFrame(lines, columns=list(COLUMNS))
     networks = {
         run_of(dataset, FIRST): NETWORKS[dataset].at(FIRST) for dataset in EVERY
@@ -223,9 +283,26 @@ def _draw(
     return Drawing(figure, table, caption, tuple(findings), _medians(table))
 
 
+def _panel(ax: Axes, way: Way, panel: Sequence[Shown]) -> set[str]:
+    """Draw one network's curves of all moments; return the labels of the published ranges."""
+    if not panel:
+        ax.text(0.5, 0.5, "not in the paper", transform=ax.transAxes, **_CENTRED)
+        ax.set_xticks([])
+        return set()
+    bands = list(chain.from_iterable(part.bands(way) for part in panel))
+    curves(ax, chain.from_iterable(part.lines() for part in panel), bands=bands)
+    layers = list(panel[0].values.index)
+    ax.set_xticks(range(len(layers)), layers, rotation=90, fontsize=6.5)
+    ax.set_xlim(-0.4, len(layers) - 0.6)
+    ax.tick_params(axis="y", labelsize=6.5)
+    return {band.label for band in bands}
+
+
 def _medians(table: pd.DataFrame) -> str:
     """The medians by layer, in a table for each dataset."""
-    model = {"moment": "model"} if table["moment"].nunique() > 1 else {}
+    model = {}
+    if table["moment"].nunique() > 1:
+        model = {"moment": "model"}
     parts = [
         by_layer(part, {"definition": NETWORKS[str(dataset)].title} | model)
         for dataset, part in table.groupby("dataset", sort=False)
@@ -233,95 +310,19 @@ def _medians(table: pd.DataFrame) -> str:
     return "\n\n".join([BY_LAYER, *parts])
 
 
-def _lines(ax: Axes, values: pd.DataFrame, colour: str) -> None:
-    x = range(len(values))
-    ax.plot(x, values, color=colour, linewidth=0.5, alpha=0.35)
-    ax.plot(
-        x,
-        values.median(axis=1),
-        color=colour,
-        linewidth=1.8,
-        marker="o",
-        markersize=3.5,
-    )
-
-
-def _bands(ax: Axes, network: Network, way: Way, printed: pd.DataFrame) -> set[str]:
-    """Draw the published range, and where a constant was added to it also the range without."""
-    band(ax, printed, "")
-    if way.metric != "procrustes" or not network.last_conv:
-        return {"published"}
-    full = [k for k, layer in enumerate(printed.index) if layer.startswith("fc")]
-    less = printed.iloc[full][["low", "high"]].astype(float) - OFFSET
-    ax.fill_between(
-        full,
-        less["low"],
-        less["high"],
-        facecolor="none",
-        edgecolor="0.35",
-        hatch="//////",
-        linewidth=0.6,
-    )
-    return {"published", "less"}
-
-
-def _dress(ax: Axes, network: Network, way: Way, shown: Sequence[pd.DataFrame]) -> None:
-    if not shown:
-        ax.text(
-            0.5,
-            0.5,
-            "not in the paper",
-            ha="center",
-            va="center",
-            transform=ax.transAxes,
-            fontsize=7,
-            color="0.4",
-        )
-        ax.set_xticks([])
-        return
-    layers = list(shown[0].index)
-    ax.set_xticks(range(len(layers)), layers, rotation=90, fontsize=6.5)
-    ax.set_xlim(-0.4, len(layers) - 0.6)
-    ax.tick_params(axis="y", labelsize=6.5)
-
-
-def _one_scale(ax: Axes, way: Way, shown: Sequence[pd.DataFrame]) -> None:
-    """Set the scale of a row's common axis from the values of all its panels."""
-    set_scale(ax, pd.concat(shown, axis=1), way.log)
-    if not way.log:
-        ax.set_ylim(bottom=0)
-
-
 def _legend(moments: Sequence[str], marks: set[str]) -> Iterator[Any]:
+    """Yield what the legend shows: both kinds of lines of each moment, and the published ranges."""
     for moment in moments:
-        yield Line2D(
-            [],
-            [],
-            color=COLOUR[moment],
-            linewidth=1.8,
-            marker="o",
-            markersize=3.5,
-            label=f"median, {MOMENT[moment]}",
-        )
-        yield Line2D(
-            [],
-            [],
-            color=COLOUR[moment],
-            linewidth=0.8,
-            alpha=0.6,
-            label="one client in one seed",
-        )
-    if "published" in marks:
-        yield Patch(
-            facecolor="0.85", edgecolor="0.55", label="published, range over sites"
-        )
-    if "less" in marks:
-        yield Patch(
-            facecolor="none",
-            edgecolor="0.35",
-            hatch="//////",
-            label=f"published less {OFFSET}",
-        )
+        colour = COLOUR[moment]
+        bold = {"color": colour, "linewidth": 1.8, "marker": "o", "markersize": 3.5}
+        thin = {"color": colour, "linewidth": 0.8, "alpha": 0.6}
+        yield Line2D([], [], label=f"median, {MOMENT[moment]}", **bold)
+        yield Line2D([], [], label="one client in one seed", **thin)
+    if PRINTED in marks:
+        yield Patch(facecolor="0.85", edgecolor="0.55", label=PRINTED)
+    if LESS in marks:
+        look = {key: value for key, value in LESS_LOOK.items() if key != "linewidth"}
+        yield Patch(label=LESS, **look)
 
 
 def _caption(
@@ -333,15 +334,24 @@ def _caption(
 ) -> str:
     """The caption on the two definitions, whether published ranges are drawn, and the sizes behind each panel."""
     texts = [_sizes(header, frame, ways, moments, dataset) for dataset in EVERY]
-    runs = {run_of(dataset, moment) for dataset in EVERY for moment in moments}
+    runs = runs_of(moments)
     upper, lower = (way.what for way in ways)
     seeds = seeds_behind(header, runs)
     printed = "Its ranges are grey" if banded else "No values of it were read off"
+    sizes, missing = " ".join(texts), missing_runs(header, runs)
     return (
         f"Top: {upper}. Bottom: {lower}. The published picture rests on the lower one. {printed}. "
         f"Rows have {seeds} seeds a network. The airline tweets stand for Sent-140 and have its network. EMNIST's 62 "
-        f"classes and MIMIC-III cannot be had. {' '.join(texts)}{missing_runs(header, runs)}"
+        f"classes and MIMIC-III cannot be had. {sizes}{missing}"
     )
+
+
+def runs_of(moments: Sequence[str]) -> list[str]:
+    """Return the names of all networks' runs of some moments."""
+    runs = []
+    for dataset in EVERY:
+        runs += [run_of(dataset, moment) for moment in moments]
+    return runs
 
 
 def _sizes(
@@ -364,12 +374,12 @@ def _sizes(
     most = " and ".join(
         dict.fromkeys(f"{size}" for size in sizes.values() if pd.notna(size))
     )
-    width = config["model_options"].get("width")
-    title, network = (
-        NETWORKS[dataset].title,
-        names.network(config["model"]) + (f" of width {width}" if width else ""),
-    )
-    rounds = "" if FIRST in moments else f" in {config['rounds']} rounds"
+    title, network = NETWORKS[dataset].title, names.network(config["model"])
+    if width := config["model_options"].get("width"):
+        network = f"{network} of width {width}"
+    rounds = ""
+    if FIRST not in moments:
+        rounds = f" in {config['rounds']} rounds"
     return (
         f"{title[0].upper()}{title[1:]}: {rows['client'].nunique()} clients with {total:,.0f} training samples. They "
         f"train {network}{rounds} with lr {config['lr']:g} and batch {config['batch_size']}. They measure up to {most} "
@@ -401,17 +411,23 @@ TOGETHER = {"figA7": (later_layers,), "fig4": (spikes, correlates)}
 """What is asked of all networks of a figure together."""
 
 for _name, (_title, _ways, _moments) in FIGURES.items():
-    _names = [ALSO[_name], _name] if _name in ALSO else [_name]
-    _places = [each.removeprefix("fig").replace("A", "A.") for each in _names]
+    _names = [_name]
+    _word = "Fig."
+    if _name in ALSO:
+        _names = [ALSO[_name], _name]
+        _word = "Figs."
+    _places = " and ".join(
+        name.removeprefix("fig").replace("A", "A.") for name in _names
+    )
     items.register(
         Item(
             f"player_fl.{_name}",
-            f"{_title} (PLayer-FL, Fig{'s' * (len(_places) > 1)}. {' and '.join(_places)})",
+            f"{_title} (PLayer-FL, {_word} {_places})",
             source=NAME,
             draw=partial(
                 _draw, ways=_ways, moments=_moments, together=TOGETHER.get(_name, ())
             ),
-            shown=[run_of(dataset, moment) for dataset in EVERY for moment in _moments],
-            also=tuple(f"player_fl.{each}" for each in _names[:-1]),
+            shown=runs_of(_moments),
+            also=tuple(f"player_fl.{name}" for name in _names[:-1]),
         )
     )
