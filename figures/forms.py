@@ -155,7 +155,10 @@ def curves(
             low, high = (factor * end for end in line.ends)
             shade = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
             ax.fill_between(x, low, high, **{**shade, **line.band})
-        ax.plot(x, factor * line.values, label=line.label, **look)
+        label: Any = line.label
+        if isinstance(line.values, pd.DataFrame):  # one name for all its lines
+            label = [line.label, *["_"] * (line.values.shape[1] - 1)]
+        ax.plot(x, factor * line.values, label=label, **look)
     if level is not None:
         look = {"color": FAINT, "linestyle": "--", "linewidth": 0.9, "zorder": 1}
         ax.axhline(factor * level, **{**look, **(level_look or {})})
@@ -276,7 +279,7 @@ def marks(
         upright: whether the names stand along x.
         level: a value that a thin line marks.
         level_look: options in place of that line's own look.
-        size: of the names' letters.
+        size: of the names' letters, unless they stand along x.
         axes: labels and limits, as for :meth:`matplotlib.axes.Axes.set`.
     """
     for k, each_kind in enumerate(kinds):
@@ -304,7 +307,7 @@ def marks(
         look = {"color": FAINT, "linewidth": 0.9, "zorder": 0, **(level_look or {})}
         draw_level(factor * level, **look)
     if upright:
-        ax.set_xticks(range(len(names)), names, fontsize=size)
+        name_ticks(ax, names)
     else:
         ax.set_yticks(range(len(names)), names, fontsize=size)
         ax.set_ylim(len(names) - 0.5, -0.5)

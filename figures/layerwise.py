@@ -1,4 +1,4 @@
-"""Helpers of figures that measure layers. They measure after one epoch, compare and draw."""
+"""Helpers of figures that measure layers. They measure after one epoch, and compare."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
 from torch import nn
 
 from diagnostics import measure, select
@@ -32,12 +29,6 @@ from fl_core.seeds import torch_generator
 from fl_core.statistics import share_interval
 
 SENSITIVITY = measure.SENSITIVITY
-_BAND: dict[str, Any] = {
-    "facecolor": "0.85",
-    "edgecolor": "0.55",
-    "linewidth": 0.6,
-    "zorder": 0.5,
-}
 
 
 @dataclass(frozen=True)
@@ -372,38 +363,3 @@ def settings(header: Mapping[str, Any], run: str) -> str:
         f"{loss_name} and {optimizer} (lr {config['lr']:g}, "
         f"weight decay {config['weight_decay']:g}, batch {config['batch_size']})"
     )
-
-
-# --- drawing ---------------------------------------------------------------------------------------------------
-
-
-def band(ax: Axes, reference: pd.DataFrame, label: str) -> None:
-    x = np.arange(len(reference))
-    ax.fill_between(
-        x,
-        reference["low"].astype(float),
-        reference["high"].astype(float),
-        label=label,
-        **_BAND,
-    )
-
-
-def bars(ax: Axes, counts: pd.DataFrame) -> None:
-    """Draw stacked bars: the share of seeds with each last shared layer, over thresholds."""
-    share = counts.div(counts.sum(axis=1), axis=0)
-    colours = plt.get_cmap("cividis")(np.linspace(0.1, 0.95, share.shape[1]))
-    bottom = np.zeros(len(share))
-    for k, (layer, values) in enumerate(share.items()):
-        ax.bar(
-            range(len(share)),
-            values,
-            bottom=bottom,
-            color=colours[k],
-            width=0.85,
-            label=layer,
-        )
-        bottom += values.to_numpy()
-    ax.set_xticks(range(len(share)), [f"{t:g}" for t in share.index])
-    ax.set(ylim=(0, 1), ylabel="share of seeds, %")
-    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
-    ax.grid(False)

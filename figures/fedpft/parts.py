@@ -8,15 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.plots.drawing import COLOURS, style
 from figures import items
 from figures.differences import difference
 from figures.fedpft import fitted
 from figures.fedpft.fitted import ALPHA, ORIGIN, Table
 from figures.fedpft.insides import BASE
+from figures.forms import kind, marks, sheet
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.page import markdown, missing_runs, percent
 from figures.recipe import labels, tested, trained, where
@@ -148,20 +147,23 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
         value: difference(values, names[value], names[sweep.usual]).interval
         for value in sweep.values
     }
-    with style():
-        figure, ax = plt.subplots(figsize=(4.8, 3.0))
-        at = range(len(sweep.values))
+    named = {value: f"{value}" for value in sweep.values}
+    named[sweep.usual] += "\n(default)"
+    with sheet(4.8, 3.0) as figure:
+        ax = figure.subplots()
         if sweep.option == "prompts":
             ax.axhspan(-100 * MARGIN, 100 * MARGIN, color="0.88", zorder=0)
-        ax.axhline(0, color="0.6", linewidth=0.9, zorder=1)
-        ends = [[100 * gap.low, 100 * gap.high] for gap in gaps.values()]
-        ax.vlines(at, *zip(*ends, strict=True), color=COLOURS[0], linewidth=1.4)
-        points_above = [100 * gap.value for gap in gaps.values()]
-        ax.plot(at, points_above, color=COLOURS[0], marker="o", markersize=5)
-        labels = {value: f"{value}" for value in sweep.values}
-        labels[sweep.usual] += "\n(default)"
-        ax.set_xticks(at, list(labels.values()))
-        ax.set(xlabel=sweep.axis, ylabel="points above the default")
+        marks(
+            ax,
+            [kind(gaps.values(), look={"linestyle": "-"})],
+            list(named.values()),
+            factor=100,
+            upright=True,
+            level=0,
+            level_look={"zorder": 1},
+            xlabel=sweep.axis,
+            ylabel="points above the default",
+        )
     setting_text = fitted.setting(header, drawn)
     missing_text = missing_runs(header, [sweep.run(value) for value in sweep.values])
     caption = (

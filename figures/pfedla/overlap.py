@@ -6,21 +6,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from scipy import stats
 
-from diagnostics.plots.drawing import COLOURS, MARKERS, Panel, heat, style
+from diagnostics.plots.drawing import COLOURS
 from figures import items, names
 from figures.differences import Difference, last_evaluations, settled
+from figures.forms import Line, curves, matrix, over_seeds, sheet
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, means, missing_runs, numbers
 from figures.recipe import PLAIN_SGD, by_method, labels, mean_accuracy, trained, where
 from figures.verdicts import judged, plain
-from fl_core import rows, statistics
+from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.run import runner
 
@@ -190,22 +190,47 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     final = last_evaluations(_learnt(frame, "global", "personal"))
     follows = _last(frame, CORRELATION, "pearson").drop(index="")
     most = str(follows.mean(axis=1).idxmax())
-    with style():
-        figure = plt.figure(figsize=(8.4, 5.4), layout="constrained")
+    weights = weights_of(shown, most)
+    itself = np.eye(len(weights), dtype=bool)
+    with sheet(8.4, 5.4) as figure:
         parts: Any = figure.subfigures(2, 1, height_ratios=[2.8, 2.6])
         top, bottom = parts
         left, middle, following = top.subplots(1, 3, width_ratios=[1, 1, 1.1])
         classes(left, shared_classes(shown))
-        others(middle, weights_of(shown, most))
+        matrix(
+            middle,
+            weights.mask(itself),
+            bar="aggregation weight",
+            bar_below=True,
+            square=True,
+        )
+        middle.set(xlabel="sender", ylabel="receiver")
         middle.set_title(f"weight on the others, {most}", fontsize=8)
-        _correlation(following, frame[frame["run"] == "pfedla"])
-        _learning(bottom.subplots(), frame)
+        curves(
+            following,
+            _correlation(frame),
+            level=0,
+            level_look={"linestyle": "-", "linewidth": 0.8},
+            xlabel="round",
+            ylim=(-1, 1),
+        )
+        following.set_title("correlation of the two, all layers", fontsize=8)
+        below = bottom.subplots()
+        curves(
+            below,
+            _learning(frame),
+            factor=100,
+            xlabel="round",
+            ylabel="accuracy %,\nbefore local training",
+        )
+        for ax in (following, below):
+            ax.legend(fontsize=6.5)
     setting_text = setting(header)
     missing_text = missing_runs(header, SHOWN)
     caption = (
         "Above, left: the classes that clients share. Above, middle: pFedLA's weights after the last round in the "
         "layer with the highest correlation. Weights on the client itself are grey. Above, right: the correlation by "
-        "round, with a line for each seed. Below: accuracies, with 95 % intervals over seeds after the last round. "
+        "round, with a line for each seed. Below: accuracies, with 95 % intervals over seeds. "
         "The page has means of the last three evaluations. "
         f"{setting_text} At most {header['seeds']} seeds, matrices of seed 0.{missing_text}"
     )
@@ -223,33 +248,17 @@ def weights_of(frame: pd.DataFrame, layer: str) -> pd.DataFrame:
 
 def classes(ax: Axes, shared: pd.DataFrame) -> None:
     """Draw the share of classes in common, with a bar of its own."""
-    colours = heat(Panel(ax, False, False), shared, cmap=SHARE, square=True)
-    ax.figure.colorbar(
-        colours,
-        ax=ax,
-        location="bottom",
-        shrink=0.8,
-        label="share of the receiver's classes",
+    matrix(
+        ax,
+        shared,
+        colours=SHARE,
+        high=1,
+        bar="share of the receiver's classes",
+        bar_below=True,
+        square=True,
     )
     ax.set(xlabel="sender", ylabel="receiver")
     ax.set_title("classes in common", fontsize=8)
-
-
-def others(ax: Axes, weights: pd.DataFrame, high: float | None = None) -> None:
-    """Draw the weights on others. A client's own weight is far larger, and grey.
-
-    Args:
-        weights: receivers x senders.
-        high: end of the scale of colours of several panels, which then have no bar each; default the largest weight.
-    """
-    apart = weights.mask(np.eye(len(weights), dtype=bool))
-    largest = float(np.nanmax(apart.to_numpy(float)))
-    colours = heat(Panel(ax, False, False), apart, high=high or largest, square=True)
-    if high is None:
-        ax.figure.colorbar(
-            colours, ax=ax, location="bottom", shrink=0.8, label="aggregation weight"
-        )
-    ax.set(xlabel="sender", ylabel="receiver")
 
 
 def setting(header: Mapping[str, Any]) -> str:
@@ -262,57 +271,42 @@ def setting(header: Mapping[str, Any]) -> str:
     )
 
 
-def _learning(ax: Axes, frame: pd.DataFrame) -> None:
+def _learning(frame: pd.DataFrame) -> list[Line]:
+    """Return each method's accuracy before local training by round, with its interval over seeds."""
     accuracy = frame[(frame["metric"] == "accuracy") & (frame["model"] != "local")]
-    for k, run in enumerate(accuracy["run"].unique()):
-        means = accuracy[accuracy["run"] == run].groupby("round")["value"].mean()
-        ax.plot(
-            means.index.astype(float),
-            100 * means,
-            color=COLOURS[k],
-            marker=MARKERS[k],
-            markersize=3.5,
-            markevery=2,
-            label=names.title(str(run)),
-        )
-        last = where(accuracy, run=run, round=means.index[-1])
-        interval = statistics.mean_interval(last.groupby("seed")["value"].mean())
-        ax.vlines(
-            means.index[-1] + 0.6 * (k + 1),
-            100 * interval.low,
-            100 * interval.high,
-            color=COLOURS[k],
-            linewidth=1.6,
-        )
-    ax.set(xlabel="round", ylabel="accuracy %,\nbefore local training")
-    ax.legend(fontsize=6.5)
-
-
-def _correlation(ax: Axes, frame: pd.DataFrame) -> None:
-    correlations = where(frame, metric=CORRELATION, layer="")
-    for variant, colour, line in (
-        ("pearson", COLOURS[0], "-"),
-        ("spearman", COLOURS[1], "--"),
-    ):
-        for seed, part in correlations[correlations["variant"] == variant].groupby(
-            "seed"
-        ):
-            ax.plot(
-                part["round"].astype(float),
-                part["value"],
-                color=colour,
-                linestyle=line,
-                label=f"{variant.title()}'s" if seed == 0 else "_",
+    lines = []
+    for run, of_run in accuracy.groupby("run", sort=False):
+        by_seed = of_run.pivot(index="round", columns="seed", values="value")
+        by_seed.index = by_seed.index.astype(float)
+        intervals = pd.DataFrame(over_seeds(by_seed, by_seed.index), by_seed.index)
+        lines.append(
+            Line(
+                by_seed.mean(axis=1),
+                names.title(str(run)),
+                (intervals["low"], intervals["high"]),
+                {"markersize": 3.5, "markevery": 2},
             )
-    ax.axhline(0, color="0.6", linewidth=0.8)
-    ax.set(xlabel="round", ylim=(-1, 1))
-    ax.set_title("correlation of the two, all layers", fontsize=8)
-    ax.legend(fontsize=6.5)
+        )
+    return lines
+
+
+def _correlation(frame: pd.DataFrame) -> list[Line]:
+    """Return both correlations over all layers by round, a line for each seed."""
+    lines = []
+    for variant, dash in (("pearson", "-"), ("spearman", "--")):
+        part = where(frame, run="pfedla", metric=CORRELATION, layer="", variant=variant)
+        by_seed = part.pivot(index="round", columns="seed", values="value")
+        by_seed.index = by_seed.index.astype(float)
+        look = {"marker": "", "linestyle": dash}
+        lines.append(Line(by_seed, f"{variant.title()}'s", look=look))
+    return lines
 
 
 def _last(frame: pd.DataFrame, metric: str, variant: str = "") -> pd.DataFrame:
     """A quantity of the layers after the last round, layers x seeds."""
-    by_layer = curves(frame, metric, variant).groupby(level="layer", sort=False)
+    by_layer = through_training(frame, metric, variant).groupby(
+        level="layer", sort=False
+    )
     return by_layer.tail(1).droplevel("round")
 
 
@@ -383,7 +377,7 @@ def _sent(frame: pd.DataFrame) -> pd.Series:
     return amounts.groupby(["run", "metric"])["value"].mean().groupby("run").sum()
 
 
-def curves(
+def through_training(
     frame: pd.DataFrame, metric: str, variant: str = "", run: str = "pfedla"
 ) -> pd.DataFrame:
     """A quantity of the layers through training, (layer, round) x seeds."""
@@ -394,7 +388,7 @@ def curves(
 
 
 def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
-    follows = last_evaluations(curves(frame, CORRELATION, "pearson"))
+    follows = last_evaluations(through_training(frame, CORRELATION, "pearson"))
     verdict = judged({"r": Difference(follows.loc[""].dropna())}, show=plain)
     findings = [
         verdict.finding("weights of other clients correlate with classes in common")

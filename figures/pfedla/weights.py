@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from diagnostics.plots.drawing import (
-    COLOURS,
-    FAINT,
-    MARKERS,
-    MEAN,
-    Panel,
-    heat,
-    name_ticks,
-    style,
-)
+from diagnostics.plots.drawing import COLOURS
 from figures import items
 from figures.differences import FEWEST, Difference, last_evaluations, settled
+from figures.forms import (
+    Line,
+    curves,
+    key_above,
+    marks,
+    matrix,
+    seeds_and_mean,
+    sheet,
+)
 from figures.items import Drawing, Finding, Item
 from figures.pfedla.overlap import (
     CORRELATION,
@@ -32,10 +31,10 @@ from figures.pfedla.overlap import (
     WEIGHT,
     chosen_pairs,
     classes,
-    curves,
     self_largest,
     setting,
     shared_classes,
+    through_training,
     weights_of,
 )
 from figures.recipe import where
@@ -75,35 +74,21 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         .reindex(index=list(PERIODS), columns=layers)
         for name, part in parts.items()
     }
-    with style():
-        figure = plt.figure(figsize=(7.6, 3.5), layout="constrained")
+    with sheet(7.6, 3.5) as figure:
         axes = figure.subplots(1, len(PERIODS), sharey=True)
         for ax, period in zip(axes, PERIODS, strict=True):
-            for k, name in enumerate(parts):
-                ax.plot(
-                    range(len(layers)),
-                    means[name].loc[period],
-                    color=COLOURS[k],
-                    marker=MARKERS[k],
-                    label=name,
-                )
-            ax.axhline(
-                1 / len(shared),
-                color=FAINT,
-                linestyle="--",
-                linewidth=0.9,
-                label="equal weights",
-                zorder=1,
-            )
-            ax.set(
+            curves(
+                ax,
+                [Line(means[name].loc[period], name) for name in parts],
+                names=layers,
+                level=1 / len(shared),
+                level_look={"label": "equal weights"},
                 title=period,
                 ylim=(-0.02, 1.02),
-                ylabel="" if ax is not axes[0] else "mean weight",
             )
-            name_ticks(ax, layers)
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=7)
-    selves = curves(mixing, SELF).drop(index="", level="layer")
+        axes[0].set_ylabel("mean weight")
+        key_above(figure, 2, of=axes[0])
+    selves = through_training(mixing, SELF).drop(index="", level="layer")
     rounds = selves.index.get_level_values("round")
     gains = (
         selves.xs(rounds.max(), level="round") - selves.xs(rounds.min(), level="round")
@@ -153,34 +138,28 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     drawn = where(mixing, metric=WEIGHT, seed=0)
     drawn = drawn[drawn["round"] == drawn["round"].max()]
     layers = list(drawn["layer"].unique())
-    with style():
-        deep = -(-len(layers) // ACROSS)
-        figure = plt.figure(figsize=(8.4, 0.7 + 1.75 * deep), layout="constrained")
+    deep = -(-len(layers) // ACROSS)
+    with sheet(8.4, 0.7 + 1.75 * deep) as figure:
         halves: Any = figure.subfigures(1, 2, width_ratios=[1, 2.6])
         classes(halves[0].subplots(), shared)
         grid = halves[1].subplots(deep, ACROSS, squeeze=False)
         matrices = {layer: weights_of(drawn, layer) for layer in layers}
-        for ax, (layer, matrix) in zip(grid.flat, matrices.items(), strict=False):
-            heat(Panel(ax, False, False), matrix, square=True)
-            most = matrix.to_numpy(float).argmax(axis=1)
+        for ax, (layer, weights) in zip(grid.flat, matrices.items(), strict=False):
+            image = matrix(ax, weights, high=1, square=True)
+            most = weights.to_numpy(float).argmax(axis=1)
             for receiver, sender in enumerate(most):
                 colour = "white"
                 if receiver == sender:
                     colour = COLOURS[3]
                 ax.plot(sender + 0.5, receiver + 0.5, ".", color=colour, markersize=5)
             ax.set(xticks=[], yticks=[], xlabel="", ylabel="")
-            largest_text = self_largest(matrix)
+            largest_text = self_largest(weights)
             ax.set_title(f"{layer}\nitself most: {largest_text:.0%}", fontsize=7.5)
         for spare in grid.flat[len(layers) :]:
             spare.remove()
         shown = list(grid.flat[: len(layers)])
-        halves[1].colorbar(
-            shown[0].collections[0],
-            ax=shown,
-            shrink=0.7,
-            label="aggregation weight",
-        )
-    follows = last_evaluations(curves(mixing, CORRELATION, "pearson"))
+        halves[1].colorbar(image, ax=shown, shrink=0.7, label="aggregation weight")
+    follows = last_evaluations(through_training(mixing, CORRELATION, "pearson"))
     verdict = judged(
         {layer: Difference(follows.loc[layer].dropna()) for layer in layers}, show=plain
     )
@@ -188,7 +167,7 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     largest = largest[largest["round"] == largest["round"].max()].pivot(
         index="layer", columns="seed", values="value"
     )
-    largest[0] = {layer: self_largest(matrix) for layer, matrix in matrices.items()}
+    largest[0] = {layer: self_largest(weights) for layer, weights in matrices.items()}
     sentence, holds = of_seeds(
         largest.loc[layers], lambda share: bool((share == 1).any())
     )
@@ -224,44 +203,28 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     mixing = where(frame, run="pfedla")
-    selves = curves(mixing, SELF).drop(index="", level="layer")
+    selves = through_training(mixing, SELF).drop(index="", level="layer")
     layers = list(selves.index.get_level_values("layer").unique())
     rounds = selves.index.get_level_values("round")
     last = selves.xs(rounds.max(), level="round")
-    with style():
-        figure = plt.figure(figsize=(7.6, 3.4), layout="constrained")
+    with sheet(7.6, 3.4) as figure:
         left, right = figure.subplots(1, 2)
-        for k, layer in enumerate(layers):
-            curve = selves.loc[layer].mean(axis=1)
-            left.plot(
-                curve.index.astype(float),
-                curve,
-                color=COLOURS[k % len(COLOURS)],
-                marker=MARKERS[k],
-                label=layer,
-            )
-        left.set(xlabel="round", ylabel="weight on oneself", ylim=(-0.02, 1.02))
-        left.legend(fontsize=6.5, ncols=2, loc="center right", bbox_to_anchor=(1, 0.7))
-        for seed in last.columns:
-            right.plot(
-                range(len(layers)),
-                last[seed],
-                linestyle="none",
-                marker="o",
-                color=FAINT,
-                markersize=4,
-            )
-        right.plot(
-            range(len(layers)),
-            last.mean(axis=1),
-            linestyle="none",
-            marker="_",
-            color=MEAN,
-            markersize=16,
-            mew=2,
+        curves(
+            left,
+            [Line(selves.loc[layer].mean(axis=1), layer) for layer in layers],
+            xlabel="round",
+            ylabel="weight on oneself",
+            ylim=(-0.02, 1.02),
         )
-        right.set(ylabel="after the last round", ylim=(-0.02, 1.02))
-        name_ticks(right, layers)
+        left.legend(fontsize=6.5, ncols=2, loc="center right", bbox_to_anchor=(1, 0.7))
+        marks(
+            right,
+            seeds_and_mean(last),
+            layers,
+            upright=True,
+            ylabel="after the last round",
+            ylim=(-0.02, 1.02),
+        )
     ranked = last.mean(axis=1).sort_values(ascending=False)
     others = [layer for layer in ranked.index if layer != FULLY_CONNECTED]
     verdict = judged(

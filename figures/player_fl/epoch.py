@@ -6,20 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 
-from diagnostics.plots.drawing import COLOURS, name_ticks, set_scale, style
+from diagnostics.plots.drawing import COLOURS, set_scale
 from figures import items
+from figures.forms import Band, Line, curves, matrix, sheet
 from figures.items import Drawing, Finding, Item
 from figures.layerwise import (
     BY_LAYER,
     SENSITIVITY,
     Definition,
     Epoch,
-    band,
-    bars,
     by_layer,
     cut_lines,
     cuts,
@@ -62,19 +59,16 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     figure_4 = read_off("heart", SENSITIVITY, layers, "Fig. 4G")
     lines: list[dict[str, Any]] = []
     findings = []
-    with style():
-        figure = plt.figure(figsize=(7.2, 4.5), layout="constrained")
+    with sheet(7.2, 4.5) as figure:
         axes = figure.subplot_mosaic(
             [["S", "figure"], ["S", "default"]], width_ratios=[1.15, 1]
         )
-        ax = axes["S"]
-        band(ax, figure_4, "published, range over sites")
+        drawn = []
         for way in (PAPERS, OURS):
             combined = way.combined(frame)
             middle, low, high = (combined.quantile(q) for q in (0.5, 0.05, 0.95))
-            x = np.arange(len(layers))
-            ax.fill_between(x, low, high, color=way.colour, alpha=0.2, linewidth=0)
-            ax.plot(x, middle, color=way.colour, marker="o", label=way.label)
+            look = {"color": way.colour, "marker": "o"}
+            drawn.append(Line(middle, way.label, (low, high), look, {"alpha": 0.2}))
             lines += lines_beside(
                 SENSITIVITY,
                 way.label,
@@ -115,29 +109,34 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 decides(way, counts, *expectation)
                 for expectation in ((1.2, "fc1", 0.5), (2.0, "fc2", 5 / 6))
             ]
-            bars(axes[way.run], counts)
+            shares = counts.div(counts.sum(axis=1), axis=0).T
+            shares.columns = [f"{threshold:g}" for threshold in shares]
+            matrix(
+                axes[way.run],
+                shares,
+                texts=shares.map("{:.0%}".format).replace("0%", ""),
+                colours="Blues",
+                vmin=0,
+                high=1,
+            )
             way_name = way.label.partition(" (")[0]
-            axes[way.run].set_title(f"last shared layer, {way_name}")
+            axes[way.run].set_title(f"last shared layer, % of seeds, {way_name}")
+        ax = axes["S"]
+        curves(
+            ax,
+            drawn,
+            names=layers,
+            bands=[Band(figure_4, "published, range over sites")],
+            xlabel="layer, input to output",
+            ylabel="federation sensitivity S\nfirst layer = 1",
+        )
         set_scale(
             ax,
             pd.concat([high, figure_4["high"], low], axis=1).astype(float),
             True,
         )
-        name_ticks(ax, layers)
-        ax.set(
-            xlabel="layer, input to output",
-            ylabel="federation sensitivity S\nfirst layer = 1",
-        )
         ax.legend(loc="lower left", bbox_to_anchor=(-0.1, 1.0), borderaxespad=0.2)
         axes["default"].set_xlabel("threshold on the ratio of consecutive layers")
-        handles, labels = axes["figure"].get_legend_handles_labels()
-        figure.legend(
-            handles,
-            labels,
-            loc="outside right upper",
-            title="last\nshared",
-            alignment="left",
-        )
     printed_settings = settings(header, PAPERS.run)
     own_settings = settings(header, OURS.run)
     caption = (

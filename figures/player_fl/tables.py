@@ -85,7 +85,8 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     shown = list(ours.ranking.values.columns)
     deep = 0.19 * len(table.methods)
     with sheet(8.6, 1.6 + deep + 2.3) as figure:
-        above, below = figure.subfigures(2, 1, height_ratios=[1.3 + deep, 2.3])
+        halves: Any = figure.subfigures(2, 1, height_ratios=[1.3 + deep, 2.3])
+        above, below = halves
         panels = list(above.subplots(1, len(shown) + 1))
         for ax, dataset in zip(panels, shown, strict=False):
             _scores(ax, ours, dataset)

@@ -11,14 +11,14 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from diagnostics import select
-from diagnostics.plots.drawing import COLOURS, style
+from diagnostics.plots.drawing import COLOURS
 from figures import items
 from figures.differences import LEAST_SEEDS, joint
+from figures.forms import key_above, matrix, sheet
 from figures.items import Drawing, Finding, Item
 from figures.layerwise import SENSITIVITY, Definition, Epoch, cuts
 from figures.page import markdown, missing_runs
@@ -135,14 +135,22 @@ def decisions(frame: pd.DataFrame, dataset: str) -> Decisions:
     return Decisions(dataset, tuple(combined.columns), combined, counts, lists)
 
 
+COLOURS_APART = plt.get_cmap("PuOr")
+"""Orange for fewer layers than the paper's list has, violet for more."""
+
+
 # --- drawing ---------------------------------------------------------------------------------------------------
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     decided = [decisions(frame, name) for name in CASES]
-    with style():
-        figure = plt.figure(figsize=(7.4, 4.4), layout="constrained")
+    with sheet(7.4, 4.4) as figure:
         _matrix(figure.subplots(), decided)
+        keys = [
+            Patch(facecolor=COLOURS_APART(0.25), label="fewer layers than Table A.2"),
+            Patch(facecolor=COLOURS_APART(0.75), label="more"),
+        ]
+        key_above(figure, 2, handles=keys, size=7.5)
     sizes = []
     for decision in decided:
         config = header["runs"][decision.dataset]["config"]
@@ -188,18 +196,19 @@ def _matrix(ax: Axes, decided: list[Decisions]) -> None:
         texts[decision.dataset], apart[_title(decision.dataset)] = names, gaps
     thresholds = (f"threshold {way:g}" for way in ways if isinstance(way, float))
     table = pd.DataFrame(apart, [*LISTS.values(), *thresholds, JUMP], dtype=float)
-    colours = plt.get_cmap("PuOr")
-    sns.heatmap(
-        table.fillna(0), ax=ax, annot=pd.DataFrame(texts).to_numpy(), fmt="", cmap=colours, vmin=-6, vmax=6,
-        cbar=False, annot_kws={"fontsize": 7, "color": "black"},
-    )  # fmt: skip
+    matrix(
+        ax,
+        table.fillna(0),
+        texts=pd.DataFrame(texts),
+        colours=COLOURS_APART,
+        vmin=-6,
+        high=6,
+        size=8,
+        linewidths=0,
+        annot_kws={"fontsize": 7, "color": "black"},
+    )
     ax.hlines([len(LISTS), len(ways) - 1], 0, len(decided), color="0.2", linewidth=1)
-    ax.tick_params(length=0, top=False, labeltop=True, labelbottom=False, labelsize=8)
-    keys = [
-        Patch(facecolor=colours(0.25), label="fewer layers than Table A.2"),
-        Patch(facecolor=colours(0.75), label="more"),
-    ]
-    ax.figure.legend(handles=keys, loc="outside upper center", ncols=2, fontsize=7.5)
+    ax.tick_params(top=False, labeltop=True, labelbottom=False)
 
 
 def _title(dataset: str) -> str:

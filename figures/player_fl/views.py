@@ -314,10 +314,11 @@ def _legend(moments: Sequence[str], marks: set[str]) -> Iterator[Any]:
     """Yield what the legend shows: both kinds of lines of each moment, and the published ranges."""
     for moment in moments:
         colour = COLOUR[moment]
-        bold = {"color": colour, "linewidth": 1.8, "marker": "o", "markersize": 3.5}
-        thin = {"color": colour, "linewidth": 0.8, "alpha": 0.6}
-        yield Line2D([], [], label=f"median, {MOMENT[moment]}", **bold)
-        yield Line2D([], [], label="one client in one seed", **thin)
+        bold: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 3.5}
+        thin: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.6}
+        median = f"median, {MOMENT[moment]}"
+        yield Line2D([], [], color=colour, label=median, **bold)
+        yield Line2D([], [], color=colour, label="one client in one seed", **thin)
     if PRINTED in marks:
         yield Patch(facecolor="0.85", edgecolor="0.55", label=PRINTED)
     if LESS in marks:

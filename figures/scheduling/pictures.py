@@ -215,8 +215,7 @@ def _draw_clients(
         }
     )
     grey = {"color": "0.75", "linewidth": 0.8, "zorder": 1, "marker": ""}
-    first, rest = others.iloc[:, 0], others.iloc[:, 1:]
-    lines += [Line(first, "each other method", look=grey), Line(rest, look=grey)]
+    lines.append(Line(others, "each other method", look=grey))
     with sheet(7.0, 3.6) as figure:
         ax = figure.subplots()
         curves(
