@@ -192,25 +192,28 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
 def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
     """Return the paper's claims on a sweep. Prompts matter little on CIFAR-10; epochs have a best number between."""
     usual = (OURS, ORIGIN)
-    gaps = {
-        value: difference(values, usual, (sweep.run(value), ORIGIN))
-        for value in sweep.values
-        if value != sweep.usual
-    }
     if sweep.option == "feature_epochs":
-        ends = {value: gaps[value] for value in (sweep.values[0], sweep.values[-1])}
-        verdict = judged(
-            {f"{sweep.usual} over {value}": gap for value, gap in ends.items()}
-        )
+        gaps = {
+            f"{sweep.usual} over {value}": difference(
+                values, usual, (sweep.run(value), ORIGIN)
+            )
+            for value in (sweep.values[0], sweep.values[-1])
+        }
+        verdict = judged(gaps)
         return verdict.finding(
             f"accuracy first rises with the epochs for the features and then falls: {sweep.usual} are better than none "
             f"and than all {sweep.values[-1]}",
             "points more: ",
         )
-    verdict = judged({f"{value}:": gap for value, gap in gaps.items()}, LEVEL)
+    gaps = {
+        f"{value}:": difference(values, (sweep.run(value), ORIGIN), usual)
+        for value in sweep.values
+        if value != sweep.usual
+    }
+    verdict = judged(gaps, LEVEL)
     return verdict.finding(
         f"the number of {sweep.axis} changes accuracy by no more than {100 * MARGIN:g} point from the default's",
-        "points that the default has more, by number ",
+        "points above the default, by number ",
     )
 
 
