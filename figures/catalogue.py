@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from figures import items
+from figures.papers import PAPERS
 from fl_core.errors import UsageError, check_known
 
 PATH, HISTORY = items.HERE / "catalogue.csv", items.HERE / "history.md"
@@ -98,7 +99,8 @@ def drawn(name: str) -> items.Item:
             f"{name} must have code to be drawn; got a study that has ended. Read figures/pictures/{name}.md."
         )
     listed = {entry.name: entry for entry in published()}
-    if check_known("figure or table", name, sorted({*named, *listed})) in named:
+    names = sorted({*PAPERS, *named, *listed})
+    if check_known("paper, figure or table", name, names) in named:
         return named[name]
     raise UsageError(
         f"{name} cannot be drawn: {listed[name].note}. Choose another: python -m figures list {listed[name].paper}"

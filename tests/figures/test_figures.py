@@ -78,6 +78,7 @@ def test_train_makes_rows_of_every_run_and_seed(tmp_path):
     ("arguments", "said"),
     [
         (["player_fl.heart_sensitivty"], "mean 'player_fl.heart_sensitivity'"),
+        (["player_f"], "mean 'player_fl'"),
         ([HEART, "--budget", "3"], "--budget"),
         ([LONGER, "--train", "--device", "gpu"], "device must be"),
         ([LONGER, "--train", "--data-root", "nowhere"], "/nowhere"),
