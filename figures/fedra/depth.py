@@ -383,6 +383,6 @@ items.register(Item(
     prepare=partial(prepared, PRETRAIN), measure=_measure, draw=_draw,
 ))  # fmt: skip
 items.register(Item(
-    "fedra.fig4", "Convergence with so many random layers a client, PACS, one seed", source=NAME, draw=_draw_steps,
-    seeds=1,
+    "fedra.fig4", "Accuracy by round where every client trains k random layers, PACS, one seed", source=NAME,
+    draw=_draw_steps, seeds=1,
 ))  # fmt: skip

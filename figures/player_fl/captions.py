@@ -249,7 +249,9 @@ def order(
     text, holds, apart = "no dataset has all methods", None, _mixed(result, far)
     if ranks.notna().all():
         first = str(ranks.idxmin())
-        text = f"{NAMES[best]} {ranks[best]:.1f} and {NAMES[first]} the least with {ranks[first]:.1f}"
+        text = f"{NAMES[best]} {ranks[best]:.1f}, which is the least"
+        if first != best:
+            text = f"{NAMES[best]} {ranks[best]:.1f} and {NAMES[first]} the least with {ranks[first]:.1f}"
         shown = [CASES[str(name)].printed for name in result.ranking.blocks.columns]
         theirs = Ranking(table.printed()[shown], table.higher_is_better).ranks
         ours = map(str, result.ranking.blocks.columns)
@@ -331,8 +333,8 @@ def _above(
         if not why:
             odds.append((LEAD if wanted > 0 else TRAIL).odds(gap))
     sides = of_parts(odds)
-    agree, differ, open_ = (sides.count(side) for side in (True, False, None))
-    counts = f"As printed {agree}, the other way {differ} and undecided {open_}"
+    agree, differ, undecided = (sides.count(side) for side in (True, False, None))
+    counts = f"As printed {agree}, the other way {differ} and undecided {undecided}"
     if len(sides) > 1:
         counts += f" ({len(sides)} parts)"
     expected = f"{NAMES[CONTROL]} lies on the same side of {NAMES[baseline]} as in {table.place}"

@@ -122,7 +122,7 @@ def correlates(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
     down to +0.22, so that no higher bound than 0 can be asked.
     """
     findings = {}
-    for method in ("pearson", "spearman"):
+    for method, words in (("pearson", "Pearson's r"), ("spearman", "Spearman's rho")):
         parts = {}
         for run, network in networks.items():
             rows = frame[frame["run"] == run]
@@ -133,7 +133,7 @@ def correlates(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
             theirs = of_the_paper(run.partition("-")[0], method)
             text = plain(gap.interval) + theirs
             parts[network.title] = (text, odds, network.incomparable)
-        findings[method] = whole("", parts)
+        findings[words] = whole("", parts)
     verdicts = {finding.held for finding in findings.values()}
     return Finding(
         "S correlates with the gradient variance over layers, by Pearson's and Spearman's coefficient",

@@ -240,12 +240,13 @@ def _test_findings(tests: pd.DataFrame) -> tuple[Finding, ...]:
         ),
         Finding(
             f"in Table 1 {NAMES[CONTROL]}'s mean rank differs from each other method's by Nemenyi's test at {ALPHA:g}",
-            f"from {len(apart)} of {len(pairs)} methods, {listing(apart)}; Friedman's test has p = {first:.2g}",
+            f"it differs from {len(apart)} of {len(pairs)} methods, {listing(apart)}; "
+            f"Friedman's test has p = {first:.2g}",
             len(apart) == len(pairs),
         ),
         Finding(
             f"what the appendix prints as significant at {ALPHA:g} is significant when the algorithms are compared",
-            f"{len(significant) - len(gone)} of {len(significant)} tables"
+            f"in {len(significant) - len(gone)} of {len(significant)} tables"
             + "".join(
                 f"; {place} ({row['words']}) has p = {row['p']:.2g}"
                 for place, row in gone.iterrows()
