@@ -394,7 +394,8 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
         for other, other_name in zip(others, other_names, strict=True):
             side = (best, quantity), (other, quantity)
             sides[f"{other_name} "] = side
-            pairs[f"{best_name}, over {other_name}, "] = side
+            short = (name.partition(":")[0] for name in (best_name, other_name))
+            pairs[" over ".join(short)] = side
         expected = f"{what}: {best_name} lies above {listing(other_names)}"
         pairs_apart.append(above(values, expected, sides))
     if not table.whole:
