@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -38,16 +38,20 @@ def learn_categories(x: Array, words: Categories) -> Categories:
     """Return the words that rows [n, d] have, in their order."""
     present_words = []
     for k, known_words in enumerate(words):
-        present = np.unique(x[:, k]).astype(int) if known_words else ()
+        present: Array = np.empty(0, dtype=np.int64)
+        if known_words:
+            present = np.flatnonzero(np.bincount(x[:, k].astype(np.int64)))
         present_words.append(tuple(known_words[place] for place in present))
     return tuple(present_words)
 
 
 def recode(x: Array, words: Categories, target: Categories) -> Array:
-    """Return rows [n, d] with the places of their words among others."""
+    """Return rows [n, d] with the places of their words among others. With the same words they are the same rows."""
+    if words == target:
+        return x
     x = x.copy()
     for k, known_words in enumerate(words):
-        if known_words:
+        if known_words != target[k]:
             places = codes(np.array(known_words, dtype=object), target[k])
             x[:, k] = places[x[:, k].astype(np.int64)]
     return x
@@ -81,6 +85,8 @@ MOST_OUTSIDE = 0.01
 """Share of a column's training cells outside its fences, above which it is not clipped."""
 NO_FENCE = float(np.finfo(np.float32).max)
 """The fence of a column without one. Every value lies within it."""
+ROWS, COLUMNS = 4096, 8
+"""Rows that are prepared at once, and columns that are taken out of rows together."""
 ODD = 0.05
 """Share of a column's new numbers far from the training samples', above which they are reported as odd."""
 
@@ -180,6 +186,20 @@ class Preprocessing:
             raise UsageError(
                 f"rows must have {self.width} columns; got an array of shape {got_shape}."
             )
+        parts = (x[start : start + ROWS] for start in range(0, len(x) or 1, ROWS))
+        first = self._prepared(next(parts), 0)
+        prepared = np.empty((len(x), first.shape[1]), dtype=np.float32)
+        prepared[:ROWS] = first
+        for start, part in zip(range(ROWS, len(x), ROWS), parts, strict=True):
+            prepared[start : start + ROWS] = self._prepared(part, start)
+        return prepared
+
+    def _prepared(self, x: Array, start: int) -> NDArray[np.float32]:
+        """Return some rows as the model takes them.
+
+        Args:
+            start: the number of the first one, for messages.
+        """
         missing = np.argwhere(np.isnan(x))
         if len(missing) and not self.fill:
             row, column = missing[0].tolist()
@@ -187,7 +207,7 @@ class Preprocessing:
             if self.columns:
                 named = repr(self.columns[column])
             rule = f"the value of column {named} must not be missing."
-            raise DataFault(rule, "Fill it first.", row=row)
+            raise DataFault(rule, "Fill it first.", row=start + row)
         if self.outside(x).any():
             ends = np.array(self.lowest), np.array(self.highest)
             x = clipped(x.astype(np.float64), *ends)
@@ -291,7 +311,21 @@ def clipped(x: Floats, low: Floats, high: Floats) -> Floats:
     [[7.4, 9.0, 7.5]]
     """
     margin = (REACH - NEAR) / (2 * REACH + 1) * (high - low)
-    return np.where((x < low) | (x > high), np.clip(x, low + margin, high - margin), x)
+    row, column = np.nonzero((x < low) | (x > high))
+    moved = np.clip(
+        x[row, column],
+        (low + margin)[column],
+        (high - margin)[column],
+    )
+    x = x.copy()
+    x[row, column] = moved
+    return x
+
+
+def columns_of(x: Floats) -> Iterator[Floats]:
+    """Yield the columns [n] of rows [n, d], each contiguous in memory."""
+    for start in range(0, x.shape[1], COLUMNS):
+        yield from np.ascontiguousarray(x[:, start : start + COLUMNS].T)
 
 
 def fences(
@@ -315,19 +349,24 @@ def fences(
     """
     low = np.full(x.shape[1], NO_FENCE)
     high = -low
-    order = np.argsort(owner, kind="stable")
-    ends = np.flatnonzero(np.diff(owner[order])) + 1
-    for k, values in enumerate(x.T):
+    outside = np.zeros(x.shape[1], dtype=np.int64)
+    ends = np.flatnonzero(np.diff(np.sort(owner))) + 1
+    order = None
+    if (np.diff(owner) < 0).any():
+        order = np.argsort(owner, kind="stable")
+    for k, values in enumerate(columns_of(x.astype(np.float64, copy=False))):
         if categories and categories[k]:
+            low[k], high[k] = -NO_FENCE, NO_FENCE
             continue
-        for rows in np.split(order, ends):
-            own_values = values[rows]
-            lower, upper = fence(own_values[~np.isnan(own_values)].astype(np.float64))
+        if order is not None:
+            values = values[order]
+        for own_values in np.split(values, ends):
+            lower, upper = fence(own_values[~np.isnan(own_values)])
             low[k] = min(low[k], lower)
             high[k] = max(high[k], upper)
-    open_ended = low > high
-    low[open_ended], high[open_ended] = -NO_FENCE, NO_FENCE
-    outside = ((x < low) | (x > high)).sum(axis=0)
+        if low[k] > high[k]:
+            low[k], high[k] = -NO_FENCE, NO_FENCE
+        outside[k] = np.count_nonzero((values < low[k]) | (values > high[k]))
     return low, high, outside
 
 
@@ -357,9 +396,10 @@ def fitted(
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 
-    values = x.astype(np.float64)
-    # words are neither filled nor scaled
-    values[:, [k for k, words in enumerate(categories) if words]] = 0.0
+    values = np.ascontiguousarray(x, dtype=np.float64)
+    if any(categories):  # words are neither filled nor scaled
+        values = values.copy()
+        values[:, [k for k, words in enumerate(categories) if words]] = 0.0
     lowest: tuple[float, ...] = ()
     highest: tuple[float, ...] = ()
     if owner is not None:
@@ -369,9 +409,11 @@ def fitted(
         if (np.abs(np.concatenate([low, high])) < NO_FENCE).any():
             lowest, highest = tuple(low.tolist()), tuple(high.tolist())
             values = clipped(values, low, high)
+    shares = 0.01, 0.99
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a column without values
-        quantiles = np.nan_to_num(np.nanquantile(values, (0.01, 0.99), axis=0))
+        ends = [np.nanquantile(column, shares) for column in columns_of(values)]
+    quantiles = np.nan_to_num(np.array(ends).reshape(-1, 2).T)
     fill: list[float] = []
     if impute != "none":
         empty = np.flatnonzero(np.isnan(values).all(axis=0)).tolist()

@@ -267,6 +267,11 @@ def _csv_option(key: str, value: Any) -> Any:
             values = value.split(",")
         if not isinstance(values, list | tuple):
             values = [values]
+        for item in values:
+            if isinstance(item, bool) or not isinstance(item, str | int | float):
+                raise UsageError(
+                    f"{key} of csv must be texts or numbers; got {item!r}. An empty cell is missing anyway."
+                )
         return [str(item) for item in values]
     if key == "keep_default_na":
         words = {"true": True, "false": False}

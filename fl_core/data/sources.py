@@ -61,6 +61,8 @@ _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u
 _TOKEN = re.compile(
     rf"[{_UNSPACED}]|[#@]?[^\W{_UNSPACED}]+(?:['’][^\W{_UNSPACED}]+)*|[^\w\s]"
 )
+ROWS = 4096
+"""Rows that are hashed at once."""
 NOTED = 0.1
 """Share of texts that are cut, or of words that are unknown, from which a warning says so."""
 
@@ -230,7 +232,9 @@ class Source:
                 sha.update(b"none")
             else:
                 sha.update(f"{array.dtype.str}{array.shape}".encode())
-                sha.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                for rows in np.array_split(array, 1 + len(array) // ROWS):
+                    block = np.ascontiguousarray(rows).reshape(-1)
+                    sha.update(block.view(np.uint8).data)
         return sha.hexdigest()
 
     def tensor(self, indices: Integers) -> Tensor:
@@ -290,22 +294,23 @@ class Source:
         if not tabular or self.preprocessing is not None:
             return self
         x, words = self.x, self.categories
-        if words:
-            learnt = preprocessing.learn_categories(x[train], words)
-            words = learnt
-            if preparation:
-                words = preparation.categories
+        if preparation is not None:
+            x = preprocessing.recode(x, words, preparation.categories)
+        else:
+            rows = x[train]
+            words = preprocessing.learn_categories(rows, words)
             x = preprocessing.recode(x, self.categories, words)
-        if preparation is None:
+            if x is not self.x:
+                rows = x[train]
             clients = owner
             if clients is None:
                 clients = np.zeros(len(train), dtype=np.int64)
             if self.clip != CLIPS[0]:
                 clients = None
             preparation = preprocessing.fitted(
-                x[train], self.scale, self.impute, self.columns, words, clients
+                rows, self.scale, self.impute, self.columns, words, clients
             )
-            self._note_clipped(preparation, x[train])
+            self._note_clipped(preparation, rows)
             if self.task == REGRESSION and self.scale != "none":
                 y = self.y[train].astype(np.float64)
                 preparation = replace(

@@ -25,7 +25,7 @@ import fedlayers as fl
 from fedlayers.cli.app import main
 from fl_core import data
 from fl_core.config import RunConfig
-from fl_core.data import preprocessing
+from fl_core.data import loading, preprocessing
 from fl_core.data.inputs import Inputs
 from fl_core.data.loading import as_data
 from fl_core.data.preprocessing import Preprocessing
@@ -125,11 +125,30 @@ def test_options_of_pandas_read_what_they_say(tmp_path):
         ({"skiprows": "[1]"}, "skiprows of csv must be a number"),
         ({"skiprows": -1}, "skiprows of csv must be a number"),
         ({"keep_default_na": "maybe"}, "true or false"),
+        ({"na_values": [None]}, "na_values of csv must be texts or numbers; got None"),
+        ({"na_values": {"age": 1}}, "na_values of csv must be texts or numbers"),
+        ({"na_values": [["-9"]]}, "na_values of csv must be texts or numbers"),
     ],
 )
 def test_other_options_of_pandas_are_refused(tmp_path, option, message):
     with refuses(message):
         data.load(written(tmp_path / "t.csv", frame()), csv=option)
+
+
+def test_a_column_whose_kind_changes_in_a_later_part_is_read_as_a_whole(tmp_path):
+    """Pandas reads long files in parts, and each part has its own types."""
+    rows = 30_000
+    table = pd.DataFrame({"client": ["a", "b"] * (rows // 2)})
+    table = table.assign(**{f"v{k}": 0.5 for k in range(30)}, label=[0, 0, 1] * 10_000)
+    table["late"] = ["7"] * (rows - 1) + ["seven"]
+    path = written(tmp_path / "t.csv", table)
+    with refuses("the cell must be a number.*'seven'"):
+        data.load(path, scale="none")
+    table["late"] = ["7"] * (rows - 1) + ["7.25"]
+    table["code"] = ["x"] * (rows // 2) + ["y"] * (rows // 2)
+    source, _ = loading.opened(written(path, table))
+    assert source.x[-1].tolist()[-2:] == [7.25, 1]
+    assert source.x[0, -2] == 7
 
 
 def test_a_path_is_a_file_here(tmp_path, monkeypatch):

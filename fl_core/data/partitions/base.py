@@ -506,13 +506,21 @@ class Partition:
         tested = np.concatenate([part["test"] for part in clients])
         others = [part["train"] for part in clients]
         others += [part["validation"] for part in clients]
-        sides = (tested, np.concatenate(others))
-        groups = [np.concatenate(list(part.values())) for part in clients]
-        groups.append(np.concatenate([np.unique(side) for side in sides]))
-        if (
-            any(len(np.unique(group)) != len(group) for group in groups)
-            or np.setdiff1d(np.concatenate(sides), np.arange(len(source))).size
-        ):
+        trained = np.concatenate(others)
+        both = np.concatenate([tested, trained])
+        fits = not len(both) or (both.min() >= 0 and both.max() < len(source))
+        if fits:
+            is_tested = np.zeros(len(source), dtype=bool)
+            is_tested[tested] = True
+            fits = not is_tested[trained].any()
+            last = np.empty(
+                len(source), dtype=np.int64
+            )  # place of an index at a client
+            for part in clients:
+                places = np.concatenate(list(part.values()))
+                last[places] = np.arange(len(places))
+                fits &= np.array_equal(last[places], np.arange(len(places)))
+        if not fits:
             raise UsageError(
                 f"the stored partition must have indices from 0 to {len(source) - 1}, each once at a client, and no "
                 "client may train on the test sample of another; got others, or a sample twice."

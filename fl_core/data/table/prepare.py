@@ -259,7 +259,13 @@ class _Table:
             return None
         self._mark(used)
         source = replace(self.source, name=name or self.where, table=self.shown())
-        return _with_features(source, used) if used else source
+        if not used:
+            return source
+        stored = self.frame[list(used)]
+        if isinstance(self.data, Path) and (stored.dtypes == np.float64).all():
+            # pandas has made these numbers of a file, and nothing changes them
+            return replace(source, x=stored.to_numpy(), columns=tuple(used))
+        return _with_features(source, used)
 
     def shown(self) -> ColumnTable:
         """Return what is said of each column."""

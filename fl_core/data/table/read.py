@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pandas.errors import ParserWarning
+from pandas.errors import DtypeWarning, ParserWarning
 
 from fl_core import formats, storage
 from fl_core.data.faults import DataFault, Place, place_in, row_of_array
@@ -38,7 +38,7 @@ SEPARATORS = (",", ";", "\t", "|")
 """Signs that may stand between cells."""
 EXCEL = (".xlsx", ".xls")
 FIRST = 100
-"""Rows in which codes such as 007 are looked for."""
+"""Rows in which words and codes such as 007 are looked for."""
 TITLES = 5
 """Lines above a header, at most, that are looked for."""
 LOOKED_AT = 2**20
@@ -281,16 +281,19 @@ class Csv:
         self._check_width()
         self._find_header()
         self._check_cells()
-        names_in_file = self._header()
+        first = self._first_rows()
+        names_in_file = [
+            name if name.strip() else f"{NAMELESS}{k}"
+            for k, name in enumerate(first.iloc[0].fillna(""))
+        ]
         again = pd.Series(names_in_file).groupby(names_in_file).cumcount()
         pairs = zip(names_in_file, again, strict=True)
         header = [f"{name}.{n}" if n else name for name, n in pairs]  # as pandas does
-        names = list(range(len(header)))
-        frame = self._read(header=0, names=names, dtype=self._types(header))
+        frame = self._rows(header, first)
         if self._has_commas(frame):
             rule = "must be read with its decimal sign; got ','."
             self._refuse(rule, decimal=",")
-            frame = self._read(header=0, names=names, dtype=self._types(header))
+            frame = self._rows(header, first)
         frame.columns = header
         self._check_lines(frame)
         source, faults = self.source(header), []
@@ -410,17 +413,26 @@ class Csv:
         text = io.TextIOWrapper(io.BytesIO(self.data), encoding, newline="")
         return islice(text, self.options.get("skiprows", 0), None)
 
+    def _rows(self, header: Sequence[str], first: pd.DataFrame) -> pd.DataFrame:
+        """Return all rows. Their columns have numbers as names."""
+        names = list(range(len(header)))
+        return self._read(header=0, names=names, dtype=self._types(header, first))
+
     def _read(self, **more: Any) -> pd.DataFrame:
+        """Return rows. Those that pandas reads in parts are read at once if the parts have different types."""
+        options = {**self.options, **more}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", ParserWarning)
+                warnings.simplefilter("error", DtypeWarning)
                 return pd.read_csv(
                     io.BytesIO(self.data),
-                    **{**self.options, **more},
+                    **options,
                     index_col=False,
                     on_bad_lines="error",
-                    low_memory=False,
                 )
+        except DtypeWarning:
+            return self._read(**{**more, "low_memory": False})
         except pd.errors.EmptyDataError as error:
             raise UsageError(
                 f"{self.path} must have rows; got an empty file."
@@ -431,35 +443,31 @@ class Csv:
                 f"{self.path} must be a readable .csv file: {error}. {CORRECT}"
             ) from error
 
-    def _header(self) -> list[str]:
-        """Return the names of the columns, those without one by their place as pandas names them."""
-        frame = self._read(header=None, nrows=1, dtype="str", na_values=[""])
-        names = frame.iloc[0].fillna("")
-        return [
-            name if name.strip() else f"{NAMELESS}{k}" for k, name in enumerate(names)
-        ]
+    def _first_rows(self) -> pd.DataFrame:
+        """Return the header and the first rows as texts. With a sign between thousands all rows are the first."""
+        rows = None if self.options.get("thousands") else FIRST + 1
+        return self._read(header=None, nrows=rows, dtype="object", na_values=[""])
 
-    def _types(self, header: Sequence[str]) -> dict[int, str]:
+    def _types(self, header: Sequence[str], first: pd.DataFrame) -> dict[int, str]:
         """Return the columns whose cells keep their spelling: those asked for, words, and codes such as 007.
 
         So do all with a sign between thousands at another place: pandas would leave it out.
         """
         types = {}
         sign, point = self.options.get("thousands"), self.options.get("decimal", ".")
-        names = list(range(len(header)))
-        rows = None if sign else FIRST
-        frame = self._read(header=0, names=names, nrows=rows, dtype="str")
+        marks = {np.nan, *self.options["na_values"]}
         for k, name in enumerate(header):
-            cells = frame[k].dropna()
-            first = cells.head(FIRST).unique()
-            if any(map(self._is_word, first)):
+            cells = first[k].iloc[1:]
+            distinct = {*cells.head(FIRST)} - marks
+            if any(map(self._is_word, distinct)):
                 types[k] = "category"  # each word is stored once
-            elif composed(name) in self.texts or any(map(_CODE.fullmatch, first)):
+            elif composed(name) in self.texts or any(map(_CODE.fullmatch, distinct)):
                 types[k] = "str"
             elif sign:
                 between, after = re.escape(sign), re.escape(point)
                 form = rf"\s*[+-]?[0-9]{{1,3}}({between}[0-9]{{3}})*({after}[0-9]*)?\s*"
-                signed = cells[cells.str.contains(sign, regex=False)]
+                filled = cells[~cells.isin(marks)].astype("str")
+                signed = filled[filled.str.contains(sign, regex=False)]
                 if not signed.str.fullmatch(form).all():
                     types[k] = "str"
         return types
