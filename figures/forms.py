@@ -187,7 +187,7 @@ class Kind:
     look: Look = field(default_factory=dict)
 
 
-def kind(
+def with_intervals(
     intervals: Iterable[Interval],
     label: str = "",
     offset: float = 0,
@@ -252,7 +252,7 @@ def beside_paper(
     for k, (quantity, words) in enumerate(quantities.items()):
         offset = 0.22 * (k - (len(quantities) - 1) / 2)
         keys = [(line, quantity) for line in lines]
-        ours.append(kind(over_seeds(values, keys), words, offset))
+        ours.append(with_intervals(over_seeds(values, keys), words, offset))
         printed = published.reindex(keys)
         if printed.notna().any():
             theirs.append(from_paper(printed, "" if theirs else "published", offset))

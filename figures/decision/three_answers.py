@@ -19,8 +19,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -31,6 +29,7 @@ from fedlayers.cli.train import DEMO
 from fedlayers.decision.answer import Answer
 from fedlayers.decision.ways import ALONE, NONE, SHARE_ALL, SHARE_SOME
 from figures.decision.known import BLOCK
+from figures.forms import Kind, marks, sheet
 from figures.page import markdown
 from fl_core import models
 from fl_core.data import datasets, load
@@ -115,29 +114,24 @@ def repeat(label: str, seed: int, changed: bool, names: Sequence[str]) -> None:
 
 def picture(rows: pd.DataFrame) -> Figure:
     """Draw a column for each federation: a dot for each way, and the interval of its difference to the best."""
-    figure, axes = plt.subplots(
-        1, len(NAMES), figsize=(9, 2.7), sharey=True, layout="constrained"
-    )
-    places = {way: k for k, way in enumerate(ORDER)}
-    for ax, name in zip(axes, NAMES, strict=True):
-        of_federation = rows[rows["data"] == name].set_index("way")
-        best = of_federation.index[0]
-        score = of_federation["value"][best]
-        ax.axvline(score, color="0.8", linewidth=0.8, zorder=0)
-        for way in of_federation.index.intersection(ORDER):
-            line = of_federation.loc[way]
-            colour = "C0"
-            if way == best:
-                colour = "C1"
-            ends = [score + line["low"], score + line["high"]]
-            if np.isfinite(ends).all() and way != best:
-                ax.plot(ends, [places[way]] * 2, color=colour)
-            ax.plot(line["value"], places[way], "o", color=colour)
-        ax.set_title(f"{name}: {TITLES[of_federation['answer'].iloc[0]]}", fontsize=10)
-        ax.set_xlabel("test log loss (lower is better)")
-        ax.spines[["top", "right"]].set_visible(False)
-    axes[0].set_yticks([*places.values()], [*places])
-    axes[0].set_ylim(len(ORDER) - 0.5, -0.5)
+    with sheet(9, 2.7) as figure:
+        panels = figure.subplots(1, len(NAMES), sharey=True)
+        for ax, name in zip(panels, NAMES, strict=True):
+            of_federation = rows[rows["data"] == name].set_index("way")
+            best, answer = of_federation.index[0], of_federation["answer"].iloc[0]
+            values = of_federation[["value", "low", "high"]].reindex(ORDER)
+            score = values.loc[best, "value"]
+            values[["low", "high"]] += score
+            rivals = values.drop(index=best).reindex(ORDER)
+            recommended = values.loc[[best], ["value"]].reindex(ORDER)
+            marks(
+                ax,
+                [Kind(rivals), Kind(recommended, look={"marker": "o"})],
+                ORDER,
+                level=score,
+                title=f"{name}: {TITLES[answer]}",
+                xlabel="test log loss (lower is better)",
+            )
     return figure
 
 

@@ -15,7 +15,7 @@ from figures.differences import difference
 from figures.fedpft import fitted
 from figures.fedpft.fitted import ALPHA, ORIGIN, Table
 from figures.fedpft.insides import BASE
-from figures.forms import kind, marks, sheet
+from figures.forms import marks, sheet, with_intervals
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.page import markdown, missing_runs, percent
 from figures.recipe import labels, tested, trained, where
@@ -155,7 +155,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
             ax.axhspan(-100 * MARGIN, 100 * MARGIN, color="0.88", zorder=0)
         marks(
             ax,
-            [kind(gaps.values(), look={"linestyle": "-"})],
+            [with_intervals(gaps.values(), look={"linestyle": "-"})],
             list(named.values()),
             factor=100,
             upright=True,

@@ -16,7 +16,7 @@ from figures import items
 from figures.differences import difference
 from figures.fedra.depth import DEPTHS, PACS, described, far
 from figures.fedra.further import shared_start
-from figures.forms import kind, marks, over_seeds, planes, sheet
+from figures.forms import marks, over_seeds, planes, sheet, with_intervals
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, span
@@ -126,7 +126,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     kinds = []
     for k, (metric, table) in enumerate(silhouettes.items()):
         label = CLUSTERED[metric].removeprefix("silhouette ")
-        kinds.append(kind(over_seeds(table, RUNS), label, 0.24 * (k - 0.5)))
+        kinds.append(with_intervals(over_seeds(table, RUNS), label, 0.24 * (k - 0.5)))
     with sheet(9.2, 5.6) as figure:
         grid = list(figure.subplots(2, 3).flat)
         ax = grid.pop(0)  # the last panel has the legend of all beside it

@@ -25,7 +25,7 @@ from figures.fedra.depth import (
     prepared,
     pretrained,
 )
-from figures.forms import from_paper, kind, marks, over_seeds, sheet
+from figures.forms import from_paper, marks, over_seeds, sheet, with_intervals
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, numbers, span
@@ -333,7 +333,10 @@ def _lines_of_tables(means: pd.DataFrame, before: pd.DataFrame) -> Figure:
         for table in TABLES.values():
             ax, runs = grid[table.place], table.runs
             published = table.published()[TITLES["nico++"]]
-            kinds = [kind(over_seeds(means, runs)), from_paper(published.reindex(runs))]
+            kinds = [
+                with_intervals(over_seeds(means, runs)),
+                from_paper(published.reindex(runs)),
+            ]
             marks(
                 ax,
                 kinds,

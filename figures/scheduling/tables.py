@@ -17,7 +17,7 @@ from figures.differences import (
     last_evaluations,
     settled,
 )
-from figures.forms import Kind, from_paper, key_above, kind, marks, sheet
+from figures.forms import Kind, from_paper, key_above, marks, sheet, with_intervals
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, missing_runs, numbers, percent
 from figures.recipe import where
@@ -279,7 +279,7 @@ def _leads(
     ):
         leads = [at_the_end(header, values, dataset, method, other) for other in OTHERS]
         intervals = [lead.interval for lead in leads]
-        ours.append(kind(intervals, names.title(method), offset))
+        ours.append(with_intervals(intervals, names.title(method), offset))
         if printed:
             papers = [lead.printed for lead in leads]
             theirs.append(from_paper(papers, label, offset))

@@ -39,7 +39,7 @@ def test_a_curve_stands_at_its_index_or_at_its_names(ax):
 def test_marks_stand_in_lines_with_their_intervals(ax, upright):
     seeds = pd.DataFrame([[0.1, 0.3], [0.5, 0.7]], index=["b", "a"])
     kinds = [
-        forms.kind(forms.over_seeds(seeds, ["a", "c", "b"]), "here", 0.1),
+        forms.with_intervals(forms.over_seeds(seeds, ["a", "c", "b"]), "here", 0.1),
         forms.from_paper([0.4, np.nan, 0.2], "published"),
     ]
     forms.marks(ax, kinds, ["A", "C", "B"], factor=100, upright=upright, level=0.5)

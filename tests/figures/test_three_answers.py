@@ -38,13 +38,16 @@ def test_the_picture_has_a_dot_for_each_way_and_an_interval_for_each_rival():
     assert len(figure.axes) == len(made.NAMES)
     for ax, name in zip(figure.axes, made.NAMES, strict=True):
         own = ROWS[ROWS["data"] == name]
-        dots = [line for line in ax.lines if line.get_marker() == "o"]
-        assert sorted(float(dot.get_xdata()[0]) for dot in dots) == pytest.approx(
-            sorted(own["value"])
-        )
+        *dots, level = ax.lines
+        places = pd.concat([pd.Series(dot.get_xdata()).dropna() for dot in dots])
+        assert sorted(places) == pytest.approx(sorted(own["value"]))
+        assert level.get_xdata()[0] == own["value"].iloc[0]
         rivals = own["low"].notna() & (own["way"] != own["way"].iloc[0])
-        ranges = [line for line in ax.lines if line.get_marker() == "None"]
-        assert len(ranges) == rivals.sum() + 1  # with the recommended way's loss
+        ranges = ax.collections[0].get_segments()
+        assert (
+            sum(len(ends) > 0 and pd.notna(ends).all() for ends in ranges)
+            == rivals.sum()
+        )
         assert ax.get_title().startswith(f"{name}: ")
     plt.close(figure)
 
