@@ -268,7 +268,8 @@ def parse(
         if ended.code:
             text = one_line(output.getvalue())
             text = text.replace("Unrecognized options:", "unexpected words:")
-            raise UsageError(text) from None
+            place = _place_of(text, words, command)
+            raise UsageError(text.replace(" For", f"{place} For", 1)) from None
         raise
     arguments: dict[str, Any] = vars(parsed)
     for group in groups:
@@ -287,6 +288,21 @@ def parse(
         keys = {key: values.pop(key) for key in values.keys() - field_names}
         values["keys"] = RunConfig(**keys)
     return command(**values)
+
+
+def _place_of(text: str, words: Sequence[str], command: type[Command]) -> str:
+    """Return where the first unexpected word belongs, as one more sentence, or an empty text."""
+    unexpected = re.search(r"unexpected words: (\S+?)\.? ", text)
+    if not unexpected or unexpected[1] not in words:
+        return ""
+    word = unexpected[1]
+    place = words.index(word)
+    flag, value = ["", "", *words][place : place + 2]
+    if flag == "--label-column":
+        return f" Join columns by a comma: {flag} {value},{word}."
+    if "--data" in known_flags(command) and "--data" not in words:
+        return f" Name the data: --data {word}."
+    return ""
 
 
 MEANT = {
