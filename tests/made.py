@@ -12,12 +12,17 @@ from fl_core.data.sources import Source
 from fl_core.training.loop import train
 
 
-def mlp(*widths, act=nn.ReLU, seed=0):
-    """Linear layers of these widths with an activation between them, and weights drawn by the seed."""
+def mlp(*widths, act=nn.ReLU, norm=False, seed=0):
+    """Linear layers of these widths with an activation between them, and weights drawn by the seed.
+
+    With ``norm`` batch normalisation follows the first one.
+    """
     torch.manual_seed(seed)
     parts = []
     for width, outputs in pairwise(widths):
         parts += [nn.Linear(width, outputs), act()]
+    if norm:
+        parts.insert(1, nn.BatchNorm1d(widths[1]))
     return nn.Sequential(*parts[:-1])
 
 

@@ -5,8 +5,9 @@ import torch
 
 from diagnostics.measurement import batches
 from tests.conftest import refuses
+from tests.made import normal
 
-X = torch.randn(6, 2, 5, generator=torch.Generator().manual_seed(1))
+X = normal(6, 2, 5, seed=1)
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
 
 

@@ -1,6 +1,7 @@
 """Stable rank, disagreement of outputs, swapped layers and saved features, by definition."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from diagnostics.measure import diagnose, diagnose_features
 from fl_core.run.costs import count_flops
 from tests.conftest import every_other, on_first_use, refuses
+from tests.made import mlp
 
 timm = on_first_use("timm")
 
@@ -19,11 +21,8 @@ X, Y = torch.randn(40, 5), torch.arange(40) % 3
 DATA = {name: (X + k, Y) for k, name in enumerate("abc")}
 
 
-def net():
-    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-
-
-MODELS = {name: net() for name in DATA}
+net = partial(mlp, 5, 8, 3, norm=True)
+MODELS = {name: net(seed=k) for k, name in enumerate(DATA)}
 
 
 def values(metric, **how):
@@ -91,7 +90,7 @@ def test_disagreement_counts_other_predictions():
 
 
 def test_a_swap_is_the_loss_with_the_other_layer():
-    second = {name: net() for name in MODELS}
+    second = {name: net(seed=9 + k) for k, name in enumerate(MODELS)}
     found = values("layer_swap", options={"layer_swap": {"second": second}})
 
     def loss(model, name):

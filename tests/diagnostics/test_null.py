@@ -32,7 +32,7 @@ from fl_core.plan import LayerPlan
 from fl_core.run import runner
 from fl_core.run.restore import load_models
 from tests.conftest import TOY, refuses
-from tests.made import Wired
+from tests.made import Wired, normal
 
 SHUFFLED = [name for name, null in NULLS.items() if null.shuffles]
 SENSITIVITY = "federation_sensitivity"
@@ -317,7 +317,7 @@ def test_an_untrained_model_is_the_one_given_or_draws_its_weights_anew():
         nn.BatchNorm1d(3).requires_grad_(False),
     )
     model.register_buffer("constant", torch.full((2,), 7.0))
-    model(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)) + 5)
+    model(normal(9, 4) + 5)
     before = {name: t.clone() for name, t in model.state_dict().items()}
     fresh = untrained_copy(model, seed=3)
     assert_equal(before, model.state_dict())

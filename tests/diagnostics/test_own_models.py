@@ -13,7 +13,7 @@ import fedlayers as fl
 from fedlayers.cli.app import main
 from fl_core.plan import Evidence, labels_of
 from fl_core.rows import frame, row
-from tests.made import mlp
+from tests.made import mlp, normal
 
 
 def right(sign):
@@ -27,7 +27,7 @@ def right(sign):
 
 
 def samples(sign, seed):
-    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(seed))
+    x = normal(60, 4, seed=seed)
     return x, (sign * x[:, 0] > 0).long()
 
 

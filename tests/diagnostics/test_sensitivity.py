@@ -16,7 +16,7 @@ from fl_core.layers import Layer, layers_of
 from fl_core.training import losses
 from tests.conftest import refuses
 from tests.diagnostics.calls import federation_sensitivity
-from tests.made import Wired, labelled
+from tests.made import Wired, labelled, mlp
 
 CE = losses.build("cross_entropy")
 C = 3
@@ -26,15 +26,7 @@ pair = partial(labelled, 20, dtype=torch.float64)
 
 
 def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Linear(4, 6),
-        nn.BatchNorm1d(6),
-        nn.ReLU(),
-        nn.Linear(6, 5),
-        nn.Tanh(),
-        nn.Linear(5, C),
-    ).double()
+    return mlp(4, 6, 5, C, norm=True, seed=seed).double()
 
 
 def gradients(model, x, y):

@@ -6,10 +6,10 @@ from torch import nn
 
 import fedlayers as fl
 from tests.conftest import refuses
-from tests.made import Wired, mlp
+from tests.made import Wired, mlp, normal
 
 X, Y = (
-    torch.randn(40, 4, generator=torch.Generator().manual_seed(0)),
+    normal(40, 4),
     torch.arange(40) % 3,
 )
 DATA = dict.fromkeys("ab", (X, Y))

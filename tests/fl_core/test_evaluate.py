@@ -23,6 +23,7 @@ from fl_core.errors import NonFiniteError, UsageError
 from fl_core.training import losses
 from fl_core.training.evaluate import BINS, predict, scores
 from tests.conftest import refuses
+from tests.made import normal
 
 CE = losses.build("cross_entropy")
 
@@ -70,7 +71,7 @@ def test_scores_of_classes_are_those_of_scikit_learn(n, n_classes, seen, ties, s
 
 
 def test_one_output_scores_as_its_two_logits_and_the_positive_class_may_be_either():
-    z = torch.randn(50, 1, generator=torch.Generator().manual_seed(0))
+    z = normal(50, 1)
     y = (torch.arange(50) % 5 == 0).long()
     two, bce = torch.cat([torch.zeros_like(z), z], 1), losses.build("bce")
     assert scores(z, y, bce) == scores(z, y, bce, 1)
@@ -84,8 +85,8 @@ def test_one_output_scores_as_its_two_logits_and_the_positive_class_may_be_eithe
 
 
 def test_scores_of_numbers_are_those_of_scikit_learn():
-    z = torch.randn(40, 1, generator=torch.Generator().manual_seed(0))
-    y = z[:, 0] + 0.3 * torch.randn(40, generator=torch.Generator().manual_seed(1))
+    z = normal(40, 1)
+    y = z[:, 0] + 0.3 * normal(40, seed=1)
     found = scores(z, y, losses.build("mae"))
     target, predicted = y.double().numpy(), z[:, 0].double().numpy()
     expected = {

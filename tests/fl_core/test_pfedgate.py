@@ -10,6 +10,7 @@ from torch.func import functional_call
 from fl_core.algorithms.personal_modules import Border
 from fl_core.models.extended import Gate, Gated, SwitchableNorm
 from tests.conftest import network
+from tests.made import normal
 
 SHAPE = (1, 6, 6)
 
@@ -19,10 +20,8 @@ def gated(target=0.5, split=5):
     return Gated(network("norm"), SHAPE, target, split)
 
 
-def images(n, *shape, seed=0):
-    return torch.randn(
-        n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
+def images(*shape, seed=0):
+    return normal(*shape, seed=seed).double()
 
 
 @pytest.mark.parametrize("only", [0, 1, 2])

@@ -14,7 +14,7 @@ from torch import nn
 from fl_core import tree
 from fl_core.tree import preserve_state, set_mode
 from tests.conftest import refuses
-from tests.made import snapshot, wired
+from tests.made import normal, snapshot, wired
 
 
 def random_tree(seed, shape=(3, 5), dtype=torch.float32):
@@ -186,18 +186,12 @@ def test_inner_products_and_other_distances_are_numpys():
 
 @pytest.mark.parametrize("measure", [tree.dot, tree.cosine, tree.distance])
 def test_sums_over_a_tree_do_not_depend_on_the_order_of_its_keys(measure):
-    trees = [
-        {
-            f"t{k}": torch.randn(50, generator=torch.Generator().manual_seed(s + k))
-            for k in range(9)
-        }
-        for s in (0, 50)
-    ]
+    trees = [{f"t{k}": normal(50, seed=s + k) for k in range(9)} for s in (0, 50)]
     turned = [dict(reversed(each.items())) for each in trees]
     assert measure(*trees) == measure(*turned)
 
 
-X = torch.randn(6, 2, 5, generator=torch.Generator().manual_seed(1))
+X = normal(6, 2, 5, seed=1)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from fl_core.training.loop import batch_slices
 from fl_core.training.losses import build
 from fl_core.training.phases import Context, Phase, Training
 from fl_core.training.workspace import Workspace, cut, memory_format
-from tests.made import Wired, trained_by
+from tests.made import Wired, normal, trained_by
 
 CE = build("cross_entropy")
 TRAININGS = {
@@ -261,7 +261,7 @@ def test_where_a_model_is_cut(which):
     found = cut(model)
     assert (None if found is None else len(found[0])) == length
     if found is not None:
-        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+        x = normal(5, 4)
         outputs = []
         for run in (model, nn.Sequential(*found)):
             torch.manual_seed(1)
