@@ -217,7 +217,7 @@ RUNS = {}
 for _network in NETWORKS:
     for _name in ALGORITHMS:
         RUNS[f"{_network}.{_name}"] = SIZED.with_keys(model=_network, algorithm=_name)
-TABLE10 = items.register(Item(
+items.register(Item(
     "fedpft.table10", "Parameters sent a round", RUNS, seeds=1,
     budget="some seconds; nothing is trained", measure=_count, draw=_draw_sent,
 ))  # fmt: skip

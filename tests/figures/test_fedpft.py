@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from figures import training
-from figures.fedpft import counts as fedpft_counts, insides as fedpft
+from figures import items, training
+from figures.fedpft import insides as fedpft
 from fl_core.models.extended import PROMPTS, Prompted, Transform
 from fl_core.seeds import torch_seeded
 
@@ -22,7 +22,7 @@ def test_modules_have_the_published_numbers_and_the_message_is_their_sum(
     file, y = str(tmp_path / "hundred.npz"), np.arange(600) % 100
     x, names = np.zeros((600, 32, 32, 3), np.uint8), np.arange(100).astype(str)
     np.savez(file, x=x, y=y, classes=names)
-    item = fedpft_counts.TABLE10
+    item = items.find("fedpft.table10")
     path = tmp_path / "rows"
     runs = {name: config.with_keys(dataset=file) for name, config in item.runs.items()}
     training.train(replace(item, runs=runs), path)
@@ -39,7 +39,7 @@ def test_modules_have_the_published_numbers_and_the_message_is_their_sum(
     assert counted.loc[("resnet8.fedpft", "extractor"), "parameters"] == 1_232_704
     assert counted.loc[("resnet8.fedpft", ""), "numbers_sent"] == sum(states.values())
     assert counted.loc[("resnet10.fedavg", ""), "numbers_sent"] == 4_911_564 + 51_300
-    stored = fedpft_counts.TABLE10.read(fedpft_counts.TABLE10.path())[1]
+    stored = item.read(item.path())[1]
     same = ["run", "layer", "metric", "value"]
     pd.testing.assert_frame_equal(
         stored[same], frame[same]
