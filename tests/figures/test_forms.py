@@ -35,6 +35,21 @@ def test_a_curve_stands_at_its_index_or_at_its_names(ax):
     assert [tick.get_text() for tick in other.get_xticklabels()] == list("xyz")
 
 
+def test_lines_of_a_frame_have_one_name_and_a_published_range_lies_behind(ax):
+    frame = pd.DataFrame([[1.0, 2.0], [3.0, 4.0]])
+    ends = pd.DataFrame({"low": [0.0, np.nan, 1.0], "high": [1.0, np.nan, 2.0]})
+    bands = [forms.Band(ends, "published")]
+    forms.curves(ax, [forms.Line(frame, "a")], bands=bands, level=2.5)
+    assert sorted(ax.get_legend_handles_labels()[1]) == ["a", "published"]
+    *lines, level = ax.lines
+    assert [list(line.get_ydata()) for line in lines] == [[1, 3], [2, 4]]
+    assert lines[0].get_color() == lines[1].get_color()
+    assert list(level.get_ydata()) == [2.5, 2.5]
+    (band,) = ax.collections
+    assert band.get_zorder() < min(line.get_zorder() for line in lines)
+    assert to_hex(band.get_facecolor()[0]) == to_hex("0.85")
+
+
 @pytest.mark.parametrize("upright", [False, True])
 def test_marks_stand_in_lines_with_their_intervals(ax, upright):
     seeds = pd.DataFrame([[0.1, 0.3], [0.5, 0.7]], index=["b", "a"])
