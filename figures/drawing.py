@@ -105,26 +105,19 @@ class Drawing:
 
 
 def opening(findings: Sequence[Finding]) -> str:
-    """Return the first decided finding of a page, or its first one, and how the others came out.
+    """Return the first finding of a page, and how the others came out.
 
-    >>> opening([Finding("a lies above b", "+0.1 ± 0.5", None), Finding("c lies above d (F1)", "+2.0 ± 0.5", True)])
-    '**Held: c lies above d.** The other expectation is open.'
+    >>> opening([Finding("a lies above b (F1)", "+0.1 ± 0.5", None), Finding("c lies above d", "+2.0 ± 0.5", True)])
+    '**Open: a lies above b.** Our runs do not decide this. The other expectation held.'
     """
     if not findings:
         return ""
-    first = next(
-        (
-            finding
-            for finding in findings
-            if finding.held is not None and not finding.incomparable
-        ),
-        findings[0],
-    )
-    others = Counter(finding.verdict for finding in findings if finding is not first)
+    first, *rest = findings
+    others = Counter(finding.verdict for finding in rest)
     verdict = f"{first.verdict[0].upper()}{first.verdict[1:]}"
     expected = _DETAIL.sub("", first.expected)
-    meaning, rest = _MEANS.get(first.verdict, ""), _of_others(others)
-    return f"**{verdict}: {expected}.**{meaning}{rest}"
+    meaning, came_out = _MEANS.get(first.verdict, ""), _of_others(others)
+    return f"**{verdict}: {expected}.**{meaning}{came_out}"
 
 
 def _of_others(verdicts: Counter[str]) -> str:

@@ -214,7 +214,7 @@ def lead_of(name: str, drawing: Drawing) -> list[str]:
     """Return the lines with which a figure's page and picture begin.
 
     They are the scorecard's lines of the claims that the figure decides. Without any it is the drawing's own lead, or
-    the first decided finding.
+    the first finding.
     """
     findings = [
         (finding.expected, finding.verdict, finding.measured)

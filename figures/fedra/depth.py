@@ -14,7 +14,7 @@ from safetensors.torch import save
 from diagnostics.plots.drawing import MEAN
 from figures import items, page
 from figures.differences import EVALUATIONS, settled
-from figures.drawing import enumeration, opening
+from figures.drawing import enumeration
 from figures.forms import Kind, Line, curves, key_above, marks, sheet
 from figures.items import Drawing, Finding, Item
 from figures.names import title
@@ -211,10 +211,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"The figure fedra.fig4 shows FedRA with k random blocks for every client.{missing_text}"
     )
     findings = _findings(frame, means)
-    lead = opening([finding for finding in findings if finding.incomparable])
     table = final.stack().rename("value").reset_index()
     table = table.rename(columns={"client": "style"})
-    return Drawing(figure, table, caption, findings, _page(final, means), lead)
+    return Drawing(figure, table, caption, findings, _page(final, means))
 
 
 def described(header: Mapping[str, Any]) -> str:

@@ -10,7 +10,6 @@ import pandas as pd
 
 from diagnostics.plots.drawing import COLOURS, set_scale
 from figures import items
-from figures.drawing import opening
 from figures.forms import Band, Line, curves, matrix, sheet
 from figures.items import Drawing, Finding, Item
 from figures.layerwise import (
@@ -156,7 +155,6 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         _medians(
             mean_curves, {"definition": "definition", "published_where": "published"}
         ),
-        opening(findings[:1]),  # by the paper's own numbers
     )
 
 
