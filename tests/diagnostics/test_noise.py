@@ -125,6 +125,7 @@ def test_noise_is_the_trace_of_the_covariance(kind):
             assert made["value"] == pytest.approx(expected, rel=1e-8, abs=1e-14)
             assert share[layer.name]["value"] == made["value"] / made["n_params"]
             assert made["n_samples"] == N
+            assert made["stderr"] == 0  # all samples are there
 
 
 def test_the_estimator_says_how():

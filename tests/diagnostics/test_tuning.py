@@ -30,6 +30,7 @@ from fl_core.statistics import halves
 from fl_core.training import losses
 from fl_core.training.phases import Training
 from tests.conftest import refuses
+from tests.made import Wired
 
 LOSS, TRAINING = losses.build("cross_entropy"), Training(batch_size=8, lr=0.05)
 
@@ -270,14 +271,19 @@ def _infinite():
     return model
 
 
+def _unused():
+    return Wired(lambda m, x: m.net(x), net=network(), other=nn.Linear(3, 3))
+
+
 @pytest.mark.parametrize(
     ("model", "parts", "status"),
     [
+        (_unused(), PARTS, "the layer is not used"),
         (_frozen(), PARTS, "no weight of the layer trains"),
         (_infinite(), PARTS, "not finite"),
         (network(), {k: (s, split(0, 0)) for k, (s, _) in PARTS.items()}, "needs validation samples"),
     ],
-    ids=["frozen", "infinite", "no validation"],
+    ids=["unused", "frozen", "infinite", "no validation"],
 )  # fmt: skip
 def test_what_cannot_be_tuned_has_a_status(model, parts, status):
     rows = METRICS["layer_tuning"](measurement(model, parts), **options(parts))

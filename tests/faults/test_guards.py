@@ -7,6 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from fedlayers.flower import checks
+from fl_core import formats, storage
+from fl_core.data.preprocessing import MOST_LISTED
+from fl_core.run import own_code
+from tests.faults.limited import MEGABYTES, SECONDS
+from tests.faults.test_bombs import TIMES
+from tests.faults.test_matrix import SEEDS
 from tests.mutants.running import copied_tree, write
 
 ROOT = Path(__file__).parents[2]
@@ -233,6 +240,26 @@ def test_each_promise_has_a_guard():
     attacked |= {test.partition("::")[0] for test in attacked}
     for line in promises:
         assert attacked & {*re.findall(r"`(tests/[^`]+)`", line)}, line
+
+
+def test_the_page_has_the_bounds_of_the_code():
+    """So has each of its numbers but those of the fuzz, which their own test counts."""
+    page = (ROOT / "SECURITY.md").read_text().partition("## Not promised")[0]
+    bounds = [
+        f"at most {MEGABYTES} MB and {SECONDS} s",
+        f"at {TIMES} times the file or {MEGABYTES} MB",
+        f"to {storage.RATIO} times their bytes or {storage.UNPACKED / 1e6:.0f} MB",
+        f"{storage.UNPACKED_VARIABLE}=6e9",
+        f"at most {formats.SCANS} scans",
+        f"{len(SEEDS)} drawn files",
+        f"sizes of at most {own_code._LARGE:,}",
+        f"at most {MOST_LISTED:,} words",
+        f"to {checks.CLIP:.0f} times the median norm",
+    ]
+    for bound in bounds:
+        assert page.count(bound) == 1, bound
+        page = page.replace(bound, "")
+    assert len(re.findall(r"(?<![\w.])[0-9][0-9,]+", page)) == 3
 
 
 @pytest.fixture(scope="module")

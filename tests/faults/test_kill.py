@@ -51,6 +51,24 @@ MOMENTS = {
     "three times": [["in round", 2, 0.02], ["in rows", 3], ["before file", 10]],
 }
 
+
+def drawn_moments(count, seed):
+    """Return so many moments by a seed: at any file, in the rows of any round, or within a round."""
+    draw, moments = random.Random(seed), {}
+    while len(moments) < count:
+        where = draw.choice(["before file", "after file", "in rows", "in round"])
+        moment = [where, draw.randint(1, FILES[1])]
+        if where == "in rows":
+            moment = [where, draw.randint(1, ROUNDS)]
+        elif where == "in round":
+            delay = round(draw.uniform(0, 0.04), 3)
+            moment = [where, draw.randrange(ROUNDS - 2), delay]
+        moments[f"drawn: {moment}"] = [moment]
+    return moments
+
+
+DRAWN = drawn_moments(40, seed=40)
+
 QUICK = ("before the first rows", "three times")
 
 
@@ -209,7 +227,7 @@ def cases_of(names):
         name: {"algorithm": name, "workers": 0, "moments": []}
         for name in ("playerfl", "ditto")
     }
-    for index, (name, moments) in enumerate(MOMENTS.items()):
+    for index, (name, moments) in enumerate((MOMENTS | DRAWN).items()):
         if name in names:
             cases[name] = {
                 "algorithm": ("playerfl", "ditto")[index % 6 == 3],
@@ -260,6 +278,14 @@ def test_ends_with_the_same_bytes(quick, name):
 @pytest.mark.parametrize("name", MOMENTS)
 def test_ends_with_the_same_bytes_at_every_moment(happened, name):
     check_same(happened[name], happened[happened[name]["algorithm"]])
+
+
+@pytest.mark.slow
+def test_forty_kills_at_drawn_moments_end_with_the_same_bytes(tmp_path):
+    happened = nursed(cases_of(DRAWN), tmp_path)
+    for name in DRAWN:
+        check_same(happened[name], happened[happened[name]["algorithm"]])
+    assert len({happened[name]["checkpoints"][0] for name in DRAWN}) >= 5
 
 
 @pytest.mark.slow

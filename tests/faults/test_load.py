@@ -145,11 +145,11 @@ def test_five_thousand_rounds_resume_to_the_same_bits(tmp_path):
         "batch_size": 512,
     }
     config = RunConfig(**keys, rounds=5000, model="linear", checkpoint_every=4900)
-    whole = runner.run(config, tmp_path / "whole", progress=False)
-    runner.run(config, tmp_path / "cut", progress=False, until=4900)
-    cut = runner.resume(tmp_path / "cut", progress=False)
+    whole = runner.run(config, tmp_path / "whole/run", progress=False)
+    runner.run(config, tmp_path / "cut/run", progress=False, until=4900)
+    cut = runner.resume(tmp_path / "cut/run", progress=False)
     assert whole.done == cut.done == 5000
-    assert contents(tmp_path / "whole") == contents(tmp_path / "cut")
+    assert contents(tmp_path / "whole/run") == contents(tmp_path / "cut/run")
 
 
 MANY = """
@@ -181,11 +181,10 @@ def many(count):
 
 
 @pytest.mark.slow
-def test_many_clients_take_time_and_memory_in_proportion():
-    """From 2,000 to 16,000 clients. 100,000 clients take less than 3 GB at this rate."""
-    (few, small), (most, large) = many(2_000), many(16_000)
-    exponent = math.log(most / few) / math.log(8)
-    print(f"exponent {exponent:.3f}")
-    assert exponent < 1.15  # 1.05 on a machine that does nothing else
-    a_client = (large - small) / 14_000
-    assert small + 98_000 * a_client < 3e9
+def test_100_000_clients_take_time_and_memory_in_proportion():
+    """Ten times as many clients take ten times as long, and less than 3 GB. It takes seven minutes."""
+    (few, _), (most, peak) = many(10_000), many(100_000)
+    exponent = math.log10(most / few)
+    print(f"exponent {exponent:.3f}, {peak / 1e9:.2f} GB")
+    assert exponent < 1.1  # 1.03 on a busy machine of two cores
+    assert peak < 3e9

@@ -19,6 +19,7 @@ from fedlayers.flower.clients import Sites
 from fedlayers.flower.federation import federated, read_keys
 from fedlayers.flower.server_app import ServerFile, federate
 from fedlayers.flower.site import States
+from fl_core.algorithms import base
 from fl_core.algorithms.base import Round, State
 from fl_core.errors import CorruptError, DivergedError, UsageError
 from fl_core.records.store import Run
@@ -291,6 +292,34 @@ def test_a_lie_that_is_possible_is_noted_and_can_be_clipped(tmp_path):
         grid.change = forged("query.clipped", lie_of_moments(row, 1e6))
         with pytest.warns(UserWarning, match="'west': the mean of age"):
             over_sites(tmp_path / f"moment{row}", grid, rounds=1)
+
+
+def reply(meta=1.0, **trees):
+    """Return a reply with a model, another tree, and a number."""
+    trees = {"model": {"a": torch.ones(2)}, "variates": {"a": torch.ones(2)}} | trees
+    return SimpleNamespace(message=base.Message(trees, {"loss": meta}))
+
+
+OTHER_FORMS = {
+    "tensor a of variates": reply(variates={"a": torch.ones(3)}),
+    "tensor b of variates": reply(variates={"a": torch.ones(2), "b": torch.ones(1)}),
+    "tree more": reply(more={}),
+    "meta loss": reply(meta="much"),
+}
+
+
+@pytest.mark.parametrize("place", OTHER_FORMS)
+def test_a_reply_of_another_form_is_refused_by_name(place):
+    """Of a model each client can be asked for other tensors."""
+    honest = {"a": reply(), "b": reply(model={"b": torch.ones(5)})}
+    form = checks.check_forms(honest, {})
+    assert checks.check_forms({**honest, "c": SimpleNamespace(message=None)}, form) == form  # fmt: skip
+    with refuses(f"site 'c': .* as '{place}'"):
+        checks.check_forms({**honest, "c": OTHER_FORMS[place]}, {})
+    with refuses(f"site 'c': .* as '{place}'"):  # as the last round's
+        checks.check_forms({"c": OTHER_FORMS[place], "a": reply()}, form)
+    with refuses("must have one form at all sites; got 2 forms at a, c"):
+        checks.check_forms({"a": reply(), "c": OTHER_FORMS[place]}, {})
 
 
 def test_an_update_may_be_a_thousand_times_the_median(monkeypatch):

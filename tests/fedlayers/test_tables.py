@@ -30,7 +30,9 @@ def scored(n):
 @pytest.mark.parametrize("n", [1, 8, 9])
 def test_scores_of_many_clients_are_condensed(n):
     text = scores_text(scored(n), 3)
-    assert text.startswith("test split, round 3")
+    title, *_ = text.splitlines()
+    assert title.startswith("test split, round 3")
+    assert ("all: their mean, weighted by training samples" in title) == (n > 1)
     assert "9.0" not in text
     which = dict.fromkeys(range(n), "")
     if n > 8:

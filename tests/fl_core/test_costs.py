@@ -140,11 +140,16 @@ def test_flops_of_a_perceptron_by_hand():
 
 @pytest.mark.parametrize(
     "name",
-    ["fedavg", "ditto", "fedper", "fedrep", "fedbabu", "vanilla", "anti", "playerfl"],
+    [
+        *("fedavg", "ditto", "fedper", "fedrep", "fedbabu", "vanilla", "anti"),
+        *("playerfl", "inclusivefl"),
+    ],
 )
 def test_costs_of_rounds_are_what_a_run_records(name):
+    """Clients of little depth compute and send their blocks alone."""
     plan = LayerPlan.prefix(LAYERS, 2) if name == "playerfl" else None
-    played = play(algorithm=name, plan=plan)
+    options = {"depths": (3, 2, 1, 1)} if name == "inclusivefl" else {}
+    played = play(algorithm=name, plan=plan, options=options)
     costs = cost_steps({"a": played.task, "b": played.task})
     assert costs["run"].tolist() == [*"aaabbb"]
     flops, down, up, steps = (

@@ -53,6 +53,20 @@ def _registered(monkeypatch):
     monkeypatch.setitem(base.ALGORITHMS._members, Failing.name, Failing)
 
 
+def test_a_message_arrives_at_both_ends():
+    child = Child.__new__(Child)
+    child.link, theirs = socket.socketpair()
+    child.stream, child.last, stream = stream_of(child.link), None, stream_of(theirs)
+    child.send(("a", torch.arange(3)))
+    name, numbers = receive(stream)
+    assert (name, numbers.tolist()) == ("a", [0, 1, 2])
+    send(stream, ("b", numbers + 1))
+    name, numbers = child.receive()
+    assert (name, numbers.tolist()) == ("b", [1, 2, 3])
+    child.close()
+    theirs.close()
+
+
 @pytest.fixture(scope="module")
 def workers():
     """Two processes for all tests, since new ones start slowly."""

@@ -24,7 +24,11 @@ def test_the_base_stays_with_its_statistics_and_is_counted_once(tmp_path):
     """It is not stored. So a model with another one is refused."""
     start, model = network("norm"), network("norm")
     result = fl.run(ADAPTED, tmp_path / "run", data=TOY, model=model)
-    base = tree.frozen_base(result.engine.clients.client_runner.workspace.model)
+    adapted = result.engine.clients.client_runner.workspace.model
+    base = tree.frozen_base(adapted)
+    layers = result.engine.algorithm.task_info.layers
+    trained = [name for layer in layers for name in layer.tensors]
+    assert sorted(trained) == sorted(tree.named_tensors(adapted))
     for name, tensor in base.items():
         assert torch.equal(start.state_dict()[name.replace(".base_layer", "")], tensor)
     rows = result.to_frame()

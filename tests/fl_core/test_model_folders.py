@@ -29,10 +29,13 @@ OTHERS = {
     "mistral": {"num_key_value_heads": 2},
     "qwen2": {"rope_theta": 700.0, "num_key_value_heads": 1},
     "modernbert": {"cls_token_id": 1, "sep_token_id": 2},
+    "gemma2": {"head_dim": 8, "num_key_value_heads": 1},
+    "xlnet": {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 16},
 }
 NAMES = (
     *("bert", "distilbert", "roberta", "xlm-roberta", "electra", "albert", "mpnet"),
     *("deberta-v2", "gpt2", "llama", "mistral", "qwen2", "modernbert"),
+    *("gemma2", "gpt_neox", "xlnet"),
 )
 
 

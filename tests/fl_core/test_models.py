@@ -254,3 +254,13 @@ def test_tied_weights_may_be_stored_once_or_twice(tmp_path):
     for wrong, says in ((neither, r"a\.weight"), (unequal, r"'a\.weight'.*'b\.w")):
         with refuses(says):
             started("mine:Tied", (4,), save(path, wrong))
+
+
+def test_the_seed_is_0_where_none_is_given():
+    plain, same, other = (
+        models.build("mlp", (4,), 2, **seed).state_dict()
+        for seed in ({}, {"seed": 0}, {"seed": 1})
+    )
+    for name, values in plain.items():
+        assert torch.equal(values, same[name])
+    assert not all(torch.equal(values, other[name]) for name, values in plain.items())

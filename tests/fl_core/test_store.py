@@ -7,8 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from fl_core import rows, tree
+from fl_core import rows, storage, tree
 from fl_core.algorithms.base import State
+from fl_core.errors import CorruptError
 from fl_core.records import writing
 from fl_core.records.store import Checkpoint, Run
 from fl_core.storage import Folder
@@ -279,3 +280,25 @@ def test_meta_that_is_no_json(begun):
     with pytest.raises(ValueError, match="JSON compliant"):
         begun.checkpoint(Checkpoint(1, State({}, {"x": float("nan")}), {}, {}))
     assert begun.run.rounds == []
+
+
+SIGNED = storage.sign({"rounds": 3, "name": "a"})
+
+
+def test_signed_json_is_read_with_its_own_bytes_alone(tmp_path):
+    folder = Folder(tmp_path)
+    folder.write("a.json", SIGNED)
+    assert folder.read_signed("a.json") == {"rounds": 3, "name": "a"}
+    digest = storage.sha(b"")
+    for changed in (
+        SIGNED.replace(b"3", b"4"),
+        SIGNED.replace(b" ", b"  "),
+        SIGNED + b"\n",
+        storage.json_bytes({"rounds": 3, "name": "a", "sha256": digest}),
+    ):
+        folder.write("a.json", changed)
+        with refuses("do not match its digest", CorruptError):
+            folder.read_signed("a.json")
+    folder.write("a.json", storage.json_bytes({"rounds": 3}))
+    with refuses("it has no digest", CorruptError):
+        folder.read_signed("a.json")

@@ -23,6 +23,7 @@ LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 QWEN = LLAMA.replace(r"\p{N}{1,3}", r"\p{N}")
 GPT_4O = "|".join([
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -89,7 +90,39 @@ def t5():
     return made
 
 
+def roberta():
+    made = byte_level(GPT_2, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    made.post_processor = library.processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return made
+
+
+def gemma():
+    made = library.Tokenizer(library.models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))  # fmt: skip
+    made.normalizer = library.normalizers.Replace(" ", "▁")
+    made.pre_tokenizer = library.pre_tokenizers.Split("▁", "merged_with_previous")
+    marks = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    trainer = library.trainers.BpeTrainer(vocab_size=200, special_tokens=marks, show_progress=False)  # fmt: skip
+    made.train_from_iterator(TEXTS, trainer)
+    made.post_processor = library.processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 2)]
+    )
+    return made
+
+
+def albert():
+    made = t5()
+    steps = library.normalizers
+    quotes = [steps.Replace("``", '"'), steps.Replace("''", '"')]
+    made.normalizer = steps.Sequence([*quotes, steps.NFKD(), steps.StripAccents(), steps.Lowercase()])  # fmt: skip
+    parts = library.pre_tokenizers
+    made.pre_tokenizer = parts.Sequence([parts.WhitespaceSplit(), parts.Metaspace()])
+    return made
+
+
 KINDS = {
+    "RoBERTa": (roberta, 1),
+    "Gemma": (gemma, 0),
+    "ALBERT": (albert, 0),
     "Llama 3": (lambda: byte_level(LLAMA, ["<|begin_of_text|>", "<|end_of_text|>"], "<|begin_of_text|>"), 1),
     "Llama 2": (llama_2, 2),
     "Qwen": (lambda: byte_level(QWEN, ["<|endoftext|>"], normalizer=library.normalizers.NFC()), 0),

@@ -1,16 +1,25 @@
 """Run each stored mutant against the tests that reach it: ``make mutants``.
 
-A mutant is one small change of one function. It is killed if a test fails. Its state is stored next to it. The exit
-code is 1 if a mutant lives that was killed before.
+A mutant is one small change of one function. It is killed if a test fails. Its state is stored next to it. One whose
+code is gone is removed. The exit code is 1 if a mutant lives that was killed before.
 """
 
 import argparse
+import subprocess
 import sys
 from contextlib import ExitStack
 from itertools import islice
 
-from tests.mutants.changes import draw
-from tests.mutants.running import copied_tree, exists, load, reach, run_all, store
+from tests.mutants.changes import PACKAGES, draw
+from tests.mutants.running import (
+    ROOT,
+    copied_tree,
+    exists,
+    load,
+    reach,
+    run_all,
+    store,
+)
 
 
 def main():
@@ -26,6 +35,11 @@ def main():
     )
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument(
+        "--since",
+        metavar="COMMIT",
+        help="draw from files that changed since a commit, next to the stored",
+    )
+    parser.add_argument(
         "--reach",
         action="store_true",
         help="first find the tests of survivors again, and of those that lost some",
@@ -33,10 +47,18 @@ def main():
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
     asked = parser.parse_args()
     if asked.draw:
+        files, stored = None, []
+        if asked.since:
+            command = ["git", "diff", "--name-only", asked.since, "--", *PACKAGES]
+            changed = subprocess.run(
+                command, cwd=ROOT, capture_output=True, text=True, check=True
+            )
+            files, stored = changed.stdout.splitlines(), load()
         with copied_tree() as tree:
-            mutants = list(islice(draw(tree, asked.seed), asked.draw * 4 // 3))
+            mutants = list(islice(draw(tree, asked.seed, files), asked.draw * 4 // 3))
             reach(mutants, tree)
-        store([mutant for mutant in mutants if mutant.tests][: asked.draw])
+        reached = [mutant for mutant in mutants if mutant.tests]
+        store(stored + reached[: asked.draw])
         return 0
     mutants = load()
     if asked.reach:
@@ -59,7 +81,7 @@ def main():
         good = run_all(
             mutants, [stack.enter_context(copied_tree()) for _ in range(asked.jobs)]
         )
-    store(mutants)
+    store([mutant for mutant in mutants if mutant.state != "gone"])
     return 0 if good else 1
 
 

@@ -104,7 +104,8 @@ def run(mutant, tree):
     """Return a mutant's state, and the test that failed.
 
     A mutant is killed or survived. It is gone if its code is no longer there, and untested if none of its tests is.
-    It is stopped if its tests took too long or were ended from outside: that shows nothing.
+    It is stopped if its tests took too long or were ended from outside: that shows nothing. Its file is where its code
+    stands today.
     """
     found = mutant.find(tree)
     if found is None:
@@ -113,6 +114,7 @@ def run(mutant, tree):
     if not tests:
         return "untested", ""
     path, source, function = found
+    mutant.file = path.relative_to(tree).as_posix()
     if ">>> " in source:
         module = mutant.file.removesuffix(".py").replace("/", ".")
         tests.append(f"{EXAMPLES}[{module}]")
