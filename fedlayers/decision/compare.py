@@ -201,8 +201,9 @@ def table_of(
     """Return the table of losses of trained runs, their rows, and why runs have no score, by name.
 
     Args:
-        score: that ranks. ``split``: the samples that it is of; others are not read.
-        failed: why runs have no result, by name. With it a run without a finite score is one of them, too.
+        score: the score that ranks the runs.
+        split: the split whose samples are scored. Others are not read.
+        failed: {run: why it has no result}. If given, runs without a finite score join them.
         baselines: add the simple models (:mod:`fedlayers.decision.simple`).
 
     Warns:

@@ -130,10 +130,13 @@ def group_sums(
     client: str,
     ways: Sequence[tuple[Predictor, Calibration]],
 ) -> dict[str, Any]:
-    """Return the number of a client's groups in a split, and sums and products over them of the ways' losses.
+    """Return what intervals over groups need of a client: sums of its groups' losses, and of their products.
+
+    A group has K + 1 numbers: its weighted loss by each of K ways, and its weight.
 
     Returns:
-        ``draws``, ``sums`` [K + 1] of weighted losses and last of weights, and ``products`` [K + 1, K + 1].
+        ``draws``, the number of groups; ``sums`` [K + 1] of these numbers over the groups; and ``products``
+        [K + 1, K + 1], the sums over groups of each number times each.
     """
     size = len(ways) + 1
     if client not in losses.labels[split]:

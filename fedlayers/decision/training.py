@@ -361,12 +361,12 @@ def rates_of(
     ()
 
     Args:
-        default: The rate that the configuration has without a search.
-        count: Asked for; 0 for none, None for the default.
-        from_python: Whether the data are, in place of the configuration's.
+        default: the rate of the configuration without a search.
+        count: number of rates to try, or 0 for no search. None: the default number.
+        from_python: whether the data come from Python, in place of the configuration's.
 
     Raises:
-        UsageError: Fewer than two, or more than there are.
+        UsageError: ``count`` is 1, or more than there are rates.
     """
     if count is not None and count and not 2 <= count <= len(FACTORS):
         raise UsageError(

@@ -301,10 +301,10 @@ class PLayerFL(FedPer):
         return None
 
     def measured(self, update: Update) -> dict[str, Any]:
-        """Return a client's measurement.
+        """Return the importance of each layer as a client has measured it, checked.
 
         Raises:
-            UsageError: it is not one of this model's layers. Names the client.
+            UsageError: a layer or a number is not possible. The message names the client.
         """
         measured: Any = update.message.meta.get(MEASURED)
         form = {"layers": [str], "importance": [(NUMBER, None)]}

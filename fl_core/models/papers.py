@@ -285,7 +285,7 @@ class WordCounts(nn.Module):
 def linear(shape: Shape, n_classes: int, *, counts: Size | None = None) -> Layered:
     """One linear layer; tables, images (averaged down to 32 x 32), texts (counts of words).
 
-    - ``counts``: of a text, at most. Several words share one then. By default each word has its own.
+    - ``counts``: the largest number of counts of a text, which words share then. By default each word has its own.
     """
     features: nn.Module = nn.Flatten()
     size = math.prod(shape)
