@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fl_core import models
 from fl_core.models.folders import CODE, from_transformers
 from fl_core.models.tokens import Tokenizer, TokenShape
 from tests.conftest import on_first_use, refuses
@@ -200,3 +201,12 @@ def test_weights_that_are_too_few_are_refused(made, tmp_path):
     (folder / "config.json").symlink_to("/dev/zero")
     with refuses("no regular file"):
         build(folder)
+
+
+def test_a_model_whose_pass_fails_is_one_line(made, tmp_path):
+    """Its configuration is sound in itself, and no length of texts fits to it."""
+    folder = edit(made, tmp_path, {"chunk_size_feed_forward": LENGTH + 1})
+    shape = TokenShape((LENGTH,), WORDS, Tokenizer(str(folder), "", WORDS, PAD, LENGTH))
+    with refuses("chunked") as refused:
+        models.build(f"hf:{folder}", shape, 3)
+    assert "\n" not in str(refused.value)
