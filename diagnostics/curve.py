@@ -135,7 +135,13 @@ def curve_of(
             sizes are missing, fewer than two layers are in use, or a layer without weights has no value.
         RunError: another layer has no value at a client. The message gives the row's status.
     """
+    whole_network = metric in {*table["metric"]}
     table, again = split_resamples(table[table["layer"] != ""])
+    if table.empty and whole_network:
+        raise UsageError(
+            f"the metric must have values of layers for a rule; got {metric}, which has one of the whole network. "
+            "Choose another metric."
+        )
     if table.empty:
         raise UsageError(
             "rows must be of a diagnosis, with values of layers; got none, as in a run's scores. "

@@ -1,12 +1,15 @@
 """How good the plans of a rule are: points of accuracy that they lose to the best of all subsets of layers.
 
 ``truth.csv`` has the test accuracy of every subset of layers of small federations, by federation and seed
-(``python -m figures.decision.truth``). So a plan is scored by looking it up, and no plan is trained.
+(``python -m figures.decision.truth``). Of a network with adapters it has the plans of :func:`cuts_and_parts`. So a plan
+is scored by looking it up, and no plan is trained.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -37,6 +40,8 @@ PUBLIC = (
     "fashion_outlier",
 )
 """Federations for those who develop a rule. The others are held out: they alone say that a rule beats a constant."""
+ADAPTED = ("tweets_adapters",)
+"""Federations of a pretrained network with adapters. It has too many layers for all subsets."""
 LEAST_SOURCES = 3
 """Sources of data below which there is no interval with a source as unit."""
 
@@ -222,10 +227,58 @@ def truth_of(federation: str, seed: int) -> Truth | None:
         return None
     longest = part.loc[part["shared"].str.count(r"\+").idxmax(), "shared"]
     layers = tuple(longest.split("+"))
-    if len(part) != 2 ** len(layers):
+    if {*part["shared"]} != {
+        key_of(plan, layers) for plan in plans_of(federation, layers)
+    }:
         return None
     accuracy = dict(zip(part["shared"], part["accuracy"], strict=True))
     return Truth(federation, seed, layers, accuracy)
+
+
+def plans_of(federation: str, layers: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the plans of a federation that the table has."""
+    if federation in ADAPTED:
+        return cuts_and_parts(layers)
+    return subsets(layers)
+
+
+def subsets(layers: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return all subsets of the layers, the smallest first.
+
+    >>> subsets(["a", "b"])
+    [(), ('a',), ('b',), ('a', 'b')]
+    """
+    sizes = range(len(layers) + 1)
+    sized = (itertools.combinations(layers, size) for size in sizes)
+    return [*itertools.chain.from_iterable(sized)]
+
+
+def cuts_and_parts(layers: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the plans of a network with adapters, whose blocks have the layers ``NAME.lora_A`` and ``NAME.lora_B``.
+
+    These are the cuts from both ends, each layer local, and each block shared or local.
+
+    >>> len(cuts_and_parts(["a.lora_A", "a.lora_B", "b.lora_A", "b.lora_B", "head"]))
+    15
+    """
+    names = [*layers]
+    plans = [tuple(names[:count]) for count in range(len(names) + 1)]
+    plans += [tuple(names[count:]) for count in range(1, len(names))]
+    grouped = itertools.groupby(names, block_of)
+    blocks = [tuple(block) for _, block in grouped]
+    local = [*[(name,) for name in names], *blocks]
+    plans += blocks
+    plans += [tuple(name for name in names if name not in part) for part in local]
+    return [*dict.fromkeys(plans)]
+
+
+def block_of(layer: str) -> str:
+    """Return the name of the layer whose adapters a layer has; its own without adapters.
+
+    >>> block_of("blocks.0.lora_A"), block_of("head")
+    ('blocks.0', 'head')
+    """
+    return re.sub(r"\.lora_[AB]$", "", layer)
 
 
 def known_seeds(federation: str) -> list[int]:

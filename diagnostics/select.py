@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
@@ -119,7 +119,9 @@ class Rule:
             list(values),
             **{name: arguments[name] for name in self.takes if name in arguments},
         )
-        if isinstance(answer, Sequence) and not isinstance(answer, str):
+        if hasattr(answer, "tolist"):  # of NumPy or torch
+            answer = answer.tolist()
+        if isinstance(answer, Collection) and not isinstance(answer, str):
             unknown = [name for name in answer if name not in names]
             if not answer or unknown:
                 unknown_names = listing(map(str, unknown)) or "none"

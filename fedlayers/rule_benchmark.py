@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import pandas as pd
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS
 from diagnostics.regret import (
+    ADAPTED,
     COLUMNS,
     Regret,
     federations as stored,
@@ -20,7 +22,7 @@ from diagnostics.regret import (
     line_of,
     truth_of,
 )
-from diagnostics.select import RULES, select
+from diagnostics.select import RULES, curve_rule, select
 from fedlayers.runs import run
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import (
@@ -36,6 +38,10 @@ from fl_core.plan import LayerPlan
 if TYPE_CHECKING:
     from fedlayers.run_result import RunResult
 
+BASE, ADAPTERS = "tweets_base", "lora:r=4"
+"""The dataset that pretrains the base of adapters, and the adapters."""
+OPTIONS = ("k", "threshold", "variant")
+"""Arguments of ``select`` that ``regret`` takes."""
 SEEDS = 3
 """Seeds of each federation by default."""
 
@@ -52,8 +58,8 @@ def regret(
     """Score a rule on federations whose plans are all known. Return the points that its plans lose.
 
     Each federation trains FedAvg for some rounds. The metric is measured, the rule names layers, and the plan's test
-    accuracy is looked up in a stored table of all subsets of layers. No plan is trained. Equal calls give equal
-    numbers.
+    accuracy is looked up in a stored table of all subsets of layers, or of cuts and parts of a network with adapters.
+    No plan is trained. Equal calls give equal numbers.
 
     >>> import fedlayers as fl
     >>> found = fl.regret(lambda run: ["fc1", "fc2"], federations=["known_labels"], seeds=1)
@@ -66,12 +72,14 @@ def regret(
         metric: what the rule reads. Default for a rule by name: federation sensitivity.
         rounds: rounds that are trained before the measurement.
         federations: their names. Default: all of the table whose samples are here. Those that need files are left
-            out by name if there is no data root.
+            out by name if there is no data root. So are those whose files are not below it.
         seeds: the first seeds of each federation.
-        options: arguments of :func:`select <diagnostics.select.select>`, such as ``k`` or ``threshold``.
+        options: ``k``, ``threshold`` and ``variant`` of :func:`select <diagnostics.select.select>`. A rule that takes
+            ``null`` gets the null of permuted labels.
 
     Raises:
-        UsageError: a rule, metric or federation is unknown, or a number is below 1.
+        UsageError: a rule, metric, federation or option is unknown, the rule does not decide by itself, or a number is
+            below 1.
     """
     for name, count in (
         ("rounds", rounds),
@@ -79,6 +87,8 @@ def regret(
         ("k", options.get("k", 1)),
     ):
         check_value(name, count, at_least(1))
+    for name in options:
+        check_known("option of regret", name, OPTIONS)
     names = [
         check_known("federation of the table", name, stored())
         for name in as_list("federations", federations, empty=True)
@@ -90,7 +100,8 @@ def regret(
     metric = METRICS[metric or "federation_sensitivity"].name
     chosen, title = "", getattr(rule, "__name__", "rule")
     if isinstance(rule, str) or metric_given:
-        chosen = rule_name(rule)
+        chosen = curve_rule(rule_name(rule)).name
+        nulls = ("labels",) if "null" in RULES[chosen].takes else ()
         title = f"{RULES[chosen].name} of {metric} after {plural(rounds, 'round')}"
         if not METRICS[metric].differs:
             title += (
@@ -102,11 +113,13 @@ def regret(
             truth = truth_of(name, seed)
             assert truth is not None  # by known_seeds
             with TemporaryDirectory() as folder:
-                trained = measured_run(name, seed, rounds, folder)
                 try:
+                    trained = measured_run(name, seed, rounds, folder)
                     if isinstance(rule, str) or metric_given:
                         # a stored run has the clients' models, which differ
-                        report = diagnose(trained, metrics=[metric], progress=False)
+                        report = diagnose(
+                            trained, metrics=[metric], null=nulls, progress=False
+                        )
                         plan = select(report, chosen, metric=metric, **options)
                         shared = plan.shared
                     else:
@@ -118,6 +131,25 @@ def regret(
     return Regret(title, pd.DataFrame(lines, columns=[*COLUMNS]), left_out)
 
 
+def start_of(federation: str) -> dict[str, Any]:
+    """Return what a run on a federation of the table starts from: for adapters a base, which is trained first.
+
+    >>> start_of("heart")
+    {}
+    """
+    if federation in ADAPTED:
+        return {"init": f"{pretrained().name}/base", "adapt": ADAPTERS}
+    return {}
+
+
+@cache
+def pretrained() -> TemporaryDirectory[str]:
+    """Return a folder with a run of the base, made once a process. The folder goes with the process."""
+    folder = TemporaryDirectory()
+    run(dataset=BASE, algorithm="fedavg", out=f"{folder.name}/base", progress=False)
+    return folder
+
+
 def measured_run(federation: str, seed: int, rounds: int, out: str) -> RunResult:
     """Return a run of FedAvg on a federation of the table, which a rule is asked about."""
     return run(
@@ -127,6 +159,7 @@ def measured_run(federation: str, seed: int, rounds: int, out: str) -> RunResult
         seed=seed,
         out=out,
         progress=False,
+        **start_of(federation),
     )
 
 
@@ -165,7 +198,9 @@ def layers_named(rule: Callable[..., Any], trained: RunResult) -> tuple[str, ...
     answer = rule(trained)
     if isinstance(answer, LayerPlan):
         return answer.shared
-    if isinstance(answer, str) or not isinstance(answer, Sequence) or not answer:
+    if hasattr(answer, "tolist"):  # of NumPy
+        answer = answer.tolist()
+    if isinstance(answer, str) or not isinstance(answer, Collection) or not answer:
         raise UsageError(
             f"the function must return names of shared layers or a plan; got {answer!r}."
         )

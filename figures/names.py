@@ -73,6 +73,7 @@ NETWORKS = {
     "pfedla_cnn": "pFedLA's CNN",
     "resnet8": "ResNet-8",
     "scheduling_cnn": "the schedules' CNN",
+    "text_blocks": "a transformer of four blocks",
     "text_transformer": "a small transformer",
 }
 

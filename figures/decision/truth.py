@@ -1,5 +1,7 @@
 """Train all subsets of layers of small federations, and store how good each plan is: the truth of ``fl.regret``.
 
+Of a network with adapters it trains cuts and parts (:func:`diagnostics.regret.cuts_and_parts`).
+
 Each row of ``diagnostics/truth.csv`` is one federation, seed and plan: accuracy in percent and calibrated log loss on
 test samples, after the fine-tuning that is best on validation samples. Rows that exist are not made again, so the
 command can be stopped and started: ``python -m figures.decision.truth --hours 1``.
@@ -10,10 +12,8 @@ The learning rate comes from two other seeds, with all layers shared. A run that
 from __future__ import annotations
 
 import csv
-import itertools
 import math
 import time
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +22,10 @@ import tyro
 from torch import Tensor
 
 import fedlayers as fl
-from diagnostics.regret import TRUTH, read_truth
+from diagnostics.regret import TRUTH, plans_of, read_truth
 from diagnostics.tuning.copies import EPOCHS, Held, Tuner
 from diagnostics.tuning.profile import every
+from fedlayers.rule_benchmark import start_of
 from fl_core import tree
 from fl_core.data.named.known import KINDS
 from fl_core.errors import NonFiniteError, RunError
@@ -44,12 +45,15 @@ SEEDS = {
     "heart": 5,
     "activity": 5,
     **{f"fashion_{kind}": 3 for kind in KINDS},
+    "tweets_adapters": 2,
 }
 """Federations, and the seeds of each, from 0."""
 RATE_SEEDS = (100, 101)
 """Seeds that choose the learning rate. No row has them."""
 RATES = (1.0, 3.0, 10.0)
 """Rates that are tried, times the dataset's."""
+LATE = 1000
+"""Rounds between evaluations: none before the last round, which alone is read."""
 COLUMNS = ("federation", "seed", "shared", "lr", "accuracy", "loss", "seconds")
 
 
@@ -63,7 +67,9 @@ class Score(NamedTuple):
 
 def task_of(name: str, seed: int, lr: float | None = None) -> Task:
     """Return the task of a federation, which trains to the last round."""
-    keys: dict[str, Any] = {} if lr is None else {"lr": lr}
+    keys: dict[str, Any] = {"eval_every": LATE, **start_of(name)}
+    if lr is not None:
+        keys["lr"] = lr
     config = fl.RunConfig(
         dataset=name, algorithm="fedper", seed=seed, patience=0, **keys
     )
@@ -156,16 +162,6 @@ def rate_of(name: str) -> float:
     return min(losses, key=losses.__getitem__)
 
 
-def subsets(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield all subsets of the layers, the smallest first.
-
-    >>> [*subsets(("a", "b"))]
-    [(), ('a',), ('b',), ('a', 'b')]
-    """
-    for size in range(len(names) + 1):
-        yield from itertools.combinations(names, size)
-
-
 def main(hours: float = 6.0, name: str = "") -> None:
     """Train the plans without a row.
 
@@ -189,7 +185,7 @@ def main(hours: float = 6.0, name: str = "") -> None:
             if seed >= count or not federation.startswith(name):
                 continue
             names = tuple(layer.name for layer in task_of(federation, seed).layers)
-            for shared in subsets(names):
+            for shared in plans_of(federation, names):
                 key = federation, seed, "+".join(shared)
                 if key in done:
                     continue

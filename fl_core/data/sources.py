@@ -87,6 +87,7 @@ class Source:
         words: the words of the codes from ``len(SPECIAL)`` on, or the digest of a tokenizer that has read texts. None
             if the samples are not texts.
         tokenizer: of a folder of transformers, that has read texts.
+        fixed_words: whether ``words`` is the vocabulary, as of a pretrained network. Otherwise :meth:`fit` chooses it.
         shuffled: whether the order in the file has no meaning, so that the first samples are a fair pool.
         columns: names of a table's features, if it has a header.
         scale, impute, clip: what :meth:`fit` does with a table's numbers. Missing ones are NaN until then.
@@ -112,6 +113,7 @@ class Source:
     std: tuple[float, ...] = ()
     words: Names | None = None
     tokenizer: Tokenizer | None = None
+    fixed_words: bool = False
     shuffled: bool = False
     columns: Names = ()
     scale: str = "none"
@@ -270,7 +272,7 @@ class Source:
         at least :data:`LEAST_COUNT` times in these samples. At most :data:`MOST_WORDS` words are kept, by falling
         frequency and then in alphabetical order. Rarer words train the row of the unknown word.
         """
-        if self.words is not None and not self.tokenizer:
+        if self.words is not None and not self.tokenizer and not self.fixed_words:
             first, x = len(SPECIAL), self.x[train].reshape(-1)
             counts = np.bincount(x, minlength=first + len(self.words))[first:]
             # words are sorted, so ties stay in alphabetical order

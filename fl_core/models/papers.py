@@ -461,13 +461,77 @@ def text_transformer(
     (fan-in, ReLU) and biases zero. The tables' rows have length 1. The paper starts its token table from a language
     model's.
     """
-    if not isinstance(shape, TokenShape) or len(shape) != 1:
-        raise UsageError(
-            f"model text_transformer: samples must be texts, sequences of token ids; got shape {shape}."
-        )
+    shape = text_shape("text_transformer", shape)
     if hidden is None:
         hidden = 4 * width
     return TextTransformer(shape.tokens, shape[0], n_classes, width, hidden)
+
+
+class TextBlock(nn.Module):
+    """A block of a transformer: attention and a feed-forward layer, each followed by a normalisation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention = Attention(width)
+        self.norm1 = nn.LayerNorm(width)
+        self.feed_forward = FeedForward(width, 4 * width)
+        self.norm2 = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor, there: Tensor) -> Tensor:
+        return self.norm2(self.feed_forward(self.norm1(self.attention(x, there))))
+
+
+class TextBlocks(nn.Module):
+    """A transformer from token ids [n, T] to logits [n, C], which classifies the mean over positions."""
+
+    def __init__(
+        self, tokens: int, length: int, n_classes: int, depth: int, width: int
+    ) -> None:
+        super().__init__()
+        self.layer_groups = (
+            "embedding",
+            *(f"blocks.{k}" for k in range(depth)),
+            "head",
+        )
+        self.embedding = TokenEmbedding(tokens, length, width)
+        self.blocks = nn.ModuleList(TextBlock(width) for _ in range(depth))
+        self.head = _linear(width, n_classes)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        there = ids != PAD
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x, there)
+        counts = there.sum(1, keepdim=True).clamp(min=1)
+        weights = there.to(x.dtype) / counts
+        return self.head((x * weights.unsqueeze(-1)).sum(1))
+
+
+@model
+def text_blocks(
+    shape: tuple[int, ...], n_classes: int, *, depth: Size = 4, width: Size = 64
+) -> TextBlocks:
+    """A transformer of ``depth`` blocks; texts.
+
+    It has the layers embedding, one for each block, and head. A block has one attention head and hidden layers four
+    times as wide, with a normalisation after each. The classifier reads the mean over positions. Linear weights are
+    Kaiming-normal (fan-in, ReLU), biases zero, and rows of the tables have length 1. There is no dropout.
+    """
+    shape = text_shape("text_blocks", shape)
+    return TextBlocks(shape.tokens, shape[0], n_classes, depth, width)
+
+
+def text_shape(name: str, shape: tuple[int, ...]) -> TokenShape:
+    """Return the shape of texts.
+
+    Raises:
+        UsageError: samples are no texts.
+    """
+    if not isinstance(shape, TokenShape) or len(shape) != 1:
+        raise UsageError(
+            f"model {name}: samples must be texts, sequences of token ids; got shape {shape}."
+        )
+    return shape
 
 
 def _linear(n_in: int, n_out: int, *, bias: bool = True) -> nn.Linear:

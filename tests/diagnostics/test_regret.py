@@ -11,6 +11,7 @@ from scipy import stats
 
 import fedlayers as fl
 from diagnostics import regret
+from diagnostics.select import RULES
 from fedlayers import rule_benchmark
 from fl_core.rows import row
 from tests.conftest import refuses
@@ -32,7 +33,11 @@ def test_the_table_is_whole_and_small(table):
     for name in regret.federations():
         for seed in regret.known_seeds(name):
             truth = regret.truth_of(name, seed)
-            assert len(truth.accuracy) == 2 ** len(truth.layers)
+            if name in regret.ADAPTED:
+                cuts = [truth.layers[:k] for k in range(len(truth.layers) + 1)]
+                assert all("+".join(cut) in truth.accuracy for cut in cuts)
+            else:
+                assert len(truth.accuracy) == 2 ** len(truth.layers)
             assert min(truth.lost(plan.split("+")) for plan in truth.accuracy) == 0
 
 
@@ -136,6 +141,31 @@ def test_a_metric_that_the_network_lacks_is_left_out_and_one_without_an_end_says
     assert "bn_scale after 1 round, which declares no end" in str(result)
 
 
+@pytest.mark.filterwarnings("ignore:the plan, by above_null")
+def test_a_metric_of_the_whole_network_is_left_out_and_a_null_is_measured():
+    result = fl.regret(
+        "top", metric="clients_differ", federations=[FEDERATION], seeds=1
+    )
+    why = result.left_out[f"{FEDERATION} seed 0"]
+    assert "clients_differ, which has one of the whole network" in why
+    result = fl.regret(
+        "above_null", metric="grad_norm", federations=[FEDERATION], seeds=1
+    )
+    assert len(result.rows) + len(result.left_out) == 1
+    assert "must have a null" not in str(result)
+
+
+@pytest.mark.parametrize(
+    "answer", [np.array(["fc1", "fc3"]), {"fc3", "fc1"}, ("fc3", "fc1"), np.int64(1)]
+)
+def test_a_rule_answers_by_any_collection_of_names_or_a_count(answer):
+    expected = ("fc1", "fc3")
+    if isinstance(answer, np.integer):
+        expected = ("fc1",)
+    made = RULES.adopt(lambda values: answer, "made")
+    assert made.shared(["fc1", "fc2", "fc3"], [1.0, 2.0, 3.0]) == expected
+
+
 def test_values_that_are_no_numbers_are_left_out_by_name(own_members):
     own_members(fl.METRICS)
 
@@ -160,6 +190,8 @@ def test_requests_that_cannot_be_met():
         ({"metric": "ckaa"}, "'ckaa'.*'cka'"),
         ({"federations": ["known_label"]}, "'known_label'.*'known_labels'"),
         ({"rounds": 0}, "rounds.*0"),
+        ({"treshold": 2.0}, "'treshold'.*'threshold'"),
+        ({"rule": "manual", "metric": "cka"}, "rule that decides by itself.*'manual'"),
         ({"seeds": 0}, "seeds.*0"),
     ):
         with refuses(message):
@@ -174,6 +206,21 @@ def test_federations_whose_files_are_not_here_are_left_out_by_name(monkeypatch):
     assert all(name.startswith("known_") for name in {*names} - {"heart"})
     monkeypatch.setenv("FEDLAYERS_DATA_ROOT", "somewhere")
     assert rule_benchmark.available() == (regret.federations(), {})
+    result = fl.regret(lambda run: ["fc1"], federations=["activity", "heart"], seeds=1)
+    assert [*result.rows["federation"]] == ["heart"]
+    assert "somewhere" in result.left_out["activity seed 0"]
+
+
+def test_the_plans_of_adapters_are_cuts_and_parts():
+    layers = [f"{block}.lora_{kind}" for block in "abc" for kind in "AB"] + ["head"]
+    plans = regret.cuts_and_parts(layers)
+    assert len({*plans}) == len(plans)
+    for k in range(len(layers) + 1):
+        assert {tuple(layers[:k]), tuple(layers[k:])} <= {*plans}
+    for part in (["a.lora_B"], ["b.lora_A", "b.lora_B"]):
+        assert tuple(name for name in layers if name not in part) in plans
+    assert ("b.lora_A", "b.lora_B") in plans
+    assert all([*plan] == sorted(plan, key=layers.index) for plan in plans)
 
 
 def test_the_benchmark_s_lines_by_hand():

@@ -1,5 +1,6 @@
 """Federations with a known answer, held against their samples by hand."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -57,3 +58,38 @@ def test_small_clothes_are_means_of_the_images(tmp_path):
     blocks = x.reshape(-1, 14, 2, 14, 2).astype(float).mean((2, 4))
     assert np.abs(blocks - first).max((1, 2)).min() <= 0.5
     assert [int((made.owner == k).sum()) for k in range(5)] == [438] * 5
+
+
+def test_tweets_for_adapters_have_the_words_of_the_base(tmp_path, monkeypatch):
+    """Two airlines make the vocabulary; no two samples of the others are equal."""
+    from fl_core.data.named import small
+    from fl_core.data.registry import DATASETS
+
+    monkeypatch.setattr(small, "TWEET_SAMPLES", 4)
+    monkeypatch.setattr(small, "TWEET_TESTS", 3)
+    airlines = ["Virgin America", "United", "Southwest", "Delta", "US Airways"]
+    tweets = []
+    for k, airline in enumerate([*airlines, "American"]):
+        for number in range(20 * k, 20 * k + 20):  # of an airline alone, as its bits
+            signs = " ".join(f"{place}" for place in range(10) if number >> place & 1)
+            text = f"flight {signs} {airline.split()[0]} rare{number}"
+            tweet = {"label": (number + k) % 3, "airline": airline, "text": text}
+            tweets += [tweet, tweet]
+    lines = "".join(f"{json.dumps(tweet)}\n" for tweet in tweets)
+    (tmp_path / "airline_tweets.jsonl").write_text(lines)
+    base, made = (
+        DATASETS[name].open(tmp_path) for name in ("tweets_base", "tweets_adapters")
+    )
+    assert base.owner_names == ("US Airways", "United")
+    assert made.owner_names == ("American", "Delta", "Southwest", "Virgin America")
+    assert base.words == made.words
+    assert {"flight", "united", "us", "0", "6"} <= {*base.words}
+    assert not {"american", "delta", "southwest", "virgin"} & {*base.words}
+    assert "rare20" not in base.words  # in two tweets
+    assert len(base) == 2 * 20
+    for source in (base, made):
+        assert len(np.unique(source.x, axis=0)) == len(source)
+        assert source.fit(np.arange(5)).words == base.words
+    for client in range(4):
+        own = made.owner == client
+        assert (own.sum(), made.is_train[own].sum()) == (7, 4)

@@ -28,6 +28,7 @@ LIMITS = {  # smallest, oblong, and other samples that a model promises to take
     "heart_mlp": [(3,)],
     "mlp": [(1, 8, 8)],
     "text_transformer": [TokenShape((3,), 4), TokenShape((64,), 900)],
+    "text_blocks": [TokenShape((3,), 4), TokenShape((64,), 900)],
     "vit": [(3, 32, 48), (1, 6, 6)],
 }
 

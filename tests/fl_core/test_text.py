@@ -85,6 +85,36 @@ def by_hand(model, ids):
     return torch.stack(found)
 
 
+def blocks_by_hand(model, ids):
+    """Logits of the transformer of blocks, one text after the other, without padding."""
+    own, rows = dict(model.named_parameters()), []
+
+    def normalised(x, name):
+        variance, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
+        x = (x - mean) / torch.sqrt(variance + 1e-5)
+        return x * own[f"{name}.weight"] + own[f"{name}.bias"]
+
+    for row in ids:
+        row = row[row != PAD]
+        x = own["embedding.token.weight"][row]
+        x = x + own["embedding.position.weight"][: len(row)]
+        for k in range(len(model.blocks)):
+            block = f"blocks.{k}"
+            attention, pair = f"{block}.attention", f"{block}.feed_forward"
+            q, key, v = (
+                x @ own[f"{attention}.{name}.weight"].T
+                for name in ("query", "key", "value")
+            )
+            seen = torch.softmax(q @ key.T / math.sqrt(x.shape[1]), 1) @ v
+            x = x + seen @ own[f"{attention}.proj.weight"].T
+            x = normalised(x + own[f"{attention}.proj.bias"], f"{block}.norm1")
+            hidden = x @ own[f"{pair}.linear.weight"].T + own[f"{pair}.linear.bias"]
+            x = x + hidden.clamp_min(0) @ own[f"{pair}.resid.weight"].T
+            x = normalised(x + own[f"{pair}.resid.bias"], f"{block}.norm2")
+        rows.append(x.mean(0) @ own["head.weight"].T + own["head.bias"])
+    return torch.stack(rows)
+
+
 def small(tokens=30, length=9, classes=3, **options):
     return models.build(
         "text_transformer",
@@ -101,8 +131,16 @@ def batch(n=5):
     return ids
 
 
-def test_the_model_is_its_formula_and_padding_does_not_count():
-    model, ids = small().double(), batch()
+def blocks():
+    shape = TokenShape((9,), 30)
+    return models.build("text_blocks", shape, 3, options={"depth": 2, "width": 8})
+
+
+@pytest.mark.parametrize(
+    ("made", "by_hand"), [(small, by_hand), (blocks, blocks_by_hand)]
+)
+def test_a_model_is_its_formula_and_padding_does_not_count(made, by_hand):
+    model, ids = made().double(), batch()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from fl_core.data.registry import TEXT, Location, dataset, find_file
 from fl_core.data.sources import Source
 from fl_core.data.table.prepare import read_table
 from fl_core.errors import UsageError, listing
+from fl_core.models.tokens import SPECIAL
 
 LABORATORIES = 30
 CODES = ("k", "9 - k", "k + 3")
@@ -186,3 +188,82 @@ def airline_tweets(data_root: Location | None) -> Source:
             f"{path}: labels must be 0, 1 and 2; got {listing(tweets.classes)}."
         )
     return replace(tweets, classes=("negative", "neutral", "positive"))
+
+
+BASE_AIRLINES = ("United", "US Airways")
+"""Airlines of :func:`tweets_base`. The others are those of :func:`tweets_adapters`."""
+TWEET_TOKENS, TWEET_SAMPLES, TWEET_TESTS = 16, 138, 400
+"""Tokens of a tweet; training and validation samples, and at most test samples, of an airline in
+:func:`tweets_adapters`."""
+LEAST_USED = 3
+"""Tweets to the base's airlines that a word of the vocabulary is in, at least."""
+TWEET_BLOCKS: dict[str, Any] = {
+    "clients": None,
+    "partition": "natural",
+    "model": "text_blocks",
+    "model_options": {"width": 32},
+}
+
+
+def tweets_of(data_root: Location | None, name: str, base: bool) -> Source:
+    """Return the first tokens of different tweets to the base's airlines, or to the others.
+
+    The vocabulary is that of the base.
+    """
+    tweets = airline_tweets(data_root)
+    owner = tweets.owner
+    assert owner is not None
+    assert tweets.words is not None
+    of_base = np.isin(np.array(tweets.owner_names), BASE_AIRLINES)
+    in_base = of_base[owner]
+    first = len(SPECIAL)
+    uses = np.bincount(
+        np.concatenate([np.unique(row) for row in tweets.x[in_base]]),
+        minlength=first + len(tweets.words),
+    )[first:]
+    vocabulary = tuple(tweets.words[k] for k in np.flatnonzero(uses >= LEAST_USED))
+    tweets = replace(tweets.with_vocabulary(vocabulary), fixed_words=True)
+    x = tweets.x[:, :TWEET_TOKENS]
+    _, different = np.unique(x, axis=0, return_index=True)
+    chosen = np.intersect1d(different, np.flatnonzero(in_base == base))
+    airlines = np.flatnonzero(of_base == base)
+    return replace(
+        tweets,
+        name=name,
+        x=x[chosen],
+        y=tweets.y[chosen],
+        owner=np.searchsorted(airlines, owner[chosen]),
+        owner_names=tuple(tweets.owner_names[k] for k in airlines),
+    )
+
+
+@dataset(
+    "tweets_base",
+    batch_size=64,
+    rounds=5,
+    lr=2e-3,
+    note="for the base of tweets_adapters",
+    **TWEET_BLOCKS,
+)
+def tweets_base(data_root: Location | None) -> Source:
+    """Tweets to two airlines, for the base of adapters: their first 15 words."""
+    return tweets_of(data_root, "tweets_base", base=True)
+
+
+@dataset(
+    "tweets_adapters",
+    batch_size=16,
+    rounds=10,
+    lr=3e-3,
+    note="chosen for a known answer",
+    **TWEET_BLOCKS,
+)
+def tweets_adapters(data_root: Location | None) -> Source:
+    """Tweets to four other airlines, for adapters: 138 training and validation samples of each."""
+    tweets = tweets_of(data_root, "tweets_adapters", base=False)
+    assert tweets.owner is not None
+    tweets = tweets.take(np.random.default_rng(0).permutation(len(tweets)))
+    place = pd.Series(tweets.owner).groupby(tweets.owner).cumcount().to_numpy()
+    is_train = place < TWEET_SAMPLES
+    few = np.flatnonzero(place < TWEET_SAMPLES + TWEET_TESTS)
+    return replace(tweets, is_train=is_train).take(few)
