@@ -259,12 +259,18 @@ def _rows(made: Any, texts: Sequence[str]) -> list[list[int]]:
     return rows
 
 
+def _limit(what: int, most: int) -> None:
+    """Lower a limit of this process. One that is lower already, as on a cluster, stays: it cannot be raised."""
+    _, hard = resource.getrlimit(what)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(what, (most, most))
+
+
 def _main(size: int) -> None:
-    seconds = SECONDS + size // 2**20
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    most = _megabytes(size) * 2**20
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    _limit(resource.RLIMIT_CPU, SECONDS + size // 2**20)
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_DATA, _megabytes(size) * 2**20)
     answer: dict[str, Any]
     try:
         answer = tried(sys.stdin.buffer.read())

@@ -276,6 +276,13 @@ def test_a_hostile_file_ends_in_one_line(kind, sound, tmp_path):
     assert seconds < SECONDS
 
 
+def test_a_sound_file_is_read_within_lower_limits(sound, tmp_path):
+    """A limit of the processor's time that a cluster has set cannot be raised."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps(sound))
+    said, *_ = limited(lambda: Tokenizer.read(str(tmp_path)), ValueError)
+    assert said == "no error"
+
+
 def test_a_process_that_aborts_is_one_line(sound, tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text(json.dumps(sound))
     monkeypatch.setattr(token_files.sys, "executable", "/bin/false")
