@@ -72,7 +72,7 @@ def tweets(path: str, folder: str, model: Any) -> dict[str, tuple[Any, Tensor]]:
 
 
 def tables(choice: fl.Answer, costs: pd.DataFrame) -> dict[str, str]:
-    """Return the tables of the page by name: the ways, whether clients differ, and the price of the decision."""
+    """Return parts of the page by name: the answer, the ways, and the price of the decision."""
     arms, sent = choice.shown(), dict.fromkeys(ARMS, 0.0)
     assert choice.trained is not None
     for way in choice.trained.asked.ways:
@@ -90,10 +90,11 @@ def tables(choice: fl.Answer, costs: pd.DataFrame) -> dict[str, str]:
         "peak memory, MB": f"{used.ru_maxrss / 1024:.0f}",
     }
     frame = pd.DataFrame({"price": list(price), "of the decision": price.values()})
-    return {
+    texts = {
         name: markdown(one.astype(str))
         for name, one in (("arms", arms), ("price", frame))
     }
+    return {**texts, "answer": f"```text\n{choice.text()}\n```"}
 
 
 def write(texts: dict[str, str]) -> None:
@@ -118,7 +119,8 @@ def main(folder: str, path: str, out: str) -> None:
         out=f"{out}/choice", arms=["first_half_local"], seeds=1, tune_rates=0, **given
     )
     run = choice.trained.runs["fedavg"][SEED].job.path
-    costs = fl.diagnose(run, metrics="layer_cost", data=data, model=given["model"])
+    network = given["model"]
+    costs = fl.diagnose(run, metrics="layer_cost", data=data, own_model=network)
     write(tables(choice, costs.frame))
     print(choice.text(), choice.shown().to_string(index=False), sep="\n\n")
 

@@ -122,8 +122,11 @@ def _write(
 ) -> None:
     """Write the trees of a fitted model into these outputs of a module.
 
+    A leaf is at most the number of samples n, as if no probability were below 1/n. Newton's step has no bound: a leaf
+    with one wrong sample of probability p has 1/p.
+
     Args:
-        raw: the model's raw outputs. One sample of ``x`` gives what the trees are added to.
+        raw: the model's raw outputs. Samples ``x`` give what the trees are added to.
     """
     for stage, trees in enumerate(model.estimators_):
         for column, estimator in zip(columns, trees, strict=True):
@@ -133,10 +136,13 @@ def _write(
                 tree.children_right,
                 tree.feature.clip(0),  # a leaf has -2
                 tree.threshold,
-                model.learning_rate * tree.value[:, 0, 0],
+                model.learning_rate * tree.value[:, 0, 0].clip(-len(x), len(x)),
             )
             nodes = torch.from_numpy(np.stack(rows))
             module.nodes[stage, column, :, : tree.node_count] = nodes
     module.base[columns] = 0.0
-    outputs = torch.from_numpy(raw(x[:1]).reshape(-1))
-    module.base[columns] = outputs - module(torch.from_numpy(x[:1]))[0, columns]
+    outputs = torch.from_numpy(raw(x).reshape(len(x), -1))
+    gaps = outputs - module(torch.from_numpy(x))[:, columns]
+    module.base[columns] = gaps.median(
+        0
+    ).values  # they are equal but for bounded leaves

@@ -171,7 +171,7 @@ class LossTable:
         """Return how much better the first way is, paired, above 0 if it is better.
 
         The error has the variance over seeds and that over samples, of which seeds share a part
-        (:func:`fl_core.statistics.mean_over_seeds`). The spread over seeds is pooled over all pairs of ways.
+        (:func:`fl_core.statistics.mean_over_seeds`). The spread over seeds is pooled over pairs of sound ways.
         """
         gains = self.sign * (self.means(one, split) - self.means(other, split))
         within = [self._above(seed, one, other, split) for seed in self.seeds]
@@ -214,10 +214,16 @@ class LossTable:
         return difference._replace(value=self.sign * difference.value)
 
     def _spread(self, split: str) -> Estimate:
-        """Return the standard deviation of a difference over seeds, pooled over all pairs of ways."""
+        """Return the standard deviation of a difference over seeds, pooled over pairs of ways.
+
+        Ways that are worse than the base rate are left out, so that one that broke down says nothing of the others.
+        """
         if len(self.seeds) == 1:
             return Estimate(math.nan, 0.0, 1.0)
         means = np.stack([self.means(way, split) for way in self.ways])
+        if BASE_RATE in self.ways:
+            scores = self.sign * means.mean(1)
+            means = means[scores >= scores[self.ways.index(BASE_RATE)]]
         variances = [
             (means[one] - means[other]).var(ddof=1)
             for one, other in combinations(range(len(means)), 2)

@@ -61,6 +61,25 @@ def test_outputs_of_numbers_and_labels_are_those_of_scikit_learn():
     np.testing.assert_allclose(raw[:, 2], np.log(1 / 201))
 
 
+def test_a_leaf_is_at_most_the_number_of_samples(monkeypatch):
+    """Newton's step of scikit-learn has no bound where one sample is nearly certain and wrong."""
+    y = CLASSES % 2
+    sound = outputs(fit_boosting(X, y, "classification", 2))
+    fit = GradientBoostingClassifier.fit
+
+    def spoiled(model, *data, **how):
+        tree_of_model = fit(model, *data, **how).estimators_[50, 0].tree_
+        rarest = np.argmin(np.where(tree_of_model.feature < 0, tree_of_model.n_node_samples, 999))  # fmt: skip
+        tree_of_model.value[rarest] = 5e9
+        return model
+
+    monkeypatch.setattr(GradientBoostingClassifier, "fit", spoiled)
+    raw = outputs(fit_boosting(X, y, "classification", 2))
+    same = np.isclose(raw[:, 1], sound[:, 1], rtol=0, atol=1e-9)
+    assert 0.5 < same.mean() < 1
+    assert np.abs(raw - sound).max() <= 0.1 * (len(X) + 10)
+
+
 def test_classes_without_samples_have_their_smoothed_share():
     y = np.array([1, 3])[CLASSES % 2]
     raw = torch.from_numpy(outputs(fit_boosting(X, y, "classification", 5)))

@@ -59,6 +59,24 @@ def test_a_gain_over_seeds_adds_the_variance_of_shared_samples_once():
     assert gain.error >= within
 
 
+@pytest.mark.parametrize("loss", [2.0, 1e7])
+def test_a_way_that_broke_down_in_one_seed_changes_no_other_difference(loss):
+    """Its spread over seeds is no measure of theirs, so the others stay candidates."""
+    table = table_of(MEANS, seeds=3)
+    parts = dict(table.parts)
+    for split in (VALIDATION, TEST):
+        sound = parts[1, "local", split]
+        parts[1, "local", split] = sound._replace(mean=loss, value=sound.value + loss)
+    broken = replace(table, parts=parts)
+    without = {key: one for key, one in table.parts.items() if key[1] != "local"}
+    alone = replace(table, parts=without)
+    for split in (VALIDATION, TEST):
+        pair = "head_local", FEDAVG, split
+        assert broken.gain(*pair) == alone.gain(*pair)
+    assert recommended(broken, [*MEANS]) == "head_local"
+    assert recommended(broken, [FEDAVG, "local"]) == FEDAVG
+
+
 def test_a_higher_score_is_better_where_the_score_says_so():
     table = table_of(MEANS, score="accuracy")
     assert table.gain(FEDAVG, "head_local", VALIDATION).value > 0
