@@ -206,6 +206,8 @@ _SETTING = re.compile(
     rf"(?<![\w'\"])([a-z_]+)=(\[{_WORDS}\]|\{{{_WORDS}\}}|{_WORD})(, (?=[a-z_]+=))?"
 )
 """A keyword of Python with its value, and the comma before another."""
+_NAME = re.compile(r"(?<![\w'\"`./\\=\[(-])[a-z][a-z_]*(?![\w'\"`/\\=\[(-]|\.\w)")
+"""A word that stands alone, which may name an argument of Python."""
 
 
 def with_flags(text: str, flags: Mapping[str, str]) -> str:
@@ -216,6 +218,8 @@ def with_flags(text: str, flags: Mapping[str, str]) -> str:
     "Pass --label 'died at' --exclude id no --keep-ids."
     >>> with_flags("Add options={'mu': VALUE}, or exclude=NAME.", flags)
     'Add --option mu=VALUE, or --exclude NAME.'
+    >>> with_flags("exclude must be names, not 'label_column'. Leave out keep_ids.", flags)
+    "--exclude must be names, not 'label_column'. Leave out --keep-ids."
     """
 
     def as_flag(setting: re.Match[str]) -> str:
@@ -237,7 +241,13 @@ def with_flags(text: str, flags: Mapping[str, str]) -> str:
             line = " ".join([flags[key], *words])
         return line + " " * bool(comma)
 
-    return _SETTING.sub(as_flag, text)
+    def named(word: re.Match[str]) -> str:
+        is_first = word.start() == 0 and text[word.end() :].startswith(" must ")
+        if is_first or "_" in word[0]:
+            return flags.get(word[0], word[0])
+        return word[0]
+
+    return _SETTING.sub(as_flag, _NAME.sub(named, text))
 
 
 def in_html(text: str) -> str:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, wraps
+from itertools import pairwise
 from numbers import Integral, Real
 from pathlib import Path
 from types import FrameType, MappingProxyType, NoneType, SimpleNamespace, UnionType
@@ -176,12 +177,16 @@ def check_known(kind: str, name: str, names: Iterable[str]) -> str:
         return name
     near = nearest(str(name)[:LONGEST], names)
     hint = ""
-    if near:
+    if str(name).casefold() in EVERY:
+        hint = "name each one that you mean. "
+    elif near:
         hint = f"did you mean {near!r}? "
     names_text = listing(map(readable, names), 40)
     raise UsageError(f"unknown {kind} {name!r}: {hint}known: {names_text}")
 
 
+EVERY = ("all", "*")
+"""Words for all names, which no list of names takes."""
 MEANT = {
     "train": "run",
     "fit": "run",
@@ -222,12 +227,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name that is nearest to one, or an empty text. Capitals count as small letters.
 
     A name is near if another tool uses the word for the same thing, if the spelling is similar, or if one of both
-    begins with the other.
+    begins with the other. Names of other lengths must have two letters next to each other in common.
 
     >>> nearest("HEART.CVS", ["heart.csv", "digits"]), nearest("heart", ["xyz"])
     ('heart.csv', '')
     >>> nearest("logistic", ["isic_cnn", "linear"]), nearest("label", ["x", "label_column"])
     ('linear', 'label_column')
+    >>> nearest("iris", ["digits"])
+    ''
     """
     import difflib  # for a mistake only
 
@@ -237,6 +244,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if meant in folded:
         return folded[meant]
     near = difflib.get_close_matches(name, folded, n=1, cutoff=CLOSE)
+    letters = {*map("".join, pairwise(name))}
+    if near and abs(len(near[0]) - len(name)) > 1:
+        common = letters.intersection(map("".join, pairwise(near[0])))
+        if not common:
+            near = []
     if len(name) > 2 and not near:
         near = [match for match in folded if match.startswith(name)]
         near += [match for match in folded if len(match) > 2 and name.startswith(match)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -284,15 +285,20 @@ class Select(Command):
             raise UsageError(
                 f"rule must be one with a threshold: {listing(takers)}; got {name!r}."
             )
-        plan = select.select(
-            self.dir / ROWS if self.dir.is_dir() else self.dir,
-            name,
-            metric=self.metric,
-            variant=self.variant,
-            threshold=select.THRESHOLD if self.threshold is None else self.threshold,
-            k=self.k,
-            layers=self.layers,
-        )
+        with warnings.catch_warnings():
+            # the printed plan says so, too
+            warnings.filterwarnings("ignore", "the plan, by ")
+            plan = select.select(
+                self.dir / ROWS if self.dir.is_dir() else self.dir,
+                name,
+                metric=self.metric,
+                variant=self.variant,
+                threshold=select.THRESHOLD
+                if self.threshold is None
+                else self.threshold,
+                k=self.k,
+                layers=self.layers,
+            )
         check_file(self.out, "an earlier plan", r'\{\s*"format":\s*"fedlayers\.plan')
         plan.save(self.out)
         print(explain(plan, full=self.explain))

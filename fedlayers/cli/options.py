@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from contextlib import redirect_stderr
 from functools import cache, partial
 from importlib import import_module
-from itertools import chain, pairwise
+from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from types import UnionType
 from typing import (
@@ -254,6 +254,7 @@ def parse(
         check_removed([flag[2:].replace("-", "_") for flag in flags_given])
     if not helps:
         _check_flags(words, known_flags(command), name, commands)
+        _check_one_value(words, known_flags(command))
     words = _once(words, lists)
     output = io.StringIO()
     try:
@@ -383,7 +384,13 @@ def _check_flags(
             like = [candidate for candidate in known if candidate[2] == word[1]]
             some = listing(sorted(like), 4) or "--help"
             raise UsageError(
-                f"options must begin with two hyphens; got {word}. Write such as {some}."
+                f"an option must begin with two hyphens; got {word}. Write such as {some}."
+            )
+        meant = flag_of(flag)
+        is_first = not any(other.startswith("--") for other in words[:place])
+        if equals and is_first and meant in known:
+            raise UsageError(
+                f"an option must begin with two hyphens; got {word!r}. Write {meant} {value}."
             )
         if not word.startswith("--") or flag in known:
             continue
@@ -405,10 +412,51 @@ def _check_flags(
             hint = f": write {ways_text}."
         elif flag[2:] in commands:
             hint = f": it is a command, fedlayers {flag[2:]}."
+        elif flag == "--version":
+            hint = ": write fedlayers --version."
+        elif flag in OF_SEVERAL:
+            hint = f": fedlayers {OF_SEVERAL[flag]} takes it."
+            if near:
+                hint = f": did you mean {near}? Or {hint[2:]}"
         elif option in KEYS and not near:
             hint = ", which a new run takes: fedlayers run."
         raise UsageError(
             f"unknown option {flag}{hint} For options, run fedlayers {name} --help"
+        )
+
+
+ONE_VALUE = {
+    "--seed": ("compare", "--seeds VALUES", r"-?[0-9]+"),
+    "--lr": ("tune", "--search 'lr=VALUES'", r"[0-9.e-]+"),
+    "--algorithm": ("compare", "--algorithms VALUES", r""),
+}
+"""Flags of one value, each with the command and the option that take several, and how a value looks."""
+OF_SEVERAL = {"--seeds": "compare", "--algorithms": "compare"}
+"""Flags that other commands have."""
+
+
+def _check_one_value(words: Sequence[str], known: Collection[str]) -> None:
+    """Refuse several values of a flag that takes one, and name the flag that takes them.
+
+    Raises:
+        UsageError: names both flags.
+    """
+    for place, word in enumerate(words):
+        flag, _, value = word.partition("=")
+        if flag not in ONE_VALUE or flag not in known:
+            continue
+        command, other, form = ONE_VALUE[flag]
+        values = [value] if value else [*words[place + 1 : place + 2]]
+        others = words[place + 2 - bool(value) :]
+        values += takewhile(re.compile(form).fullmatch, others)
+        values = ",".join(values).split(",")
+        if len(values) < 2:
+            continue
+        way = other.replace("VALUES", ",".join(values))
+        if other.split()[0] not in known:
+            way = f"fedlayers {command} {way}"
+        raise UsageError(
+            f"{flag} must be one value; got {len(values)}. Several are written {way}."
         )
 
 

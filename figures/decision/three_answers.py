@@ -114,7 +114,7 @@ def repeat(label: str, seed: int, changed: bool, names: Sequence[str]) -> None:
 
 def picture(rows: pd.DataFrame) -> Figure:
     """Draw a column for each federation: a dot for each way, and the interval of its difference to the best."""
-    with sheet(9, 2.7) as figure:
+    with sheet(6.6, 2.8) as figure:
         panels = figure.subplots(1, len(NAMES), sharey=True)
         for ax, name in zip(panels, NAMES, strict=True):
             of_federation = rows[rows["data"] == name].set_index("way")
@@ -129,9 +129,9 @@ def picture(rows: pd.DataFrame) -> Figure:
                 [Kind(rivals), Kind(recommended, look={"marker": "o"})],
                 ORDER,
                 level=score,
-                title=f"{name}: {TITLES[answer]}",
-                xlabel="test log loss (lower is better)",
+                title=f"{name}:\n{TITLES[answer]}",
             )
+        figure.supxlabel("test log loss (lower is better)", fontsize="medium")
     return figure
 
 

@@ -316,9 +316,7 @@ class Inputs:
         """
         how = self.reading
         typed = isinstance(source, Path) and source.suffix.lower() not in (".csv", ".tsv")  # fmt: skip
-        if typed:
-            how = replace(how, csv=None)
-        elif isinstance(source, pd.DataFrame):
+        if typed or isinstance(source, pd.DataFrame):
             options = {k: v for k, v in (how.csv or {}).items() if k == EARLIER}
             how = replace(how, csv=options or None)
         opened = open_table(source, how, texts)

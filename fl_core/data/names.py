@@ -31,14 +31,17 @@ def first_duplicate(names: Sequence[str]) -> str | None:
 
 
 def nearly_equal(words: Iterable[str]) -> list[list[str]]:
-    """Return the groups of words that differ only by case, blanks or Unicode's form.
+    """Return the groups of words that differ only by case, blanks, signs that nobody sees, or Unicode's form.
 
-    >>> nearly_equal(["North", "east", "north ", "NORTH"])
-    [['North', 'north ', 'NORTH']]
+    >>> nearly_equal(["North", "east", "north ", "NORTH", "east\\u200b"])
+    [['North', 'north ', 'NORTH'], ['east', 'east\\u200b']]
     """
     groups: dict[str, list[str]] = {}
     for word in words:
         plain = composed("".join(word.split())).casefold()
+        if not plain.isascii():
+            seen = [sign for sign in plain if unicodedata.category(sign) != "Cf"]
+            plain = "".join(seen)
         groups.setdefault(plain, []).append(word)
     return [group for group in groups.values() if len(group) > 1]
 

@@ -177,7 +177,7 @@ class Reading:
         """Return whether features may be missing because they are filled."""
         return self.impute != IMPUTES[0]
 
-    def check_unasked(self, what: str, *keys: str) -> None:
+    def check_unasked(self, what: str, *keys: str, way: str = "") -> None:
         """Check that keys without meaning for some data have their defaults, such as names of columns for images.
 
         Raises:
@@ -185,7 +185,7 @@ class Reading:
         """
         changed = [key for key in keys if getattr(self, key) != getattr(Reading, key)]
         if changed:
-            raise UsageError(f"{what}. Leave out {listing(changed)}.")
+            raise UsageError(f"{what}. Leave out {listing(changed)}{way}.")
 
     def check_plain(self, what: str) -> None:
         """Check that no column, sign or size of images is named for data without a header or image files.
@@ -197,7 +197,7 @@ class Reading:
             key for key in READING if key not in ("scale", "impute", "clip", "task")
         ]
         none = "has no columns to name, and no text or image files to read"
-        self.check_unasked(f"{what} {none}", *accepted)
+        self.check_unasked(f"{what} {none}", *accepted, way=", or name a table")
 
 
 READING = tuple(field.name for field in fields(Reading))
@@ -400,20 +400,20 @@ def current(
     if stored.get("word_columns"):
         settings["categories"] = stored["word_columns"]
     marks = ["?", ".", *(stored.get("missing") or ())]
-    options = {"keep_default_na": True, "na_values": marks}
+    csv: dict[str, Any] = {}
+    if is_csv:  # other files say themselves how they are written
+        csv = {"keep_default_na": True, "na_values": marks}
+        names = {
+            "separator": "sep",
+            "encoding": "encoding",
+            "decimal": "decimal",
+            "thousands": "thousands",
+        }
+        csv |= {name: stored[key] for key, name in names.items() if key in removed}
     if earlier := Earlier.of(stored):
-        options[EARLIER] = earlier
-    names = {
-        "separator": "sep",
-        "encoding": "encoding",
-        "decimal": "decimal",
-        "thousands": "thousands",
-    }
-    for key, name in names.items():
-        if key in removed:
-            options[name] = stored[key]
-    if is_csv:
-        settings["csv"] = options
+        csv[EARLIER] = earlier
+    if csv:
+        settings["csv"] = csv
     return settings, removed
 
 

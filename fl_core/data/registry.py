@@ -241,6 +241,10 @@ def path_of(dataset: Location) -> Path:
         )
     if BETWEEN in name:
         for part in name.split(BETWEEN):
+            if part in DATASETS:
+                raise UsageError(
+                    f"data must be one dataset, or tables; got {part!r} and more. Name {part!r} alone."
+                )
             if os.path.isdir(part):
                 raise UsageError(
                     f"several paths must be tables, one for each client; got the folder {part!r}. Name the folder "

@@ -48,7 +48,7 @@ def test_the_picture_has_a_dot_for_each_way_and_an_interval_for_each_rival():
             sum(len(ends) > 0 and pd.notna(ends).all() for ends in ranges)
             == rivals.sum()
         )
-        assert ax.get_title().startswith(f"{name}: ")
+        assert ax.get_title().startswith(f"{name}:\n")
     plt.close(figure)
 
 

@@ -8,7 +8,8 @@ import pytest
 
 import fedlayers as fl
 from fl_core.data.inputs import Inputs
-from fl_core.data.reading import Reading
+from fl_core.data.reading import Reading, current
+from fl_core.data.table.prepare import read_table
 from fl_core.records.store import Run
 from tests.conftest import refuses
 from tests.faults.injected import edit
@@ -85,3 +86,25 @@ def test_an_export_of_an_earlier_version_reads_new_rows_as_then():
             "date_columns": ["day"],
             "fold_case": True,
         }
+
+
+@pytest.mark.parametrize("kind", ["text.parquet", "dates.parquet", "text.jsonl"])
+def test_files_that_say_how_they_are_written_are_read_as_then(tmp_path, kind):
+    """Dates are days since 1970, and words have small letters, whatever the file."""
+    day = pd.date_range("2023-01-01", periods=60)
+    table = frame().assign(day=day.strftime("%d.%m.%Y"), sex=["F", "m", " M"] * 20)
+    if kind.startswith("dates"):
+        table["day"] = day
+    path = tmp_path / kind
+    if path.suffix == ".jsonl":
+        table.to_json(path, orient="records", lines=True)
+    else:
+        table.to_parquet(path, index=False)
+    with refuses("dates"):
+        read_table(path, Reading(columns=["age", "day", "sex"]))
+    stored = {"separator": ",", "fold_case": True, "date_columns": ["day"]}
+    stored["columns"] = ["age", "day", "sex"]
+    source = read_table(path, Reading(**current(stored, is_csv=False)[0]))
+    days = source.x[:, source.columns.index("day")]
+    assert days.tolist() == list(range(19_358, 19_418))
+    assert source.categories[source.columns.index("sex")] == ("f", "m")

@@ -40,12 +40,16 @@ FEW_WORDS = 10
 """The number of different words that any column may have, even a short one."""
 SOME = 0.05
 """Share of numbers in a column of text from which it is refused."""
+TRUTHS = {"true", "false", "yes", "no"}
+"""Words that are no marks of a missing cell, in small letters."""
 STRAY = 5
 """Different words among numbers up to which they may be marks of missing cells."""
 DIFFERENT = 6
 """The number of different numbers from which words with a number in them are suspicious."""
 EXACT = 2**53
 """The largest whole number up to which float64 keeps all digits."""
+UNITS = 3
+"""Different units up to which many numbers with letters are measurements."""
 SAMPLE = 2000
 """Words or rows that are looked at first."""
 
@@ -311,7 +315,8 @@ def _texts(name: str, cells: pd.Categorical, how: Reading) -> Described:
         if numbers_rows:
             line = dropping([name])
         return described.refused(DataFault(rule, *ways, line=line))
-    if fault := dates_fault(name, distinct) or measures_fault(name, cells):
+    fault = dates_fault(name, distinct) or measures_fault(name, cells)
+    if fault := fault or other_numbers_fault(name, distinct):
         without = filled & ~words.str.contains("[0-9]").to_numpy()
         described.emptied = without[cells.codes]
         return described.refused(fault)
@@ -335,7 +340,9 @@ def _texts(name: str, cells: pd.Categorical, how: Reading) -> Described:
 
 def are_marks(words: Sequence[str]) -> bool:
     """Return whether a few words among numbers may be marks of missing cells."""
-    return len(words) <= STRAY and not any(map(str.isdigit, "".join(words)))
+    says_something = TRUTHS.intersection(word.strip().lower() for word in words)
+    has_digits = any(map(str.isdigit, "".join(words)))
+    return len(words) <= STRAY and not has_digits and not says_something
 
 
 def _as_words(name: str, cells: pd.Categorical, how: Reading) -> list[Way]:
@@ -369,7 +376,8 @@ def spellings_fault(name: str, words: Sequence[str], what: str) -> DataFault | N
         return None
     others: dict[str, str] = {}
     for group in groups:
-        first = max(group).strip()  # small letters come last
+        # small letters come last, and signs that nobody sees are left out
+        first = max(group, key=lambda word: (-len(word.strip()), word)).strip()
         others |= {word: first for word in sorted(group) if word != first}
     alike = " and ".join(map(repr, sorted(groups[0])))
     rule = f"{what} must not differ by case or blanks only; got {alike}."
@@ -392,7 +400,7 @@ def forms_fault(
 # --- dates, and numbers with a unit or other signs ---------------------------------------------------------------
 
 _DATE = re.compile(
-    r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}([-./])[0-9]{1,2}\1(?:[0-9]{2}){1,2}"
+    r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{4}-(?:0[1-9]|1[0-2]|W[0-9]{2})|[0-9]{1,2}([-./])[0-9]{1,2}\1(?:[0-9]{2}){1,2}"
     r"|[0-9]{1,2}[- ]?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[- ]?(?:[0-9]{2}){1,2})"
     r"(?:[ T][0-9]{1,2}:[0-9]{2}.*)?|(?:-?[0-9]+ days?)? ?(?:\+?[0-9]+:[0-9]{2}(?::[0-9.]+)?)?",
     re.IGNORECASE,
@@ -407,6 +415,11 @@ _MEASURE = re.compile(
     r"(?P<after>[^\W\d]*|[^\w\s]*|[^\d\s.,+-]+)"
 )
 """A number next to what may be its unit."""
+_OTHER = re.compile(
+    r"(?a:[0-9][0-9.,]*\s*/\s*[0-9][0-9.,]*|0x[0-9a-f]+|[+-]?[0-9.]+d[+-]?[0-9]+)|[+-]?(?=.*[^\x00-\x7f])\d[\d.,\u066b\u066c]*",
+    re.IGNORECASE,
+)
+"""Two numbers with a stroke, or a number that is hexadecimal, of Fortran, or of digits of any script."""
 SIGNS = (
     (r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", "'", "."),
     (r"-?(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]*)(?:,[0-9]*)?", ".", ","),
@@ -487,7 +500,7 @@ def measures_fault(name: str, cells: pd.Categorical) -> DataFault | None:
     rule = f"cells must be numbers or words; got {got}, numbers with {what}"
     leave = DataFault(f"{rule}.", "Write plain numbers.", line=dropping([name]))
     strays = [w for w in distinct if w not in alike and not re.fullmatch("[0-9.]+", w)]
-    if not are_marks(strays) or {*sign} & {*".,+-"}:
+    if not are_marks(strays) or {*sign} & {*".,+-("}:  # brackets may mean a minus
         return leave
     steps = ""
     if strays:
@@ -509,6 +522,28 @@ def measures_fault(name: str, cells: pd.Categorical) -> DataFault | None:
         return leave
     (line,) = lines.values()
     return DataFault(f"{rule}.", line=line)
+
+
+def other_numbers_fault(name: str, words: Sequence[str]) -> DataFault | None:
+    """Return the fault of a column of numbers in a form that pandas does not read, or None.
+
+    Such are two numbers with a stroke, hexadecimal ones, digits of another script, and many numbers with several units.
+
+    >>> print(other_numbers_fault("pressure", [f"{100 + k}/{60 + k}" for k in range(9)]))
+    cells must be numbers or words; got '100/60', '101/61', '102/62' and 6 more, numbers in another form. Write `...
+    """
+    distinct = sorted({word.strip() for word in words} - {""})
+    least = least_alike(distinct)
+    count = sum(1 for word in distinct if _OTHER.fullmatch(word))
+    matches = [_MEASURE.fullmatch(word) for word in distinct]
+    measures = [m["after"] for m in matches if m and m["after"].isalpha()]
+    has_units = len(distinct) >= GROUPS and len({*measures}) <= UNITS
+    if count <= least and not (has_units and len(measures) > least):
+        return None
+    got = listing(map(repr, distinct), 3)
+    rule = f"cells must be numbers or words; got {got}, numbers in another form."
+    keep = "Take them as words", {"categories": [name]}
+    return DataFault(rule, keep, line=dropping([name]))
 
 
 # --- identifiers -------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ UNPACK = "Unpack an archive, rename a text of commas to .csv, and put tables of 
 """What makes tables of a file or folder of another kind."""
 CORRECT = "Correct the file."
 DAYS = pd.Timedelta(days=1)
+DAY_0 = pd.Timestamp("1970-01-01", tz="UTC")
 NAMELESS = "Unnamed: "
 """The beginning of the name that pandas gives a column without one."""
 _CODE = re.compile(r"\s*[+-]?0[0-9]+\s*")
@@ -187,10 +188,18 @@ def _as_then(
     Dates are days since 1970, words have small letters and single blanks, and labels are numbers.
     """
     frame = frame.copy(deep=False)
-    folded = earlier.get("fold_case", False)
+    folded, dates = earlier.get("fold_case", False), earlier.get("date_columns", ())
+    for name in dates:
+        kind = getattr(frame.get(name), "dtype", np.dtype("O")).kind
+        if kind == "M":
+            frame[name] = (pd.to_datetime(frame[name], utc=True) - DAY_0) / DAYS
+        elif kind == "m":
+            frame[name] = frame[name] / DAYS
     for name in frame.select_dtypes(["str", "object", "category"]):
+        if pd.api.types.infer_dtype(frame[name]) not in ("string", "categorical"):
+            continue  # numbers of a .jsonl file
         cells = frame[name].astype("str")
-        if name in earlier.get("date_columns", ()):
+        if name in dates:
             words = pd.Series(cells.str.strip().dropna().unique())
             for line, spans in days_of(words, name).items():
                 days = (spans + pd.Timedelta(hours=12 * ("datetime" in line))) / DAYS
@@ -240,7 +249,7 @@ def _open_file(
     kind, where = path.suffix.lower(), repr(str(path))
     if kind not in (PARQUET, JSONL):
         return Csv(path, how, texts).opened(several)
-    if not several:
+    if not several and {*(how.csv or ())} - {EARLIER}:
         how.check_unasked(f"{path} says itself how it is written", "csv")
     if kind == PARQUET:
         frame = _parquet(path, how.exclude_columns or ())
