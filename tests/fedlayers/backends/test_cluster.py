@@ -2,6 +2,7 @@
 
 import socket
 
+import numpy as np
 import pytest
 
 import fedlayers as fl
@@ -129,3 +130,39 @@ def test_a_lost_nodes_clients_are_trained_elsewhere_to_the_same_bits(
     assert not two_nodes.worker_nodes
     fl.run(CONFIG, tmp_path / "here/run")
     assert contents(tmp_path / "ray/run") == contents(tmp_path / "here/run")
+
+
+@pytest.mark.slow
+def test_300_clients_of_a_model_of_5_mb_go_on_without_a_node(
+    tmp_path, two_nodes, monkeypatch
+):
+    """One round. The other node is killed after a third of its clients, whose replies fill 1.5 GB in all."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(300, 12, 8)).astype(np.float32)
+    y = (x[:, :, 0] > 0).astype(np.int64)
+    data = fl.from_clients({f"client {k:03d}": (x[k], y[k]) for k in range(300)})
+    keys = {"model": "mlp", "model_options": {"sizes": [1100, 1100]}, "epochs": 1}
+    keys |= {"rounds": 1, "eval_every": 1, "stack": "off", "progress": False}
+    run, replies = cluster.Actors.run, []
+
+    def killing(self, requests):
+        for reply in run(self, requests):
+            if reply.message.trees:
+                replies.append(
+                    sum(p.nbytes for p in reply.message.trees["model"].values())
+                )
+            if len(replies) == 100:
+                for other in list(two_nodes.worker_nodes):
+                    two_nodes.remove_node(other, allow_graceful=False)
+            yield reply
+
+    monkeypatch.setattr(cluster.Actors, "run", killing)
+    place = f"ray:{two_nodes.address}"
+    with pytest.warns(UserWarning, match="is lost: its client is trained elsewhere"):
+        there = fl.run(data=data, out=tmp_path / "ray/run", backend=place, **keys)
+    assert not two_nodes.worker_nodes
+    assert len(replies) == 300
+    assert min(replies) > 4.8e6
+    here = fl.run(data=data, out=tmp_path / "here/run", **keys)
+    assert contents(tmp_path / "ray/run") == contents(tmp_path / "here/run")
+    assert there.to_frame().equals(here.to_frame())
