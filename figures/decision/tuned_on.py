@@ -121,12 +121,11 @@ def main(rdatasets: Path, minutes: float, kinds: Sequence[str]) -> None:
 
 
 def results() -> str:
-    """Return a line for each kind of federations and policy: its mean regret and its largest."""
+    """Return a line for each kind of federations and policy (:func:`figures.decision.confirmation.means_of`)."""
     lines = []
     for kind, rows in pd.read_csv(ROWS).groupby("kind", sort=False):
-        for policy in ("policy", "fedavg", "linear"):
-            cells = confirmation.worth(rows[policy])
-            lines.append({"federations that are": kind, "policy": policy, **cells})
+        means = confirmation.means_of(rows[["policy", "fedavg", "linear"]])
+        lines += [{"federations that are": kind, **line} for line in means]
     return markdown(pd.DataFrame(lines))
 
 
