@@ -114,12 +114,14 @@ def _serve(link: Connection, steps: Steps) -> None:
 
 
 @contextmanager
-def _started(made: tuple[Any, ...], layer: str, **own: Any) -> Iterator[Engine]:
+def _started(
+    job_result: tuple[Any, ...], layer: str, **config_keys: Any
+) -> Iterator[Engine]:
     """The rounds of a job's result. If one layer trains alone, the outputs of frozen layers are ready before."""
-    config, data, *model = made
+    config, data, *model = job_result
     algorithm = partial(OneLayer, layer=layer) if layer else None
     with rounds(
-        config.with_keys(stack="off", **own), data, algorithm, *model
+        config.with_keys(stack="off", **config_keys), data, algorithm, *model
     ) as engine:
         for _ in range(training.SEEN if layer else 0):
             engine.step()
@@ -168,12 +170,12 @@ def cores(steps: Steps, count: int = CORES) -> Iterator[Cores]:
 
 def _steps(
     job: Callable[[], tuple[Any, ...]],
-    made: tuple[Any, ...],
+    job_result: tuple[Any, ...],
     make: Callable[[Any], Any],
     layer: str,
 ) -> Steps:
     """Return each core's part of the samples that a job makes in a round."""
-    config, data, *model = made
+    config, data, *model = job_result
     clients = max(1, int(config.federation.participation * len(data.clients)))
     samples = clients * len(data.clients[0].train) // CORES
     train = [client.train for client in data.clients[:clients]]
@@ -245,13 +247,13 @@ def _of_rounds(
 def _of_runs(
     name: str,
     what: str,
-    made: tuple[Any, ...],
+    job_result: tuple[Any, ...],
     machine: Cores,
     turns: int,
     length: int = ROUNDS,
 ) -> Measured:
     """The share that whole runs reach, with evaluation and saving at the default intervals, and where the rest goes."""
-    config, data, *model = made
+    config, data, *model = job_result
     paces: list[recorder.Pace] = []
 
     def run() -> float:

@@ -146,12 +146,12 @@ def traces(pairs: int = PAIRS) -> list[Measured]:
     return rows
 
 
-def _probes_needed(found: list[TraceResult]) -> dict[str, int]:
+def _probes_needed(traces: list[TraceResult]) -> dict[str, int]:
     """Probes a layer for the asked relative standard error, from the spread of the probes that were drawn."""
-    drawn = int(found[0].estimator.split("=")[1].rstrip(")"))
+    drawn = int(traces[0].estimator.split("=")[1].rstrip(")"))
     return {
         r.layer: max(2, math.ceil(drawn * (r.stderr / r.trace / ERROR) ** 2))
-        for r in found
+        for r in traces
     }
 
 
@@ -392,7 +392,11 @@ def similarities(pairs: int = PAIRS) -> list[Measured]:
 
 
 def _error(
-    found: list[Any], models: list[nn.Module], paths: list[str], x: Tensor, batch: int
+    similarities: list[Any],
+    models: list[nn.Module],
+    paths: list[str],
+    x: Tensor,
+    batch: int,
 ) -> Measured:
     """The largest difference from plain float64 arithmetic on the same features, with images laid out as measured."""
     grams = []
@@ -418,7 +422,8 @@ def _error(
                 sums[0] / (sums[1] * sums[2]) ** 0.5
             )
     largest = max(
-        abs(r["value"] - wanted[r["client"], r["client_b"], r["layer"]]) for r in found
+        abs(r["value"] - wanted[r["client"], r["client_b"], r["layer"]])
+        for r in similarities
     )
     same = "yes" if largest <= 1e-8 else "no"
     return Measured(

@@ -39,10 +39,10 @@ class CrossScores(Displayed):
         table: a line for each model and client of the samples: all scores; then by how much the model's loss is above
             that of the client's own model, paired over samples, with an interval and a p-value for all pairs together.
         score: the score to show.
-        losses: of each model and each sample of all clients, float64 [K, n]. A log loss has one temperature, from 1
-            to 20, for all pairs of a model and a sample.
+        losses: the loss of each of K models at each sample of all clients, float64 [K, n]. A log loss has one
+            temperature, from 1 to 20, for all pairs of a model and a sample.
         client: the number of each sample's client, int [n].
-        group: what each sample belongs to, such as a patient, int [n].
+        group: the number of each sample's group, such as a patient, int [n].
     """
 
     table: pd.DataFrame
@@ -52,7 +52,7 @@ class CrossScores(Displayed):
     group: NDArray[np.int64]
 
     def matrix(self, score: str = "") -> pd.DataFrame:
-        """Return one score, models down and clients of the samples across."""
+        """Return a table of one score: a row for each model, a column for each client of the samples."""
         score = check_known("score", score or self.score, list(self.table))
         order = dict.fromkeys(self.table["model"])
         wide = self.table.pivot(index="model", columns="client", values=score)
@@ -60,17 +60,17 @@ class CrossScores(Displayed):
 
     @property
     def better(self) -> pd.DataFrame:
-        """Return the pairs in which another's model is shown to have a lower loss than the client's own."""
+        """Return the pairs in which another client's model has a significantly lower loss than the client's own."""
         shown = (self.table["p_value"] <= 0.05) & (self.table["difference"] < 0)
         return self.table[shown]
 
     def alike(self, seed: int = 0) -> Alike:
         """Return which clients are alike, and whether they form groups (:func:`diagnostics.groups.alike`).
 
-        Scores say who is better, and this says who is alike. No model may have been trained on the samples.
+        Scores compare quality; groups show similarity. No model may have been trained on the samples.
 
         Args:
-            seed: of the 19 deals of the samples.
+            seed: the seed of the 19 random assignments of samples to clients.
         """
         from .groups import alike  # imports scikit-learn
 
@@ -78,7 +78,7 @@ class CrossScores(Displayed):
         return alike(self.losses, self.client, names, self.group, seed=seed)
 
     def plot(self, score: str = "", ax: Axes | None = None) -> Axes:
-        """Draw one score as a heat map, models down and clients of the samples across."""
+        """Draw one score as a heat map: a row for each model, a column for each client of the samples."""
         from .plots.drawing import Panel, canvas, heat
 
         matrix = self.matrix(score)
@@ -92,7 +92,7 @@ class CrossScores(Displayed):
         return axes
 
     def summary(self) -> Summary:
-        """Return who could use whose model, and the scores."""
+        """Return which clients could use another's model, and the scores."""
         uses = self.better.groupby("client", sort=False)["model"]
         lines = [
             f"{name}: the model of {listing(clients, 3)}" for name, clients in uses
@@ -130,11 +130,11 @@ def cross_scores(
     1.0
 
     Args:
-        models: a run's result, or {client: model}, as of :func:`fl.diagnose <diagnostics.measure.diagnose>`.
+        models: a run's result, or {client: model}, as for :func:`fl.diagnose <diagnostics.measure.diagnose>`.
         data: {client: samples}, likewise. Default for a result: its test samples.
-        loss: as of :func:`fl.diagnose <diagnostics.measure.diagnose>`.
-        score: to show. Default: macro-F1, for numbers R2.
-        batch: samples at a time.
+        loss: as for :func:`fl.diagnose <diagnostics.measure.diagnose>`.
+        score: the score to show. Default: macro-F1, or R2 for numbers.
+        batch: number of samples in a forward pass.
 
     Raises:
         UsageError: models and data do not fit, or an unknown score.

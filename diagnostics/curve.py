@@ -406,7 +406,7 @@ def stability(
 
         * ``status``
         * ``resamples``: their number
-        * ``of``: what was resampled. It names the clients with resampled batches, unless all have them.
+        * ``of``: what was resampled, in words. It names the clients with resampled batches, unless all have them.
         * ``cuts``: layer -> share of the resamples in which it is the last one shared
         * ``agreement``: share of the resamples that decide as all clients do, 0 to 1
         * ``undecided``: share without a decision, because a value was not above 0 or no pair of clients was drawn

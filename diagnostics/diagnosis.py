@@ -41,7 +41,10 @@ from .report import Report
 
 
 def measure_models(models: Any, data: Any, request: Request) -> Report:
-    """Measure clients' models, with models and data as of :func:`diagnostics.measure.diagnose`."""
+    """Measure the metrics of a request on clients' models, and return the report.
+
+    Models and data are those of :func:`diagnostics.measure.diagnose`.
+    """
     request = replace(request, seed=request.seed or 0, by=request.by or "block")
     subjects, n_models = client_models(models, data, request)
     before = {s.client: s.model for s in subjects}

@@ -61,11 +61,11 @@ class GradientReader(Protocol):
 
     @property
     def tensors(self) -> str:
-        """Return which of a layer's tensors it reads: one of :data:`diagnostics.measurement.TENSORS`."""
+        """Return which tensors of a layer the metric reads: one of :data:`diagnostics.measurement.TENSORS`."""
 
     @property
     def compares(self) -> bool:
-        """Return whether it compares clients, which takes time after all are read."""
+        """Return whether the metric compares clients, which takes time after all are read."""
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
         """Make a new meter for one client."""
@@ -77,9 +77,9 @@ class GradientReader(Protocol):
 def one_pass(measurement: Measurement, readers: Sequence[GradientReader]) -> list[Row]:
     """Return rows of all ``readers`` from one forward and backward pass over each client's data.
 
-    Until all clients are read, each client keeps what its meters hold. That is at most the gradient in float64, once
-    for all meters, and sums of single numbers. A client whose pass the budget ends has no value: a part of its samples
-    has another gradient, with an unknown error.
+    Until all clients are read, the meters of each client stay in memory: at most the gradient in float64, once for all
+    meters, and sums of single numbers. A client whose pass the budget ends has no value: a part of its samples has
+    another gradient, with an unknown error.
 
     Raises:
         UsageError: data, labels or model output do not fit, or layers belong to another model.
@@ -274,7 +274,7 @@ class Statistic:
         raise NotImplementedError
 
     def of(self, grads: Sequence[Tensor]) -> Tensor:
-        """Return the statistics of some gradients taken together, [number of variants], float64."""
+        """Return the statistics over all entries of some gradients, [number of variants], float64."""
         raise NotImplementedError
 
     def why_undefined(self, n: int) -> str:
@@ -364,12 +364,12 @@ class Noise:
     """Sums of a client's gradients and of their squared norms over samples, for each tensor.
 
     Attributes:
-        n_samples: of the client.
-        sizes: entries of each tensor that reaches the loss.
+        n_samples: number of the client's samples.
+        sizes: number of entries of each tensor that reaches the loss.
         ways: how the norms were found, ``ghost`` or ``single``.
-        faults: why a tensor has none.
-        fault: why no tensor has any.
-        squares, sums: float64.
+        faults: why a tensor has no norms, by its name.
+        fault: why no tensor has norms; empty if some have.
+        squares, sums: by tensor, the sum of squared norms, and the sum of gradients, float64.
     """
 
     n_samples: int
@@ -381,7 +381,7 @@ class Noise:
     sums: Tree = field(default_factory=dict)
 
     def add(self, name: str, squares: Tensor, total: Tensor) -> None:
-        """Add a batch to a tensor's sums: of its samples' squared gradient norms, and of their gradients."""
+        """Add a batch's squared gradient norms [n], and its summed gradient, to the sums of a tensor."""
         self.squares[name] = self.squares.get(name, 0) + squares.double().sum()
         self.sums[name] = self.sums.get(name, 0) + total.double()
 
@@ -392,7 +392,7 @@ def gradient_noise(
     """Return the sums over a client's samples, from one pass.
 
     Args:
-        names: of the tensors.
+        names: names of the tensors.
     """
     model, data = subject.model, subject.data
     # squares of small gradients would vanish in half precision
@@ -432,11 +432,11 @@ def gradient_noise(
 
 
 def _add_batch(
-    found: Noise, run: Differentiable, x: Tensor, y: Tensor, index: int, n: int
+    noise: Noise, run: Differentiable, x: Tensor, y: Tensor, index: int, n: int
 ) -> None:
     """Add a batch, after ``n`` samples before it."""
-    left = [name for name in found.ways if name not in found.faults]
-    ghosts = [name for name in left if found.ways[name] == "ghost"]
+    left = [name for name in noise.ways if name not in noise.faults]
+    ghosts = [name for name in left if noise.ways[name] == "ghost"]
     paths = list(dict.fromkeys(map(owner, ghosts)))
     with record_calls(run.model, paths, len(x), passes=1) as recorded:
         _, losses = run.forward(x, y, index)
@@ -449,10 +449,10 @@ def _add_batch(
     norms = squared_norms(dict(zip(taps, gradients, strict=False)), taps)
     for name, gradient in zip(ghosts, gradients[len(taps) :], strict=True):
         if gradient is not None and name in norms:
-            found.add(name, norms[name], gradient)
+            noise.add(name, norms[name], gradient)
         elif gradient is not None:
-            found.faults[name] = f"{name}: its module is used differently in batch {index}"  # fmt: skip
-    alone = [name for name in left if found.ways[name] == "single"]
+            noise.faults[name] = f"{name}: its module is used differently in batch {index}"  # fmt: skip
+    alone = [name for name in left if noise.ways[name] == "single"]
     tensors = [run.parameters[name] for name in alone]
     for k in run.clock.turns(range(len(y) if alone else 0), len(y)):
         run.clock.check()
@@ -460,4 +460,4 @@ def _add_batch(
         gradients = torch.autograd.grad(losses.sum(), tensors, allow_unused=True)
         for name, gradient in zip(alone, gradients, strict=True):
             if gradient is not None:
-                found.add(name, gradient.double().square(), gradient)
+                noise.add(name, gradient.double().square(), gradient)

@@ -31,15 +31,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, repr=False)
 class Alike(Displayed):
-    """Which clients are alike.
+    """Groups of similar clients, and the evidence for them.
 
     Attributes:
-        leads: of each pair of clients, by how many nats their own models' mean losses are below those of the other
-            one's model, the sum over both clients' samples; clients x clients, 0 on the diagonal. Around 0 for clients
-            of the same distribution.
+        leads: clients x clients, in nats: by how much the mean losses of two clients' own models are below those of
+            each other's models, the sum over both clients. The diagonal is 0. Values are around 0 for clients of the
+            same distribution.
         groups: the group of each client, numbered from 1 in the order of clients. All are in group 1 if none are shown.
-        silhouette: of the best grouping, from -1 to 1; higher is better separated. NaN without groups.
-        nulls: the same of each deal of the samples, up to the first that reaches it.
+        silhouette: the silhouette of the best grouping, from -1 to 1; higher is better separated. NaN without groups.
+        nulls: the silhouette after each random assignment of samples to clients, up to the first that reaches
+            ``silhouette``.
     """
 
     leads: pd.DataFrame
@@ -49,7 +50,7 @@ class Alike(Displayed):
 
     @property
     def significant(self) -> bool:
-        """Return whether no deal of the samples has groups that are as clear."""
+        """Return whether no random assignment of samples to clients has groups that are as clear."""
         return bool(self.nulls) and all(null < self.silhouette for null in self.nulls)
 
     @property
@@ -116,8 +117,8 @@ def alike(
     model at client k's samples. If both have the same distribution, and the samples trained no model, its expected
     value is 0, whatever the models learned.
 
-    Groups come from average linkage. The distance of two clients is their lead above the smallest lead. Groups are
-    shown if their silhouette is above that of each deal of the samples (whole groups) to the clients.
+    Groups come from average linkage. The distance of two clients is their lead minus the smallest lead. Groups are
+    shown if their silhouette is above that after each random assignment of samples (whole groups) to clients.
 
     >>> losses = np.ones((4, 8)) - np.kron(np.eye(2), np.full((2, 4), 0.9)) + 0.1 * np.eye(4, 8)
     >>> found = alike(losses, np.arange(8) // 2, ["a", "b", "c", "d"])
@@ -125,12 +126,12 @@ def alike(
     [1.75, 1.85, 0.0, 0.0]
 
     Args:
-        losses: of each client's model and each sample, float64 [K, n], comparable between models.
+        losses: the loss of each client's model at each sample, float64 [K, n], comparable between models.
         client: the number of each sample's client [n], in the order of ``names``. Every client has samples.
-        names: of the clients [K].
-        group: what each sample belongs to, such as a patient [n]. Default: every sample is a group.
-        seed: of the deals.
-        deals: number of deals.
+        names: names of the clients, [K].
+        group: the number of each sample's group, such as a patient, [n]. Default: every sample is a group.
+        seed: seed of the random assignments.
+        deals: number of random assignments of samples to clients.
     """
     leads = _leads(losses, client)
     table = pd.DataFrame(leads, index=list(names), columns=list(names))
@@ -170,7 +171,8 @@ def best_grouping(distance: Array) -> tuple[NDArray[np.int64], float]:
     ([1, 1, 2, 2], 0.9)
 
     Args:
-        distance: between clients, at least 0, [clients, clients]. Equal ones have no groups: the silhouette is NaN.
+        distance: distances between clients, at least 0, [clients, clients]. If all are equal there are no groups, and
+            the silhouette is NaN.
     """
     joined = _tree(distance)
     best, silhouette = np.ones(len(distance), dtype=np.int64), math.nan

@@ -157,7 +157,7 @@ def _paired(
 def client_models(
     models: Any, data: Any, request: Request
 ) -> tuple[list[ClientModel], int]:
-    """Pair models and data as :func:`diagnostics.measure.diagnose` takes them.
+    """Pair models and data, in the forms of :func:`diagnostics.measure.diagnose`, into clients.
 
     Returns:
         The clients, and the number of models that were given.
@@ -217,7 +217,7 @@ def fit_outputs(
     """Return the clients with models that return [n, outputs], and the loss that fits them.
 
     All samples of a client are read once and counted. The first two pass through its model and the loss. If a metric
-    reads losses, so do those with the lowest and the highest label.
+    reads losses, the samples with the lowest and the highest label pass, too.
 
     Raises:
         UsageError: a model, the loss and the samples do not fit. The message names the client.
@@ -456,20 +456,22 @@ def _first_samples(pair: Any, samples: int | None, seed: int) -> Any:
     return x[rows.to(x.device)], y[rows.to(y.device)]
 
 
-def _names_and_items(what: str, given: Any, one: bool) -> tuple[list[str], list[Any]]:
+def _names_and_items(
+    what: str, argument: Any, one: bool
+) -> tuple[list[str], list[Any]]:
     """Return names and items of a mapping, a sequence or a single item.
 
     Names are empty without a mapping.
     """
     if one:
-        return [], [given]
-    if isinstance(given, Mapping):
-        items = list(given.values())
+        return [], [argument]
+    if isinstance(argument, Mapping):
+        items = list(argument.values())
     else:
-        items = list(given)
+        items = list(argument)
     if not items:
         raise UsageError(f"{what} must have at least one entry; got no {what}.")
-    return list(client_names(given)) if isinstance(given, Mapping) else [], items
+    return list(client_names(argument)) if isinstance(argument, Mapping) else [], items
 
 
 def _is_one(data: Any) -> bool:

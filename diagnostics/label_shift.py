@@ -39,7 +39,7 @@ class LabelShift(Displayed):
     counts: pd.DataFrame
 
     def text(self) -> str:
-        """Return one sentence on the label distributions, and what it cannot tell.
+        """Return a sentence on the label distributions, and what it does not show.
 
         >>> counts = pd.DataFrame({"well": [9, 9], "ill": [9, 9]})
         >>> for value in (Interval(0.0, 0.0, 0.05), Interval(0.2, 0.0, 0.4), Interval(0.31, 0.3, 0.32)):
@@ -72,7 +72,8 @@ def label_shift(data: Any) -> LabelShift:
     (0.31, [17, 25, 18, 19, 4])
 
     Args:
-        data: a federation of :func:`fl_core.data.load`, or data from Python as of :func:`fl_core.data.loading.as_data`.
+        data: a federation of :func:`fl_core.data.load`, or data from Python as for
+            :func:`fl_core.data.loading.as_data`.
 
     Raises:
         UsageError: the samples have no classes, or there is one client.
@@ -96,9 +97,9 @@ def label_shift(data: Any) -> LabelShift:
 def interval_of(data: FederatedData) -> Interval:
     """Return Cramér's V of clients and classes of the training samples, without what chance adds.
 
-    Whole groups of samples, such as patients, are dealt to the clients at random :data:`DEALS` times. The mean
-    association is chance. The ends leave out the largest and smallest 2.5 % of it, so an upper end is what remains if
-    chance added little. A low end of 0 means that chance alone may give as much.
+    Whole groups of samples, such as patients, are assigned to the clients at random :data:`DEALS` times. Their mean
+    association is subtracted as chance. The ends of the interval subtract its 2.5 % and 97.5 % quantiles in place of
+    the mean. A lower end of 0 means that chance alone may give as much.
     """
     parts, classes = [client.train for client in data.clients], data.n_classes
     labels = np.concatenate([part.y.numpy() for part in parts])
@@ -137,8 +138,9 @@ def cramers_v(counts: Array, chance: float) -> float:
     (1.0, 0.0)
 
     Args:
-        counts: samples, clients x classes.
-        chance: the :func:`association` by chance. Of independent samples it is (rows - 1) (columns - 1) / (n - 1).
+        counts: numbers of samples, clients x classes.
+        chance: the expected :func:`association` by chance. For independent samples it is (rows - 1) (columns - 1) / (n
+            - 1).
     """
     table = counts[:, counts.sum(axis=0) > 0]
     n, (rows, columns) = table.sum(), table.shape

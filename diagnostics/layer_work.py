@@ -30,7 +30,8 @@ def step_work(
 ) -> dict[str, dict[str, float]]:
     """Return each of :data:`WORK` by layer, for one forward and backward pass over ``x`` [n, ...].
 
-    The model stays unchanged. Every floating parameter is differentiated, apart from frozen ones. The input is not.
+    The model stays unchanged. Work counts the gradients of all floating parameters that are not frozen, not that of the
+    input.
     """
     ledger = Ledger(layers)
     work: dict[str, dict[str, float]] = {kind: {} for kind in WORK}

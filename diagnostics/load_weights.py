@@ -50,7 +50,7 @@ def load_weights(
 ) -> nn.Module:
     """Load the weights at ``path`` into a module, and return it.
 
-    What was stripped from names, and what was left out, is said in a warning.
+    A warning lists prefixes that were stripped from names, and tensors that were left out.
 
     >>> import torch
     >>> net = nn.Linear(3, 2)
@@ -71,7 +71,7 @@ def load_weights(
             ``.npz`` with names of tensors or, with ``by_position``, of Flower.
         into: the module. All its tensors must be in the file, in the same shapes.
         by_position: take the arrays of an ``.npz`` in the order of the module's tensors.
-        key: which of several states in a file is meant, such as ``ema``, ``params`` or ``teacher``.
+        key: the name of one of several states in a file, such as ``ema``, ``params`` or ``teacher``.
 
     Raises:
         UsageError: the file is of another kind, refused, damaged, or its tensors do not fit. Nothing is loaded.
@@ -98,7 +98,7 @@ def load_weights(
 
 
 def folder_kind(path: Path | str) -> str:
-    """Return what a folder is that is no run, or ""."""
+    """Return the kind of a folder of weights (transformers, peft or torch); "" for other folders."""
     path = Path(path)
     for name in ("adapter_config.json", *WHOLE):
         if (path / name).is_file() or (path / f"{name}{INDEX}").is_file():
@@ -131,7 +131,7 @@ def load_clients(
 
     Args:
         pattern: the files' names below the folder, with ``{client}``, and ``{round}`` if there are several.
-        build: makes a new module.
+        build: a function that makes a new module.
 
     Raises:
         UsageError: the pattern lacks ``{client}``, no file fits, or a file cannot be loaded.
@@ -203,11 +203,11 @@ def _json(folder: storage.Folder, name: str) -> dict[str, Any]:
     return content
 
 
-def _as_transformers(into: Any, found: Tree, path: Path) -> Tree:
+def _as_transformers(into: Any, tensors: Tree, path: Path) -> Tree:
     """Return the tensors by the module's names, which transformers changes where it stores and loads them."""
     with one_line(f"{path} must fit the module"), torch_seeded(0):
         model, info = type(into).from_pretrained(
-            None, config=into.config, state_dict=found, output_loading_info=True
+            None, config=into.config, state_dict=tensors, output_loading_info=True
         )
     loaded = {
         n: t for n, t in model.state_dict().items() if n not in info["missing_keys"]
@@ -230,7 +230,7 @@ target_modules task_type"""
 
 
 def _with_adapters(
-    into: nn.Module, found: Tree, config: dict[str, Any], path: Path
+    into: nn.Module, tensors: Tree, config: dict[str, Any], path: Path
 ) -> Tree:
     """Return the module's tensors with a folder's adapters merged by peft, and the tensors that it trained whole.
 
@@ -240,11 +240,13 @@ def _with_adapters(
     try:
         import peft
     except ImportError:
-        first_found = next(iter(found), path)
+        first_found = next(iter(tensors), path)
         raise needs_package("peft", f"load {first_found!r}", "lora") from None
     _check_config(config, where, peft)
     configs = getattr(into, "peft_config", None)
-    adapters = {name: t for name, t in found.items() if configs or _ADAPTER.match(name)}
+    adapters = {
+        name: t for name, t in tensors.items() if configs or _ADAPTER.match(name)
+    }
     if configs:
         mine = vars(next(iter(configs.values())))
         for key in _HOW.split():
@@ -272,13 +274,13 @@ def _with_adapters(
     if configs:
         return dict(wrapped.state_dict())
     merged = dict(wrapped.merge_and_unload().state_dict())
-    for name in found.keys() - adapters.keys():
+    for name in tensors.keys() - adapters.keys():
         inside = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
         if inside not in merged:
             raise UsageError(
                 f"{path} must hold tensors of the module; got {name!r}. Build the model that was trained."
             )
-        merged[inside] = found[name]
+        merged[inside] = tensors[name]
     return merged
 
 

@@ -52,7 +52,7 @@ from .sensitivity import SensitivityAccumulator, recorded_rows
 
 
 def instruments() -> Instruments:
-    """Return the diagnostics that a run needs to decide in its first round, for :func:`fl_core.run.runner.run`."""
+    """Return the diagnostics with which a run chooses a plan, for :func:`fl_core.run.runner.run`."""
     return Instruments(
         observers={SENSITIVITY: SensitivityAccumulator},
         decide=select.decide,
@@ -179,7 +179,7 @@ MOST_CROSSED = 12
 
 
 def who_could_use(models: Any, data: Any, loss: Any, batch: int) -> str:
-    """Return who could use whose model, if each client has its own model and samples; else an empty text."""
+    """Return in words which clients could use another's model; empty unless each has its own model and samples."""
     mine = isinstance(models, Mapping) and isinstance(data, Mapping)
     if not mine or not 2 <= len(models) <= MOST_CROSSED or len(data) != len(models):
         return ""
@@ -222,7 +222,7 @@ def model_for(metrics: str | Sequence[str], which: str) -> str:
     """Return which of a run's models metrics read: ``global`` in place of ``local`` if all read the shared model.
 
     Raises:
-        UsageError: some do, and others would read the local models.
+        UsageError: some metrics read the shared model, and others the local models.
     """
     chosen = chosen_metrics(metrics)
     shared = [layer.name for layer in chosen if layer.shared]
@@ -242,11 +242,11 @@ KEYWORDS = [*inspect.signature(diagnose).parameters][2:-1]
 def own_parts(
     models: Any, data: Any, options: dict[str, Any], loss: Any = None
 ) -> dict[str, Any]:
-    """Return your own data, model and code of a run: given again, or known to what ``fl.run`` returned.
+    """Return your own data, model and code of a run: as given again, or as the result of ``fl.run`` holds them.
 
     Args:
-        options: ``own_model`` and ``allow_code`` are taken out.
-        loss: the run's, if it came from Python.
+        options: arguments; ``own_model`` and ``allow_code`` are removed from them.
+        loss: the run's loss, if it came from Python.
     """
     model = options.pop("own_model", None)
     if model is not None and not isinstance(loss, str):
@@ -278,7 +278,7 @@ def diagnose_features(
         features: {client: {layer: array [n, ...]}} of the same samples in the same order. Layers of one name are
             compared.
         y: labels [n] of the samples, for probes and separability.
-        metrics: those that read features alone.
+        metrics: metrics that read features alone.
         how: further arguments of :func:`diagnose`.
 
     Raises:
@@ -359,7 +359,7 @@ def tsne(
     ['client', 'class', 'x', 'y', 'sample']
 
     Args:
-        models, data, loss: as of :func:`diagnose`. Labels that are no classes of samples have no name.
+        models, data, loss: as for :func:`diagnose`. Samples without class labels have no class in the table.
         layer: exact name of the layer, whose output is shown. Default: the input of the last layer.
         samples: maximum number of samples, drawn with the seed, equally many of each client.
         perplexity: about how many neighbours count. With few samples it is at most a third of them.

@@ -206,7 +206,7 @@ class NoValue(Exception):
 
 
 def no_progress(text: str) -> None:
-    """Do nothing: a measurement without progress has this in place of a bar and of printed lines."""
+    """Ignore a line of progress. It stands in for a progress bar."""
 
 
 class Clock:
@@ -220,7 +220,7 @@ class Clock:
     cka: about 18 s more
 
     Args:
-        name: of the metric, for the line that ``tell`` receives.
+        name: name of the metric, for the line that ``tell`` receives.
         until: the time at which the budget ends, as of ``time.monotonic``.
         tell: function to call with a line for the user.
     """
@@ -237,21 +237,21 @@ class Clock:
 
     @property
     def over(self) -> bool:
-        """Return whether the budget is spent, or the share of it that the turn around has."""
+        """Return whether the budget is spent, or the share of it that the current part of the work has."""
         return time.monotonic() > self.until
 
     def check(self) -> None:
-        """Leave out what comes next if the budget is spent.
+        """Raise an error if the budget is spent.
 
         Raises:
-            NoValue: it is.
+            NoValue: the budget is spent.
         """
         if time.monotonic() > self._end:
             raise NoValue(SPENT)
 
     @contextmanager
     def within(self, share: float) -> Iterator[None]:
-        """Leave a part of the rest of the budget to what follows.
+        """Give the ``with`` block a share of the remaining budget. The rest is left to later work.
 
         >>> clock = Clock(until=time.monotonic() + 100)
         >>> with clock.within(0.9):
@@ -259,7 +259,7 @@ class Clock:
         90
 
         Args:
-            share: of the rest of the budget for what is within.
+            share: the block's share of the remaining budget, 0 to 1.
         """
         until = self.until
         now = time.monotonic()
@@ -276,12 +276,12 @@ class Clock:
         size: Callable[[Item], float] = lambda item: 1,
         share: bool = False,
     ) -> Iterator[Item]:
-        """Yield the items of a loop, and tell once how long the rest takes.
+        """Yield the items of a loop, and report once how long the rest takes.
 
-        A loop may stand in the turns of others. It then tells in their first turns, for all of them. Of loops within
-        each other the inner one tells. The first turn may take longer, and is timed apart.
+        Loops may be nested. The inner one then reports, in the first turn of the outer ones, and counts all of their
+        turns. The first turn may take longer, and is timed separately.
 
-        Who leaves a loop in the middle leaves the rest of the budget to the next:
+        If a loop is left early, the rest of its budget is free for the next one:
 
         >>> clock = Clock(until=time.monotonic() + 100)
         >>> for client in clock.turns("abcd", share=True):
@@ -292,9 +292,9 @@ class Clock:
         100
 
         Args:
-            total: expected sum of the items' sizes. Default: their number.
-            size: of an item, to which its time is proportional.
-            share: each item has its share of the rest of the budget, by size.
+            total: expected sum of the items' sizes. Default: the number of items.
+            size: a function that returns an item's size. Time is assumed proportional to it.
+            share: whether each item gets a share of the remaining budget, by size.
         """
         part = self._part
         until = self.until
@@ -335,14 +335,14 @@ NO_LIMIT = Clock()
 
 @dataclass(frozen=True)
 class ClientModel:
-    """One client as a metric sees it: its model and data.
+    """The model and the data of one client, for a metric.
 
     Attributes:
         client: the client's name in the rows.
         model: the client's model.
         data: a pair (x [n, ...], y [n]), an object with such ``x`` and ``y``, or a re-iterable loader of pairs.
         n_train: training samples of the client, its weight when clients are combined.
-        groups: what each sample belongs to, such as a patient, int64 [n], or None.
+        groups: the number of each sample's group, such as a patient, int64 [n]; None without groups.
     """
 
     client: str
@@ -358,14 +358,14 @@ class Measurement:
 
     Attributes:
         subjects: the clients. A metric of pairs compares them.
-        layers: of every subject's model, from input to output.
+        layers: the layers of every subject's model, from input to output.
         loss: the loss that trained the models. Default: cross-entropy.
         batch: samples at a time of a pair. None means all. A loader keeps its own batches.
         seed: seed of all random draws.
         mode: ``"eval"`` or ``"train"``. A metric restores the model's own mode.
         resamples: number of resamples of each client's batches to add (:mod:`diagnostics.null`).
         tick: function to call with a client's name when that client is done. It moves the progress bar.
-        clock: of the metric. ``clock.over`` says whether the budget is spent.
+        clock: the metric's time budget. ``clock.over`` tells whether it is spent.
     """
 
     subjects: Sequence[ClientModel]
@@ -379,7 +379,10 @@ class Measurement:
     clock: Clock = NO_LIMIT
 
     def turns(self, share: bool = False) -> Iterator[ClientModel]:
-        """Yield each client, and tick when it is done. It may have its share of the rest of the budget."""
+        """Yield each client, and call ``tick`` when it is done.
+
+        With ``share`` each has its share of the remaining budget.
+        """
         total = sum(subject.n_train for subject in self.subjects)
         for subject in self.clock.turns(
             self.subjects, total, lambda subject: subject.n_train, share
@@ -417,7 +420,7 @@ def one_line(what: str | Callable[[Exception], str]) -> Iterator[None]:
 
 
 def cannot_take(model: nn.Module, x: Tensor) -> str:
-    """Return the words for a model that fails on samples."""
+    """Return the beginning of an error: the model cannot take samples of this shape and type."""
     model_class = type(model).__name__
     x_kind = kind_of(x)
     x_shape = list(x.shape[1:])

@@ -93,7 +93,7 @@ class Nulls:
 
     @classmethod
     def of(cls, given: Nulls | str | Sequence[str]) -> Nulls:
-        """Return the nulls, given as such or by their names."""
+        """Return an object of this class, made from names of nulls if it is not one already."""
         if isinstance(given, Nulls):
             return given
         return cls(given)
@@ -159,7 +159,7 @@ def null_samples(
     [0, 0, 0, 1, 1, 1]
 
     Args:
-        data: by client.
+        data: the samples of each client.
         split: the split that the samples belong to. Each split has its own draw.
 
     Raises:
@@ -451,7 +451,7 @@ def rows_of_nulls(
 
 
 def of_null(table: pd.DataFrame) -> pd.Series:
-    """Return which rows belong to a null, [rows] of bool."""
+    """Return whether each row belongs to a null, bool [rows]."""
     marked = table["model"].astype("string").str.fullmatch(_MARK)
     return marked.fillna(False).astype(bool)
 

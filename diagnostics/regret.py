@@ -47,7 +47,7 @@ LEAST_SOURCES = 3
 
 
 def source_of(federation: str) -> str:
-    """Return the data that a federation is made of: scikit-learn's digits, Fashion-MNIST, or its own.
+    """Return the source of a federation's samples: scikit-learn's digits, Fashion-MNIST, or a data set of its own.
 
     >>> source_of("known_labels"), source_of("fashion_both"), source_of("heart")
     ('digits', 'fashion', 'heart')
@@ -73,7 +73,7 @@ def read_truth() -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class BenchmarkLine:
-    """What a rule of a metric loses in the federations of the benchmark.
+    """The points that a rule loses with a metric, in each federation of the benchmark.
 
     Attributes:
         rounds: training rounds before the metric is measured.
@@ -98,7 +98,7 @@ class BenchmarkLine:
 
     @property
     def mean(self) -> float:
-        """Return the mean over federations."""
+        """Return the mean points lost over the federations."""
         return float(np.mean([*self.lost.values()]))
 
     def text(self) -> str:
@@ -144,8 +144,8 @@ def benchmark_line(metric: str, rule: str, rounds: float) -> BenchmarkLine | Non
     """Return the line of a metric and rule whose rounds are nearest; None without one.
 
     Args:
-        rule: with ``k=2`` after ``top`` if two layers stay local.
-        rounds: before the measurement. NaN or 0, after the first local training: 1.
+        rule: the rule's name; ``top k=2`` for two local layers.
+        rounds: rounds before the measurement. NaN or 0, which mean after the first local training, count as 1.
     """
     lines = [
         line for line in benchmark_lines() if (line.metric, line.rule) == (metric, rule)
@@ -155,7 +155,7 @@ def benchmark_line(metric: str, rule: str, rounds: float) -> BenchmarkLine | Non
 
 
 def mean_lost(lost: Mapping[str, float], half: str) -> float:
-    """Return the mean over the federations of a half; NaN if there is none."""
+    """Return the mean over the federations of a half, ``public`` or ``held out``; NaN if there is none."""
     part = [v for name, v in lost.items() if (name in PUBLIC) == (half == "public")]
     if part:
         return float(np.mean(part))
@@ -171,7 +171,7 @@ def ranked_lines() -> list[BenchmarkLine]:
 
 
 def key_of(shared: Sequence[str], layers: Sequence[str]) -> str:
-    """Return the table's name of a plan.
+    """Return the key of a plan in the table: its shared layers, joined by ``+``.
 
     >>> key_of(["fc2", "fc1"], ["fc1", "fc2", "fc3"])
     'fc1+fc2'
@@ -184,7 +184,8 @@ class Truth:
     """All plans of one federation and seed.
 
     Attributes:
-        layers: from input to output. accuracy: of each plan, in percent, by :func:`key_of`.
+        layers: names of the layers, from input to output. accuracy: accuracy of each plan in percent, by
+            :func:`key_of`.
     """
 
     federation: str
@@ -236,7 +237,7 @@ def truth_of(federation: str, seed: int) -> Truth | None:
 
 
 def plans_of(federation: str, layers: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the plans of a federation that the table has."""
+    """Return the plans, as names of shared layers, that the table has for a federation."""
     if federation in ADAPTED:
         return cuts_and_parts(layers)
     return subsets(layers)
@@ -273,7 +274,7 @@ def cuts_and_parts(layers: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def block_of(layer: str) -> str:
-    """Return the name of the layer whose adapters a layer has; its own without adapters.
+    """Return the name of the layer that an adapter's layer belongs to; other names are returned as they are.
 
     >>> block_of("blocks.0.lora_A"), block_of("head")
     ('blocks.0', 'head')
@@ -302,9 +303,9 @@ class Regret(Displayed):
     """The result of ``fl.regret``.
 
     Attributes:
-        name: of the rule and what it reads.
+        name: name of the rule, and of the metric that it reads.
         rows: a line for each federation and seed: the plan, and the points lost by it and by the constants.
-        left_out: why a federation and seed has no line, by ``federation seed N``.
+        left_out: why a federation and seed has no line; keys are ``FEDERATION seed N``.
     """
 
     name: str
@@ -366,7 +367,7 @@ class Regret(Displayed):
         return mean_interval(rows.groupby(source)[check_known("way", way, LOST)].mean())
 
     def summary(self) -> Summary:
-        """Return all lines."""
+        """Return the mean points lost, and the table."""
         return Summary.of_frame(self.text(), self.table)
 
     def text(self) -> str:
@@ -443,7 +444,7 @@ class Regret(Displayed):
 
 
 def line_of(truth: Truth, shared: Sequence[str]) -> dict[str, Any]:
-    """Return the line of a plan in one federation and seed.
+    """Return a plan's line of the table: its shared layers, and the points lost in one federation and seed.
 
     Raises:
         UsageError: the plan names an unknown layer, or is not in the table.

@@ -125,7 +125,7 @@ class Report(Displayed):
         """Draw one metric over the layers.
 
         Raises:
-            UsageError: the metric is not there.
+            UsageError: the report has no such metric.
         """
         self._rows(metric)
         tables = [last_round(table) for table in (self.frame, self.nulls) if len(table)]
@@ -161,7 +161,10 @@ class Report(Displayed):
         return [name for name in dict.fromkeys(wanted) if name in there]
 
     def text(self, metrics: Sequence[str]) -> str:
-        """Format measured values: the clients' own, or their medians for many clients or more than two variants."""
+        """Return measured values as text.
+
+        These are the clients' own values, or their medians for many clients or more than two variants.
+        """
         variants: list[tuple[str, str]] = []
         for metric in metrics:
             variants += [(metric, variant) for variant in self.shown_variants(metric)]
@@ -210,12 +213,12 @@ class Report(Displayed):
         return selected[selected["variant"] == variant]
 
     def of_rounds(self, rounds: int | Sequence[int]) -> Report:
-        """Return the report of some rounds."""
+        """Return a report with the rows of some rounds only."""
         some = self.table["round"].isin(as_list("rounds", rounds))
         return replace(self, table=self.table[some].reset_index(drop=True))
 
     def layer_map(self, width: float = 16.0) -> Figure:
-        """Draw the layers down and the rounds across (:func:`diagnostics.plots.layer_map`)."""
+        """Draw layers from top to bottom and rounds from left to right (:func:`diagnostics.plots.layer_map`)."""
         return plots.layer_map(self.header, self.table, width)
 
     def summary(self) -> Summary:
@@ -252,7 +255,7 @@ class Report(Displayed):
         return lines
 
     def conclusion(self) -> str:
-        """Return what to conclude: whether clients differ, or at which layer they do most, and what to do next."""
+        """Return the conclusion in words: whether clients differ, or at which layer most, and what to do next."""
         test = self.frame[self.frame["metric"] == "clients_differ"]
         results = test.set_index("variant")["value"].dropna()
         if {"differ", "p"} <= {*results.index} and results.index.is_unique:
@@ -302,7 +305,7 @@ def _numbers(table: pd.DataFrame) -> str:
 
 
 def last_round(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the last of several rounds."""
+    """Return the rows of the last round; all rows if they have no round."""
     several = table["round"].nunique() > 1
     if several:
         return table[table["round"] == table["round"].max()]
@@ -519,22 +522,24 @@ def in_words(
     return "\n".join([head, *(f"  {line}" for line in lines)])
 
 
-def _line(null: str, each: Mapping[str, Any], variant: str, full: bool) -> str:
-    trained_again = bool(each.get("kept"))
+def _line(null: str, result: Mapping[str, Any], variant: str, full: bool) -> str:
+    trained_again = bool(result.get("kept"))
     title = NULLS[null].title + " (models trained on the real data)" * trained_again
-    if each["variant"] not in ("", variant):
-        title += f" (variant {each['variant']})"
-    if not each["decided"]:
-        return f"no plan comes from {title}" + f": {each['status']}" * full
-    if each["same_draws"] and not each["same"]:
-        return f"the same plan comes from {each['same_draws']} of {each['draws']} draws of {title}"
+    if result["variant"] not in ("", variant):
+        title += f" (variant {result['variant']})"
+    if not result["decided"]:
+        return f"no plan comes from {title}" + f": {result['status']}" * full
+    if result["same_draws"] and not result["same"]:
+        return f"the same plan comes from {result['same_draws']} of {result['draws']} draws of {title}"
     if not full:
-        same_word = "the same" if each["same"] else "another"
+        same_word = "the same" if result["same"] else "another"
         return f"{same_word} plan comes from {title}"
-    title += f" in all of {each['draws']} draws" * (each["same"] and each["draws"] > 1)
-    title += f" ({each['status']})" * (each["status"] != "ok")
-    if not each["same"]:
-        shared_names = listing(each["shared"]) or "nothing"
+    title += f" in all of {result['draws']} draws" * (
+        result["same"] and result["draws"] > 1
+    )
+    title += f" ({result['status']})" * (result["status"] != "ok")
+    if not result["same"]:
+        shared_names = listing(result["shared"]) or "nothing"
         return f"another plan comes from {title}: it shares {shared_names}"
     follows = (
         "measuring on other samples changes nothing; what training made of yours may"

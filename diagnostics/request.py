@@ -33,10 +33,10 @@ CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure, and how: the arguments of :func:`~diagnostics.measure.diagnose`, and its rarely used settings.
+    """The arguments of :func:`~diagnostics.measure.diagnose`, checked, with its rarely used settings.
 
     Attributes:
-        metrics: each once, in the order given.
+        metrics: the metrics, each once, in the order given.
         loss, layers, batch, seed, samples, budget, progress, null: as in :func:`~diagnostics.measure.diagnose`.
         options: the options given for each metric, by name.
         probe: the samples on which clients' representations are compared, unless a metric's options name its own.
@@ -121,7 +121,7 @@ class Request:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Return the options of each metric as an object of its own type, checked."""
+        """Return the checked options of each metric, as an object of the metric's own type."""
         return {m.name: m.settings(**self.options[m.name]) for m in self.metrics}
 
     def layers_to_report(self, every: Sequence[Layer]) -> list[Layer]:

@@ -50,7 +50,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: the function that decides, and what it reads.
+    """A rule: a function that decides which layers are shared, and what it reads.
 
     Attributes:
         name: the function's name.
@@ -75,7 +75,7 @@ class Rule:
 
     @cached_property
     def takes(self) -> tuple[str, ...]:
-        """Return what the function takes after the values."""
+        """Return the names of the function's parameters after the values."""
         return tuple(inspect.signature(self.choose).parameters)[1:]
 
     @property
@@ -108,8 +108,8 @@ class Rule:
         """Return the names of the shared layers.
 
         Args:
-            names, values: of the layers, [L].
-            arguments: what the rule may take (:data:`GIVEN`) but the layers.
+            names, values: names and values of the layers, [L].
+            arguments: values for the rule's further parameters (:data:`GIVEN`), except ``layers``.
 
         Raises:
             RunError: the rule returns no layer, an unknown layer, or a number that is not from 1 to L.
@@ -454,7 +454,7 @@ def _check_asked(
 
 
 def default_rule(metric: str | None) -> str:
-    """Return the rule that reads a metric where none is named.
+    """Return the default rule of a metric.
 
     Raises:
         UsageError: the metric does not declare at which end of its scale clients differ.

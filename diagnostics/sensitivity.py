@@ -122,9 +122,9 @@ class SensitivityAccumulator:
         """Return the number of steps of each part that has any."""
         return [(self._steps - part - 1) // PARTS + 1 for part in range(self.parts)]
 
-    def _totals(self, each: Tensor) -> Tensor:
+    def _totals(self, part_sums: Tensor) -> Tensor:
         """Return a tensor's sum over all steps, then the sum of each part that has steps, [1 + parts]."""
-        return torch.cat([each.sum(0, keepdim=True), each[: self.parts]])
+        return torch.cat([part_sums.sum(0, keepdim=True), part_sums[: self.parts]])
 
     def _layer(self, reached: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return a layer's importance over all steps and over each part's, and each one's weight, [1 + parts].
@@ -326,7 +326,7 @@ class Sensitivity:
         """Return rows from the clients' accumulated importances, then those of each client's resamples.
 
         Args:
-            sizes: entries of each parameter, if known.
+            sizes: number of entries of each parameter, if known.
         """
         rows: list[Row] = []
         values, reasons = [], []

@@ -139,13 +139,13 @@ def through_time(
         done = set(report.frame["round"])
     left = [number for number in rounds if number not in done]
 
-    def chosen(found: Mapping[str, Any], most: int) -> dict[str, Any]:
+    def chosen(models_of_round: Mapping[str, Any], most: int) -> dict[str, Any]:
         for name in clients or ():
-            check_known("client", name, found)
-        names_chosen = clients or spaced(list(found), most)
+            check_known("client", name, models_of_round)
+        names_chosen = clients or spaced(list(models_of_round), most)
         return {
             name: client_model
-            for name, client_model in found.items()
+            for name, client_model in models_of_round.items()
             if name in names_chosen
         }
 
@@ -208,7 +208,7 @@ class Measuring(Listener):
     """Measures the locally trained models of a few clients while a run trains, and records the rows.
 
     Args:
-        task: the run's. Its configuration names the metrics.
+        task: the run's task. Its configuration names the metrics.
 
     Raises:
         UsageError: a metric is not registered, or does not fit the task.
@@ -246,7 +246,7 @@ class Measuring(Listener):
 
 
 def spaced(items: Sequence[Any], most: int) -> list[Any]:
-    """Return at most so many items, evenly spaced, with the first and the last."""
+    """Return at most ``most`` items, evenly spaced, with the first and the last."""
     at = np.linspace(0, len(items) - 1, min(most, len(items))).round().astype(int)
     return [items[k] for k in at]
 

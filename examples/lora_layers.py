@@ -75,7 +75,7 @@ def tables(choice: fl.Answer, costs: pd.DataFrame) -> dict[str, str]:
     """Return parts of the page by name: the answer, the ways, and the price of the decision."""
     arms, sent = choice.shown(), dict.fromkeys(ARMS, 0.0)
     assert choice.trained is not None
-    for way in choice.trained.asked.ways:
+    for way in choice.trained.question.ways:
         if way.plan is not None:
             sent[way.name] = fl.plan_cost(way.plan, costs)["bytes_up"]
     arms = arms[arms["way"].isin(ARMS)].drop(columns="note")

@@ -44,9 +44,9 @@ class Monitor:
 
     Args:
         data: {client: probe samples}, as of :func:`fl.diagnose <diagnostics.measure.diagnose>`.
-        metrics: names of metrics. Default: those of the layer map.
-        every: rounds from one measurement to the next.
-        samples: samples of each client to measure, at most.
+        metrics: names of metrics, by default those of the layer map.
+        every: the number of rounds from one measurement to the next.
+        samples: the largest number of samples of each client.
         out: a file for the rows, written again after each measurement.
         options: further arguments of :func:`fl.diagnose <diagnostics.measure.diagnose>`.
 
@@ -77,7 +77,7 @@ class Monitor:
         self._waiting: dict[int, dict[str, nn.Module]] = {}
 
     def step(self, models: Mapping[str, nn.Module], round: int) -> Report | None:
-        """Measure if it is time, and return the rows of this round, else None.
+        """Measure if this round is due, and return its rows; else return None.
 
         The models and torch's random state are left as they were.
 
@@ -132,10 +132,10 @@ class Monitor:
             self.step(self._waiting.pop(round), round)
 
     def layer_map(self, **how: Any) -> Figure:
-        """Draw the layers down and the rounds across, as :meth:`Report.layer_map`.
+        """Draw the layers from top to bottom and the rounds from left to right, as :meth:`Report.layer_map`.
 
         Raises:
-            UsageError: nothing was measured yet, or no metric of the map.
+            UsageError: nothing was measured yet, or none of the metrics that a map draws.
         """
         if self.report is None:
             raise UsageError(
@@ -146,7 +146,7 @@ class Monitor:
     # --- in the loops of others ---
 
     def trainer_callback(self, client: str, round: int | None = None) -> Any:
-        """Return a callback for a client's ``transformers.Trainer``. Without ``round`` each epoch is one."""
+        """Return a callback for a client's ``transformers.Trainer``. Without ``round`` each epoch counts as a round."""
         from transformers import TrainerCallback
 
         def at_end(args: Any, state: Any, control: Any, **how: Any) -> None:
@@ -157,7 +157,7 @@ class Monitor:
         return callback
 
     def lightning_callback(self, client: str, round: int | None = None) -> Any:
-        """Return a callback for a client's ``lightning.Trainer``. Without ``round`` each epoch is one."""
+        """Return a callback for a client's ``lightning.Trainer``. Without ``round`` each epoch counts as a round."""
         from lightning.pytorch import Callback
 
         def at_end(trainer: Any, module: nn.Module) -> None:

@@ -71,9 +71,9 @@ def regret(
             function of a :class:`run <fedlayers.run_result.RunResult>` that returns the shared layers or a plan.
         metric: what the rule reads. Default for a rule by name: federation sensitivity.
         rounds: rounds that are trained before the measurement.
-        federations: their names. Default: all of the table whose samples are here. Those that need files are left
-            out by name if there is no data root. So are those whose files are not below it.
-        seeds: the first seeds of each federation.
+        federations: names of federations. The default is all whose samples are available. Federations whose files are
+            missing are listed as left out.
+        seeds: the number of seeds of each federation, from the first on.
         options: ``k``, ``threshold`` and ``variant`` of :func:`select <diagnostics.select.select>`. A rule that takes
             ``null`` gets the null of permuted labels.
 
@@ -132,7 +132,7 @@ def regret(
 
 
 def start_of(federation: str) -> dict[str, Any]:
-    """Return what a run on a federation of the table starts from: for adapters a base, which is trained first.
+    """Return the keys of a run's initial weights: for adapters a base model, which is trained first.
 
     >>> start_of("heart")
     {}
@@ -144,14 +144,14 @@ def start_of(federation: str) -> dict[str, Any]:
 
 @cache
 def pretrained() -> TemporaryDirectory[str]:
-    """Return a folder with a run of the base, made once a process. The folder goes with the process."""
+    """Return a temporary folder with a run of the base model. It is made once, and removed when the process ends."""
     folder = TemporaryDirectory()
     run(dataset=BASE, algorithm="fedavg", out=f"{folder.name}/base", progress=False)
     return folder
 
 
 def measured_run(federation: str, seed: int, rounds: int, out: str) -> RunResult:
-    """Return a run of FedAvg on a federation of the table, which a rule is asked about."""
+    """Train FedAvg on a federation of the table, and return the run, from which a rule chooses layers."""
     return run(
         dataset=federation,
         algorithm="fedavg",
@@ -164,9 +164,9 @@ def measured_run(federation: str, seed: int, rounds: int, out: str) -> RunResult
 
 
 def available() -> tuple[list[str], dict[str, str]]:
-    """Return the federations whose samples are here, and why the others are not.
+    """Return the federations whose samples are available, and why each other one is not.
 
-    Some need files below the data root, the environment's ``FEDLAYERS_DATA_ROOT``.
+    Some need files below the data root, which the environment variable ``FEDLAYERS_DATA_ROOT`` names.
     """
     names, missing = [], {}
     for name in stored():
@@ -190,7 +190,7 @@ def rule_name(rule: str | Callable[..., Any]) -> str:
 
 
 def layers_named(rule: Callable[..., Any], trained: RunResult) -> tuple[str, ...]:
-    """Return the shared layers that a function of a run names.
+    """Call a user's function with a run, and return the shared layers that it names.
 
     Raises:
         UsageError: it returns no layer, or something else than names or a plan.

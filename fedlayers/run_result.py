@@ -44,9 +44,9 @@ class RunResult(Displayed):
     ['cleveland', 'hungarian', 'switzerland', 'va']
 
     Attributes:
-        engine: the engine with its last state, for everything else.
+        engine: the engine with the state of the last round.
         path: the run directory; None if nothing was kept on disk.
-        model, data: your own, as they were given.
+        model, data: the model and data from Python, as they were given; None if the configuration names them.
     """
 
     engine: Engine
@@ -251,7 +251,7 @@ def final_rows(
 def scores_text(
     frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = None
 ) -> str:
-    """Format the test scores after a round: for each model a line per client, and one for their weighted mean.
+    """Return the test scores after a round as text: for each model a line per client, and their weighted mean.
 
     Beyond eight clients it shows the lowest, the median and the highest of each score. The mean is weighted by training
     samples.
@@ -303,7 +303,7 @@ def scores_text(
 class Live:
     """One picture of several runs on validation samples, or on test samples if there are no others.
 
-    It is drawn a last time at the end of its block.
+    As a context manager, it draws a last time at the end of the block.
     """
 
     def __init__(self) -> None:
@@ -341,7 +341,7 @@ class LiveRun(Logger):
     """Adds one run to a picture while it trains.
 
     Args:
-        live: the picture, drawn a last time by its owner.
+        live: the picture. The code that made it draws it a last time.
         label: the run's name there; by default that of its algorithm.
     """
 
@@ -349,20 +349,20 @@ class LiveRun(Logger):
     label: str = ""
 
     def begin(self, run: LoggedRun) -> None:
-        """Take the rows that a resumed run has already."""
+        """Add the rows that a resumed run has already."""
         self.run = str(run.path)
         self.rows: list[Row] = []
         if run.path is not None and run.done:
             self.rows += rows.records(Run(run.path).rows()[1])
 
     def log(self, new: Sequence[Row]) -> None:
-        """Add the rows of a round."""
+        """Add the rows of a round to the picture, and draw it if it is a second old."""
         self.rows += new
         if self.live.cell.due:
             self.close(finished=False)
 
     def close(self, finished: bool) -> None:
-        """Give the picture all rows so far."""
+        """Draw the picture with all rows so far."""
         if self.rows:
             frame = rows.frame(self.rows)
             label = self.label or frame["algorithm"]

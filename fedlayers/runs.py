@@ -62,13 +62,13 @@ def run(
             its splits.
         model: a registered name, ``package.module:callable``, your own module, which is copied, or a callable that
             builds one.
-        plan: the layers that are shared: a plan or its path. ``auto`` measures and decides first.
+        plan: the layers that are shared: a plan or its path. With ``auto`` the run measures, and a rule decides.
         command: the command line, for the record.
         progress: show a progress bar.
         live: draw the main score over the rounds in the notebook's cell, again at most once a second.
-        log: where else rows are sent, live: ``trackio``, ``wandb`` (offline, unless WANDB_MODE says otherwise),
-            ``tensorboard``, objects of subclasses of :class:`fl.Logger <fl_core.rounds.recorder.Logger>`, or
-            ``package.module:Class``.
+        log: loggers that receive the rows during the run: ``trackio``, ``wandb`` (offline, unless WANDB_MODE says
+            otherwise), ``tensorboard``, objects of subclasses of :class:`fl.Logger <fl_core.rounds.recorder.Logger>`,
+            or ``package.module:Class``.
         backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster
             (:mod:`fedlayers.backends.cluster`), with the same bits as ``stack="off"``.
 
@@ -165,7 +165,7 @@ def resume(
 
 
 def default_instruments() -> Instruments:
-    """Return the diagnostics' observers, rules and listener. They are imported at the first call."""
+    """Return the observers, rules and listeners of diagnostics. They are imported at the first call."""
     from diagnostics.measure import instruments
     from diagnostics.through_time import Measuring
 

@@ -113,7 +113,7 @@ def last_evaluations(curves: pd.DataFrame) -> pd.DataFrame:
         level=1, sort_remaining=False
     )
     long_runs = trained.groupby(level=0, sort=False).filter(
-        lambda own: len(own) >= EVALUATIONS
+        lambda run_rows: len(run_rows) >= EVALUATIONS
     )
     return (
         long_runs.groupby(level=0, sort=False)

@@ -105,7 +105,7 @@ def titles(text: str) -> str:
     >>> titles("anti over lg_fedavg")
     'Anti over LG-FedAvg'
     """
-    return _WORD.sub(lambda found: ALGORITHMS.get(found[0], found[0]), text)
+    return _WORD.sub(lambda match: ALGORITHMS.get(match[0], match[0]), text)
 
 
 def dataset(name: str) -> str:

@@ -119,8 +119,8 @@ def _about(path: Path) -> tuple[list[Header], list[int]]:
     return run_headers, lengths
 
 
-def _damaged(path: Path, found: object) -> CorruptError:
-    shown = " ".join(repr(found).split())  # one line
+def _damaged(path: Path, contents: object) -> CorruptError:
+    shown = " ".join(repr(contents).split())  # one line
     return CorruptError(
         f"{path} must be a file of packed rows; got {shown}. Restore it, or make its rows again."
     )

@@ -138,20 +138,20 @@ class Ranking:
 
 
 def first_shares(
-    each: pd.DataFrame, ranking: Ranking, resamples: int = 2000
+    scores: pd.DataFrame, ranking: Ranking, resamples: int = 2000
 ) -> pd.Series:
     """Return each algorithm's share of resamples with the best mean rank. Ties are divided.
 
     The seeds of every dataset are drawn with replacement, the same for all algorithms, and their medians ranked.
 
     Args:
-        each: dataset, method, seed, value.
+        scores: dataset, method, seed, value.
     """
     draws, names = np.random.default_rng(0), list(ranking.blocks.index)
     sign = -1 if ranking.higher_is_better else 1
     totals = np.zeros((resamples, len(names)))
     for dataset in ranking.blocks.columns:
-        of_dataset = each[each["dataset"] == dataset].pivot(
+        of_dataset = scores[scores["dataset"] == dataset].pivot(
             index="seed", columns="method", values="value"
         )
         values = of_dataset.reindex(columns=names).dropna().to_numpy(dtype=np.float64)

@@ -29,15 +29,18 @@ PLAIN_SGD: dict[str, Any] = {
 
 
 def by_method(
-    base: RunConfig, methods: Iterable[str], own: Mapping[str, Mapping[str, Any]]
+    base: RunConfig,
+    methods: Iterable[str],
+    method_keys: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, RunConfig]:
     """A configuration for each algorithm, under its name.
 
     Args:
-        own: what a method has beyond the base, by its name.
+        method_keys: what a method has beyond the base, by its name.
     """
     return {
-        name: base.with_keys(algorithm=name, **own.get(name, {})) for name in methods
+        name: base.with_keys(algorithm=name, **method_keys.get(name, {}))
+        for name in methods
     }
 
 

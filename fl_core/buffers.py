@@ -107,15 +107,15 @@ class _Renewal:
 
 @dataclass(frozen=True, eq=False)
 class BufferRules:
-    """The rules of a model's buffers by name, and what is computed again after a mean."""
+    """The rules of a model's buffers by name, and the buffers that are computed again after a mean."""
 
     by_name: Mapping[str, str] = field(default_factory=dict)
     renewals: tuple[_Renewal, ...] = ()
 
     def rule(self, name: str, tensor: Tensor) -> str:
-        """Return a tensor's rule. Without a row floats are averaged, and the largest of integers counts.
+        """Return a tensor's rule. By default floats are averaged, and of integers the largest is taken.
 
-        Tensors of a type that has no mean are constant.
+        A tensor of a type that has no mean must be the same at all clients.
         """
         rule = self.by_name.get(name)
         if rule is not None:
@@ -241,7 +241,7 @@ def check_constant(name: str, first: Tensor, other: Tensor) -> None:
     """Check that two clients have the same values of a buffer that has no mean.
 
     Raises:
-        UsageError: they differ.
+        UsageError: the values differ.
     """
     if not equal(first, other):
         kind = _kind(first)
@@ -255,7 +255,7 @@ def check_shape(model: nn.Module, name: str, before: Tensor, after: Tensor) -> N
     """Check that a forward pass has not resized a buffer of a model.
 
     Raises:
-        UsageError: names the buffer.
+        UsageError: the buffer has another shape. The message names it.
     """
     if before.shape != after.shape:
         shape = tuple(before.shape)

@@ -70,7 +70,7 @@ OWN = "own"
 
 
 class Mark(Enum):
-    """What a key is for, next to its type."""
+    """The purpose of a key, in addition to its type."""
 
     CODE = "may name code, package.module:name"
     DRAW = "an option of the partition over clients"
@@ -78,10 +78,10 @@ class Mark(Enum):
 
 @dataclass(frozen=True)
 class Also:
-    """What a key takes in a call, next to the type that is stored.
+    """The type that a key takes in a call from Python, in addition to the stored type.
 
     Attributes:
-        hint: its type.
+        hint: the further type.
     """
 
     hint: Any
@@ -89,7 +89,7 @@ class Also:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Reading):
-    """The data, and their partition over clients. Defaults: see fedlayers list datasets."""
+    """The data, and their partition over clients. Defaults: see ``fedlayers list datasets``."""
 
     dataset: Annotated[str, Mark.CODE, Also(Path | Sequence[str | Path])] = "heart"
     """Dataset: a name, your file or folder, several tables (one per client), or package.module:function."""
@@ -407,11 +407,11 @@ class Own(TypedDict):
 def with_own(
     config: RunConfig | None, data: Any = None, model: Any = None, **keys: Any
 ) -> tuple[RunConfig, Own]:
-    """Return the configuration with other values of keys, and beside it the data and the model from Python.
+    """Return the configuration with other values of keys, and with it the data and the model from Python.
 
     Args:
         config: None for the default one.
-        data: as of :func:`fl_core.data.loading.as_data`, read by the configuration's keys.
+        data: as for :func:`fl_core.data.loading.as_data`. The configuration's keys say how a table is read.
         model: a module, a callable that builds one, or a name.
 
     Raises:
@@ -443,7 +443,7 @@ def weights_of(class_weights: str) -> tuple[float, ...] | str | None:
     (None, 'balanced', (1.0, 2.5))
 
     Raises:
-        UsageError: the text is neither one of these words nor numbers.
+        UsageError: the text is neither ``balanced`` nor a list of numbers.
     """
     if class_weights in CLASS_WEIGHTS:
         if class_weights == CLASS_WEIGHTS[0]:
@@ -477,8 +477,8 @@ OF_RECIPE = (
 def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig:
     """Return the configuration with the dataset's defaults, after a check of names and numbers.
 
-    Data from Python give their name, and their recipe or the general one. They and the model are as in :class:`Own`.
-    What is given stands, also where it is zero:
+    Data from Python bring their name and defaults. They and the model are as in :class:`Own`. A key that is given keeps
+    its value, also a zero:
 
     >>> given = {"epochs": 0, "weight_decay": 0.0, "amsgrad": False, "loss_options": {}, "rounds": 40, "eval_every": 7}
     >>> found = resolve(RunConfig(dataset="heart", loss="focal", **given))
@@ -620,7 +620,7 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
 
 
 def is_file(dataset: str) -> bool:
-    """Return whether a dataset is a file or folder, or several files, and no name."""
+    """Return whether a dataset is a path of a file or folder, or several paths, and not a name."""
     return dataset not in DATASETS and not is_outside(dataset)
 
 

@@ -25,13 +25,13 @@ ROWS = 20
 
 @dataclass(frozen=True)
 class Summary:
-    """What an object shows.
+    """The contents of an object's display, as text and as HTML.
 
     Attributes:
-        lead: one sentence or a few, each on its own line.
+        lead: one sentence or several, each on its own line.
         columns, rows: one table. Without columns there is none.
         layers: for each layer from input to output, whether it is shared. It is empty without a plan.
-        end: what follows the table.
+        end: a text below the table.
     """
 
     lead: str
@@ -51,7 +51,7 @@ class Summary:
         return cls(lead, [str(name) for name in frame.columns], rows, layers or {}, end)
 
     def text(self) -> str:
-        """Return at most :data:`LINES` lines."""
+        """Return the summary as text of at most :data:`LINES` lines."""
         lines = self.lead.splitlines()
         if self.columns:
             lines += aligned([self.columns, *(map(_cell, row) for row in self.rows)])
@@ -60,7 +60,7 @@ class Summary:
         return "\n".join([*lines, *self.end.splitlines()])
 
     def html(self) -> str:
-        """Return plain HTML, without script. Its colours follow the page's.
+        """Return the summary as plain HTML, without script. Its colours follow the page's.
 
         There is no SVG: JupyterLab removes its tags from a notebook that it does not trust yet.
         """
@@ -103,7 +103,7 @@ class Displayed:
     """An object that shows its :meth:`summary` as text and in a notebook."""
 
     def summary(self) -> Summary:
-        """Return what the object shows."""
+        """Return the contents of the object's display."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -120,7 +120,7 @@ def _cell(value: object) -> str:
 
 
 def aligned(rows: Sequence[Any]) -> list[str]:
-    """Return rows of cells as lines with aligned columns."""
+    """Return rows of cells as lines of text whose columns are aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
@@ -170,7 +170,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    r"""Return text with control characters, line ends and turns of direction as escapes.
+    r"""Return text with control characters, line ends and changes of writing direction as escapes.
 
     >>> printable("Café\n\x00")
     'Café\\n\\x00'
@@ -211,7 +211,7 @@ _NAME = re.compile(r"(?<![\w'\"`./\\=\[(-])[a-z][a-z_]*(?![\w'\"`/\\=\[(-]|\.\w)
 
 
 def with_flags(text: str, flags: Mapping[str, str]) -> str:
-    """Return a message of Python with the flags of the command line in place of keywords.
+    """Return an error message with flags of the command line in place of Python's keywords.
 
     >>> flags = {"label_column": "--label", "exclude": "--exclude", "keep_ids": "--keep-ids", "options": "--option"}
     >>> with_flags("Pass label_column='died at', exclude=['id', 'no'], keep_ids=True.", flags)
@@ -260,9 +260,9 @@ def in_html(text: str) -> str:
 
 
 def in_csv(value: object) -> Any:
-    """Return a cell of a CSV table. A text that a spreadsheet would compute begins with an apostrophe.
+    """Return a cell of a CSV table. An apostrophe is put before a text that a spreadsheet would compute.
 
-    A text with semicolons becomes several cells where these separate a list. Each of them begins so.
+    Spreadsheets may split a text at semicolons, so each part gets an apostrophe if it needs one.
 
     >>> in_csv("=cmd()"), in_csv("-1"), in_csv(-1)
     ("'=cmd()", '-1', -1)

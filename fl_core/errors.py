@@ -49,7 +49,7 @@ LONGEST = 2000
 
 
 class Shortened(Exception):
-    """An error whose message has at most :data:`LONGEST` signs."""
+    """An error whose message has at most :data:`LONGEST` characters."""
 
     def __init__(self, *args: Any) -> None:
         if args and isinstance(args[0], str) and len(args[0]) > LONGEST:
@@ -95,7 +95,7 @@ UNGUARDED = 93
 
 
 def end_unguarded() -> None:
-    """End a process that imports the user's script if that trains meanwhile. The first process reports it."""
+    """End a worker process that imports the user's script, if the script starts training at its import."""
     import multiprocessing  # with sockets, which messages alone do without
 
     if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -224,7 +224,7 @@ CLOSE = 0.6
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is nearest to one, or an empty text. Capitals count as small letters.
+    """Return the known name nearest to ``name``, or an empty text. Case is ignored.
 
     A name is near if another tool uses the word for the same thing, if the spelling is similar, or if one of both
     begins with the other. Names of other lengths must have two letters next to each other in common.
@@ -294,7 +294,7 @@ class ByName(dict[str, Any]):
 
 
 def readable(name: str) -> str:
-    """Return a name for a list of names: in quotes if it has a comma, or no letter or digit.
+    """Return a name for a printed list of names. It is in quotes if it has a comma, or no letter or digit.
 
     >>> print(listing(map(readable, ["fc1", ".", ",", "", "a, b"])))
     fc1, '.', ',', '', 'a, b'
@@ -315,11 +315,11 @@ def as_list(
     (('cka',), (1,), (0, 1))
 
     Args:
-        name: of the argument, for the message.
-        empty, distinct: whether it may have no value, and whether no value may be there twice.
+        name: name of the argument, for the message.
+        empty, distinct: whether the list may be empty, and whether repeated values are refused.
 
     Raises:
-        UsageError: there is no value, or one is there twice.
+        UsageError: there is no value, or a value is repeated.
     """
     listed = listed.tolist() if hasattr(listed, "tolist") else listed  # an array
     if listed is None:
@@ -343,7 +343,7 @@ def about(
     raised: type[Exception] = UsageError,
     way: str = "",
 ) -> Iterator[None]:
-    """Begin the message of an error with what it is about.
+    """Let messages of errors in the ``with`` block begin with ``what``.
 
     >>> with about("heart.csv"):
     ...     raise UsageError("a row is missing")
@@ -352,9 +352,9 @@ def about(
     fl_core.errors.UsageError: heart.csv: a row is missing
 
     Args:
-        kind: of the errors. Others pass.
-        raised: the type of the error that takes their place.
-        way: what to do.
+        kind: the types of errors that are changed. Others pass.
+        raised: the type of the error that is raised in their place.
+        way: advice that ends the message.
     """
     try:
         yield
@@ -367,10 +367,10 @@ def about(
 
 
 def damaged(path: Path | str, *kinds: type[Exception]) -> AbstractContextManager[None]:
-    """Report an error as damage of a stored file.
+    """Report errors in the ``with`` block as damage of a stored file.
 
     Args:
-        kinds: of errors; by default ValueError, which says that a value makes no sense.
+        kinds: types of errors; by default ValueError.
     """
     return about(f"{path} is damaged", kinds or (ValueError,), CorruptError)
 
@@ -381,7 +381,7 @@ def check_options(
     """Check that a function or class takes all given options.
 
     Args:
-        what: has the options, as in messages: ``model 'mlp'``.
+        what: what has the options, for messages, such as ``model 'mlp'``.
 
     Raises:
         UsageError: an option is unknown. The message names it, the nearest known one, and all known ones.
@@ -399,21 +399,21 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Bound(NamedTuple):
-    """A bound on a value: its words in an error, and whether a value keeps it."""
+    """A bound on a value: its words in an error, and a function that tests a value."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
 class OneOf(NamedTuple):
-    """A choice of names: what they are, and which there are."""
+    """A choice of names: the word for one of them, and the valid names."""
 
     kind: str
     names: Collection[str]
 
 
 def at_least(least: int) -> Bound:
-    """Return the bound of numbers from ``least``."""
+    """Return the bound "at least ``least``"."""
     return Bound(f"at least {least}", lambda value: value >= least)
 
 
@@ -438,13 +438,13 @@ Share = Annotated[float, Bound("at most 1", lambda value: value <= 1)]
 
 @dataclass(frozen=True)
 class MapOf:
-    """An object with any names whose values all have this form."""
+    """A form of stored data: a dictionary with any keys, whose values all have one form."""
 
     form: Any
 
 
 class Dialect(NamedTuple):
-    """Where values come from: what stands for a type there, and the types' words in a message."""
+    """The source of values, such as Python or JSON: its types, and their words in a message."""
 
     stands_for: Mapping[Any, Any]
     words: Mapping[Any, str]
@@ -452,7 +452,10 @@ class Dialect(NamedTuple):
 
 
 def short_value(value: object) -> str:
-    """Return a value for an error message. Of a long or complex value only the type is shown, to hide clients' data."""
+    """Return a value for an error message.
+
+    A long or complex value is shown by its type alone, to hide clients' data.
+    """
     text = ""
     if isinstance(value, str | int | float | Path | None):
         text = repr(value)
@@ -493,7 +496,7 @@ def _alternatives(hint: object) -> tuple[Any, ...]:
 def fits(value: object, hint: object, dialect: Dialect = _NUMPY) -> bool:
     """Return whether a value has an annotated type, or keeps a :class:`Bound`.
 
-    One value may stand for a list of one. A truth value is no number.
+    A single value is accepted for a list. A truth value is no number.
     """
     if isinstance(hint, Bound):
         return bool(hint.holds(value))
@@ -572,7 +575,7 @@ def check_type(
         numpy: whether a number may be NumPy's.
 
     Raises:
-        UsageError: it has another type.
+        UsageError: the value has another type.
     """
     hints = _alternatives(hint)
     dialect = _NUMPY if numpy else _PYTHON
@@ -583,7 +586,7 @@ def check_type(
 
 
 def checked(function: Function) -> Function:
-    """Return a function that first checks the kinds of its arguments by its annotations.
+    """Return a function that first checks its arguments by its annotations.
 
     One value may stand for a list. Annotations that name a type for type checkers alone are not checked. The function
     runs with gradients, outside of inference mode, and with float32 as torch's default type.
@@ -604,7 +607,7 @@ def checked(function: Function) -> Function:
     fl_core.errors.UsageError: train(): missing a required argument: 'rounds'
 
     Raises:
-        UsageError: names the argument, its kinds and its value.
+        UsageError: an argument has another type. The message names it, its types and its value.
     """
     signature = inspect.signature(function)
 
@@ -700,7 +703,7 @@ def python_number(value: Any) -> Any:
 
 
 def python_values(value: Any) -> Any:
-    """Return the same, also within lists and dictionaries, with a vector of NumPy as a list.
+    """Return a value with NumPy's numbers as Python's, also within lists and dictionaries. A vector becomes a list.
 
     >>> import numpy as np
     >>> python_values({"sizes": (np.int64(8), 4), "alpha": np.array([0.5, 1.0])})
@@ -723,7 +726,7 @@ def check_value(name: str, value: Any, bound: Bound, way: str = "") -> None:
         way: what to do, for the message.
 
     Raises:
-        UsageError: the value is not.
+        UsageError: the value is not within the bound.
     """
     number = isinstance(value, Real) and not isinstance(value, bool)
     finite = ""
@@ -740,7 +743,7 @@ def check_values(
     """Check values by name against the bounds in the annotations of a class or a function. None is not checked.
 
     Args:
-        where: the beginning of a message.
+        where: the beginning of an error message.
         way: what to do, for the message.
 
     Raises:
@@ -756,9 +759,9 @@ def check_values(
             check_value(f"{where}{name}", value, bound, way)
 
 
-def check_fields(found: object, where: str = "") -> None:
-    """Check the fields of a dataclass as :func:`check_values`."""
-    check_values(vars(found), type(found), where)
+def check_fields(options: object, where: str = "") -> None:
+    """Check the fields of a dataclass object against their annotations, as :func:`check_values` does."""
+    check_values(vars(options), type(options), where)
 
 
 @cache
@@ -785,7 +788,7 @@ def read_options(name: str, config: type, values: Mapping[str, Any]) -> Any:
     """Return a dataclass of options with the given values. Numbers and lists may be texts.
 
     Args:
-        name: of what has the options, for messages.
+        name: name of what has the options, for messages.
 
     Raises:
         UsageError: a value of the wrong type or out of bounds, or none for an option without a default.
@@ -835,16 +838,16 @@ WAYS = ("block", "module")
 # --- stored JSON ---
 
 
-def validate(found: object, form: object, name: str = "") -> str:
+def validate(value: object, form: object, name: str = "") -> str:
     """Describe the first place where a value does not have the expected form, or return ``""``.
 
     Args:
         form: a type; None; :data:`COUNT`, :data:`DIGEST` or :data:`NUMBER`; several forms as a tuple; ``[form]``
             for a list of any length; :class:`MapOf`; or a dictionary of forms by name. There a ``?`` marks optional
             names, and other names may have any value.
-        name: of the value.
+        name: name of the value, for the text.
     """
-    return next(_faults(found, form, name), "")
+    return next(_faults(value, form, name), "")
 
 
 def _faults(found: object, form: object, name: str) -> Iterator[str]:
@@ -877,17 +880,17 @@ def _faults(found: object, form: object, name: str) -> Iterator[str]:
                 yield f"{at}{key} is missing"
 
 
-def _wrong(found: object, name: str, forms: tuple[Any, ...]) -> str:
-    return _must_be(name or _IT, forms, found, _JSON)
+def _wrong(value: object, name: str, forms: tuple[Any, ...]) -> str:
+    return _must_be(name or _IT, forms, value, _JSON)
 
 
 def read_as(kind: Any, value: Any, what: str, name: str = "") -> Any:
-    """Return what :func:`dataclasses.asdict` gave of a type as that type again. Lists become tuples where it has these.
+    """Rebuild an object from the result of :func:`dataclasses.asdict`. Lists become tuples where the type has them.
 
     Args:
         kind: a dataclass, a tuple, a dictionary, a plain type, or one of these or None.
-        what: has the value, as in messages: ``a plan``.
-        name: of the value within it.
+        what: what has the value, for messages, such as ``a plan``.
+        name: name of the value within it.
 
     Raises:
         UsageError: names the first field that is unknown (and the nearest known one), missing, or of another type.
@@ -937,11 +940,11 @@ def _missing(kind: Any, values: Mapping[str, Any]) -> str:
     return ""
 
 
-def check_stored(path: Path, found: object, form: object) -> None:
+def check_stored(path: Path, contents: object, form: object) -> None:
     """Refuse the contents of a stored file that do not have a form.
 
     Raises:
-        CorruptError: names the file, and its first fault.
+        CorruptError: the contents have another form. The message names the file and the first fault.
     """
-    if fault := validate(found, form):
+    if fault := validate(contents, form):
         raise CorruptError(f"{path} is damaged: {fault}")

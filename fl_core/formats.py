@@ -43,7 +43,8 @@ def check_table(path: Path, rows: int, columns: int) -> None:
     fl_core.errors.UsageError: ... must have at most 65,536 columns; got 100,000. Leave some out.
 
     Raises:
-        UsageError: names the file, and the option of :func:`fl_core.storage.check_unpacked` for data that are meant.
+        UsageError: they would. The message names the file, and the option of :func:`fl_core.storage.check_unpacked`
+            that allows it.
     """
     if columns > COLUMNS:
         raise UsageError(
@@ -54,10 +55,10 @@ def check_table(path: Path, rows: int, columns: int) -> None:
 
 
 def check_lines(path: Path, data: bytes, keys: int) -> None:
-    """Refuse lines of JSON, of which each gets a cell for each of the first one's keys.
+    """Refuse lines of JSON whose table, with a cell for each line and key, would take far more memory than the file.
 
     Raises:
-        UsageError: as of :func:`check_table`.
+        UsageError: as for :func:`check_table`.
     """
     check_table(path, data.count(b"\n") + 1, keys)
 
@@ -221,7 +222,7 @@ def check_plain(path: Path, field: Any) -> None:
     """Refuse a column of Arrow that is nested, binary, or of a type of its own.
 
     Raises:
-        UsageError: names the column and its type.
+        UsageError: the column is of such a type. The message names both.
     """
     from pyarrow import types
 
@@ -251,7 +252,7 @@ def check_scans(data: bytes) -> None:
     ValueError: it has more than 100 scans
 
     Raises:
-        ValueError: says so.
+        ValueError: the JPEG has too many scans.
     """
     at = scans = 0
     if data.count(b"\xff" + _SCAN) <= SCANS:
@@ -288,7 +289,7 @@ def check_images(
         channels: of the prepared images.
 
     Raises:
-        UsageError: one of them, or all together, would take far more memory than their files have bytes.
+        UsageError: an image, or all together, would take far more memory than their files have bytes.
     """
     packed = [os.stat(file).st_size for file in files]
     n_pixels = [width * height for width, height in sizes]

@@ -69,7 +69,7 @@ TOWARDS = {
 
 
 def kind_of(path: Path | str) -> Kind:
-    """Return what a path is, by the names of its files.
+    """Return the kind of a path, by the names of its files.
 
     >>> kind_of("nowhere").value
     'nothing there'
@@ -104,20 +104,20 @@ def kind_of(path: Path | str) -> Kind:
 
 
 def runs_in(path: Path) -> list[str]:
-    """Return the runs right in a folder."""
+    """Return the names of the runs directly in a folder."""
     entries = sorted(islice(path.glob("*"), LOOKED_AT))
     return [str(folder) for folder in entries if (folder / "config.json").is_file()]
 
 
 def wrong_kind(path: Path | str, needed: str, rule: str) -> UsageError:
-    """Return the error for a path of another kind than is needed: what it is, and what to do with it.
+    """Return the error for a path of another kind than is needed. It names both kinds, and a command for the path.
 
     >>> print(wrong_kind("nowhere", "run", "a directory with a config.json"))
     run must be a directory with a config.json; got 'nowhere', nothing there. Correct the path. ...
 
     Args:
         needed: the kind of path: ``run``, ``diagnosis``, ``exported model`` or ``table``.
-        rule: what it must be.
+        rule: what the path must be, in words.
     """
     kind = kind_of(path)
     way = TOWARDS.get((needed, kind), NEXT[kind])

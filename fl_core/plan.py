@@ -73,7 +73,7 @@ class Layer:
 
     @property
     def label(self) -> str:
-        """Return the name that a person reads.
+        """Return the name for display, with the class of a module that has only a number.
 
         >>> Layer("0", ("0.weight",), kind="Linear").label
         '0 Linear'
@@ -151,7 +151,7 @@ class Evidence:
             with each client's epochs of ``fine_tuning`` at ``fine_tuning_rate`` after the last round.
         status: ``ok``, or an adjustment (a clipped cut, for instance).
         data, checkpoint: digests of the measured data and checkpoint.
-        seed, version: of the measurement.
+        seed, version: seed of the measurement, and version of this package.
         race: the outcome in words, if a race decided.
     """
 
@@ -212,7 +212,7 @@ class Evidence:
         return [printable(line) for line in lines]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data. A plan that no race decided has no entry for it."""
+        """Return the evidence as plain data for JSON."""
         data = asdict(self)
         if not data["race"]:
             del data["race"]
@@ -368,7 +368,7 @@ class LayerPlan(Displayed):
         return f"LayerPlan({marks}; [] = shared, {by}{how})"
 
     def summary(self) -> Summary:
-        """Return the plan as a strip, with its evidence in words."""
+        """Return the plan as a strip of layers, with its evidence in words."""
         lead = "\n".join([f"By {self.why.rule}", *self.why.lines()])
         return Summary(lead, layers=self.by_layer())
 
@@ -468,7 +468,7 @@ class LayerPlan(Displayed):
         """Check that a model's tensors are exactly the plan's.
 
         Raises:
-            UsageError: names the first tensors that only one of the two has.
+            UsageError: they differ. The message names the first tensors that only one of the two has.
         """
         # with torch, which a stored plan goes without
         from fl_core.tree import named_tensors
@@ -493,7 +493,7 @@ class LayerPlan(Displayed):
     # --- on disk, and elsewhere ---
 
     def to(self, form: str) -> Any:
-        """Return what another framework needs to follow the plan, as plain JSON (:data:`FORMS`).
+        """Return the plan in the form of another framework, as plain data for JSON (:data:`FORMS`).
 
         >>> layers = [Layer("fc1", ("fc1.weight", "fc1.bias")), Layer("fc2", ("fc2.weight", "fc2.bias"))]
         >>> LayerPlan.all_but_last(layers).to("fl4health")
@@ -515,7 +515,7 @@ class LayerPlan(Displayed):
         return content
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data with a digest of the whole plan, from which :meth:`from_json` gives an equal plan."""
+        """Return the plan as plain data with a digest. :meth:`from_json` makes an equal plan of it."""
         data = {
             "format": FORMAT,
             "layers": [_stored(layer) for layer in self.layers],
@@ -526,7 +526,7 @@ class LayerPlan(Displayed):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LayerPlan:
-        """Read a plan. If its digest does not match, it was edited, and its rule states this.
+        """Return the plan from the data of :meth:`to_json`. If the digest does not match, the plan is marked as edited.
 
         Raises:
             UsageError: the format is another, a key is missing or unknown, or the contents are not a plan.

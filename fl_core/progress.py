@@ -78,7 +78,7 @@ class Lines:
             print(line, file=sys.stderr, flush=True)
 
     def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
-        """Ignore the words after a bar."""
+        """Ignore the text that a bar would show at its end."""
 
 
 class Cell:
@@ -152,8 +152,8 @@ def progress_bar(
     Args:
         total: the number of steps. ``initial`` of them are done already.
         what: the name of the work. ``unit`` is that of one step.
-        shown: write anything at all.
-        leave: leave the bar on the terminal at the end, or the last line of short work.
+        shown: whether anything is written.
+        leave: whether the bar stays on the terminal at the end, or the last line of short work is written.
     """
     if shown and not (sys.stderr.isatty() or in_notebook()):
         return Lines(total, what, unit, initial, leave)

@@ -30,8 +30,8 @@ class Registry(Displayed, Generic[Member]):
 
     Args:
         kind: the kind of a member in error messages.
-        package: has the modules of the members, such as ``fl_core.algorithms``, or is the one module.
-        adopt: (an object from outside, its name) -> a member. It is called for objects without the decorator.
+        package: the package with the modules of the members, such as ``fl_core.algorithms``, or a single module.
+        adopt: a function (object, name) -> member, for objects from outside without the decorator.
 
     >>> from fl_core.algorithms.base import ALGORITHMS
     >>> "fedavg" in ALGORITHMS
@@ -58,8 +58,8 @@ class Registry(Displayed, Generic[Member]):
         """Register a member. Decorators call this.
 
         Args:
-            made_from: the class or function under the decorator. The same one may come again, as when a notebook's cell
-                is executed twice.
+            made_from: the class or function under the decorator. The same one may be added again, for instance by a
+                notebook's cell that is executed twice.
 
         Raises:
             UsageError: another member has that name.
@@ -133,37 +133,40 @@ class Registry(Displayed, Generic[Member]):
         check_known(self.kind, name, self._members)
         return self._members[name]
 
-    def _from_outside(self, name: str, made: object) -> Member:
-        origin = (getattr(made, "__module__", ""), getattr(made, "__qualname__", ""))
+    def _from_outside(self, name: str, member: object) -> Member:
+        origin = (
+            getattr(member, "__module__", ""),
+            getattr(member, "__qualname__", ""),
+        )
         names = [key for key, place in self._origins.items() if place == origin]
         if names:
             return self._members[names[0]]
-        return self.adopt(made, name)
+        return self.adopt(member, name)
 
     def summary(self) -> Summary:
-        """Return each name with a line about it."""
+        """Return a table of the names, with a line of description each."""
         lines = list(self.summaries().items())
         lead = f"{len(lines)} {self.kind}s"
         return Summary(lead, [self.kind, ""], lines)
 
-    def name_of(self, made: Any) -> str:
+    def name_of(self, member: Any) -> str:
         """Return the name by which a configuration finds a class with a ``name``.
 
-        A class of a module that others can import has its place, ``package.module:Class``. A class of a script or of a
-        notebook's cell is registered under its own name in this process.
+        A class in a module that can be imported is named ``package.module:Class``. A class in a script or a notebook's
+        cell is registered under its own name in this process.
 
         Raises:
-            UsageError: the class is no such member.
+            UsageError: the class is not of this registry's kind.
         """
-        module, path = made.__module__, made.__qualname__
-        self.adopt(made, path)
-        if made in self.own.values():
-            return str(made.name)
+        module, path = member.__module__, member.__qualname__
+        self.adopt(member, path)
+        if member in self.own.values():
+            return str(member.name)
         attribute = getattr(sys.modules[module], path, None)
-        if module != "__main__" and attribute is made:
+        if module != "__main__" and attribute is member:
             return f"{module}:{path}"
-        self.add(made.name, made, made)
-        return str(made.name)
+        self.add(member.name, member, member)
+        return str(member.name)
 
     def members(self) -> dict[str, Member]:
         """Return all members by name."""
@@ -280,7 +283,7 @@ def attach(
     Args:
         package: the package's ``__name__``.
         file: its ``__file__``. The imports below its ``if TYPE_CHECKING:`` are read.
-        wrap: changes each of its functions, for users of the package alone.
+        wrap: a function that wraps each function of the package for its users.
 
     >>> import fl_core.models
     >>> look_up, names, public = attach("fl_core.models", fl_core.models.__file__)

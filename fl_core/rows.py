@@ -134,7 +134,7 @@ def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the lines of a table as plain data, with None for what is missing."""
+    """Return the lines of a table as plain data, with None for missing values."""
     rows: list[dict[str, Any]] = (
         table.astype(object).where(table.notna(), None).to_dict("records")
     )
@@ -179,10 +179,10 @@ def check_rows(what: Path | str, lines: Iterable[Any]) -> pd.DataFrame:
     """Return the frame of rows that somebody else made.
 
     Args:
-        what: their file or sender, which an error names.
+        what: the file or sender of the rows, for errors.
 
     Raises:
-        CorruptError: one has other columns or types than the schema, or a value that does not fit its status.
+        CorruptError: a row has other columns or types than the schema, or a value that contradicts its status.
     """
     lines = list(lines)
     if not all(map(_is_row, lines)):
@@ -244,7 +244,7 @@ def read_header(path: Path) -> dict[str, Any]:
     return header
 
 
-def _refusal(path: Path, found: str) -> UsageError:
+def _refusal(path: Path, contents: str) -> UsageError:
     if kind_of(path) not in (Kind.DIAGNOSIS, Kind.FILE):
         there = path.exists() or path.name != "rows.jsonl"
         return wrong_kind(
@@ -253,7 +253,7 @@ def _refusal(path: Path, found: str) -> UsageError:
             "a folder or file of fedlayers diagnose",
         )
     return UsageError(
-        f"{path} must be a file of rows; got {found}. Make one with fedlayers diagnose."
+        f"{path} must be a file of rows; got {contents}. Make one with fedlayers diagnose."
     )
 
 
@@ -428,7 +428,7 @@ def main_score(there: Container[str]) -> str:
 
 
 def selecting_scores(task: str, named: str | None = None) -> tuple[str, ...]:
-    """Return the scores that select in a kind of task, or the one that is named.
+    """Return the scores that select the best round of a kind of task, or only the named one.
 
     >>> selecting_scores("regression"), selecting_scores("classification"), selecting_scores("survival", "loss")
     (('loss',), ('macro_f1', 'loss'), ('loss',))
@@ -464,9 +464,10 @@ def used_model(models: Container[str]) -> str:
 
 
 def without_score(table: pd.DataFrame) -> pd.Series:
-    """Return which rows lack a score that their client's samples cannot give, such as AUROC of one class.
+    """Return whether each row lacks a score that its client's samples cannot give, bool [rows].
 
-    It is missing for every model and in every round, so a model that diverged does not count.
+    Such a score, as AUROC of one class, is missing for every model and in every round. A model that diverged does not
+    count.
     """
     keys = [table[name] for name in ("seed", "split", "client", "metric")]
     never = table["value"].isna().groupby(keys, dropna=False).transform("all")
@@ -497,7 +498,7 @@ def left_out(lacking: pd.DataFrame) -> list[str]:
 
 
 def of_class(name: str, positive: str) -> str:
-    """Return the suffix of a score's name if it is that of the positive class; empty for other scores.
+    """Return the suffix ``of CLASS`` for a score of the positive class; empty for other scores.
 
     >>> of_class("auroc", "died"), of_class("macro_f1", "died")
     (" of 'died'", '')

@@ -59,7 +59,7 @@ UNKNOWN = Interval(math.nan, math.nan, math.nan)
 class Estimate(NamedTuple):
     """An estimated mean, its standard error and the degrees of freedom of Student's t.
 
-    Error and freedom are NaN without a spread. Then there is no interval, and nothing may be claimed.
+    Error and degrees of freedom are NaN if the values show no spread. There is no interval then.
     """
 
     value: float
@@ -146,12 +146,14 @@ def mean_interval(
 
 
 def paired(scores: pd.DataFrame, pairs: Sequence[tuple[Any, Any]]) -> pd.DataFrame:
-    """Return by how much columns exceed others, with 95 % intervals that hold together.
+    """Return the differences of pairs of columns, with simultaneous 95 % intervals.
 
-    The intervals are those of :func:`mean_interval`, with Bonferroni's correction. Equal differences have none.
+    The intervals are those of :func:`mean_interval`, with Bonferroni's correction. There is none if all differences are
+    equal.
 
     Args:
-        scores: seeds x what is compared. A seed without one of two values is left out.
+        scores: a row for each seed, a column for each thing that is compared. A seed without one of two values is left
+            out.
         pairs: names of two columns each.
 
     Returns:
@@ -172,10 +174,10 @@ def paired(scores: pd.DataFrame, pairs: Sequence[tuple[Any, Any]]) -> pd.DataFra
 def halves(
     groups: NDArray[Any], strata: NDArray[np.int64] | None = None, seed: int = 0
 ) -> NDArray[np.int64]:
-    """Deal the samples of a federation to two halves, and return the half of each, 0 or 1.
+    """Split the samples of a federation into two random halves, and return the half of each, 0 or 1.
 
-    A fit on one half is scored on the other. Each stratum is dealt by itself (:func:`halves_of_one`), so that a site
-    deals its client's samples as one machine deals those of all.
+    A fit on one half is scored on the other. Each stratum is split separately (:func:`halves_of_one`), so that a site
+    splits its client's samples as one machine splits those of all.
 
     >>> halves(np.array([5, 5, 6, 7, 7, 8]), np.array([0, 0, 0, 1, 1, 1])).tolist()
     [0, 0, 1, 1, 1, 0]
@@ -209,11 +211,11 @@ def halves(
 def halves_of_one(
     groups: NDArray[Any], number: int, seed: int = 0
 ) -> NDArray[np.int64]:
-    """Deal a client's samples to two halves, and return the half of each, 0 or 1.
+    """Split a client's samples into two random halves, and return the half of each, 0 or 1.
 
     A group, such as a patient, stays whole. The halves differ by at most one group. An odd one is in the half of the
-    client's number, so that clients of one sample are divided, too. The deal depends on the order of the groups' names,
-    the client's number and the seed.
+    client's number, so that clients of one sample are divided, too. The split depends on the order of the groups'
+    names, the client's number and the seed.
 
     >>> [halves_of_one(np.array([3]), number).tolist() for number in range(3)]
     [[0], [1], [0]]
@@ -246,7 +248,7 @@ def stratified_mean(
     >>> stratified_mean(values, strata=alone) == stratified_mean(values, strata=joined)
     True
 
-    Without a spread nothing is claimed: of one value, of equal ones, or of one group.
+    The error is NaN without a spread: for one value, equal values, or one group.
 
     >>> some = (np.array([0.2]), None), (np.full(6, 0.1), None), (np.arange(3.0), np.array([7, 7, 7]))
     >>> found = [stratified_mean(each, groups=groups) for each, groups in some]
@@ -292,7 +294,7 @@ class GroupSums(NamedTuple):
 
     Attributes:
         draws: the number of groups.
-        share: the sum of weights. ``total``: that of weighted values.
+        share: the sum of weights. total: the sum of weighted values.
         shares: the sum over groups of their squared weights.
         squares: the sum over groups of their squared weighted values.
         products: the sum over groups of their weight times their weighted value.
@@ -359,9 +361,10 @@ def mean_over_seeds(
 ) -> Estimate:
     """Return the mean over seeds of paired differences, with the variance over seeds and that over samples.
 
-    Few seeds show little of their own variance. So it shrinks to the pooled one, each weighted by its freedom. It is at
-    least that of the samples which seeds do not share. The variance over shared samples is added once. The degrees of
-    freedom are Welch's (1947). One seed has the variance over samples alone, so its result holds for that run only.
+    The variance over few seeds is estimated poorly. So it is averaged with the pooled one, each weighted by its degrees
+    of freedom. It is at least the variance over the samples that seeds do not share. The variance over shared samples
+    is added once. The degrees of freedom are Welch's (1947). One seed has the variance over samples alone, so its
+    result holds for that run only.
 
     >>> pooled = Estimate(0.0, 0.2, 6.0)
     >>> found = mean_over_seeds(np.array([0.3, 0.5, 0.4]), Estimate(0.4, 0.1, 80.0), pooled, overlap=0.5)
@@ -370,8 +373,9 @@ def mean_over_seeds(
 
     Args:
         differences: one for each seed.
-        sampled: its ``error`` is that over the samples of one seed.
-        pooled: its ``error`` is the standard deviation of such differences over seeds, of all pairs together.
+        sampled: an estimate whose ``error`` is that over the samples of one seed.
+        pooled: an estimate whose ``error`` is the standard deviation of such differences over seeds, pooled over all
+            pairs.
         overlap: the share of samples that two seeds have in common.
     """
     n, mean = len(differences), float(differences.mean())
@@ -408,12 +412,12 @@ def _pool_single(
 
 
 def simultaneous(estimates: Sequence[Estimate]) -> pd.DataFrame:
-    """Return differences with intervals and p-values that hold together.
+    """Return differences with simultaneous intervals and p-values.
 
     P-values are corrected by Holm, and intervals by Bonferroni. An interval that disagrees with its p-value ends at 0.
 
     Args:
-        estimates: all that are compared. One without a spread has p-value 1 and no interval.
+        estimates: all differences that are compared. One without a spread has p-value 1 and no interval.
 
     Returns:
         Columns ``difference``, ``low``, ``high`` and ``p_value``.
@@ -448,8 +452,8 @@ def holm(p_values: Values) -> NDArray[np.float64]:
 def design_effect(values: NDArray[Any], groups: NDArray[Any]) -> float:
     """Return by how much groups, such as patients, raise the variance of a mean, at least 1 (Kish, 1965).
 
-    It is the squared sums of the groups' deviations over the sum of squared deviations. Equal values say nothing of
-    it. It is then the mean size of a group.
+    It is the sum of the groups' squared sums of deviations, divided by the sum of squared deviations. If all values are
+    equal, it is the mean size of a group.
 
     >>> design_effect(np.repeat([1.0, 0.0], 50), np.arange(100) // 10), design_effect(np.arange(4), np.arange(4))
     (10.0, 1.0)
@@ -470,7 +474,7 @@ def share_interval(successes: int, trials: int, effect: float = 1.0) -> Interval
     [0.53, 0.3, 0.75]
 
     Args:
-        effect: the :func:`design_effect`, by which the trials count less.
+        effect: the :func:`design_effect`. The number of trials is divided by it.
 
     Raises:
         UsageError: there are no trials, or more successes than trials.

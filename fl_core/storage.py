@@ -56,19 +56,19 @@ def sha(data: bytes) -> str:
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:
-    """Return JSON in its stored form."""
+    """Return data as the bytes of JSON that are stored: indented by 1, with a line end."""
     return json.dumps(data, indent=1, allow_nan=False).encode() + b"\n"
 
 
 def sign(data: Mapping[str, Any]) -> bytes:
-    """Return JSON with a digest of its other entries in the last entry."""
+    """Return the bytes of JSON with an added last entry: a digest of all other entries."""
     return json_bytes({**data, "sha256": sha(json_bytes(data))})
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file and missing folders atomically: a reader sees the old contents or the new ones.
 
-    What killed processes have left of the same file is removed.
+    Temporary files that killed processes have left of the same file are removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     Folder(path.parent).write(path.name, data)
@@ -84,7 +84,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     write_atomically(path, json_bytes(data))
 
 
-def check_version(path: Path | str, found: object, wanted: str) -> bool:
+def check_version(path: Path | str, stored: object, wanted: str) -> bool:
     """Return whether a stored format is ``wanted``, such as ``"fedlayers.plan/2"``, and not of another kind.
 
     Raises:
@@ -92,14 +92,14 @@ def check_version(path: Path | str, found: object, wanted: str) -> bool:
     """
     kind, _, number = wanted.rpartition("/")
     kind_pattern = re.escape(kind)
-    match = re.fullmatch(rf"{kind_pattern}/([1-9][0-9]{{0,8}})", str(found))
+    match = re.fullmatch(rf"{kind_pattern}/([1-9][0-9]{{0,8}})", str(stored))
     if match and int(match[1]) != int(number):
         newer = int(match[1]) > int(number)
         remedy = "An older fedlayers wrote it: train again"
         if newer:
             remedy = "A newer fedlayers wrote it: update yours"
         raise UsageError(
-            f"{path} must have the format {wanted}; got {found}. {remedy}."
+            f"{path} must have the format {wanted}; got {stored}. {remedy}."
         )
     return bool(match)
 
@@ -108,7 +108,7 @@ def check_folder(path: Path) -> None:
     """Refuse a folder for results that is a run, a file or the root of all folders.
 
     Raises:
-        UsageError: names the path.
+        UsageError: it is one of these. The message names the path.
     """
     if path.resolve().parent == path.resolve():
         raise UsageError(
@@ -125,10 +125,10 @@ def check_folder(path: Path) -> None:
 
 
 def check_no_links(folder: Path) -> None:
-    """Refuse a folder with a symbolic link anywhere below, through which runs would be read or written elsewhere.
+    """Refuse a folder with a symbolic link at any depth, because runs would be read or written elsewhere.
 
     Raises:
-        CorruptError: names the link.
+        CorruptError: there is a link. The message names it.
     """
     for above, folders, names in os.walk(folder):
         for path in (os.path.join(above, name) for name in (*folders, *names)):
@@ -143,7 +143,7 @@ NAME_BYTES, PATH_BYTES = 255, 1000
 
 
 def is_file_name(name: str) -> bool:
-    r"""Return whether a relative name can be one of a file below a folder.
+    r"""Return whether a relative name is valid for a file below a folder, on all systems.
 
     >>> is_file_name("blobs/a.json"), is_file_name("a//b"), is_file_name("../a"), is_file_name("a" * 256)
     (True, False, False, False)
@@ -166,7 +166,7 @@ class Folder:
     The directory's own path may contain links. Links, pipes and devices below it are refused without waiting for them.
 
     Args:
-        links: follow links below it, as in the user's own folders, such as a cache of models.
+        links: whether links below it are followed, as in a user's cache of models.
 
     Raises:
         CorruptError: from every method, if a name leads through a link, or to a pipe, a device or a folder.
@@ -178,7 +178,7 @@ class Folder:
         self.links = links
 
     def file(self, name: str) -> Path:
-        """Return the path of a name that nothing has, or a regular file, in folders that are no links."""
+        """Return the path of a file's name, after a check that no link, pipe or device is in the way."""
         parts = name.split("/")
         if not is_file_name(name):
             shown = name[:NAME_BYTES]
@@ -219,7 +219,7 @@ class Folder:
         """Return the bytes of a file.
 
         Raises:
-            CorruptError: it does not exist.
+            CorruptError: the file does not exist.
         """
         path = self.file(name)
         try:
@@ -234,7 +234,7 @@ class Folder:
             most: the largest allowed number of bytes. The default is the machine's memory.
 
         Raises:
-            CorruptError: it does not exist, or is larger. Then nothing is read.
+            CorruptError: the file does not exist, or is larger. Then nothing is read.
         """
         path = self.file(name)
         check_size(path, self.size(name), most, CorruptError)
@@ -242,10 +242,10 @@ class Folder:
             return path.read_bytes()
 
     def read_signed(self, name: str, *shapes: object) -> dict[str, Any]:
-        """Return the data of a file from :func:`sign`.
+        """Return the data of a JSON file that :func:`sign` wrote, after a check of its digest.
 
         Args:
-            shapes: forms that it must have, each as :func:`fl_core.errors.check_stored` takes it.
+            shapes: forms that the data must have, each as for :func:`fl_core.errors.check_stored`.
 
         Raises:
             CorruptError: the file is missing, any byte differs, or it has another form.
@@ -337,7 +337,7 @@ class Folder:
 
         Raises:
             BusyError: another process holds it.
-            CorruptError: what is to be locked is no regular file.
+            CorruptError: the file to lock is no regular file.
         """
         path = self.file("lock")
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "rb+")
@@ -456,7 +456,7 @@ def tensor_sizes(path: Path) -> dict[str, int]:
     """Return the elements of each tensor of a safetensors file, by its header alone. All together fill the file.
 
     Raises:
-        UsageError: it is no regular file. ValueError: its header is damaged, or the file has another size.
+        UsageError: the path is no regular file. ValueError: the header is damaged, or the file has another size.
     """
     size = check_regular(path)
     with opened(path) as file:
@@ -522,7 +522,7 @@ RATIO = 100
 
 
 def memory() -> int:
-    """Return the bytes of memory that this machine has, or a number beyond all if its system does not say."""
+    """Return the bytes of memory of this machine, or a very large number if the system does not tell."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError):
@@ -538,7 +538,7 @@ def check_size(
     """Refuse a file before it is read, if it has more bytes than ``most``, or than the machine has memory.
 
     Raises:
-        fault: names the file, its size and the limit.
+        fault: the file is larger. The message names the file, its size and the limit.
     """
     if n_bytes > (memory() if most is None else most):
         if most is None:
@@ -604,7 +604,7 @@ def read_text(path: Path, most: int | None = None) -> str:
     """Return the text of a regular file that a user names, as UTF-8 of at most ``most`` bytes.
 
     Raises:
-        UsageError: as of :func:`check_regular`. UnicodeDecodeError: it is not UTF-8.
+        UsageError: as for :func:`check_regular`. UnicodeDecodeError: the text is not UTF-8.
     """
     text = read_bytes(path, most).decode()
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -660,7 +660,7 @@ def check_toml(text: str) -> None:
     ValueError: an integer has more than 18 digits
 
     Raises:
-        ValueError: says what it has.
+        ValueError: the text has too many tables or digits. The message says how many.
     """
     bare = _TOML_STRINGS.sub("s", text)
     if _DOTTED.search(bare):
@@ -675,7 +675,7 @@ def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:
     """Refuse a packed file before it is unpacked, if that would take far more bytes than the file has.
 
     Raises:
-        UsageError: names the file, both sizes, and a way for data that are meant.
+        UsageError: it would. The message names the file, both sizes, and a setting that allows them.
     """
     check_size(f"{path}, unpacked,", unpacked)
     if unpacked > max(most_unpacked(), RATIO * packed):
@@ -780,7 +780,7 @@ def check_values(text: str) -> None:
     """Refuse a text of JSON before it is parsed, if its values would take far more memory than the text.
 
     Raises:
-        ValueError: says how many values it may have.
+        ValueError: there are too many values. The message has the limit.
     """
     most = max(VALUES, len(text) // BYTES_EACH)
     if sum(map(text.count, _STRUCTURE)) <= most:
@@ -792,7 +792,7 @@ def check_values(text: str) -> None:
 
 
 def format_bytes(n_bytes: float) -> str:
-    """Format a number of bytes.
+    """Return a number of bytes as text with a unit, such as ``1.5 MB``.
 
     >>> format_bytes(999), format_bytes(1000), format_bytes(5_440_000)
     ('999 B', '1 kB', '5.44 MB')

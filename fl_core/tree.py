@@ -81,7 +81,7 @@ def load(module: nn.Module, tree: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def assign(targets: Mapping[str, Tensor], tree: Mapping[str, Tensor]) -> None:
-    """Copy a tree's values into these tensors, whose names it has."""
+    """Copy a tree's values into the tensors of the same names."""
     for name, target in targets.items():
         target.copy_(tree[name])
 
@@ -275,7 +275,7 @@ class Mean:
     number of trees, memory holds two sums of each entry and one product.
 
     Args:
-        rules: those of the model's buffers.
+        rules: the rules of the model's buffers.
     """
 
     def __init__(self, rules: BufferRules | None = None) -> None:
@@ -421,7 +421,7 @@ def preserve_state(*models: nn.Module) -> Iterator[None]:
 
 
 def make_dense(model: nn.Module) -> list[Any]:
-    """Let embeddings with sparse gradients have dense ones, of the same values, and return these modules."""
+    """Switch embeddings with sparse gradients to dense ones of the same values, and return these modules."""
     sparse: list[Any] = [m for m in model.modules() if getattr(m, "sparse", 0) is True]
     for module in sparse:
         module.sparse = False
@@ -516,7 +516,7 @@ def set_mode(model: nn.Module, mode: str) -> Iterator[None]:
     Everything is restored afterwards as by :func:`preserve_state`.
 
     Raises:
-        UsageError: the mode is another one.
+        UsageError: the mode is neither.
     """
     check_known("mode", mode, ("eval", "train"))
     with preserve_state(model):
@@ -561,7 +561,7 @@ def copied(model: Module) -> Module:
     """Return a deep copy of a module.
 
     Raises:
-        UsageError: it cannot be copied.
+        UsageError: the module cannot be copied.
     """
     try:
         return copy.deepcopy(model)
@@ -576,7 +576,7 @@ def copied(model: Module) -> Module:
 
 
 def plain(model: object) -> Any:
-    """Return the module inside nn.DataParallel and torch.compile; any other as it is.
+    """Return the module inside nn.DataParallel or torch.compile; other modules are returned as they are.
 
     >>> type(plain(nn.DataParallel(nn.Linear(2, 1)))).__name__
     'Linear'

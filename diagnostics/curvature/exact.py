@@ -75,11 +75,12 @@ _NAME = re.compile(r"(\w+?)Backward\d+")
 
 
 def verdicts(logits: Tensor, parameters: Tree) -> tuple[dict[str, str], dict[str, str]]:
-    """Return for each parameter that reaches the logits why they are not piecewise linear in it, and why samples mix.
+    """Return why the logits are not piecewise linear in each parameter, and why it mixes samples.
 
-    A text is empty if there is no reason. Each errs on one side only. An operation counts as nonlinear unless it is
-    known to be piecewise linear. A parameter that is used more than once (tied) has both reasons. Samples mix behind a
-    batch normalisation by the batch's own statistics. Other ways to mix them are not seen here.
+    Both are {parameter: reason} for the parameters that reach the logits; a reason is empty if there is none. An
+    operation counts as nonlinear unless it is known to be piecewise linear. A parameter that is used more than once
+    (tied) has both reasons. Samples mix after a batch normalisation with the batch's own statistics. Other operations
+    that mix samples are not detected here.
     """
     if logits.grad_fn is None:
         return {}, {}
@@ -323,10 +324,11 @@ def gauss_newton_terms(
     tensors: Tree,
     generator: torch.Generator,
 ) -> Iterator[Tree]:
-    """Yield random draws whose mean is the trace of the Gauss-Newton block, of each parameter.
+    """Yield random draws for each parameter. Their mean is the trace of its Gauss-Newton block.
 
     With signs r_n of the factors S_n of :func:`factors`, E ||J_n^T S_n r_n||^2 = tr J_n^T S_n S_n^T J_n. Parameters of
-    tapped modules have a term of each sample, [n]. Those of ``tensors`` add up the samples before they square.
+    tapped modules have a term for each sample, [n]. For ``tensors`` the gradients are summed over samples, then
+    squared.
     """
     combine, signs = factors(loss, logits, y)
     while True:
@@ -369,7 +371,7 @@ def factors(loss: Loss, logits: Tensor, y: Tensor) -> tuple[Combine, Tensor]:
 def hessians(loss: Loss, logits: Tensor, y: Tensor) -> Tensor:
     """Return d2 loss_n / d logits_n^2 [n, C, C] by automatic differentiation.
 
-    The samples' losses are independent.
+    Each sample's loss must depend on its own logits alone.
     """
     with torch.enable_grad():
         logits = logits.detach().requires_grad_()

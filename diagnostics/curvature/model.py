@@ -42,8 +42,8 @@ class Estimate(NamedTuple):
 
     Attributes:
         value, stderr: the trace and its standard error; 0 if it is exact.
-        passes: random probes of a batch, at least.
-        n: samples.
+        passes: the smallest number of random probes of a batch.
+        n: number of samples.
         ended: whether the budget ended before the last batch or probe.
     """
 
@@ -66,7 +66,7 @@ class Differentiable:
     Attributes:
         parameters: by exact name, in the type of the computation. All require gradients, frozen ones too.
         buffers: copies, by exact name.
-        clock: of the metric.
+        clock: the metric's time budget.
     """
 
     def __init__(
@@ -118,10 +118,10 @@ class Differentiable:
     def batches(
         self, data: Data, batch: int | None
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield the number, x and y of each batch until the budget ends.
+        """Yield (number of the batch, x, y) until the budget ends.
 
         Raises:
-            NoValue: it ends before the first batch.
+            NoValue: the budget ends before the first batch.
         """
         for index, (x, y) in enumerate(batches(data, batch, self.model)):
             if not index:
@@ -221,7 +221,7 @@ def differentiable_once(gradients: Iterable[Tensor | None]) -> bool:
 
 
 def no_second_derivative(error: RuntimeError) -> str:
-    """Return the status for an operation that cannot be differentiated twice; raise any other error again."""
+    """Return a status if the error means that an operation has no second derivative; else raise the error again."""
     text = str(error)
     if "not implemented" in text:
         return f"no second derivative: {text.splitlines()[0]}"
@@ -237,9 +237,9 @@ class Tap:
     """The record of one call of a module, for per-sample gradients.
 
     Attributes:
-        norms: its formula for squared per-sample gradients.
-        edge: the edge of its output in the graph.
-        a: its input.
+        norms: the module's formula for squared norms of per-sample gradients.
+        edge: the edge of the module's output in the autograd graph.
+        a: the module's input, [n, ...].
     """
 
     norms: Norms
@@ -301,7 +301,7 @@ def parameter_name(path: str, local: str) -> str:
 
 
 def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
-    """Return the taps of batch number ``index``; refuse if one is missing.
+    """Return the recorded calls of batch number ``index``, or refuse if one is missing.
 
     Raises:
         UsageError: this batch uses a module in another way than the first did.
@@ -317,7 +317,7 @@ def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
 
 
 def are_coupled(run: Differentiable, x: Tensor, y: Tensor) -> bool:
-    """Return True if losses depend on other samples: on their input, or for tokens on outputs of modules."""
+    """Return True if a sample's loss depends on other samples, by their inputs or by outputs of their tokens."""
     leaf = x.detach().clone()
     leaf.requires_grad_(leaf.is_floating_point())
     paths = [path for path, module in run.model.named_modules() if path]
@@ -345,7 +345,8 @@ def squares(
 ) -> Tree:
     """Return squared norms of gradients of sum(cotangent * logits).
 
-    They are those of each sample, [n], for every parameter of the tapped modules, and one of each of the ``tensors``.
+    Parameters of the tapped modules have one norm for each sample, [n]. Each of ``tensors`` has one norm for the whole
+    batch.
     """
     targets: list[Any] = [tap.edge for tap in taps.values()]
     targets += tensors.values()
@@ -359,7 +360,10 @@ def squares(
 def squared_norms(
     gradients: Mapping[str, Tensor | None], taps: Mapping[str, Tap]
 ) -> Tree:
-    """Return squared norms, from gradients at the outputs of tapped modules, by path, and of tensors, by name."""
+    """Return squared norms by parameter.
+
+    ``gradients`` holds those at module outputs by path, and of tensors by name.
+    """
     squares = {}
     for key, gradient in gradients.items():
         if gradient is not None and key in taps:
@@ -412,7 +416,7 @@ def _shared(module: Any, a: Tensor, passes: int) -> Norms | None:
 def patches_of(
     module: Any, a: Tensor
 ) -> tuple[Patches, tuple[int, ...], int, tuple[int, ...]]:
-    """Return the patches of a module's input, their shape, the outputs of a group, and the shape of the positions."""
+    """Return a module's input patches, their shape, the output channels of a group, and the shape of the positions."""
     if isinstance(module, nn.Linear):
         tokens = a.reshape(len(a), 1, -1, a.shape[-1]).mT
         return (

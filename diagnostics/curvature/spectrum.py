@@ -41,9 +41,9 @@ class SpectrumResult:
     Attributes:
         eigenvalues: in descending order. They may be negative.
         errors: the norm of each residual H v - lambda v. An eigenvalue of H lies within this distance.
-        weights: of the eigenvalues in the spectral density that the first, random vector gives.
+        weights: the weight of each eigenvalue in the spectral density that the first random vector gives.
         estimator: for instance ``"lanczos(tol=0.001), error = residual"``.
-        n_params, n_samples: parameters of the layer, samples of the data.
+        n_params, n_samples: number of the layer's parameters, and of samples.
         status: ``"ok"``, or why there are no values.
     """
 
@@ -64,11 +64,11 @@ class Lanczos:
     orthogonal to all before, continues the search. It ends when such a vector has added no value to the largest.
 
     Attributes:
-        basis: the vectors. The product with the last comes next. They are gone when done.
-        values, errors: the largest eigenvalues until now, and bounds of the norms of their residuals.
-        weights: the squared parts of the first vector along their eigenvectors.
-        done: whether the values are precise, or the vectors as many as allowed.
-        products: how many were received.
+        basis: the vectors so far. :meth:`add` expects the product with the last. The list is emptied at the end.
+        values, errors: the largest eigenvalues so far, and bounds on the norms of their residuals.
+        weights: the squared components of the first vector along the eigenvectors.
+        done: whether the values are precise enough, or the largest number of vectors is reached.
+        products: the number of products so far.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Lanczos:
         self.basis = torch.cat([self.basis, vector.unsqueeze(0)])
 
     def add(self, product: Tensor) -> None:
-        """Receive the product with the last vector. What is orthogonal to the basis is the next."""
+        """Add the product with the last vector. Its part orthogonal to the basis becomes the next vector."""
         self.products += 1
         column = self.basis @ product
         rest = product - column @ self.basis

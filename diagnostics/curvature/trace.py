@@ -107,8 +107,8 @@ def layer_traces(
     curvature. The variance is then about as many times a single layer's as there are layers, whereas a single layer's
     product costs as much as half the network.
 
-    The time that the clock tells is within a factor of two of the measurement's on most networks. Here it is counted
-    in floating-point operations:
+    The clock's estimate of the remaining time is within a factor of two on most networks. This example counts
+    floating-point operations in place of time:
 
     >>> from unittest.mock import patch
     >>> from fl_core.layers import layers_of
@@ -131,13 +131,13 @@ def layer_traces(
 
     Args:
         layers: name of a layer -> its parameters.
-        shared: layers whose signs lie in the weights.
+        shared: layers that are probed by random signs in their weights.
         kind: ``"exact"`` (see :func:`.exact.exact_terms`), ``"ggn"`` for probes of the Gauss-Newton matrix (see
             :func:`.exact.gauss_newton_terms`), or ``"hessian"`` for probes of the Hessian.
         probes: number of probes at most, and at least 2: the errors come from the differences between them. If exact,
             the number of passes.
         error: relative standard error of a batch at which no further probe is drawn.
-        total: samples of the data.
+        total: number of samples in the data.
 
     Raises:
         NoValue: a layer has no product with its block.
@@ -257,14 +257,14 @@ def _hessian_terms(
     losses: Tensor,
     taps: Mapping[str, Tap],
     tensors: Tree,
-    own: Collection[str],
+    perturbed: Collection[str],
     layer_of: Mapping[str, str],
     generator: torch.Generator,
 ) -> Iterator[Tree]:
     """Yield probes: u_n^T H_n u_n [n] of each tapped module, and v^T H v of each tensor.
 
     Args:
-        own: the parameters of tapped modules that are perturbed.
+        perturbed: the parameters of tapped modules that are perturbed.
         layer_of: the layer of each module and tensor.
 
     Raises:
@@ -281,8 +281,8 @@ def _hessian_terms(
         draw_of(
             run.model.get_submodule(path),
             tap.a,
-            parameter_name(path, "weight") in own,
-            parameter_name(path, "bias") in own,
+            parameter_name(path, "weight") in perturbed,
+            parameter_name(path, "bias") in perturbed,
         )
         for path, tap in taps.items()
     ]
@@ -323,7 +323,7 @@ def by_pyhessian(
     """Return the estimate of one layer's trace by PyHessian.
 
     Raises:
-        NoValue: the package gives no value.
+        NoValue: PyHessian gives no finite value.
     """
     from pyhessian import hessian
 
@@ -538,8 +538,8 @@ class Way(NamedTuple):
     """How one layer's trace is obtained.
 
     Attributes:
-        how: the estimator's name; empty without a value.
-        note: why no exact value is taken. Empty if an estimate was asked for.
+        how: the name of the estimator; empty without a value.
+        note: why the value is not exact. Empty if the caller chose an estimate.
         status: why there is no value.
     """
 

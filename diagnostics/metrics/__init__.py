@@ -29,7 +29,7 @@ class PlotStyle:
         meaning: a few words beneath it, such as ``"higher = sharper"``.
         log: whether the axis is logarithmic.
         symbol: the heading of its column in a printed plan. Empty: ``value``.
-        variants: looks of variants that differ from the metric's own, {variant: {attribute: value}}.
+        variants: styles of variants that differ from the metric's own, {variant: {attribute: value}}.
     """
 
     label: str = ""
@@ -39,7 +39,7 @@ class PlotStyle:
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def for_variant(self, variant: str | None) -> PlotStyle:
-        """Return how a variant is drawn: as the metric, unless it has a look of its own."""
+        """Return the style of a variant: the metric's, with the attributes that differ."""
         if variant is not None and variant in self.variants:
             return PlotStyle(**self.variants[variant])
         return self
@@ -47,18 +47,18 @@ class PlotStyle:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a metric without its code.
+    """The facts about a metric that do not need its code.
 
     Attributes:
         name: the function's name, which the rows contain.
         description, direction: one line each. The direction states the meaning of a higher value.
-        how: how it is obtained, and what its options change, for the list of metrics.
+        how: how the metric is computed, and what its options change, for the list of metrics.
         variants: variants of its rows, the default first.
-        look: how it is drawn.
+        look: the style of its pictures.
         pairs: whether a value belongs to two clients.
         distance: for pairs: whether a value is a distance (0 = same) and not a similarity (1 = same).
-        requires: what it reads of a client: the ``losses`` of its samples, ``samples`` without labels, or only the
-            ``weights``.
+        requires: what the metric reads of a client: the ``losses`` of its samples, ``samples`` without labels, or only
+            the ``weights``.
         features: the samples whose outputs it reads: the common ``probe``, or each client's ``own``. Empty: neither.
         classes: whether it needs labels that are classes, and so has no value for other tasks.
         separable: whether it needs a loss of each sample alone, and so has no value for survival.

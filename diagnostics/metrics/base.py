@@ -243,13 +243,13 @@ class LayerProbe:
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """Return batches (x, y) on the model's device."""
+        """Return the client's batches (x [n, ...], y [n]) on the model's device."""
         how, who = self.measurement, self.subject
         return list(batches(who.data, how.batch, who.model))
 
     @property
     def samples(self) -> Batch:
-        """Return all samples in one batch (x, y)."""
+        """Return all of the client's samples as one batch (x [n, ...], y [n])."""
         x, y = zip(*self.batches, strict=True)
         return torch.cat(x), torch.cat(y)
 
@@ -259,14 +259,14 @@ def layer_metric(
 ) -> Callable[[LayerFunction], LayerFunction]:
     """Register a formula of one layer as a metric under its own name.
 
-    The function takes (model, layer, probe) and maybe options, as those of :func:`metric`. It is called once for each
-    client and layer, with the client's model in eval mode, the layer and the client's :class:`LayerProbe`. It returns a
-    number. If ``variants`` are named, it returns a dict of a number or a :class:`NoValue` for each. It raises
+    The function takes (model, layer, probe), and options as for :func:`metric` if it has any. It is called once for
+    each client and layer, with the client's model in eval mode, the layer and the client's :class:`LayerProbe`. It
+    returns a number. If ``variants`` are named, it returns a dict of a number or a :class:`NoValue` for each. It raises
     ``NoValue("why")`` if there is none. It may not change the model. A layer outside the forward pass has no value,
     unless only weights are read.
 
     Raises:
-        UsageError: as of :func:`metric`.
+        UsageError: as for :func:`metric`.
 
     >>> from diagnostics.metrics.base import layer_metric
     >>> @layer_metric(description="number of a layer's weights", direction="higher = more", requires="weights")
@@ -291,7 +291,7 @@ def layer_metric(
 
 
 def of_weights(tensors: str) -> dict[str, Any]:
-    """Return the columns of an exact value of a layer's weights, or of all its tensors."""
+    """Return attributes of a metric: it is an exact function of a layer's weights, or of all its tensors."""
     suffix = ""
     if tensors == "all":
         suffix = ", all tensors"

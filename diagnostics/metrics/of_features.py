@@ -345,7 +345,8 @@ class KnnProbe(ProbeOptions):
     """The options of the nearest-neighbour probe: neighbours, distance, and the samples to classify.
 
     Attributes:
-        neighbours: how many vote. There is no value unless more samples train, since all would vote.
+        neighbours: the number of neighbours that vote. There is no value unless the training samples are more than
+            these.
         distance: ``"cosine"`` or ``"euclidean"``.
 
     Raises:

@@ -366,7 +366,7 @@ def federation_sensitivity(measurement: Measurement, options: Sensitivity) -> li
     2). It is 1 at the first layer and never falls. The measurement's layers must be all layers of the network, because
     the sums start at the first.
 
-    Memory: one batch's activations and gradients; of each tensor one number a part of the batches.
+    Memory: one batch's activations and gradients, and for each tensor one number for each part of the batches.
 
     Raises:
         UsageError: as in :func:`diagnostics.gradients.one_pass`.
@@ -436,7 +436,7 @@ class HessianTrace(GaussNewtonTrace):
     backend: Annotated[str, OneOf("backend", BACKENDS)] = "fedlayers"
 
     def check(self, measurement: Measurement) -> None:
-        """Refuse what does not go together, and a mode that the backend does not support."""
+        """Refuse options that contradict each other, and a mode that the backend does not support."""
         if self.backend == "fedlayers":
             return
         if self.estimator not in ("auto", "hutchinson"):

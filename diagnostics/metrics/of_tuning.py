@@ -43,9 +43,9 @@ class Shared:
     """Options of metrics that train copies of a shared model.
 
     Attributes:
-        test: validation samples {client: (x, y)}. A run's are its own.
+        test: validation samples {client: (x, y)}. A run uses its own.
         training: settings of local training. Default: those of the run.
-        round: of the shared model, which seeds the batches.
+        round: the round of the shared model. It seeds the batches.
     """
 
     test: Mapping[str, Any] | None = None
@@ -106,7 +106,7 @@ def of_tuner(
 
 
 def one_for_each(measurement: Measurement) -> bool:
-    """Return whether clients have models of their own, which differ."""
+    """Return whether each client has a model of its own, and some of them differ."""
     models = {id(s.model): s.model for s in measurement.subjects}.values()
     return len({tree.digest(tree.named_tensors(model)) for model in models}) > 1
 
@@ -169,17 +169,17 @@ def own_losses(measurement: Measurement, options: Shared) -> CrossLosses:
 def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row]:
     """Return rows of the whole network on whether clients differ in more than their samples.
 
-    Each client fine-tunes the shared model (1, 2 or 4 epochs, at a third of the rate or at the rate). Its models, and
-    one that it trained alone, predict the validation samples of all clients; of a drawn block of at most five, if there
-    are more than nine. The lead of a client's own model over the others at its samples is compared with its leads after
-    999 random deals of the samples (whole groups) to the clients
+    Each client fine-tunes the shared model (1, 2 or 4 epochs, at a third of the rate or at the rate). These models, and
+    one that the client trained alone, predict the validation samples of all clients. With more than nine clients they
+    predict those of a random block of at most five. The lead of a client's own model over the others at its samples is
+    compared with its leads after 999 random assignments of the samples (whole groups) to the clients
     (:func:`diagnostics.tuning.permutation.permutation_test`). Where clients do not differ, they are called different in
     5 % of the runs, however well or badly the models are trained. A round that the validation samples chose, such as
     ``best``, breaks this.
 
-    The row ``differ`` is 1 if p is at most 0.05, and else 0: not shown. The log loss has one temperature, from 1 to 20,
-    for all pairs. ``smallest, nats`` is the smallest lead that would have been shown. A difference does not say that
-    local layers help.
+    The row ``differ`` is 1 if p is at most 0.05, and else 0: no difference is shown. The log loss has one temperature,
+    from 1 to 20, for all pairs. ``smallest, nats`` is the smallest lead that would have been shown. A difference does
+    not say that local layers help.
 
     Clients with models of their own are compared by these, without fine-tuning: on the samples of the option ``test``,
     or on the measured ones if no model was trained on them.
@@ -228,7 +228,8 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
       own terms and its batch size, on at most 200 training samples, for 1, 2 and 4 epochs at three times the run's
       rate. Batches and dropout are seeded by (seed, "layer_tuning", round, client). A normalisation of S trains and
       moves its statistics. Every other keeps those of g.
-    - *Gain*: the validation samples of all clients are dealt once to two halves. For each S one number of epochs for
+    - *Gain*: the validation samples of all clients are split at random into two halves, once. For each S one number of
+    epochs for
       all clients, 0 among them, has the least mean log loss on one half. G_k(S) is the fall of the log loss on the
       other; and crosswise. It is neither weighted by class nor calibrated. Other tasks have their training loss.
     - *Rows*: ``fall`` in nats and ``gain`` in points of accuracy by client and layer, and of the network; those of

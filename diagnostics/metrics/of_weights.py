@@ -358,7 +358,7 @@ def weight_spectrum(
       With fewer than 100 rows or columns it is the mean of 100 such matrices.
     * ``spectral_norm`` = ||W||_2
 
-    A convolution's weight is a matrix of its output channels, also a transposed one's. Vectors are no matrices.
+    A convolution's weight is a matrix of its output channels, also a transposed one's. Vectors do not count.
 
     Memory: one matrix and its singular values, in float64.
     """

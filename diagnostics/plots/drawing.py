@@ -65,14 +65,14 @@ LONGEST = 28
 
 @cache
 def asian_fonts() -> list[str]:
-    """Return installed fonts with the letters of Asia, which stand in for letters that others lack."""
+    """Return installed fonts with Asian letters, as a fallback for letters that other fonts lack."""
     names = sorted(font_manager.get_font_names())
     return [name for name in names if any(part in name for part in FONTS)][:3]
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Apply the package's style inside a ``with`` block. The backend stays as it is."""
+    """Apply the package's style inside a ``with`` block, without a change of matplotlib's backend."""
     with plt.style.context(STYLE):
         mpl.rcParams["font.family"] = [*mpl.rcParams["font.family"], *asian_fonts()]
         yield
@@ -94,7 +94,7 @@ def canvas(ax: Axes | None, width: float = 5.0, height: float = 3.2) -> Iterator
 def as_label(name: object) -> str:
     """Return a name as a picture shows it: long ones are shortened in the middle.
 
-    matplotlib leaves names that begin with an underscore out of legends, so a space without width stands before it.
+    A zero-width space is put before a leading underscore, because matplotlib leaves such names out of legends.
 
     >>> as_label("north"), as_label("a_ward_for_patients_with_a_very_long_name")
     ('north', 'a_ward_for_patien…_long_name')
@@ -108,7 +108,7 @@ def as_label(name: object) -> str:
 
 
 def check_letters(axes: Sequence[Axes]) -> None:
-    """Warn of letters that no installed font has. They are drawn as boxes."""
+    """Warn of letters that no installed font has. matplotlib draws them as boxes."""
     texts: list[Text] = []
     for artist in chain.from_iterable(ax.findobj(Text) for ax in axes):
         if isinstance(artist, Text) and not artist.get_text().isascii():
@@ -134,7 +134,10 @@ def check_letters(axes: Sequence[Axes]) -> None:
 
 
 def literal(axes: Sequence[Axes]) -> None:
-    """Draw dollar signs in names as they are, so that they begin no formula; an axis of numbers keeps its own."""
+    """Escape dollar signs in names, so that matplotlib reads no formula there.
+
+    Numbers on an axis are left as they are.
+    """
     check_letters(axes)
     for ax in axes:
         numbers: set[Any] = set()
@@ -155,7 +158,7 @@ def literal(axes: Sequence[Axes]) -> None:
 
 @dataclass(frozen=True)
 class Panel:
-    """One Axes of several, and whether it has axis labels beneath and at its side."""
+    """One Axes of a grid, and whether it has axis labels below and at its left."""
 
     ax: Axes
     below: bool
@@ -176,8 +179,8 @@ def panels(
     The grid lies in a given figure, or in a new one in the package's style.
 
     Args:
-        width, height: inches of each Axes in a new figure, and ``room`` for the labels at the grid's side and beneath
-            it.
+        width, height: size of each Axes in a new figure, in inches. room: the space for labels at the grid's left and
+            below it.
 
     Raises:
         UsageError: there are fewer Axes than needed.
@@ -323,7 +326,7 @@ def with_notes(label: str, notes: Sequence[str], most: int = 4) -> str:
 
 
 def arm_colours(names: Sequence[str]) -> list[str]:
-    """Return a colour for each arm or algorithm. Those of :data:`ARMS` have the same one in every picture.
+    """Return a colour for each way or algorithm. Those of :data:`ARMS` have the same colour in every picture.
 
     >>> arm_colours(["fedavg", "mine"]) == arm_colours(["mine", "fedavg"])[::-1]
     True
@@ -336,7 +339,7 @@ def arm_colours(names: Sequence[str]) -> list[str]:
 
 
 def client_style(k: int, names: Sequence[str]) -> dict[str, Any]:
-    """Return colour, marker and label of client number k.
+    """Return colour, marker and label of client number ``k``.
 
     Many clients look alike and share one entry in the legend.
     """
@@ -412,7 +415,7 @@ def set_scale(ax: Axes, values: pd.DataFrame, log: bool) -> None:
 def stacked(
     ax: Axes, table: pd.DataFrame, write: Callable[[float], str], **looks: Any
 ) -> None:
-    """Draw a bar a row and a colour a column, from the top, with numbers where they fit."""
+    """Draw a stacked bar for each row, from the top, with a colour for each column and numbers where they fit."""
     count = table.shape[1]
     colours: Any = COLOURS[:count]
     if count > len(COLOURS):
@@ -456,7 +459,7 @@ def heat(
 
     Args:
         matrix: rows from the top, columns from the left.
-        names: maximum number of names at its side and beneath it, if the panel has any.
+        names: maximum number of names at the left and below, if the panel has labels.
 
     Returns:
         The image from which a colour bar is made.

@@ -143,10 +143,10 @@ HATCH: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel of a layer map: a number for each round and layer, and where chance alone would lie.
+    """One panel of a layer map: a number for each round and layer, and the band of chance.
 
     Attributes:
-        title: what the number says.
+        title: the meaning of the number.
         values: rounds x layers. NaN is missing.
         low, high: the ends of the band, rounds x layers; None without a null.
     """
@@ -158,14 +158,14 @@ class Panel:
 
     @property
     def outside(self) -> pd.DataFrame:
-        """Return which points lie outside the band, rounds x layers. None without a band."""
+        """Return whether each point lies outside the band, rounds x layers; None without a band."""
         if self.low is None or self.high is None:
             return self.values != self.values
         return (self.values < self.low) | (self.values > self.high)
 
     @property
     def zero(self) -> list[str]:
-        """Return the layers with exactly 0 in every round, which only the construction can give."""
+        """Return the layers with exactly 0 in every round, which follows from the algorithm's construction."""
         return [name for name in self.values if (self.values[name] == 0).all()]
 
 
@@ -181,8 +181,8 @@ def layer_map(
     shaded. A layer with 0 by construction is hatched.
 
     Args:
-        header, table: of the report of :func:`diagnostics.through_time.through_time`.
-        width: of the picture in cm, 4 to 100. Two panels fit into 8.
+        header, table: header and rows of the report of :func:`diagnostics.through_time.through_time`.
+        width: width of the picture in cm, 4 to 100. Two panels fit into 8.
 
     Raises:
         UsageError: the report has no metric of the map, or the width is out of range.
@@ -279,10 +279,10 @@ def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:
     ax.set_xlabel("round", fontsize=7)
 
 
-def _legend(found: list[Panel], plan: dict[str, bool] | None) -> list[str]:
+def _legend(panels: list[Panel], plan: dict[str, bool] | None) -> list[str]:
     """Return the lines beneath the picture: what its signs mean, and what it found."""
     lines = []
-    if any(panel.low is not None for panel in found):
+    if any(panel.low is not None for panel in panels):
         lines.append(
             f"band: clients that do not differ, {LEVEL:.0%} for all points of a map"
         )
@@ -293,13 +293,13 @@ def _legend(found: list[Panel], plan: dict[str, bool] | None) -> list[str]:
         )
     if plan is not None and not all(plan.values()):
         lines.append("shaded: local layers")
-    if any(panel.zero for panel in found):
+    if any(panel.zero for panel in panels):
         lines.append("hatched: zero by construction")
     return with_notes(lines[0], lines[1:], most=5).split("\n")
 
 
 def panels_of(layers: Sequence[Layer], table: pd.DataFrame) -> list[Panel]:
-    """Return the panels of a layer map that a diagnosis has the rows for."""
+    """Return the panels of a layer map for which a diagnosis has rows."""
     measured, nulls = split_resamples(table)[0], table[of_null(table)]
     names = [layer.name for layer in layers if layer.weights]
     panels = []
@@ -343,13 +343,13 @@ def _of_variants(
 
 
 def band(draws: Sequence[pd.DataFrame]) -> tuple[Any, Any]:
-    """Return the ends of a band for one more draw, at all points of three panels together with 95 %.
+    """Return the ends of a 95 % prediction band for one more draw, over all points of three panels together.
 
     Draws of a layer have one standard deviation over the rounds. The quantile is Student's, divided by the number of
     points (Bonferroni), and the width counts the error of the mean of few draws.
 
     Args:
-        draws: at least two, each rounds x layers. With fewer there is no band.
+        draws: draws of the null, each rounds x layers. With fewer than two there is no band.
     """
     if len(draws) < 2:
         return None, None

@@ -123,7 +123,7 @@ class Page:
 
     @contextmanager
     def fold(self, summary: str) -> Iterator[None]:
-        """Fold what is added inside the ``with`` block, beneath a summary that opens it."""
+        """Put what the ``with`` block adds into a folded part. A click on its summary opens it."""
         outside, inside = self._open, list[dict[str, Any]]()
         self._add("fold", summary=_spans(summary), parts=inside)
         self._open = inside

@@ -94,7 +94,7 @@ def learning(
 
     Args:
         frame: rows of one or more runs.
-        model: which model is scored. Default: each algorithm's personal one, else its global one.
+        model: the model that is scored. Default: each algorithm's personal one, else its global one.
         split: ``test``, ``validation`` or ``train``.
 
     Raises:

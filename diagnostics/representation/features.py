@@ -53,10 +53,10 @@ class Features:
     """Features of one client's samples, by module path.
 
     Attributes:
-        x: [n, d] of each module path that has them.
+        x: features [n, d] by module path, for paths that have them.
         y: labels [n].
         sample: position [n] of each sample in the client's data.
-        faults: why a path has none.
+        faults: why a path has no features.
     """
 
     x: Tree
@@ -68,7 +68,7 @@ class Features:
         """Return the features of the module at a path, [n, d] in their own type.
 
         Raises:
-            NoValue: there are none, or they are not finite.
+            NoValue: there are no features, or they are not finite.
         """
         x = self.tensor(path)
         if not torch.isfinite(x).all():
@@ -79,7 +79,7 @@ class Features:
         """Return the features, finite or not, [n, ...].
 
         Raises:
-            NoValue: there are none.
+            NoValue: there are no features.
         """
         if path in self.faults:
             raise NoValue(self.faults[path])
@@ -107,8 +107,8 @@ def collect(
     Args:
         at: ``"output"``, or ``"input"`` for a module's first argument.
         samples: maximum number of samples, drawn with ``seed``. None means all.
-        arrange: makes features [n, ...] of a module and its output. Default: [n, d] on the CPU.
-        clock: no path has features if it is over before the last batch.
+        arrange: a function (module, output) -> features [n, ...]. Default: [n, d] on the CPU.
+        clock: the time budget. If it is spent before the last batch, no path has features.
 
     Raises:
         UsageError: a path is unknown, or data and labels do not fit the model.
@@ -121,8 +121,8 @@ def collect(
     parts: dict[str, list[Tensor]] = {path: [] for path in paths}
     faults: dict[str, str] = {}
 
-    def keep(path: str, given: Any) -> None:
-        tensor = first_tensor(given)
+    def keep(path: str, output: Any) -> None:
+        tensor = first_tensor(output)
         if tensor is None:
             return
         tensor, again[path] = tensor.detach(), ""
@@ -220,10 +220,10 @@ def features_of(
     )
 
 
-def _select(held: Sequence[Batch], chosen: Array) -> Iterator[Batch]:
+def _select(batches: Sequence[Batch], chosen: Array) -> Iterator[Batch]:
     """Yield the samples at the chosen positions, in the batches in which they came."""
     start = 0
-    for x, y in held:
+    for x, y in batches:
         rows = torch.from_numpy(
             chosen[(chosen >= start) & (chosen < start + len(y))] - start
         )
@@ -338,12 +338,12 @@ def scatter_ratio(
     x /= np.abs(x).max()  # so that squares fit
     squares, of_class = np.square(x).sum(axis=1), at == np.arange(len(classes))[:, None]
 
-    def ratio(kept: Array) -> float | None:
-        members = (of_class & kept).astype(float)
+    def ratio(included: Array) -> float | None:
+        members = (of_class & included).astype(float)
         n = members.sum(axis=1)
         if (n > 0).sum() < 2:
             return None
-        sums, total = members @ x, squares[kept].sum()
+        sums, total = members @ x, squares[included].sum()
         explained = (np.square(sums).sum(axis=1) / n.clip(1)).sum()
         within = total - explained
         if within <= 1e-12 * total:
@@ -394,7 +394,7 @@ def probe_set(data: FederatedData, n: int = PROBE) -> Batch:
 def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
     """Return the first samples of each of several data sets, equally many, ``n`` in all.
 
-    A set given twice counts once.
+    A data set that is given twice counts once.
 
     Raises:
         UsageError: there are fewer samples than sources, or samples have different shapes.
@@ -413,7 +413,10 @@ def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
 def probe_of(
     subjects: Sequence[ClientModel], probe: Data | None, samples: int, seed: int
 ) -> Tensor:
-    """Return the samples that all models see, read once: ``probe``, else the first of the clients' own."""
+    """Return the samples on which all models are compared: ``probe``, else the first samples of the clients.
+
+    They are read once.
+    """
     with torch_seeded(
         seed_of(seed, "diagnose", "probe")
     ):  # a shuffling loader draws its order

@@ -30,7 +30,7 @@ class Score(NamedTuple):
     """A value, its standard error, its number of samples, and a note on how it was found.
 
     Attributes:
-        others: numbers to read it by, as the end of a variant's name.
+        others: numbers to compare it with, by the end of a variant's name.
     """
 
     value: float | None
@@ -45,8 +45,8 @@ class Part:
     """One client's features at one layer, with the fold of each sample.
 
     Attributes:
-        fold: the round that tests the sample; -1 for samples that only train.
-        groups: what each sample belongs to, such as a patient.
+        fold: the round of cross-validation that tests the sample; -1 for samples that only train.
+        groups: the group of each sample, such as a patient.
     """
 
     client: str
@@ -56,7 +56,7 @@ class Part:
     groups: Array | None = None
 
     def tested(self) -> Array:
-        """Return the places of the samples that all rounds test, in their order."""
+        """Return the indices of the samples that are tested, in the order of the rounds."""
         order = np.argsort(self.fold, kind="stable")
         return order[self.fold[order] >= 0]
 
@@ -165,8 +165,8 @@ def pooled_rows(
 
     Args:
         judge: clients' features -> the score of all, and each client's. It may raise :class:`NoValue`.
-        options: with the number of ``samples``.
-        probe: how samples are held out. The pool then has a row for each client, too.
+        options: options of the metric, with the number of ``samples``.
+        probe: options of a probe, which say how samples are held out. The pool then has a row for each client, too.
     """
     subjects, seed, clock = measurement.subjects, measurement.seed, measurement.clock
     used = [layer for layer in measurement.layers if layer.used]
@@ -314,7 +314,7 @@ def _accuracy(hits: Array, labels: Array, groups: Array | None, note: str) -> Sc
 
 
 def _rows(
-    found: str | tuple[Score, list[Score]] | None,
+    scored: str | tuple[Score, list[Score]] | None,
     k: int | None,
     variant: str,
     subject: ClientModel | None,
@@ -329,15 +329,15 @@ def _rows(
         columns |= {"client": subject.client, "n_train": subject.n_train}
     why = ""
     score = Score(None, None, 0, "")
-    if not layer.used or found is None:
+    if not layer.used or scored is None:
         why = "unused in the forward pass"
-    elif isinstance(found, str):
-        why = f"output of layer {layer.name!r} {found}"
+    elif isinstance(scored, str):
+        why = f"output of layer {layer.name!r} {scored}"
     else:
         if k is None:
-            score = found[0]
+            score = scored[0]
         else:
-            score = found[1][k]
+            score = scored[1][k]
     columns |= {"n_samples": score.n_samples, "estimator": estimator + score.note}
     rows = [row_or_reason(metric, score.value, why, stderr=score.error, **columns)]
     for name, value in score.others.items():

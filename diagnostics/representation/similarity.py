@@ -80,7 +80,7 @@ def check_rows(n: int, what: str, least: int = 3) -> None:
     """Refuse too few samples to compare. Two centred samples lie on a line, so any two models would be the same.
 
     Raises:
-        NoValue: there are fewer than ``least``.
+        NoValue: there are fewer than ``least`` samples.
     """
     if n < least:
         raise NoValue(f"{n} {what}, at least {least} are needed")
@@ -148,7 +148,7 @@ def gram_entries(
     Args:
         x: features [n, d].
         batches: first and last position of each batch, for the unbiased estimator. None means the full one.
-        bandwidth: of the radial kernel. None means the linear one.
+        bandwidth: the bandwidth of the radial kernel. None means the linear kernel.
 
     Raises:
         NoValue: there is nothing to compare.
@@ -244,7 +244,7 @@ class Measure:
     Attributes:
         map: a function that returns the map A [d, k] (or a number) of one side. It takes the side's X^T X [d, d], its
             number of rows, and the rounding of its features (:func:`centred`).
-        value: the number, from [k, l].
+        value: a function from the product [k, l] to the number.
     """
 
     map: Callable[[Tensor, int, float], Tensor]
@@ -277,7 +277,7 @@ class Measure:
 
 
 def _whitening_map(
-    own: Tensor, rows: int, noise: float, *, variance: float | None = None
+    gram: Tensor, rows: int, noise: float, *, variance: float | None = None
 ) -> Tensor:
     """Return the map to orthonormal columns, over all directions above rounding.
 
@@ -285,10 +285,10 @@ def _whitening_map(
     matrix have no singular value above about s (sqrt n + sqrt d). Beneath :data:`MARGIN` times that, a direction may be
     the features' rounding. Beneath a second bound, it may be the rounding of the products.
     """
-    values, vectors = torch.linalg.eigh(own)
+    values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0), vectors.flip(1)
-    errors = (2 * MARGIN * noise) ** 2 / min(rows, len(own)) * own.trace()
-    products = 4 * max(rows, len(own)) * torch.finfo(values.dtype).eps * values[0]
+    errors = (2 * MARGIN * noise) ** 2 / min(rows, len(gram)) * gram.trace()
+    products = 4 * max(rows, len(gram)) * torch.finfo(values.dtype).eps * values[0]
     rank = int((values > torch.maximum(errors, products)).sum())
     if variance is not None:
         share = values[:rank].cumsum(0) / values[:rank].sum()
@@ -471,14 +471,14 @@ class LayerComparison:
         paths: Sequence[str] | None = None,
         arrange: Arrange | None = None,
     ) -> tuple[dict[Spot, Tensor], dict[Spot, str]]:
-        """Pass the probe samples through every model, and keep what ``side`` makes of each layer's features.
+        """Pass the probe samples through every model, and store the result of ``side`` on each layer's features.
 
         Args:
             paths: the modules to read. Default: all.
-            arrange: makes features of a module and its output. Default: as the option ``positions`` says.
+            arrange: a function (module, output) -> features. Default: as the option ``positions`` says.
 
         Returns:
-            What is kept, and why the others have nothing.
+            The stored results, and why the other layers have none.
         """
         paths, how = self.paths if paths is None else paths, self.measurement
         positions = self.options.positions
@@ -567,7 +567,7 @@ class LayerComparison:
 def by_grams(
     comparison: LayerComparison, estimator: str, bandwidth: float | None = None
 ) -> tuple[Faults, Value]:
-    """Return values of CKA from Gram matrices."""
+    """Return the faults, and a function that returns a pair's CKA from stored Gram matrices."""
     places = None
     if estimator == "minibatch":
         n = len(comparison.x)
@@ -641,7 +641,10 @@ def by_torch_cka(comparison: LayerComparison) -> tuple[Faults, Value]:
 def by_directions(
     comparison: LayerComparison, measure: Measure
 ) -> tuple[Faults, Value]:
-    """Return values of another measure. If positions are rows, the features of one layer are held at a time."""
+    """Return the faults, and a function that returns a pair's value of ``measure``.
+
+    If positions are rows, the features of one layer are in memory at a time.
+    """
     if comparison.options.positions != "samples":
         sides, faults = comparison.sides(measure.side)
         return faults, lambda a, b: measure.between(sides[a], sides[b])

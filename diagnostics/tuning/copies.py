@@ -47,9 +47,9 @@ class Held:
     """The validation samples of all clients, one client after another.
 
     Attributes:
-        y: their labels. client: position of each sample's client, int64 [n].
-        weight: of each sample, float64 [n]. A client's sum to its share of all training samples.
-        group: what each sample belongs to, such as a patient, int64 [n], of one client each.
+        y: labels of the samples, [n, ...]. client: the number of each sample's client, int64 [n].
+        weight: weight of each sample, float64 [n]. A client's weights sum to its share of all training samples.
+        group: the number of each sample's group, such as a patient, int64 [n]. A group has one client.
     """
 
     y: Tensor
@@ -59,7 +59,7 @@ class Held:
 
     @classmethod
     def of(cls, splits: Sequence[Split], n_train: Sequence[int]) -> Held:
-        """Join the clients' samples. Clients without any take no part."""
+        """Join the clients' validation samples. Clients without samples take no part."""
         sizes = [len(split) for split in splits]
         total = sum(n for n, size in zip(n_train, sizes, strict=True) if size)
         client = np.repeat(np.arange(len(sizes)), sizes)
@@ -95,14 +95,16 @@ class Tuner:
         model: the model that all clients begin with.
         loss: the run's, without an algorithm's own terms.
         training: the run's settings.
-        clients: of each its training and validation samples.
-        seed, round: of the run; with the client they seed batches and dropout.
-        starts: of each client weights of its own to begin with.
+        clients: each client's training and validation samples.
+        seed, round: seed and round of the run. With the client's number they seed batches and dropout.
+        starts: each client's initial weights, if they differ from the model's.
         samples: training samples that a client uses at most.
-        near: of each client the sets of samples that its copy predicts, by number. Default: its validation samples.
-        beside: sets of samples beside the clients' validation samples, numbered after them.
-        numbers: of the clients in the federation, for batches and dropout. Default: their places here.
-        clock: without it there is no budget.
+        near: for each client the numbers of the sets of samples that its copy predicts. Default: its validation
+            samples.
+        beside: further sets of samples, numbered after the clients' validation samples.
+        numbers: the clients' numbers in the federation, which seed batches and dropout. Default: their positions in
+            ``clients``.
+        clock: the time budget. Default: no limit.
     """
 
     def __init__(
@@ -162,7 +164,7 @@ class Tuner:
         return _finite(torch.cat(every, dim=1))
 
     def parts(self, outputs: Tensor) -> dict[tuple[int, int], Tensor]:
-        """Return outputs [n, ...] by client and set of samples."""
+        """Return outputs [n, ...] split by (client number, set of samples)."""
         order: list[tuple[int, int]] = []
         for k, near in enumerate(self.near):
             order += [(k, place) for place in near]
@@ -249,12 +251,16 @@ class Tuner:
                 if epoch in epochs:
                     yield self._outputs(client, ahead_of_near)
 
-    def _outputs(self, client: int, held: Sequence[Tensor | None] = ()) -> Tensor:
+    def _outputs(
+        self, client: int, frozen_outputs: Sequence[Tensor | None] = ()
+    ) -> Tensor:
         """Return the outputs of validation samples, from those of the frozen first layers if known."""
         workspace, outputs = self.workspace, []
         near = self.near[client]
         with torch.no_grad(), in_mode(workspace.model, False):
-            for k, ahead in zip(near, held or [None] * len(near), strict=True):
+            for k, ahead in zip(
+                near, frozen_outputs or [None] * len(near), strict=True
+            ):
                 _, x = self.scored[k]
                 slices = batch_slices(len(x), SCORED, workspace.couples)
                 for part in slices or [slice(0, 0)]:
@@ -287,15 +293,15 @@ def crosswise(
     weight: Array,
     half: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], Array, Array]:
-    """Choose a candidate on each half, and score it on the other.
+    """Choose the best candidate on each half of the samples, and score it on the other half.
 
     Args:
-        losses: fits on some samples, and scores them and others.
+        losses: a function that fits a calibration on some samples, and returns the losses of all.
         candidates: outputs [P, n, C]. Of equally good ones the first is taken.
-        weight: of the samples. half: of each sample, 0 or 1.
+        weight: weight of each sample [n]. half: the half of each sample, 0 or 1, [n].
 
     Returns:
-        The candidate that each sample is scored by, and the losses of it and of the first one.
+        The candidate that scores each sample, the losses of that candidate, and those of the first one.
     """
     choice = np.zeros(len(half), dtype=np.int64)
     first, best = np.zeros(len(half)), np.zeros(len(half))

@@ -32,7 +32,7 @@ FEW_CLIENTS = "needs two clients with validation samples"
 
 
 def neighbours(parts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the clients whose samples each client's models predict: those of its block.
+    """Return for each client the clients whose samples its models predict: those of its block.
 
     >>> neighbours([[0, 2], [1, 3]])
     [[0, 2], [1, 3], [0, 2], [1, 3]]
@@ -51,9 +51,9 @@ def fine_tuned(
     The kinds are 1, 2 and 4 epochs at a third of the rate and at the rate; and local training.
 
     Args:
-        alone: of each client the tensors that it trained alone.
-        given: the arguments of a :class:`Tuner` of the shared model. Without a shared model its ``starts`` are the
-            clients'.
+        alone: each client's tensors after local training; None without them.
+        given: arguments of a :class:`Tuner` of the shared model. Without a shared model ``starts`` has the clients' own
+            weights.
 
     Raises:
         NonFiniteError: a loss or an output is not finite.
@@ -90,8 +90,8 @@ def cross_losses(
     Args:
         held: the validation samples.
         parts: blocks of clients.
-        outputs: of each kind of models [P, N, C]: of the first client's model for the samples of its block, client by
-            client, then of the second one's, and so on.
+        outputs: outputs of P kinds of models, [P, N, C]. The rows are those of the first client's model for the samples
+            of its block, client by client, then those of the second client's model, and so on.
     """
     clients = sum(map(len, parts))
     places = [np.flatnonzero(held.client == k) for k in range(clients)]

@@ -30,13 +30,13 @@ class CrossLosses:
     """The losses of clients' models on each other's validation samples, in one seed.
 
     Attributes:
-        losses: of each kind of model, each client's model and each sample, float64 [P, K, n]. Kinds are such as local
-            training, or a number of fine-tuning epochs. A model that did not predict a sample has NaN.
+        losses: the loss of each kind of model, client's model and sample, float64 [P, K, n]. A kind is for instance
+            local training, or a number of fine-tuning epochs. It is NaN if a model did not predict a sample.
         client: the number of each sample's client, int [n].
-        share: training samples of each client [K], on any scale. Clients count by it.
-        group: what each sample belongs to, such as a patient, int [n]. One number is one group of one client in all
-            seeds. Default: every sample is a group, so a second seed must give them.
-        weight: of each sample within its client [n], on any scale, such as its class weight. Default: all equal.
+        share: the weight of each client, proportional to its training samples, [K].
+        group: the number of each sample's group, such as a patient, int [n]. A number means the same group of one
+            client in all seeds. Default: every sample is a group; with several seeds groups are required.
+        weight: the relative weight of each sample within its client, [n], such as its class weight. Default: all equal.
     """
 
     losses: Array
@@ -51,15 +51,15 @@ class Difference:
     """The result of the test.
 
     Attributes:
-        p_value: (1 + deals with a statistic at least as large) / (1 + deals). The statistic is the largest
-            standardised lead over the kinds of models.
-        leads: of each kind, by how many nats the mean loss of a client's own model is below that of the other clients'
-            models, at the client's validation samples, the mean over seeds.
-        standardised: the leads minus their means over the deals, in standard deviations over the deals. Such a mean is
-            not 0 where clients with more samples have better models.
+        p_value: (1 + the number of random assignments with a statistic at least as large) / (1 + their number). The
+            statistic is the largest standardised lead over the kinds of models.
+        leads: for each kind, by how many nats the mean loss of a client's own model is below that of the other clients'
+            models at the client's validation samples, mean over seeds.
+        standardised: the leads minus their means over the random assignments, divided by their standard deviations. The
+            mean is not 0 if clients with more samples have better models.
         kind: the kind with the largest standardised lead.
-        smallest: the smallest lead of this kind that would have been shown.
-        samples: validation samples, the sum over seeds.
+        smallest: the smallest lead of this kind that would have been significant.
+        samples: number of validation samples, summed over seeds.
         seeds: number of seeds.
     """
 
@@ -73,7 +73,7 @@ class Difference:
 
     @property
     def shown(self) -> bool:
-        """Return whether clients are shown to differ."""
+        """Return whether the difference between clients is significant."""
         return self.p_value <= LEVEL
 
     @property
@@ -96,7 +96,7 @@ class Difference:
 
 
 def blocks(clients: int, seed: int) -> list[list[int]]:
-    """Return the clients in blocks. The models of a block predict all validation samples of the block.
+    """Return the clients' numbers in random blocks. Models of a block predict all validation samples of the block.
 
     With several seeds take the blocks of the first one.
 
@@ -122,14 +122,15 @@ def permutation_test(
     """Test whether clients differ in more than their samples.
 
     The lead of a client's own model over the others of its block is sum_i w_i (mean over other models of their loss at
-    sample i - own loss). A client's samples have the weight of its training samples, together. The null deals whole
-    groups to clients, within a block, and each client keeps its number of groups. A sample has the weight of the client
-    it is dealt to. The deal is the same for all seeds: a group is dealt once, and takes part in each seed in which it
-    validates. A client without a sample in a deal takes no part in it. Leads are added over seeds. Each kind's lead is
-    standardised by its own null, and the statistic is the largest (Westfall and Young 1993).
+    sample i - own loss). A client's samples have the weight of its training samples, together. The null assigns whole
+    groups to clients at random, within a block, and each client keeps its number of groups. A sample then has the
+    weight of its new client. The assignment is the same for all seeds: a group is assigned once, and takes part in each
+    seed in which it is a validation group. A client without a sample in an assignment takes no part in it. Leads are
+    added over seeds. Each kind's lead is standardised by its own null, and the statistic is the largest (Westfall and
+    Young 1993).
 
-    With one seed the test is exact, whatever the models learned: samples that clients share a distribution of are
-    exchangeable. A difference does not say that local layers help.
+    With one seed the test is exact, whatever the models learned: if clients have the same distribution, their samples
+    are exchangeable. A difference does not say that local layers help.
 
     >>> losses = np.array([[[0.1] * 20 + [2.0] * 20, [3.0] * 20 + [0.1] * 20]])
     >>> found = permutation_test([CrossLosses(losses, np.repeat([0, 1], 20), np.array([30.0, 10.0]))])
@@ -137,7 +138,7 @@ def permutation_test(
     (0.001, 2.65)
 
     Args:
-        seeds: losses in each seed, of the same kinds and clients in the same order.
+        seeds: the losses in each seed, with the same kinds and clients in the same order.
         parts: blocks of clients, the same in all seeds, as of :func:`blocks`. Default: one block.
         seed: of the deals.
         deals: number of deals.

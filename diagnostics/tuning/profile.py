@@ -31,14 +31,14 @@ def every(layers: Sequence[Layer]) -> frozenset[str]:
 
 @dataclass(frozen=True, eq=False)
 class Gain:
-    """What tuning a part gains over the shared model on validation samples, each [n]: nats, and right predictions."""
+    """The gain of tuning a part over the shared model, for each validation sample, [n]: nats, and right predictions."""
 
     nats: Array
     right: Array
 
 
 class Profile:
-    """Tunes parts of a shared model, and says what each gains.
+    """Tunes parts of a shared model, and measures what each part gains.
 
     Args:
         tuner: trains the copies.
@@ -49,10 +49,12 @@ class Profile:
         self.half = halves(samples.group, samples.client, tuner.seed)
 
     def of(self, names: frozenset[str]) -> Gain:
-        """Return the gain of tuning the named tensors, at three times the run's rate; at its own if that is too fast.
+        """Return the gain of tuning the named tensors at three times the run's rate.
+
+        If that diverges, it is the gain at the run's rate.
 
         Raises:
-            NonFiniteError: so is the run's own.
+            NonFiniteError: the run's rate diverges, too.
         """
         rate = self.tuner.training.lr
         try:
@@ -61,7 +63,10 @@ class Profile:
             return self.chosen(self.tuner.outputs(names, rate))
 
     def chosen(self, outputs: Tensor) -> Gain:
-        """Return the gain of the best of several outputs [P, n, C] or of none, chosen on one half for the other."""
+        """Return the gain of the best of several outputs [P, n, C], or 0 for the shared model's.
+
+        Each half chooses for the other.
+        """
         tuner, samples = self.tuner, self.tuner.held
 
         def losses(one: Tensor, fitted: Mask, scored: Mask) -> tuple[Array, Array]:
@@ -77,7 +82,7 @@ class Profile:
         return Gain(before - after, right)
 
     def mean(self, values: Array) -> Estimate:
-        """Return the mean over clients by training samples."""
+        """Return the mean over clients of values [n], weighted by training samples."""
         samples = self.tuner.held
         return stratified_mean(values, samples.weight, samples.group, samples.client)
 

@@ -68,8 +68,8 @@ class Sending:
     """A job on a node.
 
     Attributes:
-        items: what it sends. held: the lock of the run's directory here.
-        name: of its node in messages. node: its id in the cluster, once it has said hello.
+        items: the job's messages, in order. held: the lock on the run directory of this machine.
+        name: the node's name in messages. node: the node's id in the cluster, known after its first message.
     """
 
     items: Any
@@ -79,7 +79,7 @@ class Sending:
 
 
 class Cluster(WorkerPool[Sending]):
-    """A pool of jobs on a Ray cluster: at an address, of this machine, or started here.
+    """A pool of jobs on a Ray cluster: a remote one, this machine's, or one that is started here.
 
     Raises:
         UsageError: Ray is not installed, or no cluster answers.
@@ -261,9 +261,9 @@ class Actors:
     """A pool of actors on a Ray cluster. Each trains clients.
 
     There is one actor per free CPU, or per free GPU for a run on GPUs, and at most one per client. Each receives the
-    model once, and a client's message, state and samples with each request. Results have the same bits as in one
-    process. This process puts each client's samples into Ray's store as one object, which nodes copy. If a node is
-    lost, its clients are trained by other actors, from copies of these objects.
+    model once. Each request brings a client's message, state and samples. Results have the same bits as in one process.
+    This process puts each client's samples into Ray's store as one object, which nodes copy. If a node is lost, its
+    clients are trained by other actors, from copies of these objects.
 
     Args:
         client_runner: the runner that each actor copies.
@@ -372,11 +372,11 @@ class _Actor:
         return socket.gethostname(), __version__
 
     def use(self, packed: bytes) -> None:
-        """Load an algorithm."""
+        """Load a packed algorithm for the requests that follow."""
         self._client_runner.use(pickle.loads(packed))
 
     def run(self, packed: bytes, samples: bytes) -> bytes:
-        """Run a request on its client's samples and return its packed answer."""
+        """Run a packed request on its client's packed samples, and return the packed reply."""
         request, clients = pickle.loads(packed), [*self._data.clients]
         clients[request.client] = pickle.loads(samples)
         self._client_runner.data = replace(self._data, clients=tuple(clients))
@@ -384,11 +384,11 @@ class _Actor:
 
 
 def clients_on(place: str, execution: ExecutionConfig) -> MakesExecutor:
-    """Return a maker of the executor that trains one run's clients.
+    """Return a function that makes the executor of one run's clients.
 
     Args:
         place: ``ray`` or ``ray:HOST:PORT``.
-        execution: of the configuration. It must ask for one process, and for no stack.
+        execution: the run's execution settings, with one process and ``stack="off"``.
 
     Raises:
         UsageError: an unknown name, a name together with workers or a stack, Ray is missing, or no cluster answers.

@@ -67,17 +67,17 @@ class Job(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the job's name in messages."""
+        """Return the name that messages use for the job."""
 
     @property
     def gpus(self) -> int:
         """Return the number of GPUs that the job needs."""
 
     def carry_out(self) -> object:
-        """Do the work, and return its value."""
+        """Run the job in this process, and return its value."""
 
     def sent_to(self, path: Path | None) -> Job:
-        """Return the same job for another machine, with its directory there if one is given."""
+        """Return the same job for another machine; ``path`` is its directory there."""
 
 
 class Result(NamedTuple):
@@ -103,7 +103,7 @@ class Backend(ABC):
     Attributes:
         side_by_side: the number of jobs that run at a time.
         progress: whether the progress of a study's runs is shown.
-        live: the picture of its runs, if it is shown.
+        live: the picture of its runs; None if none is drawn.
     """
 
     side_by_side = 1
@@ -112,14 +112,14 @@ class Backend(ABC):
 
     @abstractmethod
     def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:
-        """Run all jobs.
+        """Run all jobs, and yield each job with its result, in order of completion.
 
         Args:
-            watch: is called with short progress messages.
+            watch: receives short progress messages.
         """
 
     def close(self) -> None:  # noqa: B027  (a place may have nothing to end)
-        """End all processes of this backend at once."""
+        """End all processes of this backend without waiting for their jobs."""
 
 
 class InProcessBackend(Backend):
@@ -140,11 +140,11 @@ class InProcessBackend(Backend):
 def changed_files(path: Path, sent: Sent, over: bool) -> Iterator[FileBatch]:
     """Yield the files of a run directory that are not ``sent`` yet, possibly while it is written to.
 
-    What is received is at any moment no run yet, or a run that can be resumed. For this, ``config.json`` follows the
-    other files that precede training, and a checkpoint's manifest follows all files that it names.
+    The copy is at any moment no run yet, or a run that can be resumed. For this, ``config.json`` follows the other
+    files that precede training, and a checkpoint's manifest follows all files that it names.
 
     Args:
-        sent: is updated.
+        sent: what was sent of each file. The function updates it.
         over: whether nothing more will be written. Otherwise nothing is read unless there is a new checkpoint.
     """
     folder = Folder(path)
@@ -162,7 +162,7 @@ def changed_files(path: Path, sent: Sent, over: bool) -> Iterator[FileBatch]:
 
 
 def batches(folder: Folder, names: Iterable[str], sent: Sent) -> Iterator[FileBatch]:
-    """Yield those of the named files that have not been sent, or have changed since."""
+    """Yield the named files that are not ``sent`` yet, or have changed since, in batches."""
     parcel: FileBatch = {}
     for name in names:
         if name in sent and "/" in name:  # such files never change
@@ -184,7 +184,7 @@ def write_files(path: Path, parcel: FileBatch) -> None:
     """Write a batch of files below a run directory in their order, each atomically.
 
     Raises:
-        CorruptError: a name is not that of a file of a run directory.
+        CorruptError: a run directory has no file of that name.
     """
     path.mkdir(parents=True, exist_ok=True)
     folder = Folder(path)
@@ -208,7 +208,7 @@ class Answer(NamedTuple):
 
 
 def answer_job(work: Job) -> Answer:
-    """Run a job for another process."""
+    """Run a job, and return its value or its exception, with the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
@@ -224,11 +224,11 @@ def answer_job(work: Job) -> Answer:
 
 
 class Event(NamedTuple):
-    """A report of a process or node: an answer, files, or (neither) its loss.
+    """A report about a job: its answer, some of its files, or else the loss of its process or node.
 
     Attributes:
         handle: the job's handle from :meth:`WorkerPool.begin`.
-        lost: a description of what is lost.
+        lost: which process or node was lost, in words.
     """
 
     handle: Any
@@ -294,11 +294,11 @@ class WorkerPool(Backend, Generic[H]):
 
     @abstractmethod
     def has_room(self, running: int) -> bool:
-        """Return whether one more job can start while ``running`` jobs run."""
+        """Return whether one more job can start while ``running`` jobs are in progress."""
 
     @abstractmethod
     def begin(self, work: Job) -> H:
-        """Start a job.
+        """Start a job, and return its handle.
 
         Raises:
             RunError: it cannot be started.
@@ -310,13 +310,13 @@ class WorkerPool(Backend, Generic[H]):
 
     @abstractmethod
     def words(self, running: dict[H, Job]) -> str:
-        """Describe the running jobs in a few words."""
+        """Return the running jobs in a few words, for the progress line."""
 
     def end(self, handle: H) -> None:
-        """Release a job that sends nothing more."""
+        """Release what a finished job used."""
 
     def stop(self, running: dict[H, Job]) -> None:
-        """End jobs whose results are not needed."""
+        """Stop jobs at once; their results are not needed."""
 
 
 def carry_out(
@@ -330,7 +330,7 @@ def carry_out(
     """Run all jobs, with one progress line.
 
     Args:
-        works: an iterable; a job is taken when there is room for it.
+        works: the jobs. The next one is taken when there is room for it.
         done: receives each result and the number of results so far. An exception that it raises ends the other jobs.
         total: the number of jobs.
     """

@@ -101,22 +101,22 @@ class Check(Command):
             "clients": {} if source is None else source.counts().to_dict("index"),
         }
 
-    def _repair(self, found: Findings, works: str) -> str:
+    def _repair(self, findings: Findings, works: str) -> str:
         """Print what to do about faults, and write the script if it was asked for. Return the command that follows."""
         from fl_core.storage import write_atomically
 
-        if not found.repairs:
+        if not findings.repairs:
             print(f"Then try: {works}")
             return works
         script = self.write or Path("tidy.py")
         tidy = script.with_suffix(".csv")
-        works = _command(found.settings_of(tidy))
+        works = _command(findings.settings_of(tidy))
         if self.write is None:
             source = shlex.quote(self.data)
             command = f"fedlayers check {source} --write {script}"
             print(f"To write these lines into a script: {command}")
         else:
-            write_atomically(script, found.script(str(tidy)).encode())
+            write_atomically(script, findings.script(str(tidy)).encode())
             print(f"Wrote {script}. Read it, then run it: python {script}")
         print(f"Then try: {works}")
         return works
@@ -128,12 +128,12 @@ def _command(settings: str) -> str:
     return f"fedlayers choose {flags}"
 
 
-def _print_table(path: Path, found: Findings, works: str) -> None:
+def _print_table(path: Path, findings: Findings, works: str) -> None:
     """Print a table without faults: its size, the command that reads it, its columns and its clients."""
     from fl_core.data.partitions import make
     from fl_core.display import aligned
 
-    source = found.source
+    source = findings.source
     assert source is not None
     counts = source.counts()
     sizes = [plural(len(source), "row"), plural(len(source.table.columns), "column")]

@@ -217,7 +217,7 @@ class Diagnose(OfRun):
         return {"notes": notes, "rows": records(report.frame)}
 
     def alike(self) -> str:
-        """Return which clients of the run form groups, by their models of its last round on validation samples."""
+        """Return a text on groups of similar clients, by the models of the last round on validation samples."""
         from diagnostics.cross_scores import cross_scores
         from fl_core.run.restore import load_models
 
@@ -470,7 +470,7 @@ def save(figure: Figure, path: Path, dpi: int = 200, **facts: str) -> None:
     """Save a figure on white without a margin, and close it.
 
     Args:
-        facts: the command and the digest of the data, for the file's metadata. The commit is added.
+        facts: metadata of the file, such as the command and the data's digest. The commit is added.
     """
     import matplotlib.pyplot as plt
 

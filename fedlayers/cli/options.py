@@ -79,26 +79,26 @@ class Command:
     def main(self, line: str) -> Any:
         """Run the command, and return what ``--json`` prints. ``line`` is the command as it was typed.
 
-        Faults in it end the program with 1.
+        If the result reports faults, the program ends with exit code 1.
 
         Raises:
-            UsageError, RunError: with the reason.
+            UsageError, RunError: the command cannot be carried out.
         """
         raise NotImplementedError
 
     def printed(self) -> str | None:
-        """Return the text that the command prints instead of its work; None = it works."""
+        """Return a text to print in place of running the command; None if the command runs."""
         return None
 
     after_stop = "nothing was written"
 
     def interrupted(self) -> str:
-        """Return what to print after Ctrl-C: how to continue the work."""
+        """Return the message to print after Ctrl-C, on how to continue the work."""
         return self.after_stop
 
 
 def load(module: str) -> None:
-    """Import a module with torch. A new process looks for no garbage meanwhile: it takes a sixth of the time."""
+    """Import a module with torch. Garbage collection is off meanwhile, which saves a sixth of the time."""
     if "torch" not in sys.modules:
         gc.disable()
         import_module(module)
@@ -146,7 +146,7 @@ class ConfiguredCommand(Command):
         return config
 
     def printed(self) -> str | None:
-        """Return the configuration as TOML if it was asked for: the keys that differ from their defaults, or none."""
+        """Return the keys that differ from their defaults as TOML, if the flags ask for it; else None."""
         if not self.print_config:
             return None
         import tomli_w
@@ -162,11 +162,11 @@ class ConfiguredCommand(Command):
 
 
 def read_config(file: Path, command: str, foreign: Collection[str]) -> dict[str, Any]:
-    """Return the values of a configuration's file, by the fields and keys that they are the defaults of.
+    """Return the values of a configuration file by field. They replace the defaults of the flags.
 
     Args:
         command: the name of the command.
-        foreign: the keys that it has no flags for.
+        foreign: keys for which the command has no flag.
 
     Raises:
         UsageError: the file is missing, no TOML, or has an unknown group or key, a wrong value, or a key that the
@@ -221,7 +221,7 @@ def parse(
     """Return the command with its flags parsed. Help ends the program.
 
     Args:
-        name: of the command, for messages. ``commands``: the names of all commands.
+        name: the command's name, for messages. commands: the names of all commands.
 
     Raises:
         UsageError: an unknown flag, one without a value, or a value of another type.
@@ -361,7 +361,7 @@ def known_flags(command: type[Command]) -> list[str]:
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of a field.
+    """Return the flag of a dataclass's field, such as ``--data-root`` of ``data_root``.
 
     >>> flag_of("batch_size")
     '--batch-size'
@@ -370,7 +370,10 @@ def flag_of(name: str) -> str:
 
 
 def _check_flags(
-    words: Sequence[str], known: Collection[str], name: str, commands: Collection[str]
+    words: Sequence[str],
+    known_flags: Collection[str],
+    name: str,
+    commands: Collection[str],
 ) -> None:
     """Refuse a flag that the command does not have, and name what was meant.
 
@@ -381,33 +384,33 @@ def _check_flags(
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-")
         if re.fullmatch("-[a-zA-Z]\\w*", word):
-            like = [candidate for candidate in known if candidate[2] == word[1]]
+            like = [candidate for candidate in known_flags if candidate[2] == word[1]]
             some = listing(sorted(like), 4) or "--help"
             raise UsageError(
                 f"an option must begin with two hyphens; got {word}. Write such as {some}."
             )
         meant = flag_of(flag)
         is_first = not any(other.startswith("--") for other in words[:place])
-        if equals and is_first and meant in known:
+        if equals and is_first and meant in known_flags:
             raise UsageError(
                 f"an option must begin with two hyphens; got {word!r}. Write {meant} {value}."
             )
-        if not word.startswith("--") or flag in known:
+        if not word.startswith("--") or flag in known_flags:
             continue
         if not equals:
             value = next(iter(words[place + 1 :]), "VALUE")
         near = MEANT.get(flag, "")
-        if near not in known:
-            bare = nearest(flag[2:], [candidate[2:] for candidate in known])
+        if near not in known_flags:
+            bare = nearest(flag[2:], [candidate[2:] for candidate in known_flags])
             near = ""
             if bare:
                 near = f"--{bare}"
         option = flag[2:].replace("-", "_")
-        ways = _as_option(option, value, known)
+        ways = _as_option(option, value, known_flags)
         hint = "."
         if near:
             hint = f": did you mean {near}?"
-        if ways and MEANT.get(flag) not in known:
+        if ways and MEANT.get(flag) not in known_flags:
             ways_text = " or ".join(ways)
             hint = f": write {ways_text}."
         elif flag[2:] in commands:
@@ -435,7 +438,7 @@ OF_SEVERAL = {"--seeds": "compare", "--algorithms": "compare"}
 """Flags that other commands have."""
 
 
-def _check_one_value(words: Sequence[str], known: Collection[str]) -> None:
+def _check_one_value(words: Sequence[str], flags: Collection[str]) -> None:
     """Refuse several values of a flag that takes one, and name the flag that takes them.
 
     Raises:
@@ -443,7 +446,7 @@ def _check_one_value(words: Sequence[str], known: Collection[str]) -> None:
     """
     for place, word in enumerate(words):
         flag, _, value = word.partition("=")
-        if flag not in ONE_VALUE or flag not in known:
+        if flag not in ONE_VALUE or flag not in flags:
             continue
         command, other, form = ONE_VALUE[flag]
         values = [value] if value else [*words[place + 1 : place + 2]]
@@ -453,30 +456,30 @@ def _check_one_value(words: Sequence[str], known: Collection[str]) -> None:
         if len(values) < 2:
             continue
         way = other.replace("VALUES", ",".join(values))
-        if other.split()[0] not in known:
+        if other.split()[0] not in flags:
             way = f"fedlayers {command} {way}"
         raise UsageError(
             f"{flag} must be one value; got {len(values)}. Several are written {way}."
         )
 
 
-def _as_option(option: str, value: str, known: Collection[str]) -> list[str]:
+def _as_option(option: str, value: str, flags: Collection[str]) -> list[str]:
     """Return how an option of an algorithm or of a model is written, with the names of those that have it."""
     stored = json.loads(Path(__file__).with_name("lists.json").read_bytes())
-    several = "--algorithms" in known
+    several = "--algorithms" in flags
     ways = []
     for kind, flag in (("algorithms", "--option"), ("models", "--model-option")):
         texts = dict(chain.from_iterable(map(dict.items, stored[kind].values())))
         whose = [k for k, text in texts.items() if re.search(rf"\b{option}=", text)]
         if not whose or (
-            kind == "algorithms" and not several and "--algorithm" not in known
+            kind == "algorithms" and not several and "--algorithm" not in flags
         ):
             continue
         key = option
         if several and kind == "algorithms":
             key = f"{whose[0]}.{option}"
         ways.append(f"{flag} {key}={value}, an option of {listing(whose, 3)}")
-    if "--model" in known:
+    if "--model" in flags:
         return ways
     return []
 
@@ -519,7 +522,7 @@ def _once(words: Sequence[str], lists: Collection[str]) -> list[str]:
 
 
 def one_line(box: str) -> str:
-    """Return the parser's message without its frame.
+    """Return the parser's message in one line, without its frame.
 
     >>> print(one_line('''
     ... ╭─ Unrecognized options ──────────────────────╮
@@ -712,10 +715,10 @@ def _parsed(text: str) -> Any:
 def by_name(
     arguments: Sequence[str], kind: str, names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Parse ``--option NAME.KEY=VALUE`` arguments, by name.
+    """Parse ``--option NAME.KEY=VALUE`` arguments. Return {name: {key: value}}.
 
     Raises:
-        UsageError: a key that begins with none of ``names``.
+        UsageError: an argument begins with none of ``names``.
     """
     options: dict[str, dict[str, Any]] = {}
     for key, value in pairs("option", arguments).items():
@@ -735,14 +738,14 @@ def by_name(
 def check_file(path: Path, such: str, begins: str, flag: str = "--out") -> None:
     """Refuse, before any work, an output file that cannot be written, or that has other contents than earlier ones.
 
-    An earlier one is named, since it is replaced.
+    If an earlier file is replaced, a line says so.
 
     Args:
-        such: the contents, for the message. begins: a regular expression of how a file of them begins.
-        flag: that names the file.
+        such: what the file contains, for the message. begins: a regular expression of such a file's beginning.
+        flag: the flag with which the user named the file.
 
     Raises:
-        UsageError: names the path.
+        UsageError: the path cannot be written, or has other contents.
     """
     check_folder(path.parent)
     if not path.exists():

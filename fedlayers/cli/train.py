@@ -191,7 +191,7 @@ class ManyRuns(ConfiguredCommand):
         return {**arguments, "config": config}
 
     def show(self, result: object, line: str) -> Any:
-        """Draw and print the study's result. By default the study has said all."""
+        """Draw and print the study's result. The base class does nothing: its studies print all themselves."""
 
 
 class SeveralAlgorithms(ManyRuns):

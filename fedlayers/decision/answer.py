@@ -57,9 +57,10 @@ class Line(NamedTuple):
     """A way in the answer's table.
 
     Attributes:
-        way: its name. action: what it means to use it; empty for the base rate and for pooled models.
-        value: its test score, as it is printed: shares in percent.
-        difference: its value minus that of the recommended way, both as printed.
+        way: the way's name. action: ``share_all``, ``share_some`` or ``alone``; empty for the base rate and for pooled
+            models.
+        value: the way's test score as it is printed, shares in percent.
+        difference: ``value`` minus the value of the recommended way.
         low, high: the ends of the difference's 95 % interval, which holds for all lines together; NaN if unknown.
         error: the standard error of the difference; NaN if unknown.
     """
@@ -85,7 +86,7 @@ class Answer(Displayed):
     Attributes:
         action: ``share_all``, ``share_some``, ``alone``, or ``none`` if no way is better than the base rate.
         way: the name of what to use; empty for ``none``.
-        plan: of a way of your network, the layers to share; None for a simple model and for a linear one.
+        plan: the layers of your network to share; None for a simple model and for a linear one.
         fine_tuning, rate: epochs that every client trains after the last round, and their learning rate.
         network: the name of the best way of your network, which has a plan in ``plans/``; empty without one.
         lines: every way, the recommended one first: its score, and its difference to the recommended one.
@@ -95,18 +96,18 @@ class Answer(Displayed):
         pooled: the line of a model of all rows together, if it is shown to be better.
         clients: for each client with test samples, whether it gains or loses against local training.
         fallback: the clients whose validation loss is shown to be lower alone.
-        differ: whether clients differ; None where it was not asked.
+        differ: whether clients differ; None if it was not tested.
         alike: groups of clients, if they stand out.
-        new_client: the way whose shared model a client gets that joins later; empty without one.
-        score: that ranks. ``split``: the samples that the lines are of. ``digits``: after the point.
-        samples, smallest: number of these samples, and the smallest difference that they would have shown.
+        new_client: the way whose shared model fits a client that joins later; empty without one.
+        score: the score that ranks the ways. split: the split that is scored. digits: digits after the decimal point.
+        samples, smallest: the number of samples in this split, and the smallest difference that they can show.
         task: the kind of task.
-        seeds: that were trained. ``cost``: bytes a round and client, rounds, full runs and seconds.
+        seeds: the seeds of the runs. cost: bytes per round and client, rounds, full runs and seconds.
         rates: the learning rates in words, if any were tried.
         not_tried: why a way was not tried or has no result, by name.
-        next: one command that runs, and exports the recommended way; empty without one.
+        next: a command that exports the recommended way; empty without one.
         layers: the shared and the local layers of the recommended plan, as people read them.
-        trained: the runs behind it, for pictures; None for an answer from a file.
+        trained: the runs behind the answer, for pictures; None for an answer from a file.
     """
 
     action: str
@@ -140,16 +141,16 @@ class Answer(Displayed):
 
     @property
     def best(self) -> Line:
-        """Return the line of the recommended way; of the base rate where there is none."""
+        """Return the line of the recommended way, or of the base rate if no way is recommended."""
         return self.lines[0]
 
     def line(self, way: str) -> Line | None:
-        """Return the line of a way; None if it is not here."""
+        """Return the line of a way; None if the answer has none."""
         return next((line for line in self.lines if line.way == way), None)
 
     @property
     def table(self) -> pd.DataFrame:
-        """Return a line for each way, the recommended one first: ``way``, ``loss`` or the score, its difference."""
+        """Return a line for each way, the recommended one first, with its score and its difference to that one."""
         columns = ["way", self.score, "difference", "low", "high"]
         rows = [
             (one.way, one.value, one.difference, one.low, one.high)
@@ -162,7 +163,7 @@ class Answer(Displayed):
         return headline(self)
 
     def text(self) -> str:
-        """Return the headline and its bullets, in lines of at most 88 signs."""
+        """Return the headline and its bullets, in lines of at most 88 characters."""
         return text(self)
 
     def summary(self) -> Summary:
@@ -171,7 +172,7 @@ class Answer(Displayed):
         return Summary.of_frame(self.headline(), self.shown(), layers)
 
     def shown(self) -> pd.DataFrame:
-        """Return the table as text."""
+        """Return :meth:`table` with its numbers formatted as text."""
         return table(self)
 
     def to_json(self) -> dict[str, Any]:
@@ -271,13 +272,13 @@ def score_name(answer: Answer) -> str:
 
 
 def number(answer: Answer, value: float) -> str:
-    """Return a value with the answer's digits."""
+    """Return a value formatted with the answer's digits after the point."""
     rounded = round(value, answer.digits) + 0.0  # no minus before a 0
     return f"{rounded:.{answer.digits}f}"
 
 
 def difference(answer: Answer, line: Line, reverse: bool = False) -> str:
-    """Return how far a line is from the recommended way, in words with its interval.
+    """Return the difference of a line to the recommended way, in words with its interval.
 
     >>> best, other = Line("fedavg", "share_all", 0.22), Line("local", "alone", 0.94, 0.72, 0.39, 1.02)
     >>> one = Answer("share_all", "fedavg", (best, other), "loss", "test", 2, "classification", (0,))
@@ -285,7 +286,7 @@ def difference(answer: Answer, line: Line, reverse: bool = False) -> str:
     ('0.72 higher [0.39, 1.02]', '0.72 lower [0.39, 1.02]')
 
     Args:
-        reverse: of the recommended way against the line, in place of the line against the recommended way.
+        reverse: state the recommended way against the line, in place of the line against the recommended way.
     """
     sign = -1 if reverse else 1
     value, low, high = sign * line.difference, line.low, line.high
@@ -479,7 +480,7 @@ def _client_bullets(answer: Answer) -> list[str]:
 
 
 def text(answer: Answer) -> str:
-    """Return the headline and as many bullets as fit into eight lines of 88 signs."""
+    """Return the headline and as many bullets as fit into eight lines of 88 characters."""
     lines = textwrap.wrap(headline(answer), WIDTH)
     for bullet in bullets(answer):
         more = textwrap.wrap(bullet, WIDTH, initial_indent="- ", subsequent_indent="  ")
@@ -523,7 +524,7 @@ def _note(answer: Answer, line: Line) -> str:
 
 
 def legend(answer: Answer) -> str:
-    """Return the meaning of the table."""
+    """Return the legend of the table: what its columns and signs mean."""
     seeds = "one seed"
     if len(answer.seeds) > 1:
         seeds = f"{len(answer.seeds)} seeds"

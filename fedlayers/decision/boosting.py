@@ -32,7 +32,7 @@ def why_not_boosting(shape: tuple[int, ...], kind: str, rows: int) -> str:
     'a fit has 20,001 rows, more than 20,000'
 
     Args:
-        shape: of a sample. kind: the task of :data:`fl_core.rows.TASKS`. rows: of the largest fit.
+        shape: the shape of a sample. kind: the task of :data:`fl_core.rows.TASKS`. rows: the rows of the largest fit.
     """
     if len(shape) != 1 or hasattr(shape, "tokens") or hasattr(shape, "layout"):
         return "it is for tables"
@@ -53,19 +53,19 @@ def fit_boosting(
 ) -> BoostedTrees:
     """Fit gradient boosting, and return it as a module.
 
-    Each tree sees half of the samples, and each question the square root of the number of columns. Outputs are those of
-    scikit-learn to rounding, but for leaves above the number of samples: its ``decision_function``, of a number its
-    ``predict``. Of two classes the output of the first is 0. Labels have a fit each. A class that is absent has the
-    logarithm of its smoothed share, 1 / (n + C). Samples of one class have the shares (n_k + 1) / (n + C) alone, and
-    equal numbers their value.
+    Each tree sees half of the n samples, and each split the square root of the number of columns. Outputs equal those
+    of scikit-learn up to rounding: its ``decision_function`` for classes, and its ``predict`` for numbers. With two
+    classes the output of the first is 0. Several labels have one fit each. The output of an absent class is the
+    logarithm of 1 / (n + C). If all samples have one class, the outputs are the logarithms of the shares (n_k + 1) / (n
+    + C). If all numbers are equal, the output is their value.
 
     Args:
         x: samples [n, d].
         y: classes [n]; labels of 0 and 1 [n, C]; or numbers [n], standardised if the task's outputs are.
         kind: the task of :data:`fl_core.rows.TASKS`.
         n_classes: the number C of classes or labels.
-        class_weights: of the samples of each class, [C].
-        seed: of the samples and columns of each tree.
+        class_weights: the weight of each class's samples, [C].
+        seed: draws the samples and columns of each tree.
     """
     # takes long to import
     from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor

@@ -19,7 +19,7 @@ from fedlayers.decision.training import (
     describe_rates,
     differing,
     foreseen,
-    question,
+    make_question,
     train_ways,
 )
 from fedlayers.decision.verdict import actions_of, answer
@@ -62,16 +62,17 @@ def choose(
     ``choice.json``, and ``plan.json`` if a way of your network is recommended.
 
     Args:
-        config: of the runs. Its algorithm uses the cuts if it uses a plan; otherwise FedPer does.
-        out: the folder; by default one below ``out`` that is named by a digest of the question.
-        data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
+        config: the runs' configuration. If its algorithm uses a plan, it trains the ways that share some layers;
+            otherwise FedPer does.
+        out: the output folder. The default is a folder below ``out`` whose name is a digest of the arguments.
+        data, model, keys: as for :func:`fedlayers.run <fedlayers.runs.run>`.
         arms: further ways; see :func:`~fedlayers.decision.ways.ways_of`.
         seeds: a number of seeds, or a list. The default is three, or one where a run is long.
-        score: one of the task's scores (:data:`fl_core.rows.TABLE`), which alone selects.
+        score: one of the task's scores (:data:`fl_core.rows.TABLE`). It selects in place of the loss.
         tune_rates: number of learning rates to try with all layers shared, 2 to 5, or 0. The default is 4 for your own
             data here, else 0: a named dataset has its own rate. A rate in the configuration is kept.
         baselines: try the simple models too (:mod:`fedlayers.decision.simple`), and FedAvg of a linear model.
-        dry_run: print what would be trained, and its price, and train nothing. The answer then names no way.
+        dry_run: print the runs and their estimated cost, and train nothing. The answer then names no way.
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.local`);
             default this process, with the configuration's number of ``workers``.
         progress: print the estimated cost, and show the runs that are done. A function receives each step as a line.
@@ -98,79 +99,79 @@ def choose(
             monitor=check_score(score, task_kind(config, objects))
         )
     began = time.monotonic()
-    asked_question = question(
+    question = make_question(
         config, objects, out, arms, seeds, tune_rates, baselines, tell
     )
     shown = {"parallel": True, "progress": progress is True, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
-        line = foreseen(asked_question, place.side_by_side)
+        line = foreseen(question, place.side_by_side)
         if progress is True:
             say(line)
         else:
             tell(line)
         if dry_run:
-            return unanswered(asked_question, line)
-        trained = train_ways(asked_question, place, tell)
+            return unanswered(question, line)
+        trained = train_ways(question, place, tell)
         workers = place.side_by_side
     chosen_answer = replace(answered(trained), cost=cost_of(trained, workers, began))
     if not chosen_answer.way:
         chosen_answer = replace(chosen_answer, next="")
-    return store(chosen_answer, asked_question.out)
+    return store(chosen_answer, question.out)
 
 
-def unanswered(asked: Question, line: str) -> Answer:
-    """Return the answer of a dry run: the ways and the price, and no recommendation."""
+def unanswered(question: Question, line: str) -> Answer:
+    """Return the answer of a dry run: the ways and the estimated cost, without a recommendation."""
     return Answer(
         "",
         "",
         (),
-        asked.score,
+        question.score,
         "",
         2,
-        asked.losses[asked.seeds[0]].kind,
-        asked.seeds,
-        not_tried=asked.not_tried,
+        question.losses[question.seeds[0]].kind,
+        question.seeds,
+        not_tried=question.not_tried,
         rates=line,
     )
 
 
 def answered(trained: Trained) -> Answer:
-    """Return the answer of what was trained."""
-    asked_question = trained.asked
+    """Score the trained ways, and return the answer with its plan, tests and cost."""
+    question = trained.question
     table = trained.table()
-    losses = table if asked_question.score == "loss" else trained.table("loss")
+    losses = table if question.score == "loss" else trained.table("loss")
     plans = {
         way.name: _plan_of(trained, way.name)
-        for way in asked_question.ways
+        for way in question.ways
         if way.own_network and way.name in trained.runs
     }
     tuning = {}
     for name, by_seed in trained.runs.items():
-        one = by_seed[asked_question.seeds[0]]
+        one = by_seed[question.seeds[0]]
         tuning[name] = trained.tuning[name].epochs, one.rate(trained.tuning[name])
     return answer(
         table,
         losses,
-        actions_of(asked_question.ways),
+        actions_of(question.ways),
         plans,
-        task=asked_question.losses[asked_question.seeds[0]].kind,
+        task=question.losses[question.seeds[0]].kind,
         tuning=tuning,
         differ=differing(trained),
         alike=_groups(trained),
         rates=describe_rates(trained),
-        not_tried={**asked_question.not_tried, **trained.failed},
-        next=f"fedlayers export {asked_question.out} --out models",
+        not_tried={**question.not_tried, **trained.failed},
+        next=f"fedlayers export {question.out} --out models",
         trained=trained,
     )
 
 
 def _plan_of(trained: Trained, name: str) -> LayerPlan | None:
     """Return the plan of a way, with its fine-tuning and the evidence."""
-    asked_question = trained.asked
-    plan = asked_question.way(name).plan
+    question = trained.question
+    plan = question.way(name).plan
     if plan is None:
         return None
-    one, tuning = trained.runs[name][asked_question.seeds[0]], trained.tuning[name]
+    one, tuning = trained.runs[name][question.seeds[0]], trained.tuning[name]
     detail: dict[str, Any] = {"lr": one.lr}
     if tuning.epochs:
         detail |= {
@@ -180,11 +181,11 @@ def _plan_of(trained: Trained, name: str) -> LayerPlan | None:
     return plan.with_shared(
         plan.shared,
         rule="choose",
-        metric=asked_question.task.config.federation.monitor or "calibrated loss",
+        metric=question.task.config.federation.monitor or "calibrated loss",
         detail=detail,
-        data=asked_question.task.data.digest,
-        checkpoint=tree.digest(tree.state_dict(asked_question.task.model)),
-        seed=asked_question.seeds[0],
+        data=question.task.data.digest,
+        checkpoint=tree.digest(tree.state_dict(question.task.model)),
+        seed=question.seeds[0],
         version=__version__,
     )
 
@@ -201,14 +202,14 @@ def _groups(trained: Trained) -> tuple[tuple[str, ...], ...]:
 
 
 def cost_of(trained: Trained, workers: int, began: float) -> dict[str, float]:
-    """Return the cost: bytes a round and client, rounds, full runs of the network, and seconds of this call."""
-    asked_question = trained.asked
+    """Return the cost: bytes per round and client, rounds, full runs of the network, and seconds since ``began``."""
+    question = trained.question
     epochs = trained.fine_tuning_epochs()
     jobs = [job for job in trained.jobs if job.arm != LINEAR]
-    spent = measured_cost(asked_question.task, jobs, workers, epochs)
-    clients = len(asked_question.task.data.clients)
+    spent = measured_cost(question.task, jobs, workers, epochs)
+    clients = len(question.task.data.clients)
     return {
-        "bytes_a_round": bytes_a_round(asked_question.task) / clients,
+        "bytes_a_round": bytes_a_round(question.task) / clients,
         "rounds": spent.rounds,
         "full_runs": round(spent.full_runs, 2),
         "bytes": spent.n_bytes,
@@ -216,20 +217,20 @@ def cost_of(trained: Trained, workers: int, began: float) -> dict[str, float]:
     }
 
 
-def store(made: Answer, out: Path) -> Answer:
-    """Write the files of an answer: models, plans and ``choice.json``, last. Those of an earlier one are removed."""
-    trained = made.trained
+def store(answer: Answer, out: Path) -> Answer:
+    """Write the files of an answer: models, plans, and last ``choice.json``. Files of an earlier answer are removed."""
+    trained = answer.trained
     if trained is not None:
-        if not trained.asked.over_sites:
-            store_models(out, made, trained)
+        if not trained.question.over_sites:
+            store_models(out, answer, trained)
         for name in trained.runs:
             if (plan := _plan_of(trained, name)) is not None:
                 (out / "plans").mkdir(parents=True, exist_ok=True)
-                folder_name = trained.asked.way(name).folder
+                folder_name = trained.question.way(name).folder
                 plan.save(out / "plans" / f"{folder_name}.json")
-    save_plan(made.plan, out)
-    write_json(out / "choice.json", made.to_json())
-    return made
+    save_plan(answer.plan, out)
+    write_json(out / "choice.json", answer.to_json())
+    return answer
 
 
 def save_plan(plan: LayerPlan | None, out: Path) -> None:

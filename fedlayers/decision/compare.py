@@ -63,14 +63,14 @@ def compared_jobs(
     announced: set[str] | None = None,
     **common: Any,
 ) -> list[TrainingJob]:
-    """Return the runs of a comparison, checked against stored ones below ``out``. Nothing is written.
+    """Return the runs of a comparison, after checks against stored runs below ``out``. Nothing is written.
 
     Without ``out`` only the runs themselves are checked.
 
     Args:
         settings: keys of the configuration that are an algorithm's own, by algorithm.
-        announced: as of :func:`~fedlayers.decision.jobs.assembled`.
-        common: as of :func:`~fedlayers.decision.jobs.jobs_of`.
+        announced: as for :func:`~fedlayers.decision.jobs.assembled`.
+        common: as for :func:`~fedlayers.decision.jobs.jobs_of`.
 
     Warns:
         UserWarning: a plan was measured on samples that some seeds test on.
@@ -139,13 +139,13 @@ def compare(
     [['local', 'personal', 2], ['fedavg', 'global', 2]]
 
     Args:
-        seeds: the default is three, from the configuration's on.
-        out: the folder; default ``out/compare``, as of the command.
+        seeds: the seeds, or their number. The default is three, from the configuration's seed on.
+        out: the output folder, by default ``out/compare`` as for the command.
         data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
         options: each algorithm's own configuration, by name.
-        plan: for all algorithms that use one, or its path; by default each has its own.
+        plan: a plan or its path, for all algorithms that use one. By default each uses its own.
         tuned: the choice of :func:`~fedlayers.decision.compare.tune` for each algorithm, or the path of its file.
-        score: by which algorithms are ranked; see :class:`~fedlayers.decision.comparison.Comparison`.
+        score: the score that ranks the algorithms; see :class:`~fedlayers.decision.comparison.Comparison`.
         baselines: add rows of baselines that need no federation (:mod:`fedlayers.decision.simple`).
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.local`);
             default this process.
@@ -345,13 +345,14 @@ def tune(
     ``trials.csv`` and ``tuned.json``, which :func:`~fedlayers.decision.compare.compare` takes.
 
     Args:
-        config: of all runs; its ``workers`` train runs side by side.
-        out: the folder; default ``out/tune``, as of the command.
+        config: the configuration of all runs. Its ``workers`` train runs side by side.
+        out: the output folder, by default ``out/tune`` as for the command.
         data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
-        search: what is searched, by key: :func:`~fedlayers.decision.search.spaces`.
-        trials: settings of each algorithm.
-        seeds: of the runs, different from those of a later comparison. The default is the configuration's + 1000.
-        score: of :data:`fl_core.rows.SCORES`; default the main score of the task.
+        search: the values to search, by key; see :func:`~fedlayers.decision.search.spaces`.
+        trials: the number of settings that each algorithm tries.
+        seeds: the seeds of the runs. A later comparison must use others. The default is the configuration's seed +
+            1000.
+        score: one of :data:`fl_core.rows.SCORES`, by default the main score of the task.
         options: fixed keys of the algorithms, by algorithm.
         backend: where runs are trained; see :func:`~fedlayers.decision.choose.choose`.
         progress: show the runs that are done.

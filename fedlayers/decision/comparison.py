@@ -56,9 +56,10 @@ class Comparison(Displayed):
 
     Attributes:
         frame: the rows of all runs.
-        best: whether models are scored at their best round on validation and not at the last (:func:`headline`).
+        best: whether models are scored at their best round on validation samples, in place of the last
+            (:func:`headline`).
         training: the local training in words, per algorithm if they differ.
-        losses: the table of the score that ranks, for intervals of differences; None has none.
+        losses: the table of the score that ranks, for intervals of differences; None without intervals.
         score: the score by which algorithms are ranked, one of :data:`fl_core.rows.SCORES`; default macro-F1, for a
             regression R2.
         scores: one value per run and metric: the headline model on the test split, combined over clients by training
@@ -266,7 +267,7 @@ def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
 
 
 def bracket(score: str, low: float, high: float) -> str:
-    """Return an interval in brackets; empty if it is unknown, also where no spread was seen.
+    """Return an interval in brackets; empty if it is unknown, or if the values showed no spread.
 
     >>> bracket("macro_f1", 0.011, 0.029), bracket("macro_f1", 0.0, 0.0)
     (' [1.1, 2.9]', '')
@@ -280,9 +281,9 @@ def bracket(score: str, low: float, high: float) -> str:
 
 
 def main_model(frame: pd.DataFrame, *by: str) -> pd.DataFrame:
-    """Return the rows of the model that each group's clients use."""
+    """Return the rows of the model that clients use, the personal one if there is one, in each group of ``by``."""
     models = frame.groupby([*by])["model"]
-    used = models.transform(lambda own: rows.used_model(set(own)))
+    used = models.transform(lambda group_models: rows.used_model(set(group_models)))
     return frame[frame["model"] == used]
 
 
@@ -311,7 +312,7 @@ def headline(
 
 
 def scores_of(final: pd.DataFrame) -> pd.DataFrame:
-    """Return the means over clients of scores of :func:`headline`, by training samples.
+    """Return the means over clients of the scores of :func:`headline`, weighted by training samples.
 
     Returns:
         Columns ``algorithm``, ``seed``, ``model``, ``metric`` and ``value``.

@@ -30,46 +30,48 @@ if TYPE_CHECKING:
     from fedlayers.decision.training import Trained
 
 
-def store_models(out: Path, made: Answer, trained: Trained) -> None:
+def store_models(out: Path, answer: Answer, trained: Trained) -> None:
     """Store each client's model of the recommended way, of the simple ways and of the fallback, in the first seed.
 
     Models of an earlier answer are removed. A model that cannot be built again from a description is left
     out, with a warning.
     """
-    asked_question = trained.asked
-    seed, folder = asked_question.seeds[0], out / "models"
-    losses = asked_question.losses[seed]
+    question = trained.question
+    seed, folder = question.seeds[0], out / "models"
+    losses = question.losses[seed]
     for name in Folder(folder).names():  # of an earlier decision
         Folder(folder).remove(name)
     for name, by_seed in trained.simple.items():
         one = by_seed.get(seed)
         if one is not None and one.models:
             names = [name]
-            if name == made.way:
+            if name == answer.way:
                 names.append(stored_models.RECOMMENDED)
             for file_name in names:
                 _store_simple(folder, file_name, losses, one, out.name)
-    if made.way not in trained.runs or isinstance(losses.task.data.shape, PackedShape):
+    if answer.way not in trained.runs or isinstance(
+        losses.task.data.shape, PackedShape
+    ):
         return
     try:
-        models, task, about = _described(trained, made.way)
-        one = trained.runs[made.way][seed].tuned[trained.tuning[made.way]]
+        models, task, about = _described(trained, answer.way)
+        one = trained.runs[answer.way][seed].tuned[trained.tuning[answer.way]]
         name = stored_models.RECOMMENDED
         _store(folder, name, losses, one, task, models, about)
-        if made.fallback:
+        if answer.fallback:
             alone, *_ = _described(trained, "local")
-            models |= {client: alone[client] for client in made.fallback}
-            mixed = _mixed(trained, one, made.fallback)
+            models |= {client: alone[client] for client in answer.fallback}
+            mixed = _mixed(trained, one, answer.fallback)
             _store(folder, stored_models.FALLBACK, losses, mixed, task, models, about)
     except UsageError as error:
         warn(
-            f"the models of {made.way} are not stored, so they cannot be exported: {error}"
+            f"the models of {answer.way} are not stored, so they cannot be exported: {error}"
         )
 
 
 def _mixed(trained: Trained, one: Predictor, clients: tuple[str, ...]) -> Predictor:
     """Return a way's predictor with local training for some clients."""
-    seed = trained.asked.seeds[0]
+    seed = trained.question.seeds[0]
     alone = trained.runs["local"][seed].tuned[trained.tuning["local"]]
     outputs = {}
     for split, by_client in one.outputs.items():
@@ -108,8 +110,8 @@ def _described(
     trained: Trained, way: str
 ) -> tuple[dict[str, nn.Module], Task, dict[str, Any]]:
     """Return a way's models in the first seed after their fine-tuning, their task, and their description."""
-    seed = trained.asked.seeds[0]
-    losses, one = trained.asked.losses[seed], trained.runs[way][seed]
+    seed = trained.question.seeds[0]
+    losses, one = trained.question.losses[seed], trained.runs[way][seed]
     tuning = trained.tuning[way]
     loaded = losses.load(one.job.path, one.job.model)
     models, names = loaded.models, every(loaded.task.layers)

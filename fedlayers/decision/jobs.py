@@ -75,17 +75,17 @@ SAVE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """One run: its directory, its configuration with own data and model beside it, its plan, and its last round.
+    """One training run: its directory, configuration, data, model, plan and last round.
 
     Attributes:
-        data, model: as of :class:`fl_core.config.Own`.
-        arm: the name of what it tries.
+        data, model: objects from Python, as in :class:`fl_core.config.Own`.
+        arm: the name of the way that it trains.
         until: the round after which it stops, with a checkpoint; None = its last.
-        name: of its directory, which is distinct within a study.
-        away: whether it is on another machine than the one that asked for it.
-        log: where else its rows are sent.
-        start: the pretrained weights of its configuration, so that no worker loads them.
-        clients: makes its clients, in this process or at sites.
+        name: the name of its directory, which is unique within a study.
+        away: whether it runs on another machine than the study.
+        log: loggers that receive its rows.
+        start: the pretrained weights that its configuration names, so that no worker loads them again.
+        clients: a function that makes its clients, in this process or at sites.
     """
 
     path: Path
@@ -112,7 +112,7 @@ class TrainingJob:
 
     @property
     def words(self) -> str:
-        """Return what the job tries, in words: ``half at 0.01, seed 2``."""
+        """Return the job's way, rate and seed in words: ``half at 0.01, seed 2``."""
         seed = self.config.execution.seed
         run_name = self.label.replace("-lr", " at ")
         return f"{run_name}, seed {seed}"
@@ -141,7 +141,7 @@ class TrainingJob:
         return run.finished or run.rounds[-1:] >= [last]
 
     def is_past(self, done: int) -> bool:
-        """Return whether its run has more than these rounds."""
+        """Return whether its stored run has more than ``done`` rounds."""
         return self.begun and store.Run(self.path).rounds[-1:] > [done]
 
     @cached_property
@@ -203,7 +203,7 @@ class TrainingJob:
             )
 
     def with_weights(self) -> TrainingJob:
-        """Return the run with its pretrained initial weights, if its configuration asks for any."""
+        """Return the job with its pretrained weights loaded, if its configuration names any."""
         if self.model is not None:
             check_sendable(self.model)
             return self
@@ -214,7 +214,11 @@ class TrainingJob:
         return replace(self, start=self.assemble(self._loaded()).start)
 
     def assemble(self, loaded: FederatedData | None = None) -> Task:
-        """Return what it trains, of its configuration's data if they are loaded already."""
+        """Return the task of the run: its data, model and algorithm.
+
+        Args:
+            loaded: the configuration's data, if they are loaded already.
+        """
         return runner.assemble(
             self.config, data=self.data, model=self.model, plan=self.plan, loaded=loaded
         )
@@ -250,11 +254,11 @@ def jobs_of(
     suffix: str = "",
     **common: Any,
 ) -> list[TrainingJob]:
-    """Return the run of every arm with every seed, in a folder of its name and seed below ``out``.
+    """Return a run for every way and seed. Its folder below ``out`` is named after both.
 
     Args:
-        suffix: of the folders' names, before the seed.
-        common: further attributes of all runs.
+        suffix: added to the folders' names, before the seed.
+        common: further attributes of all runs, as of :class:`TrainingJob`.
 
     Raises:
         UsageError: two runs with one folder.
@@ -289,12 +293,12 @@ def assembled(
     stored: bool = True,
     announced: set[str] | None = None,
 ) -> Iterator[Task]:
-    """Yield what each run trains. Runs of one seed in a row share their data.
+    """Yield the task of each run. Successive runs of one seed share their data.
 
     Args:
-        task: whose data those of its seed share.
-        announced: announce each table and each note once, unless it is in here.
-        stored: refuse directories with other runs.
+        task: a task whose data are shared by the runs of its seed.
+        announced: tables and notes that were announced before; others are announced once.
+        stored: whether directories with other runs are refused.
 
     Raises:
         UsageError: an invalid value, or a directory with another run.
@@ -371,10 +375,10 @@ def open_backend(
     """Open a backend by name and close it at the end. An open one stays open. No name means this process.
 
     Args:
-        workers: the configuration's; runs that are trained elsewhere have none.
-        parallel: without a name, so many processes train the runs, each without workers.
+        workers: the configuration's number of workers. With a backend by name it must be 0.
+        parallel: without a name, train the runs side by side in ``workers`` processes, each run without workers.
         progress: show the progress of the runs that are trained there.
-        live: draw them in the notebook's cell, again at most once a second.
+        live: draw the runs in the notebook's cell, at most once a second.
 
     Raises:
         UsageError: an unknown name, a package that is not installed, or workers as well.
@@ -422,7 +426,7 @@ def task_kind(config: RunConfig, own: Own) -> str:
 def seeds_of(
     config: RunConfig, seeds: Sequence[int] | int | None, count: int, apart: int = 0
 ) -> tuple[int, ...]:
-    """Return the seeds that are given, or ``count`` of them from the configuration's seed plus ``apart``.
+    """Return the given seeds, or ``count`` seeds that start from the configuration's seed plus ``apart``.
 
     >>> seeds_of(RunConfig(seed=5), None, 3), seeds_of(RunConfig(seed=5), (0, 1), 3)
     ((5, 6, 7), (0, 1))
@@ -430,7 +434,7 @@ def seeds_of(
     (5, 6)
 
     Args:
-        seeds: a list of seeds, or how many.
+        seeds: a list of seeds, or their number in place of ``count``.
 
     Raises:
         UsageError: no seed, or a repeated one.
@@ -448,7 +452,7 @@ def plan_users(algorithms: Sequence[str], given: bool) -> set[str]:
     """Return the algorithms that use a plan.
 
     Args:
-        given: whether a plan is given to them.
+        given: whether the caller gives them a plan.
 
     Raises:
         UsageError: a plan is given, and none uses it.
@@ -466,7 +470,7 @@ def study_folder(out: Path | str) -> Path:
 
     Raises:
         UsageError: it is a run or a file.
-        CorruptError: a link below it.
+        CorruptError: there is a link below the folder.
     """
     out = Path(out)
     check_folder(out)
@@ -492,7 +496,7 @@ def check_same_data(folder: Path, task: Task) -> None:
 
 
 def check_stored(path: Path, task: Task) -> None:
-    """Refuse a directory with anything other than this run, begun or complete."""
+    """Refuse a directory that has anything but this run, begun or complete."""
     if not (path / "config.json").exists():
         writing.check_free(path)
         return
@@ -520,6 +524,6 @@ def check_stored(path: Path, task: Task) -> None:
 
 
 def samples_of(partition: Partition, split: str) -> set[int]:
-    """Return the numbers of all clients' samples of a split."""
+    """Return the indices, in the source, of all clients' samples in a split."""
     parts = (places[split] for places in partition.indices.values())
     return {*map(int, chain.from_iterable(parts))}

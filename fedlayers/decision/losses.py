@@ -46,13 +46,13 @@ Outputs = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Predictor:
-    """A trained run, a baseline or the base rate.
+    """A trained run, a baseline or the base rate, with its outputs on the clients' samples.
 
     Attributes:
         outputs: by split, validation or test, its outputs on each client's samples. Clients without samples are
             missing.
-        models: those of a simple model, by client.
-        known: what has been computed of it (:func:`once`).
+        models: a simple way's model of each client, by client.
+        known: results that were computed before (:func:`once`).
     """
 
     name: str
@@ -65,7 +65,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def once(method: Method) -> Method:
-    """Compute what is asked of a predictor once. The predictor keeps it."""
+    """Cache a method's result in the predictor that is its argument."""
 
     @wraps(method)
     def known(losses: SeedLosses, one: Predictor, *of: str) -> Any:
@@ -91,18 +91,18 @@ THIRD = 1 / 3
 
 
 class Tuning(NamedTuple):
-    """Fine-tuning of every client after a run: its epochs, and its rate as a factor of the run's."""
+    """An amount of fine-tuning after a run: epochs at each client, and the rate as a factor of the run's."""
 
     epochs: int = 0
     factor: float = 0.0
 
     def rate(self, lr: float) -> float:
-        """Return its learning rate after a run at a rate."""
+        """Return the learning rate of fine-tuning after a run at the rate ``lr``."""
         return rounded_rate(lr * self.factor)
 
 
 def rounded_rate(value: float) -> float:
-    """Return a learning rate with three digits."""
+    """Return a learning rate rounded to three significant digits."""
     return float(f"{value:.3g}")
 
 
@@ -111,12 +111,12 @@ class Finished:
     """A finished run of a way, and what its clients predict after each amount of fine-tuning.
 
     Attributes:
-        tuned: predictors by amount. Amounts that diverged are missing.
+        tuned: a predictor for each amount of fine-tuning. Amounts that diverged are missing.
         learned_nothing: whether its training loss is not below that of the base rate, before fine-tuning.
-        loaded: its models; None where they are at sites.
-        last: its models of the last round, which no stopping rule chose by validation samples.
+        loaded: the run's models; None if they are at sites.
+        last: the models of the last round, for tests that need models which were not selected on validation samples.
         cross: by amount, outputs of each client's model of the last round for the validation samples of its block,
-            client by client; empty where nobody asks.
+            client by client; empty unless ``parts`` were given.
     """
 
     job: TrainingJob
@@ -139,12 +139,12 @@ class Finished:
 class SeedLosses:
     """The validation and test samples of a federation in one seed, on which predictors are compared.
 
-    A loss is the calibrated log loss (:func:`fl_core.training.evaluate.fit`), of numbers and of survival that
-    of training. Means are over clients by training samples. With class weights, samples count by these too.
+    The loss is the calibrated log loss (:func:`fl_core.training.evaluate.fit`). For numbers and survival it is the
+    training loss. Means weight clients by training samples, and samples by class weights, if any.
 
     Args:
-        task: of FedAvg in this seed.
-        only: the one client whose samples are here. Those of others are at their sites.
+        task: the FedAvg task of this seed.
+        only: the client whose samples are here, if the others' samples are at their sites.
     """
 
     def __init__(self, task: Task, only: str = "") -> None:
@@ -217,7 +217,7 @@ class SeedLosses:
     def tuner(
         self, job: TrainingJob, loaded: Loaded, parts: Sequence[Sequence[int]] = ()
     ) -> Tuner:
-        """Return what fine-tunes a run's models, and predicts each client's validation and test samples.
+        """Return a tuner: it fine-tunes a run's models, and predicts each client's validation and test samples.
 
         Args:
             parts: blocks of clients. A client's models predict the validation samples of its whole block, too.
@@ -290,7 +290,7 @@ class SeedLosses:
         return float((gap - evaluate.log_losses(base, train.y)).sum())
 
     def of_parts(self, name: str, parts: Mapping[tuple[int, int], Tensor]) -> Predictor:
-        """Return the predictor with some raw outputs of a :meth:`tuner`, by client and set of samples."""
+        """Return a predictor made of a :meth:`tuner`'s raw outputs, by (client number, set of samples)."""
         clients, logits = self.task.data.clients, self.task.criterion.logits
         outputs = {
             split: {
@@ -312,7 +312,7 @@ class SeedLosses:
     def predictor(
         self, name: str, predict: Callable[[str, Tensor], Tensor]
     ) -> Predictor:
-        """Return a predictor of a function (client, samples) -> outputs."""
+        """Return a predictor whose outputs ``predict`` computes from a client's name and its samples [n, ...]."""
         with tree.one_thread():
             outputs = {
                 split: {
@@ -341,14 +341,14 @@ class SeedLosses:
 
     @cached_property
     def halves(self) -> NDArray[np.int64] | None:
-        """Return the half of each validation sample; None with all in one half."""
+        """Return the half, 0 or 1, of each validation sample; None if all are in one half."""
         dealt = np.concatenate([*self.dealt.values(), np.zeros(0, np.int64)])
         return dealt if len(np.unique(dealt)) > 1 else None
 
     def calibration(
         self, one: Predictor, half: int | None = None
     ) -> tuple[float, float]:
-        """Return the temperature and the weight of the base rate, of validation samples or one half of them.
+        """Fit a temperature and a weight of the base rate on the validation samples, or on one half of them.
 
         With groups in one half alone there is one fit, and the temperature is at least 1.
 
@@ -383,7 +383,7 @@ class SeedLosses:
     def losses(self, one: Predictor, split: str) -> Outputs:
         """Return the loss of each sample by client.
 
-        On validation the calibration is cross-fitted: each half of the federation's samples has that of the other.
+        On validation samples the calibration is cross-fitted: each half is calibrated by a fit on the other half.
         """
         outputs, y, base = self._joined(one, split)
         sizes = [
@@ -424,7 +424,7 @@ class SeedLosses:
         return [split for split in (VALIDATION, TEST) if self.labels[split]]
 
     def overlap(self, first: SeedLosses, split: str) -> float:
-        """Return the share of a split's samples in the first seed that are in it here, too."""
+        """Return the share of the first seed's samples in a split that are in the same split of this seed."""
         first_samples, own_samples = (
             samples_of(losses.task.data.partition, split) for losses in (first, self)
         )
@@ -483,7 +483,7 @@ class SeedLosses:
 
     @once
     def by_client(self, one: Predictor, split: str = TEST) -> pd.DataFrame:
-        """Return the scores of each client (line), NaN where its samples give none. The loss is calibrated."""
+        """Return a line of scores for each client, NaN where its samples give none. The loss is calibrated."""
         scores_of = {}
         for client, losses in self.losses(one, split).items():
             y = self.labels[split][client]
@@ -499,7 +499,7 @@ class SeedLosses:
         return evaluate.scores(outputs.float(), y, criterion, *known_classes)
 
     def scores(self, one: Predictor, split: str = TEST) -> dict[str, float]:
-        """Return a predictor's scores, means over clients that have them by training samples."""
+        """Return a predictor's scores: means over the clients that have them, weighted by training samples."""
         table = self.by_client(one, split)
         sizes = pd.Series(self.sizes).reindex(table.index)
         means = table.mul(sizes, axis=0).sum() / table.notna().mul(sizes, axis=0).sum()
@@ -517,7 +517,7 @@ class SeedLosses:
         return total / size if size else math.nan
 
     def worth(self, one: Predictor) -> float:
-        """Return the score that selects, on validation samples, negative where lower is better."""
+        """Return the selecting score on validation samples, with its sign changed if lower is better."""
         if self.selecting == "loss":
             return -self.mean_loss(one, VALIDATION)
         value = self.scores(one, VALIDATION).get(self.selecting, math.nan)
@@ -525,14 +525,14 @@ class SeedLosses:
 
     @property
     def selecting(self) -> str:
-        """Return the score that ranks finished runs: the loss, or the one that selects rounds."""
+        """Return the name of the score that ranks finished runs: the loss, or the one that selects rounds."""
         return self.task.config.federation.monitor or "loss"
 
 
 def parts_after(
     tuner: Tuner, task: Task, lr: float, amounts: Sequence[Tuning]
 ) -> dict[Tuning, dict[tuple[int, int], Tensor]]:
-    """Return :func:`outputs_after` by client and set of samples."""
+    """Return the outputs of :func:`outputs_after`, split by (client number, set of samples)."""
     outputs = outputs_after(tuner, task, lr, amounts)
     return {amount: tuner.parts(after) for amount, after in outputs.items()}
 
@@ -540,12 +540,12 @@ def parts_after(
 def outputs_after(
     tuner: Tuner, task: Task, lr: float, amounts: Sequence[Tuning]
 ) -> dict[Tuning, Tensor]:
-    """Return raw outputs of a tuner's samples after some amounts of fine-tuning, and before.
+    """Return the raw outputs of a tuner's samples, before and after some amounts of fine-tuning.
 
     Amounts that diverge are left out.
 
     Args:
-        lr: of the run.
+        lr: the learning rate of the run.
     """
     names, outputs = every(task.layers), {Tuning(): tuner.start}
     for factor in dict.fromkeys(amount.factor for amount in amounts if amount.epochs):

@@ -31,13 +31,13 @@ class Cost:
     """The cost of runs, estimated or measured.
 
     Attributes:
-        runs, rounds: the number of runs, and of their rounds in total, with the winner's completion.
-        full_runs: the same in runs of full length.
+        runs, rounds: the number of runs, and the sum of their rounds.
+        full_runs: the rounds as a number of runs of full length.
         n_bytes: bytes that all clients together send and receive; in an estimate the maximum.
-        seconds: on this machine with the given workers. An estimate counts the steps that the algorithms make. Each
-            step takes as long as one of FedAvg, timed at one client. Starts and evaluations are timed, too.
-        most: in an estimate, rounds if no run stops by its patience. Runs are taken to improve for as many
-            evaluations as they then wait.
+        seconds: time on this machine with the given workers. An estimate counts the steps that the algorithms make.
+            Each step takes as long as one of FedAvg, timed at one client. Starts and evaluations are timed, too.
+        most: in an estimate, the rounds if no run stops early. ``rounds`` assumes that a run improves for as many
+            evaluations as its patience then waits.
     """
 
     runs: int
@@ -76,8 +76,8 @@ def estimate_cost(
         tasks: the task of each arm, by its name.
         jobs: each counts up to its own ``until``, by default to its end.
         workers: the number of runs that train side by side.
-        tuning_epochs: of all clients after the runs, which no other run trains beside.
-        step: the seconds of a step; timed by default.
+        tuning_epochs: epochs of fine-tuning of all clients together. They run one after another.
+        step: seconds of a training step; timed by default.
     """
     first = tasks[jobs[0].arm]
     config = first.config
@@ -107,7 +107,7 @@ def measured_cost(
 ) -> Cost:
     """Return the cost of runs from their rows and clocks, and of fine-tuning. Earlier training counts as well.
 
-    For the other arguments see :func:`estimate_cost`.
+    The arguments are those of :func:`estimate_cost`.
     """
     rounds, sent, seconds = 0, 0.0, 0.0
     for job in jobs:
@@ -128,7 +128,7 @@ def measured_cost(
 def bytes_a_round(task: Task) -> float:
     """Return the bytes that all sampled clients send and receive in a round.
 
-    If the run itself decides on its layers, it is the maximum.
+    If the run itself chooses the shared layers, this is the maximum.
     """
     algorithm, live = task.algorithm(task.plan), tree.named_tensors(task.model)
     clients, share = range(len(task.data.clients)), task.config.federation.participation
@@ -144,7 +144,7 @@ def bytes_a_round(task: Task) -> float:
 def round_steps(task: Task) -> float:
     """Return the steps of the sampled clients in the first round, over all phases of local training.
 
-    If the run itself decides on its layers, these are the steps of FedAvg.
+    If the run itself chooses the shared layers, these are the steps of FedAvg.
     """
     algorithm = task.algorithm(task.plan)
     if algorithm.decides:
@@ -176,7 +176,7 @@ def seconds_a_step(task: Task) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """Format a time in seconds.
+    """Return a time in words, in seconds, minutes or hours.
 
     >>> format_seconds(0.04), format_seconds(1.04), format_seconds(48), format_seconds(600)
     ('< 0.1 s', '1.0 s', '48 s', '10 min')

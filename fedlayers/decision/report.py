@@ -48,11 +48,11 @@ def write_page(answer: Answer, out: Path, command: str = "") -> Path:
     """Write the report page of an answer, and its pictures as PNG next to it.
 
     Raises:
-        RunError: the answer was read from a file, so that its runs are not at hand.
+        RunError: the answer was read from a file, without its runs.
     """
     if answer.trained is None:
         raise RunError("a report must have the runs of its answer; got none.")
-    question = answer.trained.asked
+    question = answer.trained.question
     task = question.task
     name, model = Path(task.config.data.dataset).name, str(task.config.model.model)
     if model == OWN:
@@ -121,12 +121,12 @@ def write_page(answer: Answer, out: Path, command: str = "") -> Path:
 
 
 def client_losses(answer: Answer) -> pd.DataFrame:
-    """Return each client's test losses in the first seed, and what is shown of it: a line for each client."""
+    """Return a line for each client: its test losses in the first seed, and what they show."""
     trained = answer.trained
     if trained is None or not answer.way or answer.split != "test":
         return pd.DataFrame()
-    seed = trained.asked.seeds[0]
-    losses = trained.asked.losses[seed]
+    seed = trained.question.seeds[0]
+    losses = trained.question.losses[seed]
     predictors = {name: one for at, name, one in trained.predictors() if at == seed}
     predictors[BASE_RATE] = losses.base_rate
     names = dict.fromkeys((answer.way, "local", "linear_local", BASE_RATE))
@@ -161,7 +161,7 @@ def _add_learning(page: Page, out: Path, answer: Answer) -> None:
 
 
 def learning_title(axes: Axes, score: str) -> str:
-    """Return which way has the best score after the last round of the drawn ones."""
+    """Return a title: which way has the best score in the last round of the picture."""
     last = {str(line.get_label()): line.get_ydata() for line in axes.get_lines()}
     scores = pd.Series({name: float(np.asarray(y)[-1]) for name, y in last.items()})
     scores = scores.dropna()
@@ -174,7 +174,7 @@ def learning_title(axes: Axes, score: str) -> str:
 
 
 def partition_title(counts: pd.DataFrame) -> str:
-    """Return which client has the largest share of one class.
+    """Return a title: which client has the largest share of one class.
 
     >>> partition_title(pd.DataFrame({"well": [9, 5], "died": [1, 5]}, index=["north", "south"]))
     'north: 90% of its samples are well'
@@ -198,7 +198,7 @@ def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None
 def draw_answer(answer: Answer) -> Figure:
     """Draw each way's score with the interval of its difference to the recommended one, and the plan as a strip.
 
-    The better half of the ways rule the axis. A line far beyond them is an arrow at the edge, with its number.
+    The better half of the ways sets the axis. A way far outside it is an arrow at the edge, with its number.
     """
     lines, tall = answer.lines, 0.9 + 0.26 * len(answer.lines)
     with_plan = answer.plan is not None
@@ -244,7 +244,7 @@ def draw_answer(answer: Answer) -> Figure:
 
 
 def title_of(answer: Answer) -> str:
-    """Return what a picture of the answer shows: the recommended way and its score."""
+    """Return the title of a picture of the answer: the recommended way and its score."""
     if not answer.way:
         return "No way is recommended"
     value = f"{answer.lines[0].value:.{answer.digits}f}"
@@ -260,7 +260,7 @@ def mark_beyond(
     edges: tuple[float, float],
     digits: int,
 ) -> None:
-    """Let an axis end at two edges, and write the values beyond them there, each with an arrow."""
+    """End an axis at two edges. A value beyond an edge is written there, with an arrow."""
     ax.set_xlim(*edges)
     for place, value in zip(places, values, strict=True):
         if value > edges[1]:
@@ -277,7 +277,7 @@ def mark_beyond(
 def draw_clients(clients: pd.DataFrame) -> Figure:
     """Draw a line for each client: the losses of :func:`client_losses`, lowest first.
 
-    The recommended way lies above the others. The ways rule the axis: a base rate far beyond them is an arrow.
+    The recommended way is drawn on top. The ways set the axis: a base rate far outside it is an arrow.
     """
     names = [name for name in clients.columns if name not in ("client", "shown")]
     table = clients.sort_values(names[0], kind="stable")
@@ -348,7 +348,7 @@ GLOSSARY = {
 
 
 def overview(task: Task, answer: Answer) -> list[str]:
-    """Return the lines on the question: the model, the clients, their samples, and what the answer cost."""
+    """Return the lines on the setting: the model, the clients, their samples, and the cost of the answer."""
     clients = task.data.clients
     counts = []
     for split in SPLITS:

@@ -47,7 +47,7 @@ class Range:
     """All numbers from ``low`` to ``high``, such as ``1e-4..1e-1:log``, rounded to four digits.
 
     Attributes:
-        log: whether the logarithm is uniform.
+        log: whether numbers are drawn uniformly in the logarithm.
     """
 
     low: float
@@ -55,7 +55,7 @@ class Range:
     log: bool = False
 
     def at(self, share: float) -> float:
-        """Return the number at a share of the way, 0 to 1."""
+        """Return the number at a share, 0 to 1, of the way from ``low`` to ``high``."""
         if self.log:
             number = self.low * (self.high / self.low) ** share
         else:
@@ -68,7 +68,7 @@ Search = tuple[Any, ...] | Range
 
 
 def parse_search(key: str, text: Any) -> Search:
-    """Parse what is searched for a key: ``LOW..HIGH``, ``LOW..HIGH:log``, values between commas, or a list.
+    """Parse the search of a key: ``LOW..HIGH``, ``LOW..HIGH:log``, values between commas, or a list.
 
     Raises:
         UsageError: no numbers, a reversed range, or a repeated value.
@@ -108,11 +108,11 @@ def spaces(
     algorithms: Sequence[str],
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, dict[str, Search]]:
-    """Return what is searched for each algorithm.
+    """Return the ranges and lists to search, for each algorithm by key.
 
     Args:
-        over: by key, see :func:`parse_search`. A key is one of :data:`TRAINING`, for all algorithms, or an algorithm's
-            own, for all that have it, or ``ALGORITHM.KEY``.
+        over: {key: search}, each as :func:`parse_search` takes it. A key is one of :data:`TRAINING`, which all
+            algorithms have; an option, for all algorithms that have it; or ``ALGORITHM.KEY``.
         options: fixed keys of the algorithms, by algorithm.
 
     Raises:
@@ -155,8 +155,8 @@ def spaces(
 def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
     """Return the points to try: different ones up to the number of trials, or all of them (a grid).
 
-    A point's values depend on the key's name and the point's number, not on the algorithm's name. All algorithms
-    therefore try the same learning rates. A search with more trials begins with the same trials.
+    A point's values depend on the key's name and the point's number, but not on the algorithm. All algorithms therefore
+    try the same learning rates. A search with more trials begins with the same trials.
 
     >>> space = {"lr": parse_search("lr", "0.01..1:log"), "mu": parse_search("mu", "0.1,1")}
     >>> points(space, 2, seed=0) == points(space, 5, seed=0)[:2]
@@ -239,7 +239,7 @@ class Tuned(Displayed):
     )
 
     def save(self, path: Path) -> None:
-        """Write it as JSON, without the table."""
+        """Write the settings as JSON, without the table."""
         write_json(path, {"format": FORMAT, **{key: vars(self)[key] for key in FORM}})
 
     @classmethod
@@ -247,7 +247,7 @@ class Tuned(Displayed):
         """Read what :meth:`save` wrote.
 
         Raises:
-            UsageError: no such file, or not one of these.
+            UsageError: there is no such file, or :meth:`save` did not write it.
         """
         path = Path(path)
         wrong = "it has no known format"
@@ -275,10 +275,10 @@ class Tuned(Displayed):
         options: Mapping[str, Mapping[str, Any]] | None = None,
         **given: Any,
     ) -> tuple[Settings, Settings]:
-        """Return the settings and the options of a comparison's algorithms: tuned ones and given ones.
+        """Return the settings and the options of a comparison's algorithms, tuned and given ones together.
 
         Args:
-            given: data and model from Python, as of :class:`fl_core.config.Own`.
+            given: data and model from Python, as in :class:`fl_core.config.Own`.
 
         Warns:
             UserWarning: some algorithms were not tuned, or on another dataset.
@@ -314,7 +314,7 @@ class Tuned(Displayed):
         return settings, options_of
 
     def shown(self) -> pd.DataFrame:
-        """Return the chosen settings, a line per algorithm."""
+        """Return the chosen settings as a table, a line per algorithm."""
         return pd.DataFrame(
             [
                 {"algorithm": name, "tried": self.trials[name], **settings}
@@ -344,11 +344,11 @@ class Tuned(Displayed):
         return "\n\n".join([shown, *notes, legend])
 
 
-def _unknown(found: Mapping[str, Any]) -> str:
+def _unknown(stored: Mapping[str, Any]) -> str:
     """Describe what tuning never writes: a further entry, or code; empty without a fault."""
-    if other := sorted(found.keys() - FORM.keys()):
+    if other := sorted(stored.keys() - FORM.keys()):
         return f"it must have the entries {listing(FORM)}; got {other[0]!r}"
-    of_algorithms = found["settings"].values()
+    of_algorithms = stored["settings"].values()
     values = chain.from_iterable(by_key.values() for by_key in of_algorithms)
     if code := [
         value for value in values if isinstance(value, str) and is_outside(value)
@@ -360,6 +360,6 @@ def _unknown(found: Mapping[str, Any]) -> str:
 
 
 def parts_of(point: Point) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keys of local training at a point, and the algorithm's own."""
+    """Split a point into keys of local training and options of the algorithm."""
     settings = {key: value for key, value in point.items() if key in TRAINING}
     return settings, {key: value for key, value in point.items() if key not in TRAINING}

@@ -56,8 +56,8 @@ def predictors(
 ) -> Iterator[Predictor]:
     """Fit the baselines of a federation. Settings are chosen by validation loss.
 
-    A client with training samples of one class only has its base rate. Samples of several inputs have the base rate
-    alone.
+    A client whose training samples have one class is predicted by its base rate. Samples with several inputs have no
+    baseline but the base rate.
 
     Args:
         pooled: also fit models of all clients' training samples together.
@@ -133,18 +133,18 @@ def _linear(
 
 
 def _of_modules(
-    losses: SeedLosses, name: str, found: Mapping[str, nn.Module]
+    losses: SeedLosses, name: str, modules: Mapping[str, nn.Module]
 ) -> Predictor:
     """Return the predictor of linear models by client."""
 
     def predict(client: str, x: Tensor) -> Tensor:
-        outputs = evaluate.predict(found[client], x)
+        outputs = evaluate.predict(modules[client], x)
         numbers = losses.kind == REGRESSION
         if numbers:
             return losses.task.criterion.logits(outputs)
         return outputs
 
-    return replace(losses.predictor(name, predict), models=found)
+    return replace(losses.predictor(name, predict), models=modules)
 
 
 def _scaled_features(
@@ -271,7 +271,7 @@ def _boosting(
 
 
 def baseline_rows(losses: SeedLosses, one: Predictor) -> Iterator[Row]:
-    """Return the rows of a baseline on a federation's data, as of a run after its last round.
+    """Yield the rows of a baseline on a federation's data, in the form of a run's rows after its last round.
 
     >>> import fedlayers as fl
     >>> losses = SeedLosses(fl.assemble(fl.RunConfig(dataset="heart", rounds=3)))
@@ -291,10 +291,10 @@ def baseline_rows(losses: SeedLosses, one: Predictor) -> Iterator[Row]:
 def rows_of(
     losses: SeedLosses, one: Predictor, name: str, done: int, model: str, said: str
 ) -> Iterator[Row]:
-    """Yield the rows of a predictor, as of a run after its last round. Their loss is calibrated.
+    """Yield the rows of a predictor, in the form of a run's rows. Their loss is calibrated.
 
     Args:
-        name: of the algorithm. ``done``: the round. ``said``: how its values were obtained.
+        name: the algorithm in the rows. done: the round. said: how the predictor's settings were obtained.
     """
     columns: dict[str, Any] = {
         "algorithm": name,

@@ -19,7 +19,7 @@ from fedlayers.decision.table import (
     LossTable,
     recommended,
 )
-from fedlayers.decision.training import foreseen, question, train_ways
+from fedlayers.decision.training import foreseen, make_question, train_ways
 from fedlayers.decision.verdict import actions_of
 from fedlayers.decision.ways import Ways
 from fl_core.config import RunConfig, with_own
@@ -40,11 +40,11 @@ class Study(Displayed):
     """The result of a study.
 
     Attributes:
-        named: the way that each seed's training and validation samples name; the base rate if no way is better.
-        table: a line for each way, and for ``choose``, which uses each seed's own: the mean test score, and its regret:
-            how much worse it is than the best single way by test samples, with a 95 % interval over seeds.
-            ``named`` counts the seeds that name the way.
-        score: that ranks.
+        named: the way that the decision names in each seed; the base rate if no way is better.
+        table: a line for each way, and one for ``choose``, which uses the way named in each seed. Columns are the mean
+            test score and the regret, with a 95 % interval over seeds. The regret is how much worse the score is than
+            that of the best single way by test samples. ``named`` counts the seeds that name the way.
+        score: the score that ranks the ways.
     """
 
     named: dict[int, str]
@@ -56,7 +56,7 @@ class Study(Displayed):
         return Summary.of_frame(self.lead(), self.shown())
 
     def lead(self) -> str:
-        """Return the decision's regret in a sentence."""
+        """Return a sentence with the decision's regret and its interval."""
         line = self.table.set_index("way").loc[POLICY]
         lowest = in_column(self.score, line["low"])
         highest = in_column(self.score, line["high"])
@@ -71,7 +71,7 @@ class Study(Displayed):
         )
 
     def shown(self) -> pd.DataFrame:
-        """Return the table as text."""
+        """Return the table with its numbers formatted as text."""
         shown = self.table[["way"]].copy()
         for name in ("test", "regret"):
             shown[name] = [in_column(self.score, value) for value in self.table[name]]
@@ -82,7 +82,7 @@ class Study(Displayed):
         return shown
 
     def text(self) -> str:
-        """Return the sentence and the table for a terminal."""
+        """Return the sentence on the regret and the table, as text for a terminal."""
         return f"{self.lead()}\n\n{self.shown().to_string(index=False)}"
 
 
@@ -134,21 +134,21 @@ def study(
         config = config.with_keys(
             monitor=check_score(score, task_kind(config, objects))
         )
-    asked_question = question(
+    question = make_question(
         config, objects, out, arms, seeds, tune_rates, baselines, tell, one_split=False
     )
     shown = {"parallel": True, "progress": progress is True, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
-        line = foreseen(asked_question, place.side_by_side)
+        line = foreseen(question, place.side_by_side)
         (say if progress is True else tell)(line)
-        trained = train_ways(asked_question, place, tell)
-    judged_study = judged(trained.table(), list(actions_of(asked_question.ways)))
+        trained = train_ways(question, place, tell)
+    judged_study = judged(trained.table(), list(actions_of(question.ways)))
     write_atomically(out / "table.csv", csv_bytes(judged_study.table))
     return judged_study
 
 
 def judged(table: LossTable, names: Sequence[str]) -> Study:
-    """Return a study of a table of losses.
+    """Return the study that a table of losses gives.
 
     Raises:
         UsageError: there are no test samples.

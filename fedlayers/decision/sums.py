@@ -27,7 +27,11 @@ Array = NDArray[np.float64]
 
 
 class Calibration(NamedTuple):
-    """The temperatures of a way: of each half of the validation samples, fitted on the other; and of test samples."""
+    """The temperatures of a way.
+
+    The first two are for the halves of the validation samples, each fitted on the other half. The third is for test
+    samples.
+    """
 
     first: float = 1.0
     second: float = 1.0
@@ -41,7 +45,7 @@ UNCALIBRATED = Calibration()
 
 
 def temperatures_of(kind: str) -> tuple[float, ...]:
-    """Return the temperatures at which a task's losses are asked: 1 alone where outputs are no probabilities."""
+    """Return the temperatures at which sites compute a task's losses. It is 1 alone if outputs are no probabilities."""
     if kind in PROBABLE:
         return TEMPERATURES
     return (1.0,)
@@ -53,7 +57,7 @@ def client_losses(
     """Return the loss of each of a client's samples, float64 [n].
 
     Args:
-        temperature: of each sample [n]. It counts where outputs are probabilities.
+        temperature: the temperature of each sample, [n]. It is ignored if outputs are no probabilities.
     """
     outputs, y = one.outputs[split][client], losses.labels[split][client]
     if losses.kind in PROBABLE:
@@ -68,8 +72,8 @@ def sums_of_halves(
 ) -> list[list[list[float]]]:
     """Return the sums of a client's weighted validation losses, by half and temperature [2][T][2].
 
-    The first of two is that of the label's loss. The second is that of the other answers' mean loss, of which a
-    softened target has a share (:func:`fl_core.training.evaluate.soft_targets`). It is 0 without probabilities.
+    The first of the two sums is over the label's loss. The second is over the mean loss of the other classes, which
+    softened targets need (:func:`fl_core.training.evaluate.soft_targets`). It is 0 if outputs are no probabilities.
     """
     temperatures = temperatures_of(losses.kind)
     if client not in losses.labels[VALIDATION]:
@@ -94,16 +98,16 @@ def sums_of_halves(
     return np.array(sums_of).swapaxes(0, 1).tolist()
 
 
-def other_losses(outputs: Tensor, y: Tensor, own: Tensor) -> Tensor:
+def other_losses(outputs: Tensor, y: Tensor, label_losses: Tensor) -> Tensor:
     """Return the mean log loss of the classes that are not the label, or of the opposite labels, float64 [n].
 
     Args:
-        outputs: calibrated logits [n, C]. own: the loss of the label [n].
+        outputs: calibrated logits [n, C]. label_losses: the log loss of the label, [n].
     """
     if y.ndim > 1:
         return evaluate.log_losses(outputs, 1 - y.double())
     every = -outputs.log_softmax(1).sum(1)
-    return (every - own) / (outputs.shape[1] - 1)
+    return (every - label_losses) / (outputs.shape[1] - 1)
 
 
 def weights_of_halves(losses: SeedLosses, client: str) -> list[list[float]]:
@@ -117,7 +121,7 @@ def weights_of_halves(losses: SeedLosses, client: str) -> list[list[float]]:
 
 
 def labels_of_halves(losses: SeedLosses, client: str) -> list[list[int]]:
-    """Return the labels that a client's validation samples have in each half. Without probabilities there are none."""
+    """Return the labels of a client's validation samples in each half; none if outputs are no probabilities."""
     if client not in losses.labels[VALIDATION] or losses.kind not in PROBABLE:
         return [[], []]
     y, half = losses.labels[VALIDATION][client].numpy(), losses.dealt[client]
@@ -130,7 +134,7 @@ def group_sums(
     client: str,
     ways: Sequence[tuple[Predictor, Calibration]],
 ) -> dict[str, Any]:
-    """Return what intervals over groups need of a client: sums of its groups' losses, and of their products.
+    """Return a client's sums for intervals over groups: those of its groups' losses, and of their products.
 
     A group has K + 1 numbers: its weighted loss by each of K ways, and its weight.
 
@@ -170,8 +174,8 @@ def calibration(
 ) -> tuple[Calibration, float]:
     """Return the temperatures with the least softened loss, and the cross-fitted mean validation loss.
 
-    Each half of the samples has the temperature of the other one. With samples in one half alone there is one fit, and
-    the temperature is at least 1.
+    Each half of the samples is calibrated by the fit on the other half. With samples in one half alone there is one
+    fit, and the temperature is at least 1.
 
     >>> sums, weights = np.zeros((2, 21, 2)), np.array([[4.0, 4.0], [4.0, 4.0]])
     >>> sums[0, :, 0], sums[1, :, 0] = np.abs(np.arange(21) - 6), np.abs(np.arange(21) - 2)
@@ -179,9 +183,9 @@ def calibration(
     (Calibration(first=0.5, second=2.0, test=0.5), 1.0)
 
     Args:
-        sums: of all clients together (:func:`sums_of_halves`), [2, T, 2].
-        weights: of all clients together (:func:`weights_of_halves`), [2, 2].
-        labels: in each half.
+        sums: the sums of all clients (:func:`sums_of_halves`), [2, T, 2].
+        weights: the weights of all clients (:func:`weights_of_halves`), [2, 2].
+        labels: the labels that occur in each half.
     """
     temperatures = TEMPERATURES if sums.shape[1] > 1 else (1.0,)
     whole = _coolest(sums.sum(0), weights.sum(0), {*labels[0], *labels[1]})

@@ -31,11 +31,12 @@ class Part(NamedTuple):
     """The score of one way in one seed and split.
 
     Attributes:
-        mean: the score: the weighted mean of the values, except for scores that are no mean of samples.
-        value: of each sample, or the pseudo-values of a jackknife, float64 [n].
-        weight: of each value [n]: its client's share of all training samples, over the client's values.
-        group: what each value belongs to, such as a patient, int [n].
-        client: the number of its client, int [n].
+        mean: the score. It is the weighted mean of the values, unless the score is no mean over samples, such as AUROC.
+        value: the score of each sample, or the pseudo-values of a jackknife, float64 [n].
+        weight: the weight of each value, [n]: its client's share of all training samples, divided by the client's
+            number of values.
+        group: the number of each value's group, such as a patient, int [n].
+        client: the number of each value's client, int [n].
     """
 
     mean: float
@@ -53,7 +54,10 @@ class Part(NamedTuple):
         """Return the paired mean difference to another way's score, with its error over groups within clients.
 
         Args:
-            client: the number of the client whose samples count; None for all. Without samples the result is None.
+            client: the number of the client whose samples count; None for all clients.
+
+        Returns:
+            The estimate; None if there are no samples.
         """
         if not self.samples or not other.samples:
             return None
@@ -68,7 +72,7 @@ class Part(NamedTuple):
 
 
 def mean_alone(mean: float) -> Part:
-    """Return the part of a way whose samples have no values here. Its differences vary over seeds alone."""
+    """Return a part without values of single samples. Errors of its differences come from the spread over seeds."""
     none = np.zeros(0)
     nobody = none.astype(np.int64)
     return Part(mean, none, none, nobody, nobody)
@@ -78,12 +82,13 @@ class SumPart(NamedTuple):
     """The score of one way in one seed and split, whose samples are elsewhere: sums over the groups of each client.
 
     Attributes:
-        mean: the score. samples: their number.
+        mean: the score. samples: the number of samples.
         way: the place of the way in the sums below.
-        draws: the number of groups of each client, float64 [clients].
-        sums: of each client the sums of weighted losses over groups, float64 [clients, K + 1]: of K ways, and last of
-            the weights.
-        products: those of products of two of them, float64 [clients, K + 1, K + 1].
+        draws: the number of groups of each client, float64 [n_clients].
+        sums: for each client the sums over its groups of the weighted losses of K ways, and last of the weights,
+            float64 [n_clients, K + 1].
+        products: for each client the sums over its groups of products of any two of these, float64 [n_clients, K + 1, K
+            + 1].
     """
 
     mean: float
@@ -118,9 +123,10 @@ class LossTable:
     """The scores of all ways. Every difference, interval and choice of a decision is computed here.
 
     Attributes:
-        parts: by seed, way and split. A way is compared if it has a part in each seed and split of the base rate.
-        score: the score that ranks, of :data:`fl_core.rows.SCORES`.
-        overlap: by split, the share of samples that two seeds have in common.
+        parts: the part of each (seed, way, split). A way is compared if it has a part in each seed and split of the
+            base rate.
+        score: the score that ranks, one of :data:`fl_core.rows.SCORES`.
+        overlap: for each split, the share of samples that two seeds have in common.
         clients: the names of the clients, by number.
     """
 
@@ -160,7 +166,7 @@ class LossTable:
         )
 
     def means(self, way: str, split: str) -> NDArray[np.float64]:
-        """Return a way's score in each seed."""
+        """Return a way's score in each seed, [n_seeds]."""
         return np.array([self.parts[seed, way, split].mean for seed in self.seeds])
 
     def mean(self, way: str, split: str) -> float:
@@ -170,7 +176,7 @@ class LossTable:
     def gain(self, one: str, other: str, split: str) -> Estimate:
         """Return how much better the first way is, paired, above 0 if it is better.
 
-        The error has the variance over seeds and that over samples, of which seeds share a part
+        The error combines the variance over seeds and that over samples, some of which occur in several seeds
         (:func:`fl_core.statistics.mean_over_seeds`). The spread over seeds is pooled over pairs of sound ways.
         """
         gains = self.sign * (self.means(one, split) - self.means(other, split))
@@ -181,7 +187,7 @@ class LossTable:
         )
 
     def by_client(self, one: str, other: str, split: str) -> dict[str, Estimate]:
-        """Return :meth:`gain` for each client with samples, over its groups. Its score must be a mean of samples."""
+        """Return :meth:`gain` for each client with samples, over its groups. The score must be a mean over samples."""
         gains_of, spreads = {}, []
         for number, name in enumerate(self.clients):
             within = [
@@ -249,8 +255,8 @@ def _pooled(within: Sequence[Estimate]) -> Estimate:
 def candidates(table: LossTable, ways: Sequence[str]) -> list[str]:
     """Return the ways that are better than the base rate by 1.64 standard errors on validation samples, best first.
 
-    A way without a spread of its difference to the base rate is no candidate. In a table without a base rate, as over
-    sites, all ways are candidates.
+    A way whose difference to the base rate has no spread is no candidate. In a table without a base rate all ways are
+    candidates.
     """
     better = []
     for way in ways:
@@ -270,7 +276,7 @@ def recommended(table: LossTable, ways: Sequence[str]) -> str | None:
     """Return the way with the best mean validation score, but FedAvg unless it is beaten; None without a candidate.
 
     FedAvg with fine-tuning is the default. The best way must be better than FedAvg by more than half a standard error
-    of their paired difference. FedAvg stays without a difference, or without a spread.
+    of their paired difference. If the difference or its error is unknown, FedAvg stays.
     """
     order = candidates(table, ways)
     if not order:

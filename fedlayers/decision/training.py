@@ -120,22 +120,23 @@ PLAN_ALGORITHM = "fedper"
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, before anything is trained.
+    """The setting of a decision, complete before anything is trained.
 
     Attributes:
-        config: of the runs, except algorithm and seed. ``own``: the data and the model beside it.
+        config: the configuration of the runs, except algorithm and seed. own: data and model from Python.
         out: the folder of the runs.
         ways: the ways of the network, and the linear model where it can be built.
-        tasks: of each seed, FedAvg's.
-        losses: of each seed, its samples.
+        tasks: the FedAvg task of each seed.
+        losses: the samples of each seed, on which ways are compared.
         rates: the learning rates to try with all layers shared; none where the rate is given or known.
         not_tried: why a way cannot be tried, by its name.
         simple: whether the simple ways are fitted.
         by_default: whether the number of seeds is the default.
-        grouped: whether one model a group is asked for.
-        pooled: whether all rows stand in one place, so that pooled models may be fitted.
+        grouped: whether one model for each group of clients is among the ways.
+        pooled: whether all samples are on this machine, so that pooled models can be fitted.
         over_sites: whether the clients are at sites.
-        of_seed: what else the runs of each seed have: over sites their data, and what makes their clients.
+        of_seed: further attributes of each seed's runs: over sites their data, and the function that makes their
+            clients.
     """
 
     config: RunConfig
@@ -156,7 +157,7 @@ class Question:
 
     @property
     def task(self) -> Task:
-        """FedAvg's task of the first seed."""
+        """Return the FedAvg task of the first seed."""
         return self.tasks[self.seeds[0]]
 
     @property
@@ -166,7 +167,7 @@ class Question:
 
     @property
     def early(self) -> int:
-        """Return the evaluated round after which only the best rates train on."""
+        """Return the round after which only the best rates train on; it is an evaluated one."""
         step = int(self.task.config.execution.eval_every or 1)
         return max(step, int(EARLY * self.rounds) // step * step)
 
@@ -182,7 +183,7 @@ class Question:
     def jobs(
         self, way: Way, lr: float | None, seeds: Sequence[int] = ()
     ) -> list[TrainingJob]:
-        """Return the runs of a way at a learning rate; None is the configuration's."""
+        """Return the runs of a way at a learning rate; None means the configuration's rate."""
         config, suffix = self.config, ""
         if lr is not None:
             config, suffix = config.with_keys(lr=lr), f"-lr{lr:g}"
@@ -193,7 +194,7 @@ class Question:
         return jobs
 
 
-def question(
+def make_question(
     config: RunConfig,
     own: Own,
     out: Path | None,
@@ -204,10 +205,10 @@ def question(
     tell: Tell,
     one_split: bool = True,
 ) -> Question:
-    """Return what is asked, so that errors are found before any training. Arguments are those of :func:`choose`.
+    """Check the arguments of :func:`choose` before any training, and return them as one object.
 
     Args:
-        one_split: give all seeds the partition and the test samples of the first one.
+        one_split: whether all seeds have the partition and the test samples of the first one.
     """
     if config.federation.plan is not None:
         raise UsageError(
@@ -247,41 +248,41 @@ def question(
     rate = float(first.config.training.lr or 0)
     rates = rates_of(config, rate, tune_rates, tell, own["data"] is not None)
     arguments = config, own, out, tuple(seeds), ways, tasks, losses, rates
-    asked_question = Question(
-        *arguments, {}, simple, pooled, by_default, GROUPS in listed
-    )
+    question = Question(*arguments, {}, simple, pooled, by_default, GROUPS in listed)
     for way in ways:
-        checked = asked_question.jobs(way, None)[:1]
+        checked = question.jobs(way, None)[:1]
         for lr in rates:
-            checked += [job for job in asked_question.jobs(way, lr) if job.begun]
+            checked += [job for job in question.jobs(way, lr) if job.begun]
         list(assembled(checked, first))
-    return with_linear(asked_question) if asked_question.simple else asked_question
+    return with_linear(question) if question.simple else question
 
 
 def folder_of(task: Task, **asked: Any) -> Path:
-    """Return the folder below ``out`` of a question that names none. Equal questions have the same."""
+    """Return the default output folder, below ``out``. Its name is a digest of the arguments."""
     keys = {k: v for k, v in task.config.to_json().items() if k not in FREE}
     text = json.dumps({**keys, **task.header(""), **asked}, default=str)
     digest = sha(text.encode())[:8]
     return Path("out") / f"choose-{digest}"
 
 
-def with_linear(asked: Question) -> Question:
-    """Return the question with FedAvg of one linear layer, or with the reason why it is not tried."""
-    model = asked.task.config.model
+def with_linear(question: Question) -> Question:
+    """Return the question with FedAvg of a linear model among its ways, or with the reason why it is not tried."""
+    model = question.task.config.model
     if model.model == "linear" and not model.adapt:
-        return replace(asked, not_tried={LINEAR: "the network is linear: fedavg is it"})
-    if asked.config.training.loss == OWN:
-        return replace(asked, not_tried={LINEAR: "the loss belongs to your model"})
-    options = linear_model_of(asked.task.data)
+        return replace(
+            question, not_tried={LINEAR: "the network is linear: fedavg is it"}
+        )
+    if question.config.training.loss == OWN:
+        return replace(question, not_tried={LINEAR: "the loss belongs to your model"})
+    options = linear_model_of(question.task.data)
     if isinstance(options, str):
-        return replace(asked, not_tried={LINEAR: options})
+        return replace(question, not_tried={LINEAR: options})
     way = linear_way(options)
     try:
-        list(assembled(asked.jobs(way, None)[:1], asked.task))
+        list(assembled(question.jobs(way, None)[:1], question.task))
     except UsageError as error:
-        return replace(asked, not_tried={LINEAR: str(error)})
-    return replace(asked, ways=(*asked.ways, way))
+        return replace(question, not_tried={LINEAR: str(error)})
+    return replace(question, ways=(*question.ways, way))
 
 
 def with_evaluations(config: RunConfig, own: Own) -> RunConfig:
@@ -300,7 +301,7 @@ def with_evaluations(config: RunConfig, own: Own) -> RunConfig:
 
 
 def with_plan_algorithm(config: RunConfig) -> RunConfig:
-    """Return the configuration with an algorithm that uses cuts: its own, or FedPer."""
+    """Return the configuration with an algorithm that uses a plan: its own, or FedPer."""
     if find(config.federation.algorithm).uses_plan:
         return config
     return config.with_keys(algorithm=PLAN_ALGORITHM, options={})
@@ -309,7 +310,7 @@ def with_plan_algorithm(config: RunConfig) -> RunConfig:
 def check_scored(losses: SeedLosses) -> None:
     """Refuse a decision whose score has no value for any client's validation samples.
 
-    Whether it has one depends on the samples alone, so the base rate shows it.
+    Whether a score has a value depends on the samples alone, so the base rate is scored.
 
     Raises:
         UsageError: names the score, and why it has no value.
@@ -328,7 +329,7 @@ def check_scored(losses: SeedLosses) -> None:
 
 
 def default_seeds(task: Task) -> tuple[int, ...]:
-    """Return the seeds of a decision by default: three from the configuration's on, or one where a run is long."""
+    """Return the default seeds of a decision: three from the configuration's seed on, or one if a run is long."""
     return seeds_of(task.config, None, 3 if run_flops(task) <= THREE_SEEDS else 1)
 
 
@@ -351,7 +352,7 @@ def rates_of(
     tell: Tell,
     from_python: bool = False,
 ) -> tuple[float, ...]:
-    """Return the rates to try; none where the rate is given or known.
+    """Return the learning rates to try; none if the rate is given or known.
 
     By default :data:`COUNT` rates are tried for your own data. A named dataset has its own rate.
 
@@ -382,7 +383,7 @@ def rates_of(
 
 
 def tunings(way: Way) -> list[Tuning]:
-    """Return the amounts of fine-tuning that are tried after a way: 0, 1, 2 or 4 epochs."""
+    """Return the amounts of fine-tuning that are tried after a way's runs: 0, 1, 2 or 4 epochs."""
     factors = (THIRD, 1.0) if way.name in (FEDAVG, LINEAR) else (THIRD,)
     amounts = [Tuning()]
     for factor in factors:
@@ -395,18 +396,18 @@ def tunings(way: Way) -> list[Tuning]:
 
 @dataclass
 class Trained:
-    """All that a decision has trained.
+    """The result of training all ways of a decision.
 
     Attributes:
         runs: the finished runs, by way and seed.
         tuning: the amount of fine-tuning of each way, one for all seeds and clients.
-        simple: simple models, by name and seed.
-        jobs: all runs, with those that failed. ``failed``: why a run has no result.
-        rates: the learning rates that were tried for FedAvg. ``lr``: the one that is used.
-        alike: which clients are alike; None where that is unknown.
+        simple: the predictors of simple models, by name and seed.
+        jobs: all runs, also failed ones. failed: why a run has no result, by its name.
+        rates: the learning rates that were tried for FedAvg. lr: the rate that was chosen.
+        alike: the groups of similar clients; None if unknown.
     """
 
-    asked: Question
+    question: Question
     runs: dict[str, dict[int, Finished]] = field(default_factory=dict)
     tuning: dict[str, Tuning] = field(default_factory=dict)
     simple: dict[str, dict[int, Predictor]] = field(default_factory=dict)
@@ -426,40 +427,44 @@ class Trained:
                 yield seed, name, model
 
     def fine_tuning_epochs(self) -> int:
-        """Return the epochs of all clients that were trained to choose the fine-tuning of the network's ways."""
+        """Return the epochs that all clients together trained to choose the amounts of fine-tuning."""
         factors = [
-            {tuning.factor for tuning in tunings(self.asked.way(name)) if tuning.epochs}
+            {
+                tuning.factor
+                for tuning in tunings(self.question.way(name))
+                if tuning.epochs
+            }
             for name in self.runs
             if name != LINEAR
         ]
-        return EPOCHS[-1] * len(self.asked.seeds) * sum(map(len, factors))
+        return EPOCHS[-1] * len(self.question.seeds) * sum(map(len, factors))
 
     def table(self, score: str = "") -> LossTable:
         """Return the table of losses, or of another score."""
-        asked_question, score = self.asked, score or self.asked.score
+        question, score = self.question, score or self.question.score
         parts: dict[tuple[int, str, str], Part | SumPart] = {}
         named = {
             seed: {BASE_RATE: losses.base_rate}
-            for seed, losses in asked_question.losses.items()
+            for seed, losses in question.losses.items()
         }
         for seed, name, one in self.predictors():
             named[seed][name] = one
         splits = [
             split
             for split in (VALIDATION, TEST)
-            if all(split in losses.splits for losses in asked_question.losses.values())
+            if all(split in losses.splits for losses in question.losses.values())
         ]
-        for seed, losses in asked_question.losses.items():
+        for seed, losses in question.losses.items():
             for split in splits:
                 of_split = losses.parts(named[seed], split, score)
                 parts |= {(seed, name, split): one for name, one in of_split.items()}
-        names = [client.name for client in asked_question.task.data.clients]
-        first, last = (asked_question.losses[asked_question.seeds[k]] for k in (0, -1))
+        names = [client.name for client in question.task.data.clients]
+        first, last = (question.losses[question.seeds[k]] for k in (0, -1))
         shares = {split: last.overlap(first, split) for split in splits}
         return LossTable(parts, score, shares, tuple(names))
 
 
-def train_ways(asked: Question, place: Backend, tell: Tell) -> Trained:
+def train_ways(question: Question, place: Backend, tell: Tell) -> Trained:
     """Train all ways in all seeds.
 
     FedAvg is first, by default at four rates, of which the best two train on after a tenth of the rounds. The linear
@@ -470,62 +475,62 @@ def train_ways(asked: Question, place: Backend, tell: Tell) -> Trained:
     Raises:
         RunError: every way failed.
     """
-    trained = Trained(asked, rates=asked.rates)
-    seed = asked.seeds[0]
-    fedavg = asked.way(FEDAVG)
-    if asked.rates:
-        trained.lr = _best_rate(trained, fedavg, asked.rates, 2, place, tell)
-    parts = blocks(len(asked.task.data.clients), seed)
-    for way in asked.ways:
+    trained = Trained(question, rates=question.rates)
+    seed = question.seeds[0]
+    fedavg = question.way(FEDAVG)
+    if question.rates:
+        trained.lr = _best_rate(trained, fedavg, question.rates, 2, place, tell)
+    parts = blocks(len(question.task.data.clients), seed)
+    for way in question.ways:
         lr = trained.lr
         if way.name == LINEAR:
-            used = lr or float(asked.task.config.training.lr or 0)
-            if asked.config.training.lr is None:
+            used = lr or float(question.task.config.training.lr or 0)
+            if question.config.training.lr is None:
                 rates = [rounded_rate(used * factor) for factor in LINEAR_FACTORS]
                 try:
                     lr = _best_rate(trained, way, rates, 1, place, tell)
                 except RunError as error:
-                    asked.not_tried[LINEAR] = str(error)
+                    question.not_tried[LINEAR] = str(error)
                     continue
-        crossed = way.name in (FEDAVG, "local") and not asked.over_sites
+        crossed = way.name in (FEDAVG, "local") and not question.over_sites
         cross = parts if crossed else ()
         _train_way(trained, way, lr, cross, place, tell)
     trained.alike = _find_alike(trained)
-    if asked.grouped:
+    if question.grouped:
         try:
             way = _grouped_way(trained)
         except UsageError as error:
-            asked.not_tried[GROUPS] = str(error)
+            question.not_tried[GROUPS] = str(error)
         else:
-            trained.asked = replace(asked, ways=(*asked.ways, way))
+            trained.question = replace(question, ways=(*question.ways, way))
             _train_way(trained, way, trained.lr, (), place, tell)
     if not trained.runs:
         why = next(iter(trained.failed.values()), "no way could be trained")
         raise RunError(f"every way failed, the first with: {why}")
     for name, by_seed in trained.runs.items():
         trained.tuning[name] = _best_tuning(trained, name, by_seed)
-    _fit_simple(trained, tell if asked.simple else no_progress)
+    _fit_simple(trained, tell if question.simple else no_progress)
     return trained
 
 
-def _fit_simple(made: Trained, tell: Tell) -> None:
+def _fit_simple(trained: Trained, tell: Tell) -> None:
     """Fit the simple models of each seed. Those that fail in a seed are named as not tried."""
-    asked_question = made.asked
-    if not asked_question.simple:
+    question = trained.question
+    if not question.simple:
         return
     tell("fitting the simple models")
-    for seed, losses in asked_question.losses.items():
+    for seed, losses in question.losses.items():
         failed: list[str] = []
-        for one in predictors(losses, failed.append, pooled=asked_question.pooled):
+        for one in predictors(losses, failed.append, pooled=question.pooled):
             if one.name != BASE_RATE:
-                made.simple.setdefault(one.name, {})[seed] = one
+                trained.simple.setdefault(one.name, {})[seed] = one
         for line in failed:
             name, _, why = line.partition(" failed: ")
-            asked_question.not_tried[name] = why
+            question.not_tried[name] = why
 
 
 def _best_rate(
-    made: Trained,
+    trained: Trained,
     way: Way,
     rates: Sequence[float],
     finalists: int,
@@ -539,11 +544,11 @@ def _best_rate(
     Raises:
         RunError: the lower one diverged, too.
     """
-    asked_question, seed = made.asked, made.asked.seeds[0]
-    losses = asked_question.losses[seed]
+    question, seed = trained.question, trained.question.seeds[0]
+    losses = question.losses[seed]
     jobs: list[TrainingJob] = []
     for lr in rates:
-        jobs += asked_question.jobs(way, lr, [seed])
+        jobs += question.jobs(way, lr, [seed])
     failed: dict[str, str] = {}
 
     def best(jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
@@ -560,18 +565,18 @@ def _best_rate(
 
     while True:
         failed |= train(
-            [replace(job, until=asked_question.early) for job in jobs], place, tell
+            [replace(job, until=question.early) for job in jobs], place, tell
         )
         ranked = best(jobs)
         # a repeated call has the finalists of the first one
-        ranked.sort(key=lambda job: not job.is_past(asked_question.early))
+        ranked.sort(key=lambda job: not job.is_past(question.early))
         last = ranked[:finalists]
         failed |= train(last, place, tell)
         ranked = [job for job in last if job.name not in failed]
         if len(ranked) > 1:
             ranked = best(ranked)
-        made.jobs += [
-            job for job in jobs if job.path not in {one.path for one in made.jobs}
+        trained.jobs += [
+            job for job in jobs if job.path not in {one.path for one in trained.jobs}
         ]
         if ranked:
             break
@@ -580,7 +585,7 @@ def _best_rate(
             raise RunError(f"training failed at every rate, the first with: {why}")
         lower = rounded_rate(min(rates) * LOWER)
         tell(f"training failed at every rate; {lower:g} is tried")
-        jobs = asked_question.jobs(way, lower, [seed])
+        jobs = question.jobs(way, lower, [seed])
     lr = float(ranked[0].config.training.lr or 0)
     tried = listing(f"{rate:g}" for rate in rates)
     tell(f"{way.name}: of the learning rates {tried}, {lr:g} is used")
@@ -588,7 +593,7 @@ def _best_rate(
 
 
 def _train_way(
-    made: Trained,
+    trained: Trained,
     way: Way,
     lr: float | None,
     parts: Sequence[Sequence[int]],
@@ -600,12 +605,12 @@ def _train_way(
     If it diverges or learns nothing, it trains once more at a lower rate. If both rates have a result, the one with the
     better mean validation score counts.
     """
-    asked_question = made.asked
-    used = lr or float(asked_question.task.config.training.lr or 0)
+    question = trained.question
+    used = lr or float(question.task.config.training.lr or 0)
     for rate in (lr, rounded_rate(LOWER * used)):
-        jobs = asked_question.jobs(way, rate)
-        made.jobs += [
-            job for job in jobs if job.path not in {one.path for one in made.jobs}
+        jobs = question.jobs(way, rate)
+        trained.jobs += [
+            job for job in jobs if job.path not in {one.path for one in trained.jobs}
         ]
         failed = train(jobs, place, tell)
         runs = {}
@@ -614,67 +619,71 @@ def _train_way(
             if job.name in failed:
                 continue
             try:
-                losses = asked_question.losses[seed]
+                losses = question.losses[seed]
                 runs[seed] = losses.finish(job, tunings(way), parts)
             except (UsageError, NonFiniteError) as error:
                 failed[job.name] = str(error)
         useless = [seed for seed, one in runs.items() if one.learned_nothing]
         if runs and not failed:
             results = [runs]  # of this rate, and of the higher one
-            if way.name in made.runs:
-                results.insert(0, made.runs[way.name])
-            made.runs[way.name] = max(
+            if way.name in trained.runs:
+                results.insert(0, trained.runs[way.name])
+            trained.runs[way.name] = max(
                 results,
-                key=lambda one: _worth(made, one, _best_tuning(made, way.name, one)),
+                key=lambda one: _worth(
+                    trained, one, _best_tuning(trained, way.name, one)
+                ),
             )
-        if not (failed or useless) or asked_question.config.training.lr is not None:
+        if not (failed or useless) or question.config.training.lr is not None:
             break
         if rate is lr:
             what = "diverged" if failed else "learned nothing"
             tell(f"{way.name} {what}, and trains again at a lower rate")
-    if way.name not in made.runs:
-        made.failed |= failed
+    if way.name not in trained.runs:
+        trained.failed |= failed
 
 
-def _worth(made: Trained, runs: Mapping[int, Finished], amount: Tuning) -> float:
+def _worth(trained: Trained, runs: Mapping[int, Finished], amount: Tuning) -> float:
     """Return the mean validation score over the seeds after an amount of fine-tuning; of two the higher is better."""
-    losses = made.asked.losses
+    losses = trained.question.losses
     values = [losses[seed].worth(one.tuned[amount]) for seed, one in runs.items()]
     mean = float(np.mean(values))
     return -math.inf if math.isnan(mean) else mean
 
 
-def _best_tuning(made: Trained, name: str, by_seed: Mapping[int, Finished]) -> Tuning:
+def _best_tuning(
+    trained: Trained, name: str, by_seed: Mapping[int, Finished]
+) -> Tuning:
     """Return the amount of fine-tuning with the best mean validation score; of equal ones the least."""
     common = [
         amount
-        for amount in tunings(made.asked.way(name))
+        for amount in tunings(trained.question.way(name))
         if all(amount in one.tuned for one in by_seed.values())
     ]
-    return max(common, key=lambda amount: _worth(made, by_seed, amount))
+    return max(common, key=lambda amount: _worth(trained, by_seed, amount))
 
 
 # --- do clients differ? ----------------------------------------------------------------------------------------
 
 
-def differing(made: Trained) -> Difference | None:
+def differing(trained: Trained) -> Difference | None:
     """Test whether clients differ, by local training and by fine-tuning from the shared model; None where unknown."""
-    shared, alone = made.runs.get(FEDAVG), made.runs.get("local")
-    asked_question = made.asked
-    if asked_question.over_sites:
-        asked_question.not_tried["clients_differ"] = ELSEWHERE
+    shared, alone = trained.runs.get(FEDAVG), trained.runs.get("local")
+    question = trained.question
+    if question.over_sites:
+        question.not_tried["clients_differ"] = ELSEWHERE
         return None
     if not shared or not alone:
         return None
-    parts = blocks(len(asked_question.task.data.clients), asked_question.seeds[0])
+    parts = blocks(len(question.task.data.clients), question.seeds[0])
     try:
         seeds = [
-            _cross(asked_question.losses[seed], shared[seed], alone[seed], parts)
-            for seed in asked_question.seeds
+            _cross(question.losses[seed], shared[seed], alone[seed], parts)
+            for seed in question.seeds
         ]
-        return permutation_test(seeds, parts, seed=asked_question.seeds[0])
+        return permutation_test(seeds, parts, seed=question.seeds[0])
     except UsageError as error:
-        asked_question.not_tried["clients_differ"] = str(error)
+        question.not_tried["clients_differ"] = str(error)
         return None
 
 
@@ -708,17 +717,17 @@ def _groups(losses: SeedLosses) -> NDArray[np.int64]:
     return np.concatenate(numbers)
 
 
-def _find_alike(made: Trained) -> Alike | None:
+def _find_alike(trained: Trained) -> Alike | None:
     """Return which clients are alike, by their local training in the first seed; None where that is unknown."""
     from diagnostics.groups import alike  # imports scikit-learn
 
-    asked_question = made.asked
-    runs = made.runs.get("local")
-    if asked_question.over_sites:
-        asked_question.not_tried["who is alike"] = ELSEWHERE
+    question = trained.question
+    runs = trained.runs.get("local")
+    if question.over_sites:
+        question.not_tried["who is alike"] = ELSEWHERE
         return None
-    seed = asked_question.seeds[0]
-    losses = asked_question.losses[seed]
+    seed = question.seeds[0]
+    losses = question.losses[seed]
     clients = losses.task.data.clients
     enough = LEAST_CLIENTS <= len(clients) <= MOST_PAIRED
     if not runs or not enough or not all(len(one.validation) for one in clients):
@@ -748,58 +757,58 @@ def _pair_losses(losses: SeedLosses, loaded: Loaded) -> NDArray[np.float64]:
     return pair_losses(losses.task.criterion, pairs, len(clients))
 
 
-def _grouped_way(made: Trained) -> Way:
+def _grouped_way(trained: Trained) -> Way:
     """Return FedAvg in each group of clients.
 
     Raises:
         UsageError: no groups of clients are shown.
     """
-    if made.alike is None or not made.alike.significant:
+    if trained.alike is None or not trained.alike.significant:
         raise UsageError("no groups of clients are shown")
-    names = [client.name for client in made.asked.task.data.clients]
-    labels = [made.alike.groups[name] for name in names]
+    names = [client.name for client in trained.question.task.data.clients]
+    labels = [trained.alike.groups[name] for name in names]
     return Way(GROUPS, "grouped", options={"groups": labels})
 
 
-def foreseen(asked: Question, side_by_side: int) -> str:
-    """Return in one line what a decision trains, and about how long that takes.
+def foreseen(question: Question, side_by_side: int) -> str:
+    """Return a line on what a decision trains, with the estimated time.
 
     Args:
-        side_by_side: runs at a time.
+        side_by_side: the number of runs that train at a time.
     """
-    ways, seeds = len(asked.ways), len(asked.seeds)
-    probes = len(asked.rates) * EARLY + 2 if asked.rates else 0
+    ways, seeds = len(question.ways), len(question.seeds)
+    probes = len(question.rates) * EARLY + 2 if question.rates else 0
     full = ways * seeds + probes
     jobs: list[TrainingJob] = []
-    for way in asked.ways:
+    for way in question.ways:
         if way.own_network:
-            jobs += asked.jobs(way, None)
-    tasks = {way.name: asked.task for way in asked.ways}
+            jobs += question.jobs(way, None)
+    tasks = {way.name: question.task for way in question.ways}
     cost = estimate_cost(tasks, jobs, side_by_side)
     seconds = cost.seconds * full / max(1, len(jobs))
-    why = "" if seeds > 1 else ", since a run is long" * asked.by_default
+    why = "" if seeds > 1 else ", since a run is long" * question.by_default
     duration = format_seconds(seconds)
     return (
         f"Training {plural(ways, 'way')} with {plural(seeds, 'seed')}{why}: about {full:.0f} runs of "
-        f"{plural(asked.rounds, 'round')}, {duration}."
+        f"{plural(question.rounds, 'round')}, {duration}."
     )
 
 
-def describe_rates(made: Trained) -> str:
+def describe_rates(trained: Trained) -> str:
     """Return the rates that were tried for FedAvg, and the one that is used; empty without a search."""
-    if not made.rates or made.lr is None:
+    if not trained.rates or trained.lr is None:
         return ""
-    tried = listing(f"{lr:g}" for lr in made.rates)
-    text = f"Learning rates tried for {FEDAVG}: {tried}. Used: {made.lr:g}."
+    tried = listing(f"{lr:g}" for lr in trained.rates)
+    text = f"Learning rates tried for {FEDAVG}: {tried}. Used: {trained.lr:g}."
     for end, name in ((min, "smallest"), (max, "largest")):
-        if made.lr == end(made.rates):
+        if trained.lr == end(trained.rates):
             text += f" It is the {name}: try more with --lr."
     return text
 
 
-def training_of(made: Trained) -> str:
-    """Return the local training in words."""
-    config = made.asked.task.config
+def training_of(trained: Trained) -> str:
+    """Return the settings of local training in words."""
+    config = trained.question.task.config
     rounds = plural(int(config.federation.rounds or 1), "round")
     optimizer = Training.of(config.training).description
     return f"{rounds}, {optimizer}"

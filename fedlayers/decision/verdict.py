@@ -35,7 +35,7 @@ LEAST_DIGITS, MOST_DIGITS = 2, 4
 
 
 def actions_of(ways: Sequence[Way]) -> dict[str, str]:
-    """Return the action of each way of a network and of the simple ways."""
+    """Return the action of each way: ``share_all``, ``share_some`` or ``alone``, also for the simple ways."""
     actions = {way.name: way.action for way in ways}
     return actions | dict.fromkeys(SIMPLE, ALONE)
 
@@ -47,13 +47,13 @@ def answer(
     plans: Mapping[str, LayerPlan | None],
     **known: Any,
 ) -> Answer:
-    """Return the answer of a table of losses.
+    """Return the answer that a table of losses gives.
 
     Args:
-        table: of the score that ranks. ``losses``: of the loss, for what is said of clients.
-        actions: of each way that may be recommended.
-        plans: of the ways of the network.
-        known: further attributes of the answer: ``task``, and ``fine_tuning`` and ``rate`` by way.
+        table: the table of the score that ranks. losses: the table of the loss, for the statements on clients.
+        actions: the action of each way that may be recommended.
+        plans: the plan of each way of the network.
+        known: further attributes of the answer, such as ``task``; ``fine_tuning`` and ``rate`` are dicts by way.
     """
     names = [way for way in actions if way in table.ways]
     way = recommended(table, names) or ""

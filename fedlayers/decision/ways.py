@@ -50,12 +50,12 @@ class Way:
     """A way to train: an algorithm with its plan and its settings.
 
     Attributes:
-        name: as it was asked for.
-        algorithm: registry name.
-        plan: the one that it uses; None for an algorithm that uses no plan, or has its own default.
-        settings: keys of the configuration that are its own.
-        options: the algorithm's own keys. By default those of the configuration, if that names the same algorithm.
-        own_network: whether it trains the network of the configuration, or another one by its settings.
+        name: the way's name, as in the arguments of ``choose``.
+        algorithm: the name of the algorithm.
+        plan: the plan that the algorithm uses; None if it uses no plan, or has its own default.
+        settings: keys of the configuration that differ in this way.
+        options: options of the algorithm. By default those of the configuration, if it names the same algorithm.
+        own_network: whether it trains the configuration's network, and not another one that ``settings`` name.
     """
 
     name: str
@@ -67,12 +67,12 @@ class Way:
 
     @property
     def folder(self) -> str:
-        """Return the way's name as the name of a folder."""
+        """Return the way's name in a form that can name a folder."""
         return re.sub(r"[^\w.-]", "_", self.name)
 
     @property
     def action(self) -> str:
-        """Return what it means to use it: share all layers, share some, or train alone."""
+        """Return the action of the way: ``share_all``, ``share_some`` or ``alone``."""
         if self.plan is None:
             return ALONE if self.algorithm == "local" else SHARE_ALL
         shared = [name in self.plan.shared for name in self.plan.trainable]
@@ -115,7 +115,7 @@ _BLOCK = re.compile(r"^(.*?\.)?\d+(?=\.)|^.*(?=\.lora_[AB]$)")
 
 
 def default_names(layers: Sequence[Layer]) -> Names:
-    """Return the names of the network's ways that every decision trains.
+    """Return the names of the ways of a network that every decision trains.
 
     >>> layers = [Layer(name, (f"{name}.weight",)) for name in ("fc1", "fc2")]
     >>> default_names(layers)
@@ -128,7 +128,7 @@ def default_names(layers: Sequence[Layer]) -> Names:
 
 
 def linear_way(options: Mapping[str, Any]) -> Way:
-    """Return FedAvg of one linear layer with these options, in place of the network."""
+    """Return the way FedAvg of a linear model. ``options`` are those of the model ``linear``."""
     settings: dict[str, Any] = {
         "model": "linear",
         "model_options": dict(options),
@@ -151,8 +151,8 @@ def ways_of(
             shared); ``first_K`` or ``last_K``, the first or the last K layers are shared; ``frozen_K``, the first K
             layers keep their initial values; ``lora_A`` or ``lora_B``, one factor of all adapters; a plan or its path;
             an algorithm with its own default plan; or ``ALGORITHM:CUT``, such as ``fedrep:half``.
-        layers: the model's.
-        algorithm: uses the cuts that are named alone.
+        layers: the model's layers.
+        algorithm: the algorithm of cuts that are named without one.
 
     Raises:
         UsageError: an unknown or repeated name, a cut that the model does not have, or a cut with an algorithm that
@@ -187,7 +187,7 @@ def ways_of(
 
 
 def way_of(name: str | LayerPlan, layers: tuple[Layer, ...], algorithm: str) -> Way:
-    """Return the way of a name or of a plan, as of :func:`ways_of`."""
+    """Return the way of one name or plan; see :func:`ways_of`."""
     if isinstance(name, LayerPlan):
         plan = _checked(name, layers)
         return Way(f"plan_{plan.digest[:6]}", algorithm, plan)

@@ -55,7 +55,7 @@ REPLY = {
 
 
 def check_alike(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse sites whose data differ in kind. The server compares, so no site is blamed by another.
+    """Refuse sites whose data differ in kind, such as in columns or classes.
 
     Raises:
         UsageError: names all sites of both sides.
@@ -91,7 +91,7 @@ def reply_of(
     """Return a site's reply if its numbers and tensors are possible.
 
     Args:
-        data: the clients' sizes. most_bytes: that a site may have received.
+        data: the federation without samples, for the clients' sizes. most_bytes: bytes that a site may have received.
 
     Raises:
         UsageError: names the site and the first fault.
@@ -133,7 +133,7 @@ def reply_of(
 
 
 def stage_of(request: ClientRequest) -> list[Any]:
-    """Return what names a request within its run, as JSON has it. A reply repeats it, so no reply is used twice."""
+    """Return the values that identify a request within its run. A reply repeats them, so no reply is used twice."""
     if isinstance(request, TrainRequest):
         return ["train", request.rnd.index, request.rnd.exchange]
     return ["tune" if isinstance(request, FinetuneRequest) else "score", request.done]
@@ -277,7 +277,7 @@ def check_forms(replies: Mapping[str, ClientReply], last: Form) -> Form:
         last: the form of the last round. It is empty before.
 
     Returns:
-        The form of this round.
+        The form of most replies in this round.
 
     Raises:
         UsageError: names the site, or all sites if none has the form of most.
@@ -338,16 +338,16 @@ def _kind(value: object) -> object:
 
 
 def check_norms(
-    asked: Mapping[str, ClientRequest], replies: Mapping[str, ClientReply]
+    requests: Mapping[str, ClientRequest], replies: Mapping[str, ClientReply]
 ) -> dict[str, float]:
     """Return the norms of the updates, and refuse one that is far larger than the others.
 
     Raises:
-        UsageError: its norm is more than :data:`TIMES_MEDIAN` times the median of the others. Names its site.
+        UsageError: a norm is more than :data:`TIMES_MEDIAN` times the median of the others. It names the site.
     """
     norms = {}
     for name, reply in replies.items():
-        request = asked[name]
+        request = requests[name]
         if isinstance(request, TrainRequest) and reply.message is not None:
             norms[name] = _norm(request.message, reply.message)
     if len(norms) < LEAST_UPDATES:
@@ -364,16 +364,16 @@ def check_norms(
 
 
 def clip(
-    asked: Mapping[str, ClientRequest],
+    requests: Mapping[str, ClientRequest],
     replies: Mapping[str, ClientReply],
     norms: Mapping[str, float],
 ) -> None:
-    """Shorten each update that is longer than :data:`CLIP` times the median, in the direction in which it points."""
+    """Scale each update down whose norm is above :data:`CLIP` times the median norm. Its direction stays."""
     most = math.inf
     if norms:
         most = CLIP * statistics.median(norms.values())
     for name, norm in norms.items():
-        request, message = asked[name], replies[name].message
+        request, message = requests[name], replies[name].message
         if norm <= most or message is None or not isinstance(request, TrainRequest):
             continue
         for kind, tensors in message.trees.items():

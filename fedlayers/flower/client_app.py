@@ -44,7 +44,7 @@ All simulated nodes read one file, which the run config names.
 def answer(
     work: Callable[[Site, Packet], Packet], message: FlowerMessage, context: Context
 ) -> FlowerMessage:
-    """Reply to a message by some work of the site. An error becomes one line, here and at the server."""
+    """Answer a message of the server by a function of the site. An error becomes one line, here and at the server."""
     try:
         node = context.node_config
         number = node.get(NUMBER_KEY)
@@ -60,7 +60,7 @@ def answer(
 
 
 def facts(site: Site, packet: Packet) -> Packet:
-    """Return what the server needs to know first, if it has the same version."""
+    """Return the names and sizes that the server needs first. The server must have the same version."""
     version = packet.head.get("version")
     if version != fl_core.__version__:
         raise UsageError(
@@ -70,7 +70,7 @@ def facts(site: Site, packet: Packet) -> Packet:
 
 
 def begin(site: Site, packet: Packet) -> Packet:
-    """Build the task of a run once, compare its model with the server's, and store what the run is."""
+    """Build the task of a run once, compare its model with the server's, and store the run's description."""
     job, start = packet.head, packet.trees["start"]
     task = _task(site, job, start)
     check_device(site.file.device, task)
@@ -127,7 +127,7 @@ def work(site: Site, packet: Packet) -> Packet:
 
 
 def losses(site: Site, packet: Packet) -> Packet:
-    """Return sums of losses at stated temperatures, of a run's model after some amounts of fine-tuning.
+    """Return sums of a run's losses at given temperatures, after each amount of fine-tuning.
 
     The outputs stay here, for :func:`products`.
     """
@@ -283,10 +283,10 @@ def _models(
 
 
 def _packet(
-    asked: dict[str, Any], reply: ClientReply, message: Message, state: State
+    request_head: dict[str, Any], reply: ClientReply, message: Message, state: State
 ) -> Packet:
     head = {
-        "stage": asked["stage"],
+        "stage": request_head["stage"],
         "meta": message.meta,
         "outline": {kind: list(tensors) for kind, tensors in state.trees.items()},
         "work": reply.work,
@@ -306,10 +306,10 @@ def client_app(mods: Sequence[Any] = ()) -> ClientApp:
     app = ClientApp()
     app.query("facts")(partial(answer, facts))
     app.query("describe")(
-        partial(answer, lambda site, asked: Packet(site.describe(**asked.head)))
+        partial(answer, lambda site, packet: Packet(site.describe(**packet.head)))
     )
     app.query("clipped")(
-        partial(answer, lambda site, asked: Packet(site.clipped(**asked.head)))
+        partial(answer, lambda site, packet: Packet(site.clipped(**packet.head)))
     )
     app.query("begin")(partial(answer, begin))
     app.query("measure")(partial(answer, measure))

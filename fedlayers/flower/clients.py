@@ -61,17 +61,17 @@ UNUSED |= {"measure", "measure_every", "workers", "device", "stack", "checkpoint
 
 @dataclass
 class Sites:
-    """The sites of a federation, asked over a grid.
+    """The sites of a federation, which a grid of Flower connects.
 
     Args:
-        grid: of Flower. count: sites to wait for.
+        grid: Flower's grid. count: the number of sites to wait for.
         timeout: seconds to wait for the replies of a stage.
-        least: replies without which a stage ends the run.
+        least: the smallest number of replies. With fewer in a stage the run ends.
         clip: whether an update is shortened to :data:`fedlayers.flower.checks.CLIP` times the median norm.
 
     Attributes:
         nodes: Flower's number of each site, by name, in alphabetical order.
-        facts: what the first site has said of its data. samples: how many each site has.
+        facts: the description of the first site's data. samples: the number of samples of each site.
         largest: the site with the largest update of the last exchange.
     """
 
@@ -102,7 +102,7 @@ class Sites:
             (checked(node, packet.head, FACTS), self.nodes[node])
             for node, packet in self.ask("query.facts", packets, FACT_BYTES).items()
         ]
-        facts.sort(key=lambda each: each[0]["name"])
+        facts.sort(key=lambda fact: fact[0]["name"])
         self.nodes = {}
         for site_facts, node in facts:
             name = site_facts["name"]
@@ -120,10 +120,10 @@ class Sites:
         checks.check_alike({site_facts["name"]: site_facts for site_facts, _ in facts})
 
     def common(self, seed: int, split_seed: int | None = None) -> dict[str, Any]:
-        """Return the kind and the preparation of the sites' data for the splits of a seed. They are asked once.
+        """Return the kind and the preparation of the sites' data for the splits of a seed. Each seed is asked once.
 
         Args:
-            split_seed: of the test samples, if they are those of another seed.
+            split_seed: the seed that draws the test samples, if it is another one.
         """
         key = seed, split_seed
         if key not in self._common:
@@ -159,8 +159,8 @@ class Sites:
         Each site has built the task with its own samples, and compared its model with the server's.
 
         Args:
-            run: names it at the sites. A run without a directory gets a name of its own.
-            others: what clients in this process need.
+            run: the run's name at the sites. A run without a directory gets a new name.
+            others: ignored; these are arguments of clients in this process.
         """
         clients = SiteClients(self, task, run or uuid4().hex)
         config = task.config.to_json()
@@ -181,7 +181,7 @@ class Sites:
         return clients
 
     def clients_of(self, run: Run, checkpoint: Checkpoint, task: Task) -> SiteClients:
-        """Return the clients of a stored run after a round. Sites have their states."""
+        """Return the clients of a stored run after a checkpoint's round. Their states are at the sites."""
         clients = SiteClients(self, task, run.id, store=False)
         algorithm = restore.check(run, checkpoint, task)
         clients.begin(algorithm)
@@ -197,7 +197,7 @@ class Sites:
         Only training and evaluation have a limit of time.
 
         Args:
-            kind: of Flower's message. most_bytes: of the arrays in a reply.
+            kind: the type of Flower's message. most_bytes: the largest size of the arrays in a reply.
 
         Raises:
             RunError: too few sites reply in time, or a site fails.
@@ -264,11 +264,11 @@ class Sites:
 
 
 class SiteClients(LocalClients):
-    """Clients at sites. In place of a state the server has its version, and the names of its tensors.
+    """Clients at sites. The server holds no state of a client, only its version and the names of its tensors.
 
     Args:
-        sites: connected. task: of the run. run: names it at the sites.
-        store: whether sites store the states after training.
+        sites: the connected sites. task: the run's task. run: the run's name at the sites.
+        store: whether sites store their states after training.
     """
 
     def __init__(self, sites: Sites, task: Task, run: str, store: bool = True) -> None:
@@ -363,7 +363,7 @@ class SiteClients(LocalClients):
         """Return requests about every client's models after a checkpoint's round, by site.
 
         Args:
-            more: what else is asked.
+            more: further values of each request.
         """
         packets = {}
         for number, name in enumerate(self.names):
@@ -446,7 +446,7 @@ def version_of(rnd: Round) -> str:
 
 
 class ComputesError(Exception):
-    """An algorithm computes with a client's own tensors at the server."""
+    """Raised if an algorithm computes at the server with tensors that only a client has."""
 
 
 class AtSite(torch.Tensor):

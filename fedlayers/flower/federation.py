@@ -58,11 +58,11 @@ ERRORS: dict[str, type[Exception]] = {
 
 @dataclass
 class Packet:
-    """What one message holds.
+    """The contents of a message between server and site.
 
     Attributes:
-        head: names and numbers, as JSON has them.
-        trees: tensors by name in each tree.
+        head: names and numbers that JSON can hold.
+        trees: named trees, each a dict of tensors by name.
     """
 
     head: dict[str, Any]
@@ -84,7 +84,7 @@ Keys = TypeVar("Keys")
 
 
 def read_keys(path: Path, kind: type[Keys]) -> Keys:
-    """Return the keys in a TOML file as a dataclass.
+    """Read a TOML file into the dataclass ``kind``.
 
     Raises:
         UsageError: a key is unknown or missing, or a value has another type.
@@ -120,7 +120,7 @@ def packet_of(records: RecordDict, most_bytes: int) -> Packet:
     """Return the packet in some records.
 
     Args:
-        most_bytes: of the arrays together.
+        most_bytes: the largest size of all arrays together.
 
     Raises:
         UsageError: they hold no packet, or one that is too large.
@@ -150,7 +150,7 @@ def packet_of(records: RecordDict, most_bytes: int) -> Packet:
 
 
 def raise_error(site: str, head: Mapping[str, Any]) -> None:
-    """Raise the error that a site has sent, if it has sent one."""
+    """Raise the error in a site's message, if there is one."""
     if "error" in head:
         begun = f"site {site!r}: "  # a site may write any name into its text
         text = printable(" ".join(str(head.get("text")).split())[:2000])
@@ -203,15 +203,15 @@ LARGEST = 1e30
 """The largest loss, and the largest of other numbers. Float32 holds it."""
 
 
-def checked(site: str, found: Mapping[str, Any], form: object) -> dict[str, Any]:
-    """Return a site's names and numbers if they have a form.
+def checked(site: str, values: Mapping[str, Any], form: object) -> dict[str, Any]:
+    """Return a site's names and numbers, if they have the types of ``form``.
 
     Raises:
         UsageError: names the site and the first fault.
     """
-    if fault := validate(found, form):
+    if fault := validate(values, form):
         raise UsageError(f"site {site!r}: {fault}.")
-    return dict(found)
+    return dict(values)
 
 
 def common(
@@ -221,12 +221,13 @@ def common(
     split_seed: int | None = None,
     ends: Ends = ((), ()),
 ) -> dict[str, Any]:
-    """Return what is common to the sites' data, as JSON: their kind, and the preparation of their tables.
+    """Return the description that all sites use, as JSON: the kind of their data, and the preparation of their tables.
 
     Args:
-        facts: of one site. sites: the description of each site, by name. samples: those that each site first named.
-        split_seed: of the test samples, if they are those of another seed.
-        ends: the fences to which all clip (:func:`settled`).
+        facts: the facts of one site. sites: the description of each site, by name. samples: the number of samples that
+            each site named first.
+        split_seed: the seed that draws the test samples, if it is another one.
+        ends: the fences to which all sites clip (:func:`settled`).
     """
     for name, site in sites.items():
         fits = len(site["sizes"]) == len(SPLITS)
@@ -260,7 +261,7 @@ def common(
 def widest(
     facts: Mapping[str, Any], sites: Mapping[str, Mapping[str, Any]]
 ) -> Ends | None:
-    """Return the fences of each column, the widest of all sites'; None if a table has none.
+    """Return the widest fences of each column over all sites; None if a table has none.
 
     Raises:
         UsageError: a site has fences of other columns.
@@ -288,10 +289,10 @@ def settled(
     sites: Mapping[str, Mapping[str, Any]],
     replies: Mapping[str, Mapping[str, Any]],
 ) -> tuple[Ends, dict[str, dict[str, Any]]]:
-    """Return the fences without those of columns with many cells outside, and the sites with their moments within.
+    """Return the fences of the columns that are clipped, and the sites' descriptions with moments after clipping.
 
     Args:
-        replies: of each site, what :data:`CLIPPED` has.
+        replies: each site's values of the form :data:`CLIPPED`.
 
     Raises:
         UsageError: a site counts other columns, or more cells than it has.
@@ -427,12 +428,12 @@ def _preparation(
 
 
 def federated(found: Mapping[str, Any], own: ClientData | None = None) -> FederatedData:
-    """Return the federation's data without samples, but those of a site itself.
+    """Return the federation's data. Only a site's own samples are in it.
 
     Samples of others are meta tensors: they have sizes and no numbers.
 
     Args:
-        found: as :func:`common` returns it.
+        found: the result of :func:`common`.
     """
     shape: tuple[int, ...] = tuple(found["shape"])
     kind = torch.float32

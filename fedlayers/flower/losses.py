@@ -54,11 +54,11 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class SitePredictor(Predictor):
-    """A predictor at the sites, which hold its outputs.
+    """A predictor whose outputs are at the sites.
 
     Attributes:
-        run, amount: name its outputs there.
-        calibration: its temperatures. loss: its mean validation loss, cross-fitted.
+        run, amount: identify its outputs at the sites.
+        calibration: its temperatures. loss: its cross-fitted mean validation loss.
     """
 
     run: str = ""
@@ -68,7 +68,7 @@ class SitePredictor(Predictor):
 
 
 class SiteLosses(SeedLosses):
-    """The losses of one seed over sites. Only the loss can rank, and no client's score is known here.
+    """The losses of one seed over sites. Only the loss can rank, and scores of single clients are unknown.
 
     Args:
         task: the FedAvg task of this seed, without samples.
@@ -80,7 +80,7 @@ class SiteLosses(SeedLosses):
         self.task, self.kind = task, task.data.task
         self.sites, self.first = sites, first
         self.sizes = {client.name: len(client.train) for client in task.data.clients}
-        self.asked: dict[str, dict[str, Any]] = {}
+        self.heads: dict[str, dict[str, Any]] = {}
         self.replies: dict[str, dict[str, Any]] = {}
 
     @property
@@ -95,23 +95,23 @@ class SiteLosses(SeedLosses):
         amounts: Sequence[Tuning] = (Tuning(),),
         parts: Sequence[Sequence[int]] = (),
     ) -> Finished:
-        """Return a finished run. Each site fine-tunes its client's model, and keeps what that predicts."""
+        """Return a finished run. Each site fine-tunes its client's model, and keeps the outputs."""
         run = store.Run(job.path)
         checkpoint, task = run.checkpoint(), job.assemble()
         clients = self.sites.clients_of(run, checkpoint, task)
         listed = [list(amount) for amount in amounts]
         packets = clients.score_packets(checkpoint, {"amounts": listed})
         replies = self.sites.ask("query.losses", packets, 0)
-        self.asked = {name: replies[name].head for name in self.task.data.names}
-        for name, head in self.asked.items():
+        self.heads = {name: replies[name].head for name in self.task.data.names}
+        for name, head in self.heads.items():
             self._check_sums(name, head, run.id, len(amounts))
         tuned: dict[Tuning, Predictor] = {}
         for place, amount in enumerate(amounts):
-            sums_of_clients = [head["sums"][place] for head in self.asked.values()]
+            sums_of_clients = [head["sums"][place] for head in self.heads.values()]
             if None not in sums_of_clients:
                 facts = {"run": run.id, "amount": place}
                 tuned[amount] = self._predictor(job.arm, sums_of_clients, **facts)
-        excess = math.fsum(head["excess"] for head in self.asked.values())
+        excess = math.fsum(head["excess"] for head in self.heads.values())
         return Finished(job, tuned, self.kind in PROBABLE and not excess < 0)
 
     def _check_sums(
@@ -157,7 +157,7 @@ class SiteLosses(SeedLosses):
         self, name: str, by_client: Sequence[Any], **where: Any
     ) -> SitePredictor:
         """Return a predictor with the temperatures that all clients' sums together give."""
-        heads = self.asked.values()
+        heads = self.heads.values()
         total = np.sum([np.array(part) for part in by_client], axis=0)
         weights = np.sum([np.array(head["weights"]) for head in heads], axis=0)
         halves = zip(*(head["labels"] for head in heads), strict=True)
@@ -169,7 +169,7 @@ class SiteLosses(SeedLosses):
     def base_rate(self) -> Predictor:
         """Return the predictor that knows how often each client's training samples have each class."""
         return self._predictor(
-            BASE_RATE, [head["base"] for head in self.asked.values()]
+            BASE_RATE, [head["base"] for head in self.heads.values()]
         )
 
     def worth(self, one: Predictor) -> float:
@@ -247,15 +247,15 @@ class SiteLosses(SeedLosses):
                     )
 
     def overlap(self, first: SeedLosses, split: str) -> float:
-        """Return the share of a split's samples in the first seed that are in it here, too."""
+        """Return the share of the first seed's samples in a split that are in the same split of this seed."""
         shared = sum(head[split]["shared"] for head in self.replies.values())
         clients = first.task.data.clients
         return shared / max(1, sum(len(one.split(split)) for one in clients))
 
 
-def _shape(found: Any) -> tuple[int, ...]:
+def _shape(nested: Any) -> tuple[int, ...]:
     """Return the shape of nested lists; empty if they have several."""
     try:
-        return np.array(found, dtype=float).shape
+        return np.array(nested, dtype=float).shape
     except ValueError:
         return ()

@@ -77,7 +77,7 @@ class ServerFile:
 
 
 def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:
-    """Do what the server's file says over the sites of a grid.
+    """Run, diagnose or choose over the sites of a grid, as the server's file says.
 
     A run saves in every round, because a site keeps a client's states of two rounds only. Keys that a server does not
     use are refused:
@@ -145,10 +145,10 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:
 def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answer:
     """Train ways over sites, and recommend one, as on one machine (:func:`fedlayers.decision.choose.choose`).
 
-    No loss of one sample leaves a site. Each site is asked twice: for sums of losses at stated temperatures, and for
+    No loss of one sample leaves a site. Each site replies twice: with sums of losses at given temperatures, and with
     sums and products over groups of samples (:mod:`fedlayers.decision.sums`). The base rate and FedAvg of a linear
-    model are among the ways. Simple models of each client are not, and what compares single samples is not asked. A way
-    that has finished is not trained again.
+    model are among the ways. Simple models of each client are not, and tests that compare single samples are left out.
+    A finished way is not trained again.
 
     Raises:
         UsageError: an unknown name, a plan, a stopping rule, or runs of another configuration below ``out``.
@@ -246,7 +246,7 @@ def diagnose(sites: Sites, task: Task, metrics: Sequence[str]) -> Report:
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run config names.
 
-    Flower prints what this raises, and marks the run as failed. Without its frames an error is one line.
+    Flower prints an error that is raised here, and marks the run as failed. The error is one line, without a traceback.
     """
     try:
         path = Path(str(context.run_config.get(RUN_KEY, "")))

@@ -48,7 +48,7 @@ from fl_core.storage import (
 
 
 def supernode() -> str:
-    """Return the number of the process above this one's parent: the supernode that it works for."""
+    """Return the process id of the supernode, which is the parent of this process's parent."""
     stat = Path(f"/proc/{os.getppid()}/stat")
     if stat.exists():
         return stat.read_text().rpartition(")")[2].split()[1]
@@ -94,8 +94,8 @@ class Site:
     """One site with its samples. Their split depends on the client's number alone, as in a run on all data together.
 
     Args:
-        path: of its TOML file.
-        number: of the client in the data whose site this is. A simulation has such sites. They have its name.
+        path: the path of the site's TOML file.
+        number: the number of the client whose samples the site holds, in a simulation. The site gets the client's name.
 
     Attributes:
         source: the site's samples, read from its own files.
@@ -174,7 +174,7 @@ class Site:
         return source.with_vocabulary(tuple(filter(None, lines)))
 
     def facts(self) -> dict[str, Any]:
-        """Return the names and numbers that a server needs before it can number the sites."""
+        """Return the facts that a server needs before it numbers the sites, such as names and sizes."""
         source = self.source
         words = source.words
         return {
@@ -266,20 +266,20 @@ class Site:
         self,
         number: int,
         seed: int,
-        made: Preprocessing | None,
+        preparation: Preprocessing | None,
         split_seed: int | None = None,
     ) -> ClientData:
-        """Return the samples, prepared, in the split of the client with this number and these seeds."""
+        """Return the prepared samples in the splits of the client with this number and these seeds."""
         source, parts = self.source, self._split(number, seed, split_seed)
-        if made is not None:
-            x: Array = recode(source.x, source.categories, made.categories)
-            source = replace(source, x=made.transform(x), categories=())
+        if preparation is not None:
+            x: Array = recode(source.x, source.categories, preparation.categories)
+            source = replace(source, x=preparation.transform(x), categories=())
         return ClientData(self.name, *(split_of(source, part) for part in parts))
 
     def shared(
         self, number: int, first: int, seed: int, split_seed: int | None, split: str
     ) -> int:
-        """Return how many of a split's samples in the first seed are in it in another one, too."""
+        """Return how many of a split's samples in the first seed are in the same split of another seed."""
         place = SPLITS.index(split)
         one, other = (
             self._split(number, draw_seed, split_seed)[place]
@@ -305,15 +305,15 @@ class Site:
 
 
 class States:
-    """A client's own states of one run at its site, of the last two rounds in which it trained.
+    """The stored states of a run's client at its site, from the last two rounds in which it trained.
 
     Files are written atomically, under a lock.
 
     Args:
-        folder: of the site. run: digest that names the run.
+        folder: the site's folder. run: the digest that names the run.
 
     Raises:
-        UsageError: the name of a run or of a state is none that a server may give.
+        UsageError: the name of a run or of a state is invalid.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -322,13 +322,13 @@ class States:
         self.files = Folder(folder / run)
 
     def begin(self, job: dict[str, Any], start: tree.Tree) -> None:
-        """Store what the run is, and its initial weights."""
+        """Store the run's description and its initial weights."""
         self.files.path.mkdir(parents=True, exist_ok=True)
         with self._locked():
             self._write("job", {"start": start}, job)
 
     def job(self) -> tuple[dict[str, Any], tree.Tree]:
-        """Return what the run is, and its initial weights. They are empty if the seed draws them."""
+        """Return the run's description and its initial weights. The weights are empty if the seed draws them."""
         trees, job = self._read("job")
         return job, trees["start"]
 
@@ -336,15 +336,15 @@ class States:
         """Return the state of a version.
 
         Raises:
-            CorruptError: it is not among the last two rounds.
+            CorruptError: the version is not among the last two rounds.
         """
         return State(*self._read(version))
 
     def save(self, version: str, state: State, before: str) -> None:
-        """Store a state, and remove those of earlier rounds than the last two.
+        """Store a state, and remove states that are older than the last two rounds.
 
         Args:
-            before: the version from which it was trained. It stays.
+            before: the version from which the state was trained. It is kept.
         """
         with self._locked():
             self._write(version, state.trees, state.meta)
@@ -355,7 +355,7 @@ class States:
                     self.files.remove(name)
 
     def tuned(self, version: str, done: int) -> dict[str, tree.Tree]:
-        """Return the model that was fine-tuned from a state after a round, by its name, if there is one."""
+        """Return {name: model} with the model that was fine-tuned from a state after a round; empty without one."""
         if not self.files.has(TUNED):
             return {}
         models, of = self._read(TUNED)
@@ -366,12 +366,12 @@ class States:
     def save_tuned(
         self, version: str, done: int, models: Mapping[str, tree.Tree]
     ) -> None:
-        """Store a fine-tuned model in place of the one before."""
+        """Store a fine-tuned model in place of the previous one."""
         with self._locked():
             self._write(TUNED, models, [version, done])
 
     def outputs(self, name: str) -> dict[str, Tensor]:
-        """Return the outputs of a model by split, as they were saved.
+        """Return the stored outputs of a model by split.
 
         Raises:
             CorruptError: none were saved under this name.
@@ -382,7 +382,7 @@ class States:
             return {split: trees[OUTPUTS][place] for split, place in places.items()}
 
     def save_outputs(self, models: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Store the outputs of models by name and split, in place of those before."""
+        """Store the outputs of models by name and split. They replace those of the same names."""
         tensors, names = dict[str, Tensor](), dict[str, dict[str, str]]()
         for name, splits in models.items():
             names[name] = {split: f"{name}-{split}" for split in splits}

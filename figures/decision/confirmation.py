@@ -165,7 +165,7 @@ FEDERATIONS: dict[str, Callable[[], Asked]] = {
 
 def decided(
     name: str,
-    asked: Asked,
+    arguments: Asked,
     out: Path,
     further: Sequence[str] = FURTHER,
     seeds: Sequence[int] = SEEDS,
@@ -174,18 +174,18 @@ def decided(
     from fedlayers.backends.local import no_progress
     from fedlayers.decision.jobs import open_backend
     from fedlayers.decision.table import FEDAVG, VALIDATION, recommended
-    from fedlayers.decision.training import question, train_ways
+    from fedlayers.decision.training import make_question, train_ways
     from fedlayers.decision.ways import LINEAR, default_names
     from fl_core.config import with_own
 
-    keys, data = asked
+    keys, data = arguments
     model = keys.pop("model", None)
     config, objects = with_own(fl.RunConfig(**keys), data, model)
-    asked_question = question(
+    question = make_question(
         config, objects, out, further or None, seeds, None, True, no_progress
     )
     with open_backend("", 0, progress=False, live=False) as place:
-        trained = train_ways(asked_question, place, no_progress)
+        trained = train_ways(question, place, no_progress)
     table = trained.table()
     rows = [
         (name, way, seed, split, part.mean, part.samples)
@@ -193,7 +193,7 @@ def decided(
     ]
     columns = ["federation", "way", "seed", "split", "loss", "samples"]
     ways = [
-        *default_names(asked_question.task.layers),
+        *default_names(question.task.layers),
         LINEAR,
         "linear_local",
         "boosting_local",

@@ -135,7 +135,7 @@ def made(sizes: Sizes, draw: int, seed: int) -> tuple[Task, Any]:
     return fl.assemble(config, data=data), np.concatenate(held_out)
 
 
-def measured(job: Exact, known: pd.DataFrame) -> dict[str, Any]:
+def measured(job: Exact, known_rows: pd.DataFrame) -> dict[str, Any]:
     """Do a job: train, and test."""
     if job.kind in MADE:
         sizes = next(one for one in MADE[job.kind] if one.source == job.federation)
@@ -146,7 +146,7 @@ def measured(job: Exact, known: pd.DataFrame) -> dict[str, Any]:
             seeds.append(CrossLosses(losses.losses, losses.client, losses.share, group))
     else:
         arm = Job(job.federation, "differ", job.seed, job.draw)
-        seeds = [losses_of(task_of(arm, rate(known, job.federation)))]
+        seeds = [losses_of(task_of(arm, rate(known_rows, job.federation)))]
     parts = blocks(len(seeds[0].share), job.seed)
     test = permutation_test(seeds, parts, seed=job.seed)
     return {

@@ -73,12 +73,12 @@ def of(rows: pd.DataFrame, arm: str, dealt: bool = False) -> dict[Any, Any]:
 
 
 def count(
-    found: dict[Any, Any], score: str, names: Collection[str], verdict: str = DIFFER
+    jobs: dict[Any, Any], score: str, names: Collection[str], verdict: str = DIFFER
 ) -> str:
     """Return how many jobs of some federations have a verdict, of how many."""
     key = f"verdict, {score}"
     verdicts = [
-        entry[key] for job, entry in found.items() if job[0] in names and key in entry
+        entry[key] for job, entry in jobs.items() if job[0] in names and key in entry
     ]
     if verdicts:
         n_equal = verdicts.count(verdict)

@@ -418,10 +418,10 @@ def rate(rows: pd.DataFrame, name: str) -> float:
     return float(its.loc[losses.idxmin(), "lr"])
 
 
-def at_chance(found: dict[str, Any]) -> bool:
+def at_chance(scores: dict[str, Any]) -> bool:
     """Return whether neither sharing all layers nor training alone learns anything, so that no plan is compared."""
     arms = ("all", "nothing")
-    return min(found.get(arm, {}).get("validation", 0) for arm in arms) > CHANCE
+    return min(scores.get(arm, {}).get("validation", 0) for arm in arms) > CHANCE
 
 
 def main(hours: float = 24.0, name: str = "") -> None:

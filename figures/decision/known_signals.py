@@ -17,10 +17,10 @@ from fl_core.data.federated import FederatedData
 from fl_core.layers import Layer
 
 
-def chosen(**asked: Any) -> dict[str, Any]:
+def chosen(**arguments: Any) -> dict[str, Any]:
     """Return the decision of ``choose``, the accuracy of its model on test samples, and its price in runs."""
     with TemporaryDirectory() as folder:
-        answer = fl.choose(**asked, seeds=1, out=folder, progress=False)
+        answer = fl.choose(**arguments, seeds=1, out=folder, progress=False)
         if answer.trained is None:
             raise RuntimeError("an answer that was trained has its runs")
         table = answer.trained.table("accuracy")
@@ -47,20 +47,22 @@ def falls(tuner: Tuner, parts: Sequence[frozenset[str]]) -> list[float]:
     return [profile.mean(profile.of(part).nats).value for part in parts]
 
 
-def signals(given: dict[str, Any], layers: Sequence[Layer]) -> dict[str, list[float]]:
+def signals(
+    tuner_arguments: dict[str, Any], layers: Sequence[Layer]
+) -> dict[str, list[float]]:
     """Return each signal's value of every layer. The layer with the largest is the one that it names.
 
     Args:
-        given: the arguments of a :class:`Tuner` of the shared model.
+        tuner_arguments: the arguments of a :class:`Tuner` of the shared model.
     """
-    tuner, whole = Tuner(**given), every(layers)
+    tuner, whole = Tuner(**tuner_arguments), every(layers)
     parts = [frozenset(layer.tensors) for layer in layers]
     of_all, *others = falls(tuner, [whole, *(whole - part for part in parts)])
     values_of = {
         "layer_tuning": falls(tuner, parts),
         "all but one layer tuned": [of_all - other for other in others],
     }
-    tuner.workspace.load(given["starts"][0])
+    tuner.workspace.load(tuner_arguments["starts"][0])
     start = {n: p.detach().clone() for n, p in tuner.workspace.params.items()}
     names = [[n for n in layer.parameters if n in start] for layer in layers]
 
@@ -68,10 +70,13 @@ def signals(given: dict[str, Any], layers: Sequence[Layer]) -> dict[str, list[fl
         return torch.cat([tensors[name].detach().flatten() for name in names[layer]])
 
     gradients, changes = [], []
-    for k, client in enumerate(given["clients"]):
+    for k, client in enumerate(tuner_arguments["clients"]):
         gradients.append(gradient(tuner, k))
         copy_of_client = Tuner(
-            **(given | {"clients": [client], "starts": given["starts"][:1]})
+            **(
+                tuner_arguments
+                | {"clients": [client], "starts": tuner_arguments["starts"][:1]}
+            )
         )
         copy_of_client.outputs(whole, 3 * copy_of_client.training.lr)
         changes.append(

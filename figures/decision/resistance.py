@@ -24,7 +24,7 @@ import fedlayers as fl
 from fedlayers.backends.local import no_progress
 from fedlayers.decision.jobs import open_backend
 from fedlayers.decision.table import BASE_RATE, TEST, Part, recommended
-from fedlayers.decision.training import question, train_ways
+from fedlayers.decision.training import make_question, train_ways
 from fedlayers.decision.verdict import actions_of
 from figures.page import markdown
 from fl_core.config import with_own
@@ -63,19 +63,19 @@ def table_of(name: str) -> Asked:
     return Asked(frame, {"client_column": "client", "label_column": "target"})
 
 
-def with_wrong_cells(asked: Asked, draw: int) -> pd.DataFrame:
+def with_wrong_cells(table: Asked, draw: int) -> pd.DataFrame:
     """Return the table with ten numbers other than 0 multiplied by 1,000; draw 0 as it is."""
     if not draw:
-        return asked.frame
-    roles = list(asked.keys.values())
-    features = asked.frame.drop(columns=roles, errors="ignore")
+        return table.frame
+    roles = list(table.keys.values())
+    features = table.frame.drop(columns=roles, errors="ignore")
     values = features.select_dtypes("number").astype(float)
     there = np.argwhere(np.nan_to_num(values.to_numpy()) != 0)
     drawn = np.random.default_rng(draw)
     chosen = there[drawn.choice(len(there), CELLS, replace=False)]
     wrong = values.to_numpy(copy=True)
     wrong[tuple(chosen.T)] *= FACTOR
-    return asked.frame.assign(**dict(zip(values.columns, wrong.T, strict=True)))
+    return table.frame.assign(**dict(zip(values.columns, wrong.T, strict=True)))
 
 
 def decided(name: str, draw: int, first: str) -> tuple[Any, ...]:
@@ -88,7 +88,9 @@ def decided(name: str, draw: int, first: str) -> tuple[Any, ...]:
     config = fl.RunConfig(**table.keys, rounds=ROUNDS, eval_every=ROUNDS)
     config, data = with_own(config, with_wrong_cells(table, draw), "mlp")
     with tempfile.TemporaryDirectory() as folder:
-        work = question(config, data, Path(folder), None, SEEDS, 0, True, no_progress)
+        work = make_question(
+            config, data, Path(folder), None, SEEDS, 0, True, no_progress
+        )
         work = replace(work, pooled=False)
         with open_backend("", 0, progress=False, live=False) as place:
             losses = train_ways(work, place, no_progress).table()

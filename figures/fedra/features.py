@@ -176,9 +176,9 @@ def _finding(by_class: pd.DataFrame) -> Finding:
     )
 
 
-def _half(found: Interval) -> str:
+def _half(interval: Interval) -> str:
     """A score with half its interval."""
-    return f"{found.value:+.3f} ± {(found.high - found.low) / 2:.3f}"
+    return f"{interval.value:+.3f} ± {(interval.high - interval.low) / 2:.3f}"
 
 
 def _table(frame: pd.DataFrame) -> pd.DataFrame:

@@ -163,14 +163,14 @@ def _medians(lines: pd.DataFrame, headings: Mapping[str, str]) -> str:
     return f"{BY_LAYER}\n\n{table_text}"
 
 
-def _falls(name: str, values: pd.DataFrame, known: pd.DataFrame) -> Finding:
+def _falls(name: str, values: pd.DataFrame, reference: pd.DataFrame) -> Finding:
     """A finding on whether the medians of curves (layers x curves) are within the ranges of a reference."""
-    where = known.attrs["where"].partition(",")[0]
+    where = reference.attrs["where"].partition(",")[0]
     source = f"the paper's {where}"
     if where == "recomputed":
         source = "a second computation of ours"
     sentence, holds = of_ranges(
-        values, known["low"].astype(float), known["high"].astype(float)
+        values, reference["low"].astype(float), reference["high"].astype(float)
     )
     return Finding(
         f"medians of {name} lie within the ranges of {source}",

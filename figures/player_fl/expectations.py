@@ -35,14 +35,14 @@ def decided(
     network: Network,
     expected: str,
     measured: str,
-    held: bool | None,
+    holds: bool | None,
     values: pd.DataFrame,
 ) -> Finding:
     """A finding on one network's curves (layers x (seed, client)), open with fewer than three seeds."""
     expected, apart = f"{network.title}: {expected}", network.incomparable
     if values.columns.get_level_values(0).nunique() < LEAST_SEEDS:
         return Finding(expected, f"{measured} ({FEWEST})", None, apart)
-    return Finding(expected, measured, held, apart)
+    return Finding(expected, measured, holds, apart)
 
 
 def seed_by_seed(

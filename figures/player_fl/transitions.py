@@ -335,9 +335,9 @@ def _printed() -> Finding:
     )
 
 
-def stable(each: Decisions, thresholds: Sequence[float]) -> int:
+def stable(decisions: Decisions, thresholds: Sequence[float]) -> int:
     """Return the number of seeds with the same last shared layer at every threshold."""
-    lines = each.sensitivity.to_numpy(dtype=np.float64)
+    lines = decisions.sensitivity.to_numpy(dtype=np.float64)
     return sum(
         len({select.sensitivity_ratio(line.tolist(), way) for way in thresholds}) == 1
         for line in lines

@@ -42,7 +42,7 @@ class APFL(PersonalCopy):
     at ``alpha``. Only w is sent.
 
     The global model equals FedAvg's for every alpha. Without ``adapt``, alpha = 0 gives every client the global model.
-    alpha = 1 is training alone. The personal model has the running statistics of the mixture's own passes.
+    alpha = 1 is local training. The personal model has the running statistics of the mixture's own passes.
 
     The authors' code mixes outputs instead of parameters. It moves w before it takes the gradient of v. It learns alpha
     once a round, with a decay of 0.02 alpha.
@@ -132,8 +132,8 @@ class FedALA(OwnModel):
     models are equal, as before a client's first training, there is nothing to learn.
 
     The personal model is the client's own after local training. With first = later = 0 training starts where FedAvg's
-    does. The author's code makes at least ``window`` + 1 passes the first time, without an end at ``first``. It
-    evaluates a client before local training, where W lets it start.
+    does. The author's code makes at least ``window`` + 1 passes the first time, and has no limit ``first``. It
+    evaluates a client at the mixed start, before local training.
 
     Raises:
         UsageError: a share of 0 or above 1, or a window of fewer than 2 passes.
@@ -205,12 +205,15 @@ class FedALA(OwnModel):
         }
 
     def learn_step(
-        self, weights: Tree, received: Tree, own: Tree, batch: Batch, ctx: Context
+        self, weights: Tree, received: Tree, own_model: Tree, batch: Batch, ctx: Context
     ) -> tuple[float, Tree]:
-        """Return the loss on a batch at the start that the weights give, and the weights after a gradient step."""
+        """Take one gradient step on the mixing weights W.
+
+        Return the loss on the batch before it, and the new weights.
+        """
         params = {name: tensor.clone() for name, tensor in received.items()}
         mixed = {
-            n: torch.lerp(own[n], received[n], weight).requires_grad_()
+            n: torch.lerp(own_model[n], received[n], weight).requires_grad_()
             for n, weight in weights.items()
         }
         loss = self.loss(params | mixed, batch, ctx)
@@ -220,7 +223,7 @@ class FedALA(OwnModel):
         moved = zip(weights.items(), grads, strict=True)
         rate = self.config.rate
         return loss.item(), {
-            n: (w - rate * grad * (received[n] - own[n])).clamp(0, 1)
+            n: (w - rate * grad * (received[n] - own_model[n])).clamp(0, 1)
             for (n, w), grad in moved
         }
 
@@ -292,7 +295,7 @@ class PerFedAvg(Algorithm):
         steps.descend(along)
 
     def adapt_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """Take one step of plain descent."""
+        """Take one step of plain gradient descent with rate alpha."""
         _move(steps.params, steps.gradients(batch), -self._alpha(steps))
 
     def _alpha(self, steps: Steps) -> float:

@@ -73,7 +73,7 @@ class OwnModel(Algorithm):
 
 
 class ServerMade(Algorithm):
-    """Base of algorithms whose server makes a model for each client. What it would send now is evaluated."""
+    """Base of algorithms whose server makes a model for each client. The model that it would send next is evaluated."""
 
     evaluates = "personal"
 
@@ -96,7 +96,7 @@ class ServerMade(Algorithm):
 
 @register
 class Local(Algorithm):
-    """Training of every client alone, from the common initial model, whenever it is sampled."""
+    """Local training of every client from the common initial model, in the rounds for which it is sampled."""
 
     name = "local"
     paper = "the baseline without federation"
@@ -174,7 +174,7 @@ class LocalAdaptation(FineTuned):
 def with_term(
     phases: tuple[Phase, ...], objective: str, strength: float
 ) -> tuple[Phase, ...]:
-    """Let phases minimise an objective that adds a term of this strength to the loss.
+    """Return phases that minimise ``objective``, which adds a term of this strength to the loss.
 
     Without strength the phases stay as they are, and FedAvg's trainer runs them. A zero gradient would not be the same:
     it would apply weight decay to tensors that no forward pass reaches. Nor is 0 times an overflow 0.

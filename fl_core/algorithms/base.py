@@ -39,7 +39,7 @@ class _Trees:
         """Refuse trees that are no dictionaries of tensors, and meta data that are no JSON.
 
         Args:
-            what: made them, as in messages.
+            what: what made the trees, in words for messages.
         """
         for name, part in self.trees.items():
             values = part.values() if isinstance(part, Mapping) else (None,)
@@ -87,7 +87,7 @@ class Message(_Trees):
     100
 
     Attributes:
-        trees, meta: as of :class:`State`.
+        trees, meta: as in :class:`State`.
     """
 
     @property
@@ -404,7 +404,8 @@ class Algorithm:
         """Return what a hook returns.
 
         Raises:
-            UsageError: it has another type than the hook's in :class:`Algorithm`, or its trees or a state's are none.
+            UsageError: the result has another type than the hook's in :class:`Algorithm`, or trees are no dictionaries
+                of tensors.
         """
         try:
             value = getattr(self, hook)(*args)
@@ -429,7 +430,7 @@ class Algorithm:
         return value
 
     def setup(self) -> None:
-        """Check the options against the task, and keep what is fixed during a run. Default: nothing."""
+        """Check the options against the task, and store what is fixed during a run. Default: do nothing."""
 
     def notes(self) -> list[str]:
         """Return warnings about this algorithm for this model and these clients, a plain line each. Default: none."""
@@ -439,7 +440,10 @@ class Algorithm:
 
     @classmethod
     def for_options(cls, options: Mapping[str, Any]) -> type[Algorithm]:
-        """Return the class that runs with these options: this one, or of a schedule this one on top of its base."""
+        """Return the class that runs with these options.
+
+        A schedule returns a subclass of itself and its base algorithm.
+        """
         return cls
 
     @classmethod
@@ -460,7 +464,7 @@ class Algorithm:
 
         Args:
             config: this algorithm's ``Config``.
-            shape: of one sample.
+            shape: the shape of one sample.
         """
         return model
 
@@ -477,7 +481,7 @@ class Algorithm:
         """Return the plan that this algorithm uses in place of a given or decided one. Default: that plan itself.
 
         Raises:
-            UsageError: it cannot work under such a plan.
+            UsageError: the algorithm cannot use such a plan.
         """
         return plan
 
@@ -537,7 +541,7 @@ class Algorithm:
         """Return the weights at which local training starts. Default: what the client kept, with what it received.
 
         Args:
-            state: the client's, to be changed here if need be. message: what it received.
+            state: the client's state, which this hook may change. message: the message that it received.
             ctx: what the client can compute with: ``ctx.batches`` of its training samples, ``ctx.forward`` (training
                 mode) and ``ctx.criterion``, or :meth:`loss` of this algorithm, and ``ctx.score`` of a whole model on
                 its validation split. ``ctx.trees`` is still empty.
@@ -602,11 +606,13 @@ class Algorithm:
         return {self.evaluates: {**server.trees["model"], **client.trees["model"]}}
 
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
-        """Fine-tuning of a copy of the client's evaluated model. The copy is named ``personal``. Default: none.
+        """Return the phases that fine-tune a copy of the client's evaluated model. Default: none.
+
+        The copy is named ``personal``.
 
         Args:
-            done: rounds completed. It is asked before the first round, after every round with an evaluation or a
-                checkpoint, and after the last one. ``task_info.may_end`` says which rounds may be the last.
+            done: rounds completed. The hook is called before the first round, after every round with an evaluation or a
+                checkpoint, and after the last one. ``task_info.may_end`` tells which rounds may be the last.
         """
         return ()
 
@@ -676,7 +682,7 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
 def freeze(algorithm: Algorithm) -> None:
     """Forbid setting attributes of an algorithm from now on.
 
-    It is copied to worker processes and built again when a run resumes. What it set would be lost.
+    The object is copied to worker processes and built again when a run resumes. Attributes that it set would be lost.
     """
     vars(algorithm)["_frozen"] = True
 
@@ -745,6 +751,6 @@ def find(name: str, options: Mapping[str, Any] | None = None) -> type[Algorithm]
     """Return the algorithm of that name with these options, or the class that ``package.module:Class`` names.
 
     Raises:
-        UsageError: unknown; names the nearest.
+        UsageError: there is no such algorithm. The message names the nearest.
     """
     return ALGORITHMS[name].for_options(options or {})

@@ -141,12 +141,12 @@ def _slot(client: int) -> str:
 class Grouped(Mixing):
     """FedAvg in each group of clients: a client receives the weighted mean of its group's last models.
 
-    With one group, and all clients in every round, it is FedAvg. With a group for each client it is training alone.
+    With one group, and all clients in every round, it is FedAvg. With a group for each client it is local training.
 
     - ``groups``: the number of each client's group, in the order of clients. The default is one group.
 
     Raises:
-        UsageError: not a group for each client.
+        UsageError: the number of groups differs from the number of clients.
     """
 
     name = "grouped"
@@ -268,7 +268,7 @@ class HeurFedAMP(FedAMP):
     client would be alone. Directions remain comparable.
 
     There is no limit on alpha_k. As in the public code that the defaults come from, ``start`` is ``cloud``. The pull is
-    so weak there that a client that starts from its own model would train alone.
+    so weak there that a client that starts from its own model hardly learns from others.
 
     Raises:
         UsageError: as :class:`FedAMP`, or self_weight above 1.

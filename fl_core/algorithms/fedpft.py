@@ -76,8 +76,8 @@ class Prompting:
         feature_epochs: local epochs of the features phase. Default: all but a fifth of the round's epochs.
         transform_lr: learning rate of the attention. Default: a share of the run's.
         heads: heads of the attention. They divide the features.
-        temperature: of the contrastive loss.
-        momentum: of the average of weights that makes the keys of the contrastive loss.
+        temperature: temperature of the contrastive loss.
+        momentum: momentum of the running average of weights that computes the keys of the contrastive loss.
         queue: number of keys of earlier batches that a client keeps.
         attention: number of test samples whose attention is recorded after the last round.
     """
@@ -207,7 +207,7 @@ class FedPFT(Algorithm):
 
     @property
     def both(self) -> bool:
-        """Return whether a client trains the classification and the contrastive task at once."""
+        """Return whether a client trains the classification and the contrastive task in the same phase."""
         return self.compares(self.config)
 
     def part_of(self, *parts: str) -> frozenset[str]:
@@ -281,7 +281,7 @@ class FedPFT(Algorithm):
     def phase(
         self, name: str, train: frozenset[str], epochs: int, loss: str, **options: Any
     ) -> Phase:
-        """Return a training phase with an own learning rate of the transformation (tau)."""
+        """Return a training phase in which the attention (tau) has its own learning rate."""
         slower = 10 if self.compares(self.config) else 2
         groups = (Group(self.part_of("transform"), self.config.transform_lr, slower),)
         step = ""
@@ -305,7 +305,10 @@ class FedPFT(Algorithm):
     def second(
         self, params: Tree, batch: Any, ctx: Context, live: Iterable[str] | None = None
     ) -> Any:
-        """Return the contrastive loss, or 0 without that task. Only ``live`` has gradients (None: all that trains)."""
+        """Return the contrastive loss, or 0 without that task.
+
+        Only tensors in ``live`` get gradients; None means all that train.
+        """
         if not self.both:
             return 0.0
         if live is not None:
@@ -356,7 +359,7 @@ class FedPFT(Algorithm):
         return ContrastiveBatch(x, y, view, keys, buffers)
 
     def enqueue(self, seen: ContrastiveBatch, ctx: Context) -> None:
-        """Replace the oldest keys in the queue by the batch's."""
+        """Replace the oldest keys in the client's queue by those of the batch."""
         queue = ctx.scratch[QUEUE]
         size = len(queue["keys"])
         keys = seen.keys[-len(queue["keys"]) :]
@@ -440,7 +443,7 @@ class TwoStage(FedPFT):
     FedPFT's. The paper describes the second stage only by its task.
 
     Raises:
-        UsageError: as of fedpft.
+        UsageError: as for :class:`FedPFT`.
     """
 
     name = "two_stage"

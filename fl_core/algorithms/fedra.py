@@ -299,7 +299,9 @@ TWELFTHS = (12, 10, 8, 6, 4, 3)
 """Depths of FedRA's six kinds of clients, in twelfths of the whole model."""
 
 
-def fixed_depths(given: Sequence[int], clients: int, blocks: int) -> tuple[int, ...]:
+def fixed_depths(
+    given_depths: Sequence[int], clients: int, blocks: int
+) -> tuple[int, ...]:
     """Return the number of blocks that each client can hold.
 
     The clients are split in their order into one group for each depth, as evenly as possible. All clients of a group
@@ -313,15 +315,17 @@ def fixed_depths(given: Sequence[int], clients: int, blocks: int) -> tuple[int, 
     Raises:
         UsageError: a depth outside 1..blocks, or more depths than clients.
     """
-    depths = tuple(given) or tuple(math.ceil(part * blocks / 12) for part in TWELFTHS)
-    for depth in given:
+    depths = tuple(given_depths) or tuple(
+        math.ceil(part * blocks / 12) for part in TWELFTHS
+    )
+    for depth in given_depths:
         if not 1 <= depth <= blocks:
             raise UsageError(
                 f"depths must be from 1 to {blocks}, the number of the model's blocks; got {depth}."
             )
-    if len(given) > clients:
+    if len(given_depths) > clients:
         raise UsageError(
-            f"depths must have at most one value for each of the {clients} clients; got {len(given)} values."
+            f"depths must have at most one value for each of the {clients} clients; got {len(given_depths)} values."
         )
     return tuple(depths[client * len(depths) // clients] for client in range(clients))
 

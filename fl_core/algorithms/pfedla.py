@@ -83,7 +83,7 @@ class PFedHN(ServerMade):
       0.005, 0.9 and 5e-5).
     - ``local_clip``: the norm at which the clients' gradients are clipped, instead of the run's ``max_grad_norm``.
 
-    The heads are drawn, so that each client starts from a model of its own.
+    The heads are drawn at random, so each client starts from another model.
 
     Raises:
         UsageError: hidden, lr or a clip is 0.

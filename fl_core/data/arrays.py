@@ -29,7 +29,7 @@ FEW = 4
 
 
 def loses_digits(values: Array) -> bool:
-    """Return whether different float64 values [n] become equal in float32.
+    """Return whether some different float64 values [n] become equal in float32.
 
     >>> loses_digits(np.array([1.7e9, 1.7e9 + 1])), loses_digits(np.array([0.1, 0.2]))
     (True, False)
@@ -48,7 +48,7 @@ def features(x: Array, missing: bool = False) -> Array:
     to [n, C, H, W] with a warning, see :func:`channels_first`.
 
     Args:
-        missing: keep NaN in a table [n, d], since it will be filled.
+        missing: whether a table [n, d] may have NaN, which will be filled.
 
     Raises:
         DataFault: there is no sample or feature, a value is not a finite number (also after rounding to float32), or
@@ -124,7 +124,7 @@ def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_text(values: Array | pd.Categorical) -> TypeGuard[pd.Categorical]:
-    """Return whether values are text alone: cells, or an array of one width or of objects."""
+    """Return whether all values are text: a Categorical, or an array of strings or of string objects."""
     if isinstance(values, pd.Categorical):
         return True
     kind = values.dtype.kind
@@ -168,7 +168,7 @@ PREDICT: Way = "Predict numbers", {"task": REGRESSION}
 
 
 def exact(word: str) -> Decimal:
-    """Return the number of a word with all its digits.
+    """Return the number that a word spells, with all its digits.
 
     >>> exact("9007199254740993") - exact("9007199254740992")
     Decimal('1')
@@ -177,7 +177,7 @@ def exact(word: str) -> Decimal:
 
 
 def of_digits(words: Iterable[str]) -> bool:
-    """Return whether all words are digits alone, which are whole numbers at any size."""
+    """Return whether all words consist of digits, so that they are whole numbers of any size."""
     return all(word.isascii() and word.isdigit() for word in words)
 
 
@@ -197,7 +197,7 @@ def check_spellings(
 
 
 def nested_groups(parts: Iterable[Any]) -> Integers:
-    """Return the group of each sample, numbered part after part. The same value in two parts is two groups.
+    """Return the number of each sample's group, int64 [n]. Equal values in two parts are two groups.
 
     >>> nested_groups([["p", "q", "p"], ["p"]]).tolist()
     [0, 1, 0, 2]
@@ -214,7 +214,7 @@ def whole_numbers(values: Array, *ways: str | Way) -> Integers:
     """Convert integers, booleans, or floats without a fraction to int64 [n].
 
     Args:
-        ways: what to do with numbers with a fraction.
+        ways: repairs that an error proposes for numbers with a fraction.
 
     Raises:
         DataFault: names the first value that is not a whole number.
@@ -234,7 +234,7 @@ def check_flat(values: Array | pd.Categorical) -> None:
     """Check that there is one value for each sample.
 
     Raises:
-        DataFault: there are more, or none.
+        DataFault: there are several values for a sample, or no samples.
     """
     if values.ndim == 1 and values.size:
         return
@@ -450,7 +450,7 @@ def several_labels(
     """Check labels of 0 and 1 [n, C], or text of them. Return them as float32 with the names of the C labels.
 
     Raises:
-        DataFault: another value, a label with one value only, or less than two labels.
+        DataFault: a value is not 0 or 1, a label has one value only, or there are fewer than two labels.
     """
     if y.ndim != 2 or y.shape[1] < 2 or not len(y):
         got_shape = list(y.shape)
@@ -474,7 +474,7 @@ def several_labels(
 
 
 def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
-    """Return the labels of several parts as one, and how messages name a row of it.
+    """Return the labels of several parts as one array, and a function that names a row of it in messages.
 
     Raises:
         UsageError: some are text and some are none, or they differ in the number of labels of a sample.

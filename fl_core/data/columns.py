@@ -18,12 +18,12 @@ class Column:
     """One column of a table.
 
     Attributes:
-        name: of the column.
+        name: the column's name.
         taken_as: number, yes/no, words, date, left out, or a role: client, group, label, text.
         inputs: how many inputs of the model it makes.
         missing: how many cells have no value.
         example: the first cell that has a value.
-        odd: what is unusual about it, or an empty text.
+        odd: what is unusual about the column, or an empty text.
     """
 
     name: str

@@ -20,7 +20,10 @@ def row_of_array(row: int) -> str:
 
 
 def place_in(parts: Sequence[tuple[str, int, Place]]) -> Place:
-    """Return how messages name a row of several parts, each with its name, its rows and its own names of rows."""
+    """Return a function that names a row of joined parts.
+
+    Each part has its name, its number of rows, and a function for its rows.
+    """
 
     def place(row: int) -> str:
         for name, size, inside in parts:
@@ -34,7 +37,7 @@ def place_in(parts: Sequence[tuple[str, int, Place]]) -> Place:
 
 
 class DataFault(UsageError):
-    """An error in data, with what repairs it.
+    """An error in data, with ways to repair it.
 
     >>> print(DataFault("labels must be few; got 40.", ("Predict numbers", {"task": "regression"}), line="x = 1"))
     labels must be few; got 40. Write `x = 1`. Or predict numbers: task='regression'.
@@ -42,9 +45,9 @@ class DataFault(UsageError):
     Attributes:
         rule: what is wrong.
         line: a line of pandas that repairs the table, or an empty text.
-        ways: what else to do, each a sentence with its settings. The first one is proposed. The others are said after
-            "Or".
-        row: where, or None.
+        ways: other repairs, each a sentence with its settings. The message proposes the first, and lists the others
+            after "Or".
+        row: the faulty row, or None.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class DataFault(UsageError):
         return {}
 
     def at(self, where: str, place: Place = row_of_array) -> DataFault:
-        """Return the fault with its data, and with its row by a name."""
+        """Return the fault with a message that begins with ``where`` and names the row."""
         if self.row is not None:
             place_text = place(self.row)
             where = f"{where}, {place_text}"
@@ -80,7 +83,7 @@ class DataFault(UsageError):
 
 @contextmanager
 def located(where: str, place: Place = row_of_array) -> Iterator[None]:
-    """Begin the message of a fault with its data, and with its row.
+    """Let faults in the ``with`` block begin with the data's name, and name their row.
 
     >>> with located("t.csv", lambda row: f"line {row + 2}"):
     ...     raise DataFault("the text must not be empty.", "Fill it.", row=4)
@@ -89,7 +92,7 @@ def located(where: str, place: Place = row_of_array) -> Iterator[None]:
     fl_core.data.faults.DataFault: t.csv, line 6: the text must not be empty. Fill it.
 
     Args:
-        where: the data. place: the name of a row.
+        where: the data's name. place: a function that names a row.
     """
     try:
         yield

@@ -133,7 +133,7 @@ class FederatedData(Displayed):
 
     @property
     def positive_index(self) -> int:
-        """Return the index of the positive class. Without one it is 1, without a meaning."""
+        """Return the index of the positive class; 1 if there are not two classes."""
         if self.positive:
             return self.classes.index(self.positive)
         return 1
@@ -206,7 +206,10 @@ class FederatedData(Displayed):
 
     @property
     def elsewhere(self) -> bool:
-        """Return whether a client's samples are elsewhere. Here they are meta tensors, with sizes alone."""
+        """Return whether some client's samples are on another machine.
+
+        They are meta tensors here, which have sizes only.
+        """
         return any(client.train.y.is_meta for client in self.clients)
 
     @property
@@ -291,7 +294,7 @@ class FederatedData(Displayed):
 
     @cached_property
     def training_digest(self) -> str:
-        """Return the digest of every client's training samples, as in a diagnosis of tensors in memory."""
+        """Return a digest over every client's training samples, as a diagnosis of tensors in memory records it."""
         return digest_of(
             {
                 client.name: tree.digest({"x": client.train.x, "y": client.train.y})
@@ -341,7 +344,7 @@ def gather(
 
 
 def split_of(source: Source, indices: np.ndarray) -> Split:
-    """Return some samples of a source as tensors."""
+    """Return the samples of a source at ``indices`` as tensors."""
     groups = None if source.groups is None else source.groups[indices]
     return Split(source.tensor(indices), torch.from_numpy(source.y[indices]), groups)
 
@@ -361,7 +364,8 @@ SPREAD = 100.0
 def notes(data: FederatedData, alone: bool = False) -> list[str]:
     """Return warnings about a federation's clients, names, classes, scale and repeated samples.
 
-    With ``alone`` clients train alone on purpose.
+    Args:
+        alone: whether clients train locally on purpose, so that no warning says so.
 
     >>> from fl_core.data import load
     >>> notes(load("heart"))

@@ -56,9 +56,10 @@ class Samples(NamedTuple):
     Attributes:
         names: numbers from 0 in a table, array or list; paths within a folder of images.
         x: float32 [n, *shape]; texts are int64 token ids [n, length].
-        ids: columns of a table that name its records, by column.
-        notes: the columns of each sample that are unlike the training samples. Empty if no column has many such values.
-        clipped: the columns of each sample whose number was clipped. Empty if none was.
+        ids: the cells of columns that identify a table's records, by column.
+        notes: for each sample the columns whose values are unlike the training samples. Empty if no column has many of
+            them.
+        clipped: for each sample the columns whose number was clipped. Empty if none was.
     """
 
     names: Names
@@ -68,7 +69,7 @@ class Samples(NamedTuple):
     clipped: Names = ()
 
     def rows(self, rows: Sequence[int]) -> Samples:
-        """Return some of the samples."""
+        """Return the samples at these positions."""
 
         def some(values: Names) -> Names:
             if values:
@@ -94,15 +95,15 @@ class Inputs:
     torch.Size([2, 10])
 
     Attributes:
-        shape: of one sample; images are (channels, height, width), texts (tokens,).
+        shape: shape of one sample; images are (channels, height, width), texts (tokens,).
         images: whether raw samples are uint8 images [n, H, W] or [n, H, W, C], which are scaled to 0..1.
         mean, std: one number for each channel, for the normalisation of images after that. They are empty without it.
         words: the words of the token ids after the special ones, or a tokenizer's digest. None means that the samples
             are not texts.
-        tokens: the number of token ids of rows of integers. 0 for anything else.
-        tokenizer: of a folder of transformers, that reads texts.
+        tokens: the number of token ids, for rows of integers. 0 for other samples.
+        tokenizer: the tokenizer of a transformers folder, for texts. None for others.
         preprocessing: a table's columns in the order of the model's inputs, and the fitted numbers that fill and scale
-            it. None means that there is nothing of this.
+            it. None without such a preparation.
         reading: the format of tables and texts and the names of their columns.
     """
 
@@ -133,7 +134,7 @@ class Inputs:
 
     @property
     def columns(self) -> Names:
-        """Return the names of a table's features in the order of the model's inputs. Empty means unknown."""
+        """Return the names of a table's features in the order of the model's inputs; empty if unknown."""
         if self.preprocessing is None:
             return ()
         return self.preprocessing.columns
@@ -203,7 +204,8 @@ class Inputs:
             new: a .csv table, whose columns other than the features are ignored; an .npz file with an array ``x``; a
                 folder of images, at any depth; texts in a .csv or .jsonl file; or, in memory, an array [n, ...], or a
                 sequence of texts.
-            ids: columns of a table that name its records. None means columns with such a name that are not features.
+            ids: columns that identify a table's records. None means columns with a usual name, such as ``id``, that are
+                not features.
 
         Raises:
             UsageError: the data differ in kind or shape from the training data. The message names the file, column or

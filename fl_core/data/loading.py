@@ -89,11 +89,11 @@ def load(
         clients: number of clients. Natural clients all take part.
         partition: one of :data:`PARTITIONS`, such as ``iid``, ``dirichlet`` and ``natural``, or your own as
             ``package.module:Class``.
-        alpha, classes_per_client, samples_per_client, dominance: of the partitions that have such an option.
+        alpha, classes_per_client, samples_per_client, dominance: options of some partitions.
         max_samples: size of the pool that is partitioned, the first in file order (see :meth:`Source.first`).
-        seed: of the partition.
-        split_seed: of the partition over clients and of the test samples, if training and validation samples are drawn
-            by another seed.
+        seed: seed of the partition.
+        split_seed: seed of the partition over clients and of the test samples, if ``seed`` shall draw only training and
+            validation samples.
         splits: shares of train, validation and test. None means the partition's, usually 0.64, 0.16, 0.20.
         indices: a stored partition to use again, in place of its arguments and the seed.
         preprocessing: stored fitted numbers to use again.
@@ -171,10 +171,10 @@ def recipe(
     download: bool = False,
     **reading: Any,
 ) -> Recipe:
-    """Return a dataset's default settings. For a path they are general ones, by its samples' form.
+    """Return a dataset's default settings. For a path they depend on the form of its samples.
 
-    Your own function is called for it unless its decorator gives a recipe. This needs ``data_root`` and ``download``.
-    ``reading`` is as in :func:`load`.
+    Your own function is called for its samples unless its decorator gives a recipe; ``data_root`` and ``download`` are
+    passed to it. ``reading`` is as in :func:`load`.
 
     Raises:
         UsageError: the argument is not a name, a function, or an existing path of a known kind.
@@ -346,10 +346,11 @@ def from_clients(
             inputs of a model are a tuple or dict x. A dict may hold the ``labels``.
         classes: names of labels 0..C-1. The default is the distinct labels of all clients, in ascending order. A module
             of your own takes whole numbers as indices.
-        name: of the data, in records.
-        seed, split_seed, splits: of the split of each client's samples, see :func:`fl_core.data.partitions.make`.
+        name: the data's name in records.
+        seed, split_seed, splits: how each client's samples are split, see :func:`fl_core.data.partitions.make`.
         scale, impute: how a table's columns are scaled and their missing numbers (NaN) filled. They are fitted on the
-            training samples of all clients, see :data:`fl_core.data.reading.SCALES` and the next.
+            training samples of all clients, see :data:`fl_core.data.reading.SCALES` and
+            :data:`fl_core.data.reading.IMPUTES`.
         task: ``classification``, or ``regression`` if y are numbers to predict, without classes.
         groups: {client: group of each sample}, such as patients with several samples. Each is in one split.
 
@@ -392,7 +393,7 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
     fl_core.errors.UsageError: client 'north' must have a pair (x, y), a Dataset or a DataLoader; got dict...
 
     Args:
-        keys: as of :func:`fl_core.data.sources.source_of_parts`.
+        keys: arguments of :func:`fl_core.data.sources.source_of_parts`.
     """
     if not isinstance(silos, Mapping) or not silos:
         got = "none" if isinstance(silos, Mapping) else type(silos).__name__
@@ -418,7 +419,7 @@ def client_names(silos: Iterable[Any]) -> Names:
     """Return clients' names as text.
 
     Raises:
-        UsageError: two are equal as text, or one is empty.
+        UsageError: two names are equal as text, or one is empty.
     """
     names = tuple(map(str, silos))
     if twice := first_duplicate(names):
@@ -488,7 +489,7 @@ def note_parts(batch: Any, where: str) -> None:
 
     Args:
         batch: a sample, or a batch of samples.
-        where: the data, for the message.
+        where: the data's name, for the message.
     """
     if isinstance(batch, tuple | list) and len(batch) > 2:
         warn(
@@ -540,17 +541,17 @@ def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
     return tuple(arrays_of.values()) if isinstance(x, tuple) else arrays_of[0], y
 
 
-def _collated(collate: Any, found: Any, where: str) -> tuple[Any, Any]:
+def _collated(collate: Any, samples: Any, where: str) -> tuple[Any, Any]:
     """Return all samples of a loader as one batch of its own ``collate_fn``, which draws from a fixed seed."""
-    what = f"{where}: collate_fn must make one batch of all {len(found)} samples"
+    what = f"{where}: collate_fn must make one batch of all {len(samples)} samples"
     with (
         about(what, Exception, way="Stack them, or give a Dataset."),
         seeds.torch_seeded(0),
     ):
-        batch = collate(found)
+        batch = collate(samples)
         note_parts(batch, where)
         x, y = split_labels(batch)
-        if len(y) != len(found):
+        if len(y) != len(samples):
             raise ValueError(f"{len(y)} labels")
     return x, y
 

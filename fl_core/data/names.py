@@ -31,7 +31,7 @@ def first_duplicate(names: Sequence[str]) -> str | None:
 
 
 def nearly_equal(words: Iterable[str]) -> list[list[str]]:
-    """Return the groups of words that differ only by case, blanks, signs that nobody sees, or Unicode's form.
+    """Return the groups of words that differ only by case, blanks, invisible characters, or Unicode's form.
 
     >>> nearly_equal(["North", "east", "north ", "NORTH", "east\\u200b"])
     [['North', 'north ', 'NORTH'], ['east', 'east\\u200b']]
@@ -56,7 +56,7 @@ def is_number(cell: str) -> bool:
 
 
 def is_mark(word: str) -> bool:
-    """Return whether a word is a mark of a missing cell.
+    """Return whether a word marks a missing cell, such as ``NA`` or ``?``.
 
     >>> [is_mark(word) for word in ("N/A", " ", "none", "Nancy")]
     [True, True, True, False]

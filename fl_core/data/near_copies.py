@@ -39,7 +39,7 @@ EQUAL = 1e-12
 
 @dataclass(frozen=True)
 class NearCopies:
-    """How near the test rows of a split are to its training rows.
+    """The evidence that test rows of a split are near copies of its training rows.
 
     Attributes:
         neighbours: share of test rows whose nearest training row is within :data:`NEAR` rows in the file.
@@ -53,7 +53,7 @@ class NearCopies:
 
     @property
     def note(self) -> str:
-        """Return one line with what to do, or "" without a sign of copies."""
+        """Return a warning in one line with what to do, or "" without a sign of copies."""
         in_file = self.neighbours >= max(NEIGHBOURS, TIMES * self.chance)
         if not in_file and self.copies < COPIES:
             return ""
@@ -80,7 +80,7 @@ def near_copies(
     >>> "almost equal" in near_copies(again[:400], again[400:], places, places + 400).note
     True
 
-    All shares are 0 with a number that is missing, or with at most :data:`RANK` training rows.
+    All shares are 0 if a number is missing, or if there are at most :data:`RANK` training rows.
 
     Args:
         train, test: rows as numbers, [n, ...]. Each is flattened.
@@ -109,10 +109,10 @@ def near_copies(
 
 
 def note_of(source: Source) -> str:
-    """Return the note on a table before its partition, from the default split of seed 0.
+    """Return the warning on near copies in a table before its partition, by the default split of seed 0.
 
-    Missing numbers are means. It is "" for anything but rows of numbers, for samples with groups, and for too few rows
-    to split.
+    Missing numbers are replaced by means. The warning is empty for samples that are no rows of numbers, for samples
+    with groups, and for too few rows to split.
     """
     words = source.words is not None or any(source.categories)
     if words or source.is_image or source.groups is not None or not source.x.size:

@@ -23,7 +23,7 @@ Categories = tuple[Names, ...]
 
 
 def codes(cells: Cells, words: Sequence[str]) -> Floats:
-    """Return each cell's place among the words; a word that is not among them has the place after the last.
+    """Return the index of each cell's word in ``words``, [n]; unknown words get the index after the last.
 
     >>> codes(np.array(["m", " f", "x"]), ("f", "m")).tolist()
     [1.0, 0.0, 2.0]
@@ -46,7 +46,10 @@ def learn_categories(x: Array, words: Categories) -> Categories:
 
 
 def recode(x: Array, words: Categories, target: Categories) -> Array:
-    """Return rows [n, d] with the places of their words among others. With the same words they are the same rows."""
+    """Return rows [n, d] whose words are indices into ``target`` in place of ``words``.
+
+    Equal lists return the rows unchanged.
+    """
     if words == target:
         return x
     x = x.copy()
@@ -58,7 +61,7 @@ def recode(x: Array, words: Categories, target: Categories) -> Array:
 
 
 def one_hot(x: NDArray[np.float32], words: Categories) -> NDArray[np.float32]:
-    """Return rows with a column for each word, and one for all other words, instead of the words' places.
+    """Return rows in which each column of words becomes a column for each word, and one for all other words.
 
     >>> one_hot(np.array([[7, 0], [8, 2]], dtype=np.float32), ((), ("f", "m"))).tolist()
     [[7.0, 1.0, 0.0, 0.0], [8.0, 0.0, 0.0, 1.0]]
@@ -107,9 +110,10 @@ class Preprocessing:
 
     Attributes:
         columns: the feature columns' names, in the order in which the model takes them. Empty means without names.
-        scale, impute: the requested methods. Scale :data:`FIXED` means a dataset's own numbers, which are not fitted.
+        scale, impute: the requested methods. Scale :data:`FIXED` means numbers that the dataset brings, which are not
+            fitted.
         fill: the value for missing numbers in each column. Empty means that none may be missing.
-        centre, spread: of each column, subtracted and then divided by. Empty means no scaling.
+        centre, spread: for each column the number that is subtracted, and then the divisor. Empty means no scaling.
         categories: the words of each column that become columns. A column of numbers has none. Empty means all numbers.
         low, high: the 1 % and 99 % quantiles of each column's training samples, to compare new rows with.
         target: the training targets' mean and standard deviation, if a model predicts (target - mean) / deviation.
@@ -153,7 +157,7 @@ class Preprocessing:
 
     @property
     def width(self) -> int:
-        """Return the number of columns that it takes. 0 means any number."""
+        """Return the number of columns that :meth:`transform` takes; 0 means any number."""
         return max(map(len, (self.columns, self.fill, self.centre, self.categories)))
 
     @property
@@ -176,7 +180,7 @@ class Preprocessing:
 
         Values outside the fences are clipped first.
 
-        A word is given as its place among the column's categories, or the place after the last.
+        A word is given as its index in the column's categories, or the index after the last.
 
         Raises:
             UsageError: the number of columns differs, or a value is missing and not filled.
@@ -221,11 +225,11 @@ class Preprocessing:
         return one_hot(values.astype(np.float32), self.categories)
 
     def oddities(self, x: Array) -> dict[str, tuple[str, Bools]]:
-        """Return what is odd about columns of new rows [n, d], next to the training samples, and in which rows.
+        """Return how columns of new rows [n, d] differ from the training samples, in words, and in which rows.
 
-        A word was not seen. Or more than :data:`ODD` of a column lie outside of [q1 - 3 w, q99 + 3 w], where q1 and
-        q99 are the quantiles of the training samples and w is their distance. Or more than half of it, and
-        more than five values, lie outside of [q1, q99]. Or all values are missing.
+        Let q1 and q99 be the 1 % and 99 % quantiles of the training samples, and w their distance. A column is odd in
+        one of these cases: a word was not seen; a share above :data:`ODD` lies outside [q1 - 3 w, q99 + 3 w]; more than
+        half of the values, and more than five, lie outside [q1, q99]; or all values are missing.
         """
         faults = {}
         for k, values in enumerate(x.T):
@@ -253,7 +257,7 @@ class Preprocessing:
         return faults
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a dictionary of plain numbers and text."""
+        """Return the preprocessing as a dictionary of plain numbers and text."""
         return json.loads(json.dumps(asdict(self)))
 
     @classmethod
@@ -268,10 +272,10 @@ class Preprocessing:
 
 
 def fence(values: Floats) -> tuple[float, float]:
-    """Return the fences of a client's values [n]: the quartiles, each :data:`REACH` times their distance further out.
+    """Return the fences of a client's values [n]: :data:`REACH` quartile distances below and above the quartiles.
 
-    Equal quartiles are replaced by those of the values other than the commonest, if there are :data:`LEAST` of these.
-    If these are equal, too, the column has two values, and their distance counts.
+    If the quartiles are equal, they are taken again without the commonest value, if :data:`LEAST` values remain. If
+    these are equal, too, the column has two values, and the distance of the two is used.
 
     >>> fence(np.arange(101.0)), fence(np.repeat([0.0, 1.0], [9, 2]))
     ((-475.0, 575.0), (3.4028234663852886e+38, -3.4028234663852886e+38))
@@ -279,7 +283,8 @@ def fence(values: Floats) -> tuple[float, float]:
     (-10.0, 11.0)
 
     Returns:
-        The lower and the upper fence. Without any the lower one is the highest number, and the upper one the lowest.
+        The lower and the upper fence. Without fences the lower one is the largest float, and the upper one the
+        smallest.
     """
     none = NO_FENCE, -NO_FENCE
     # most columns that are not yes and no show it at once
@@ -302,10 +307,10 @@ def fence(values: Floats) -> tuple[float, float]:
 
 
 def clipped(x: Floats, low: Floats, high: Floats) -> Floats:
-    """Return rows [n, d] whose values outside the fences are moved near the quartiles. Values within the fences stay.
+    """Return rows [n, d] with values outside the fences moved near the quartiles. Values within the fences stay.
 
-    A value at its fence would still rule means, scales and linear models. So it is moved to where the fence would stand
-    at :data:`NEAR` in place of :data:`REACH` distances of the quartiles, which are Tukey's fences.
+    A value at its fence would still dominate means, scales and linear models. So it is moved to the nearer fence that
+    :data:`NEAR` quartile distances give in place of :data:`REACH` (Tukey's fences).
 
     >>> clipped(np.array([[7.4], [9.0], [140.0]]), np.array([5.0]), np.array([9.2])).round(6).T.tolist()
     [[7.4, 9.0, 7.5]]
@@ -331,7 +336,7 @@ def columns_of(x: Floats) -> Iterator[Floats]:
 def fences(
     x: Array, owner: NDArray[np.int64], categories: Categories = ()
 ) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """Return the fences of each column, the widest of all clients', and the number of cells outside.
+    """Return the widest fences of each column over all clients, and the number of cells outside.
 
     >>> x = np.array([[7.0, 7.1, 7.2, 7.3, 7.4, 7.5] * 40 + [140.0]]).T
     >>> low, high, outside = fences(x, np.zeros(241, dtype=np.int64))
@@ -386,7 +391,7 @@ def fitted(
     Args:
         x: training samples [n, d] of all clients together. Missing values are NaN.
         scale, impute: of :data:`fl_core.data.reading.SCALES` and :data:`IMPUTES`.
-        columns: their names.
+        columns: names of the columns.
         categories: the words of each column. Columns of words are neither filled nor scaled.
         owner: the client of each sample, to clip values to the clients' fences. None clips nothing.
 

@@ -48,7 +48,7 @@ def holds_images(path: Path) -> bool:
 
 
 def images_in(path: Path, form: str) -> list[Path]:
-    """Return the image files of a folder that a pattern finds, sorted. A Mac's copies in an archive are left out."""
+    """Return the image files of a folder that match a pattern, sorted. Hidden copies that macOS makes are left out."""
     return sorted(
         file
         for file in path.glob(form)
@@ -63,7 +63,7 @@ class Reading:
     """Settings for reading data, the keys of a configuration about its files.
 
     Raises:
-        UsageError: names the key and its possible values.
+        UsageError: a value is invalid. The message names the key and its possible values.
     """
 
     client_column: str = "client"
@@ -150,7 +150,7 @@ class Reading:
 
     @property
     def changed(self) -> dict[str, Any]:
-        """Return the settings that are not the default."""
+        """Return the settings that differ from their defaults."""
         settings = self.reading_options()
         return {k: v for k, v in settings.items() if v != getattr(Reading, k)}
 
@@ -165,7 +165,7 @@ class Reading:
 
     @property
     def texts(self) -> Names:
-        """Return the columns whose cells are texts as they are written: of clients, groups, classes and categories."""
+        """Return the columns whose cells keep their spelling: clients, groups, classes and categories."""
         names = [self.client_column, self.group_column, self.text_column]
         names += self.categories or []
         if not self.predicts_numbers:
@@ -178,7 +178,7 @@ class Reading:
         return self.impute != IMPUTES[0]
 
     def check_unasked(self, what: str, *keys: str, way: str = "") -> None:
-        """Check that keys without meaning for some data have their defaults, such as names of columns for images.
+        """Refuse keys that have no meaning for some data, such as names of columns for images.
 
         Raises:
             UsageError: one of ``keys`` is not the default. The message begins with ``what``, which describes the data.
@@ -188,10 +188,10 @@ class Reading:
             raise UsageError(f"{what}. Leave out {listing(changed)}{way}.")
 
     def check_plain(self, what: str) -> None:
-        """Check that no column, sign or size of images is named for data without a header or image files.
+        """Refuse names of columns, a separator or a size of images for data without a header or image files.
 
         Raises:
-            UsageError: names the keys. The message begins with ``what``, the data.
+            UsageError: such a key is set. The message begins with ``what``, the data, and names the keys.
         """
         accepted = [
             key for key in READING if key not in ("scale", "impute", "clip", "task")
@@ -227,8 +227,8 @@ MOST_SKIPPED = 1000
 """The largest number of lines above a header."""
 
 
-def csv_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of ``pandas.read_csv``, checked. Their values may be texts, as on the command line.
+def csv_options(csv: Mapping[str, Any]) -> dict[str, Any]:
+    """Check options of ``pandas.read_csv``, and return them. Their values may be texts, as on the command line.
 
     >>> csv_options({"sep": ";", "skiprows": "2", "na_values": "-9,unknown", "keep_default_na": "true"})
     {'sep': ';', 'skiprows': 2, 'na_values': ['-9', 'unknown'], 'keep_default_na': True}
@@ -240,12 +240,12 @@ def csv_options(given: Mapping[str, Any]) -> dict[str, Any]:
     fl_core.errors.UsageError: unknown option of csv 'engine': known: sep, decimal, ...
 
     Raises:
-        UsageError: names the option and its possible values.
+        UsageError: an option or its value is unknown. The message names the possible ones.
     """
-    if not isinstance(given, Mapping):
-        raise UsageError(f"csv must be options of pandas.read_csv; got {given!r}.")
+    if not isinstance(csv, Mapping):
+        raise UsageError(f"csv must be options of pandas.read_csv; got {csv!r}.")
     options: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in csv.items():
         if isinstance(value, Earlier):
             options[EARLIER] = value
             continue
@@ -322,14 +322,14 @@ REMOVED = {
 
 
 class Earlier(dict[str, Any]):
-    """How an earlier version changed cells: its settings date_columns, fold_case and label_numbers.
+    """Settings of an earlier version that changed cells: date_columns, fold_case and label_numbers.
 
-    They stand next to the options of pandas, where only stored settings can have them.
+    Only stored settings of runs and models have them, next to the options of pandas.
     """
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Earlier:
-        """Return those of stored settings that are not the default."""
+        """Return the stored settings of this kind that differ from their defaults."""
         dates = stored.get("date_columns")
         folded = {
             "date_columns": [*map(str, dates if isinstance(dates, list) else ())],
@@ -344,7 +344,7 @@ EARLIER = "earlier"
 
 
 def new_form(key: str, value: Any) -> str:
-    """Return what to write in place of a removed setting with a value.
+    """Return the advice on what replaces a removed setting with this value.
 
     >>> new_form("separator", ";"), new_form("word_columns", ["dose"])
     ("Write csv={'sep': ';'}.", "Write categories=['dose'].")
@@ -366,7 +366,7 @@ def check_removed(keys: Iterable[str]) -> None:
     fl_core.errors.UsageError: separator must be left out: it is no setting any more. Write csv={'sep': VALUE}.
 
     Raises:
-        UsageError: names the first of them.
+        UsageError: there is such a setting. The message names the first.
     """
     for key in keys:
         if key in REMOVED:

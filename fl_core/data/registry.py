@@ -40,11 +40,12 @@ class Recipe:
         partition: one of :data:`fl_core.data.PARTITIONS`.
         alpha: concentration of the Dirichlet partition. With a smaller one clients differ more.
         max_samples: size of the pool that is partitioned. None means all samples.
-        model: registry name of the model. model_options: its own options.
+        model: name of the model. model_options: its options.
         batch_size: samples per batch. epochs: local epochs per round. rounds: rounds of a run, at most.
         patience: evaluations without a better score after which a run stops; 0: never.
-        lr, optimizer, optimizer_options: local optimiser. keep_optimizer: keep its state between rounds.
-        loss, loss_options: training criterion.
+        lr, optimizer, optimizer_options: the optimiser of local training. keep_optimizer: whether its state is kept
+            between rounds.
+        loss, loss_options: the loss of local training.
         scale: scaling of features, of :data:`fl_core.data.reading.SCALES`.
         mean, std: normalisation of images by channel after scaling to 0..1. Empty means none.
         note: source of the values.
@@ -100,7 +101,7 @@ def general(
     stops: bool = True,
     scale: str = "none",
 ) -> Recipe:
-    """Return the default settings for data without any of their own.
+    """Return the default settings for data that bring none.
 
     Data with natural clients use them. Others are partitioned by Dirichlet(0.5) over 5 clients. Images get a
     convolutional network, texts a small transformer, and everything else a multilayer perceptron. Tasks without classes
@@ -111,7 +112,7 @@ def general(
         has_clients: whether the data name natural clients.
         task: of :data:`fl_core.rows.TASKS`.
         stops: whether a run stops when validation no longer improves (:class:`fl_core.records.stopping.StoppingRule`).
-        scale: of the features.
+        scale: scaling of the features.
     """
     settings: dict[str, Any] = {"patience": PATIENCE} if stops else {"rounds": 50}
     settings["scale"] = scale
@@ -141,7 +142,7 @@ class Dataset:
     """A dataset registered by name, or found by the path of its function.
 
     Attributes:
-        open: the function under :func:`dataset`.
+        open: the function that reads the dataset.
         recipe: its default settings. None means the general recipe for its samples.
     """
 
@@ -226,7 +227,7 @@ def path_of(dataset: Location) -> Path:
     Tables that come with the package are found without a checkout, too.
 
     Raises:
-        UsageError: it is not there.
+        UsageError: the path does not exist.
     """
     path, name = Path(dataset), str(dataset)
     # os.path.exists is False for a name that is too long, where Path.exists raises
@@ -268,7 +269,7 @@ def path_of(dataset: Location) -> Path:
 
 
 def near_path(path: Location) -> str:
-    """Return what to do about a path that is not there: with the nearest name in the last folder that is."""
+    """Return the advice on a path that does not exist: the nearest name in the last folder that exists."""
     path = Path(path)
     folder = next(place for place in (path, *path.parents) if place.is_dir())
     part, *below = path.relative_to(folder).parts
@@ -286,8 +287,8 @@ def find_root(name: str, data_root: Location | None, files: str) -> Path:
     """Return the data root. It must be an existing folder.
 
     Args:
-        name: of the dataset that needs it, for messages.
-        files: its files below the data root, for messages.
+        name: name of the dataset, for messages.
+        files: the dataset's files below the data root, for messages.
 
     Raises:
         UsageError: no data root is given, or it does not exist.
@@ -312,10 +313,10 @@ def find_file(
     """Return the file of a dataset below the data root.
 
     Args:
-        files: all files that will do, for messages. way: how to get them.
+        files: all files that can be used, for messages. way: how to get them.
 
     Raises:
-        UsageError: it does not exist, or there is no data root.
+        UsageError: the file does not exist, or there is no data root.
     """
     root = find_root(name, data_root, files or file)
     if not (root / file).is_file():

@@ -81,19 +81,19 @@ class Source:
         owner: index of each sample's natural client, int64 [n], or None without natural clients.
         owner_names: names of the natural clients.
         is_train: false for samples of the official test set, bool [n], or None without one.
-        groups: what each sample belongs to, such as a patient, int64 [n], or None. A group is of one client, and its
-            samples are in one split.
+        groups: the number of each sample's group, such as a patient, int64 [n], or None. A group has one client, and
+            its samples are in one split.
         mean, std: one number for each channel, applied to images scaled to 0..1. Empty means no normalisation.
         words: the words of the codes from ``len(SPECIAL)`` on, or the digest of a tokenizer that has read texts. None
             if the samples are not texts.
-        tokenizer: of a folder of transformers, that has read texts.
+        tokenizer: the tokenizer of a transformers folder that has read texts; None for others.
         fixed_words: whether ``words`` is the vocabulary, as of a pretrained network. Otherwise :meth:`fit` chooses it.
         shuffled: whether the order in the file has no meaning, so that the first samples are a fair pool.
         columns: names of a table's features, if it has a header.
         scale, impute, clip: what :meth:`fit` does with a table's numbers. Missing ones are NaN until then.
-        categories: the words of each column that the numbers in ``x`` stand for until :meth:`fit`.
-        preprocessing: what a table's numbers have gone through, by :meth:`fit` or by the dataset's own fixed
-            numbers. None means nothing.
+        categories: the words of each column. Until :meth:`fit` the numbers in ``x`` are their indices.
+        preprocessing: the preparation of a table's numbers, by :meth:`fit` or by fixed numbers of the dataset. None
+            before it.
         table: what each column of a table is taken as.
         indices: whether labels are whole numbers from Python without names.
         integers: whether rows [n, d] came as integers from Python, which may be token ids.
@@ -149,7 +149,10 @@ class Source:
         return self.kind or task_of(self.y.ndim, self.classes)
 
     def counts(self) -> pd.DataFrame:
-        """Count samples by natural client and by class or label. Without classes count samples, and events."""
+        """Count samples by natural client and by class or label.
+
+        Without classes count samples, and for survival events.
+        """
         owner = self.owner
         if owner is None:
             owner = np.zeros(len(self), dtype=int)
@@ -327,9 +330,9 @@ class Source:
             table=self.table.with_inputs(words_of),
         )
 
-    def _note_clipped(self, made: Preprocessing, x: Array) -> None:
+    def _note_clipped(self, preparation: Preprocessing, x: Array) -> None:
         """Warn of training samples [n, d] with cells outside the fences."""
-        counts = made.outside(x).sum(axis=0)
+        counts = preparation.outside(x).sum(axis=0)
         named = self.columns or tuple(map(str, range(len(counts))))
         columns = [f"{named[k]!r} ({counts[k]:,})" for k in np.flatnonzero(counts)]
         if columns:
@@ -398,7 +401,7 @@ def source_of_parts(
 
     Args:
         parts: {name for messages: (x, y)}.
-        name: of the data. classes: their names. missing: whether features may be NaN.
+        name: name of the data. classes: names of the classes. missing: whether features may be NaN.
 
     Raises:
         UsageError: names the part and the first bad row, or the difference between parts.
@@ -458,7 +461,7 @@ def source_of_parts(
 
 
 def check_lengths(x: Sized, y: Sized) -> None:
-    """Refuse samples and labels, or other marks, that are not equally many."""
+    """Refuse samples and labels of different number."""
     # an array without rows has no length
     count = len(y) if getattr(y, "ndim", 1) else 0
     if len(x) != count:
@@ -471,7 +474,7 @@ def check_lengths(x: Sized, y: Sized) -> None:
 
 
 def tokens_of(text: str) -> list[str]:
-    """Split a text into tokens: words (with their # or @, and apostrophes inside), and single other signs.
+    """Split a text into tokens: words (with their # or @, and apostrophes inside), and single other characters.
 
     Tokens are lower case in Unicode's compatibility form. White space only separates them. Each letter of a language
     without spaces, such as Chinese or Thai, is a token.
@@ -495,11 +498,11 @@ def encode(
 ) -> tuple[Integers, Names]:
     """Return texts as codes [n, length], and the sorted words of the codes from ``len(SPECIAL)`` on.
 
-    These are all words. The vocabulary is chosen from them after the partition (:meth:`Source.fit`). A tokenizer has
-    ids of its own, and its digest stands for the words.
+    All words of the texts have codes. The vocabulary is chosen from them after the partition (:meth:`Source.fit`). With
+    a tokenizer the codes are its ids, and its digest is returned in place of the words.
 
     Args:
-        where: the data, for a warning that many texts are cut. Empty means none.
+        where: the data's name, for a warning that many texts are cut. Empty means no warning.
 
     Raises:
         DataFault: names the first blank text.

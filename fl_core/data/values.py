@@ -21,7 +21,7 @@ Cells: TypeAlias = "pd.Categorical | Floats"
 
 
 def text_of(value: Any) -> str:
-    """Return a value as text. A whole number has no point, and a missing value no text.
+    """Return a value as text. A whole number is written without a decimal point, and a missing value is an empty text.
 
     >>> [text_of(value) for value in (7.0, 1.5, None, True, "7.0")]
     ['7', '1.5', '', 'True', '7.0']
@@ -38,7 +38,7 @@ def text_of(value: Any) -> str:
 
 
 def texts_of(values: Cells | Array | pd.Series) -> pd.Categorical:
-    """Return values as text, in Unicode's composed form. A missing value has no text.
+    """Return values as text, in Unicode's composed form. A missing value becomes an empty text.
 
     >>> list(texts_of(np.array([1.0, np.nan, 2.5])))
     ['1', '', '2.5']
@@ -71,7 +71,7 @@ def texts_of(values: Cells | Array | pd.Series) -> pd.Categorical:
 
 
 def taken(cells: Any, rows: Any) -> Any:
-    """Return some rows of a column. A column of text keeps its words there."""
+    """Return some rows of a column. A column of text keeps only the words of these rows."""
     cells = cells[rows]
     if isinstance(cells, np.ndarray):
         return cells
@@ -79,14 +79,14 @@ def taken(cells: Any, rows: Any) -> Any:
 
 
 def lacks_value(cells: Cells) -> Bools:
-    """Return where a column has no value."""
+    """Return whether each cell has no value, bool [n]."""
     if isinstance(cells, np.ndarray):
         return np.isnan(cells)
     return _where(cells, lambda word: not word.strip())
 
 
 def is_marked(cells: pd.Categorical) -> Bools:
-    """Return where texts are marks of a missing value, such as NA, or empty."""
+    """Return whether each text is empty or marks a missing value, such as NA, bool [n]."""
     return _where(cells, is_mark)
 
 
@@ -100,7 +100,7 @@ def numbers(cells: Cells, *ways: str | Way) -> Floats:
     """Convert text to float64 [n], NaN for a cell without a value. Numbers stay as they are.
 
     Args:
-        ways: what to do about other cells.
+        ways: repairs that an error proposes for other cells.
 
     Raises:
         DataFault: names the first cell that is not a number.
@@ -117,10 +117,10 @@ def numbers(cells: Cells, *ways: str | Way) -> Floats:
 
 
 def refuse_where(bad: Bools, values: Any, rule: str, *ways: str | Way) -> None:
-    """Refuse values, and name the first bad one.
+    """Raise a fault if a value is refused, and name the first one.
 
     Args:
-        bad: whether a value is refused. rule: what values must be. ways: what to do.
+        bad: whether each value is refused, [n]. rule: what values must be. ways: repairs that the error proposes.
     """
     if bad.any():
         got = values[int(np.argmax(bad))]
@@ -131,7 +131,7 @@ def refuse_where(bad: Bools, values: Any, rule: str, *ways: str | Way) -> None:
 def fault_where(
     bad: Bools, got: Any, rule: str, *ways: str | Way, line: str = ""
 ) -> DataFault:
-    """Return the fault of some rows, with their number. Its place is the first of them."""
+    """Return the fault of the rows marked in ``bad`` [n], with their number. It names the first of them."""
     count = f"({bad.sum():,} of {len(bad):,} rows)"
     return DataFault(
         f"{rule}; got {got} {count}.", *ways, row=int(np.argmax(bad)), line=line

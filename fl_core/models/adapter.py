@@ -81,9 +81,9 @@ class Layout:
     """How several inputs lie side by side in one tensor.
 
     Attributes:
-        keys: names of a dict's inputs. None: inputs by position.
-        shapes, dtypes: of one sample of each input.
-        pad: the id of padding, if the tensor has token ids alone. The second input is then their mask.
+        keys: names of the inputs of a dict. None for inputs by position.
+        shapes, dtypes: shape and type of one sample of each input.
+        pad: the id of padding, if the tensor has only token ids. The second input is then their mask.
     """
 
     keys: tuple[str, ...] | None
@@ -118,7 +118,7 @@ class PackedShape(tuple[int, ...]):
     """The shape (width,) of a sample of several inputs, side by side.
 
     Attributes:
-        layout: of the inputs.
+        layout: how the inputs lie side by side.
         samples: a few real samples, [n, width], as an example of what the model takes.
     """
 
@@ -154,7 +154,7 @@ def check_tables(pairs: Mapping[str, Any]) -> None:
     """Refuse parts of tables that do not belong together.
 
     Args:
-        pairs: by name a pair (x, y), or other data, which pass.
+        pairs: {name: (x, y)}. Other data are not checked.
 
     Raises:
         UsageError: x and y of a pair have other rows or another order, or two x have other columns.
@@ -373,11 +373,11 @@ class Adapter(nn.Module):
         return output.reshape(len(output), -1)
 
     def raw(self, x: Tensor) -> Tensor:
-        """Return the output in the model's own shape."""
+        """Return the output in the model's own shape, before it is flattened to [n, outputs]."""
         return output_of(self.own(x), self)
 
     def own(self, x: Tensor) -> Any:
-        """Return the output in the model's own form."""
+        """Return the output in the model's own form, such as a tuple or an object with ``.logits``."""
         forward = self.patched or super().forward
         if self.layout is None:
             return forward(x)
@@ -401,8 +401,8 @@ def adapt(
 ) -> Any:
     """Return the model as one that takes packed inputs and returns [n, outputs].
 
-    Names of modules and tensors stay. The tensors are the model's own. What an adapted
-    model has already is kept.
+    Names of modules and tensors stay, and tensors are shared. A model that is adapted already keeps its layout and
+    form, unless others are given.
 
     >>> class Two(nn.Module):
     ...     def forward(self, a, b):
@@ -427,7 +427,7 @@ def adapt(
 
 
 def original(model: Any) -> Any:
-    """Return an adapted model as the module that it was; any other as it is."""
+    """Return the module inside an adapted model; other models are returned as they are."""
     if not isinstance(model, Adapter):
         return model
     plain_model: Any = object.__new__(type(model).__bases__[1])

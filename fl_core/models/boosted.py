@@ -17,8 +17,8 @@ class BoostedTrees(nn.Module):
     Attributes:
         nodes: float64 [trees, C, 5, nodes]. The five rows are the nodes to the left and to the right, the feature, its
             threshold and the value. A leaf has -1 on both sides. A feature at most the threshold leads to the left.
-        base: what the trees are added to, float64 [C].
-        absent: of a class without training samples the logarithm of its share, float64 [C]. 0 for other outputs.
+        base: the outputs before any tree is added, float64 [C].
+        absent: the logarithm of the share of a class without training samples, float64 [C]. 0 for other outputs.
 
     Raises:
         UsageError: samples are no rows of numbers.

@@ -152,9 +152,9 @@ def build(
         name: one of :func:`describe`: a registered name, ``timm:NAME``, ``torchvision:NAME`` or
             ``package.module:callable`` (called with ``shape`` and ``n_classes`` if it has parameters of these names).
             Or such a callable itself.
-        shape: of one sample. Images have (channels, height, width) and tables (features,). Texts have a
+        shape: shape of one sample. Images have (channels, height, width) and tables (features,). Texts have a
             :class:`fl_core.models.tokens.TokenShape`, which is (length,) with the number of ``tokens``.
-        options: the model's own.
+        options: options of the model.
         trial: whether to check the output for noise. A model with lazy layers is always checked: it gets its shapes.
 
     Raises:
@@ -244,7 +244,7 @@ def bounded(name: str) -> Iterator[None]:
 
 
 def with_loss(model: Any, loss: Any) -> Any:
-    """Return the model with a loss from Python, which is no part of its state; itself without a loss.
+    """Attach a loss from Python to a model, outside of its state. Without a loss the model stays as it is.
 
     A module is copied. A name, or a callable, becomes a callable that builds it.
 
@@ -272,7 +272,7 @@ def copy_user_model(
     """Return a copy of the user's module after a check that it fits, or the module that the user's callable builds.
 
     Args:
-        trial: as of :func:`build`.
+        trial: as for :func:`build`.
         built: ``seed`` and ``options`` of :func:`build`, for a callable.
     """
     if not isinstance(model, nn.Module):
@@ -505,7 +505,7 @@ def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
 def normalises_batches(model: nn.Module, training: bool) -> bool:
     """Return whether a model normalises over the samples of a batch, in training or evaluation mode.
 
-    It then refuses a single sample.
+    Such a model cannot take a single sample.
     """
     return any(
         training or module.running_mean is None

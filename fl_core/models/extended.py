@@ -35,7 +35,7 @@ class Transform(nn.Module):
     the paper's Table 10 counts. Without prompts it is an affine map of f.
 
     Args:
-        width: d. heads: must divide it.
+        width: the width d. heads: number of heads, which must divide the width.
 
     Raises:
         UsageError: ``heads`` does not divide the width.
@@ -319,7 +319,7 @@ def head_path(model: nn.Module, example: Tensor, exact: bool = True) -> str:
 
     Args:
         example: a batch that the model takes.
-        exact: if not, the last linear layer of the pass is taken where none gives the output itself.
+        exact: whether the layer must give the output itself. If not, the last linear layer of the pass will do.
 
     Raises:
         UsageError: the model does not end in a linear layer.

@@ -123,11 +123,13 @@ def from_transformers(
     return model
 
 
-def configuration(files: storage.Folder, n_classes: int, own: Mapping[str, Any]) -> Any:
+def configuration(
+    files: storage.Folder, n_classes: int, task_entries: Mapping[str, Any]
+) -> Any:
     """Return the configuration of a folder, of a class that transformers itself has.
 
     Args:
-        own: entries that the task answers: for texts ``pad_token_id``.
+        task_entries: entries that the task sets, such as ``pad_token_id`` for texts.
 
     Raises:
         UsageError: a key loads code, a number is beyond its bound, or transformers has no such model.
@@ -156,11 +158,11 @@ def configuration(files: storage.Folder, n_classes: int, own: Mapping[str, Any])
         accepted,
         num_labels=n_classes,
         attn_implementation="eager",
-        **own,
+        **task_entries,
     )
 
 
-def check_entries(where: str, found: Any, key: str = "") -> None:
+def check_entries(where: str, entries: Any, key: str = "") -> None:
     """Refuse keys of a configuration that load code, and numbers beyond their bounds, at any depth.
 
     >>> check_entries("config.json", {"num_hidden_layers": 12, "vocab_size": 128_256, "auto_map": None})
@@ -172,29 +174,29 @@ def check_entries(where: str, found: Any, key: str = "") -> None:
     Raises:
         UsageError: names the key.
     """
-    if isinstance(found, dict):
-        for name, value in found.items():
+    if isinstance(entries, dict):
+        for name, value in entries.items():
             if CODE.fullmatch(name) and not isinstance(value, bool | None):
                 raise UsageError(
                     f"{where} must be without {name[:80]!r}, which loads code or other files. Remove the key if the "
                     "model does not need it."
                 )
             check_entries(where, value, name)
-    elif isinstance(found, list):
-        if len(found) > COUNT:
+    elif isinstance(entries, list):
+        if len(entries) > COUNT:
             raise UsageError(
-                f"{where}: {key!r} must have at most {COUNT} values; got {len(found):,}."
+                f"{where}: {key!r} must have at most {COUNT} values; got {len(entries):,}."
             )
-        for value in found:
+        for value in entries:
             check_entries(where, value, key)
-    elif isinstance(found, int):
+    elif isinstance(entries, int):
         most = NUMBER
         if _COUNT.fullmatch(key):
             most = COUNT
         least = 0 if most == COUNT else -most
-        if not least <= found <= most:
+        if not least <= entries <= most:
             raise UsageError(
-                f"{where}: {key!r} must be from {least:,} to {most:,}; got {str(found)[:30]}. Use another model."
+                f"{where}: {key!r} must be from {least:,} to {most:,}; got {str(entries)[:30]}. Use another model."
             )
 
 
@@ -204,7 +206,7 @@ def check_pixels(full: str, model: nn.Module, shape: tuple[int, ...]) -> None:
     A model that takes any size has no fixed one, whatever its configuration says.
 
     Raises:
-        UsageError: it does not.
+        UsageError: the model takes other images.
     """
     config: Any = model.config
     channels = getattr(config, "num_channels", shape[0])
@@ -292,7 +294,7 @@ def _is_body(model: Any, key: str) -> bool:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Keep the reports and progress bars of transformers off the screen."""
+    """Silence the reports and progress bars of transformers inside the ``with`` block."""
     from transformers.utils import logging
 
     level, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()

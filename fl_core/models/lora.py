@@ -73,12 +73,12 @@ class Lora:
 
     @property
     def factors(self) -> tuple[tuple[str, float], ...]:
-        """Return the factors of the learning rate by the part of a tensor's name."""
+        """Return (part of a tensor's name, factor of its learning rate) pairs."""
         return tuple(numbers_of("rates", self.rates, float).items())
 
 
 def numbers_of(key: str, entries: Iterable[str], kind: Any) -> dict[str, Any]:
-    """Return the numbers of entries ``name:number`` of a key by name.
+    """Parse the entries ``name:number`` of a key, and return {name: number}.
 
     >>> numbers_of("rates", ["lora_B:16"], float)
     {'lora_B': 16.0}
@@ -96,7 +96,7 @@ def numbers_of(key: str, entries: Iterable[str], kind: Any) -> dict[str, Any]:
 
 
 def parse(text: str) -> Lora:
-    """Read what ``--adapt`` asks for.
+    """Parse the text of ``--adapt``.
 
     >>> parse("lora:r=4,targets=attn.qkv+attn.proj")
     Lora(r=4, targets=('attn.qkv', 'attn.proj'), alpha=None, dropout=0.0, rank_pattern=(), rates=())
@@ -130,7 +130,7 @@ def with_adapters(
     the last layer of a language model.
 
     Args:
-        layers: of the model without adapters.
+        layers: the layers of the model without adapters.
         example: a batch that the model takes.
 
     Raises:
@@ -161,7 +161,7 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
-    """Let peft add adapters, drawn from the seed. Only they and the classifier, at ``head``, train then.
+    """Add adapters by peft, drawn from the seed. Only they and the classifier, at the path ``head``, train then.
 
     Raises:
         UsageError: peft is not installed, or a target is no linear layer.

@@ -275,7 +275,7 @@ class WordCounts(nn.Module):
         self.counts = min(tokens, counts or tokens)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the counts, float32."""
+        """Return how often each token occurs, float32 [n, counts]."""
         ones = (x != PAD).float()
         place = x if self.counts == self.tokens else x % self.counts
         return ones.new_zeros(len(x), self.counts).scatter_add(1, place, ones)
@@ -522,7 +522,7 @@ def text_blocks(
 
 
 def text_shape(name: str, shape: tuple[int, ...]) -> TokenShape:
-    """Return the shape of texts.
+    """Return the shape of texts, with the number of token ids.
 
     Raises:
         UsageError: samples are no texts.

@@ -60,7 +60,7 @@ SECONDS, MEGABYTES = 8, 256
 
 
 def facts(content: bytes) -> dict[str, int]:
-    """Return the number of ``tokens``, the id of ``pad``, and the ``length`` of a sample of a tokenizer's file.
+    """Return a tokenizer file's number of ``tokens``, id of padding ``pad``, and ``length`` of a sample.
 
     Raises:
         UsageError: a part is of no known kind or beyond a bound, the file is no tokenizer, has no padding, or the
@@ -106,10 +106,10 @@ def _megabytes(size: int) -> int:
     return MEGABYTES + 24 * size // 2**20
 
 
-def arrange(made: Any, length: int, pad: int) -> None:
+def arrange(tokenizer: Any, length: int, pad: int) -> None:
     """Cut and pad the tokenizer's texts to a length by its own rules: side, strategy, stride and ids."""
-    cut, fill = made.truncation or {}, made.padding or {}
-    room = length - made.num_special_tokens_to_add(False)
+    cut, fill = tokenizer.truncation or {}, tokenizer.padding or {}
+    room = length - tokenizer.num_special_tokens_to_add(False)
     if room < 1:
         raise UsageError(
             f"it must leave room for a text in {length} tokens; it adds {length - room} of its own"
@@ -118,17 +118,17 @@ def arrange(made: Any, length: int, pad: int) -> None:
     stride = min(
         cut.get("stride", 0), room // 2
     )  # each piece that is cut off takes memory
-    made.enable_truncation(length, stride=stride, **options)
+    tokenizer.enable_truncation(length, stride=stride, **options)
     keys = ("direction", "pad_type_id", "pad_token")
     options = {key: fill[key] for key in keys if key in fill}
-    made.enable_padding(length=length, pad_id=pad, **options)
+    tokenizer.enable_padding(length=length, pad_id=pad, **options)
 
 
 def check_ids(rows: list[list[int]], length: int, tokens: int) -> None:
     """Refuse ids of another length, or that the tokenizer does not have.
 
     Raises:
-        UsageError: says what they have.
+        UsageError: an id or a length is wrong. The message has its value.
     """
     lengths = {*map(len, rows)}
     if lengths - {length}:
@@ -143,7 +143,7 @@ def check_ids(rows: list[list[int]], length: int, tokens: int) -> None:
 # --- in the process with limits ----------------------------------------------------------------------------------
 
 
-def check(found: Any) -> None:
+def check(contents: Any) -> None:
     """Refuse a tokenizer's JSON with a part of another kind, or one that is beyond its bound.
 
     >>> check({"model": {"type": "BPE"}, "normalizer": {"type": "Replace", "pattern": {"Regex": "a" * 2000}}})
@@ -152,16 +152,16 @@ def check(found: Any) -> None:
     fl_core.errors.UsageError: a regular expression must have at most 1,000 signs; got 2,000
 
     Raises:
-        UsageError: names the part.
+        UsageError: there is such a part. The message names it.
     """
-    if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
+    if not isinstance(contents, dict) or not isinstance(contents.get("model"), dict):
         raise UsageError("it has no model")
-    model = found["model"]
+    model = contents["model"]
     if (kind := model.get("type")) is not None:
         check_known("model of a tokenizer", str(kind), MODELS)
     if model.get("dropout"):
         raise UsageError("it must have no dropout, which would draw tokens at random")
-    cut = found.get("truncation") or {}
+    cut = contents.get("truncation") or {}
     if isinstance(cut, dict) and cut.get("max_length") == 0:
         raise UsageError("it must cut texts to at least 1 token; got 0")
     steps: list[dict[str, Any]] = []
@@ -170,7 +170,7 @@ def check(found: Any) -> None:
         ("pre_tokenizer", PRE_TOKENIZERS),
         ("post_processor", PROCESSORS),
     ):
-        todo = [found.get(key)]
+        todo = [contents.get(key)]
         while todo:
             part = todo.pop()
             if part is None:
@@ -220,7 +220,7 @@ def tried(content: bytes) -> dict[str, int]:
     """Return the facts of a tokenizer's file, by reading it and by using it on :data:`SAMPLES`.
 
     Raises:
-        UsageError: as of :func:`facts`. Other errors are the library's.
+        UsageError: as for :func:`facts`. Errors of the library tokenizers pass unchanged.
     """
     check(storage.parsed_json(content))
     from tokenizers import Tokenizer
@@ -250,12 +250,12 @@ def tried(content: bytes) -> dict[str, int]:
     return {"tokens": tokens, "pad": pads[0], "length": length}
 
 
-def _rows(made: Any, texts: Sequence[str]) -> list[list[int]]:
+def _rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Return the ids of the texts that a tokenizer takes: one may have no token for what it does not know."""
     rows = []
     for text in texts:
         with suppress(Exception):  # a panic is none
-            rows.append(made.encode(text).ids)
+            rows.append(tokenizer.encode(text).ids)
     return rows
 
 

@@ -29,10 +29,10 @@ MOST_BYTES = 2**26
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer of a folder of transformers, as the library tokenizers reads it from one file, without code.
+    """The tokenizer of a transformers folder. The library tokenizers reads it from one file, without code.
 
     Attributes:
-        folder: its path.
+        folder: path of the folder.
         sha256: digest of its :data:`FILE`.
         tokens: number of token ids.
         pad: the id of padding.
@@ -108,7 +108,7 @@ class TokenShape(tuple[int, ...]):
 
     Attributes:
         tokens: number of token ids, the special ones included.
-        tokenizer: that they are of. None: of words.
+        tokenizer: the tokenizer of the ids. None for ids of words.
     """
 
     tokens: int
@@ -123,7 +123,7 @@ class TokenShape(tuple[int, ...]):
 
     @property
     def layout(self) -> Layout | None:
-        """Return how a model takes a tokenizer's ids: with the mask of what is no padding."""
+        """Return the layout of a tokenizer's ids and their mask, as a model takes them; None for ids of words."""
         if not self.tokenizer:
             return None
         import torch

@@ -73,7 +73,7 @@ _TAKES |= dict.fromkeys(("TUPLE", "APPENDS", "SETITEMS"), 0)
 
 @dataclass(eq=False)
 class Stub:
-    """A name in a file, or an object of it. It keeps its state and does nothing."""
+    """An inert stand-in for a class or object that a pickle names. It stores the object's state and runs no code."""
 
     name: str
     state: Any = None
@@ -151,7 +151,7 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
 
 
 def versions_of(state: Mapping[str, Tensor], start: str = "") -> dict[str, Any]:
-    """Return what torch stores of the modules of a state dict, by path, below a beginning of names.
+    """Return the version of each module's format in a state dict, by module path, for names that begin with ``start``.
 
     >>> from torch import nn
     >>> versions_of(nn.Sequential(nn.BatchNorm1d(2)).state_dict())
@@ -170,7 +170,7 @@ def versions_of(state: Mapping[str, Tensor], start: str = "") -> dict[str, Any]:
 def with_versions(
     tensors: Mapping[str, Tensor], versions: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Return tensors as a state dict of torch, whose modules see which version of their format they read."""
+    """Return tensors as a state dict of torch with the versions of the modules' formats."""
     state: Any = OrderedDict(tensors)
     if versions:
         state._metadata = OrderedDict(versions)
@@ -320,10 +320,10 @@ class _Parser:
             raise ValueError(f"it has more than {NAMES:,} different names")
         return Stub(full)
 
-    def _storage(self, found: Any) -> Any:
-        if found[0] == "module":
-            return found[1]
-        _, kind, key, _, count, *_ = found[:6]
+    def _storage(self, entry: Any) -> Any:
+        if entry[0] == "module":
+            return entry[1]
+        _, kind, key, _, count, *_ = entry[:6]
         dtype = None
         if isinstance(kind, Stub):
             dtype = _STORAGES[kind.name]
@@ -364,7 +364,7 @@ class _Parser:
         return Stub(kind.name)
 
 
-def _flags(given: Any) -> frozenset[str]:
+def _flags(arguments: Any) -> frozenset[str]:
     """Return which of conj and neg a stored view has.
 
     >>> sorted(_flags([{"conj": True, "neg": False}])), _flags([])
@@ -374,7 +374,7 @@ def _flags(given: Any) -> frozenset[str]:
         ...
     ValueError: it has a view of another sort: swizzled
     """
-    flags = given[0] if given else {}
+    flags = arguments[0] if arguments else {}
     names = {name for name, value in (flags or {}).items() if value}
     if others := names - {"conj", "neg"}:
         raise ValueError(f"it has a view of another sort: {min(others)[:80]}")
@@ -484,12 +484,12 @@ def _tables(module: Any) -> list[dict[str, Any]]:
 
 
 def _filled(
-    found: Mapping[str, _Strided], read: Callable[[str], bytes]
+    views: Mapping[str, _Strided], read: Callable[[str], bytes]
 ) -> dict[str, Tensor]:
     """Return the tensors with their numbers. A storage is read once."""
     stored: dict[str, Tensor] = {}
     filled = {}
-    for name, tensor in found.items():
+    for name, tensor in views.items():
         _check(name, tensor)
         key = tensor.storage.key
         if key not in stored:

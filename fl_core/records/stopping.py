@@ -127,7 +127,7 @@ class StoppingRule:
         self.scores: dict[str, dict[str, dict[int, float]]] = {}
 
     def add(self, done: int, scores: Mapping[str, Mapping[str, float]]) -> None:
-        """Take in each model's scores after a round with an evaluation."""
+        """Add each model's scores of an evaluated round."""
         for model, values in scores.items():
             of_model = self.scores.setdefault(model, {})
             for name in self.metrics:
@@ -155,12 +155,12 @@ class StoppingRule:
 
     @property
     def description(self) -> str:
-        """Return the rule as rows and tables name it."""
+        """Return the rule in words, as rows and tables name it."""
         metrics = " and ".join(self.metrics)
         return f"{metrics} on validation, mean of {WINDOW} evaluations, patience {self.patience}"
 
     def report(self, done: int, rounds: int) -> str:
-        """Say in one line why the run ended, and where the best rounds are."""
+        """Return a line on why the run ended, and on the best rounds."""
         if self.stops:
             end = f"stopped after round {done} of at most {rounds}"
         else:
@@ -174,7 +174,7 @@ class StoppingRule:
         return f"{end}{why}; best rounds: {best_round}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the rule and what it has seen, for JSON."""
+        """Return the rule and its scores so far as plain data for JSON."""
         models = {
             model: {
                 name: {str(k): None if math.isnan(v) else v for k, v in seen.items()}
@@ -189,19 +189,19 @@ class StoppingRule:
         }
 
     @classmethod
-    def from_json(cls, found: Any) -> StoppingRule:
+    def from_json(cls, stored: Any) -> StoppingRule:
         """Return the rule that :meth:`to_json` wrote.
 
         Raises:
-            UsageError: Something else was stored.
+            UsageError: the stored data have another form.
         """
-        if fault := validate(found, FORM, STATE):
+        if fault := validate(stored, FORM, STATE):
             raise UsageError(fault)
-        metrics = [check_known("score", name, SCORES) for name in found["metrics"]]
+        metrics = [check_known("score", name, SCORES) for name in stored["metrics"]]
         if not metrics:
             raise UsageError(f"{STATE} must have a score; got none.")
-        rule = cls(found["patience"], metrics)
-        for model, seen in found["models"].items():
+        rule = cls(stored["patience"], metrics)
+        for model, seen in stored["models"].items():
             if seen.keys() != set(metrics):
                 raise UsageError(
                     f"{STATE} must have each score of {model}; got others."

@@ -90,7 +90,7 @@ _CONFIG = {
 
 @dataclass
 class Checkpoint:
-    """Everything after a round: the server, every client, and further named model trees."""
+    """The state after a round: of the server, of every client, and further named model trees."""
 
     round: int
     server: State
@@ -143,11 +143,10 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the resolved configuration and what the run began with, as JSON.
+        """Return the resolved configuration, with digests and the environment at the start, as JSON.
 
         Raises:
-            CorruptError: it is damaged.
-            UsageError: another version of this package has written it.
+            CorruptError: the file is damaged. UsageError: another version of this package has written it.
         """
         path = self.path / CONFIG
         config = self.folder.read_signed(CONFIG)
@@ -196,7 +195,7 @@ class Run:
         return self.folder.read_tensors(PARTITION, self.config["files"][PARTITION])
 
     def start(self) -> dict[str, Tensor] | None:
-        """Return the weights that the run started from, if they were given; None = its seed's.
+        """Return the initial weights, if the run was given any; None if the seed drew them.
 
         Raises:
             CorruptError: they are damaged.
@@ -210,7 +209,7 @@ class Run:
         """Return the manifest of the checkpoint after round ``which``.
 
         Raises:
-            UsageError: there is no such checkpoint; names those that exist.
+            UsageError: there is no such checkpoint. The message names those that exist.
             CorruptError: it is damaged, or another run's.
         """
         if which < 0 or not self.folder.has(checkpoint_name(which)):
@@ -234,7 +233,8 @@ class Run:
         """Load a checkpoint, every digest checked.
 
         Args:
-            lazy: read a client's state, or a model beside the states, only when it is asked for, and each time anew.
+            lazy: whether a client's state, or a model next to the states, is read only when it is used, and again each
+                time.
 
         Raises:
             UsageError: no such checkpoint.
@@ -284,13 +284,13 @@ class Run:
             return storage.split_trees(tensors, entry["trees"])
 
     def verify(self) -> list[str]:
-        """Check every covered byte.
+        """Check every byte of the run that a digest covers.
 
         Returns:
             What was checked, a line each; the last says how many of the rounds are there.
 
         Raises:
-            CorruptError: the first thing that differs from what was written.
+            CorruptError: a file differs from what was written. The message names the first.
             UsageError: a newer version of this package has written it.
         """
         checked = self.check_files()
@@ -361,13 +361,13 @@ class Run:
         return data[:at]
 
     def check_files(self) -> list[str]:
-        """Check what was written before any training.
+        """Check the files that were written before training.
 
         Returns:
             What was checked, a line each.
 
         Raises:
-            CorruptError: the first file that differs from what was written.
+            CorruptError: a file differs from what was written. The message names the first.
         """
         files = self.config["files"]
         for name, digest in files.items():
@@ -397,10 +397,10 @@ class Run:
         return server["meta"]
 
     def stopping_rule(self) -> StoppingRule | None:
-        """Return the stopping rule with all that it has seen up to the last checkpoint; None without such a rule.
+        """Return the stopping rule with its scores up to the last checkpoint; None without such a rule.
 
         Raises:
-            CorruptError: What is stored is no stopping rule.
+            CorruptError: the stored data are no stopping rule.
         """
         from fl_core.records.stopping import STATE, StoppingRule
 
@@ -419,12 +419,12 @@ class Run:
         )
 
     def best_round(self, model: str | None) -> int:
-        """Return the best round of a model (``local``, ``personal`` or ``global``), at which its snapshot ``best`` is.
+        """Return the best round of a model (``local``, ``personal`` or ``global``). Its snapshot is ``best``.
 
         None means the model that decides when to stop.
 
         Raises:
-            UsageError: The run has no stopping rule, or the model no best round.
+            UsageError: the run has no stopping rule, or the model no best round.
         """
         rule = self.stopping_rule()
         if rule is None:
@@ -441,13 +441,13 @@ class Run:
         return rule.best[model]
 
     def used_round(self, model: str | None = None) -> int | str:
-        """Return the round whose models stand for the run wherever no round is named.
+        """Return the round of the models that are used if no round is named.
 
         It is a model's best round under a stopping rule, and ``last`` without one. A model without a best round has
         that of the model that decides when to stop.
 
         Args:
-            model: as of :meth:`best_round`.
+            model: as for :meth:`best_round`.
         """
         rule = self.stopping_rule()
         if rule is None:
@@ -457,8 +457,9 @@ class Run:
 
     @property
     def early_round(self) -> int:
-        """Return the first stored round of at least 20 and of a tenth of all, else the last: where layers are tuned.
+        """Return the round after which layers are tuned.
 
+        It is the first stored round of at least 20 and a tenth of all rounds, else the last.
         >>> from types import SimpleNamespace
         >>> run = SimpleNamespace(rounds=[10, 20, 30, 40], config={"rounds": 300})
         >>> Run.early_round.fget(run)
@@ -488,7 +489,7 @@ def blobs_of(manifest: Mapping[str, Any]) -> set[str]:
 
 
 def commit() -> str:
-    """Return the commit of the working directory's git repository, with a mark if it has changes.
+    """Return the commit of the working directory's git repository, with a mark if there are uncommitted changes.
 
     Without one it is empty.
     """

@@ -113,7 +113,7 @@ class Writer:
     def checkpoint(
         self, checkpoint: Checkpoint, changed: Collection[str] | None = None
     ) -> None:
-        """Save everything after a round, with its manifest last.
+        """Save the state after a round. The manifest is written last.
 
         Tensors are stored by value. Those that share memory no longer do so after reading.
 
@@ -152,7 +152,7 @@ class Writer:
         return {"blob": blob, "trees": sorted(state.trees), "meta": state.meta}
 
     def count(self, data: bytes) -> None:
-        """Let the next checkpoint cover these rows, too."""
+        """Add rows to those that the next checkpoint covers by its digest."""
         self._rows_bytes += len(data)
         self._rows_sha.update(data)
 
@@ -180,7 +180,7 @@ def create(
 
     Args:
         config: the configuration and the environment.
-        header: of the rows.
+        header: the header of the rows.
         start: given initial weights. Their copy makes the run independent of their source.
 
     Raises:
@@ -220,7 +220,7 @@ def create(
 
 
 def check_free(path: Path) -> None:
-    """Check that a directory contains at most the traces of a run that was killed before it was one.
+    """Check that a directory is empty, or has only files of a run that was killed before its start was complete.
 
     Raises:
         UsageError: the directory is not free. The message names its contents.
@@ -277,7 +277,7 @@ def unnamed_blobs(run: Run) -> list[str]:
 
 
 def clean(path: Path | str) -> int:
-    """Remove all checkpoints of a run but the last, the best and the early one, and return the number of freed bytes.
+    """Remove all checkpoints of a run but the last, the best and the early one. Return the number of freed bytes.
 
     A stopping rule names the best ones. At the early one layers are tuned. The run can be resumed, but models of
     other rounds are gone.

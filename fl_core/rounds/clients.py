@@ -48,7 +48,7 @@ class TrainRequest:
 
     Attributes:
         score: splits on which to score the locally trained model.
-        keep: keep that model, under ``local``.
+        keep: whether that model is kept, under the name ``local``.
         state: the client's state, which its backend adds for a worker.
     """
 
@@ -89,14 +89,15 @@ ClientRequest = TrainRequest | FinetuneRequest | ScoreRequest
 
 @dataclass
 class ClientReply:
-    """A client's reply: messages and numbers. Fields that do not apply stay empty.
+    """A client's reply to a request: a message and numbers. Fields that do not apply stay empty.
 
     Attributes:
-        message: None if it was lost on its way. The client has then returned to its state before the request.
+        message: the message to the server; None if it was lost. The client has then returned to its state before the
+            request.
         missing: whether no reply came in time from the client's site.
         received: bytes of the server's tensors in the models that were scored or tuned.
-        state: the client's new state, which its backend takes out.
-        models: models that the backend takes out and keeps, by name.
+        state: the client's new state. The backend stores it and removes it from the reply.
+        models: models by name. The backend stores them and removes them from the reply.
     """
 
     client: int
@@ -160,7 +161,7 @@ class ClientRunner:
         self.algorithm = algorithm
 
     def run(self, request: ClientRequest) -> ClientReply:
-        """Do what one request asks. It holds what its client's backend adds.
+        """Carry out one request, and return the reply. The client's backend has added the state to the request.
 
         Raises:
             NonFiniteError: a number is NaN or infinite. The error names the client, the phase and the layer.
@@ -177,7 +178,7 @@ class ClientRunner:
     def parts(self, request: ClientRequest) -> Parts:
         """Run a request as a generator that yields its phases and returns its reply.
 
-        It expects the answer of :meth:`phase` to be sent back for each. A message is copied at once, so that the hooks
+        For each phase the caller sends back the result of :meth:`phase`. A message is copied at once, so that the hooks
         of client and server share no tensor.
         """
         if isinstance(request, TrainRequest):
@@ -372,7 +373,7 @@ class Executor(Protocol):
     """An executor of requests that yields their replies in the requests' order."""
 
     def use(self, algorithm: Algorithm) -> None:
-        """Load an algorithm for later requests. Call this again after its plan has changed."""
+        """Load an algorithm for later requests. It is called again when the plan changes."""
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield replies in the requests' order. An error in a request is raised in the place of its reply."""
@@ -383,7 +384,7 @@ class Executor(Protocol):
 
 @dataclass
 class Serial:
-    """An executor that does every request in this process."""
+    """An executor that carries out every request in this process."""
 
     client_runner: ClientRunner
 
@@ -407,8 +408,8 @@ class ClientStates(Mapping[str, State]):
     """A mapping of every client's state by name, in the clients' order. A state that was never set is the initial one.
 
     Args:
-        names: of the clients.
-        beginning: returns a client's state before it was set. It is called each time.
+        names: names of the clients.
+        beginning: a function that returns a client's initial state. It is called each time.
         frozen: tensors of the model that no training changes. All clients' states share them.
 
     Attributes:
@@ -454,7 +455,8 @@ class LocalClients:
     """Clients in this process. An executor does their work, here or in workers.
 
     Args:
-        client_runner: has the model and the data. executor: does the work. initial: the model before the first round.
+        client_runner: the runner, with model and data. executor: the executor that does the work. initial: the model
+            before the first round.
         dropout: the probability that a client's reply is lost in a round (:func:`is_lost`).
     """
 
@@ -482,7 +484,7 @@ class LocalClients:
         )
 
     def use(self, algorithm: Algorithm) -> None:
-        """Work with this algorithm, or with its new plan. Clients that have not replied yet start under it."""
+        """Switch to this algorithm, or to its new plan. Clients that have not replied yet start under it."""
         self.algorithm = algorithm
         self.executor.use(algorithm)
 
@@ -511,7 +513,7 @@ class LocalClients:
             yield reply
 
     def forget(self) -> None:
-        """Drop the models kept so far."""
+        """Remove the models that were kept so far."""
         self.kept = {}
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -525,11 +527,11 @@ class LocalClients:
                 self.keep(kind, name, models[name])
 
     def fork(self) -> LocalClients:
-        """Return the same clients before their first round, which never change these ones."""
+        """Return a copy of the clients in their state before the first round. It shares no state with these clients."""
         return LocalClients(self.client_runner, self.executor, self.initial)
 
     def models(self, client: int, server: State, done: int) -> Mapping[str, Tree]:
-        """Return a client's models after ``done`` rounds, with the fine-tuned one."""
+        """Return a client's models after ``done`` rounds by name, with the fine-tuned one."""
         state = self.states[self.names[client]]
         return self.algorithm.models(server, state, Round(done)) | self._tuned(client)
 
@@ -581,7 +583,7 @@ class LocalClients:
         reply.state, reply.models = State(), {}
 
     def keep(self, kind: str, name: str, model: Tree) -> None:
-        """Keep a client's model next to its state until the next round."""
+        """Store a client's model next to its state until the next round."""
         self.kept.setdefault(kind, {})[name] = model
 
 
@@ -589,17 +591,16 @@ def is_lost(seed: int, index: int, client: int, rate: float) -> bool:
     """Return whether a client's reply is lost by chance in a round.
 
     The client was sampled, received the server's message and trained. Its reply does not arrive because the client
-    was off, disconnected or too late. The server continues with the other replies. The client returns to its whole
-    state before the round: server and client store halves of the same thing, such as SCAFFOLD's variates, which may
-    only change together.
+    was off, disconnected or too late. The server continues with the other replies. The client returns to its state
+    before the round, because some states of server and client may only change together, such as SCAFFOLD's variates.
 
-    The result depends on these numbers alone. A higher rate loses the replies of a lower one and more.
+    The result depends on the arguments alone. A reply that is lost at a rate is also lost at each higher rate.
 
     >>> is_lost(seed=0, index=0, client=3, rate=0.0)
     False
 
     Args:
-        seed: the run's. index: of the round, from 0 on.
+        seed: the run's seed. index: the round, from 0 on.
         rate: the probability, from 0 to below 1, independent for each client and round.
     """
     if not rate:
@@ -609,7 +610,7 @@ def is_lost(seed: int, index: int, client: int, rate: float) -> bool:
 
 
 def received_bytes(models: Mapping[str, Tree], state: State) -> int:
-    """Return the bytes of models that are not a client's own, each name counted once."""
+    """Return the bytes of the models' tensors that are not in the client's state, each name counted once."""
     own_ids: set[int] = set()
     for tensors in state.trees.values():
         own_ids.update(map(id, tensors.values()))

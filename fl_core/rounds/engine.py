@@ -109,7 +109,7 @@ def rounds_done(rnd: Round) -> int:
 
 
 class Listener:
-    """A listener to a run: it records, stops or saves what it hears of.
+    """A listener to a run, which records, saves or stops it.
 
     The engine calls the hooks of all listeners in their order. Each does nothing by default. Fine-tuning and
     evaluation are exchanges, too, by the names :data:`FINISH` and :data:`EVALUATE`.
@@ -119,27 +119,27 @@ class Listener:
         """Prepare before the first round, or the first one after a checkpoint."""
 
     def before_exchange(self, engine: Engine, rnd: Round) -> None:
-        """Hear of an exchange that begins."""
+        """React to the beginning of an exchange."""
 
     def on_message(
         self, engine: Engine, rnd: Round, client: int, message: Message
     ) -> None:
-        """Hear of the server's message to a client."""
+        """React to the server's message to a client."""
 
     def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
-        """Hear of a client's reply, before it is aggregated."""
+        """React to a client's reply, before it is aggregated."""
 
     def after_exchange(self, engine: Engine, rnd: Round) -> None:
-        """Hear of an exchange that has ended."""
+        """React to the end of an exchange."""
 
     def after_training(self, engine: Engine) -> None:
-        """Hear that a round has trained and aggregated."""
+        """React to the end of a round's training and aggregation, before its evaluation."""
 
     def after_round(self, engine: Engine) -> None:
-        """Hear that a round is complete, or the evaluation before the first one."""
+        """React to the end of a round, or of the evaluation before the first one."""
 
     def after_run(self, engine: Engine) -> None:
-        """Hear that the run is done, pauses, or fails."""
+        """React to the end of the run: it is done, pauses, or fails."""
 
 
 Heard = TypeVar("Heard", bound=Listener)
@@ -149,11 +149,11 @@ class Engine:
     """One run of one algorithm on one federation.
 
     Args:
-        algorithm: under the plan in force, if there is one yet. It is frozen from here on.
-        data: names and sizes of the clients. The engine reads none of their samples.
+        algorithm: the algorithm, with the plan in force if there is one yet. The engine freezes it.
+        data: the federation. The engine reads names and sizes of the clients, and no samples.
         initial: the model before the first round.
-        clients: where the clients live.
-        listeners: what records, stops and saves, in the order in which it hears.
+        clients: the clients, in this process or at sites.
+        listeners: listeners that record, save and stop, in the order in which they are called.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Engine:
 
     @property
     def finished(self) -> bool:
-        """Return whether no round is left to train, by their number or by the stopping rule.
+        """Return whether no round is left to train: all are done, or the stopping rule has ended the run.
 
         >>> import fedlayers as fl
         >>> fl.run(dataset="heart", rounds=1, progress=False).engine.finished
@@ -217,7 +217,7 @@ class Engine:
     def step(self) -> None:
         """Run one round: train, aggregate, and evaluate where due.
 
-        In one thread: what is done here is small, and a second one would wait for a core that clients train on.
+        The engine uses one thread: its work is small, and a second thread would wait for a core that clients use.
         """
         schedule, done = self.schedule, self.done + 1
         exchanges = self.algorithm.call("exchanges", self.done)
@@ -246,7 +246,7 @@ class Engine:
         Without any reply the server keeps its state.
 
         Args:
-            score: on which splits locally trained models are scored.
+            score: the splits on which locally trained models are scored.
             keep: the clients whose locally trained models are kept.
 
         Returns:
@@ -287,19 +287,22 @@ class Engine:
             yield client, message
 
     def ask(self, rnd: Round, requests: Iterable[ClientRequest]) -> None:
-        """Run an exchange whose replies are not aggregated. The listeners hear of them."""
+        """Run an exchange whose replies are not aggregated. Listeners receive them."""
         self.tell("before_exchange", rnd)
         for reply in self.clients.run(requests):
             self.tell("on_reply", rnd, reply)
         self.tell("after_exchange", rnd)
 
     def measure(self, clients: tuple[int, ...], keep: bool = False) -> None:
-        """Run PLayer-FL's measuring exchange alone. The server's state then has what the clients measured."""
+        """Run PLayer-FL's measuring exchange alone. The server's state then has the clients' measurements."""
         self.use(self.algorithm)
         self.exchange(Round(0, "stats", clients), keep=clients if keep else ())
 
     def tune(self) -> None:
-        """Let every client fine-tune a copy of its model if the algorithm asks for it now, and keep it."""
+        """Let every client fine-tune a copy of its model, if the algorithm has fine-tuning after this round.
+
+        The copies are kept.
+        """
         if not self.algorithm.finetuning(self.done, 0):
             return
         rnd = Round(self.done, FINISH, tuple(range(len(self.names))))
@@ -327,7 +330,7 @@ class Engine:
         """Check that the server's state has no NaN or infinity, besides those of the initial model.
 
         Raises:
-            NonFiniteError: names the first tensor, and its layer.
+            NonFiniteError: a tensor has one. The message names the first tensor, and its layer.
         """
         for name, values in self.server.trees.items():
             bad = tree.first_nonfinite(values, before=self.initial)
@@ -344,19 +347,19 @@ class Engine:
             getattr(listener, moment)(self, *facts)
 
     def listener(self, kind: type[Heard]) -> Heard:
-        """Return the listener of a kind, which must be there."""
+        """Return the run's listener of a class."""
         return next(
             listener for listener in self.listeners if isinstance(listener, kind)
         )
 
     def use(self, algorithm: Algorithm) -> None:
-        """Work with this algorithm from now on, and freeze it."""
+        """Switch to this algorithm, and freeze it."""
         freeze(algorithm)
         self.algorithm = algorithm
         self.clients.use(algorithm)
 
     def adopt(self, plan: LayerPlan) -> None:
-        """Continue with the algorithm rebuilt under the plan that was decided on."""
+        """Continue with the algorithm rebuilt under a decided plan."""
         in_force = self.algorithm.resolve_plan(plan)
         for note in in_force.notes():
             warn(note)
@@ -373,7 +376,7 @@ class Engine:
             self.algorithm = self.algorithm.with_plan(plan)
 
     def models(self, client: int) -> Mapping[str, Tree]:
-        """Return the present models of one client: global or personal ones, and a fine-tuned one."""
+        """Return the present models of one client by name: ``global`` or ``personal`` or both, and a fine-tuned one."""
         return self.clients.models(client, self.server, self.done)
 
 

@@ -61,7 +61,7 @@ CHANCE, TIMEOUT = "chance", "timeout"
 
 @dataclass
 class Pace:
-    """The time of some rounds: ``steps`` of all clients together, and ``seconds`` by part."""
+    """The duration of some rounds: ``steps`` of all clients together, and ``seconds`` by part."""
 
     steps: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
@@ -137,7 +137,7 @@ def by_round(path: Path | str) -> dict[int, dict[str, Any]]:
 
 
 class Timer(Listener):
-    """The time of each round by part, in ``timing.jsonl`` if there is a directory.
+    """A listener that measures each round's time by part, and writes it to ``timing.jsonl`` if there is a directory.
 
     Attributes:
         pace: the time of all rounds.
@@ -152,7 +152,7 @@ class Timer(Listener):
 
     @contextmanager
     def charge(self, part: str) -> Iterator[None]:
-        """Charge the time inside the block to a part."""
+        """Add the time inside the ``with`` block to a part of the round."""
         began = time.perf_counter()
         try:
             yield
@@ -194,7 +194,7 @@ class LoggedRun:
     """The run whose rows are logged.
 
     Attributes:
-        path: its directory, or None without one.
+        path: the run's directory, or None without one.
         id: the digest that identifies it in its checkpoints; empty without a directory.
         config: its resolved configuration.
         done: completed rounds at its start or resumption. Their rows are not logged again.
@@ -292,7 +292,7 @@ class Trackio(Logger):
             self.tracker.log(numbers, step=round)
 
     def close(self, finished: bool) -> None:
-        """End the run there."""
+        """End the run in Trackio."""
         self.tracker.finish()
 
 
@@ -302,7 +302,7 @@ class Wandb(Trackio):
     package = "wandb"
 
     def begin(self, run: LoggedRun) -> None:
-        """Begin as Trackio does, with an id that a resumed run has again."""
+        """Begin a run of the project ``fedlayers`` with the run's id, so that a resumed run continues it."""
         mode = os.environ.get("WANDB_MODE", "offline")
         self.options = {"mode": mode, "id": run.id[:16] or None}
         super().begin(run)
@@ -316,18 +316,18 @@ class Tensorboard(Logger):
         self.open = _package("torch.utils.tensorboard").SummaryWriter
 
     def begin(self, run: LoggedRun) -> None:
-        """Open the folder."""
+        """Open the run's folder of event files."""
         name = run.path or "fedlayers"
         self.writer = self.open(f"{name}-tensorboard")
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Write a round's numbers."""
+        """Write a round's numbers to the event files."""
         for round, numbers in numbers_of(rows).items():
             for name, value in numbers.items():
                 self.writer.add_scalar(name, value, round)
 
     def close(self, finished: bool) -> None:
-        """Close the file."""
+        """Close the file of events."""
         self.writer.close()
 
 
@@ -335,14 +335,14 @@ TRACKERS = {"trackio": Trackio, "wandb": Wandb, "tensorboard": Tensorboard}
 """The trackers that are known by name."""
 
 
-def loggers_of(asked: str | Logger | Iterable[str | Logger]) -> list[Logger]:
+def loggers_of(destinations: str | Logger | Iterable[str | Logger]) -> list[Logger]:
     """Return loggers in the given order, from objects, names of :data:`TRACKERS`, or ``package.module:Class``.
 
     Raises:
         UsageError: a name leads to no class made of :class:`Logger`.
     """
     loggers: list[Logger] = []
-    for logger in as_list("log", asked, empty=True):
+    for logger in as_list("log", destinations, empty=True):
         if isinstance(logger, str):
             if ":" not in logger:
                 check_known("tracker", logger, TRACKERS)
@@ -358,16 +358,17 @@ def loggers_of(asked: str | Logger | Iterable[str | Logger]) -> list[Logger]:
 
 @dataclass
 class Recorder(Listener):
-    """Rows of scores and of what algorithms observe. The other listeners add theirs by :meth:`row`.
+    """A listener that records scores and algorithms' observations as rows. Other listeners add rows by :meth:`row`.
 
     Args:
         data: the clients and sizes for the rows.
-        columns: of every row.
-        loggers: receive every round's rows once they are complete.
+        columns: columns with the same value in every row.
+        loggers: loggers that receive every round's rows once they are complete.
         config: the run's configuration, for the loggers.
 
     Attributes:
-        rows: those that are not yet in a run directory. Without a directory, the last ones: frames hold the others.
+        rows: rows that are not yet in a run directory. Without a directory these are the last ones; frames hold the
+            others.
     """
 
     _data: FederatedData
@@ -385,7 +386,7 @@ class Recorder(Listener):
     def row(
         self, metric: str, value: float, done: int, client: int | None, **columns: Any
     ) -> None:
-        """Record a number after ``done`` rounds, of one client or of none."""
+        """Record a number after ``done`` rounds, of a client by its position; None for all clients together."""
         if client is not None:
             of = self._data.clients[client]
             columns |= {"client": of.name, "n_train": len(of.train)}
@@ -394,15 +395,18 @@ class Recorder(Listener):
         if len(self.rows) >= BUFFER:
             self.flush()
 
-    def add(self, found: Sequence[Row]) -> None:
-        """Record rows that are complete but for the columns of the run."""
-        complete = [{**row, **self._columns} for row in found]
+    def add(self, new: Sequence[Row]) -> None:
+        """Record rows, and add the columns of the run to them."""
+        complete = [{**row, **self._columns} for row in new]
         self.rows += complete
         if self._loggers:
             self._unlogged += complete
 
     def flush(self) -> None:
-        """Write the rows so far into the run directory. Without one, put many into a frame, which takes less memory."""
+        """Write the rows so far into the run directory.
+
+        Without one, convert many rows to a frame, which takes less memory.
+        """
         if self._writer:
             with self._timer.charge("save"):
                 self._writer.add_rows(self.rows)
@@ -425,7 +429,7 @@ class Recorder(Listener):
                 path = self._writer.path
                 name = self._writer.run.id
             logger.begin(LoggedRun(path, name, self._config, engine.done))
-            self._begun.callback(lambda each: each.close(engine.finished), logger)
+            self._begun.callback(lambda begun: begun.close(engine.finished), logger)
 
     def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
         self._observed += reply.observations
@@ -475,12 +479,12 @@ class Recorder(Listener):
 
 @dataclass
 class Costs(Listener):
-    """Rows of what each round costs each client: bytes, steps, operations and losses of its training.
+    """A listener that records each round's costs for each client: bytes, steps, operations and losses of its training.
 
     Args:
         flops: (trained tensors, tensors of the client's part of the model) -> FLOPs of training on one sample.
         base: bytes of the frozen model that every client receives once, for adapters.
-        variant: of all rows, if these are not the costs of the run's own rounds.
+        variant: the variant of all rows, if these are not the costs of the run's own rounds.
     """
 
     recorder: Recorder
@@ -492,7 +496,7 @@ class Costs(Listener):
     )
 
     def apart(self, variant: str) -> Costs:
-        """Return a listener to another engine, whose costs are recorded with this variant."""
+        """Return a listener to another engine, which records its costs with this variant."""
         return Costs(self.recorder, self.flops, variant=variant)
 
     def before_run(self, engine: Engine) -> None:

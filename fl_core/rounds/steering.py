@@ -30,17 +30,18 @@ from fl_core.tree import Tree
 
 
 def rule_of(engine: Engine) -> StoppingRule | None:
-    """Return the stopping rule of a run with what it has seen, if there is one."""
+    """Return the stopping rule of a run with its scores so far; None without one."""
     rules = (e.rule for e in engine.listeners if isinstance(e, EarlyStopping))
     return next(rules, None)
 
 
 @dataclass
 class EarlyStopping(Listener):
-    """A stopping rule that ends a run, with a row for each model's best round. It is stored in the server's state.
+    """A listener that ends a run by its stopping rule, and records each model's best round.
 
+    The rule is stored in the server's state.
     Args:
-        keeps_best: keep the best models here, for a run without a directory.
+        keeps_best: whether the best models are kept in memory, for a run without a directory.
 
     Attributes:
         best: the server's state and the clients' main models at the best round so far.
@@ -62,10 +63,10 @@ class EarlyStopping(Listener):
             engine.stopped = self.rule.stops
 
     def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
-        """Take in a client's validation scores.
+        """Add a client's validation scores to the rule.
 
         Raises:
-            UsageError: The client has no score before the first round, so that it never will have one.
+            UsageError: the client's samples give no score before the first round, and so none later.
         """
         client = engine.data.clients[reply.client]
         main = self.rule.metrics[0]
@@ -120,7 +121,7 @@ class EarlyStopping(Listener):
 
 @dataclass
 class Saver(Listener):
-    """Checkpoints of a run."""
+    """A listener that writes the checkpoints of a run."""
 
     _writer: Writer
     _timer: Timer
@@ -160,7 +161,7 @@ TIMES = 20.0
 
 @dataclass
 class Divergence(Listener):
-    """Rows of losses above the limit, with one warning.
+    """A listener that records losses above the limit, with one warning.
 
     The limit of a client's loss is :data:`TIMES` times the larger of its initial loss and the uniform predictor's.
 
@@ -175,7 +176,7 @@ class Divergence(Listener):
     'a loss of 31, over 20 times the 0.693 of guessing'
 
     Args:
-        recorder: takes the rows.
+        recorder: the listener that records the rows.
         guess: loss of the uniform predictor.
 
     Attributes:
@@ -253,7 +254,7 @@ def check_end(run: Run, done: int) -> None:
         done: the round of that evaluation.
 
     Raises:
-        DivergedError: names the first client and model.
+        DivergedError: a model has diverged. The message names the first client and model.
     """
     frame = run.rows()[1]
     divergence = frame[
@@ -279,7 +280,7 @@ Decide = Callable[..., LayerPlan]
 
 @dataclass(frozen=True)
 class Instruments:
-    """The diagnostics that a run may use, handed in from above.
+    """The functions of diagnostics that a run may use. The caller passes them, because imports go down only.
 
     Attributes:
         observers: what clients measure while they train, by name.
@@ -295,11 +296,11 @@ class Instruments:
 
 @dataclass(frozen=True)
 class PlanSelection(Listener):
-    """The choice of a run's plan.
+    """A listener that chooses the run's plan.
 
     Attributes:
         measure_first: measure before the first round, for an algorithm that does not do so itself.
-        rule, threshold: handed to ``instruments.decide``.
+        rule, threshold: arguments of ``instruments.decide``.
     """
 
     instruments: Instruments = field(default_factory=Instruments)
@@ -308,10 +309,11 @@ class PlanSelection(Listener):
     threshold: float = 1.2
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse a run that needs a decision without anything to decide it, before any work.
+        """Refuse, before any work, a run that must choose a plan and cannot.
 
         Raises:
-            UsageError: no instruments, an unknown rule, or a model or training that leaves nothing to decide on.
+            UsageError: there are no instruments, the rule is unknown, or the model or its training leaves nothing to
+                measure.
         """
         if self.instruments.check_rule is not None:
             self.instruments.check_rule(self.rule)
@@ -356,7 +358,7 @@ class PlanSelection(Listener):
             engine.clients.begin(engine.algorithm)
 
     def after_exchange(self, engine: Engine, rnd: Round) -> None:
-        """Decide on the plan once the clients of an algorithm that measures have done so."""
+        """Choose the plan after the exchange in which the clients have measured."""
         if engine.algorithm.decides and MEASURED in engine.server.meta:
             self._decide(engine, engine.server.meta.pop(MEASURED))
 

@@ -48,13 +48,13 @@ Otherwise it returns the memory and every page faults again. They are read when 
 
 
 class Child:
-    """A process that this one has started, with a stream between the two. It has one thread.
+    """A process that this one has started, and the stream between the two. It has one thread.
 
-    Ctrl-C, which a terminal sends to both, is not for it.
+    It ignores Ctrl-C, which a terminal sends to both processes.
 
     Args:
-        serve: what it does with its end of the stream, until it ends.
-        settings: variables of its environment.
+        serve: the function that it runs, with its end of the stream.
+        settings: environment variables of the process.
         last: empty, if both ends remember the plain tensors of the last message. Equal ones are not sent again.
     """
 
@@ -91,7 +91,7 @@ class Child:
         return receive(self.stream)
 
     def close(self) -> None:
-        """Close the stream. The process ends when it reads that."""
+        """Close the stream, at which the process ends."""
         with suppress(OSError):  # it has ended itself
             self.link.shutdown(socket.SHUT_RDWR)
         with suppress(OSError):  # what it did not take is lost with it
@@ -192,7 +192,7 @@ class Workers:
 
 
 def ended(child: Child, what: str) -> Exception:
-    """Return the error for a process that has ended."""
+    """Return the error that describes the end of a process."""
     code = child.end(5)
     if code == UNGUARDED:
         return UsageError(
@@ -220,11 +220,11 @@ def in_order(
     A slow request holds back the others once :data:`AHEAD` requests a worker have begun.
 
     Args:
-        busy: is filled with what runs: a request's handle, with its worker, its position and itself.
-        begin: starts a request and returns its handle.
-        ready: waits until some of the handles have an answer, and returns these.
-        answer: returns a handle's answer, as of :func:`answer_of`. None means that the worker is lost. Another one then
-            takes its request.
+        busy: {handle: (worker, position, request)} of the requests that are in progress. The function updates it.
+        begin: a function that starts a request and returns its handle.
+        ready: a function that waits until some of the handles have an answer, and returns these.
+        answer: a function that returns a handle's answer, in the form of :func:`answer_of`. None means that the worker
+            is lost. Another worker then takes its request.
     """
     queue = enumerate(requests)
     again = deque[tuple[int, ClientRequest]]()
@@ -288,7 +288,7 @@ def stream_of(link: socket.socket) -> Stream:
 
 @contextmanager
 def environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Start processes in the block with these variables."""
+    """Give processes that start in the ``with`` block these environment variables."""
     earlier = dict(os.environ)
     os.environ.update(settings)
     try:
@@ -372,7 +372,7 @@ def receive(stream: Stream, last: Sent | None = None) -> Any:
     order where memory is not.
 
     Args:
-        last: as of :func:`send` at the other end.
+        last: as for :func:`send` at the other end.
     """
     forms, changed, size = pickle.load(stream)
     tensors: dict[int, Tensor] = {}

@@ -177,7 +177,7 @@ def training_flops(
     workspace: Workspace,
     shape: tuple[int, ...],
     trained: frozenset[str],
-    held: frozenset[str] | None = None,
+    present: frozenset[str] | None = None,
 ) -> float:
     """Return the floating-point operations for one training sample, forward and backward.
 
@@ -185,12 +185,11 @@ def training_flops(
 
     A batch of two is counted, and the result is halved. Matrix products, convolutions and attention count. A
     multiply-add is two operations. Everything elementwise is zero. A warning names operations that may contain matrix
-    products and have no formula. Freezing early layers saves their weight gradients and the backward
-    pass below them. Freezing late layers saves their weight gradients only. Blocks that are not ``held`` cost nothing.
-    An algorithm's computations outside the model's own pass are not counted, such as views and keys of a second task or
-    a teacher.
+    products and have no formula. Freezing early layers saves their weight gradients and the backward pass below them.
+    Freezing late layers saves their weight gradients only. Blocks that are not ``present`` cost nothing. An algorithm's
+    computations outside the model's own pass are not counted, such as views and keys of a second task or a teacher.
     """
-    workspace.hold(held)
+    workspace.hold(present)
     x = models.example(shape).to(workspace.device)
     if x.is_floating_point():
         x = x.to(next(iter(workspace.params.values())).dtype)
@@ -224,7 +223,7 @@ def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
 
 
 class Ledger:
-    """A record of the layer that is running, and of the graph node at which it began."""
+    """A record of which layer ran when, by the numbers of autograd's graph nodes."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         used = [layer for layer in layers if layer.used] or list(layers)
@@ -233,7 +232,7 @@ class Ledger:
         self.numbers, self.names = [-1], [self.last]
 
     def enter(self, layer: str | None) -> None:
-        """Record that a module starts; None if it is not part of a single layer."""
+        """Record that a module of this layer starts; None for a module that is not part of a single layer."""
         self._stack.append(layer)
         self.last = layer or self.last
         self._note()
@@ -374,8 +373,8 @@ def round_cost(
         return tree.n_bytes(tree.select(workspace.live, names))
 
     @cache
-    def flops(train: frozenset[str], held: frozenset[str]) -> float:
-        return training_flops(workspace, shape, train, held)
+    def flops(train: frozenset[str], present: frozenset[str]) -> float:
+        return training_flops(workspace, shape, train, present)
 
     def cost(rnd: Round) -> dict[str, float]:
         naive = moved = 0

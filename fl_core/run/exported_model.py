@@ -173,7 +173,7 @@ def export(
         client: the model's client. None if all clients have the same model.
         round: one with a checkpoint, ``last``, or ``best``: the stopping rule's. None = ``best`` if the run has a
             stopping rule, else ``last``.
-        data, model, loss, allow_code: as of :func:`fl_core.run.runner.resume`.
+        data, model, loss, allow_code: as for :func:`fl_core.run.runner.resume`.
 
     Raises:
         UsageError: the run, round, model or client does not exist; or the file exists or has another format's suffix.
@@ -221,7 +221,7 @@ def checked_content(
     model: Any = None,
     allow_code: str | Collection[str] = (),
 ) -> bytes:
-    """Return a model's weights, after a check that its description gives the same model. Its code's digest is added."""
+    """Check that a model's description rebuilds it, add its code's digest, and return the bytes of its weights."""
     trained = lora.merged(trained)
     rebuilt = built_from(where, about, model, allow_code, tree.state_dict(trained))
     about["model"]["code"] = own_code.of_model(
@@ -240,7 +240,7 @@ def checked_content(
 
 
 def write(out: Path, about: dict[str, Any], content: bytes) -> ExportedModel:
-    """Write a model's weights and its description."""
+    """Write a model's weights and its description, and return the exported model."""
     about["file"] = {"bytes": len(content), "sha256": sha(content)}
     described = sign({"format": FORMAT, **about})
     for path, data in ((out, content), (Path(f"{out}.json"), described)):
@@ -356,12 +356,12 @@ def predict_samples(
 
 
 def of_run(
-    found: store.Run, which: str, client: str | None, round: int | str
+    stored_run: store.Run, which: str, client: str | None, round: int | str
 ) -> dict[str, Any]:
-    """Return what the description of a run's model says of the run."""
-    checkpoint = found.checkpoint(round, lazy=True)
-    plan = checkpoint.server.meta.get("plan") or found.config.get("in_force")
-    run = {"id": found.id, "name": found.path.resolve().name, "model": which}
+    """Return the part of a model's description that identifies the run."""
+    checkpoint = stored_run.checkpoint(round, lazy=True)
+    plan = checkpoint.server.meta.get("plan") or stored_run.config.get("in_force")
+    run = {"id": stored_run.id, "name": stored_run.path.resolve().name, "model": which}
     return {"plan": plan, "run": {**run, "client": client, "round": checkpoint.round}}
 
 
@@ -371,7 +371,7 @@ def describe_model(
     """Return the description of a model, as in its JSON file.
 
     Args:
-        plan: under which it was trained; ``run``: what trained it, as of :func:`of_run`.
+        plan: the plan under which the model was trained. run: the run that trained it, as :func:`of_run` describes it.
     """
     config, data = task.config, task.data
     below = find(config.federation.algorithm, config.federation.options)
@@ -423,7 +423,7 @@ def built_from(
     of more than :data:`TRIAL` numbers it is not tried.
 
     Args:
-        path: of the file of weights, for messages.
+        path: path of the file of weights, for messages.
         model, allow_code: as of :meth:`ExportedModel.model`.
 
     Raises:
@@ -501,7 +501,7 @@ def check_free(out: Path) -> None:
     """Refuse a file of weights that cannot be written or is there already.
 
     Raises:
-        UsageError: names the path.
+        UsageError: it cannot be written or exists. The message names the path.
     """
     if out.suffix not in ("", ".safetensors"):
         raise UsageError(
@@ -516,7 +516,7 @@ def check_free(out: Path) -> None:
 
 
 def check_one(digests: Mapping[str, str], way: str = "") -> None:
-    """Refuse models of several clients, by their digests, where one is exported."""
+    """Refuse to export one model if the clients' models differ by their digests."""
     if len({*digests.values()}) > 1:
         raise UsageError(
             f"client must be one of {listing(digests)}, which have models of their own; got none. Pass "
@@ -531,15 +531,15 @@ class Predictions(Displayed):
     Attributes:
         samples: numbers from 0 in a table, array or list; paths within a folder of images.
         classes: names of the C classes. Empty means that the model predicts a number.
-        outputs: the model's, float32 [n, C]. They are [n, 1] for one logit of the second of two classes, or for a
-            predicted number, in the targets' unit.
-        ids: columns of a table that name its records, by column.
+        outputs: the model's outputs, float32 [n, C]. They are [n, 1] for one logit of the second of two classes, or for
+            a predicted number, in the targets' unit.
+        ids: the cells of columns that identify a table's records, by column.
         task: of :data:`fl_core.rows.TASKS`. For survival the output is the log relative hazard: higher is earlier.
             For multilabel the classes are labels, each with a logit of its own.
-        temperature: divides the logits before they become probabilities.
-        base_rate: is then added to them; empty for zeros.
-        notes: the columns of each sample that are unlike the training samples. Empty without such columns.
-        clipped: the columns of each sample whose number was clipped. Empty if none was.
+        temperature: the number by which logits are divided before they become probabilities.
+        base_rate: numbers that are then added to the logits, [C]; empty for zeros.
+        notes: for each sample the columns that are unlike the training samples. Empty without such columns.
+        clipped: for each sample the columns whose number was clipped. Empty if none was.
     """
 
     samples: tuple[str, ...]
@@ -609,7 +609,7 @@ class Predictions(Displayed):
         ``predicted``, and ``SCORE CLASS`` for each class.
 
         Args:
-            scores: of :data:`SCORES`: ``probability``, ``logit`` or ``none``. Predicted numbers have none.
+            scores: one of :data:`SCORES`: ``probability``, ``logit`` or ``none``. It is ignored for predicted numbers.
 
         Raises:
             UsageError: ``scores`` is unknown.

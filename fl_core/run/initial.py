@@ -222,7 +222,7 @@ class ExtendedModel:
 def extend(
     config: RunConfig, data: FederatedData, model: nn.Module, criterion: Loss
 ) -> ExtendedModel:
-    """Add to a model what the configured algorithm adds, and map the layers of the one to those of the other.
+    """Add the configured algorithm's parts to a model, and map the plain model's layers to the extended model's.
 
     Raises:
         UsageError: the extended model does not take the data's samples.
@@ -260,10 +260,10 @@ def wrapped(
     batchnorm: str,
     **how: Any,
 ) -> nn.Module:
-    """Return a model with what an algorithm adds to it.
+    """Return a model with the parts that an algorithm adds, such as heads or adapters.
 
     Args:
-        how: ``shape``, ``n_classes`` and ``seed``, as of :meth:`fl_core.algorithms.base.Algorithm.wrap_model`.
+        how: ``shape``, ``n_classes`` and ``seed``, as for :meth:`fl_core.algorithms.base.Algorithm.wrap_model`.
     """
     model = algorithm.wrap_model(model, read_config(algorithm, options), **how)
     if batchnorm == "drop":
@@ -363,22 +363,22 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
 
 
 def _keep_classifier(
-    model: nn.Module, stored: Tree, own: Tree, example: Tensor, path: Path
+    model: nn.Module, stored: Tree, model_state: Tree, example: Tensor, path: Path
 ) -> list[str]:
     try:
         head = head_path(model, example)
     except UsageError:
         return []  # without a linear classifier nothing may differ; this is checked with the rest
-    names = [name for name in (f"{head}.weight", f"{head}.bias") if name in own]
+    names = [name for name in (f"{head}.weight", f"{head}.bias") if name in model_state]
     if any(
-        name not in stored or stored[name].shape[1:] != own[name].shape[1:]
+        name not in stored or stored[name].shape[1:] != model_state[name].shape[1:]
         for name in names
     ):
         return []
-    theirs, ours = len(stored[names[0]]), len(own[names[0]])
+    theirs, ours = len(stored[names[0]]), len(model_state[names[0]])
     if theirs == ours:
         return []
-    stored.update({name: own[name] for name in names})
+    stored.update({name: model_state[name] for name in names})
     return [
         f"the classifier {head!r} starts fresh: {path} is of {theirs} classes, the data have {ours}"
     ]

@@ -32,9 +32,10 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def digests(task: Task) -> dict[str, str]:
-    """Return the digest of a task's own code by part: its algorithm, model, loss, dataset, partition, rule and options.
+    """Return the digests of the user's code in a task.
 
-    A part without own code has none. ``layers`` is the digest of an own model as it is printed.
+    Parts are algorithm, model, loss, dataset, partition, rule and options. A part without the user's code has no
+    entry. ``layers`` is the digest of the printed text of the user's model.
     """
     config = task.config
     parts = {
@@ -54,7 +55,7 @@ def digests(task: Task) -> dict[str, str]:
 
 
 def of_model(model: nn.Module, model_given: object, named: str) -> dict[str, str]:
-    """Return the digests of a model's own code and of the printed model; none for a model that is not one's own.
+    """Return the digests of the user's code of a model, and of the printed model; empty for a model of this package.
 
     Args:
         model_given: the module or callable that was passed for it, or None. named: the model's name or place otherwise.
@@ -74,7 +75,7 @@ def of_model(model: nn.Module, model_given: object, named: str) -> dict[str, str
 
 
 def digest_of(things: Iterable[Any]) -> str:
-    """Return the SHA-256 of own functions and classes as Python compiles them, and of all own code that they use.
+    """Return the SHA-256 of the user's functions and classes as Python compiles them, with all user code they use.
 
     >>> digest_of([nn.Linear, Path, len, RunConfig])
     ''
@@ -190,7 +191,7 @@ def code_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def code_in(config: RunConfig) -> set[str]:
-    """Return what a command's own configuration allows, as :func:`fl_core.run.runner.resume` takes it."""
+    """Return the names of user code and options that a command's configuration allows, for ``allow_code``."""
     options = config.model.model_options.items()
     return {
         *code_of(config.to_json()).values(),
@@ -227,21 +228,21 @@ def check_allowed_options(
     where: str,
     model: str,
     options: Mapping[str, Any],
-    said: Collection[str] = (),
+    allowed: Collection[str] = (),
     weights: bool = False,
 ) -> None:
     """Check that a file or a server chooses only options for sizes and rates.
 
     Args:
         where: the source of the options, for the message.
-        said: options that the user has confirmed, as :func:`format_option` writes them.
+        allowed: options that the user has confirmed, as :func:`format_option` writes them.
         weights: whether tensors replace the pretrained weights, which then are not loaded.
 
     Raises:
         UsageError: an option is not allowed. The message names the first, and how to allow it.
     """
     for key, value in options.items():
-        if format_option(key, value) in said or (weights and key == PRETRAINED):
+        if format_option(key, value) in allowed or (weights and key == PRETRAINED):
             continue
         if key == PRETRAINED and str(value).lower() != "false":
             rule = "pretrained weights must be the wish of whoever runs this"

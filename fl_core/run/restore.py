@@ -65,7 +65,7 @@ _BESIDE = [
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
     """Return the configuration of a run and the plan given to it, from its ``config.json``.
 
-    Settings of an earlier version get their present form, with the columns that it took.
+    Settings of an earlier version get their present form, with the columns that the run used.
     """
     rest = {name: value for name, value in stored.items() if name not in _BESIDE}
     path = Path(str(rest.get("dataset")))
@@ -84,7 +84,7 @@ def check_current(run: Run) -> None:
     """Refuse to continue a run of an earlier version with settings that are no more.
 
     Raises:
-        UsageError: names the settings and their new forms.
+        UsageError: there are such settings. The message names them and their new forms.
     """
     _, removed = current(run.config)
     if removed:
@@ -106,8 +106,8 @@ def task_of(
         given: the user's own data and model.
 
     Raises:
-        CorruptError: its files are damaged or have other contents.
-        UsageError: something that they name does not exist here or does not fit.
+        CorruptError: the run's files are damaged or have other contents.
+        UsageError: something that the files name does not exist here or does not fit.
     """
     path = run.path / "config.json"
     stored = run.config
@@ -148,7 +148,7 @@ def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
         The algorithm with its plan at that checkpoint.
 
     Raises:
-        CorruptError: names the checkpoint. UsageError: it fits only the code before it was edited.
+        CorruptError: the states do not fit the task. UsageError: they fit only the code before it was edited.
     """
     run.stopping_rule()  # which checks what is stored of it
     initial = tree.state_dict(task.model)
@@ -224,7 +224,7 @@ def check_given(path: Path, stored: Mapping[str, Any], **given: object) -> None:
     """Refuse to continue a run without its own data or model from Python.
 
     Raises:
-        UsageError: one is missing. The message names its argument.
+        UsageError: data or model are missing. The message names the argument.
     """
     for kind in stored["own"]:
         if given[kind] is None:
@@ -352,10 +352,10 @@ def load_rounds(
     """Yield each round with the name of its models, the models and their task, which is made once.
 
     Args:
-        rounds: rounds, ``last`` or ``best``: that of the one model, or of the one that decides when to stop. None means
-            the one that :meth:`~fl_core.records.store.Run.used_round` gives.
+        rounds: numbers, ``last`` or ``best``. With several models ``best`` is the best round of the one that decides
+            when to stop. None means the round of :meth:`~fl_core.records.store.Run.used_round`.
         which: names of models. The first one that the round has is taken.
-        own: ``data``, ``model`` and ``allow_code``, as of :func:`load_models`.
+        own: ``data``, ``model`` and ``allow_code``, as for :func:`load_models`.
     """
     for kind in which:
         check_known("model", kind, MODELS)
@@ -378,7 +378,7 @@ def load_rounds(
 
 
 def _trees_of_first(
-    found: Run,
+    run: Run,
     checkpoint: Checkpoint,
     algorithm: Algorithm,
     task: Task,
@@ -386,7 +386,7 @@ def _trees_of_first(
 ) -> tuple[str, dict[str, tree.Tree]]:
     """Return the first of some kinds of models that a checkpoint has, and its whole models by client."""
     with damaged(
-        found.checkpoint_path(checkpoint.round), Exception
+        run.checkpoint_path(checkpoint.round), Exception
     ):  # what a hook raises for states that do not fit
         trees = trees_of(checkpoint, algorithm)
     which = next((kind for kind in order if kind in trees), None)
@@ -418,16 +418,16 @@ def trees_of(
 
 
 def _task_to_read(
-    found: Run, allow_code: str | Collection[str] = (), **objects: Any
+    run: Run, allow_code: str | Collection[str] = (), **objects: Any
 ) -> Task:
     """Return the task of a finished or interrupted run, for reading its models."""
     objects = {"data": None, "model": None, **objects}
-    check_own(found.path, found.config, allow_code, True, **objects)
-    task = task_of(found, trained=True, **objects)
-    check_same_start(task, found.path, weights=False)
-    if changed := changed_code(found, task):
+    check_own(run.path, run.config, allow_code, True, **objects)
+    task = task_of(run, trained=True, **objects)
+    check_same_start(task, run.path, weights=False)
+    if changed := changed_code(run, task):
         warn(
-            f"{found.path} was trained with other code of its {listing(changed)}: its scores may be those of that code"
+            f"{run.path} was trained with other code of its {listing(changed)}: its scores may be those of that code"
         )
     return task
 

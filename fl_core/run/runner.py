@@ -78,7 +78,7 @@ def executor(
 def local_clients(
     task: Task, run: str, client_runner: ClientRunner, pool: Executor
 ) -> LocalClients:
-    """Return a task's clients in this process. They need no name of their run."""
+    """Return a task's clients in this process. ``run`` is ignored; clients at sites need it."""
     initial = tree.state_dict(task.model)
     dropout = task.config.federation.client_dropout
     return LocalClients(client_runner, pool, initial, dropout)
@@ -89,13 +89,14 @@ class Execution:
     """Options of a run's execution. They do not change its bits.
 
     Attributes:
-        progress: show a bar.
-        until: stop after this round with a checkpoint. :func:`resume` continues, and the end has the same bits.
+        progress: whether a progress bar is shown.
+        until: the round after which the run stops with a checkpoint. :func:`resume` continues, and the end has the same
+            bits.
         save_seconds: least time between two checkpoints. Those of the last and the best round are written at once.
-        log: more destinations of its rows: loggers, or their classes as ``package.module:Class``.
-        trained_by: makes the executor that trains clients. The default is this process, or the configuration's number
-            of workers.
-        clients: makes the clients from the task and the run's digest. Those of a federation are at its sites.
+        log: further loggers that receive the rows, or their classes as ``package.module:Class``.
+        trained_by: a function that makes the executor of clients. By default they train in this process, or in the
+            configuration's number of workers.
+        clients: a function (task, the run's digest) that makes the clients, in this process or at sites.
 
     Raises:
         UsageError: a name in ``log`` leads to no class made of :class:`fl_core.rounds.recorder.Logger`.
@@ -129,8 +130,8 @@ def run(
     """Train to the end, into a run directory if ``out`` is given, and return the engine with its final state.
 
     Args:
-        instruments: makes what a run measures and decides by, and is called if it does either.
-        data, loaded, model, plan: as of :func:`fl_core.run.task.assemble`; ``initial`` is its ``start``.
+        instruments: a function that returns the instruments. It is called if the run measures or chooses a plan.
+        data, loaded, model, plan: as for :func:`fl_core.run.task.assemble`; ``initial`` is its ``start``.
         command: the user's command, for the record.
         announce: show the table of columns and the notes on the data.
         execution: options of :class:`Execution`.
@@ -237,7 +238,7 @@ def resume(
             plan_selection_of(task, used).check(task.algorithm(task.plan))
         changed: list[str] = []
 
-        def accept(found: store.Checkpoint | None) -> None:
+        def accept(checkpoint: store.Checkpoint | None) -> None:
             if not run.finished:
                 changed[:] = own_code.changed_code(run, task)
             if changed and not allow_changed_code:
@@ -245,9 +246,9 @@ def resume(
                     f"{path} must be resumed with the code that it began with; got other code of its "
                     f"{listing(changed)}. Pass allow_changed_code=True to use it."
                 )
-            restore.check_same_start(task, path, weights=weights or found is None)
-            if found is not None:
-                restore.check(run, found, task)
+            restore.check_same_start(task, path, weights=weights or checkpoint is None)
+            if checkpoint is not None:
+                restore.check(run, checkpoint, task)
 
         done = writer.rewind(accept)
         others = restore.changes(run.config["environment"])
@@ -332,8 +333,8 @@ def _execute(
         measure_every=config.execution.measure_every if config.execution.measure else 0,
     )
     make = how.trained_by or (
-        lambda each: executor(
-            each, config.execution.workers, config.execution.stack == "on"
+        lambda runner: executor(
+            runner, config.execution.workers, config.execution.stack == "on"
         )
     )
     listeners = listeners_of(
@@ -403,7 +404,7 @@ def listeners_of(
     loggers: Sequence[Logger] = (),
     progress: bool = False,
 ) -> list[Listener]:
-    """Return what listens to a run of a task: it chooses the plan, records, stops and saves."""
+    """Return the listeners to a run of a task. They choose the plan, record, stop and save."""
     config, data = task.config, task.data
     columns = {
         "algorithm": task.algorithm(task.plan).name,
@@ -464,7 +465,7 @@ def _used(instruments: MakesInstruments, task: Task) -> Instruments:
 
 
 def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:
-    """Return how a task chooses its plan, if it starts without one that it needs."""
+    """Return the listener that chooses a task's plan."""
     config = task.config
     ahead = config.federation.plan == AUTO and not task.algorithm(None).decides
     return PlanSelection(

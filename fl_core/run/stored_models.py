@@ -55,12 +55,13 @@ def store(
     """Store clients' models and their common description. Equal weights are stored once.
 
     Args:
-        about: of :func:`fl_core.run.exported_model.describe_model`, with a temperature.
-        bases: what is added to each client's calibrated logits.
-        task, model, allow_code: of the models, to check that the description gives them again.
+        about: the description from :func:`fl_core.run.exported_model.describe_model`, with a temperature.
+        bases: numbers that are added to each client's calibrated logits, [C] by client.
+        task, model, allow_code: the task, the model from Python and the allowed code, to check that the description
+            rebuilds the models.
 
     Raises:
-        UsageError: it gives other models, or it cannot be built again.
+        UsageError: the description gives other models, or none.
     """
     files = Folder(folder)
     keys: list[str] = []
@@ -113,7 +114,8 @@ def export(
         path: a run directory, or the folder of a choice or a study.
         out: the file of weights, which must not exist. From a choice, a name without a suffix is a folder.
         baseline: a linear model next to the recommended one: ``linear_local`` or ``linear_pooled``.
-        fallback: of a choice, training alone for the clients whose validation loss is lower alone.
+        fallback: whether clients whose validation loss is lower with local training get their local model, from a
+            choice.
         client: the model's client. None if all clients have the same model, or for a folder with all of them.
         run: ``which``, ``round``, ``data``, ``model``, ``loss`` and ``allow_code`` of a run.
 
@@ -184,7 +186,7 @@ def _files(out: Path, names: Sequence[str], client: str | None) -> list[Path]:
 
 
 def file_name(client: str) -> str:
-    """Return a client's name as the name of a file.
+    """Return a file name for a client's model.
 
     >>> file_name("St. Mary's / east")
     'St._Mary_s___east'
@@ -250,7 +252,7 @@ def predict(
         path: an exported model, or a folder of them.
         new: samples without labels. For a folder of models, a table with the column of clients that training had; or
             a folder, whose files or folders have the names of clients.
-        ids, model, allow_code: of a single prediction.
+        ids, model, allow_code: as for :func:`fl_core.run.exported_model.predict`.
 
     Returns:
         The predictions, by client for a folder of models. Those of one table have the numbers of its rows.

@@ -114,7 +114,8 @@ class Task(Displayed):
         """Log the table of the data's columns, and warn of what is unusual.
 
         Args:
-            earlier_notes: what other runs of a study have announced. It is not repeated, and what is new is added.
+            earlier_notes: tables and notes that other runs of a study have announced. They are not repeated, and new
+                ones are added.
         """
         if earlier_notes is None:
             earlier_notes = set()
@@ -202,7 +203,8 @@ def assemble(
         plan: a plan in place of the file that the configuration names.
         start: stored initial weights, in place of those that the configuration's ``init`` names.
 
-    A function may build lazy layers, which get their shapes from the samples. Here these are token ids:
+    A function may build lazy layers, which get their shapes from the samples. The samples of this example are token
+    ids:
 
     >>> import numpy as np
     >>> ids = np.ones((20, 3), int), np.arange(20) % 2
@@ -304,7 +306,7 @@ def load(
     partition: Partition | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> FederatedData:
-    """Load the data of a resolved configuration, or one's own, and partition them over clients.
+    """Load the data of a resolved configuration, or take those from Python, and partition them over clients.
 
     Raises:
         UsageError: files are missing or do not fit, or a client has no training samples.
@@ -353,17 +355,17 @@ def _with_ids(data: FederatedData, module: nn.Module) -> FederatedData:
 
 
 def _built_by_user(
-    config: RunConfig, given: Any, data: FederatedData, criterion: Any
+    config: RunConfig, module_or_builder: Any, data: FederatedData, criterion: Any
 ) -> tuple[nn.Module, FederatedData]:
     """Return the user's module, or what the user's function builds for the data, and the data that it takes.
 
     Lazy layers that follow an embedding take whole numbers as token ids.
     """
-    if isinstance(given, nn.Module):
-        return given, data
+    if isinstance(module_or_builder, nn.Module):
+        return module_or_builder, data
     make = partial(
         models.copy_user_model,
-        given,
+        module_or_builder,
         # a function of the user's has no number of outputs: one for each class
         n_classes=getattr(criterion, "outputs", int)(data.n_classes or 1),
         seed=config.execution.seed,
@@ -386,12 +388,12 @@ def build(
     data: FederatedData,
     criterion: Loss,
     start: Tree | None,
-    said: list[str],
+    notes: list[str],
 ) -> tuple[nn.Module, Tree | None]:
-    """Build the model of a resolved configuration, or copy one's own, and give it its initial weights.
+    """Build the model of a resolved configuration, or copy the one from Python, and give it its initial weights.
 
     Args:
-        start: stored initial weights. said: receives notes.
+        start: stored initial weights. notes: a list to which notes are added.
 
     Returns:
         The model, and its initial weights if they are not the seed's.
@@ -410,14 +412,14 @@ def build(
     if start is not None:
         initial.copy_into(model, start, "the run's start.safetensors")
     elif config.model.init is not None:
-        said += initial.start(
+        notes += initial.start(
             model, config.model.init, models.example(data.shape), data.words
         )
         start = tree.state_dict(model)
     elif wants_weights(named, options):
         start = tree.state_dict(model)  # the run and its workers get them as tensors
     if named not in models.MODELS.own:
-        said += models.output_notes(model, data.shape, criterion.task)
+        notes += models.output_notes(model, data.shape, criterion.task)
     if config.model.batchnorm == "drop":
         drop_statistics(model)
     return model, start
@@ -436,12 +438,12 @@ def plan_at(path: str) -> LayerPlan:
 
 
 def _with_stopping(
-    config: RunConfig, data: FederatedData, asked: int | None
+    config: RunConfig, data: FederatedData, given_patience: int | None
 ) -> tuple[RunConfig, list[str]]:
     """Return the configuration without patience if a client has too few validation samples, and a note.
 
     Args:
-        asked: the patience that the user gave.
+        given_patience: the patience that the user gave.
     """
     if config.federation.monitor is not None:
         check_score(config.federation.monitor, data.task)
@@ -451,7 +453,7 @@ def _with_stopping(
     if not config.federation.patience or not few:
         return config, []
     without = f"{data.name} has too few for {listing(few)}"
-    if asked:
+    if given_patience:
         raise UsageError(
             f"patience must have validation samples to judge by; {without}. Use patience=0."
         )
@@ -465,7 +467,7 @@ def _adapt(
     data: FederatedData,
     model: nn.Module,
     layers: tuple[Layer, ...],
-    said: list[str],
+    notes: list[str],
 ) -> tuple[nn.Module, tuple[Layer, ...]]:
     """Return the model and its layers with the adapters that a configuration names, if any."""
     if config.model.adapt is None:
@@ -481,7 +483,7 @@ def _adapt(
         )
     wide = {lora.ALL, lora.ATTENTION}.intersection(adapters.targets)
     if wide and (left := lora.left_out(model)):
-        said.append(
+        notes.append(
             f"{listing(left)} get no adapters and stay fixed: grouped convolutions, nn.MultiheadAttention and "
             "parametrised layers have none"
         )

@@ -45,9 +45,9 @@ class FittedLoss(Loss):
 
     Attributes:
         base: a loss of :mod:`fl_core.training.losses`, a torch loss, or a callable.
-        shape: of one sample's output, as the model gives it.
-        axis: the axis of the classes if each position has a label.
-        kind: the task: of :data:`fl_core.rows.TASKS`, or labels at positions, or an own loss.
+        shape: shape of one sample's output, as the model gives it.
+        axis: the axis of the classes, if each position has a label.
+        kind: the task: one of :data:`fl_core.rows.TASKS`, or labels at positions, or a loss from Python.
         ignored: the label of positions that do not count.
         next_tokens: whether the output at a token is compared with the next label.
         joined: how several outputs lie side by side, which a callable takes as a dict or tuple.
@@ -97,7 +97,7 @@ class FittedLoss(Loss):
         return z.detach()[0]
 
     def labels(self, y: Tensor) -> Tensor:
-        """Return the labels that outputs are compared with."""
+        """Return the labels, in the form in which outputs are compared with them."""
         if not self.next_tokens:
             return y
         ignored = getattr(self.base, "ignore_index", self.ignored)
@@ -248,7 +248,7 @@ class FittedLoss(Loss):
             )
 
 
-def class_axis_of(output: Tensor, y: Tensor, given: int | None = None) -> int:
+def class_axis_of(output: Tensor, y: Tensor, given_axis: int | None = None) -> int:
     """Return the axis of the classes in outputs with the positions of labels y [n, ...].
 
     >>> class_axis_of(torch.zeros(2, 7, 3), torch.zeros(2, 7))
@@ -257,7 +257,7 @@ def class_axis_of(output: Tensor, y: Tensor, given: int | None = None) -> int:
     1
 
     Args:
-        given: the axis, where the sizes leave a choice.
+        given_axis: the axis, if several fit the sizes.
 
     Raises:
         UsageError: no axis fits, or two do.
@@ -269,8 +269,8 @@ def class_axis_of(output: Tensor, y: Tensor, given: int | None = None) -> int:
         if output.ndim == y.ndim + 1
         and output.shape[1:axis] + output.shape[axis + 1 :] == positions
     ]
-    if given is not None:
-        fitting = [axis for axis in fitting if given in (axis, axis - output.ndim)]
+    if given_axis is not None:
+        fitting = [axis for axis in fitting if given_axis in (axis, axis - output.ndim)]
     if len(fitting) == 1:
         return fitting[0]
     way = "Write y[:, 0] for one label in a column."
@@ -329,8 +329,8 @@ def fit_loss(
 
     Args:
         loss: a name, a loss of :mod:`fl_core.training.losses`, a torch module or a callable.
-        output: of the first samples, in the model's own form.
-        single: gives that of the first sample alone.
+        output: the output for the first samples, in the model's own form.
+        single: a function that returns the output for the first sample alone.
 
     Raises:
         UsageError: outputs and labels do not fit, or the loss is none of these.
@@ -401,7 +401,7 @@ def adapted(model: nn.Module, output: Any, loss: Loss) -> Any:
     """Return the model as one whose flat outputs [n, outputs] the loss takes.
 
     Args:
-        output: of a few samples, in the model's own form.
+        output: the output for a few samples, in the model's own form.
     """
     form = None
     if isinstance(loss, FittedLoss):
@@ -416,10 +416,10 @@ def fit_module(
 ) -> tuple[nn.Module, Loss]:
     """Return a user's module with flat outputs, and its loss of labels at positions or of several numbers.
 
-    They are as they came for a loss by name, and one label or number a sample.
+    With a loss by name, and one label or number for each sample, both are returned unchanged.
 
     Args:
-        loss: as of :func:`fit_loss`.
+        loss: as for :func:`fit_loss`.
     """
     if isinstance(loss, Loss) and not data.kind:
         return model, loss

@@ -291,13 +291,13 @@ COLDEST, HOTTEST = 1e-3, 1e12
 def base_outputs(
     data: FederatedData, criterion: Loss, client: str | None = None
 ) -> Tensor:
-    """Return what predicts best without features, from training samples, float64 [C].
+    """Return the outputs that predict best without features, from training samples, float64 [C].
 
-    That is the logarithm of each class's share (n_k + 1) / (n + C), times its weight in the loss; the log odds of each
-    label's (n_k + 1) / (n + 2); the mean number; and for survival 0.
+    For classes they are the logarithms of the shares (n_k + 1) / (n + C), times the weights in the loss; for labels the
+    log odds of (n_k + 1) / (n + 2); for numbers their mean; and for survival 0.
 
     Args:
-        client: its name; None for all clients together.
+        client: name of a client; None for all clients together.
     """
     chosen = [c.train.y for c in data.clients if client in (None, c.name)]
     y, kind = torch.cat(chosen), data.task
@@ -340,8 +340,8 @@ def soft_targets(y: Tensor, weights: Tensor, n_outputs: int) -> Tensor:
 
     Args:
         y: classes [n], or labels of 0 and 1 [n, C].
-        weights: of the samples, [n], not negative.
-        n_outputs: C.
+        weights: weights of the samples, [n], not negative.
+        n_outputs: the number C of classes or labels.
     """
     weights = weights.double()
     count = float(weights.sum() ** 2 / (weights**2).sum())
@@ -361,7 +361,7 @@ def fit(
     The logits are ``outputs / temperature + weight * base``. A temperature alone (Guo et al. 2017) draws rare classes
     to equal shares. With a weight of 1 and the largest temperature only the base rate is left. The loss is that of
     softened targets (:func:`soft_targets`), so that few samples without an error do not make a model sure. It is convex
-    in the inverse temperature and the weight. Samples of a single class tell nothing: they give 1 and 0.
+    in the inverse temperature and the weight. Samples of a single class give 1 and 0.
 
     >>> sure = torch.tensor([[0.0, 9.0], [0.0, 9.0], [9.0, 0.0], [9.0, 0.0]])
     >>> found = fit(sure, torch.tensor([1, 0, 0, 0]), torch.ones(4), torch.zeros(2))
@@ -427,7 +427,7 @@ def calibration_of(
 ) -> tuple[float, float]:
     """Return the temperature of clients' models on their validation samples, and the weight of each one's base rate.
 
-    They are 1 and 0 if the task has no probabilities, or no client with a model has validation samples.
+    Both are neutral, 1 and 0, if the task has no probabilities or no client with a model has validation samples.
     """
     clients = [
         client

@@ -63,10 +63,10 @@ Entries = dict[
 ]  # name of a tensor -> key of the optimiser -> value
 
 
-def entries_of(kept: Tree, phase: Phase) -> Entries:
+def entries_of(stored: Tree, phase: Phase) -> Entries:
     """Return the entries of a phase in a kept tree, by the tensor's name."""
     prefix, entries = _prefix(phase), Entries()
-    for slot, value in kept.items():
+    for slot, value in stored.items():
         if slot.startswith(prefix):
             name, _, key = slot.removeprefix(prefix).rpartition("#")
             entries.setdefault(name, {})[key] = value
@@ -126,7 +126,7 @@ def train(
     training: Training,
     ctx: Context,
     observers: Observers,
-    kept: Tree | None = None,
+    stored: Tree | None = None,
     *,
     loss: Callable[..., object],
     step: Callable[..., object] | None = None,
@@ -141,7 +141,7 @@ def train(
 
     Args:
         loss, step: the methods that the phase names. Without a step it is :meth:`Steps.plain`.
-        seed, layers, frozen: of the run, its model, and the model's tensors that never train.
+        seed: the run's seed. layers: the model's layers. frozen: names of tensors that never train.
 
     Returns:
         The trained tree, and the optimiser's state as a tree (empty unless ``training.keep_optimizer``).
@@ -174,7 +174,7 @@ def train(
         if params and phase.epochs and slices:
             settings = phase.settings(training)
             optimizer = settings.build(_parameter_groups(phase, params, settings))
-            restore(optimizer, params, entries_of(kept or {}, phase))
+            restore(optimizer, params, entries_of(stored or {}, phase))
             steps = Steps(
                 params,
                 workspace,
@@ -274,16 +274,16 @@ class Steps:
     Attributes:
         params: the parameters that train, by name: the model's own, to be changed in place without gradients.
         workspace: the model.
-        optimizer: the phase's, over ``params``.
-        training, settings: the local training of the run, and of the phase.
-        phase, ctx: of the client that trains.
+        optimizer: the phase's optimiser of ``params``.
+        training, settings: the settings of local training, of the run and of the phase.
+        phase, ctx: the phase, and the context of the client that trains.
         objective: (parameters, batch, ctx) -> the phase's loss.
         data: all training samples and their labels.
-        seed: of the run.
-        observers: what sees every step.
-        layers: of the model.
-        taken: batches of the phase that were taken before this one.
-        samples, loss: whose gradients were taken, and their summed loss.
+        seed: the run's seed.
+        observers: observers that receive every step.
+        layers: the model's layers.
+        taken: number of the phase's batches before this one.
+        samples, loss: number of samples whose gradients were taken, and their summed loss.
     """
 
     params: Tree
@@ -314,10 +314,10 @@ class Steps:
     def gradients(self, batch: tuple[Any, ...], clip: bool = True) -> dict[str, Tensor]:
         """Return the gradients of the phase's loss on a batch, for the present parameters that the loss reaches.
 
-        The loss gets the batch as it is given: samples and labels, and whatever else the two have agreed on.
+        The loss receives the batch unchanged: samples and labels, and further parts if the algorithm's step adds any.
 
         Args:
-            clip: whether the gradients are clipped as the phase asks; not where differences are taken of them.
+            clip: whether the gradients are clipped as the phase says. Turn it off to compute differences of gradients.
 
         Raises:
             NonFiniteError: the loss is NaN or infinite. The error names the layer of the largest weight.
@@ -371,7 +371,7 @@ class Steps:
         return f"The largest weight is {sizes[name]:.3g} in {place}.{hint}"
 
     def plain(self, batch: Batch, ctx: Context) -> None:
-        """Take the step of a phase that names none: observers get the gradients as they are before clipping."""
+        """Take the optimiser's step along the loss's gradient. Observers get the gradient before it is clipped."""
         self.descend(self.gradients(batch, clip=False), clip=True)
 
     def descend(self, grads: Tree, clip: bool = False) -> None:
@@ -390,8 +390,8 @@ class Steps:
         """Take a step of copied parameters that the algorithm keeps, by an optimiser like the phase's.
 
         Args:
-            name: of the copy, which has an optimiser of its own from the phase's first batch to its last.
-            copy: changed in place; the same tensors in every step, among others perhaps. grads: along which it goes.
+            name: name of the copy. Each has its own optimiser from the phase's first batch to its last.
+            copy: the parameters, changed in place. Pass the same tensors in every step. grads: the gradients to follow.
         """
         if name not in self._copies:
             tensors = {key: copy[key] for key in self.params}

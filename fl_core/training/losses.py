@@ -35,7 +35,7 @@ class Loss:
     """``loss(logits [n, C], y [n])`` is a scalar: the mean over samples of :meth:`per_sample`. Lower is better.
 
     Attributes:
-        task: of :data:`fl_core.rows.TASKS`. ``y`` holds class indices (int64 [n]), numbers (float32 [n]), times and
+        task: one of :data:`fl_core.rows.TASKS`. ``y`` holds class indices (int64 [n]), numbers (float32 [n]), times and
             events (float32 [n, 2]), or labels of 0 and 1 (float32 [n, C]).
         couples: whether a sample's loss depends on the other samples of its batch.
         binary: whether there must be two classes.
@@ -59,7 +59,7 @@ class Loss:
         return self(logits, y)
 
     def notes(self) -> list[str]:
-        """Return notes for a user of the loss."""
+        """Return warnings for a user of the loss, a line each."""
         return []
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -73,15 +73,15 @@ class Loss:
         return n_classes
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return the logits of every class [n, C] that a model's outputs stand for."""
+        """Convert a model's outputs to logits of every class, [n, C]."""
         return outputs
 
     def of_logits(self) -> Loss:
-        """Return the same loss of the logits of every class, [n, C], for predictions that are no model's outputs."""
+        """Return the same loss for logits of every class, [n, C], in place of a model's outputs."""
         return self
 
     def check_batch(self, z: Tensor, y: Tensor) -> None:
-        """Refuse outputs and targets that do not fit each other and the loss. They would broadcast.
+        """Refuse outputs and targets whose shapes do not fit each other and the loss. torch would broadcast them.
 
         Raises:
             UsageError: the message gives their shapes, or the label that is no class.
@@ -118,7 +118,7 @@ class Loss:
         """Refuse a task that the loss is not for, and options that do not fit ``n_classes`` classes (0: numbers).
 
         Args:
-            task: of the data; empty means classification, or regression without classes.
+            task: the data's task; empty means classification, or regression without classes.
 
         Raises:
             UsageError: the kind of task, the number of classes or the length of a list does not fit.
@@ -360,7 +360,7 @@ class ClassWeighted(Loss):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """Return the name of the loss that is weighted, and that it is."""
+        """Return the name of the weighted loss, marked as weighted."""
         return f"{self.base.name}, class-weighted"
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -399,7 +399,7 @@ class Standardised(Loss):
 
     Attributes:
         base: the loss of the standardised numbers.
-        centre, spread: of the training targets.
+        centre, spread: mean and standard deviation of the training targets.
         own_unit: whether predictions are in the targets' unit.
     """
 
@@ -469,7 +469,7 @@ def balanced_weights(counts: Sequence[int], names: Sequence[str]) -> tuple[float
     fl_core.errors.UsageError: each class must have a training sample for balanced weights; got none of b. Give ...
 
     Raises:
-        UsageError: a class without samples, by name.
+        UsageError: a class has no samples. The message names it.
     """
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if empty:
@@ -511,7 +511,7 @@ def build(name: str, **options: Any) -> Loss:
     output); of numbers ``mse``, ``mae`` and ``huber`` (delta=1); ``cox`` of survival; ``multilabel_bce`` of labels.
 
     Args:
-        options: the loss's own; ``alpha`` is one number for all classes or a list with one number a class.
+        options: options of the loss; ``alpha`` is one number for all classes, or a list with one number for each class.
 
     Raises:
         UsageError: an unknown name or option, or a value outside its range.

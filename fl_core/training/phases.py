@@ -41,7 +41,7 @@ class Training:
 
     Attributes:
         epochs: passes over the client's training data in a round.
-        batch_size: samples a step. The last, smaller batch is used too. Reported losses weight it by its samples.
+        batch_size: samples in a step. The last, smaller batch is used too. Reported losses weight it by its samples.
         lr: learning rate.
         optimizer: ``sgd``, ``adam`` (coupled L2) or ``adamw`` (decoupled).
         momentum: of SGD.
@@ -50,10 +50,11 @@ class Training:
             scaled down to it. None = never.
         keep_optimizer: keep the optimiser's state with the client from round to round instead of a new one each. A
             run's default is yes for adam and adamw, whose second moments need more steps than a round has, and no for
-            sgd, with momentum too, as FedAvg has it. What is kept is one to three times what the client trains, in
-            memory and in every checkpoint (:mod:`fl_core.training.loop`); fine-tuning always begins anew.
+            sgd, with momentum too, as FedAvg has it. The state takes one to three times the size of the trained
+            tensors, in memory and in every checkpoint (:mod:`fl_core.training.loop`). Fine-tuning always begins with a
+            new optimiser.
         precision: ``bf16`` computes a step's forward pass and loss under torch's autocast. All else is float32.
-        rates: parts of tensors' names, such as ``lora_B``, with the factors of their learning rates.
+        rates: (part of a tensor's name, factor of its learning rate) pairs, such as ("lora_B", 16).
     """
 
     epochs: int = 1
@@ -124,7 +125,7 @@ class Phase:
     """One stretch of local training: the trained tensors, its length, and its loss.
 
     Attributes:
-        name: for messages and rows.
+        name: name of the phase, for messages and rows.
         train: names of the tensors that move (parameters, and the buffers of their normalisations); the rest has no
             gradient, is in no optimiser, and its normalisations run in evaluation mode.
         epochs: passes over the training data.
@@ -133,9 +134,9 @@ class Phase:
         batch_stream: which stream of batches. Phases that have FedAvg or Local as a limit use ``main``.
         observe: names of observers that see parameters and gradients of every step of the first pass: those of the
             loss, not clipped, or with a ``step`` of its own what that follows.
-        lr, momentum, weight_decay, optimizer, max_grad_norm: if not the run's.
+        lr, momentum, weight_decay, optimizer, max_grad_norm: settings that replace the run's; None keeps the run's.
         groups: tensors among those that train with learning rates of their own; no tensor is in two groups.
-        steps: stop after so many batches, if ``epochs`` passes have more.
+        steps: the largest number of batches, if ``epochs`` passes have more.
         step: name of the algorithm's method that makes the step of a batch; default the optimiser's own step along
             the gradient of the loss. See :class:`fl_core.training.loop.Steps`.
     """
@@ -179,10 +180,10 @@ class Observer(Protocol):
     """A named accumulator that sees every step of local training; its result is sent in the reply."""
 
     def update(self, params: Tree, grads: Tree) -> None:
-        """Take in one step, before the optimiser changes the parameters."""
+        """Add one step, before the optimiser changes the parameters."""
 
     def result(self) -> dict[str, Any]:
-        """Return what was measured, as numbers and lists that JSON can store."""
+        """Return the measurement, as numbers and lists that JSON can store."""
 
 
 Observers = Mapping[str, Callable[[tuple[Layer, ...]], Observer]]
@@ -197,27 +198,29 @@ def _not_here(*args: Any, **options: Any) -> Any:
 
 @dataclass
 class Context:
-    """The knowledge and tools of a client, for the hooks that run where it is.
+    """The facts and functions of a client, for hooks that run in the client's process.
 
     Attributes:
-        algorithm: its name. round: 0-based. client: its position. n_train: its training samples.
+        algorithm: the algorithm's name. round: the 0-based round. client: the client's position. n_train: number of its
+            training samples.
         criterion: the run's loss of logits and labels.
         forward: (parameters, x [n, ...]) -> logits [n, C] in the mode of the moment, which is training in
             ``client_start`` and in phases; see :meth:`fl_core.training.workspace.Workspace.forward`.
-        infer: the same in evaluation mode and without gradients, of a whole tree.
+        infer: as ``forward``, in evaluation mode and without gradients, for a whole tree of parameters.
         features: (parameters, x [n, ...]) -> the input [n, d] of the last linear layer, in the mode of the moment.
         batches: (stream, share=1.0) -> batches of the run's size of that share of the client's training samples,
             drawn without replacement from a stream of that name, which is another one in each round and client.
-        score: (whole tree, what it is) -> its ``loss``, ``accuracy`` ... on the client's validation split.
-        reference: what the client received, or else began with, on the training device.
-        labels: of the client's training samples, int64 [n_train], on the training device.
-        trees: what else it received or kept, there too; empty until training begins.
-        submodel: names of the tensors that the client has at all; None = all.
-        finetuning: whether this is fine-tuning after so many rounds, instead of training in the next.
-        observed: what observers measured, by their names.
+        score: (whole tree, words for messages) -> its ``loss``, ``accuracy`` and further scores on the client's
+            validation split.
+        reference: the tensors that the client received, or else began with, on the training device.
+        labels: labels of the client's training samples, int64 [n_train], on the training device.
+        trees: further trees that it received or kept, on the training device; empty until training begins.
+        submodel: names of the tensors that the client has; None means all.
+        finetuning: whether the client fine-tunes after ``round`` rounds, in place of training in the next one.
+        observed: results of the observers, by their names.
         work: steps, samples and mean loss, by "phase/quantity".
-        scratch: trees that steps keep: the client's own when all phases are done, without gradients.
-        parts: of a phase's loss, by name, summed over its samples.
+        scratch: trees that an algorithm's steps store during the phases, without gradients.
+        parts: parts of a phase's loss by name, summed over its samples.
     """
 
     algorithm: str
@@ -242,7 +245,7 @@ class Context:
     parts: dict[str, float] = field(default_factory=dict)
 
     def part(self, name: str, loss: Tensor, samples: int) -> Tensor:
-        """Record a loss, a mean over ``samples`` samples, as a part of the phase's. Return it unchanged."""
+        """Record a loss, a mean over ``samples`` samples, as a part of the phase's loss. Return it unchanged."""
         self.parts[name] = self.parts.get(name, 0.0) + loss.item() * samples
         return loss
 

@@ -116,7 +116,7 @@ class Workspace:
     def hold(self, names: frozenset[str] | None = None) -> None:
         """Restrict the model to the submodel of the named tensors.
 
-        Parts without any are skipped (:func:`~.blocks.hold`).
+        Parts without any of these tensors are skipped (:func:`fl_core.models.extended.hold`).
         """
         if names == self.live.keys():
             names = None
@@ -168,7 +168,7 @@ class Workspace:
         return torch.func.functional_call(self.model, dict(params), (x,), options)
 
     def frozen_outputs(self, client: int, samples: Tensor, x: Tensor) -> Tensor | None:
-        """Return outputs [n, ...] of the frozen first layers from the cache, within :meth:`trains`.
+        """Return outputs [n, ...] of the frozen first layers from the cache. Call it within :meth:`trains`.
 
         The result is None without such layers or without a gain.
 
@@ -189,7 +189,7 @@ class Workspace:
         """Return logits [n, C] under a whole tree, in evaluation mode without gradients, also during training.
 
         Args:
-            options: as of :meth:`forward`.
+            options: as for :meth:`forward`.
         """
         with in_mode(self.model, False), torch.no_grad():
             outputs: Tensor = self._call(params, x, options)
@@ -320,7 +320,7 @@ class FrozenPrefixCache:
 
 
 def in_chunks(first: nn.Sequential, x: Tensor) -> Tensor:
-    """Return the first part's outputs for samples [n, *shape]."""
+    """Return the first part's outputs for samples [n, *shape], computed in parts that bound the memory."""
     with torch.no_grad():
         return torch.cat([first(part) for part in x.split(CHUNK)])
 

@@ -44,7 +44,7 @@ def activity(data_root: Location | None) -> Source:
     """10,299 windows of a telephone's sensors, [9, 32]: six activities of 30 persons, who are the clients.
 
     Each of the 32 steps is the mean of four. Windows overlap by half, so a bout of one activity stays in one split.
-    The file is :func:`write_file`'s.
+    :func:`write_file` makes the file.
     """
     path = find_file(
         "activity",
@@ -131,7 +131,11 @@ def write_file(archive: Path | str, path: Path | str) -> None:
 
 
 def bouts(x: Array, y: Integers, person: Integers) -> tuple[Integers, Integers]:
-    """Return the bout of each window and its position there, int64 [n], from windows [n, channels, steps] in order.
+    """Return each window's bout and its position in that bout, both int64 [n].
+
+    Args:
+        x: windows [n, channels, steps], in the order of recording.
+        y: the activity of each window, [n]. person: the person of each window, [n].
 
     >>> x = np.array([[[0, 1, 2, 3]], [[2, 3, 4, 5]], [[7, 7, 8, 9]]])
     >>> [marks.tolist() for marks in bouts(x, np.zeros(3), np.zeros(3))]

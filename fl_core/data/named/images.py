@@ -48,11 +48,11 @@ def images(
     """Register a dataset of images, stored as ``NAME.npz`` below the data root or as torchvision stores it.
 
     Args:
-        summary: its line in lists.
-        kind, folder: its class in ``torchvision.datasets``, and torchvision's folder for its files. Empty means none.
-        keeps_test: keep an official test set.
+        summary: the dataset's line in lists.
+        kind, folder: the class in ``torchvision.datasets``, and torchvision's folder for the files. Empty means none.
+        keeps_test: whether an official test set stays the test set.
         classes: the classes that are used, in their order. Empty means all.
-        recipe: its default settings.
+        recipe: default settings of the dataset.
     """
 
     def opened(data_root: Location | None, download: bool) -> Source:

@@ -69,12 +69,12 @@ def federation(
     samples: int,
     test: int | None = None,
 ) -> Source:
-    """Return samples at some clients, changed by a kind of :data:`KINDS`. The seed is fixed.
+    """Return a federation whose clients' samples are changed in a known way. The seed is fixed.
 
     Args:
-        plain: the samples. name: of the result.
+        plain: the samples before the change. name: the federation's name. kind: the change, one of :data:`KINDS`.
         samples: training and validation samples of each client.
-        test: number of test samples, the same of every client. None: all others.
+        test: number of test samples, the same for every client. None: all remaining samples.
     """
     order = np.random.default_rng(0).permutation(len(plain.x))
     own_rows, rest = np.split(order, [clients * samples])
@@ -123,7 +123,7 @@ def known(
 
 
 def of_digits(kind: str, about: str) -> None:
-    """Register a federation of digits."""
+    """Register a federation of scikit-learn's digits, [1, 8, 8], as a dataset."""
     name = f"known_{kind}"
 
     def opened() -> Source:

@@ -63,8 +63,8 @@ class Partitioning:
     [[0, 2, 4], [1, 3]]
 
     Attributes:
-        name: registry name.
-        shares: usual shares of train, validation and test.
+        name: the name in :data:`PARTITIONS`.
+        shares: default shares of train, validation and test.
         natural: whether clients are natural clients of the data or parts of one. Their number then follows from the
             data.
         groups: whether it keeps samples together that belong together, such as those of a patient.
@@ -104,7 +104,7 @@ class Partitioning:
         )
 
     def fitted(self, pool: Source, clients: int) -> Self:
-        """Return the same partitioning with the options that follow from the data."""
+        """Return the same partitioning, with default options set from the data."""
         return self
 
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
@@ -124,7 +124,7 @@ class Partitioning:
         client trains on is left out.
 
         Args:
-            parts: each client's positions in ``train``.
+            parts: the positions of each client's samples in ``train``.
         """
         return follow([train.labels[part] for part in parts], test.labels, seed)
 
@@ -303,7 +303,7 @@ def check_shares(splits: Sequence[float]) -> tuple[float, float, float]:
     splits must be three positive shares (train, validation, test) with sum 1; got [0.8, 0.3, 0.2].
 
     Raises:
-        UsageError: they are not.
+        UsageError: the shares are not three positive numbers with a positive sum.
     """
     shares = tuple(map(float, splits))
     if len(shares) != 3 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
@@ -320,7 +320,7 @@ def check_divisible(
     """Refuse clients that have fewer samples than there are splits.
 
     Raises:
-        UsageError: names these clients.
+        UsageError: some clients have too few. The message names them.
     """
     pairs = zip(names, sizes, strict=True)
     few = [f"{n} at {name!r}" for name, n in pairs if n < len(shares)]
@@ -384,7 +384,7 @@ def check_classes(classes_per_client: Any, classes: int) -> int:
     """Check that there are no more classes per client than the samples have, and return their number.
 
     Raises:
-        UsageError: names the value and the number of classes.
+        UsageError: there are more. The message names the value and the number of classes.
     """
     rule = f"a whole number from 1 to {classes}, the number of classes"
     few = Bound(rule, lambda few: WHOLE.holds(few) and few <= classes)
@@ -398,7 +398,7 @@ def check_clients(
     """Check that there are at least ``each`` samples for every client.
 
     Raises:
-        UsageError: names the number of clients and the largest possible one.
+        UsageError: there are fewer. The message names the largest possible number of clients.
     """
     check_value(what, clients, WHOLE)
     if clients * each > samples:
@@ -427,10 +427,10 @@ class Partition:
         kind: the partitioning's name, or ``package.module:Class``.
         params: number of clients, the options of the kind, ``splits``, and ``split_seed`` if it was given, as plain
             numbers and lists.
-        seed: of its draws, or of the training and validation samples alone with ``split_seed``.
+        seed: seed of all draws, or with ``split_seed`` only of training and validation samples.
         indices: ``indices[client][split]``, ascending int64 positions in the source. No sample occurs twice at a
             client, and no client trains on another's test sample.
-        n_samples: size of the source.
+        n_samples: number of samples in the source.
         source_digest: :attr:`Source.digest` of the source.
     """
 
@@ -492,7 +492,7 @@ class Partition:
             return cls(indices=indices, **meta)
 
     def check(self, source: Source) -> None:
-        """Check that this partition was made for a source.
+        """Check that this partition was made for ``source``.
 
         Raises:
             UsageError: the samples differ in number or content, or indices overlap or are out of range.
@@ -559,11 +559,11 @@ def make(
         kind: a name of :data:`PARTITIONS`, or ``package.module:Class``.
         clients: number of clients. For ``natural`` it is None or the number of natural clients. For
             ``natural_dirichlet`` it is a multiple of that, by default five times.
-        seed: of every draw.
-        split_seed: of the partition over clients and of the test samples. Only the training and validation samples of
-            each client are then drawn by ``seed``. None means ``seed``. With equal seeds the partition is the same.
+        seed: seed of every draw.
+        split_seed: seed of the partition over clients and of the test samples. Only the training and validation samples
+            of each client are then drawn by ``seed``. None means ``seed``.
         splits: shares of train, validation and test. None means the kind's own, usually 0.64, 0.16, 0.20.
-        options: the kind's own, such as ``alpha``. None means its default.
+        options: options of the kind, such as ``alpha``. None means the default.
 
     Raises:
         UsageError: a kind or option is unknown, a value is out of range, or a client has too few samples to divide.

@@ -67,8 +67,8 @@ class Dirichlet(WithAlpha):
     """Label skew: each class is shared out in proportions from a symmetric Dirichlet over clients.
 
     ``alpha`` is its concentration. With a smaller one clients differ more. Counts are rounded down, and the last client
-    takes the rest of a class (PLayer-FL, appendix). The samples themselves are random. All proportions are drawn again
-    until every client has ``min_size`` samples, at most 1,000 times.
+    takes the rest of a class (PLayer-FL, appendix). Samples within a class are drawn at random. All proportions are
+    drawn again until every client has ``min_size`` samples, at most 1,000 times.
     """
 
     name = "dirichlet"
@@ -275,7 +275,7 @@ def check_owners(pool: Source) -> Integers:
     """Return the natural client of each sample, int64 [n], after a check that there are any.
 
     Raises:
-        UsageError: the data name none. The message lists other partitions.
+        UsageError: the data name no natural clients. The message lists other partitions.
     """
     if pool.owner is None:
         others = those_with("natural", False)

@@ -56,15 +56,15 @@ SAMPLE = 2000
 
 @dataclass(eq=False)
 class Described:
-    """How a column is taken.
+    """A column of a table with its role or kind, and the fault if it is refused.
 
     Attributes:
-        name: of the column.
+        name: the column's name.
         kind: number, words, refused or left out; or its role: client, group, label, text.
         cells: float64, or text.
-        odd: what is unusual about it.
-        fault: why it is refused, or None.
-        emptied: where the line of its fault leaves no value, or None.
+        odd: what is unusual about the column; empty if nothing is.
+        fault: why the column is refused, or None.
+        emptied: the rows in which the repair of the fault leaves no value, bool [n]; None without a fault.
     """
 
     name: str
@@ -76,12 +76,12 @@ class Described:
 
     @cached_property
     def lacking(self) -> Bools:
-        """Return where it has no value."""
+        """Return whether each cell has no value, bool [n]."""
         return lacks_value(self.cells)
 
     @property
     def is_feature(self) -> bool:
-        """Return whether it makes inputs of a model."""
+        """Return whether the column makes inputs of a model."""
         return self.kind in (NUMBER, WORDS)
 
     def refused(self, fault: DataFault) -> Described:
@@ -90,7 +90,7 @@ class Described:
         return self
 
     def column(self) -> Column:
-        """Return its record. Numbers and words of two values are yes/no."""
+        """Return the column's line for display. Numbers and words of two values are yes/no."""
         if self.kind == LEFT_OUT:
             return Column(self.name, LEFT_OUT, odd="; ".join(self.odd))
         example, inputs = "", 0
@@ -115,7 +115,7 @@ class Described:
 
 
 def words_of(cells: Cells) -> Names:
-    """Return the words of a column; an empty cell is a word of its own."""
+    """Return the sorted different words of a column, without blanks around them; an empty cell counts as a word."""
     return tuple(sorted({word.strip() for word in texts_of(cells).categories}))
 
 
@@ -131,14 +131,14 @@ LIKELY = {
 _PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 
 
-def likely_columns(role: str, asked: str, header: Sequence[str]) -> list[str]:
-    """Return up to three columns that may have a role: the nearest name, and those whose name says it.
+def likely_columns(role: str, wanted: str, header: Sequence[str]) -> list[str]:
+    """Return up to three columns that may have a role: the name nearest to ``wanted``, and usual names of the role.
 
     >>> likely_columns("label_column", "labl", ["age", "died", "label", "hospital"])
     ['label', 'died']
     """
     words = {word.removesuffix("s") for word in LIKELY[role].split()}
-    near = difflib.get_close_matches(asked, header, n=1, cutoff=0.7)
+    near = difflib.get_close_matches(wanted, header, n=1, cutoff=0.7)
     named = [
         name
         for name in header
@@ -228,7 +228,7 @@ NOON = pd.Timestamp("1970-01-01 12:00", tz="UTC")
 
 
 def take(name: str, column: pd.Series, how: Reading) -> Described:
-    """Return how a feature is taken: as numbers, as words, or refused with its repair.
+    """Describe a feature: as numbers, as words, or as refused, with its repair.
 
     >>> take("dose", pd.Series(["1", "2", "unknown"]), Reading()).fault.line
     "table['dose'] = pd.to_numeric(table['dose'].replace(['unknown'], None))"
@@ -260,7 +260,7 @@ def take(name: str, column: pd.Series, how: Reading) -> Described:
 
 
 def dropping(names: Sequence[str]) -> str:
-    """Return the line that leaves columns out."""
+    """Return the line of pandas that leaves these columns out."""
     columns = list(names)
     return f"table = table.drop({columns!r}, axis=1)"
 
@@ -370,7 +370,7 @@ def _worded(
 
 
 def spellings_fault(name: str, words: Sequence[str], what: str) -> DataFault | None:
-    """Return the fault of words that differ by case, blanks or Unicode's form only, or None."""
+    """Return the fault of a column whose words differ only by case, blanks or Unicode's form, or None."""
     groups = nearly_equal([word for word in words if word.strip()])
     if not groups:
         return None
@@ -429,12 +429,12 @@ SIGNS = (
 
 
 def least_alike(words: Collection[str]) -> float:
-    """Return how many of some words must be alike at least for the column to be so."""
+    """Return how many of these words must have a form for the whole column to count as that form."""
     return max(len(words) / 2, DIFFERENT - 1)
 
 
 def days_of(words: pd.Series, column: str) -> dict[str, pd.Series]:
-    """Return what reads dates or times as spans of time, and the spans, once for each way in which all can be read."""
+    """Return the time spans of a column of dates or times, by each pandas expression that reads all of its words."""
     spans = {}
     for form in DATES:
         days = pd.to_datetime(words, format=form, utc=True, errors="coerce") - NOON
@@ -453,7 +453,7 @@ def days_of(words: pd.Series, column: str) -> dict[str, pd.Series]:
 
 
 def dates_fault(name: str, words: Sequence[str]) -> DataFault | None:
-    """Return the fault of a column of dates or times as text, with the line that makes days of them, or None.
+    """Return the fault of a column of dates or times as text, with the line that converts them to days, or None.
 
     >>> dates_fault("day", [f"{k}.1.2024" for k in range(1, 20)]).line
     "table['day'] = (pd.to_datetime(table['day'], format='%d.%m.%Y', utc=True) - ...) / pd.Timedelta(days=1)"
@@ -527,7 +527,8 @@ def measures_fault(name: str, cells: pd.Categorical) -> DataFault | None:
 def other_numbers_fault(name: str, words: Sequence[str]) -> DataFault | None:
     """Return the fault of a column of numbers in a form that pandas does not read, or None.
 
-    Such are two numbers with a stroke, hexadecimal ones, digits of another script, and many numbers with several units.
+    Such forms are two numbers with a slash, hexadecimal numbers, digits of another script, and numbers with several
+    units.
 
     >>> print(other_numbers_fault("pressure", [f"{100 + k}/{60 + k}" for k in range(9)]))
     cells must be numbers or words; got '100/60', '101/61', '102/62' and 6 more, numbers in another form. Write `...
@@ -580,17 +581,17 @@ def is_named_as_identifier(name: str) -> bool:
 
 
 def identifies(column: Described, owner: Integers | None = None) -> bool:
-    """Return whether a column numbers the rows or what they belong to.
+    """Return whether a column identifies the rows, or groups of rows, by numbers.
 
-    Whole numbers that are different in every row do, above 1,000 or as a count of the rows. So does a column with such
-    a name that has many values.
+    It does if it has a different whole number in every row, and these are above 1,000 or count the rows. It also does
+    if its name says so (:func:`is_named_as_identifier`) and it has many values.
 
     >>> rows = np.arange(120.0)
     >>> [identifies(Described("v", NUMBER, cells)) for cells in (rows, 7 * rows[::-1] + 4000, rows // 3, rows / 7)]
     [True, True, False, False]
 
     Args:
-        owner: the client of each row, which may number its own records.
+        owner: the client of each row. Each client may number its own records.
     """
     cells, filled = column.cells, ~column.lacking
     if isinstance(cells, np.ndarray):
@@ -612,7 +613,7 @@ def identifies(column: Described, owner: Integers | None = None) -> bool:
 
 
 def counts_rows(values: Floats) -> bool:
-    """Return whether whole numbers [n] count the rows: hardly repeated, and without large gaps or sorted."""
+    """Return whether whole numbers [n] count the rows: few repeat, and they are sorted or have no large gaps."""
     for part in (values[: 10 * ROWS], values):  # most columns end at the first rows
         steps = np.diff(part)
         ordered = bool((steps >= 0).all() or (steps <= 0).all())
@@ -628,7 +629,7 @@ def has_fractions(values: Floats) -> bool:
 
 
 def by_clients(cells: Cells, owner: Integers | None) -> Integers:
-    """Return a number for each value of a column at each client, -1 where one is missing."""
+    """Return for each row the number of its (value, client) pair, int64 [n]; -1 where the value is missing."""
     cells = texts_of(cells)
     words = pd.Series(cells.categories).str.strip().replace("", None)
     code = pd.factorize(words, sort=True)[0][cells.codes]
@@ -648,7 +649,7 @@ KNOWN = 10
 
 
 def outside_fences(cells: Floats, owner: Integers | None) -> str:
-    """Return what is said of a few numbers far outside of all clients' quartiles, or an empty text."""
+    """Return a remark on a few numbers far outside all clients' quartiles; empty if there are none."""
     clients = np.zeros(len(cells), dtype=np.int64) if owner is None else owner
     some = slice(None, None, len(cells) // SAMPLE or 1)
     low, high, _ = fences(cells[some, None], clients[some])
@@ -668,8 +669,9 @@ def outside_fences(cells: Floats, owner: Integers | None) -> str:
 
 
 def gives_away(cells: Cells, y: NDArray[Any]) -> bool:
-    """Return whether a column predicts the class: each of a few values has its own, or one threshold splits two.
+    """Return whether a column gives the class away.
 
+    It does if each of its few values has one class, or if a threshold splits two classes.
     >>> y = np.arange(60) % 3
     >>> gives_away(2.0 * y, y), gives_away(np.arange(60.0), (np.arange(60) > 20).astype(int)), gives_away(y % 2, y)
     (True, True, False)
@@ -696,7 +698,7 @@ def gives_away(cells: Cells, y: NDArray[Any]) -> bool:
 
 
 def unlike_clients(cells: Cells, owner: Integers, names: Sequence[str]) -> str:
-    """Return what is said of a column whose numbers or words at a client do not meet those of the others.
+    """Return a remark on a column whose numbers or words at a client do not overlap those of the others; else empty.
 
     >>> values = np.repeat([1.0, 88.0], 20) * np.linspace(1, 2, 40)
     >>> unlike_clients(values, np.repeat([0, 1], 20), ("a", "b"))
@@ -765,10 +767,11 @@ def binds_rows(
     others: Sequence[Floats],
     owner: Integers | None = None,
 ) -> bool:
-    """Return whether rows with one value of a column belong together, as those of a patient do, whatever its name.
+    """Return whether rows with the same value of a column form groups, such as the rows of a patient.
 
-    Their labels are equal, or they are nearer than random pairs in most other columns. For numbers this must not hold
-    for the next value as well: then they measure something. Values are whole numbers or words.
+    This holds if their labels are equal, or if they are nearer to each other than random pairs in most other columns.
+    For numbers it must not hold for rows with neighbouring values, because a measured quantity does that, too. Values
+    are whole numbers or words.
 
     >>> draw = np.random.default_rng(0)
     >>> patient = np.repeat(draw.permutation(50), 4)

@@ -72,17 +72,17 @@ COMPOSED = "table.columns = table.columns.str.normalize('NFC')"
 
 
 class Findings(UsageError):
-    """All that is wrong with a table, one line each with its repair.
+    """All faults of a table, a line each with its repair.
 
     Attributes:
         source: the data, or None if there are faults.
-        faults: in the order in which they were found.
-        table: what each column is taken as.
+        faults: the faults in the order in which they were found.
+        table: the role or kind of each column.
         notes: warnings of reading the table.
-        lines: a heading, and the faults.
-        reading: the settings, with those that faults without a line of pandas propose.
+        lines: a heading, and a line for each fault.
+        reading: the settings, with changes that repair faults without a line of pandas.
         settings: these settings as the caller types them.
-        error: the only fault, or all of them.
+        error: the fault if there is one, or this object for several.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Findings(UsageError):
         return distinct
 
     def settings_of(self, tidy: Path) -> str:
-        """Return the settings for the file that the script writes. Its columns are those of the repaired table."""
+        """Return the settings for the file that the script writes, as the caller types them."""
         settings = {"dataset": str(tidy), **self.reading.changed}
         settings.pop("csv", None)
         dropped = " ".join(line for line in self.repairs if ".drop(" in line)
@@ -169,7 +169,7 @@ def proposed(reading: Reading, faults: Sequence[UsageError]) -> dict[str, Any]:
 def find_faults(
     data: Path | pd.DataFrame, reading: Reading, name: str = ""
 ) -> Findings:
-    """Read a table and describe its columns once, and build a source, or find all that is wrong.
+    """Read a table, describe each column once, and build a source, or collect all faults.
 
     >>> frame = pd.DataFrame({"client": "a", "age": range(50, 110), "label": [*"01" * 29, "x1", "0"]})
     >>> (fault,) = find_faults(frame, Reading(columns=["age"])).faults
@@ -198,10 +198,10 @@ def read_table(
 
     Args:
         data: the path of a table, a .jsonl file or several tables, or a table in memory.
-        name: of the dataset. The default is the path.
+        name: name of the dataset. The default is the path.
 
     Raises:
-        UsageError: the only fault, or :class:`Findings`.
+        UsageError: a fault, or :class:`Findings` for several.
     """
     findings = find_faults(data, reading, name)
     if findings.source is None:
@@ -231,10 +231,10 @@ class _Table:
         self.source = Source("", np.empty((0, 0)), np.empty(0), ())
 
     def read(self, name: str) -> Source | None:
-        """Return the data, or None if there are faults.
+        """Return the source, or None if there are faults.
 
         Raises:
-            UsageError: a fault without which nothing else can be said.
+            UsageError: a fault after which nothing else can be checked.
         """
         opened = self.opened = open_table(self.data, self.how)
         self.frame, self.where, self.place = opened.frame, opened.where, opened.place
@@ -268,7 +268,7 @@ class _Table:
         return _with_features(source, used)
 
     def shown(self) -> ColumnTable:
-        """Return what is said of each column."""
+        """Return the table of columns for display."""
         for group in nearly_equal(self.columns):
             for name in group:
                 others = [repr(other) for other in group if other != name]
@@ -280,7 +280,7 @@ class _Table:
     # --- faults ----------------------------------------------------------------------------------------------------
 
     def refuse(self, fault: DataFault, *names: str) -> None:
-        """Keep a fault of columns, with its place. Its settings have all of them, next to those given."""
+        """Record a fault of some columns, with its place. Its settings name all of them, with those that were given."""
         ways = []
         for say, keys in fault.ways:
             settings = dict(keys)
@@ -301,7 +301,7 @@ class _Table:
 
     @contextmanager
     def checked(self, name: str) -> Iterator[None]:
-        """Keep the fault of a column instead of raising it."""
+        """Record a fault that the ``with`` block raises about a column."""
         try:
             yield
         except DataFault as fault:
@@ -749,10 +749,10 @@ def new_rows(
 ) -> Array:
     """Return new rows [n, d] of a trained model's columns: numbers, and the places of words.
 
-    A column that is not there has no value.
+    A missing column counts as empty.
 
     Args:
-        words: the words of each column of words. way: how to write new samples.
+        words: the words of each column of words. way: advice on how to write new samples, for errors.
 
     Raises:
         DataFault: names the first cell that is no number.

@@ -61,15 +61,15 @@ _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
 
 @dataclass
 class Opened:
-    """A table with all its rows, and what is wrong with its files.
+    """A table with all its rows, and the faults of its files.
 
     Attributes:
-        where: its path, or a name for messages.
+        where: the table's path, or a name for messages.
         frame: all rows. Columns without a name have names such as ``Unnamed: 0``.
-        place: the name of a row in messages.
-        faults: so far.
-        sources: how Python reads each file, by its path.
-        client: the column that the names of the files make, or an empty text.
+        place: a function that names a row in messages.
+        faults: the faults so far.
+        sources: the expression of pandas that reads each file, by its path.
+        client: the column that holds the names of the files, or an empty text.
     """
 
     where: str
@@ -81,7 +81,7 @@ class Opened:
 
     @property
     def header(self) -> list[str]:
-        """Return the names of its columns."""
+        """Return the names of the table's columns."""
         return list(self.frame)
 
 
@@ -92,7 +92,7 @@ def is_table(path: Path) -> bool:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the tables of a folder or of a list of files, in sorted order; none for anything else.
+    """Return the sorted tables of a folder or of a list of files; an empty list for other paths.
 
     A folder whose subfolders hold images is a dataset of images, whatever else it has.
 
@@ -125,7 +125,10 @@ def files_of(path: Path) -> list[Path]:
 
 
 def warn_of_others(path: Path, used: Collection[Path]) -> None:
-    """Warn of files of a folder, at any depth, that are not used. Hidden files and a Mac's copies do not count."""
+    """Warn of files of a folder, at any depth, that are not used.
+
+    Hidden files and copies that macOS makes do not count.
+    """
     others = [
         str(file.relative_to(path))
         for file in sorted(path.glob("**/[!.]*"))
@@ -140,7 +143,7 @@ def open_table(
 ) -> Opened:
     """Open a table and read all its rows. Of several files each is a client.
 
-    A named index of a frame is a column, too:
+    A named index of a frame counts as a column:
 
     >>> frame = pd.DataFrame({"age": [50, 61], "label": [0, 1]})
     >>> open_table(pd.concat({"north": frame, "south": frame}, names=["client"]), Reading()).header
@@ -267,8 +270,8 @@ def _open_file(
 class Csv:
     """A .csv file in memory, as ``pandas.read_csv`` reads it.
 
-    pandas pads short lines, an open quotation mark swallows lines, and equal names get numbers. Each of these is a
-    fault here. So is an encoding, a separator or a header's line other than those asked for.
+    pandas fills short lines, an open quotation mark swallows lines, and equal names get numbers. Each of these is a
+    fault here. So is an encoding, a separator or a header's line that differs from the settings.
     """
 
     def __init__(self, path: Path, how: Reading, texts: Sequence[str]) -> None:
@@ -276,8 +279,8 @@ class Csv:
         self.label = how.labels[0]
         self.texts = texts
         self.data = storage.read_bytes(path)
-        self.asked = {k: v for k, v in (how.csv or {}).items() if k != EARLIER}
-        self.options: dict[str, Any] = {"keep_default_na": False, **self.asked}
+        self.given_options = {k: v for k, v in (how.csv or {}).items() if k != EARLIER}
+        self.options: dict[str, Any] = {"keep_default_na": False, **self.given_options}
         self.options["na_values"] = ["", *self.options.get("na_values", ())]
         if path.suffix.lower() == ".tsv":
             self.options.setdefault("sep", "\t")
@@ -285,7 +288,7 @@ class Csv:
         self.rules: list[str] = []
 
     def opened(self, several: bool) -> Opened:
-        """Return the table. A fault in how the file is written is kept, and the rest is read as it proposes."""
+        """Return the table. A fault in the file's form is recorded, and the rest is read as the repair proposes."""
         self._find_encoding()
         self._check_width()
         self._find_header()
@@ -311,7 +314,7 @@ class Csv:
         if self.rules and several:  # the options of one file are none of the others
             faults.append(DataFault(rule, line=f"table = {source}"))
         elif self.rules:
-            faults.append(DataFault(rule, ("Read it so", {"csv": self.asked})))
+            faults.append(DataFault(rule, ("Read it so", {"csv": self.given_options})))
         if again.any():
             twice = list(frame.columns[again > 0])
             got = names_in_file[int(again.argmax())]
@@ -321,7 +324,7 @@ class Csv:
         return Opened(str(self.path), frame, self._place, faults, {self.path: source})
 
     def source(self, header: Sequence[str]) -> str:
-        """Return how Python reads the file."""
+        """Return the expression of pandas that reads the file."""
         options = {k: v for k, v in self.options.items() if (k, v) != ("sep", ",")}
         texts = [name for name in header if composed(name) in self.texts]
         if texts:
@@ -333,7 +336,7 @@ class Csv:
     def _refuse(self, rule: str, **options: Any) -> None:
         """Keep a rule that the file breaks, and the options that read it."""
         self.rules.append(rule)
-        self.asked |= options
+        self.given_options |= options
         self.options |= options
 
     def _find_encoding(self) -> None:
@@ -565,7 +568,7 @@ class Csv:
 
 
 def swallows(cell: str, separator: str, width: int) -> bool:
-    r"""Return whether a cell holds the next rows, because a quotation mark in it is not closed.
+    r"""Return whether a cell contains following rows, because a quotation mark in it is not closed.
 
     >>> swallows("b,1\nnorth,c,0\nsouth,d", ",", 3), swallows("fine, well\nyes", ",", 3)
     (True, False)

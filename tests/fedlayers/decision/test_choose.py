@@ -20,7 +20,7 @@ from fedlayers.decision.losses import SeedLosses, Tuning
 from fedlayers.decision.price import round_steps
 from fedlayers.decision.report import write_page
 from fedlayers.decision.table import TEST, VALIDATION
-from fedlayers.decision.training import question, tunings
+from fedlayers.decision.training import make_question, tunings
 from fl_core.config import RunConfig, resolve, with_own
 from fl_core.data.federated import Split
 from fl_core.errors import RunError
@@ -52,7 +52,7 @@ def test_all_ways_are_in_one_table(decided):
 
 def test_test_samples_are_those_of_the_first_seed_and_others_are_dealt_again(decided):
     _, answer, _ = decided
-    first, second = (answer.trained.asked.tasks[seed].data for seed in (0, 1))
+    first, second = (answer.trained.question.tasks[seed].data for seed in (0, 1))
     for one, other in zip(first.clients, second.clients, strict=True):
         assert one.test.x.equal(other.test.x)
         assert not one.validation.x.equal(other.validation.x)
@@ -65,7 +65,7 @@ def test_each_loss_is_that_of_the_stored_run_after_its_fine_tuning(decided):
     out, answer, _ = decided
     trained = answer.trained
     for name in ("fedavg", "local"):
-        losses = trained.asked.losses[0]
+        losses = trained.question.losses[0]
         plain = losses.of_models(name, losses.load(out / "arms" / f"{name}-0").models)
         scores = losses.scores(plain, VALIDATION)["loss"]
         assert losses.worth(plain) == pytest.approx(-scores, abs=1e-12)
@@ -76,13 +76,13 @@ def test_each_loss_is_that_of_the_stored_run_after_its_fine_tuning(decided):
         one = trained.runs[name][0]
         means = {
             each: np.mean([
-                trained.asked.losses[seed].worth(run.tuned[each])
+                trained.question.losses[seed].worth(run.tuned[each])
                 for seed, run in trained.runs[name].items()
             ])
             for each in one.tuned
         }  # fmt: skip
         assert means[amount] == max(means.values())
-        assert len(one.tuned) == len(tunings(trained.asked.way(name)))
+        assert len(one.tuned) == len(tunings(trained.question.way(name)))
 
 
 def test_what_is_stored_is_the_answer(decided):
@@ -106,7 +106,7 @@ def test_the_exported_models_are_the_recommended_ones(decided, tmp_path):
         name: one for at, name, one in answer.trained.predictors() if at == seed
     }
     one = predictors[answer.way]
-    for client in answer.trained.asked.task.data.clients:
+    for client in answer.trained.question.task.data.clients:
         path = tmp_path / "models" / f"{client.name}.safetensors"
         about = json.loads(Path(f"{path}.json").read_text())
         found = fl.ExportedModel(path, about).model()(client.test.x).detach()
@@ -150,9 +150,9 @@ def test_further_ways_are_added(tmp_path):
 
 def test_three_seeds_are_the_default_unless_a_run_is_long(tmp_path, monkeypatch):
     asked = (*with_own(CONFIG), tmp_path, None, None, None, False, no_progress)
-    assert question(*asked).seeds == (0, 1, 2)
+    assert make_question(*asked).seeds == (0, 1, 2)
     monkeypatch.setattr(training, "THREE_SEEDS", 1)
-    assert question(*asked).seeds == (0,)
+    assert make_question(*asked).seeds == (0,)
 
 
 def test_rates_are_tuned_for_own_data_by_default(tmp_path):
@@ -169,7 +169,7 @@ def test_rates_are_tuned_for_own_data_by_default(tmp_path):
     ):
         config, data = with_own(config, **given)
         asked = config, data, tmp_path / name, None, 1, None, True, no_progress
-        assert question(*asked).rates == rates
+        assert make_question(*asked).rates == rates
 
 
 LR = float(resolve(CONFIG).training.lr)
@@ -260,11 +260,11 @@ def test_groups_of_patients_stay_together(tmp_path):
     answer = choose(config, tmp_path, data=frame, seeds=2, progress=False)
     tests = [
         {int(k) for c in task.data.clients for k in c.test.groups}
-        for task in answer.trained.asked.tasks.values()
+        for task in answer.trained.question.tasks.values()
     ]
     held = [
         {int(k) for c in task.data.clients for k in c.validation.groups}
-        for task in answer.trained.asked.tasks.values()
+        for task in answer.trained.question.tasks.values()
     ]
     assert tests[0] == tests[1]
     assert not tests[0] & (held[0] | held[1])
@@ -317,11 +317,11 @@ def test_a_named_score_alone_selects(tmp_path):
     assert answer.score == score
     assert "Test balanced accuracy %" in answer.headline() or not answer.way
     table = answer.trained.table()
-    losses = SeedLosses(answer.trained.asked.task)
+    losses = SeedLosses(answer.trained.question.task)
     base = losses.scores(losses.base_rate, VALIDATION)[score]
     assert table.parts[0, "base_rate", VALIDATION].mean == pytest.approx(base)
     # models that are tested for differences come from the last round, which validation samples did not choose
-    clients = answer.trained.asked.task.data.clients
+    clients = answer.trained.question.task.data.clients
     for way in ("fedavg", "local"):
         finished = answer.trained.runs[way][0]
         assert finished.last.round == max(Run(finished.job.path).rounds)

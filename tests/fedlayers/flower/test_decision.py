@@ -13,7 +13,7 @@ from fedlayers.backends.local import InProcessBackend, no_progress
 from fedlayers.decision.choose import answered
 from fedlayers.decision.sums import TEMPERATURES
 from fedlayers.decision.table import TEST, VALIDATION
-from fedlayers.decision.training import question, train_ways
+from fedlayers.decision.training import make_question, train_ways
 from fedlayers.flower.federation import packet_of
 from fl_core.config import with_own
 from fl_core.errors import UsageError
@@ -68,7 +68,7 @@ def test_sites_decide_as_one_machine_does(tmp_path, monkeypatch):
     given = {**PLAIN, **keys, "dataset": tables, "scale": "none", "patience": 0}
     config = fl.RunConfig(**given, group_column="patient", stack="off")
     home = tmp_path / "home"
-    asked = question(*with_own(config), home, None, seeds, 0, True, no_progress)
+    asked = make_question(*with_own(config), home, None, seeds, 0, True, no_progress)
     trained = train_ways(replace(asked, simple=False), InProcessBackend(), no_progress)
     table, other = trained.table(), over.trained.table()
     assert set(table.ways) == set(other.ways)
@@ -196,7 +196,7 @@ def test_sums_that_no_site_has_are_refused_by_its_name(tmp_path):
     grid = Recorded(site_files(tmp_path))
     keys = {"arms": [], "seeds": [0], "rounds": 1}
     made = over_sites(tmp_path / "out", grid, **keys).trained
-    losses, run = made.asked.losses[0], made.runs["local"][0]
+    losses, run = made.question.losses[0], made.runs["local"][0]
     named = {"base_rate": losses.base_rate, "local": run.tuned[made.tuning["local"]]}
     grid.records = True
     losses.finish(run.job, list(run.tuned))
