@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from figures import items, training
-from figures.fedpft import insides as fedpft
+from figures.fedpft import apart, insides as fedpft
 from fl_core.models.extended import PROMPTS, Prompted, Transform
 from fl_core.seeds import torch_seeded
+from tests.diagnostics.made import parted
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 
@@ -64,3 +65,43 @@ def test_the_classifier_takes_in_what_passed_the_prompts_asked_for():
     assert list(kinds) == list(PROMPTS)
     assert list(dict(fedpft.by_prompts({"a": model}, "personal_head"))) == [PROMPTS[0]]
     assert list(dict(fedpft.by_prompts({"a": nn.Linear(3, 4)}, "fedavg"))) == [""]
+
+
+def across_by_definition(pooled):
+    """The silhouette across clients, sample by sample."""
+    scores = []
+    for x, kind, client in zip(pooled.x, pooled.classes, pooled.clients, strict=True):
+        means = {}
+        for other in set(pooled.classes):
+            of_other = (pooled.classes == other) & (pooled.clients != client)
+            if of_other.any():
+                gaps = pooled.x[of_other] - x
+                means[other] = np.linalg.norm(gaps, axis=1).mean()
+        if kind not in means or len(means) < 2:
+            continue
+        a = means.pop(kind)
+        b = min(means.values())
+        scores.append((b - a) / max(a, b))
+    return np.mean(scores)
+
+
+def test_classes_within_a_client_and_across_clients_are_two_things():
+    pooled = parted()
+    assert apart.within(pooled) > 0.7
+    assert apart.across(pooled) > 0.7
+    np.testing.assert_allclose(apart.across(pooled), across_by_definition(pooled))
+    moved = parted()  # client b's classes stand where other classes of client a stand
+    moved.x[moved.clients == "b"] = np.roll(moved.x[moved.clients == "b"], 1, axis=1)
+    assert apart.within(moved) > 0.7
+    assert apart.across(moved) < -0.3
+    np.testing.assert_allclose(apart.across(moved), across_by_definition(moved))
+
+
+def test_across_clients_counts_only_classes_that_others_have():
+    pooled = parted()
+    pooled.classes[pooled.clients == "b"] = "p"
+    np.testing.assert_allclose(apart.across(pooled), across_by_definition(pooled))
+    pooled.clients[:] = "a"
+    assert apart.across(pooled) is None
+    pooled.classes[:] = "p"
+    assert apart.within(pooled) is None

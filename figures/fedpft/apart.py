@@ -1,0 +1,165 @@
+"""How far FedPFT's features set classes apart within one client, and across clients (Sec. 4.5).
+
+A silhouette of all clients' samples together measures clients more than classes, since each client has its own model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.spatial.distance import cdist
+from sklearn.metrics import silhouette_score
+
+from diagnostics.representation.embedding import Pool, pool
+from figures import items
+from figures.fedpft.insides import (
+    LONGER,
+    TITLES,
+    by_prompts,
+    by_run,
+    compared,
+    far,
+    of_runs,
+    setting,
+)
+from figures.forms import marks, seeds_and_mean, sheet
+from figures.items import Drawing, Item, set_apart
+from figures.page import (
+    markdown,
+    missing_runs,
+    numbers,
+    seeds_behind,
+    seeds_in_words,
+)
+from figures.planes import scored
+from figures.recipe import final_models, labels, tested, trained
+from fl_core import rows
+from fl_core.run import runner
+
+NAME = "fedpft.apart"
+POOLED = 1000
+"""Test samples of all clients together."""
+WITHIN, ACROSS = "silhouette_within", "silhouette_across"
+MEASURES = {WITHIN: "within a client", ACROSS: "across clients"}
+
+
+def within(pooled: Pool) -> float | None:
+    """Return the silhouette by class among one client's samples, a mean over clients; from -1 to 1.
+
+    A client with one class, or with as many as samples, has none. None if no client has one.
+    """
+    scores = []
+    for client in np.unique(pooled.clients):
+        own = pooled.clients == client
+        classes = pooled.classes[own]
+        if 1 < len(set(classes)) < len(classes):
+            scores.append(silhouette_score(pooled.x[own].astype(np.float64), classes))
+    return float(np.mean(scores)) if scores else None
+
+
+def across(pooled: Pool) -> float | None:
+    """Return the silhouette by class with distances to samples of other clients only, a mean over samples.
+
+    Of a sample, a is the mean distance to its class at other clients, and b the least mean distance to another class
+    there. Its silhouette is (b - a) / max(a, b), from -1 to 1, and 0 if both are 0. A sample whose class no other
+    client has counts not. None if none counts.
+    """
+    x = pooled.x.astype(np.float64)
+    kinds, of_class = np.unique(pooled.classes, return_inverse=True)
+    member = np.eye(len(kinds))[of_class]
+    total, count = np.zeros((2, len(x), len(kinds)))
+    for client in np.unique(pooled.clients):
+        own = pooled.clients == client
+        total[own] = cdist(x[own], x[~own]) @ member[~own]
+        count[own] = member[~own].sum(axis=0)
+    distances = np.full(total.shape, np.nan)
+    np.divide(total, count, out=distances, where=count > 0)
+    same = member == 1
+    inside = distances[same]
+    outside = np.where(same | np.isnan(distances), np.inf, distances).min(axis=1)
+    counts = np.isfinite(inside) & np.isfinite(outside)
+    if not counts.any():
+        return None
+    a, b = inside[counts], outside[counts]
+    largest = np.maximum(a, b)
+    scores = np.divide(b - a, largest, out=np.zeros_like(a), where=largest > 0)
+    return float(scores.mean())
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Record accuracy, and silhouettes and purities of the inputs of the classifiers."""
+    engine, frame = trained(task)
+    rounds, seed = task.config.federation.rounds, task.config.execution.seed
+    final = tested(frame)
+    final = final[final["round"] == rounds]
+    final = final[final["model"].isin(["global", "personal"])]
+    data = {client.name: client.test for client in task.data.clients}
+    prompts, models = next(by_prompts(final_models(engine, task.model), run))
+    pooled = pool(models, data, classes=task.data.classes, samples=POOLED, seed=seed)
+    named: dict[str, Any] = {
+        "round": rounds,
+        "split": "test",
+        "layer": prompts,
+        **labels(task),
+    }
+    lines = list(scored(pooled, named))
+    for metric, score in ((WITHIN, within(pooled)), (ACROSS, across(pooled))):
+        named["status"] = "ok" if score is not None else "no client with two classes"
+        lines.append(rows.row(metric, score, n_samples=len(pooled.x), **named))
+    return pd.concat([final, rows.frame(lines)], ignore_index=True)
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    shown = list(LONGER)
+    values = {metric: of_runs(frame, metric) for metric in MEASURES}
+    named = [TITLES[run] for run in shown]
+    with sheet(6.6, 2.7) as figure:
+        for ax, (metric, words) in zip(
+            figure.subplots(1, 2), MEASURES.items(), strict=True
+        ):
+            marks(
+                ax,
+                seeds_and_mean(values[metric].loc[shown]),
+                named,
+                upright=True,
+                xlim=(-0.6, len(shown) - 0.4),
+                ylabel=f"silhouette by class\n{words}",
+            )
+    table, whole_text = by_run(frame, shown)
+    cells: dict[str, list[str]] = {"method": named}
+    for metric, words in MEASURES.items():
+        table[metric] = [values[metric].loc[run].mean() for run in shown]
+        cells[f"silhouette by class {words}"] = numbers(table[metric], "+.3f")
+    findings = [
+        compared(
+            f"classes stand further apart {words} in the features of FedPFT w/o contrast than in FedAvg's",
+            values[metric],
+            "no_contrast",
+            "fedavg",
+            TITLES,
+        )
+        for metric, words in MEASURES.items()
+    ]
+    sizes, missing = setting(header), missing_runs(header)
+    seeds = seeds_in_words(seeds_behind(header)).capitalize()
+    caption = (
+        "How far classes stand apart in the classifier's inputs: among one client's samples, and by distances to "
+        f"other clients' samples. A dot is a seed and a bar the mean. There are {POOLED:,} test samples of all "
+        f"clients together. {sizes} The split is Dirichlet(0.1). {seeds}.{missing}"
+    )
+    note = (
+        "Within a client: the silhouette by class among its own samples, a mean over the clients with two classes or "
+        "more. Across clients: the same formula with distances to samples of other clients only."
+    )
+    text = "\n\n".join([markdown(cells), note, "All samples together:", whole_text])
+    return Drawing(figure, table, caption, set_apart(findings, far(frame, shown)), text)
+
+
+items.register(Item(
+    NAME, "How far classes stand apart within a client and across clients, FedPFT and FedAvg, CIFAR-10", LONGER,
+    seeds=3, budget="half an hour of one core; a run takes 4 to 6 minutes", measure=_measure, draw=_draw,
+))  # fmt: skip
