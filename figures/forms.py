@@ -127,6 +127,7 @@ def curves(
     bands: Iterable[Band] = (),
     level: float | None = None,
     level_look: Look | None = None,
+    verticals: Iterable[float] = (),
     **axes: Any,
 ) -> None:
     """Draw lines, the k-th in the k-th colour and marker, each with its band.
@@ -137,11 +138,14 @@ def curves(
         bands: published ranges, behind the lines.
         level: a value that a dashed line marks.
         level_look: options in place of that line's own look, such as its label.
+        verticals: places along x that a dotted line marks.
         axes: labels and limits, as for :meth:`matplotlib.axes.Axes.set`.
     """
     for band in bands:
         low, high = (band.ends[end].astype(float) for end in ("low", "high"))
         ax.fill_between(range(len(low)), low, high, label=band.label, **band.look)
+    for place in verticals:
+        ax.axvline(place, color="0.75", linewidth=0.9, linestyle=":", zorder=1)
     for k, line in enumerate(lines):
         x: Any = line.values.index.to_numpy()
         if names:
@@ -357,6 +361,7 @@ def matrix(
         )  # fmt: skip
         ax.set(xlabel="", ylabel="")
         ax.tick_params(length=0, labelsize=size)
+        ax.tick_params(axis="y", labelrotation=0)
         ax.grid(visible=False)
         return ax.collections[0]
     if bar and bar_below:

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
 from diagnostics.plots.drawing import COLOURS
 from diagnostics.plots.runs import cost_steps as draw_steps
 from figures import items, names
-from figures.forms import key_above, sheet
+from figures.forms import matrix, sheet
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, numbers
 from figures.recipe import labels, where
@@ -132,13 +130,19 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for name in ("vanilla", "anti")
     }
     with sheet(7.0, 4.4) as figure:
-        axes = figure.subplots(2, 1, sharex=True)
+        axes = figure.subplots(2, 1)
         for ax, (name, table) in zip(axes, tables.items(), strict=True):
-            _spans(ax, table)
+            training = stages(table)
+            matrix(
+                ax,
+                training.astype(float),
+                texts=training.map({True: "trains", False: "frozen"}.get),
+                colours=list(SHADES.values()),
+                high=1,
+                vmin=0,
+            )
             ax.set_title(names.title(name))
-        axes[-1].set_xlabel("round, counted from 1")
-        keys = [Patch(facecolor=colour, label=text) for text, colour in SHADES.items()]
-        key_above(figure, 2, handles=keys, size=8)
+        axes[-1].set_xlabel("rounds, counted from 1")
     lines = []
     for name, table in tables.items():
         for layer, values in table.items():
@@ -173,21 +177,18 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     return Drawing(figure, pd.DataFrame(lines), caption, findings)
 
 
-def _spans(ax: Axes, table: pd.DataFrame) -> None:
-    """Draw the training rounds of each layer, with the first one written at its bar."""
-    still, moving = SHADES.values()
-    for k, (_, values) in enumerate(table.items()):
-        trains = values.astype(bool)
-        ax.barh(k, len(trains), left=0.5, height=0.8, color=still)
-        for _, part in trains[trains].groupby((~trains).cumsum()):
-            since = part.index[0]
-            ax.barh(k, len(part), left=since - 0.5, height=0.8, color=moving)
-            ax.text(since + 3, k, f"from {since}", va="center", color="w", fontsize=8)
-    ax.set_yticks(range(table.shape[1]), list(table.columns), fontsize=8)
-    ax.set(
-        ylim=(table.shape[1] - 0.5, -0.5), xlim=(0.5, len(table) + 0.5), ylabel="layer"
-    )
-    ax.grid(False)
+def stages(table: pd.DataFrame) -> pd.DataFrame:
+    """Return whether each layer trains in each span of rounds between changes, layers x spans.
+
+    Args:
+        table: whether each layer trains, rounds x layers.
+    """
+    trains = table.astype(bool)
+    spans = (trains != trains.shift(fill_value=False)).any(axis=1).cumsum()
+    columns = {}
+    for _, part in trains.groupby(spans):
+        columns[f"{part.index[0]}-{part.index[-1]}"] = part.iloc[0]
+    return pd.DataFrame(columns)
 
 
 def _first(values: pd.Series) -> int:

@@ -13,7 +13,6 @@ from matplotlib import ticker
 from scipy.stats import entropy
 
 from diagnostics.plots.drawing import legend
-from diagnostics.plots.runs import learning
 from figures import items, names
 from figures.differences import Difference, difference
 from figures.forms import Line, curves, matrix, sheet
@@ -119,14 +118,15 @@ def _draw_rounds(
     wanted = plain(dataset, methods=BY_ROUND)
     with sheet(7.0, 3.8) as figure:
         ax = figure.subplots()
-        for since in thaws[1:]:
-            ax.axvline(since, color="0.75", linewidth=0.9, linestyle=":", zorder=1)
-        main = shown[shown["algorithm"].isin(LATE)]
-        learning(
-            main.assign(algorithm=main["algorithm"].map(names.title)), ACCURACY, ax=ax
+        curves(
+            ax,
+            [_line(shown, method) for method in LATE],
+            factor=100,
+            verticals=thaws[1:],
+            xlabel="round",
+            ylabel="test accuracy, % (higher is better)",
         )
-        ax.set_ylabel("test accuracy, % (higher is better)")
-        ax.yaxis.set_major_formatter(ticker.PercentFormatter(1, decimals=0, symbol=""))
+        legend(ax, title="mean over seeds,\nband: lowest to highest")
     values = shown.astype({"seed": int, "round": int})
     table = (
         values.groupby(["algorithm", "round"], sort=False)["value"]
@@ -147,6 +147,15 @@ def _draw_rounds(
             incomparable(header, scores(frame), dataset, list(LATE)),
         ),
     )
+
+
+def _line(shown: pd.DataFrame, method: str) -> Line:
+    """Return a method's mean accuracy by round, with the lowest and the highest seed."""
+    part = shown[shown["algorithm"] == method].astype({"round": int})
+    seeds = part.pivot(index="round", columns="seed", values="value").astype(float)
+    ends = seeds.min(axis=1), seeds.max(axis=1)
+    every = max(1, len(seeds) // 8)
+    return Line(seeds.mean(axis=1), names.title(method), ends, {"markevery": every})
 
 
 def _of_rounds(

@@ -395,6 +395,12 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             f"mean up to round {column.unfreeze[-1]}, in points: ",
             apart=incomparable(header, final, dataset, ["fedbabu", *SCHEDULES]),
         ),
+        judge(in_last_rounds(frame, dataset), NO_LOWER).finding(
+            f"{NAMES[dataset]}: at the end both schedules lie no more than {100 * MARGIN:g} point below FedBABU "
+            "before fine-tuning",
+            "mean of the last three evaluations, in points: ",
+            apart=incomparable(header, final, dataset, ["fedbabu", *SCHEDULES]),
+        ),
     ]
     missing = missing_runs(header, list(THAW.runs))
     sizes = setting(header, frame, dataset)
@@ -417,6 +423,20 @@ def in_early_rounds(
     values = early.groupby(["algorithm", "seed"])["value"].mean().unstack("seed")
     return {
         f"{dataset}.{method} − fedbabu": difference(values, method, "fedbabu")
+        for method in SCHEDULES
+    }
+
+
+def in_last_rounds(frame: pd.DataFrame, dataset: str) -> dict[str, Difference]:
+    """Return both schedules' leads over FedBABU in the last three evaluations, before fine-tuning."""
+    shown = learnt(frame, dataset, ("fedbabu", *SCHEDULES))
+    values = shown.astype({"seed": int, "round": int}).pivot(
+        index=["algorithm", "round"], columns="seed", values="value"
+    )
+    return {
+        f"{dataset}.{method} − fedbabu": settled(
+            values.astype(float), method, "fedbabu"
+        )
         for method in SCHEDULES
     }
 

@@ -30,8 +30,10 @@ def test_a_curve_stands_at_its_index_or_at_its_names(ax):
     band = ax.collections[0].get_datalim(ax.transData)
     np.testing.assert_allclose([band.y0, band.y1], [10, 50])
     other = ax.figure.add_subplot()
-    forms.curves(other, [forms.Line(values)], names=list("xyz"))
-    np.testing.assert_allclose(other.lines[0].get_xdata(), [0, 1, 2])
+    forms.curves(other, [forms.Line(values)], names=list("xyz"), verticals=[1])
+    vertical, curve = other.lines
+    np.testing.assert_allclose(curve.get_xdata(), [0, 1, 2])
+    assert list(vertical.get_xdata()) == [1, 1]
     assert [tick.get_text() for tick in other.get_xticklabels()] == list("xyz")
 
 
