@@ -20,7 +20,7 @@ from figures.claims import (
     claims as claims,
     read as read,
 )
-from figures.page import markdown, read_expectations
+from figures.page import markdown, read_expectations, shown
 from fl_core.errors import UsageError
 
 FIRST, CHANGES = items.HERE / "first_verdicts.csv", items.HERE / "changed_verdicts.csv"
@@ -97,7 +97,10 @@ HEAD = ("the paper claims", "paper", "here", "distance", "setting", "verdict")
 
 
 def table() -> str:
-    """The scorecard in Markdown: for each paper its counts, a table, and the words that are judged."""
+    """The scorecard in Markdown: for each paper its counts, a table, and the words that are judged.
+
+    Behind a verdict stands what its page shows of the claim: a picture, or a table where no picture is kept.
+    """
     parts = []
     for paper, title in TITLES.items():
         claims_of_paper = [claim for claim in claims() if claim.paper == paper]
@@ -105,7 +108,8 @@ def table() -> str:
         for claim in claims_of_paper:
             verdict, ours = judged(claim)
             counts[verdict.strip("*")] += 1
-            page = f"[{verdict}](pictures/{claim.figure}.md)"
+            form = "picture" if claim.figure in shown() else "table"
+            page = f"[{verdict}](pictures/{claim.figure}.md), {form}"
             gap = distance(claim.theirs, ours)
             cells.append((claim.claim, claim.theirs, ours, gap, claim.setting, page))
         columns = dict(zip(HEAD, zip(*cells, strict=True), strict=True))

@@ -67,6 +67,20 @@ def test_a_page_opens_with_its_lines_of_the_scorecard(figure):
             assert f"{claim.claim}: {verdict} ({number})." in lines
 
 
+@pytest.mark.parametrize("figure", sorted({claim.figure for claim in CLAIMS}))
+def test_a_line_has_a_picture_or_says_that_a_table_shows_it(figure):
+    text = (items.PICTURES / f"{figure}.md").read_text(encoding="utf-8")
+    form = "picture" if f"]({figure}.png)" in text else "table"
+    readme = scorecard.README.read_text(encoding="utf-8")
+    forms = re.findall(rf"\]\(pictures/{re.escape(figure)}\.md\), (\w+) \|", readme)
+    assert set(forms) == {form}
+    if form == "table":  # of its own, next to the expectations and the settings
+        tables = [
+            part for part in text.split("\n\n") if re.search(r"^\| --- \|", part, re.M)
+        ]
+        assert len(tables) > 2
+
+
 def test_each_other_line_says_what_would_decide_it():
     text = scorecard.README.read_text(encoding="utf-8")
     part = text.partition("## What would decide the others\n")[2].partition("\n## ")[0]
