@@ -232,13 +232,11 @@ def _source(name: str) -> str:
 
 
 def _files(page: Path, text: str) -> str:
-    """The end of a figure's page: its numbers as a file, and its command, unless its code is gone."""
+    """The end of a figure's page: its numbers as a file, and its command."""
     made = "\n## How it is made\n"
     if page.with_suffix(".csv").is_file():
         made += f"\nIts numbers: {{download}}`{page.stem}.csv`.\n"
-    if "\n| code | commit" not in text:
-        made += f"\n```sh\npython -m figures {page.stem}\n```\n"
-    return made
+    return f"{made}\n```sh\npython -m figures {page.stem}\n```\n"
 
 
 # --- what came out of the papers ---------------------------------------------------------------------------------

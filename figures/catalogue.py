@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from figures import items
 from figures.papers import PAPERS
@@ -85,18 +84,14 @@ def drawn(name: str) -> items.Item:
     """Return an item that is drawn here, by its name.
 
     Raises:
-        UsageError: an unknown name, with the nearest; a figure of a paper that is not drawn, with the reason; a study
-            that has ended, with its page.
+        UsageError: an unknown name, with the nearest; a figure of a paper that is not drawn, with the reason; what
+            has ended, with its commit.
     """
     named, past = items.by_name(), ended()
     if name in past:
         raise UsageError(
             f"{name} must have code to be drawn; got a figure that has ended. Commit {past[name]} has it: read "
             "figures/history.md."
-        )
-    if name not in named and page_of(name).is_file():
-        raise UsageError(
-            f"{name} must have code to be drawn; got a study that has ended. Read figures/pictures/{name}.md."
         )
     listed = {entry.name: entry for entry in published()}
     names = sorted({*PAPERS, *named, *listed})
@@ -108,18 +103,13 @@ def drawn(name: str) -> items.Item:
 
 
 def ended() -> dict[str, str]:
-    """Return the papers' figures whose code has ended, each with the last commit that has it."""
+    """Return the figures and studies whose code has ended, each with the last commit that has it."""
     lines = re.findall(
         r"^\| `(\S+)` \|.*\| ([0-9a-f]{8}) \|$",
         HISTORY.read_text(encoding="utf-8"),
         re.MULTILINE,
     )
     return dict(lines)
-
-
-def page_of(name: str) -> Path:
-    """Return the path of a figure's page."""
-    return items.PICTURES / f"{name}.md"
 
 
 def lines(paper: str = "") -> list[str]:

@@ -4,6 +4,7 @@ from figures.player_fl import (  # noqa: F401
     epoch,
     layers,
     rests_on,
+    retained,
     runs,
     tables,
     transitions,

@@ -97,12 +97,7 @@ def later_layers(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Findin
         if not network.last_conv:
             continue
         seeds = by_seed(dissimilarity(frame[frame["run"] == run]))
-        conv, dense = (
-            seeds.loc[: network.last_conv],
-            seeds.loc[network.last_conv :].iloc[1:],
-        )
-        late, early = dense.iloc[-1] - conv.iloc[-1], conv.iloc[-1] - conv.iloc[0]
-        count = int(((dense.min() > conv.max()) & (late > early)).sum())
+        count = sum(rises_late(seeds[seed], network.last_conv) for seed in seeds)
         odds = of_share(count, seeds.shape[1])
         parts[network.title] = (
             f"in {count} of {seeds.shape[1]} seeds",
@@ -112,6 +107,13 @@ def later_layers(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Findin
     return whole(
         "1 - CKA rises most in the dense layers, above all convolutions", parts
     )
+
+
+def rises_late(curve: pd.Series, last_conv: str) -> bool:
+    """Return whether a curve rises more after the last convolution than before, to dense layers above all others."""
+    conv, dense = curve.loc[:last_conv], curve.loc[last_conv:].iloc[1:]
+    late, early = dense.iloc[-1] - conv.iloc[-1], conv.iloc[-1] - conv.iloc[0]
+    return bool(dense.min() > conv.max() and late > early)
 
 
 def correlates(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
@@ -217,7 +219,7 @@ def rises(
             seed_by_seed(
                 network,
                 f"{what} is largest at {last}",
-                lambda curve: curve.idxmax() == last,
+                largest_last,
                 values,
             ),
         ]
@@ -237,14 +239,22 @@ def rises(
         seed_by_seed(
             network,
             far,
-            lambda curve: bool(
-                curve["fc1"] >= TEN * curve.min()
-                and curve["fc2"] >= HUNDRED * curve.min()
-            ),
+            far_larger,
             values,
             sizes,
         ),
     ]
+
+
+def far_larger(curve: pd.Series) -> bool:
+    """Return whether a curve is far above its smallest value in both dense layers."""
+    least = curve.min()
+    return bool(curve["fc1"] >= TEN * least and curve["fc2"] >= HUNDRED * least)
+
+
+def largest_last(curve: pd.Series) -> bool:
+    """Return whether a curve is largest at its last layer."""
+    return bool(curve.idxmax() == curve.index[-1])
 
 
 def grows(curve: pd.Series) -> bool:
