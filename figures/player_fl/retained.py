@@ -1,0 +1,197 @@
+"""Whether the layers' pattern after one epoch of training is there in the last round's models, too (Sec. 5).
+
+The pattern has four parts, one for each quantity of Figs. 1 to 4. Each is asked of every network trained alone and
+federated. The models after one epoch stand beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from figures import items
+from figures.differences import joint
+from figures.forms import matrix, sheet
+from figures.items import Drawing, Finding, Item
+from figures.page import markdown, missing_runs, seeds_behind
+from figures.player_fl.expectations import (
+    far_larger,
+    largest_last,
+    late_spike,
+    rises_late,
+)
+from figures.player_fl.layers import FIRST, MOMENTS, NAME, NETWORKS, Network, run_of
+from figures.player_fl.views import (
+    APART,
+    CURVATURE,
+    MOMENT,
+    S_FINAL,
+    S_FIRST,
+    VARIANCE,
+    Way,
+)
+from figures.verdicts import by_seed, of_seeds
+
+RETAINED = "player_fl.retained"
+QUANTITIES = (
+    "gradient variance",
+    "curvature per parameter",
+    "federation sensitivity",
+    "1 - CKA",
+)
+SHORT = {FIRST: "epoch 1", "independent": "alone", "federated": "federated"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One quantity of one network at one moment.
+
+    Attributes:
+        quantity: one of :data:`QUANTITIES`.
+        network: as it is at the moment.
+        moment: one of :data:`figures.player_fl.layers.MOMENTS`.
+        text: in how many seeds the pattern is there, with the interval.
+        held: the verdict by that interval.
+        count, seeds: the seeds with the pattern, and all.
+    """
+
+    quantity: str
+    network: Network
+    moment: str
+    text: str
+    held: bool | None
+    count: int
+    seeds: int
+
+    @property
+    def title(self) -> str:
+        """Return quantity, network and moment in words."""
+        return f"{self.quantity} of {self.network.title}, {SHORT[self.moment]}"
+
+
+def way_of(quantity: str, moment: str) -> Way:
+    """Return the default's definition of a quantity at a moment."""
+    sensitivity = S_FIRST if moment == FIRST else S_FINAL
+    ways = (VARIANCE, CURVATURE, sensitivity, APART)
+    return dict(zip(QUANTITIES, ways, strict=True))[quantity][0]
+
+
+def pattern(quantity: str, network: Network) -> Callable[[pd.Series], bool] | None:
+    """Return what is asked of a curve; None of dissimilarity in a network without convolutions."""
+    if quantity == "federation sensitivity":
+        return late_spike
+    if quantity == "1 - CKA":
+        if not network.last_conv:
+            return None
+        return partial(rises_late, last_conv=network.last_conv)
+    return far_larger if network.last_conv else largest_last
+
+
+def parts(frame: pd.DataFrame) -> Iterator[Part]:
+    """Yield every part that was measured."""
+    for quantity in QUANTITIES:
+        for dataset, whole in NETWORKS.items():
+            for moment in MOMENTS:
+                network = whole.at(moment)
+                holds = pattern(quantity, network)
+                own = frame[frame["run"] == run_of(dataset, moment)]
+                values = way_of(quantity, moment).curves(own)
+                if holds is None or values.empty:
+                    continue
+                text, held = of_seeds(values, holds)
+                seeds = by_seed(values)
+                count = sum(holds(seeds[seed]) for seed in seeds)
+                yield Part(quantity, network, moment, text, held, count, seeds.shape[1])
+
+
+def judged(found: list[Part]) -> Finding:
+    """Return whether every part holds in the final models.
+
+    A network that is not comparable may leave it open, not contradict it.
+    """
+    final = [part for part in found if part.moment != FIRST]
+    fair = [part for part in final if not part.network.incomparable]
+    verdicts = []
+    for part in final:
+        verdict = part.held
+        if part.network.incomparable:
+            verdict = verdict or None
+        verdicts.append(verdict)
+    held = sum(part.held is True for part in fair)
+    others = [
+        f"{part.title} in {part.count} of {part.seeds}"
+        for part in fair
+        if not part.held
+    ]
+    text = f"{held} of {len(fair)} comparable parts are there"
+    if others:
+        listed = "; ".join(others)
+        text = f"{text}; not shown: {listed}"
+    return Finding(
+        "the pattern of all four quantities is there in the last round's models, trained alone and federated",
+        text,
+        joint(verdicts),
+    )
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    found = list(parts(frame))
+    columns = [(dataset, moment) for dataset in NETWORKS for moment in MOMENTS]
+    titles = [
+        f"{NETWORKS[dataset].title}, {SHORT[moment]}" for dataset, moment in columns
+    ]
+    shares = pd.DataFrame(np.nan, index=titles, columns=list(QUANTITIES))
+    counts = pd.DataFrame("–", index=titles, columns=shares.columns)
+    findings, table = [judged(found)], []
+    for part in found:
+        place = f"{part.network.title}, {SHORT[part.moment]}"
+        shares.loc[place, part.quantity] = part.count / part.seeds
+        counts.loc[place, part.quantity] = f"{part.count} of {part.seeds}"
+        apart, moment = part.network.incomparable, MOMENT[part.moment]
+        expected = (
+            f"{part.network.title} ({moment}): the pattern of {part.quantity} is there"
+        )
+        if part.moment != FIRST:
+            findings.append(Finding(expected, part.text, part.held, apart))
+        table.append({
+            "quantity": part.quantity, "dataset": part.network.title, "moment": moment,
+            "seeds_with_pattern": part.count, "seeds": part.seeds, "comparable": not apart,
+        })  # fmt: skip
+    with sheet(6.8, 4.8) as figure:
+        matrix(
+            figure.subplots(),
+            (100 * shares).rename(columns=lambda name: name.replace(" ", "\n", 1)),
+            texts=counts,
+            bar="% of seeds",
+            high=100,
+            vmin=0,
+            colours="Blues",
+        )
+    cells = {"network and models": titles}
+    for quantity in QUANTITIES:
+        cells[quantity] = list(counts[quantity])
+    seeds, missing = seeds_behind(header), missing_runs(header)
+    caption = (
+        "Seeds with the pattern that the paper describes, of each network after one epoch and of its final models. "
+        "Gradient variance and curvature: at least 10 times the smallest at fc1 and 100 times at fc2, or without "
+        "convolutions largest at the last layer. Federation sensitivity: the largest step is in the later half. "
+        f"1 - CKA: it rises most in the dense layers. There are {seeds} seeds.{missing}"
+    )
+    return Drawing(
+        figure, pd.DataFrame(table), caption, tuple(findings), markdown(cells)
+    )
+
+
+items.register(
+    Item(
+        RETAINED,
+        "The layers' pattern after one epoch and in the final models (PLayer-FL, Sec. 5)",
+        source=NAME,
+        draw=_draw,
+    )
+)
