@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from pyarrow import parquet
 
@@ -81,7 +82,13 @@ def test_train_makes_rows_of_every_run_and_seed(tmp_path):
         (["player_f"], "mean 'player_fl'"),
         ([HEART, "--budget", "3"], "--budget"),
         ([LONGER, "--train", "--device", "gpu"], "device must be"),
+        pytest.param(
+            [LONGER, "--train", "--device", "cuda"],
+            "device must be one that works here: cpu; got 'cuda'",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU"),
+        ),
         ([LONGER, "--train", "--data-root", "nowhere"], "/nowhere"),
+        (["decision.tuned"], "Commit 44010171 has it"),
         (["list", "fedr"], "mean 'fedra'"),
         (["gallery", "fedra"], "one name"),
         (["fedra.fig1"], "schematic"),
