@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 from scipy.stats import friedmanchisquare, spearmanr, studentized_range
 
 ROWS = Path(__file__).resolve().parents[2] / "figures" / "rows"
@@ -264,9 +264,9 @@ LINES["player_fl.above_local"] = partial(leads, "local")
 LINES["player_fl.over_random"] = partial(leads, "playerfl_random")
 
 
-def layers(metric, variant, data="fashion_mnist"):
-    """Return each seed's curves of a network after one epoch, layers x clients, over their first layer."""
-    own = rows("player_fl.layers", f"{data}-first").query(
+def layers(metric, variant, data="fashion_mnist", moment="first"):
+    """Return each seed's curves of a network at a moment, layers x clients, over their first layer."""
+    own = rows("player_fl.layers", f"{data}-{moment}").query(
         "metric == @metric and variant == @variant and client != ''"
     )
     order = list(dict.fromkeys(own["layer"]))
@@ -328,24 +328,58 @@ CONVOLUTIONS = {
 }
 
 
+def rises_late(data, last, moment):
+    """Return in how many seeds 1 - CKA rises most in the dense layers, and the number of seeds."""
+    own = rows("player_fl.layers", f"{data}-{moment}").query(
+        "metric == 'cka' and client_b != ''"
+    )
+    swapped = {"client": "client_b", "client_b": "client"}
+    both = pd.concat([own, own.rename(columns=swapped)])
+    count, seeds, order = 0, both.groupby("seed"), list(own["layer"].unique())
+    for _, part in seeds:
+        table = part.pivot_table(index="layer", columns="client", values="value")
+        apart = (1 - table.loc[order]).median(axis=1)
+        conv, dense = apart[:last], apart[last:][1:]
+        late, early = dense.iloc[-1] - conv.iloc[-1], conv.iloc[-1] - conv.iloc[0]
+        count += bool(dense.min() > conv.max() and late > early)
+    return count, len(seeds)
+
+
 @covers("player_fl.representations")
 def representations():
     found = []
     for data, (title, last) in CONVOLUTIONS.items():
-        own = rows("player_fl.layers", f"{data}-first").query(
-            "metric == 'cka' and client_b != ''"
-        )
-        swapped = {"client": "client_b", "client_b": "client"}
-        both = pd.concat([own, own.rename(columns=swapped)])
-        count, seeds, order = 0, both.groupby("seed"), list(own["layer"].unique())
-        for _, part in seeds:
-            table = part.pivot_table(index="layer", columns="client", values="value")
-            apart = (1 - table.loc[order]).median(axis=1)
-            conv, dense = apart[:last], apart[last:][1:]
-            late, early = dense.iloc[-1] - conv.iloc[-1], conv.iloc[-1] - conv.iloc[0]
-            count += dense.min() > conv.max() and late > early
-        found.append(f"{title} in {count} of {len(seeds)} seeds")
+        count, seeds = rises_late(data, last, "first")
+        found.append(f"{title} in {count} of {seeds} seeds")
     return found
+
+
+def last_largest(curve):
+    return curve.idxmax() == curve.index[-1]
+
+
+def retained():
+    """Count the parts of the comparable networks whose Wilson interval lies above one half."""
+    counts = []
+    for moment in ("independent", "federated"):
+        counts.append(rises_late("fashion_mnist", "conv3", moment))
+        for data, holds in (("fashion_mnist", far), ("heart", last_largest)):
+            for metric, variant, asked in (
+                ("grad_variance", "epoch", holds),
+                ("hessian_trace", "per_parameter", holds),
+                ("federation_sensitivity", "after", late_step),
+            ):
+                curves = layers(metric, variant, data, moment)
+                held = [asked(table.median(axis=1)) for table in curves.values()]
+                counts.append((sum(map(bool, held)), len(held)))
+    z, there = ndtri(0.975), 0
+    for count, n in counts:
+        centre, half = (
+            (count + z**2 / 2) / (n + z**2),
+            z * math.sqrt(count * (n - count) / n + z**2 / 4) / (n + z**2),
+        )
+        there += centre - half > 0.5
+    return [f"{there} of {len(counts)} comparable parts"]
 
 
 @covers("player_fl.correlates")
