@@ -72,7 +72,7 @@ def diagnose(
     samples: int | None = None,
     budget: float | None = None,
     null: Nulls | str | Sequence[str] = (),
-    model: str = "local",
+    model: Any = "local",
     round: int | str = "",
     progress: bool = True,
     options: Mapping[str, Any] | None = None,
@@ -132,6 +132,7 @@ def diagnose(
         UsageError: a name or option is unknown, an option is out of range, models and data differ in numbers or names,
             models differ in their tensors, data do not fit, or a null cannot be made of them.
     """
+    check_which(model)
     objects = own_parts(models, data, others, loss)
     for name in others:
         if name in RARE:
@@ -237,6 +238,15 @@ def model_for(metrics: str | Sequence[str], which: str) -> str:
 
 
 KEYWORDS = [*inspect.signature(diagnose).parameters][2:-1]
+
+
+def check_which(model: Any) -> None:
+    """Check that ``model`` names which of a run's models are measured.
+
+    Raises:
+        UsageError: it is a network.
+    """
+    check_type("model", model, str, "Pass your own network as own_model=.")
 
 
 def own_parts(

@@ -334,6 +334,11 @@ def open_diagnosis(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
         raise UsageError(
             "rows must have a header with the layers; got a table alone. Pass the report or its file."
         )
+    if not hasattr(rows, "header"):
+        rows_type = type(rows).__name__
+        raise UsageError(
+            f"rows must be a report or its file; got {rows_type}. Measure it first: fl.diagnose(...)."
+        )
     return rows.header, rows.table
 
 

@@ -22,7 +22,14 @@ from fl_core.run.task import Task
 from fl_core.seeds import seed_of
 from fl_core.storage import json_bytes, sha
 
-from .measure import diagnose, diagnose_models, diagnose_task, model_for, own_parts
+from .measure import (
+    check_which,
+    diagnose,
+    diagnose_models,
+    diagnose_task,
+    model_for,
+    own_parts,
+)
 from .metrics.base import METRICS
 from .null import mark_null, null_data
 from .report import Report
@@ -47,7 +54,7 @@ def through_time(
     metrics: str | Sequence[str] | None = None,
     data: Any = None,
     *,
-    model: str = "local",
+    model: Any = "local",
     rounds: int | Sequence[int] | None = None,
     clients: str | Sequence[str] | None = None,
     draws: int = DRAWS,
@@ -88,6 +95,7 @@ def through_time(
             or ``clients`` is given for models from elsewhere.
     """
     check_value("draws", draws, LEAST_DRAWS)
+    check_which(model)
     if metrics is None:
         names = ()
     else:

@@ -114,7 +114,7 @@ def example(number: int) -> Answer:
         tuning=tuning,
         differ=Difference(p_value, (0.21,), (2.0,), 0, 0.08, 150 * seeds, seeds),
         alike=groups if draw.random() < 0.2 else (),
-        next="fedlayers export out/choice --out models",
+        next="fedlayers export out/choice --out out/choice_models",
     )
 
 

@@ -293,6 +293,8 @@ class RunConfig(Displayed):
                 way = "Pass data in memory as data=."
                 if isinstance(value, list | tuple):
                     value = keys[key] = BETWEEN.join(map(str, value))
+            if key == "algorithm" and isinstance(value, list | tuple):
+                way = "Compare several: fl.compare(algorithms=NAMES)."
             if key == "plan":
                 way = "Pass a LayerPlan to fl.run as plan=."
                 if isinstance(value, os.PathLike):

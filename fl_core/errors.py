@@ -181,7 +181,7 @@ def check_known(kind: str, name: str, names: Iterable[str]) -> str:
         hint = "name each one that you mean. "
     elif near:
         hint = f"did you mean {near!r}? "
-    names_text = listing(map(readable, names), 40)
+    names_text = listing(map(readable, names), 40) or "none"
     raise UsageError(f"unknown {kind} {name!r}: {hint}known: {names_text}")
 
 
@@ -217,6 +217,8 @@ MEANT = {
     "finetune": "local_adaptation",
     "fine_tuning": "local_adaptation",
     "hessian": "hessian_trace",
+    "delimiter": "sep",
+    "separator": "sep",
 }
 """Names by the words of other tools. A word counts where its name is among the known ones."""
 CLOSE = 0.6
@@ -671,17 +673,24 @@ def argument_hint(function: Callable[..., Any], name: str) -> Any:
         return Any
 
 
+_WAYS = {
+    "config": "Name a dataset by dataset=, or pass samples as data=.",
+    "silos": "Give {client: (x, y)}.",
+}
+"""What to do about an argument of another type, by its name."""
+
+
 def _check_argument(name: str, value: object, hint: object) -> None:
     if fits(value, hint):
         return
+    hints = _alternatives(hint)
     items: tuple[Any, ...] = ()
-    if not isinstance(value, Mapping):
+    takes_list = any((get_origin(part) or part) in _LISTS for part in hints)
+    if takes_list and not isinstance(value, Mapping):
         items = as_list(name, value, empty=True)
     wrong = [item for item in items if not fits(item, hint)] or [value]
-    way = ""
-    if name == "config":
-        way = "Name a dataset by dataset=, or pass samples as data=."
-    fault = _must_be(name, _alternatives(hint), wrong[0], _NUMPY)
+    fault = _must_be(name, hints, wrong[0], _NUMPY)
+    way = _WAYS.get(name, "")
     raise UsageError(f"{fault}. {way}".rstrip())
 
 

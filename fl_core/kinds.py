@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from enum import Enum
 from itertools import islice
 from pathlib import Path
 
-from fl_core.errors import UsageError, listing
+from fl_core.errors import UsageError, listing, nearest
 
 DATA = (".csv", ".tsv", ".parquet", ".npz", ".jsonl")
 """The suffixes of files of samples."""
@@ -33,7 +34,7 @@ NEXT = {
     Kind.NOTHING: "Correct the path. fedlayers runs FOLDER lists the runs in a folder.",
     Kind.RUN: "A run has scores and models: fedlayers plot {path}, or fedlayers diagnose {path}.",
     Kind.RUNS: "Name one of its runs: {inside}.",
-    Kind.DECISION: "Export its models: fedlayers export {path} --out models. Its runs are below {path}/arms.",
+    Kind.DECISION: "Export its models: fedlayers export {path} --out {path}_models. Its runs are below {path}/arms.",
     Kind.DIAGNOSIS: "It goes to fedlayers select {path}, or fedlayers plot {path}.",
     Kind.MODELS: "Predict with them: fedlayers predict {path} --data TABLE.",
     Kind.PLAN: "Train with it: fedlayers run --algorithm fedper --plan {path}.",
@@ -58,12 +59,13 @@ TOWARDS = {
     (
         "exported model",
         Kind.DECISION,
-    ): "Export its models first: fedlayers export {path} --out models.",
+    ): "Export its models first: fedlayers export {path} --out {path}_models.",
     (
         "exported model",
         Kind.SAMPLES,
     ): "Name the models first: fedlayers predict MODELS --data {path}.",
     ("table", Kind.RUN): "It was trained already: fedlayers plot {path}.",
+    ("data", Kind.RUN): "It was trained already: fedlayers plot {path}.",
 }
 """What to do with a path of a kind where something else is needed, by what is needed."""
 
@@ -109,6 +111,24 @@ def runs_in(path: Path) -> list[str]:
     return [str(folder) for folder in entries if (folder / "config.json").is_file()]
 
 
+CORRECT = "Correct its path."
+
+
+def near_path(path: Path | str) -> str:
+    """Return the advice on a path that does not exist: the nearest name in the last folder that exists."""
+    path = Path(path)
+    folder = next(place for place in (path, *path.parents) if place.is_dir())
+    part, *below = path.relative_to(folder).parts
+    names = os.listdir(folder)
+    near = nearest(part, names)
+    if f"{part}.safetensors" in names:
+        near = f"{part}.safetensors"
+    if not near:
+        return CORRECT
+    nearest_file = str(folder.joinpath(near, *below))
+    return f"Did you mean {nearest_file!r}?"
+
+
 def wrong_kind(path: Path | str, needed: str, rule: str) -> UsageError:
     """Return the error for a path of another kind than is needed. It names both kinds, and a command for the path.
 
@@ -125,6 +145,8 @@ def wrong_kind(path: Path | str, needed: str, rule: str) -> UsageError:
     if kind is Kind.RUNS:
         inside = listing(runs_in(Path(path)), 3)
     way = way.format(path=path, inside=inside)
+    if kind is Kind.NOTHING and (near := near_path(path)) != CORRECT:
+        way = near
     return UsageError(
         f"{needed} must be {rule}; got {str(path)!r}, {kind.value}. {way}"
     )

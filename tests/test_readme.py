@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -75,6 +76,56 @@ def test_a_table_is_checked_decided_exported_and_predicted(fresh, capsys):
     columns = "--client-column hospital --label-column num --impute median"
     said = typed(f"fedlayers check {file} {columns}", capsys)
     assert "This works: fedlayers choose" in said
+
+
+def own_table(rows=160):
+    """A table with other names of columns, words, and a missing value."""
+    draw = np.random.default_rng(5)
+    frame = pd.DataFrame(
+        {
+            "zentrum": draw.choice(["Bern", "K\u00f6ln", "Graz"], rows),
+            "alter": draw.integers(18, 90, rows),
+            "blutdruck": draw.normal(130, 15, rows).round(0),
+            "raucher": draw.choice(["ja", "nein", "fr\u00fcher"], rows),
+        }
+    )
+    risk = (frame["alter"] - 50) / 15 + (frame["raucher"] == "ja")
+    frame["ausgang"] = np.where(risk > 0.3, "verstorben", "entlassen")
+    frame.loc[3, "blutdruck"] = np.nan
+    return frame
+
+
+def printed(line, capsys, code=0):
+    """What a line prints. A table with faults ends the program with 1."""
+    if not code:
+        return typed(line, capsys)
+    with pytest.raises(SystemExit) as end:
+        main(shlex.split(line)[1:])
+    assert end.value.code == code
+    return capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_table_of_one_s_own_goes_the_way_that_each_answer_proposes(fresh, capsys):
+    """From check to predictions. A stranger adds what only they know: the client, the label and the new file."""
+    own_table().to_csv("patienten.csv", index=False)
+    own_table().drop(columns="ausgang").head(20).to_csv("neu.csv", index=False)
+    said = printed("fedlayers check patienten.csv", capsys, code=1)
+    assert "--label-column COLUMN" in said
+    roles = "--client-column zentrum --label-column ausgang"
+    said = printed(f"fedlayers check patienten.csv {roles}", capsys, code=1)
+    (choose,) = re.findall(r"(?m)^Then try: (fedlayers .+)", said)
+    assert {*roles.split(), "--impute"} <= {*choose.split()}
+    short = "--rounds 1 --seeds 1 --lr 0.01 --no-baselines"
+    (export,) = proposed(typed(f"{choose} {short}", capsys))
+    (predict,) = proposed(typed(export, capsys))
+    typed(predict.replace("TABLE", "neu.csv"), capsys)
+    made = pd.read_csv("predictions.csv")
+    assert list(made["client"]) == list(pd.read_csv("neu.csv")["zentrum"])
+    assert {*made["predicted"]} <= {"verstorben", "entlassen"}
+    second = f"{choose} {short} --out out/second"
+    (export,) = proposed(typed(second, capsys))
+    assert "3 models" in typed(export, capsys)
 
 
 def trained(sign, seed):

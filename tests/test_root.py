@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 import pytest
 
 from docs.sources import PAGES
+from fedlayers.cli.app import COMMANDS, command_class
 from tests import clean_tree
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +40,17 @@ def test_git_has_no_file_that_a_run_left():
     assert stray == []
     folders = {name.parts[0] for name in names if len(name.parts) > 1}
     assert not folders & {"out", "runs", "study", "comparison", "server"}
+
+
+def test_what_a_command_writes_unasked_is_ignored_by_git():
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs git's rules, which an installed copy lacks")
+    kinds = [command_class(name) for name in COMMANDS]
+    written = {str(kind.out) for kind in kinds if getattr(kind, "out", None)}
+    written |= {"tidy.py", "tidy.csv", "out/choose_models/a.safetensors"}
+    call = ["git", "check-ignore", *sorted(written)]
+    ignored = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
+    assert ignored.stdout.split() == sorted(written)
 
 
 WRITES = """

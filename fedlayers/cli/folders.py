@@ -83,7 +83,7 @@ class Check(Command):
         for note in findings.notes:
             warn(note)
         if findings.source is not None and (
-            copies := near_copies.note_of(findings.source)
+            copies := near_copies.copies_of(findings.source).note
         ):
             warn(copies)
         works = _command(findings.settings)
@@ -293,7 +293,7 @@ class Export(Command):
         fedlayers run --dataset heart --algorithm fedper --out runs/fedper
         fedlayers export runs/fedper --client va --out va.safetensors
         fedlayers choose --dataset heart --out out/heart
-        fedlayers export out/heart --out models
+        fedlayers export out/heart --out out/heart_models
         fedlayers export out/heart --baseline linear_local --out simple
     """
 
@@ -325,7 +325,7 @@ class Export(Command):
         if self.out is None:
             name = "model.safetensors"
             if kind is Kind.DECISION:
-                name = "models"
+                name = f"{self.dir}_models"
             raise UsageError(
                 f"--out must be a new file or folder; got none. Write fedlayers export {self.dir} --out {name}."
             )
@@ -360,9 +360,9 @@ class Predict(Command):
 
     Examples:
         fedlayers choose icu.csv --client-column ward --label-column died --out out/icu
-        fedlayers export out/icu --out models
-        fedlayers predict models --data icu.csv
-        fedlayers predict models/neuro.safetensors --data new_patients.csv
+        fedlayers export out/icu --out out/icu_models
+        fedlayers predict out/icu_models --data icu.csv
+        fedlayers predict out/icu_models/neuro.safetensors --data new_patients.csv
     """
 
     file: Path

@@ -39,6 +39,7 @@ from fl_core.errors import (
     nearest,
     warn,
 )
+from fl_core.kinds import Kind, kind_of
 from fl_core.storage import check_folder, read_toml
 
 USUAL = (
@@ -173,6 +174,11 @@ def read_config(file: Path, command: str, foreign: Collection[str]) -> dict[str,
             command has no flag for.
     """
     values: dict[str, Any] = {}
+    if kind_of(file.parent) is Kind.RUN:
+        raise UsageError(
+            f"--config must be a file of TOML; got {str(file)!r} of a run. Write one by --print-config, or continue "
+            f"the run: fedlayers resume {file.parent}."
+        )
     for group, table in read_toml(file, LARGEST).items():
         if group in KEYS.keys() - GROUPS:
             raise UsageError(
@@ -255,6 +261,7 @@ def parse(
     if not helps:
         _check_flags(words, known_flags(command), name, commands)
         _check_one_value(words, known_flags(command))
+        _check_unflagged(words, known_flags(command))
     words = _once(words, lists)
     output = io.StringIO()
     try:
@@ -268,9 +275,7 @@ def parse(
     except SystemExit as ended:
         if ended.code:
             text = one_line(output.getvalue())
-            text = text.replace("Unrecognized options:", "unexpected words:")
-            place = _place_of(text, words, command)
-            raise UsageError(text.replace(" For", f"{place} For", 1)) from None
+            raise UsageError(_refusal(text, words, name, command)) from None
         raise
     arguments: dict[str, Any] = vars(parsed)
     for group in groups:
@@ -289,6 +294,29 @@ def parse(
         keys = {key: values.pop(key) for key in values.keys() - field_names}
         values["keys"] = RunConfig(**keys)
     return command(**values)
+
+
+def _refusal(text: str, words: Sequence[str], name: str, command: type[Command]) -> str:
+    """Return the parser's message as one of ours.
+
+    >>> from fedlayers.cli.train import Tune
+    >>> text = "Required options. Missing from fedlayers tune: --search NAME [NAME ...] (required). For options, run it"
+    >>> print(_refusal(text, [], "tune", Tune))
+    fedlayers tune must have --search NAME [NAME ...]; got none. Such as: fedlayers tune --algorithms fedavg ...
+    """
+    required = re.match(r"Required options\. Missing from [\w ]+: (.*)\. For", text)
+    if required:
+        lacking = [part.strip() for part in required[1].split("(required)")]
+        examples = re.findall(rf"fedlayers {name} .*", inspect.getdoc(command) or "")
+        example = next(iter(examples), f"fedlayers {name} --help")
+        needed = " and ".join(filter(None, lacking))
+        return f"fedlayers {name} must have {needed}; got none. Such as: {example}"
+    text = re.sub("^(Unrecognized options|Value error|Missing argument)\\. ", "", text)
+    missing = r"Missing value for argument '(.*?)'"
+    text = re.sub(missing, r"\1 must have a value; got none", text)
+    text = text.replace("Unrecognized options:", "unexpected words:")
+    place = _place_of(text, words, command)
+    return text.replace(" For", f"{place} For", 1)
 
 
 def _place_of(text: str, words: Sequence[str], command: type[Command]) -> str:
@@ -343,6 +371,11 @@ MEANT = {
     "--metric": "--score",
     "--early-stopping": "--patience",
     "--ways": "--arms",
+    "--client-fraction": "--participation",
+    "--fraction": "--participation",
+    "--fraction-fit": "--participation",
+    "--sample-rate": "--participation",
+    "--local-steps": "--epochs",
 }
 """Options by the words of other tools. A word counts where the command has the option."""
 
@@ -428,12 +461,50 @@ def _check_flags(
         )
 
 
+NAMED = {
+    "algorithms": ("--algorithms", "--algorithm"),
+    "metrics": ("--metrics",),
+    "models": ("--model",),
+}
+"""The flags that take names of a kind."""
+
+
+@cache
+def _listed(kind: str) -> frozenset[str]:
+    """Return the names of algorithms, metrics or models."""
+    stored = json.loads(Path(__file__).with_name("lists.json").read_bytes())
+    return frozenset(chain.from_iterable(stored[kind].values()))
+
+
+def _check_unflagged(words: Sequence[str], known: Collection[str]) -> None:
+    """Refuse names of algorithms, metrics or models that stand without their flag.
+
+    Raises:
+        UsageError: names the flag.
+    """
+    bare = takewhile(lambda word: not word.startswith("--"), words)
+    bare_names = ",".join(bare).split(",")
+    for kind, flags in NAMED.items():
+        flag = next(filter(known.__contains__, flags), "")
+        names = [word for word in bare_names if word in _listed(kind)]
+        names = [word for word in names if not Path(word).exists()]
+        if flag and names:
+            given = ",".join(names)
+            way = f"Write {flag} {given}."
+            if len(names) > 1 and flag == "--algorithm":
+                way = f"Write fedlayers compare --algorithms {given}."
+            raise UsageError(
+                f"words without an option must be data; got {names[0]!r}, one of the {kind}. {way}"
+            )
+
+
 ONE_VALUE = {
     "--seed": ("compare", "--seeds VALUES", r"-?[0-9]+"),
     "--lr": ("tune", "--search 'lr=VALUES'", r"[0-9.e-]+"),
-    "--algorithm": ("compare", "--algorithms VALUES", r""),
+    "--algorithm": ("compare", "--algorithms VALUES", ""),
 }
-"""Flags of one value, each with the command and the option that take several, and how a value looks."""
+"""Flags of one value, each with the command and the option that take several, and how a value looks, unless it is a
+name."""
 OF_SEVERAL = {"--seeds": "compare", "--algorithms": "compare"}
 """Flags that other commands have."""
 
@@ -451,6 +522,7 @@ def _check_one_value(words: Sequence[str], flags: Collection[str]) -> None:
         command, other, form = ONE_VALUE[flag]
         values = [value] if value else [*words[place + 1 : place + 2]]
         others = words[place + 2 - bool(value) :]
+        form = form or "|".join(_listed("algorithms"))
         values += takewhile(re.compile(form).fullmatch, others)
         values = ",".join(values).split(",")
         if len(values) < 2:
@@ -512,7 +584,11 @@ def _once(words: Sequence[str], lists: Collection[str]) -> list[str]:
                 part.append(AFTER_EQUALS + value)
                 part = parts[0]
         elif flag in seen:
-            raise UsageError(f"{flag} must be given once; got it twice. Leave one out.")
+            way = "Leave one out."
+            if flag in ONE_VALUE:
+                command, several, _ = ONE_VALUE[flag]
+                way += f" Several are written fedlayers {command} {several}."
+            raise UsageError(f"{flag} must be given once; got it twice. {way}")
         else:
             part = [word]
             parts.append(part)

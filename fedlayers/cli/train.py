@@ -292,7 +292,7 @@ class Choose(ManyRuns):
     and simple models of each client. Clients may fine-tune after it. Validation samples choose, and test samples judge.
     If it stops, type the same command again: it continues.
 
-    Next: fedlayers export OUT --out models
+    Next: fedlayers export OUT --out OUT_models
 
     Examples:
         fedlayers choose --dataset heart

@@ -160,7 +160,7 @@ def answered(trained: Trained) -> Answer:
         alike=_groups(trained),
         rates=describe_rates(trained),
         not_tried={**question.not_tried, **trained.failed},
-        next=f"fedlayers export {question.out} --out models",
+        next=f"fedlayers export {question.out} --out {question.out}_models",
         trained=trained,
     )
 

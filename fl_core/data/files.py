@@ -24,6 +24,7 @@ from fl_core.data.sources import Source, check_lengths, source_of_parts
 from fl_core.data.table import prepare, read as tables
 from fl_core.data.values import Array, refuse_where
 from fl_core.errors import UsageError, about, check_known, listing, spelled, warn
+from fl_core.kinds import Kind, kind_of, wrong_kind
 from fl_core.rows import CLASSIFICATION
 
 OWNER_KEYS = ("client", "domain", "center")
@@ -392,6 +393,8 @@ def list_images(path: Path) -> pd.DataFrame:
         got = "none"
         if flat:
             got = f"{flat[0]} and {deep[0]}"
+        elif kind_of(path) not in (Kind.FOLDER, Kind.SAMPLES):
+            raise wrong_kind(path, "data", "a file, or a folder of tables or images")
         image_types = ", ".join(IMAGES)
         raise UsageError(
             f"{path} must have tables, or one layout of images, class/* or client/class/* ({image_types}); "

@@ -66,6 +66,9 @@ class NearCopies:
         )
 
 
+NONE = NearCopies(0.0, 0.0, 0.0)
+
+
 def near_copies(
     train: Array, test: Array, train_places: Integers, test_places: Integers
 ) -> NearCopies:
@@ -88,7 +91,7 @@ def near_copies(
     """
     finite = np.isfinite(train).all() and np.isfinite(test).all()
     if len(train) <= RANK or not len(test) or not finite:
-        return NearCopies(0.0, 0.0, 0.0)
+        return NONE
     flat = [x.reshape(len(x), -1).astype(np.float64) for x in (train, test)]
     centre, spread = flat[0].mean(axis=0), flat[0].std(axis=0)
     varied = spread > CONSTANT * np.abs(centre)
@@ -108,15 +111,15 @@ def near_copies(
     return NearCopies(neighbours / len(tests), chance, copies / len(tests))
 
 
-def note_of(source: Source) -> str:
-    """Return the warning on near copies in a table before its partition, by the default split of seed 0.
+def copies_of(source: Source) -> NearCopies:
+    """Return how near a table's rows are over the default split of seed 0, before its partition.
 
-    Missing numbers are replaced by means. The warning is empty for samples that are no rows of numbers, for samples
-    with groups, and for too few rows to split.
+    Missing numbers are means. All shares are 0 for anything but rows of numbers, for samples with groups, and for too
+    few rows to split.
     """
     words = source.words is not None or any(source.categories)
     if words or source.is_image or source.groups is not None or not source.x.size:
-        return ""
+        return NONE
     natural = source.owner is not None
     try:
         if natural:
@@ -124,11 +127,11 @@ def note_of(source: Source) -> str:
         else:
             drawn = make(source, "iid", clients=1)
     except UsageError:
-        return ""
+        return NONE
     train, test = rows_of(drawn, "train"), rows_of(drawn, "test")
     values = np.ma.masked_invalid(source.x)
     x = np.where(values.mask, values[train].mean(axis=0).filled(0), source.x)
-    return near_copies(x[train], x[test], train, test).note
+    return near_copies(x[train], x[test], train, test)
 
 
 def rows_of(partition: Partition, split: str) -> Integers:

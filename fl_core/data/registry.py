@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fl_core.data.reading import BETWEEN, TABLES
-from fl_core.errors import UsageError, check_known, listing, nearest, spelled
+from fl_core.errors import UsageError, check_known, listing, spelled
+from fl_core.kinds import near_path
 from fl_core.models.tokens import TokenShape
 from fl_core.registry import Registry, is_outside
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
@@ -266,18 +267,6 @@ def path_of(dataset: Location) -> Path:
     raise UsageError(
         f"data must be a file or a folder; got {path}, which does not exist. {hint}"
     )
-
-
-def near_path(path: Location) -> str:
-    """Return the advice on a path that does not exist: the nearest name in the last folder that exists."""
-    path = Path(path)
-    folder = next(place for place in (path, *path.parents) if place.is_dir())
-    part, *below = path.relative_to(folder).parts
-    near = nearest(part, os.listdir(folder))
-    if not near:
-        return "Correct its path."
-    nearest_file = str(folder.joinpath(near, *below))
-    return f"Did you mean {nearest_file!r}?"
 
 
 # --- the folder of the named datasets' files --------------------------------------------------------------------

@@ -22,7 +22,7 @@ from fl_core.errors import (
     damaged,
     listing,
 )
-from fl_core.kinds import wrong_kind
+from fl_core.kinds import Kind, kind_of, wrong_kind
 from fl_core.models import lora
 from fl_core.run import exported_model
 from fl_core.run.exported_model import ExportedModel, Predictions, check_free, check_one
@@ -267,6 +267,8 @@ def predict(
     folder = None
     if isinstance(new, str | Path) and Path(new).is_dir():
         folder = Path(new)
+        if kind_of(folder) in (Kind.RUN, Kind.RUNS, Kind.DECISION, Kind.MODELS):
+            raise wrong_kind(folder, "data", "new samples")
     files = [path]
     if path.is_dir():
         descriptions = sorted(path.glob("*.safetensors.json"))

@@ -88,12 +88,12 @@ FIRES = {
 @pytest.mark.parametrize("name", FIRES)
 def test_copies_are_noted_before_the_partition_and_in_the_federation(name):
     source = as_data(frame_of(FIRES[name]()))
-    assert PART in near_copies.note_of(source)
+    assert PART in near_copies.copies_of(source).note
     federated = data.load(source)
     assert PART in federated.copies_note
     assert federated.without_samples().copies_note == ""
     grouped = replace(source, groups=np.arange(len(source)) // 60 * 4 + source.owner)
-    assert near_copies.note_of(grouped) == data.load(grouped).copies_note == ""
+    assert near_copies.copies_of(grouped).note == data.load(grouped).copies_note == ""
 
 
 def natural(name):
@@ -118,7 +118,7 @@ def test_tables_without_copies_have_no_note(name):
             exclude_columns=("record_id",) if name == "wards" else None,
         )
         source = as_data(frame, how)
-        assert near_copies.note_of(source) == ""
+        assert near_copies.copies_of(source).note == ""
         assert data.load(source, impute="median").copies_note == ""
 
 
@@ -143,5 +143,5 @@ def test_missing_numbers_are_means(tmp_path):
     rows = repeated()
     rows[::7, 1] = np.nan
     source = as_data(frame_of(rows), Reading(impute="mean"))
-    assert PART in near_copies.note_of(source)
+    assert PART in near_copies.copies_of(source).note
     assert PART in data.load(source, impute="mean").copies_note
