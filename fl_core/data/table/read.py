@@ -8,7 +8,7 @@ import re
 import warnings
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import union_categoricals
 from pandas.errors import DtypeWarning, ParserWarning
 
 from fl_core import formats, storage
@@ -31,7 +32,7 @@ from fl_core.data.reading import (
     Reading,
     holds_images,
 )
-from fl_core.data.table.describe import days_of
+from fl_core.data.table.describe import EXACT, days_of
 from fl_core.errors import UsageError, about, listing, plural, warn
 
 SEPARATORS = (",", ";", "\t", "|")
@@ -46,6 +47,8 @@ LOOKED_AT = 2**20
 UNPACK = "Unpack an archive, rename a text of commas to .csv, and put tables of clients into one folder."
 """What makes tables of a file or folder of another kind."""
 CORRECT = "Correct the file."
+PART = 20_000
+"""Rows that are read at once."""
 DAYS = pd.Timedelta(days=1)
 DAY_0 = pd.Timestamp("1970-01-01", tz="UTC")
 NAMELESS = "Unnamed: "
@@ -427,24 +430,77 @@ class Csv:
 
     def _rows(self, header: Sequence[str], first: pd.DataFrame) -> pd.DataFrame:
         """Return all rows. Their columns have numbers as names."""
-        names = list(range(len(header)))
-        return self._read(header=0, names=names, dtype=self._types(header, first))
+        names, types = list(range(len(header))), self._types(header, first)
+        options = {"header": 0, "names": names, "dtype": types}
+        numeric = [k for k in names if k not in types]
+        with self._checked():
+            try:
+                numbers, others = self._in_parts(numeric, options)
+            except (DtypeWarning, TypeError):
+                return self._at_once(**options)
+        return pd.concat([numbers, others], axis=1)[names]
 
-    def _read(self, **more: Any) -> pd.DataFrame:
+    def _in_parts(
+        self, numeric: Sequence[int], options: Mapping[str, Any]
+    ) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return the columns of numbers, and those of words.
+
+        The numbers are written into one array while pandas reads them, so that nothing copies them again.
+
+        Raises:
+            DtypeWarning, TypeError: some cells of a column are no numbers, or a number is not exact.
+        """
+        most = max(self._count(b"\n"), self._count(b"\r")) + 1
+        values, count = np.empty((len(numeric), most)), 0
+        texts: list[pd.DataFrame] = []
+        for part in self._opened(**options, chunksize=PART):
+            numbers = part[list(numeric)]
+            whole = numbers.select_dtypes("int64").to_numpy()
+            inexact = bool((np.abs(whole) >= EXACT).any())
+            others = {*numbers.dtypes} - {np.dtype("int64"), np.dtype("float64")}
+            stop = count + len(part)
+            if others or inexact or stop > most:
+                raise TypeError("a column must be of exact numbers")
+            values[:, count:stop] = numbers.to_numpy(np.float64).T
+            texts.append(part.drop(columns=list(numeric)))
+            count = stop
+        read = pd.DataFrame(values[:, :count].T, columns=numeric, copy=False)
+        words = {
+            k: union_categoricals([part[k] for part in texts])
+            if isinstance(texts[0][k].dtype, pd.CategoricalDtype)
+            else pd.concat([part[k] for part in texts], ignore_index=True)
+            for k in texts[0]
+        }
+        return read, pd.DataFrame(words, index=read.index)
+
+    def _at_once(self, **more: Any) -> pd.DataFrame:
         """Return rows. Those that pandas reads in parts are read at once if the parts have different types."""
-        options = {**self.options, **more}
+        with self._checked():
+            try:
+                return self._opened(**more)
+            except DtypeWarning:
+                return self._opened(**more, low_memory=False)
+
+    def _opened(self, **more: Any) -> Any:
+        """Return what pandas reads."""
+        file: Any = io.BytesIO(self.data)
+        if self.options.get("encoding", "utf-8") == "utf-8":
+            file = Undecoded(self.data)
+        return pd.read_csv(
+            file,
+            **{**self.options, **more},
+            index_col=False,
+            on_bad_lines="error",
+        )
+
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
+        """Raise what pandas would mend, and name the line that it cannot read."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", ParserWarning)
                 warnings.simplefilter("error", DtypeWarning)
-                return pd.read_csv(
-                    io.BytesIO(self.data),
-                    **options,
-                    index_col=False,
-                    on_bad_lines="error",
-                )
-        except DtypeWarning:
-            return self._read(**{**more, "low_memory": False})
+                yield
         except pd.errors.EmptyDataError as error:
             raise UsageError(
                 f"{self.path} must have rows; got an empty file."
@@ -458,7 +514,7 @@ class Csv:
     def _first_rows(self) -> pd.DataFrame:
         """Return the header and the first rows as texts. With a sign between thousands all rows are the first."""
         rows = None if self.options.get("thousands") else FIRST + 1
-        return self._read(header=None, nrows=rows, dtype="object", na_values=[""])
+        return self._at_once(header=None, nrows=rows, dtype="object", na_values=[""])
 
     def _types(self, header: Sequence[str], first: pd.DataFrame) -> dict[int, str]:
         """Return the columns whose cells keep their spelling: those asked for, words, and codes such as 007.
@@ -565,6 +621,20 @@ class Csv:
     def _place(self, row: int) -> str:
         first, _, _ = next(islice(self._lines(), row + 1, None))
         return f"line {first}"
+
+
+class Undecoded:
+    """A file in memory whose bytes pandas takes as they are. Those of a BytesIO are decoded, and encoded again."""
+
+    def __init__(self, data: bytes) -> None:
+        self.file = io.BytesIO(data)
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes."""
+        return self.file.read(size)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.file)
 
 
 def swallows(cell: str, separator: str, width: int) -> bool:
