@@ -19,6 +19,7 @@ DRAW = np.random.default_rng(0)
 PATIENT = np.repeat(np.arange(40), 5)
 EID = DRAW.permutation(40)[PATIENT]
 DAYS = pd.date_range("2023-01-01", periods=N)
+STAMP = pd.date_range("2023-01-01", periods=40, freq="9D")[np.arange(N) % 40]
 NUMBERS = {f"v{k}": DRAW.normal(size=N).round(3) for k in range(4)}
 NEAR = {
     f"v{k}": DRAW.normal(size=40)[PATIENT] + 0.1 * DRAW.normal(size=N) for k in range(4)
@@ -52,10 +53,12 @@ def repaired(path, reading):
 
 
 def outcome(found):
-    """Return the settings that a table was refused with, "line" for lines of pandas, or "read"."""
+    """Return the settings that a table was refused with, "line" for lines of pandas, "marked" or "read"."""
     changed = sorted(found.reading.changed.keys() - {"label_column", "client_column"})
     lines = ["dropped" if ".drop(" in line else "line" for line in found.repairs]
-    return " ".join([*sorted({*lines}), *changed]) if found.faults else "read"
+    if found.faults:
+        return " ".join([*sorted({*lines}), *changed])
+    return "marked" if "missing values" in " ".join(found.notes) else "read"
 
 
 DROPPED, OUT = "drop_missing_labels", "exclude_columns"
@@ -141,6 +144,30 @@ ODD = {  # new columns, the settings that were guessed, the outcome now, and the
     "telephones": ({"v4": rows(lambda k: f"+41 44 {100 + k} 00 {10 + k % 80}")}, OUT, "dropped"),
     "bands": ({"band": rows(lambda k: f"{10 * (k % 9)}-{10 * (k % 9) + 9}")}, "read", "read"),
     "codes of diseases": ({"icd": words("I21.4", "I50.0", "E11.9")}, "read", "read"),
+    # a fourth set
+    "feet and inches": ({"v4": rows(lambda k: f"{5 + k % 2}'{k % 11}\"")}, "read", "dropped"),
+    "hours and minutes": ({"v4": rows(lambda k: f"{k % 7}h {k % 6}0m")}, "read", "dropped"),
+    "pounds and ounces": ({"v4": rows(lambda k: f"{5 + k % 5} lb {k % 16} oz")}, "read", "dropped"),
+    "means with errors": ({"v4": rows(lambda k: f"{10 + k % 31} \u00b1 {k % 3 + 1}")}, "read", "dropped"),
+    "means with intervals": ({"v4": rows(lambda k: f"{10 + k % 31} ({k % 31}-{20 + k % 31})")}, "read", "dropped"),
+    "powers of ten": ({"v4": rows(lambda k: f"{k % 31}.5\u00d710^{k % 3}")}, "read", "dropped"),
+    "places on earth": ({"v4": rows(lambda k: f"{50 + k % 9}.5, {10 + k % 7}.2")}, "read", "dropped"),
+    "titres": ({"v4": rows(lambda k: f"1:{2 ** (3 + k % 7)}")}, "read", "dropped"),
+    "scores of ten": ({"v4": rows(lambda k: f"{k % 11} of 10")}, "read", "dropped"),
+    "objects": ({"v4": rows(lambda k: f'{{"a": {k % 5}, "b": {k % 3}}}')}, "read", "dropped"),
+    "lists": ({"v4": rows(lambda k: f"['a{k % 5}', 'b']")}, "read", "dropped"),
+    "quarters": ({"v4": rows(lambda k: f"{2015 + k % 7}Q{k % 4 + 1}")}, "read", "dropped"),
+    "months with names": ({"v4": rows(lambda k: f"{STAMP[k]:%b %Y}")}, "read", "dropped"),
+    "dates of America": ({"v4": rows(lambda k: f"{STAMP[k]:%B %d, %Y}")}, "read", "line"),
+    "days of the week": ({"v4": rows(lambda k: f"{STAMP[k]:%a %d %b %Y}")}, "read", "line"),
+    "dates as numbers": ({"v4": rows(lambda k: f"{STAMP[k]:%Y%m%d}")}, "read", "line"),
+    "footnotes": ({"v4": rows(lambda k: f"{k % 31}.5" + "*" * (k % 4 < 1))}, "word_columns", "categories"),
+    "nines below zero": ({"v4": rows(lambda k: NUMBERS["v0"][k] if k % 9 else -999)}, "read", "marked"),
+    "nines above all": ({"v4": rows(lambda k: k % 51 if k % 9 else 9999)}, "read", "marked"),
+    "nines for a few codes": ({"v4": rows(lambda k: k % 5 if k % 9 else 99)}, "read", "marked"),
+    "amounts up to nines": ({"v4": rows(lambda k: k % 100)}, "read", "read"),
+    "grades": ({"v4": rows(lambda k: f"grade {k % 4}")}, "read", "read"),
+    "stages": ({"v4": rows(lambda k: f"T{k % 4}N{k % 3}")}, "read", "read"),
 }  # fmt: skip
 
 
@@ -398,3 +425,35 @@ def test_a_table_of_another_country_is_read_with_the_options_that_are_proposed(
     assert len(found.faults) == 1
     assert found.reading.csv == {"sep": ";", "decimal": ","}
     assert find_faults(path, found.reading).source.x[:, 0] == pytest.approx(wine)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_nines_are_missing_after_what_their_mark_says(tmp_path, suffix):
+    """The note's own words read the table again. Marks that were asked for stay."""
+    path = tmp_path / f"t{suffix}"
+    amounts = np.where(np.arange(N) % 9, NUMBERS["v0"], -999)
+    frame = pd.DataFrame({"v": amounts, "w": NUMBERS["v1"], "label": words("0", "1")})
+    getattr(frame, f"to_{suffix[1:]}")(path, index=False)
+    found = find_faults(path, Reading(label_column="label"))
+    (note,) = found.notes
+    way = note.partition("Say it: ")[2]
+    asked = {"label_column": "label", "impute": "median"}
+    if suffix == ".csv":
+        again = find_faults(path, Reading(**asked, **eval(f"dict({way})")))
+    else:
+        table = frame
+        exec(way)
+        again = find_faults(table, Reading(**asked))
+    assert not again.notes
+    assert np.isnan(again.source.x[:, 0]).sum() == (amounts == -999).sum()
+
+
+def test_a_header_that_comes_again_is_mended(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    frame = pd.DataFrame({"v0": NUMBERS["v0"], "label": words("0", "1")})
+    text = frame.to_csv(index=False)
+    Path("t.csv").write_text(text + text)
+    found, again = repaired(Path("t.csv"), Reading(label_column="label"))
+    assert found.faults
+    assert not again.faults
+    assert len(again.source) == 2 * N

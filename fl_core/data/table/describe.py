@@ -215,6 +215,9 @@ def _lacking_fault(
             also = {"client_column": clients[0]}
         likely = likely_columns(key, name, header)
         ways = [("Name it", {key: candidate, **also}) for candidate in likely]
+        if also and not ways:
+            rule += f" It has {listing(header)}."
+            ways = [("Name it, and the clients", also)]
     return DataFault(rule, *(ways or [f"It has {listing(header)}."]))
 
 
@@ -223,6 +226,8 @@ def _lacking_fault(
 _NUMERIC = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
 DAY = "pd.Timedelta(days=1)"
 DAY_0 = "pd.Timestamp('1970-01-01 12:00', tz='UTC')"
+FIRST_DAY, LAST_DAY = 19_000_101, 21_001_231
+"""Whole numbers between which 20240131 may be a date."""
 NOON = pd.Timestamp("1970-01-01 12:00", tz="UTC")
 """Noon, so that days have a fraction, and no date looks like the number of its row."""
 
@@ -269,6 +274,13 @@ def _numbers(name: str, column: pd.Series, how: Reading) -> Described:
     values = column.to_numpy(dtype=np.float64, na_value=np.nan)
     described = Described(name, NUMBER, values)
     low, high = np.fmin.reduce(values), np.fmax.reduce(values)  # NaN without a number
+    may_be_days = low >= FIRST_DAY and high <= LAST_DAY
+    is_named = name in (how.columns or ())
+    if may_be_days and not is_named and are_days(values[~described.lacking]):
+        rule = f"cells must be numbers or words; got {low:.0f} to {high:.0f}, dates as numbers."
+        words = f"table[{name!r}].astype('Int64').astype('string')"
+        line = f"table[{name!r}] = (pd.to_datetime({words}, format='%Y%m%d', utc=True) - {DAY_0}) / {DAY}"
+        return described.refused(DataFault(rule, line=line))
     largest = max(-low, high)
     most = np.finfo(np.float32).max
     if largest > most:
@@ -281,6 +293,20 @@ def _numbers(name: str, column: pd.Series, how: Reading) -> Described:
         if not whole or bool((column.abs() > EXACT).any()):
             return _inexact(name, column, how)
     return described
+
+
+def are_days(values: Floats) -> bool:
+    """Return whether numbers [n] are dates such as 20240131.
+
+    >>> are_days(np.arange(20240125.0, 20240131.0)), are_days(np.arange(20240125.0, 20240133.0))
+    (True, False)
+    """
+    distinct = np.unique(values)
+    if len(distinct) < DIFFERENT or (distinct % 1).any():
+        return False
+    words = pd.Series(distinct.astype(np.int64)).astype("str")
+    days = pd.to_datetime(words, format="%Y%m%d", errors="coerce")
+    return bool(days.notna().all())
 
 
 def _inexact(name: str, column: pd.Series, how: Reading) -> Described:
@@ -328,7 +354,11 @@ def _texts(name: str, cells: pd.Categorical, how: Reading) -> Described:
     others = filled & ~numeric
     bad, strays = others[cells.codes], sorted(words[others])
     line = "" if ways else dropping([name])
-    if are_marks(strays) and 2 * bad.sum() <= len(bad) and not numbers_rows:
+    if (
+        (are_marks(strays) or strays == [name])
+        and 2 * bad.sum() <= len(bad)
+        and not numbers_rows
+    ):
         line = f"table[{name!r}] = pd.to_numeric(table[{name!r}].replace({strays!r}, None))"
         described.emptied = bad
     elif line:
@@ -401,13 +431,15 @@ def forms_fault(
 
 _DATE = re.compile(
     r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{4}-(?:0[1-9]|1[0-2]|W[0-9]{2})|[0-9]{1,2}([-./])[0-9]{1,2}\1(?:[0-9]{2}){1,2}"
-    r"|[0-9]{1,2}[- ]?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[- ]?(?:[0-9]{2}){1,2})"
+    r"|(?:[a-z]{3,9},? )?[0-9]{1,2}[- ]?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[- ]?(?:[0-9]{2}){1,2}"
+    r"|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[- ](?:[0-9]{1,2},? )?[0-9]{4}"
+    r"|q[1-4][-/ ]?[0-9]{4}|[0-9]{4}[-/ ]?q[1-4])"
     r"(?:[ T][0-9]{1,2}:[0-9]{2}.*)?|(?:-?[0-9]+ days?)? ?(?:\+?[0-9]+:[0-9]{2}(?::[0-9.]+)?)?",
     re.IGNORECASE,
 )
 DATES = (
     *("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y"),
-    *("%d-%b-%Y", "%d%b%Y"),
+    *("%d-%b-%Y", "%d%b%Y", "%d %b %Y", "%B %d, %Y", "%b %d, %Y", "%a %d %b %Y"),
 )
 """The forms of dates that a line of pandas reads."""
 _MEASURE = re.compile(
@@ -524,25 +556,61 @@ def measures_fault(name: str, cells: pd.Categorical) -> DataFault | None:
     return DataFault(f"{rule}.", line=line)
 
 
-def other_numbers_fault(name: str, words: Sequence[str]) -> DataFault | None:
-    """Return the fault of a column of numbers in a form that pandas does not read, or None.
+_NUMERAL = re.compile(r"[0-9]+(?:[.,][0-9]+)*")
+_BAND = re.compile(r"[^\w(]*(?:[-\u2013\u2014]|\bto\b|\band\b)[^\w(]*")
+"""What stands between the ends of a band such as 10-19."""
 
-    Such forms are two numbers with a slash, hexadecimal numbers, digits of another script, and numbers with several
-    units.
+
+def is_structured(word: str) -> bool:
+    """Return whether a cell is a list or an object, as JSON and Python write them.
+
+    >>> [is_structured(cell) for cell in ('{"age": 7}', "['a', 'b']", "[]", "[low]", "[10-20)")]
+    [True, True, True, False, False]
+    """
+    inside = word[1:-1].strip()
+    if word[:1] + word[-1:] not in ("[]", "{}"):
+        return False
+    return not inside or any(sign in inside for sign in ",:'\"")
+
+
+def holds_several(word: str) -> bool:
+    """Return whether a cell holds several numbers. Bands such as 10-19 are words, and so are codes such as T1N0.
+
+    >>> [holds_several(cell) for cell in ("5' 11", "7 of 10", "50.5, 10.2", "10 (8-12)")]
+    [True, True, True, True]
+    >>> [holds_several(cell) for cell in ("10-19", "0 to 4", "(0, 10]", "1,5 mg", "T1N0")]
+    [False, False, False, False, False]
+    """
+    if word[:1].isalpha() or word[:1] + word[-1:] in ("(]", "[)"):
+        return False
+    gaps = _NUMERAL.split(word)[1:-1]
+    return any(not _BAND.fullmatch(gap) for gap in gaps)
+
+
+def other_numbers_fault(name: str, words: Sequence[str]) -> DataFault | None:
+    """Return the fault of a column of cells in a form that pandas does not read, or None.
+
+    Such forms are lists and objects of JSON, several numbers in a cell, hexadecimal numbers, digits of another script,
+    and numbers with several units.
 
     >>> print(other_numbers_fault("pressure", [f"{100 + k}/{60 + k}" for k in range(9)]))
     cells must be numbers or words; got '100/60', '101/61', '102/62' and 6 more, numbers in another form. Write `...
     """
     distinct = sorted({word.strip() for word in words} - {""})
     least = least_alike(distinct)
-    count = sum(1 for word in distinct if _OTHER.fullmatch(word))
+    structured = list(filter(is_structured, distinct))
+    others = [w for w in distinct if _OTHER.fullmatch(w) or holds_several(w)]
+    count = len(others)
     matches = [_MEASURE.fullmatch(word) for word in distinct]
     measures = [m["after"] for m in matches if m and m["after"].isalpha()]
     has_units = len(distinct) >= GROUPS and len({*measures}) <= UNITS
-    if count <= least and not (has_units and len(measures) > least):
+    form = "numbers in another form"
+    if 2 * len(structured) > len(distinct):
+        form = "lists or objects"
+    elif count <= least and not (has_units and len(measures) > least):
         return None
     got = listing(map(repr, distinct), 3)
-    rule = f"cells must be numbers or words; got {got}, numbers in another form."
+    rule = f"cells must be numbers or words; got {got}, {form}."
     keep = "Take them as words", {"categories": [name]}
     return DataFault(rule, keep, line=dropping([name]))
 
@@ -666,6 +734,33 @@ def outside_fences(cells: Floats, owner: Integers | None) -> str:
         return ""
     far_values = cells[(cells < low[0]) | (cells > high[0])]
     return f"{far_values[0]:g} far from the others in {plural(count, 'cell')}: missing?"
+
+
+REPEATED = 3
+"""Cells from which a number of nines may mark missing values."""
+
+
+def mark_of_nines(cells: Floats) -> float | None:
+    """Return a number of nines that stands for missing values, such as -999 or 9999, or None.
+
+    It is repeated, and further from the other values than these are from each other, or the only one below 0.
+
+    >>> amounts = np.arange(60.0)
+    >>> mark_of_nines(np.append(amounts, [-9, -9, -9])), mark_of_nines(np.append(amounts, [99, 99, 99]))
+    (-9.0, None)
+    """
+    for mark in (np.fmin.reduce(cells), np.fmax.reduce(cells)):
+        digits = text_of(float(mark)).removeprefix("-")
+        if {*digits} != {"9"} or -9 < mark < 99:
+            continue
+        equal = cells == mark
+        others = cells[~(equal | np.isnan(cells))]
+        if np.count_nonzero(equal) < REPEATED or not len(others) or not np.ptp(others):
+            continue
+        gap = np.abs(others - mark).min()
+        if gap > np.ptp(others) or mark < 0 <= others.min():
+            return float(mark)
+    return None
 
 
 def gives_away(cells: Cells, y: NDArray[Any]) -> bool:

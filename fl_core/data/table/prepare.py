@@ -35,6 +35,7 @@ from fl_core.data.table.describe import (
     gives_away,
     identifies,
     is_named_as_identifier,
+    mark_of_nines,
     measures_fault,
     outside_fences,
     roles_of,
@@ -65,6 +66,8 @@ MOST_NUMBERS, MOST_CLASSES = 20, 100
 """Different numbers, or words, up to which labels are classes without being asked about."""
 FEW_CLASSES = 10
 """The number of classes that are few, even if they look like numbers or dates."""
+TEXTS = (".csv", ".tsv")
+"""Files that ``csv`` reads."""
 RARE = 0.05
 """Share of rows with a label of another kind below which leaving them out is proposed."""
 COMPOSED = "table.columns = table.columns.str.normalize('NFC')"
@@ -103,6 +106,8 @@ class Findings(UsageError):
         self.reading = replace(reading, **proposed(reading, faults))
         self.opened = opened
         settings, name = self.reading.changed, "data"
+        if opened is not None and not {*self.reading.labels} <= {*opened.header}:
+            settings = {**settings, "label_column": "COLUMN"}  # the user knows it
         if isinstance(data, Path):
             name = str(data)
             settings = {"dataset": name, **settings}
@@ -548,7 +553,9 @@ class _Table:
                 continue
             oddities: list[str] = []
             if name in numeric:
-                oddities.append(outside_fences(numeric[name], source.owner))
+                oddities.append(self._marking(name, numeric[name]))
+                if not oddities[0]:
+                    oddities[0] = outside_fences(numeric[name], source.owner)
             if (
                 feature
                 and source.task == CLASSIFICATION
@@ -561,6 +568,22 @@ class _Table:
                 others = [other for key, other in numeric.items() if key != name]
                 oddities.append(self._binding(name, cells, others[:MOST_OTHERS]))
             column.odd += [text for text in oddities if text]
+
+    def _marking(self, name: str, cells: Any) -> str:
+        """Return what is said of a column whose missing values seem to be a number such as -999, and warn of it."""
+        mark = mark_of_nines(cells)
+        if mark is None:
+            return ""
+        count = plural(int(np.count_nonzero(cells == mark)), "cell")
+        way = f"table[{name!r}] = table[{name!r}].replace({mark:.0f}, None)"
+        if isinstance(self.data, Path) and self.data.suffix.lower() in TEXTS:
+            marks = [*(self.how.csv or {}).get("na_values", ()), f"{mark:.0f}"]
+            way = spelled(csv={"na_values": ",".join(map(str, marks))})
+        warn(
+            f"{self.where}, column {name!r}: {mark:.0f} in {count} is far from the others, and may mark missing "
+            f"values. Say it: {way}"
+        )
+        return f"{mark:.0f} far from the others in {count}: missing?"
 
     def _binding(self, name: str, cells: Cells, others: Sequence[Any]) -> str:
         """Return what is said of a column whose rows with one value belong together, and warn of it."""
@@ -758,6 +781,7 @@ def new_rows(
         DataFault: names the first cell that is no number.
     """
     features: list[Array] = []
+    named = replace(PLAIN, columns=list(columns))
     for name in columns:
         at = f"{opened.where}, column {name!r}"
         try:
@@ -767,7 +791,7 @@ def new_rows(
                 cells = texts_of(opened.frame[name])
                 features.append(preprocessing.codes(cells, words[name]))
             else:
-                described = take(name, opened.frame[name], PLAIN)
+                described = take(name, opened.frame[name], named)
                 if described.fault is not None and described.kind != WORDS:
                     raise DataFault(described.fault.rule, way, row=described.fault.row)
                 features.append(numbers(described.cells, way))
