@@ -346,6 +346,23 @@ class Regret(Displayed):
             rows.groupby("federation")[check_known("way", way, LOST)].mean()
         )
 
+    def gain(self, way: str = "head_local", half: str = "held out") -> Interval:
+        """Return how many points the rule's plans gain over a constant, a mean of paired differences.
+
+        The 95 % interval is over federations (Student's t). It alone says that a rule is better than the constant.
+
+        Args:
+            way: the constant: ``fedavg``, ``head_local`` or ``random``.
+            half: as of :meth:`mean`.
+
+        Raises:
+            UsageError: no federation of the half has a line.
+        """
+        self.mean(way, half)  # refuses what has no line
+        rows = self._of_half(half)
+        gains = rows[way] - rows["rule"]
+        return mean_interval(gains.groupby(rows["federation"]).mean())
+
     def by_source(self, way: str = "rule", half: str = "") -> Interval:
         """Return the mean points lost over sources of data, with a 95 % interval (Student's t).
 
@@ -379,6 +396,7 @@ class Regret(Displayed):
             lines += aligned([[*table.columns], *cells])
             for half in ("", "public", "held out"):
                 lines += self._means(half)
+            lines += self._gains()
             lines += self._best_known()
         lines += self._left_out()
         if not len(self.rows):
@@ -411,6 +429,20 @@ class Regret(Displayed):
         return [
             f"{which}, mean over {count}: {rule.value:.2f}{interval}, by source {by_source}; {constants}"
         ]
+
+    def _gains(self) -> list[str]:
+        """Return a line on the gain over each constant in the held-out half, of at least two federations."""
+        if self._of_half("held out")["federation"].nunique() < 2:
+            return []
+        gains, better = [], []
+        for way in LOST[1:]:
+            value, low, high = self.gain(way)
+            gains.append(f"over {way} {value:+.2f} [{low:+.2f}, {high:+.2f}]")
+            if low > 0:
+                better.append(way)
+        shown = listing(better) or "none"
+        stated = ", ".join(gains)
+        return [f"gain, held out: {stated}; shown to be better than: {shown}"]
 
     def _best_known(self) -> list[str]:
         best = ranked_lines()[0]

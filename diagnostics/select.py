@@ -14,7 +14,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, pairwise
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from fl_core.errors import (
     check_known,
     check_value,
     listing,
+    short_value,
     warn,
 )
 from fl_core.layers import Layer
@@ -88,13 +89,21 @@ class Rule:
         """Return whether the rule cuts the network in two by the values alone."""
         return self.decides and not {*self.takes} - {"threshold"}
 
-    def cut(self, values: Sequence[float], threshold: float = THRESHOLD) -> int:
+    def cut(
+        self,
+        values: Sequence[float],
+        threshold: float = THRESHOLD,
+        names: Sequence[str] = (),
+    ) -> int:
         """Return the number of shared layers, for a rule that cuts.
+
+        Args:
+            names: of the layers, [L]. Default: their numbers from 0.
 
         Raises:
             RunError: the rule does not return a number from 1 to the number of layers, or names of the first layers.
         """
-        names = [str(number) for number in range(len(values))]
+        names = list(names) or [str(number) for number in range(len(values))]
         shared = self.shared(names, values, threshold=threshold)
         if list(shared) != names[: len(shared)]:
             raise RunError(
@@ -114,6 +123,15 @@ class Rule:
         Raises:
             RunError: the rule returns no layer, an unknown layer, or a number that is not from 1 to L.
         """
+        return self.answer(names, values, **arguments)[0]
+
+    def answer(
+        self, names: Sequence[str], values: Sequence[float], **arguments: Any
+    ) -> tuple[tuple[str, ...], bool]:
+        """Return what :meth:`shared` does, and whether the rule returned a number of layers.
+
+        Args, Raises: as of :meth:`shared`.
+        """
         arguments |= {"layers": tuple(names)}
         answer = self.choose(
             list(values),
@@ -129,12 +147,13 @@ class Rule:
                     f"rule {self.name!r} must name layers of {listing(names)} to share; "
                     f"got {unknown_names}."
                 )
-            return tuple(name for name in names if name in answer)
+            return tuple(name for name in names if name in answer), False
         if isinstance(answer, bool) or answer not in range(1, len(values) + 1):
+            got = short_value(answer)
             raise RunError(
-                f"rule {self.name!r} must share 1 to {len(values)} layers; got {answer!r}."
+                f"rule {self.name!r} must return a number from 1 to {len(values)} or a list of names; got {got}."
             )
-        return tuple(names[: int(answer)])
+        return tuple(names[: int(answer)]), True
 
 
 def _from_function(function: Any, path: str) -> Rule:
@@ -503,10 +522,10 @@ def _cut(
     kind = facts_of(curve.metric)
     end = "" if kind.pairs and not kind.distance else kind.differs  # turned already
 
-    def named(values: Sequence[float], whose: str) -> tuple[str, ...]:
+    def named(values: Sequence[float], whose: str) -> tuple[tuple[str, ...], bool]:
         if rule.ratios:
             _sound(values, curve, whose)
-        return rule.shared(
+        return rule.answer(
             curve.names,
             turned(values, end, rule.ratios),
             threshold=threshold,
@@ -514,7 +533,7 @@ def _cut(
             null=[turned(draw, end, rule.ratios) for draw in null],
         )
 
-    shared = named(curve.combined, "combined over clients")
+    shared, by_number = named(curve.combined, "combined over clients")
     votes: dict[str, str] = {}
     notes: list[str] = []
     if rule.lacks:
@@ -522,20 +541,20 @@ def _cut(
         if lacking:
             notes.append(f"{lacking}: all but the last layer are shared")
     detail: dict[str, Any] = {"differs": kind.differs or "not declared"}
-    if rule.cuts:
+    if rule.cuts and by_number:
         for client, values in curve.clients.items():
             try:
-                votes[client] = named(values, "its own")[-1]
+                votes[client] = named(values, "its own")[0][-1]
             except RunError as error:
                 notes.append(f"client {client!r} has no vote: {error}")
 
         def count(values: Sequence[float], threshold: float) -> int:
-            return rule.cut(turned(values, end, True), threshold)
+            return rule.cut(turned(values, end, True), threshold, curve.names)
 
         detail["stability"] = stability(
             curve, count, threshold, len(shared), why.seed or 0
         )
-    why = _evidence(why, every, curve, rule, end)
+    why = _evidence(why, every, curve, rule, end, by_number)
     return LayerPlan(
         tuple(every),
         (*shared, *frozen_in(every)),
@@ -651,11 +670,16 @@ def _evidence(
     curve: Curve,
     rule: Rule | None = None,
     end: str = "",
+    by_number: bool = False,
 ) -> Evidence:
-    """Return the evidence with the curve, and the decisions by other thresholds."""
-    cut = sensitivity_ratio
-    if rule is not None and rule.takes_threshold:
-        cut = rule.cut
+    """Return the evidence with the curve, and the decisions by other thresholds.
+
+    Args:
+        by_number: whether the rule returned a number of layers, so that it may decide by other thresholds.
+    """
+    cut: Callable[..., int] = sensitivity_ratio
+    if rule is not None and rule.takes_threshold and by_number:
+        cut = partial(rule.cut, names=curve.names)
 
     def placed(values: Sequence[float]) -> tuple[float | None, ...]:
         at = dict(zip(curve.names, values, strict=True))

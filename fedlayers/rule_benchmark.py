@@ -22,16 +22,19 @@ from diagnostics.regret import (
     line_of,
     truth_of,
 )
-from diagnostics.select import RULES, curve_rule, select
+from diagnostics.select import RULES, THRESHOLD, curve_rule, select
 from fedlayers.runs import run
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import (
+    ABOVE_0,
     UsageError,
     as_list,
     at_least,
     check_known,
+    check_type,
     check_value,
     plural,
+    short_value,
 )
 from fl_core.plan import LayerPlan
 
@@ -81,18 +84,21 @@ def regret(
         UsageError: a rule, metric, federation or option is unknown, the rule does not decide by itself, or a number is
             below 1.
     """
+    for name in options:
+        check_known("option of regret", name, OPTIONS)
     for name, count in (
         ("rounds", rounds),
         ("seeds", seeds),
         ("k", options.get("k", 1)),
     ):
+        check_type(name, count, int, numpy=True)
         check_value(name, count, at_least(1))
-    for name in options:
-        check_known("option of regret", name, OPTIONS)
-    names = [
+    check_value("threshold", options.get("threshold", THRESHOLD), ABOVE_0)
+    named = [
         check_known("federation of the table", name, stored())
         for name in as_list("federations", federations, empty=True)
     ]
+    names = [*dict.fromkeys(named)]
     left_out: dict[str, str] = {}
     if not names:
         names, left_out = available()
@@ -109,7 +115,10 @@ def regret(
             )
     lines: list[dict[str, Any]] = []
     for name in names:
-        for seed in known_seeds(name)[:seeds]:
+        known = known_seeds(name)
+        if len(known) < seeds:
+            left_out[name] = f"the table has {plural(len(known), 'seed')}, not {seeds}"
+        for seed in known[:seeds]:
             truth = truth_of(name, seed)
             assert truth is not None  # by known_seeds
             with TemporaryDirectory() as folder:
@@ -184,7 +193,7 @@ def rule_name(rule: str | Callable[..., Any]) -> str:
     if isinstance(rule, str):
         RULES[rule]  # refuses an unknown one
         return rule
-    member = RULES.adopt(rule, rule.__name__)
+    member = RULES.adopt(rule, getattr(rule, "__name__", type(rule).__name__))
     RULES.add(member.name, member, rule)
     return member.name
 
@@ -201,7 +210,8 @@ def layers_named(rule: Callable[..., Any], trained: RunResult) -> tuple[str, ...
     if hasattr(answer, "tolist"):  # of NumPy
         answer = answer.tolist()
     if isinstance(answer, str) or not isinstance(answer, Collection) or not answer:
+        got = short_value(answer)
         raise UsageError(
-            f"the function must return names of shared layers or a plan; got {answer!r}."
+            f"the function must return a list of the shared layers' names, or a plan; got {got}."
         )
     return tuple(answer)

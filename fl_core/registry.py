@@ -127,7 +127,8 @@ class Registry(Displayed, Generic[Member]):
             raise UsageError(
                 f"{self.kind} must be a name; got {name!r}. Write {proper_name!r}."
             )
-        if is_outside(name) or name.endswith(".py"):  # a file's name is answered there
+        file = name.partition(":")[0]
+        if is_outside(name) or file.endswith(".py"):  # a file's name is answered there
             return self._from_outside(name, import_object(self.kind, name))
         self._import_package()
         check_known(self.kind, name, self._members)

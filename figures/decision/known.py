@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from diagnostics.plots.drawing import COLOURS, style
 from diagnostics.tuning.permutation import LEVEL
-from figures.decision import alike, exact, rules
+from figures.decision import alike, exact, rules, truth_again
 from figures.decision.known_runs import (
     ADAPTED,
     CHOSEN,
@@ -385,6 +385,11 @@ def judged(rows: pd.DataFrame) -> str:
     return rules.judged_table()
 
 
+def moved(rows: pd.DataFrame) -> str:
+    """Return how far the benchmark's scores move with other instructions of the processor."""
+    return truth_again.table()
+
+
 def ledger(rows: pd.DataFrame) -> str:
     """Return what the benchmark of rules cost."""
     return rules.ledger()
@@ -410,6 +415,7 @@ TABLES = {
         adapters,
         lines,
         judged,
+        moved,
         ledger,
         hours,
     )

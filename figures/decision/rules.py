@@ -232,6 +232,15 @@ def ledger() -> str:
     )
 
 
+def wanted() -> Iterator[tuple[str, int, int]]:
+    """Yield the federation, seed and rounds of each measurement: the first seed of all federations, then the next."""
+    for place in range(BENCHMARK_SEEDS):
+        for name in federations():
+            for seed in known_seeds(name)[place : place + 1]:
+                for rounds in ROUNDS:
+                    yield name, seed, rounds
+
+
 def main(federation: str = "") -> None:
     """Measure what has no rows.
 
@@ -243,22 +252,18 @@ def main(federation: str = "") -> None:
     done = set()
     if len(rows):
         done = {*zip(rows["federation"], rows["seed"], rows["rounds"], strict=True)}
-    for name in federations():
-        if not name.startswith(federation):
+    for name, seed, rounds in wanted():
+        if (name, seed, rounds) in done or not name.startswith(federation):
             continue
-        for seed in known_seeds(name)[:BENCHMARK_SEEDS]:
-            for rounds in ROUNDS:
-                if (name, seed, rounds) in done:
-                    continue
-                began = time.process_time()
-                new_rows = pd.DataFrame(plans(name, seed, rounds))
-                seconds = time.process_time() - began
-                new_rows["seconds"] = seconds / len(new_rows)
-                rows = pd.concat([rows, new_rows], ignore_index=True)
-                part = ROWS.with_suffix(".part")
-                rows.to_parquet(part, index=False, compression="brotli")
-                part.replace(ROWS)
-                say(f"{name} seed {seed} after {rounds}: {seconds:.0f} s")
+        began = time.process_time()
+        new_rows = pd.DataFrame(plans(name, seed, rounds))
+        seconds = time.process_time() - began
+        new_rows["seconds"] = seconds / len(new_rows)
+        rows = pd.concat([rows, new_rows], ignore_index=True)
+        part = ROWS.with_suffix(".part")
+        rows.to_parquet(part, index=False, compression="brotli")
+        part.replace(ROWS)
+        say(f"{name} seed {seed} after {rounds}: {seconds:.0f} s")
     BENCHMARK.write_bytes(csv_bytes(lines(rows).round(3)))
 
 

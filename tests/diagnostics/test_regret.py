@@ -13,6 +13,7 @@ import fedlayers as fl
 from diagnostics import regret
 from diagnostics.select import RULES
 from fedlayers import rule_benchmark
+from fl_core.errors import RunError
 from fl_core.rows import row
 from tests.conftest import refuses
 
@@ -103,6 +104,21 @@ def test_means_over_federations_and_halves():
         result.mean("median")
 
 
+def test_the_held_out_half_alone_says_that_a_rule_is_better_than_a_constant():
+    """By paired differences. The public half, where the rule loses much, says nothing."""
+    lost = {"known_inputs": 0.2, "known_both": 0.5, "known_clusters": 1.0}
+    result = made({"known_labels": 9.0, **lost})
+    low, high = stats.ttest_1samp([2 - v for v in lost.values()], 0).confidence_interval()  # fmt: skip
+    assert result.gain() == pytest.approx((2 - np.mean([*lost.values()]), low, high))
+    assert low > 0 > stats.ttest_1samp([1 - v for v in lost.values()], 0).confidence_interval().low  # fmt: skip
+    line = next(line for line in str(result).splitlines() if line.startswith("gain"))
+    assert f"over head_local +1.43 [{low:+.2f}, {high:+.2f}]" in line
+    assert line.endswith("; shown to be better than: head_local, random")
+    assert "gain" not in str(made({"known_labels": 9.0, "known_inputs": 0.2}))
+    with refuses("a line in a federation"):
+        made({"known_labels": 9.0}).gain()
+
+
 def test_what_is_left_out_has_a_line_a_federation_and_reason():
     left_out = {"a seed 0": "slow", "a seed 1": "slow", "a seed 2": "odd"}
     result = replace(made({"heart": 4.0}), left_out={**left_out, "b": "needs files"})
@@ -121,8 +137,9 @@ def raises(run):
     ("rule", "message"),
     [
         (raises, "ZeroDivisionError: no slope"),
-        (lambda run: [], "names of shared layers"),
-        (lambda run: None, "names of shared layers"),
+        (lambda run: [], "the shared layers' names, or a plan; got list"),
+        (lambda run: None, "the shared layers' names, or a plan; got None"),
+        (lambda run: iter(["fc1"]), "the shared layers' names, or a plan; got list_it"),
         (lambda run: ["fc9"], "'fc9'"),
     ],
 )
@@ -166,6 +183,46 @@ def test_a_rule_answers_by_any_collection_of_names_or_a_count(answer):
     assert made.shared(["fc1", "fc2", "fc3"], [1.0, 2.0, 3.0]) == expected
 
 
+@pytest.mark.parametrize(
+    ("answer", "got"),
+    [
+        (iter(["fc1"]), "list_iterator"),
+        (None, "None"),
+        ("fc1", "'fc1'"),
+        (True, "True"),
+        (1.5, "1.5"),
+        (math.nan, "nan"),
+        (0, "0"),
+        (4, "4"),
+    ],
+)
+def test_an_answer_that_is_no_plan_is_refused_in_one_line(answer, got):
+    """Without an address in memory, so that all seeds have one reason."""
+    made = RULES.adopt(lambda values: answer, "made")
+    with refuses(f"a number from 1 to 3 or a list of names; got {got}[.]", RunError):
+        made.shared(["fc1", "fc2", "fc3"], [1.0, 2.0, 3.0])
+
+
+def by_heart(values):
+    return ["fc2"]
+
+
+def below(values, layers, threshold=1.2):
+    """Share the layers below the mean times the threshold."""
+    most = threshold * np.mean(values)
+    return [name for name, value in zip(layers, values, strict=True) if value < most]
+
+
+def test_a_rule_may_name_layers_whatever_it_takes(own_members, monkeypatch):
+    """Names of its own, or names by a threshold. A federation that is named twice counts once."""
+    own_members(fl.RULES)
+    monkeypatch.setattr(rule_benchmark, "known_seeds", lambda name: [0])
+    for rule in (by_heart, below):
+        result = fl.regret(rule, metric="grad_norm", federations=["heart"] * 2, seeds=9)
+        assert len(result.rows) == 1
+        assert result.left_out == {"heart": "the table has 1 seed, not 9"}
+
+
 def test_values_that_are_no_numbers_are_left_out_by_name(own_members):
     own_members(fl.METRICS)
 
@@ -184,6 +241,13 @@ def test_values_that_are_no_numbers_are_left_out_by_name(own_members):
     assert "hollow" in result.left_out[f"{FEDERATION} seed 0"]
 
 
+class Callable:
+    """An object that can be called, but is no function."""
+
+    def __call__(self, values):
+        return 1
+
+
 def test_requests_that_cannot_be_met():
     for options, message in (
         ({"rule": "largest_ris"}, "'largest_ris'.*'largest_rise'"),
@@ -193,6 +257,11 @@ def test_requests_that_cannot_be_met():
         ({"treshold": 2.0}, "'treshold'.*'threshold'"),
         ({"rule": "manual", "metric": "cka"}, "rule that decides by itself.*'manual'"),
         ({"seeds": 0}, "seeds.*0"),
+        ({"rounds": 1.5}, "rounds must be int; got 1.5"),
+        ({"k": 2.5}, "k must be int; got 2.5"),
+        ({"threshold": 0}, "threshold must be above 0"),
+        ({"rule": Callable(), "metric": "cka"}, "a function; got Callable"),
+        ({"rule": "a/mine.py:half"}, "package.module:name.*without .py: a.mine:half"),
     ):
         with refuses(message):
             fl.regret(**options)

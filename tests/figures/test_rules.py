@@ -22,6 +22,32 @@ def test_the_stored_lines_are_made_from_the_rows(rows):
     assert regret.BENCHMARK.stat().st_size < 200_000
 
 
+def test_the_constants_and_a_line_by_hand(rows):
+    """From the two files alone: points below the best plan, a mean over the seeds that have rows."""
+    truth = pd.read_csv(regret.TRUTH, keep_default_na=False)
+    truth["accuracy"] = truth["accuracy"].astype(float)
+    stored = pd.read_csv(regret.BENCHMARK, keep_default_na=False)
+    stored = stored.set_index([*regret.LINE])
+    mine = rows[(rows["metric"] == "cka") & (rows["rule"] == "top")]
+    mine = mine[mine["rounds"] == 5]
+    for name, part in mine.groupby("federation"):
+        lost = {"fedavg": [], "head_local": [], "random": [], "top": []}
+        for seed, shared in zip(part["seed"], part["shared"], strict=True):
+            own = truth[(truth["federation"] == name) & (truth["seed"] == seed)]
+            points = own.set_index("shared")["accuracy"]
+            full = max(points.index, key=len)
+            head = full.rpartition("+")[0]
+            lost["fedavg"].append(points.max() - points[full])
+            lost["head_local"].append(points.max() - points[head])
+            lost["random"].append(points.max() - points.mean())
+            lost["top"].append(points.max() - points[shared])
+        for constant in ("fedavg", "head_local", "random"):
+            value = float(stored.loc[("", constant, 0), name])
+            assert value == pytest.approx(np.mean(lost[constant]), abs=6e-4)
+        value = float(stored.loc[("cka", "top", 5), name])
+        assert value == pytest.approx(np.mean(lost["top"]), abs=6e-4)
+
+
 @pytest.mark.parametrize(
     ("metric", "rule"), [("grad_norm", "top"), ("cka", "largest_rise")]
 )
