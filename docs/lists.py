@@ -54,6 +54,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from fl_core.plan import LayerPlan
+
 
 class Keys(TypedDict, total=False):
     """The keys of a configuration by name that every study takes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ from fl_core.errors import (
 )
 from fl_core.keys import AllKeys
 from fl_core.models.tokens import FILE as TOKENIZER, pixels_of
+from fl_core.plan import LayerPlan
 from fl_core.registry import Registry, is_outside
 
 AUTO = "auto"
@@ -189,7 +191,7 @@ class FederationConfig:
     """Algorithm: a name (see fedlayers list algorithms), or package.module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own configuration."""
-    plan: str | None = None
+    plan: Annotated[str | None, Also(Path | LayerPlan)] = None
     """Layers to share: path of a plan or of a run, or auto to measure first. Default: the algorithm's own plan."""
     rule: Annotated[str, Mark.CODE] = "sensitivity_ratio"
     """Rule for --plan auto and PLayer-FL: a name (see fedlayers list rules), or package.module:function."""
@@ -296,8 +298,10 @@ class RunConfig(Displayed):
             if key == "algorithm" and isinstance(value, list | tuple):
                 way = "Compare several: fl.compare(algorithms=NAMES)."
             if key == "plan":
-                way = "Pass a LayerPlan to fl.run as plan=."
-                if isinstance(value, os.PathLike):
+                way = "Pass a LayerPlan, or the path of one."
+                if isinstance(value, LayerPlan):
+                    value = keys[key] = json.dumps(value.to_json())
+                elif isinstance(value, os.PathLike):
                     value = keys[key] = os.fspath(value)
             if isinstance(value, str) and list[str] in get_args(KEYS[key].hint):
                 value = keys[key] = list(as_list(key, value))

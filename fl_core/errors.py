@@ -859,32 +859,32 @@ def validate(value: object, form: object, name: str = "") -> str:
     return next(_faults(value, form, name), "")
 
 
-def _faults(found: object, form: object, name: str) -> Iterator[str]:
+def _faults(contents: object, form: object, name: str) -> Iterator[str]:
     at = f"{name}." if name else ""
     kind: Any = (list, tuple) if isinstance(form, list) else Mapping
     if isinstance(form, tuple) and not isinstance(form, Bound):
-        faults = [validate(found, alternative, name) for alternative in form]
+        faults = [validate(contents, alternative, name) for alternative in form]
         what = name or _IT
         start = f"{what} must"
         inner = [fault for fault in faults if not fault.startswith(start)]
         if "" not in faults:
-            yield inner[0] if inner else _wrong(found, name, form)
+            yield inner[0] if inner else _wrong(contents, name, form)
     elif not isinstance(form, (dict, list, MapOf)):
-        if not fits(found, form, _JSON):
-            yield _wrong(found, name, (form,))
-    elif not isinstance(found, kind):
-        yield _wrong(found, name, (form,))
+        if not fits(contents, form, _JSON):
+            yield _wrong(contents, name, (form,))
+    elif not isinstance(contents, kind):
+        yield _wrong(contents, name, (form,))
     elif isinstance(form, list):
-        for place, value in enumerate(found):
+        for place, value in enumerate(contents):
             yield from _faults(value, form[0], f"{at}{place}")
     elif isinstance(form, MapOf):
-        for key, value in found.items():
+        for key, value in contents.items():
             yield from _faults(value, form.form, f"{at}{key}")
     else:
         for key, inner_form in form.items():
             plain = key.removesuffix("?")
-            if plain in found:
-                yield from _faults(found[plain], inner_form, at + plain)
+            if plain in contents:
+                yield from _faults(contents[plain], inner_form, at + plain)
             elif plain == key:
                 yield f"{at}{key} is missing"
 

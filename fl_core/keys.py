@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from fl_core.plan import LayerPlan
+
 
 class Keys(TypedDict, total=False):
     """The keys of a configuration by name that every study takes."""
@@ -83,4 +85,4 @@ class AllKeys(RunKeys, total=False):
     """All keys of :class:`~fl_core.config.RunConfig`."""
 
     model: str | None
-    plan: str | None
+    plan: str | Path | LayerPlan | None

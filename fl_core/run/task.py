@@ -55,6 +55,7 @@ from fl_core.rounds.clients import ClientRunner
 from fl_core.rounds.workers import check_sendable
 from fl_core.rows import CLASSIFICATION, POSITIONS, REGRESSION, SURVIVAL, check_score
 from fl_core.run import initial
+from fl_core.storage import parsed_json
 from fl_core.training import losses
 from fl_core.training.border import fit_module
 from fl_core.training.losses import Loss
@@ -273,6 +274,8 @@ def assemble(
     _check_batches(model, data, config)
     if plan is None and config.federation.plan not in (None, AUTO):
         plan = plan_at(str(config.federation.plan))
+        if _is_plan(config):
+            config = config.with_keys(plan=None)  # the task has the plan itself
     if plan is None and algorithm.uses_plan and config.federation.plan is None:
         undecided = algorithm(task_info, None, config.federation.options)
         plan = undecided.default_plan(plain_layers)
@@ -426,7 +429,9 @@ def build(
 
 
 def plan_at(path: str) -> LayerPlan:
-    """Read the plan in a file, or that of the run in a directory."""
+    """Read the plan in a file, that of the run in a directory, or the one that a configuration holds as JSON."""
+    if path.startswith("{"):
+        return LayerPlan.from_json(parsed_json(path))
     if not Path(path).is_dir():
         return LayerPlan.load(path)
     stored = Run(path).plan()
@@ -579,14 +584,22 @@ def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
 # --- checks ----------------------------------------------------------------------------------------------------
 
 
+def _is_plan(config: RunConfig) -> bool:
+    """Return whether a configuration holds a plan itself, as JSON, and not the path of one."""
+    return str(config.federation.plan).startswith("{")
+
+
 def _check_plan(
     algorithm: type[Algorithm], config: RunConfig, plan: LayerPlan | None
 ) -> None:
     """Check that a plan is given once, as an object or by its path, to an algorithm that uses one."""
     named = config.federation.plan
     if named is not None and plan is not None:
+        second = f"plan={named!r}"
+        if _is_plan(config):
+            second = "another one in the configuration"
         raise UsageError(
-            f"plan must be given once; got an object and plan={named!r}. Choose one."
+            f"plan must be given once; got an object and {second}. Choose one."
         )
     if (named is not None or plan is not None) and not algorithm.uses_plan:
         using = sorted(name for name, member in registry().items() if member.uses_plan)

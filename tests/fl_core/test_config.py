@@ -12,7 +12,8 @@ from fl_core import data
 from fl_core.config import RunConfig, resolve
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.errors import UsageError
-from fl_core.plan import Layer, LayerPlan
+from fl_core.plan import LayerPlan
+from fl_core.run import runner
 from fl_core.training.phases import Training
 from tests.bounds import forbidden
 from tests.conftest import refuses
@@ -59,9 +60,9 @@ def test_a_value_without_meaning_is_refused(changes, wanted):
 
 def test_a_refusal_shows_nothing_of_data():
     x, y = torch.full((8, 3), 71.25), torch.arange(8) % 2
-    held = data.from_clients({"north": (x, y), "south": (x, y)})
+    federated = data.from_clients({"north": (x, y), "south": (x, y)})
     with pytest.raises(UsageError) as caught:
-        resolve(RunConfig(dataset=held))
+        resolve(RunConfig(dataset=federated))
     assert "FederatedData" in str(caught.value)
     assert "data=" in str(caught.value)
     for value, shown in ((x, "Tensor"), ([71.25], "list"), ("x" * 79, "str")):
@@ -71,7 +72,7 @@ def test_a_refusal_shows_nothing_of_data():
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_what_is_not_given_is_the_datasets_own(name):
-    recipe, found = data.recipe(name), resolve(RunConfig(dataset=name))
+    recipe, resolved = data.recipe(name), resolve(RunConfig(dataset=name))
     for key in (
         "model",
         "rounds",
@@ -82,17 +83,17 @@ def test_what_is_not_given_is_the_datasets_own(name):
         "loss",
         "loss_options",
     ):
-        assert found.value(key) == getattr(recipe, key), key
+        assert resolved.value(key) == getattr(recipe, key), key
     for key, default in (("momentum", 0.0), ("weight_decay", 0.0), ("amsgrad", False)):
-        assert found.value(key) == recipe.optimizer_options.get(key, default)
-    assert found.execution.checkpoint_every == max(1, recipe.rounds // 20)
+        assert resolved.value(key) == recipe.optimizer_options.get(key, default)
+    assert resolved.execution.checkpoint_every == max(1, recipe.rounds // 20)
     # all of them train everyone for one epoch
     if recipe.rounds >= 20:
-        assert found.execution.eval_every == 5
+        assert resolved.execution.eval_every == 5
     else:
-        assert 1 <= found.execution.eval_every < recipe.rounds / 2
-    assert found.data.dataset == name
-    assert Training.of(found.training) == Training(
+        assert 1 <= resolved.execution.eval_every < recipe.rounds / 2
+    assert resolved.data.dataset == name
+    assert Training.of(resolved.training) == Training(
         recipe.epochs,
         recipe.batch_size,
         recipe.lr,
@@ -100,15 +101,15 @@ def test_what_is_not_given_is_the_datasets_own(name):
         keep_optimizer=recipe.keep_optimizer,
         **recipe.optimizer_options,
     )
-    assert resolve(found) == found, "resolving again changes nothing"
+    assert resolve(resolved) == resolved, "resolving again changes nothing"
 
 
 def test_the_options_of_another_optimizer_or_loss_are_not_taken_over():
     recipe = data.recipe("fashion_mnist")
     assert recipe.optimizer == "adamw"
     assert recipe.optimizer_options["weight_decay"] > 0
-    found = resolve(RunConfig(dataset="fashion_mnist", optimizer="sgd"))
-    assert (found.training.weight_decay, found.training.amsgrad) == (0.0, False)
+    resolved = resolve(RunConfig(dataset="fashion_mnist", optimizer="sgd"))
+    assert (resolved.training.weight_decay, resolved.training.amsgrad) == (0.0, False)
     assert data.recipe("heart").loss_options
     assert resolve(RunConfig(dataset="heart", loss="focal")).training.loss_options == {}
 
@@ -118,12 +119,12 @@ def test_paths_do_not_depend_on_the_folder_a_run_is_resumed_from(tmp_path, monke
     Path("mine.csv").write_text(
         "client,label,x\n" + "".join(f"{k % 2},{k % 3},{k}\n" for k in range(20))
     )
-    found = resolve(
+    resolved = resolve(
         RunConfig(dataset="mine.csv", init="weights.safetensors", data_root="files")
     )
-    assert found.data.dataset == str(tmp_path / "mine.csv")
-    assert found.model.init == str(tmp_path / "weights.safetensors")
-    assert found.data.data_root == str(tmp_path / "files")
+    assert resolved.data.dataset == str(tmp_path / "mine.csv")
+    assert resolved.model.init == str(tmp_path / "weights.safetensors")
+    assert resolved.data.data_root == str(tmp_path / "files")
     monkeypatch.setenv(ROOT_VARIABLE, "elsewhere")
     assert resolve(RunConfig()).data.data_root == str(tmp_path / "elsewhere")
 
@@ -144,9 +145,17 @@ def test_a_configuration_survives_json():
     assert config.with_keys(seed=1) != config
 
 
-def test_a_plan_is_a_path_and_an_object_belongs_to_the_run():
+def test_a_plan_is_a_path_or_an_object():
+    """A configuration holds the object as JSON, so it is stored and compared like any other key."""
     config = RunConfig(plan=Path("plan.json"))
     assert config.federation.plan == "plan.json"
-    plan = LayerPlan((Layer("fc1", ("fc1.weight",)),), ("fc1",))
-    with refuses(r"plan must be str or none; got LayerPlan\. Pass .* to fl\.run"):
-        RunConfig(plan=plan)
+    plain = RunConfig(dataset="heart", algorithm="fedper")
+    plan = LayerPlan.prefix(runner.assemble(plain).layers, 2)
+    config = plain.with_keys(plan=plan)
+    assert config == RunConfig(**json.loads(json.dumps(config.to_json()))) != plain
+    task = runner.assemble(config)
+    assert (task.plan, task.config.federation.plan) == (plan, None)
+    with refuses("got an object and another one in the configuration"):
+        runner.assemble(config, plan=plan)
+    with refuses("plan must be str or none; got 3. Pass a LayerPlan, or the path of"):
+        RunConfig(plan=3)
