@@ -17,12 +17,12 @@ ORDER = ("fl_core", "diagnostics", "fedlayers", "figures", "notebooks")
 
 def modules():
     """Return all modules of the packages by name."""
-    found = {}
+    trees = {}
     for package in ORDER:
         for path in (ROOT / package).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+            trees[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return trees
 
 
 MODULES = modules()
@@ -88,6 +88,15 @@ ROOMS = {
 """Rooms of each package from the bottom up: a room imports rooms of its own floor and below, never from above."""
 
 
+def test_the_page_on_the_code_has_these_floors():
+    page = (ROOT / "docs/code.md").read_text(encoding="utf-8")
+    for package, floors in ROOMS.items():
+        _, _, table = page.partition(f"| floor | rooms of `{package}` |")
+        rows = re.findall(r"(?m)^\| (\d+) \| (.+?) \|", table.partition("\n\n")[0])
+        rooms = {int(floor): {*re.findall(r"`(\w+)/?`", cell)} for floor, cell in rows}
+        assert rooms == {k: {*names.split()} for k, names in enumerate(floors, 1)}
+
+
 def room(module):
     """Return the folder or module right below the package; an empty text for the package itself."""
     return ".".join(module.split(".")[1:2])
@@ -101,15 +110,15 @@ def test_rooms_import_downwards_only(package):
         for floor, names in enumerate(ROOMS[package])
         for name in names.split()
     }
-    own = [
+    package_modules = [
         module
         for module in MODULES
         if module.partition(".")[0] == package and room(module) != "__main__"
     ]
-    assert {room(module) for module in own} - {""} == set(floors)
+    assert {room(module) for module in package_modules} - {""} == set(floors)
     upward = [
         f"{module} imports {target}"
-        for module in own
+        for module in package_modules
         if room(module)
         for target in imported(module)
         if target.partition(".")[0] == package and room(target)
@@ -180,5 +189,5 @@ print([name for name in ("torch._dynamo", "sympy", "matplotlib.pyplot", "seaborn
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     env.pop("OMP_WAIT_POLICY", None)
     command = [sys.executable, "-c", script]
-    said = subprocess.check_output(command, cwd=tmp_path, env=env, text=True)
-    assert said.splitlines()[-1] == "[] PASSIVE"
+    printed = subprocess.check_output(command, cwd=tmp_path, env=env, text=True)
+    assert printed.splitlines()[-1] == "[] PASSIVE"
