@@ -24,7 +24,7 @@ CHANGED = pytest.StashKey[list[str]]()
 
 def files(root: Path) -> set[str]:
     """Return the paths of all files below a folder, caches aside, and of its empty folders."""
-    found = set()
+    names_below = set()
     for folder, folders, names in os.walk(root):
         folders[:] = [
             name
@@ -33,9 +33,9 @@ def files(root: Path) -> set[str]:
         ]
         inside = Path(folder).relative_to(root).as_posix()
         if not folders and not names:
-            found.add(f"{inside}/")
-        found |= {f"{inside}/{name}".removeprefix("./") for name in names}
-    return {name for name in found if not name.startswith(KEPT)}
+            names_below.add(f"{inside}/")
+        names_below |= {f"{inside}/{name}".removeprefix("./") for name in names}
+    return {name for name in names_below if not name.startswith(KEPT)}
 
 
 def changes(before: set[str], after: set[str]) -> list[str]:
@@ -62,9 +62,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the session if files are new or gone."""
     if is_worker(session.config):
         return
-    found = changes(session.config.stash[BEFORE], files(ROOT))
-    session.config.stash[CHANGED] = found
-    if found and session.exitstatus in (
+    changed = changes(session.config.stash[BEFORE], files(ROOT))
+    session.config.stash[CHANGED] = changed
+    if changed and session.exitstatus in (
         pytest.ExitCode.OK,
         pytest.ExitCode.NO_TESTS_COLLECTED,
     ):
@@ -75,7 +75,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Name the files that are new or gone."""
-    if found := config.stash.get(CHANGED, []):
+    if changed := config.stash.get(CHANGED, []):
         terminalreporter.section("tests must leave the files of the repository")
-        for line in found:
+        for line in changed:
             terminalreporter.line(line)

@@ -209,7 +209,10 @@ class Recorder:
         self.rows += new
 
     def checkpoint(self, checkpoint, changed=None):
-        models = {kind: dict(found) for kind, found in checkpoint.models.items()}
+        models = {
+            kind: dict(models_of_kind)
+            for kind, models_of_kind in checkpoint.models.items()
+        }
         self.checkpoints.append(
             copy.deepcopy(
                 replace(checkpoint, clients=dict(checkpoint.clients), models=models)
@@ -258,7 +261,7 @@ class Played:
                     name: _digests(s.trees) | {"meta": s.meta}
                     for name, s in c.clients.items()
                 },
-                "models": {kind: _digests(found) for kind, found in c.models.items()},
+                "models": {kind: _digests(models) for kind, models in c.models.items()},
             }
             for c in self.checkpoints
         ]
@@ -270,13 +273,13 @@ class Played:
             for r in self.rows
             if r["metric"] == metric and all(r[k] == v for k, v in columns.items())
         ]
-        found = {(r["round"], r["client"]): r["value"] for r in chosen}
-        assert len(found) == len(chosen), "the columns do not single rows out"
-        return found
+        value_of = {(r["round"], r["client"]): r["value"] for r in chosen}
+        assert len(value_of) == len(chosen), "the columns do not single rows out"
+        return value_of
 
 
 def _digests(trees):
-    return {name: tree.digest(each) for name, each in trees.items()}
+    return {name: tree.digest(entries) for name, entries in trees.items()}
 
 
 def client_runner_of(task, borrowed=None):

@@ -26,6 +26,21 @@ def mlp(*widths, act=nn.ReLU, norm=False, seed=0):
     return nn.Sequential(*parts[:-1])
 
 
+def cnn(channels, after="norm", act=nn.ReLU, seed=0):
+    """A convolution of images [n, 1, 6, 6] and two linear layers to three classes, with weights drawn by the seed.
+
+    After the convolution come batch normalisation and a ReLU, or with ``after="pool"`` a ReLU and a max pooling.
+    """
+    torch.manual_seed(seed)
+    between, size = [nn.BatchNorm2d(channels), nn.ReLU(inplace=True)], 4
+    if after == "pool":
+        between, size = [nn.ReLU(inplace=True), nn.MaxPool2d(2)], 2
+    convolution = [nn.Conv2d(1, channels, 3), *between, nn.Flatten()]
+    return nn.Sequential(
+        *convolution, nn.Linear(channels * size**2, 5), act(), nn.Linear(5, 3)
+    )
+
+
 class Wired(nn.Module):
     """A network as its parts by name, in the order given; ``run(network, *inputs)`` is the forward pass."""
 
@@ -66,11 +81,11 @@ def snapshot(model):
         for way in ("forward", "backward")
         for kind in ("", "_pre")
     ]
-    own = [*model.parameters()]
+    parameters = [*model.parameters()]
     return [
         {name: t.tolist() for name, t in model.state_dict().items()},
-        [None if p.grad is None else p.grad.tolist() for p in own],
-        [(id(p), id(p.grad), p.requires_grad) for p in own],
+        [None if p.grad is None else p.grad.tolist() for p in parameters],
+        [(id(p), id(p.grad), p.requires_grad) for p in parameters],
         [id(buffer) for buffer in model.buffers()],
         [m.training for m in model.modules()],
         [len(getattr(m, name)) for m in model.modules() for name in ways],
@@ -125,6 +140,14 @@ def frame(n=60, holes=False):
     if holes:
         table.loc[::7, "dose"] = np.nan
     return table
+
+
+def repeated(copies=4, noise=0.01, n=600, width=6):
+    """Rows [n, width] of which each stands near so many copies of a random one, in random order."""
+    draw = np.random.default_rng(0)
+    rows = draw.normal(size=(n // copies, width))
+    parts = [rows + noise * draw.normal(size=rows.shape) for _ in range(copies)]
+    return draw.permutation(np.concatenate(parts))
 
 
 def written(path, table, **how):

@@ -18,6 +18,12 @@ def test_a_part_keeps_the_limits(part):
     assert not beyond, f"python -m tests.form FILE names the places: {beyond}"
 
 
+def test_names_in_tests_say_what_they_hold():
+    paths = form.files("tests")
+    assert len(paths) > 200
+    assert form.densities(paths)["vague"] <= 1, "python -m tests.form FILE names them"
+
+
 def test_no_name_only_dodges_another():
     """``listing_`` next to ``listing`` does not say which of the two is which."""
     assert form.dodging_names("a_, b, __c__, _ = 1, d.e_, 2, 3") == [(1, "a_")]

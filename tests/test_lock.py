@@ -22,10 +22,10 @@ def pinned(lock):
 
 
 def test_every_line_is_a_version_or_a_hash():
-    known = re.compile(
+    pattern = re.compile(
         r"[\w.-]+(\[[\w,-]+\])?==[\w.!+]+( ; [^/@]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?"
     )
-    assert [line for line in LOCK.splitlines() if not known.fullmatch(line)] == []
+    assert [line for line in LOCK.splitlines() if not pattern.fullmatch(line)] == []
     parts = pinned(LOCK)
     assert len(parts) == len(PINS) > 100
     assert all("--hash=sha256:" in part for part in parts)
@@ -49,21 +49,21 @@ def test_it_has_the_versions_of_the_constraints_and_all_that_the_project_needs()
     wanted = [*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"]]
     todo = ["dev"]
     while todo:
-        for each in map(Requirement, extras[todo.pop()]):
-            if each.name == "fedlayers":
-                todo += each.extras
+        for requirement in map(Requirement, extras[todo.pop()]):
+            if requirement.name == "fedlayers":
+                todo += requirement.extras
             else:
-                wanted.append(str(each))
-    for each in map(Requirement, wanted):
-        assert each.specifier.contains(PINS[canonicalize_name(each.name)])
+                wanted.append(str(requirement))
+    for requirement in map(Requirement, wanted):
+        assert requirement.specifier.contains(PINS[canonicalize_name(requirement.name)])
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 @pytest.mark.parametrize("locked", [True, False])
 def test_setup_asks_for_hashes_where_it_is_told_to(locked, tmp_path):
     command = ["make", "-n", "setup", f"VENV={tmp_path}/venv", *["LOCKED=1"] * locked]
-    said = subprocess.check_output(command, cwd=ROOT, text=True)
-    installs = [line for line in said.splitlines() if "pip install" in line]
+    printed = subprocess.check_output(command, cwd=ROOT, text=True)
+    installs = [line for line in printed.splitlines() if "pip install" in line]
     checked = ["--require-hashes" in line or "--no-deps" in line for line in installs]
     assert checked == ([True, True] if locked else [False])
     assert ("constraints.txt" in "".join(installs)) is not locked

@@ -45,7 +45,7 @@ def test_what_a_page_names_is_there(page):
     ):
         path, _, function = name.partition("::")
         if re.fullmatch(r"(?!my_|arms/)[\w./-]+(/|\.py)", path):
-            assert any(each.endswith(f"/{path}") for each in THERE), name
+            assert any(path_there.endswith(f"/{path}") for path_there in THERE), name
             assert not function or f"def {function}(" in (ROOT / path).read_text(), name
         for dotted in re.findall(DOTTED, name):
             resolve_name(re.sub(r"^fl\b", "fedlayers", dotted))
@@ -85,7 +85,7 @@ def test_each_promise_names_a_test_that_is_there():
     for row in re.findall(r"(?m)^\| (?!promise|what was).+", page + load):
         named = re.findall(r"`(tests/[^`]+)`", row.split("|")[-2])
         assert named, row
-        for file, _, test in (each.partition("::") for each in named):
+        for file, _, test in (promise.partition("::") for promise in named):
             assert f"def {test}(" in (ROOT / file).read_text() or not test, test
 
 
@@ -93,7 +93,9 @@ def test_each_promise_names_a_test_that_is_there():
 def test_what_a_term_is_called_in_the_code_is_there(place):
     owner, _, member = place.partition(".")
     home = next(
-        getattr(each, owner) for each in (engine, data, fl) if hasattr(each, owner)
+        getattr(module, owner)
+        for module in (engine, data, fl)
+        if hasattr(module, owner)
     )
     assert not member or hasattr(home, member) or member in home.__dataclass_fields__
 

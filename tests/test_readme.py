@@ -55,8 +55,10 @@ def test_the_commands_are_a_decision_a_run_by_its_plan_and_a_table():
 def test_the_quickstart_prints_what_it_shows_and_its_plan_trains(fresh, capsys):
     first, run, _ = lines_of_shell()
     shown = next(text for kind, text in BLOCKS if kind == "console")
-    said = typed(first, capsys)
-    assert len(words(said) & words(shown)) >= 0.8 * len(words(shown.partition("\n")[2]))
+    printed = typed(first, capsys)
+    assert len(words(printed) & words(shown)) >= 0.8 * len(
+        words(shown.partition("\n")[2])
+    )
     assert "fedrep" in typed(run, capsys)
 
 
@@ -65,8 +67,8 @@ def test_a_table_is_checked_decided_exported_and_predicted(fresh, capsys):
     """With fewer rounds and one seed. Each command is the one that the last answer proposes."""
     *_, table = lines_of_shell()
     short = ["--rounds", "1", "--seeds", "1", "--lr", "0.01"]
-    said = typed(shlex.join(replaced(shlex.split(table), short)), capsys)
-    (export,) = proposed(said)
+    printed = typed(shlex.join(replaced(shlex.split(table), short)), capsys)
+    (export,) = proposed(printed)
     (predict,) = proposed(typed(export, capsys))
     file = "fl_core/data/named/heart.csv"
     typed(predict.replace("TABLE", f"{file} --out new.csv"), capsys)
@@ -74,8 +76,8 @@ def test_a_table_is_checked_decided_exported_and_predicted(fresh, capsys):
     assert set(hospitals) == {"cleveland", "hungarian", "switzerland", "va"}
     assert len(hospitals) == 920
     columns = "--client-column hospital --label-column num --impute median"
-    said = typed(f"fedlayers check {file} {columns}", capsys)
-    assert "This works: fedlayers choose" in said
+    printed = typed(f"fedlayers check {file} {columns}", capsys)
+    assert "This works: fedlayers choose" in printed
 
 
 def own_table(rows=160):
@@ -148,7 +150,7 @@ def test_the_notebook_s_block_runs_on_models_of_one_s_own(tmp_path, monkeypatch)
     model_a, x_a, y_a = trained(1, 0)
     model_b, x_b, y_b = trained(-1, 1)
     pairs = torch.utils.data.TensorDataset(x_b, y_b)
-    own = {
+    names = {
         "model_a": model_a,
         "model_b": model_b,
         "x_a": x_a,
@@ -156,9 +158,9 @@ def test_the_notebook_s_block_runs_on_models_of_one_s_own(tmp_path, monkeypatch)
         "loader_b": torch.utils.data.DataLoader(pairs, batch_size=16),
         "module": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)),
     }
-    exec(PYTHON[0], own)
-    assert own["answer"].action
-    crossed = fl.cross_scores(own["models"], own["data"])
+    exec(PYTHON[0], names)
+    assert names["answer"].action
+    crossed = fl.cross_scores(names["models"], names["data"])
     assert "north" in str(crossed)
 
 

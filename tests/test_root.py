@@ -106,7 +106,7 @@ def written_in_place(text):
 def test_listings_of_pages_write_below_a_temporary_folder():
     """A reader who types them has no file in the folder where they stand."""
     stray = {page: written_in_place((ROOT / page).read_text("utf-8")) for page in PAGES}
-    assert {page: found for page, found in stray.items() if found} == {}
+    assert {page: listings for page, listings in stray.items() if listings} == {}
     listing = '```python\nnp.savez("x.npz", x=x)\n```'
     assert len(written_in_place(listing)) == 1
     assert written_in_place(f"`cd $(mktemp -d)`\n{listing}") == []

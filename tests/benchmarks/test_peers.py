@@ -59,7 +59,7 @@ def reference(job):
         ).backward()
         optimizer.step()
         ends.append([parameter.detach() for parameter in model.parameters()])
-    return [torch.stack(each).mean(0) for each in zip(*ends, strict=True)]
+    return [torch.stack(gradients).mean(0) for gradients in zip(*ends, strict=True)]
 
 
 @pytest.mark.parametrize(

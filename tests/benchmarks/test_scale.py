@@ -27,11 +27,11 @@ def test_a_slope_is_the_exponent_and_its_interval_holds_it():
     sizes = [10, 10, 100, 100, 1000, 1000]
     exact = [3 * size**1.5 for size in sizes]
     assert scale.slope(sizes, exact) == pytest.approx((1.5, 1.5, 1.5))
-    found, low, high = scale.slope(
+    slope, low, high = scale.slope(
         sizes, [v * (1.1 if k % 2 else 0.9) for k, v in enumerate(exact)]
     )
-    assert low < found < high
-    assert found == pytest.approx(1.5, abs=0.05)
+    assert low < slope < high
+    assert slope == pytest.approx(1.5, abs=0.05)
 
 
 @pytest.mark.parametrize(

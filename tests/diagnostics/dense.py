@@ -55,10 +55,10 @@ def tokens():
 
 def loose(model):
     """Return a layer for each module that owns parameters, in the model's own order."""
-    found = {}
+    blocks = {}
     for name, _ in model.named_parameters():
-        found.setdefault(name.rpartition(".")[0], []).append(name)
-    return [Layer(o, tuple(names), output=o) for o, names in found.items()]
+        blocks.setdefault(name.rpartition(".")[0], []).append(name)
+    return [Layer(o, tuple(names), output=o) for o, names in blocks.items()]
 
 
 def block(model, data, names, loss=CE, gauss_newton=False):
@@ -66,17 +66,19 @@ def block(model, data, names, loss=CE, gauss_newton=False):
 
     With ``gauss_newton`` the network is replaced by its linear approximation.
     """
-    own = {n: p.detach() for n, p in model.named_parameters()}
-    own |= {n: b.detach().clone() for n, b in model.named_buffers()}
+    tensors = {n: p.detach() for n, p in model.named_parameters()}
+    tensors |= {n: b.detach().clone() for n, b in model.named_buffers()}
 
     def of(vector):
-        parts = vector.split([own[n].numel() for n in names])
-        new = {n: v.reshape(own[n].shape) for n, v in zip(names, parts, strict=True)}
-        return functional_call(model, {**own, **new}, (data[0],))
+        parts = vector.split([tensors[n].numel() for n in names])
+        new = {
+            n: v.reshape(tensors[n].shape) for n, v in zip(names, parts, strict=True)
+        }
+        return functional_call(model, {**tensors, **new}, (data[0],))
 
     mkldnn = torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)
     with mkldnn, sdpa_kernel(SDPBackend.MATH):
-        flat = torch.cat([own[n].reshape(-1) for n in names])
+        flat = torch.cat([tensors[n].reshape(-1) for n in names])
         if gauss_newton:
             start, slope = of(flat), torch.autograd.functional.jacobian(of, flat)
             of = lambda vector: start + slope @ (vector - flat)  # noqa: E731

@@ -19,10 +19,10 @@ LAYERS = ["fc1", "fc2", "fc3", "fc4"]
 
 def diagnosis():
     """Rows as a diagnosis gives them, with different values for every client and layer."""
-    found = []
+    lines = []
 
     def add(metric, variant, value, **columns):
-        found.append(schema.row(metric, value, variant=variant, **columns))
+        lines.append(schema.row(metric, value, variant=variant, **columns))
 
     for (c, (client, n)), (k, layer) in product(
         enumerate(HOSPITALS.items()), enumerate(LAYERS)
@@ -39,7 +39,7 @@ def diagnosis():
         for (a, one), (b, other) in combinations(enumerate(HOSPITALS), 2):
             pair = {"client": one, "client_b": other, "layer": layer}
             add("cka", "flatten", 1 - 0.01 * (k + 1) * (a + b), **pair)
-    return schema.frame(found)
+    return schema.frame(lines)
 
 
 def decision(names, cut, **why):
@@ -49,7 +49,7 @@ def decision(names, cut, **why):
 
 def results():
     """Scores of runs; FedAvg has only a global model, Local only a personal one."""
-    found = []
+    recorded = []
     only = {"fedavg": ["global"], "local": ["personal"]}
     for (a, algorithm), seed, rnd in product(
         enumerate(("local", "fedavg", "player_fl")), range(2), (0, 5, 10)
@@ -61,8 +61,8 @@ def results():
                 value -= 0.05 * (model == "global")
                 at = {"round": rnd, "model": model, "split": "test"}
                 at |= {"client": client, "n_train": n, **run}
-                found.append(schema.row("macro_f1", value, **at))
-    return schema.frame(found)
+                recorded.append(schema.row("macro_f1", value, **at))
+    return schema.frame(recorded)
 
 
 def pair(n=30, seed=0):

@@ -17,7 +17,7 @@ from diagnostics.metrics.base import METRICS
 from fl_core.data.federated import Split
 from fl_core.training.phases import Training
 from tests.conftest import with_slow
-from tests.made import normal
+from tests.made import mlp, normal
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -32,15 +32,7 @@ KEYS = ["variant", "layer", "client", "client_b", "split"]
 
 
 def network(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Linear(5, 6),
-        nn.BatchNorm1d(6),
-        nn.Tanh(),
-        nn.Linear(6, 5),
-        nn.ReLU(),
-        nn.Linear(5, 3),
-    )
+    return mlp(5, 6, 5, 3, norm=True, seed=seed)
 
 
 class Ticks:

@@ -92,7 +92,7 @@ def test_what_plot_and_metric_options_refuse(here, capsys):
     LayerPlan(layers, ("fc1",), Evidence(rule="manual")).save(here / "plan.json")
     before = sorted(here.iterdir())
     spectrum = "diagnose --dataset heart --metrics hessian_spectrum --option"
-    for words, said in (
+    for words, message in (
         ("plot nothing.jsonl", "nothing.jsonl"),
         ("plot rows.jsonl --metrics grad_nor", "mean 'grad_norm'"),
         ("plot rows.jsonl --out rows.jsonl", "which is a file"),
@@ -101,7 +101,7 @@ def test_what_plot_and_metric_options_refuse(here, capsys):
         ("plot plan.json --metrics cka", "one picture"),
         (f"{spectrum} k=5", "METRIC.k"),
     ):
-        assert said in refused(capsys, words)
+        assert message in refused(capsys, words)
     assert sorted(here.iterdir()) == before
 
 
@@ -124,7 +124,9 @@ def test_plot_reads_a_run_and_leaves_its_folder_alone(here, capsys):
 def test_plot_follows_no_link_out_of_a_folder(here, capsys):
     norms(here / "folder")  # such as a study's
     command("plot folder --dpi 40")
-    assert [each.name for each in (here / "pictures").iterdir()] == ["grad_norm.png"]
+    assert [picture.name for picture in (here / "pictures").iterdir()] == [
+        "grad_norm.png"
+    ]
     path = here / "folder/rows.jsonl"
     path.rename(here / "elsewhere.jsonl")
     path.symlink_to(here / "elsewhere.jsonl")

@@ -25,7 +25,7 @@ from tests.diagnostics.similarities import (
     shifted_procrustes,
     svcca,
 )
-from tests.made import Wired, labelled
+from tests.made import Wired, cnn, labelled
 
 C, N = 3, 48
 RELEASED = "figures.player_fl.released"
@@ -41,16 +41,7 @@ WAYS += [("procrustes", "released")]
 
 
 def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(16, 5),
-        nn.ReLU(),
-        nn.Linear(5, C),
-    )
+    return cnn(4, "pool", seed=seed)
 
 
 def pair(n=N, seed=1):
@@ -82,12 +73,12 @@ def by_layer(rows, a="c0", b="c1"):
 
 def outputs(model, x):
     """The layers' own outputs, computed module by module; clones, because a ReLU here works in place."""
-    found = {}
+    output_of = {}
     with torch.no_grad():
         for name, module in model.named_children():
             x = module(x.clone())
-            found[name] = x.clone().flatten(1)
-    return found
+            output_of[name] = x.clone().flatten(1)
+    return output_of
 
 
 TREATED = {
@@ -194,13 +185,13 @@ def test_where_the_features_are(module, shape, expected):
 
 
 def test_each_client_gives_its_own_samples_to_a_probe_that_all_share():
-    models, own = [net(0), net(1)], [pair(seed=1), pair(seed=2)]
-    x = torch.cat([data[0][:5] for data in own])
+    models, client_data = [net(0), net(1)], [pair(seed=1), pair(seed=2)]
+    x = torch.cat([data[0][:5] for data in client_data])
     layers = layers_of(models[0], x)
-    subjects = [ClientModel(f"c{k}", models[k], own[k], N) for k in (0, 1)]
-    found = by_layer(call("cka", subjects, layers, samples=10))
+    subjects = [ClientModel(f"c{k}", models[k], client_data[k], N) for k in (0, 1)]
+    by_probe = by_layer(call("cka", subjects, layers, samples=10))
     sides = [outputs(model, x)["6"] for model in models]
-    assert found["6"] == pytest.approx(linear_cka(*sides), abs=1e-6)
+    assert by_probe["6"] == pytest.approx(linear_cka(*sides), abs=1e-6)
     options = {"cka": {"probe": pair(9, 6)}, "probe": pair(20, 5)}
     how = {"options": options}
     frame = diagnose(models, pair(), ["cka", "cca"], **how).frame
@@ -214,8 +205,8 @@ def test_a_probe_takes_equally_many_of_each_client():
     def federated(*sizes):
         """Clients whose validation samples are numbered client * 100 + position."""
         splits = [torch.arange(n)[:, None] + 100.0 * k for k, n in enumerate(sizes)]
-        held = [SimpleNamespace(x=x, y=x[:, 0].long()) for x in splits]
-        return SimpleNamespace(clients=[SimpleNamespace(validation=v) for v in held])
+        parts = [SimpleNamespace(x=x, y=x[:, 0].long()) for x in splits]
+        return SimpleNamespace(clients=[SimpleNamespace(validation=v) for v in parts])
 
     for sizes, n, expected in (
         ((5, 5), 5, [0, 1, 2, 100, 101]),
@@ -257,7 +248,7 @@ def test_images_lie_channels_last_unless_the_model_takes_a_view():
     x, y = torch.randn(12, 1, 6, 6).double(), torch.zeros(12)
     for views in (True, False):
         models = [maps_of(views).double() for _ in range(2)]
-        found = by_layer(measured("cka", models, (x, y), batch=6))
+        values = by_layer(measured("cka", models, (x, y), batch=6))
         assert models[0].seen[-1] == views
         maps = [model.conv(x).detach().flatten(1) for model in models]
-        assert found["conv"] == pytest.approx(linear_cka(*maps))
+        assert values["conv"] == pytest.approx(linear_cka(*maps))

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import OrderedDict
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -19,24 +20,12 @@ from fl_core.run import runner
 from fl_core.run.costs import cost_steps, count_flops, plan_cost
 from tests.conftest import CONFIG, TOY, network, refuses
 from tests.diagnostics.calls import layer_cost
-from tests.made import Wired
+from tests.made import Wired, cnn
 
 N = 3
 
 
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3),  # 1x6x6 -> 4x4x4
-        nn.BatchNorm2d(4),
-        nn.ReLU(inplace=True),
-        nn.Flatten(),
-        nn.Linear(64, 5),
-        nn.ReLU(),
-        nn.Linear(5, N),
-    )
-
-
+net = partial(cnn, 4)  # 1x6x6 -> 4x4x4 -> 5 -> 3
 X = torch.randn(7, 1, 6, 6)
 DATA = (X, torch.zeros(7).long())
 
@@ -46,16 +35,16 @@ def table(model, x=X, by="block", mode="eval"):
     rows = layer_cost(
         [ClientModel("a", model, (x, torch.zeros(len(x)).long()), 7)], layers, mode=mode
     )
-    found = {}
+    costs = {}
     for r in rows:
-        found.setdefault(r["layer"], {})[r["variant"]] = (
+        costs.setdefault(r["layer"], {})[r["variant"]] = (
             r["value"] if r["status"] == "ok" else r["status"]
         )
-    return found
+    return costs
 
 
 def test_counts_by_hand():
-    found = table(net())
+    costs = table(net())
     forward = {"0": 2 * 16 * 4 * 9, "4": 2 * 64 * 5, "6": 2 * 5 * N}
     for variant, expected in {
         "parameters": {"0": 36 + 4 + 8, "4": 325, "6": 18},
@@ -71,7 +60,9 @@ def test_counts_by_hand():
         # layer 0 keeps its input, the convolution's output and the rectified one; 4 only what it puts out
         "activation_bytes": {"0": 4 * (36 + 64 + 64), "4": 20, "6": 0},
     }.items():
-        assert {name: own[variant] for name, own in found.items()} == expected
+        assert {
+            name: layer_costs[variant] for name, layer_costs in costs.items()
+        } == expected
 
 
 def residual():
@@ -120,7 +111,7 @@ def test_the_layers_sum_to_the_whole(kind):
 
 
 def test_work_belongs_to_the_layer_that_runs_or_ran_last():
-    found = table(residual(), torch.randn(4, 5, 4))
+    costs = table(residual(), torch.randn(4, 5, 4))
     mixed = 2 * (2 * 5 * 6 * 6) + 2 * (2 * 5 * 5 * 6)
     for layer, variant, value in (
         ("lstm", "forward_flops", 2 * 4 * 6 * (4 + 6) * 5),
@@ -130,7 +121,7 @@ def test_work_belongs_to_the_layer_that_runs_or_ran_last():
         ("spare", "parameters", 90),
         ("spare", "forward_flops", "unused in the forward pass"),
     ):
-        assert found[layer][variant] == value
+        assert costs[layer][variant] == value
 
 
 class Fixed(nn.Module):
@@ -152,18 +143,23 @@ def test_the_work_of_tied_tensors_belongs_to_the_layer_that_has_them():
     ):
         last.weight = first.weight
         parts = {"a": first, "b": nn.Linear(4, 4), "c": last}
-        found = table(nn.Sequential(OrderedDict(parts)), x)
-        flops = {name: own["forward_flops"] for name, own in found.items()}
+        costs = table(nn.Sequential(OrderedDict(parts)), x)
+        flops = {
+            name: layer_costs["forward_flops"] for name, layer_costs in costs.items()
+        }
         assert flops == {"a": 2 * 32, "b": 32}
 
 
 def test_a_plan_sends_its_body_and_saves_its_head():
     report = diagnose(net(), dict.fromkeys("ab", DATA), "layer_cost")
-    plan, own = LayerPlan.prefix(report.layers, 1), tree.state_dict(net())
-    found = plan_cost(plan, report.frame)
+    plan, state = LayerPlan.prefix(report.layers, 1), tree.state_dict(net())
+    cost = plan_cost(plan, report.frame)
     # as a run counts what it sends
-    sent, every = tree.n_bytes(tree.select(own, plan.body_tensors)), tree.n_bytes(own)
-    assert found == {
+    sent, every = (
+        tree.n_bytes(tree.select(state, plan.body_tensors)),
+        tree.n_bytes(state),
+    )
+    assert cost == {
         "layers": 3,
         "layers_shared": 1,
         "parameters": 391,
@@ -181,13 +177,13 @@ def test_a_plan_sends_its_body_and_saves_its_head():
 
 def test_costs_that_do_not_fit_a_plan_are_named():
     report = diagnose(net(), DATA, ["layer_cost", "weight_magnitude"])
-    frame, own = report.frame, LayerPlan.prefix(report.layers, 1)
+    frame, model_plan = report.frame, LayerPlan.prefix(report.layers, 1)
     plan = LayerPlan((Layer("other", ("w",)),), ())
     first = frame[frame["variant"] == "bytes"].iloc[:1].assign(value=5.0)
     for which, costs, words in (
         (plan, frame, "'other'"),
         (plan, frame[frame["metric"] == "weight_magnitude"], "layer_cost"),
-        (own, pd.concat([frame, first]), "two .*'0'"),
+        (model_plan, pd.concat([frame, first]), "two .*'0'"),
     ):
         with refuses(words):
             plan_cost(which, costs)

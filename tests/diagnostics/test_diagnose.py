@@ -84,11 +84,11 @@ def test_every_metric_gives_a_row_for_every_client_and_layer():
             else [("a", ""), ("b", ""), ("c", "")]
         )
         who += [("", "")] if name == "federation_sensitivity" else []
-        found = layers[-1:] if name == "output_disagreement" else layers
+        measured_layers = layers[-1:] if name == "output_disagreement" else layers
         assert set(
             zip(rows["client"], rows["client_b"], rows["layer"], strict=True)
-        ) == {(*clients, layer) for clients in who for layer in found}
-        assert len(rows) == len(who) * len(found)
+        ) == {(*clients, layer) for clients in who for layer in measured_layers}
+        assert len(rows) == len(who) * len(measured_layers)
         assert set(rows["estimator"]) != {""}
 
 
@@ -97,17 +97,17 @@ def test_the_report_s_tables():
     table, frame = report.values("grad_variance"), report.frame
     assert list(table.index) == ["0", "4", "6"]
     assert list(table.columns) == ["a", "b", "c"]
-    own = frame[frame["metric"] == "grad_variance"].set_index(["client", "layer"])
-    assert table.loc["4", "b"] == own.loc[("b", "4"), "value"]
+    variances = frame[frame["metric"] == "grad_variance"].set_index(["client", "layer"])
+    assert table.loc["4", "b"] == variances.loc[("b", "4"), "value"]
     pairs = frame[(frame["metric"] == "cka") & (frame["layer"] == "4")]
     mean = pairs.loc[(pairs[["client", "client_b"]] == "b").any(axis=1), "value"].mean()
     assert report.values("cka").loc["4", "b"] == pytest.approx(mean)
-    for asked, words in (
+    for metric_and_variant, words in (
         (["grad_varianc"], "mean 'grad_variance'"),
         (["grad_variance", "batch"], "epoch"),
     ):
         with refuses(words):
-            report.values(*asked)
+            report.values(*metric_and_variant)
 
 
 def test_a_report_survives_the_disk_and_a_plan_can_be_made_from_it(
@@ -171,15 +171,15 @@ def test_models_and_data_in_every_form():
         (one, {"x": pair(), "y": loader()}, ["x", "y"]),
     ):
         report = run(models, data, metrics)
-        found = report.values("grad_variance")
-        assert list(found.columns) == clients
+        values = report.values("grad_variance")
+        assert list(values.columns) == clients
         assert set(report.frame["status"]) == {"ok"}
         assert set(report.frame.loc[report.frame["client"] != "", "n_train"]) == {12}
-        assert found[clients[0]].tolist() == pytest.approx(plain.tolist(), rel=1e-4)
+        assert values[clients[0]].tolist() == pytest.approx(plain.tolist(), rel=1e-4)
     data = {"y": pair(seed=2), "x": split()}  # data follow their names
-    found = run(named, data, metrics).values("grad_variance")
+    values = run(named, data, metrics).values("grad_variance")
     alone = run(named["y"], data["y"], metrics).values("grad_variance")
-    assert found["y"].tolist() == alone["client_0"].tolist()
+    assert values["y"].tolist() == alone["client_0"].tolist()
 
 
 def test_one_model_on_many_clients_data_has_no_pair_but_a_model_given_twice_is_its_own_twin():
@@ -198,12 +198,12 @@ def test_one_model_on_many_clients_data_has_no_pair_but_a_model_given_twice_is_i
 @pytest.mark.slow
 def test_some_layers_have_the_values_they_have_among_all():
     every, some = run(), run(layers=["6", "4"])
-    for name, own in every.frame.groupby("metric"):
-        last = own.loc[own["client"] != "", "variant"].iloc[-1]
+    for name, metric_rows in every.frame.groupby("metric"):
+        last = metric_rows.loc[metric_rows["client"] != "", "variant"].iloc[-1]
         for variant in (METRICS[name].variant, last):
             values = every.values(name, variant)
-            kept = values.loc[values.index.isin(["4", "6"])]
-            pd.testing.assert_frame_equal(some.values(name, variant), kept)
+            of_some_layers = values.loc[values.index.isin(["4", "6"])]
+            pd.testing.assert_frame_equal(some.values(name, variant), of_some_layers)
     assert some.layers == every.layers
 
 
@@ -308,22 +308,22 @@ def test_nothing_is_left_on_the_models(name, tmp_path, monkeypatch, new_objects)
         else:
             call(name, subjects, layers, batch=5, mode=mode, **CHEAP.get(name, {}))
         gc.collect()
-        alive.append(sum(issubclass(type(each), Tensor) for each in new_objects()))
+        alive.append(sum(issubclass(type(new), Tensor) for new in new_objects()))
         assert [snapshot(model) for model in models] == before
     assert alive[-1] == alive[-2:][0]
 
 
 def by_place(report):
     """Values and states by metric, layer and clients, whatever the order of a pair."""
-    found = {}
+    values = {}
     for row in report.frame.to_dict("records"):
         who = tuple(sorted((row["client"], row["client_b"])))
         place = (row["metric"], row["variant"], row["layer"], *who)
-        found[place] = (
+        values[place] = (
             row["status"],
             pytest.approx(row["value"], 1e-4, 1e-6, nan_ok=True),
         )
-    return found
+    return values
 
 
 def clients_of(names):
@@ -338,8 +338,8 @@ def test_neither_batches_nor_the_order_of_clients_change_a_value():
     parts = by_place(run(*clients_of("cab"), batch=5, **how))
     assert parts.keys() == whole.keys()
     steps = "federation_sensitivity"  # a mean over steps, which are batches
-    for place, found in parts.items():
-        assert place[0] == steps or found == whole[place], place
+    for place, values in parts.items():
+        assert place[0] == steps or values == whole[place], place
     one, other = (by_place(rounds(*clients_of(names))) for names in ("abc", "cab"))
     assert one == other
     one, other = (planned(*clients_of(names)) for names in ("abc", "cab"))
@@ -400,10 +400,10 @@ def test_what_a_forward_pass_writes_is_restored(kind):
     x = torch.randint(7, (12, 3)) if kind == "max_norm" else torch.randn(12, 3)
     data = (x, torch.arange(12) % C)
     before = [snapshot(model) for model in models]
-    found = run(models, data, mode="train").frame
+    rows = run(models, data, mode="train").frame
     assert [snapshot(model) for model in models] == before
     alone = run(models, data, ["weight_magnitude"]).frame["value"]
-    among = found.loc[found["metric"] == "weight_magnitude", "value"]
+    among = rows.loc[rows["metric"] == "weight_magnitude", "value"]
     assert among.tolist() == alone.tolist()
     if kind == "max_norm":
         weights = models[0].get_parameter(layers_of(models[0], x)[0].weights[0])
@@ -415,16 +415,18 @@ def test_a_last_batch_of_one_joins_the_batch_before_it():
     models, samples = {"a": net(0), "b": net(1)}, pair(9)
     metrics = ["grad_noise", "hessian_trace", "cka", "cca", "linear_probe"]
     metrics += ["output_disagreement", "layer_swap"]
-    own = torch.Generator()  # a loader draws a seed, which would move dropout's draws
+    generator = (
+        torch.Generator()
+    )  # a loader draws a seed, which would move dropout's draws
     data, parts = TensorDataset(*samples), [[0, 1, 2, 3], [4, 5, 6, 7, 8]]
-    joined = DataLoader(data, batch_sampler=parts, generator=own)
+    joined = DataLoader(data, batch_sampler=parts, generator=generator)
     how = {"batch": 4, "mode": "train", "probe": samples}
     expected, *others = (
-        run(models, given, metrics, **how).frame[["status", "value"]]
-        for given in (joined, samples, DataLoader(data, 4, generator=own))
+        run(models, form, metrics, **how).frame[["status", "value"]]
+        for form in (joined, samples, DataLoader(data, 4, generator=generator))
     )
-    for found in others:
-        pd.testing.assert_frame_equal(found, expected, rtol=1e-6, check_dtype=False)
+    for rows in others:
+        pd.testing.assert_frame_equal(rows, expected, rtol=1e-6, check_dtype=False)
 
 
 def test_one_sample_alone_cannot_be_normalised():
@@ -440,7 +442,7 @@ def test_nothing_is_left_after_a_forward_pass_that_fails(metric):
     for after in (0, 2) if metric != "layer_cost" else (0,):  # costs take one pass
         model = used(Raising(after))
         models = [model, copy.deepcopy(model)]
-        before = [snapshot(each) for each in models]
+        before = [snapshot(network) for network in models]
         layers = [
             Layer(name, (f"body.{name}.weight",), output=f"body.{name}")
             for name in ("0", "4", "6")
@@ -450,7 +452,7 @@ def test_nothing_is_left_after_a_forward_pass_that_fails(metric):
             call(metric, subjects, layers, batch=5, mode="train")
         with pytest.raises((RuntimeError, UsageError), match="on purpose"):
             run(models, loader(), [metric])
-        assert [snapshot(each) for each in models] == before
+        assert [snapshot(network) for network in models] == before
 
 
 @pytest.mark.parametrize(
@@ -483,15 +485,15 @@ def test_no_value_is_the_same_for_any_models():
     """With few samples a formula may give one number whatever the models are; then there is no value."""
     metrics = [n for n in METRICS if METRICS[n].pairs or n in OF_CLASSES]
     for n in (2, 3):
-        found = [
+        reports = [
             run([net(k), net(k + 9)], (pair(n, k)[0], torch.arange(n) % 2), metrics)
             for k in range(8)
         ]
-        values = np.stack([report.frame["value"].astype(float) for report in found])
-        guessed = found[0].frame["variant"].str.endswith("_guessing")
+        values = np.stack([report.frame["value"].astype(float) for report in reports])
+        guessed = reports[0].frame["variant"].str.endswith("_guessing")
         measured = ~np.isnan(values).any(0) & ~guessed  # that one is of the labels
         assert bool((np.ptp(values[:, measured], 0) > 1e-9).all())
-        assert set(found[0].frame.loc[~measured, "metric"]) >= {"cca", "knn_probe"}
+        assert set(reports[0].frame.loc[~measured, "metric"]) >= {"cca", "knn_probe"}
 
 
 def rich(seed):

@@ -22,15 +22,15 @@ def test_the_pool_holds_each_client_s_features_by_its_own_model():
         {"b": pair(20, 1), "a": pair(30, 0)},
     )
     for layer, end in (("0", 1), (None, 2)):  # by default what the classifier takes in
-        found = pool(models, data, *filter(None, [layer]), classes=["p", "q", "r"])
+        pooled = pool(models, data, *filter(None, [layer]), classes=["p", "q", "r"])
         x = torch.cat([models[c][:end](data[c][0]) for c in "ab"]).detach().numpy()
-        np.testing.assert_allclose(found.x, x, atol=1e-6)
-        assert found.clients.tolist() == ["a"] * 30 + ["b"] * 20
-        assert found.classes.tolist() == ["pqr"[k] for c in "ab" for k in data[c][1]]
-        assert found.sample.tolist() == [*range(30), *range(20)]
+        np.testing.assert_allclose(pooled.x, x, atol=1e-6)
+        assert pooled.clients.tolist() == ["a"] * 30 + ["b"] * 20
+        assert pooled.classes.tolist() == ["pqr"[k] for c in "ab" for k in data[c][1]]
+        assert pooled.sample.tolist() == [*range(30), *range(20)]
     few = pool(models, data, samples=12)
     assert [few.clients.tolist().count(c) for c in "ab"] == [6, 6]
-    given = {"models": {"a": mlp(4, 40, 3)}, "data": {"a": pair()}}
+    arguments = {"models": {"a": mlp(4, 40, 3)}, "data": {"a": pair()}}
     for how, words in (
         ({"layer": "1"}, "layer '1'"),
         ({"models": {"c": mlp(4, 40, 3)}}, "data 'c'"),
@@ -39,7 +39,7 @@ def test_the_pool_holds_each_client_s_features_by_its_own_model():
         ({"models": {}}, "no models"),
     ):
         with refuses(words):
-            pool(**{"layer": "0", **given, **how})
+            pool(**{"layer": "0", **arguments, **how})
 
 
 def test_the_input_of_a_layer_is_that_of_its_first_module():
@@ -62,19 +62,19 @@ def test_the_input_of_a_layer_is_that_of_its_first_module():
         (listed, ["body"], {"at": "input"}, x + 1),
         (listed, [], {}, body[1](body[0](x + 1))),
     ):
-        found = pool(network, {"a": (x, y)}, *layer, **how).x
-        np.testing.assert_allclose(found, expected.detach().numpy(), atol=1e-6)
+        features = pool(network, {"a": (x, y)}, *layer, **how).x
+        np.testing.assert_allclose(features, expected.detach().numpy(), atol=1e-6)
 
 
 def drawn(ax):
     """Colour of every sample, by place."""
-    found = {}
+    markers = {}
     for part in ax.collections:
         for (x, y), colour in zip(
             part.get_offsets(), part.get_facecolors(), strict=True
         ):
-            found[round(float(x), 6), round(float(y), 6)] = to_hex(colour)
-    return found
+            markers[round(float(x), 6), round(float(y), 6)] = to_hex(colour)
+    return markers
 
 
 def test_colour_is_class_marker_is_client_and_centres_are_large():
@@ -84,9 +84,9 @@ def test_colour_is_class_marker_is_client_and_centres_are_large():
     by_class = dict(zip("pqr", COLOURS, strict=False))
     centres = centroids(frame)
     for place in centres.itertuples():
-        own = (frame["client"] == place.client) & (frame["class"] == place[2])
+        of_place = (frame["client"] == place.client) & (frame["class"] == place[2])
         assert (place.x, place.y) == pytest.approx(
-            frame.loc[own, ["x", "y"]].values.sum(0) / 10
+            frame.loc[of_place, ["x", "y"]].values.sum(0) / 10
         )
     for table in (frame, centres):
         for place in table.itertuples():
@@ -102,12 +102,11 @@ def test_colour_is_class_marker_is_client_and_centres_are_large():
 
 
 def test_the_perplexity_fits_the_number_of_samples_and_is_said():
-    for n, asked, taken in ((4, 30.0, 1.0), (31, 30.0, 10.0), (60, 5.0, 5.0)):
-        frame = embed(parted(n), perplexity=asked, iterations=250)
-        assert frame.attrs["perplexity"] == taken
+    for n, wanted, used in ((4, 30.0, 1.0), (31, 30.0, 10.0), (60, 5.0, 5.0)):
+        frame = embed(parted(n), perplexity=wanted, iterations=250)
+        assert frame.attrs["perplexity"] == used
         assert (
-            f"{n} samples, t-SNE, perplexity {taken:g}"
-            in plots.tsne(frame).get_xlabel()
+            f"{n} samples, t-SNE, perplexity {used:g}" in plots.tsne(frame).get_xlabel()
         )
         assert np.isfinite(frame[["x", "y"]].to_numpy()).all()
     one = embed(parted(9, d=1), iterations=250)  # a layer of one feature
@@ -125,10 +124,10 @@ def test_panels_share_colours_and_markers_and_take_given_axes():
     data = {"a": pair(30), "b": pair(30, 1)}
     before, after = (tsne(mlp(4, 40, 3), data, layer, iterations=250) for layer in "02")
     frames = {"before": before, "after": after[after["class"] != "0"]}
-    _, own = plt.subplots(1, 3)
-    axes = plots.tsne_panels(frames, list(own))
-    assert axes == list(own[:2])
+    _, given_axes = plt.subplots(1, 3)
+    axes = plots.tsne_panels(frames, list(given_axes))
+    assert axes == list(given_axes[:2])
     shown = [set(drawn(ax).values()) for ax in axes]
     assert shown == [set(COLOURS[:3]), set(COLOURS[1:3])]
     with refuses(r"at least 2.*1"):
-        plots.tsne_panels(frames, [own[0]])
+        plots.tsne_panels(frames, [given_axes[0]])

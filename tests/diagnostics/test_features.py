@@ -45,10 +45,10 @@ def test_a_loader_keeps_features_and_labels_together_and_a_subset_is_of_the_whol
     y = torch.arange(20)
     whole = collect(model, ["4"], (x, y % 4)).at("4")
     loader = DataLoader(TensorDataset(x, y % 4), 6, shuffle=True)
-    found = collect(model, ["4"], loader)
-    order = [int(np.abs(whole - row).sum(1).argmin()) for row in found.at("4")]
+    features = collect(model, ["4"], loader)
+    order = [int(np.abs(whole - row).sum(1).argmin()) for row in features.at("4")]
     assert sorted(order) == y.tolist()
-    assert found.y.tolist() == [k % 4 for k in order]
+    assert features.y.tolist() == [k % 4 for k in order]
     some = collect(model, ["4"], (x, y % 4), samples=9, batch=4, seed=3)
     assert len(some.y) == len(set(some.sample)) == 9
     np.testing.assert_allclose(some.at("4"), whole[some.sample], atol=1e-6)
@@ -72,11 +72,11 @@ def odd():
 def test_what_has_no_features_says_why():
     data = (torch.randn(5, 4), torch.zeros(5, dtype=torch.long))
     why = {"total": "first", "spare": "computed", "none": "computed", "nan": "finite"}
-    found = collect(odd(), [*why, "head"], data)
-    assert found.at("head").shape == (5, 3)
+    features = collect(odd(), [*why, "head"], data)
+    assert features.at("head").shape == (5, 3)
     for path, words in why.items():
         with pytest.raises(NoValue, match=words):
-            found.at(path)
+            features.at(path)
     for x, words in (
         (np.ones((4, 2)), "constant"),
         (np.full((4, 2), np.nan), "finite"),
@@ -103,10 +103,12 @@ def dense(x, y):
     """Trace of the two scatter matrices, as they are defined."""
     x, between, within = x.astype(np.float64), 0.0, 0.0
     for label in np.unique(y):
-        own = x[y == label]
-        apart = own.mean(0) - x.mean(0)
-        between += len(own) * np.trace(np.outer(apart, apart))
-        within += np.trace((own - own.mean(0)).T @ (own - own.mean(0)))
+        of_class = x[y == label]
+        apart = of_class.mean(0) - x.mean(0)
+        between += len(of_class) * np.trace(np.outer(apart, apart))
+        within += np.trace(
+            (of_class - of_class.mean(0)).T @ (of_class - of_class.mean(0))
+        )
     return float(between / within)
 
 
@@ -133,34 +135,36 @@ def test_the_error_of_the_scatter_is_that_of_a_jackknife_and_of_the_right_size()
     assert scatter_ratio(x, y)[1] == pytest.approx(expected)
     rng = np.random.default_rng(2)
     centres = rng.normal(size=(3, 4))[y]
-    found = [scatter_ratio(rng.normal(size=(60, 4)) + centres, y) for _ in range(200)]
-    values, errors = np.array(found, dtype=float).T
+    ratios = [scatter_ratio(rng.normal(size=(60, 4)) + centres, y) for _ in range(200)]
+    values, errors = np.array(ratios, dtype=float).T
     assert np.sqrt(np.square(errors).mean()) == pytest.approx(values.std(), rel=0.25)
     # without a class's only sample there is one class and no ratio, not a ratio of 0
-    for count, known in ((1, False), (2, True)):
+    for count, has_error in ((1, False), (2, True)):
         value, error = scatter_ratio(x, (np.arange(60) < count).astype(int))
         assert value > 0
-        assert (error is not None) == known
+        assert (error is not None) == has_error
 
 
 def rows(subjects, **how):
-    found = separability(subjects, layers_of(subjects[0].model, images()[0][:2]), **how)
-    return {(row["variant"], row["client"], row["layer"]): row for row in found}
+    listed = separability(
+        subjects, layers_of(subjects[0].model, images()[0][:2]), **how
+    )
+    return {(row["variant"], row["client"], row["layer"]): row for row in listed}
 
 
 def test_separability_of_each_client_and_of_all_together():
     model, a, b = cnn().eval(), images(20, 1), images(16, 2)
-    found = rows([ClientModel("a", model, a, 20), ClientModel("b", model, b, 16)])
+    values = rows([ClientModel("a", model, a, 20), ClientModel("b", model, b, 16)])
     x = [collect(model, ["4"], data).at("4") for data in (a, b)]
-    own = found["own", "a", "4"]["value"]
-    assert own == pytest.approx(dense(x[0], a[1].numpy()))
+    of_client = values["own", "a", "4"]["value"]
+    assert of_client == pytest.approx(dense(x[0], a[1].numpy()))
     together = dense(np.concatenate(x), torch.cat([a[1], b[1]]).numpy())
-    assert found["pooled", "", "4"]["value"] == pytest.approx(together)
+    assert values["pooled", "", "4"]["value"] == pytest.approx(together)
     (x, y), one = a, a[1] == 0
     parts = [
         ClientModel(n, model, (x[m], y[m]), 9) for n, m in (("a", one), ("b", ~one))
     ]
-    found, whole = rows(parts), rows([ClientModel("all", model, a, 20)])
-    assert found["own", "a", "4"]["value"] is None
-    pooled = found["pooled", "", "4"]["value"]  # a client of one class counts there
+    values, whole = rows(parts), rows([ClientModel("all", model, a, 20)])
+    assert values["own", "a", "4"]["value"] is None
+    pooled = values["pooled", "", "4"]["value"]  # a client of one class counts there
     assert pooled == pytest.approx(whole["own", "all", "4"]["value"], rel=1e-6)

@@ -31,21 +31,21 @@ def layers(model):
 
 
 def test_layers_know_their_frozen_tensors_and_plans_count_those_that_train():
-    found = layers(frozen("fc1", "bn1", kind="norm"))
-    norms = tuple(name for name in found[0].tensors if name.startswith("bn1."))
-    assert [layer.frozen for layer in found] == [norms, ("fc1.weight",), ()]
-    assert not any(layer.is_frozen for layer in found)
-    plan = LayerPlan.prefix(found, 1)
+    listed = layers(frozen("fc1", "bn1", kind="norm"))
+    norms = tuple(name for name in listed[0].tensors if name.startswith("bn1."))
+    assert [layer.frozen for layer in listed] == [norms, ("fc1.weight",), ()]
+    assert not any(layer.is_frozen for layer in listed)
+    plan = LayerPlan.prefix(listed, 1)
     assert LayerPlan.from_json(plan.to_json()) == plan
     # a model that is frozen as a whole was put aside
-    found = layers(network("plain").requires_grad_(False))
-    assert found == layers(network("plain"))
-    found = layers(frozen("fc2"))
-    assert [layer.is_frozen for layer in found] == [False, True, False]
-    last = LayerPlan.all_but_last(found)
+    listed = layers(network("plain").requires_grad_(False))
+    assert listed == layers(network("plain"))
+    listed = layers(frozen("fc2"))
+    assert [layer.is_frozen for layer in listed] == [False, True, False]
+    last = LayerPlan.all_but_last(listed)
     assert (last.trainable, last.shared) == (("fc1", "fc3"), ("fc1", "fc2"))
     for count, shared in ((1, ("fc1", "fc2")), (0, ("fc2",))):
-        plan = LayerPlan(found, ()).with_first(count)
+        plan = LayerPlan(listed, ()).with_first(count)
         assert (plan.shared, plan.cut) == (shared, count)
 
 
@@ -56,21 +56,21 @@ def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which):
     data = {c.name: (c.train.x, c.train.y) for c in TOY.clients}
     metrics = ("grad_variance", sensitivity)
     report, free = (diagnose(m, data, metrics) for m in (model, network("plain")))
-    kept = [name for name in ("fc1", "fc2", "fc3") if name != which]
+    trained = [name for name in ("fc1", "fc2", "fc3") if name != which]
     rows = report.frame[report.frame["metric"] == sensitivity]
-    said = rows[rows["client"] == "a"].groupby("layer")["status"].agg(set)
-    assert said[which] == {"frozen: its weights do not train"}
-    assert said[kept[0]] == said[kept[1]] == {"ok"}
+    statuses = rows[rows["client"] == "a"].groupby("layer")["status"].agg(set)
+    assert statuses[which] == {"frozen: its weights do not train"}
+    assert statuses[trained[0]] == statuses[trained[1]] == {"ok"}
     # the gradient is there all the same
     assert report.values("grad_variance").equals(free.values("grad_variance"))
-    importance = free.values(sensitivity, "importance").loc[kept]
+    importance = free.values(sensitivity, "importance").loc[trained]
     expected = (importance.cumsum() / importance.iloc[0]).to_numpy()
-    found = report.values(sensitivity).loc[kept].to_numpy()
-    assert found == pytest.approx(expected, rel=1e-12)
+    values = report.values(sensitivity).loc[trained].to_numpy()
+    assert values == pytest.approx(expected, rel=1e-12)
     curve = curve_of(report.layers, report.frame, sensitivity)
-    assert curve.names == tuple(kept)
+    assert curve.names == tuple(trained)
     plan = select(report, "examples.rules.knee:knee")
-    assert plan.shared == tuple(n for n in ("fc1", "fc2") if n in (which, kept[0]))
+    assert plan.shared == tuple(n for n in ("fc1", "fc2") if n in (which, trained[0]))
     assert re.search(rf"(?m)^ *{which} .*frozen$", explain(plan))
 
 

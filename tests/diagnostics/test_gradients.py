@@ -11,7 +11,7 @@ from diagnostics.measurement import ClientModel
 from fl_core.layers import Layer, layers_of
 from fl_core.training import losses
 from tests.diagnostics.calls import grad_norm, grad_similarity, grad_variance
-from tests.made import Wired, labelled
+from tests.made import Wired, cnn, labelled
 
 CE, FOCAL = (
     losses.build("cross_entropy"),
@@ -21,16 +21,7 @@ N, C = 23, 3
 
 
 def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(1, 2, 3),
-        nn.BatchNorm2d(2),
-        nn.ReLU(inplace=True),
-        nn.Flatten(),
-        nn.Linear(32, 5),
-        nn.Tanh(),
-        nn.Linear(5, C),
-    ).double()
+    return cnn(2, act=nn.Tanh, seed=seed).double()
 
 
 def pair(n=N, seed=1):
@@ -43,14 +34,14 @@ LAYERS = layers_of(net(), pair()[0][:2])
 def clients(models, data=None):
     data = data or [pair()] * len(models)
     parts = zip("abcd", models, data, strict=False)
-    return [ClientModel(*each, N) for each in parts]
+    return [ClientModel(*model_and_data, N) for model_and_data in parts]
 
 
 def gradient(model, layer, data, tensors="weights", loss=CE):
     names = layer.weights if tensors == "weights" else layer.parameters
-    own = [model.get_parameter(name) for name in names]
-    found = torch.autograd.grad(loss(model.eval()(data[0]), data[1]), own)
-    return torch.cat([g.reshape(-1) for g in found])
+    parameters = [model.get_parameter(name) for name in names]
+    gradients = torch.autograd.grad(loss(model.eval()(data[0]), data[1]), parameters)
+    return torch.cat([g.reshape(-1) for g in gradients])
 
 
 def by_layer(rows, variant=""):
@@ -98,8 +89,8 @@ def test_by_batches_their_mean_with_its_standard_error(batch):
         rows = by_layer(compute(clients([model], [(x, y)]), LAYERS, **how), variant)
         for layer in LAYERS:
             batches = zip(x.split(batch), y.split(batch), strict=True)
-            found = [number(gradient(model, layer, part)) for part in batches]
-            parts, row = torch.stack(found), rows[layer.name]
+            of_batches = [number(gradient(model, layer, part)) for part in batches]
+            parts, row = torch.stack(of_batches), rows[layer.name]
             mean = (shares * parts).sum()
             assert row["value"] == pytest.approx(float(mean), rel=1e-10)
             spread = (shares * (parts - mean)).square().sum()
@@ -114,9 +105,9 @@ def test_by_batches_their_mean_with_its_standard_error(batch):
 def test_similarity_is_the_cosine_of_the_clients_gradients(tensors):
     models, data = [net(k) for k in range(3)], [pair(seed=k) for k in range(3)]
     how = {"loss": CE, "batch": 4, "tensors": tensors}
-    found = grad_similarity(clients(models, data), LAYERS, **how)
-    of = {(r["client"], r["client_b"], r["layer"]): r for r in found}
-    assert len(of) == len(found) == 3 * len(LAYERS)
+    rows = grad_similarity(clients(models, data), LAYERS, **how)
+    of = {(r["client"], r["client_b"], r["layer"]): r for r in rows}
+    assert len(of) == len(rows) == 3 * len(LAYERS)
     for layer, (i, j) in itertools.product(LAYERS, itertools.combinations(range(3), 2)):
         a, b = (gradient(models[k], layer, data[k], tensors) for k in (i, j))
         row = of["abc"[i], "abc"[j], layer.name]
@@ -152,18 +143,18 @@ def test_every_layer_without_a_value_says_why():
         "biases": "the layer has no weights",
     }
     for compute in (grad_variance, grad_norm, grad_similarity):
-        found = by_layer(compute(clients(models, [data, data]), layers, loss=CE))
+        rows = by_layer(compute(clients(models, [data, data]), layers, loss=CE))
         if compute is not grad_variance:
             expected["single"] = "ok"
-        assert {name: r["status"] for name, r in found.items()} == expected
-        for row in found.values():
+        assert {name: r["status"] for name, r in rows.items()} == expected
+        for row in rows.values():
             assert (row["value"] is not None) == (row["status"] == "ok")
     models = [net(0), net(1)]
     with torch.no_grad():
         models[1][6].weight.zero_()
-    said = by_layer(grad_similarity(clients(models), LAYERS, loss=CE))
+    similarities = by_layer(grad_similarity(clients(models), LAYERS, loss=CE))
     start = "the gradient of layer '0' at client 'b' "
-    assert said["0"]["status"].startswith(start)
-    assert said["6"]["status"] == "ok"
+    assert similarities["0"]["status"].startswith(start)
+    assert similarities["6"]["status"] == "ok"
     alone = grad_similarity(clients(models[:1]), LAYERS, loss=CE)
     assert {r["status"] for r in alone} == {"needs at least two models"}

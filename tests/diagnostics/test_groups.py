@@ -24,10 +24,12 @@ def names_of(count):
 
 def dense(distance, labels):
     """The mean silhouette by its definition: (b - a) / max(a, b)."""
-    own, values = np.array(labels), []
+    labels_array, values = np.array(labels), []
     for i, label in enumerate(labels):
         means = {
-            group: distance[i, (own == group) & (np.arange(len(own)) != i)].mean()
+            group: distance[
+                i, (labels_array == group) & (np.arange(len(labels_array)) != i)
+            ].mean()
             for group in set(labels)
         }
         a = means.pop(label)
@@ -45,9 +47,9 @@ def test_the_best_grouping_has_the_silhouette_of_its_definition():
     draw = np.random.default_rng(0)
     centres = np.repeat(np.eye(3), 3, axis=0) @ draw.normal(size=(3, 20))
     distance = distances(centres + 0.1 * draw.normal(size=(9, 20)))
-    found, silhouette = best_grouping(distance)
-    assert found.tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert silhouette == pytest.approx(dense(distance, found.tolist()))
+    grouping, silhouette = best_grouping(distance)
+    assert grouping.tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert silhouette == pytest.approx(dense(distance, grouping.tolist()))
     assert silhouette > dense(distance, [1, 1, 1, 2, 2, 2, 2, 2, 2])
     vectors, order = draw.normal(size=(7, 5)), draw.permutation(7)
     first, one = best_grouping(distances(vectors))
@@ -55,26 +57,26 @@ def test_the_best_grouping_has_the_silhouette_of_its_definition():
     assert one == pytest.approx(other)
     for i, j in combinations(range(7), 2):
         assert (first[order[i]] == first[order[j]]) == (second[i] == second[j])
-    found, silhouette = best_grouping(np.zeros((5, 5)))
-    assert set(found.tolist()) == {1}
+    grouping, silhouette = best_grouping(np.zeros((5, 5)))
+    assert set(grouping.tolist()) == {1}
     assert np.isnan(silhouette)
 
 
 def test_leads_are_those_by_hand_and_of_the_test_of_two_clients():
     draw = np.random.default_rng(1)
     losses, client = losses_of(draw, draw.normal(size=(5, 3)))
-    found = alike(losses, client, names_of(5))
+    result = alike(losses, client, names_of(5))
     for a, b in combinations(range(5), 2):
         own_a, own_b = client == a, client == b
         lead = (losses[b] - losses[a])[own_a].mean() + (losses[a] - losses[b])[
             own_b
         ].mean()
-        assert found.leads.iloc[a, b] == pytest.approx(lead)
-        assert found.leads.iloc[b, a] == pytest.approx(lead)
+        assert result.leads.iloc[a, b] == pytest.approx(lead)
+        assert result.leads.iloc[b, a] == pytest.approx(lead)
     two = np.isin(client, [0, 1])
     pair = CrossLosses(losses[None, :2][:, :, two], client[two], np.ones(2))
     assert 2 * permutation_test([pair], deals=19).lead == pytest.approx(
-        found.leads.iloc[0, 1]
+        result.leads.iloc[0, 1]
     )
 
 
@@ -91,13 +93,13 @@ def test_planted_groups_stand_out_and_are_named(labels):
     draw, right = np.random.default_rng(2), 0
     for seed in range(20):
         losses, client = losses_of(draw, 2 * np.eye(8)[labels])
-        found = alike(losses, client, names_of(len(labels)), seed=seed)
-        groups = list(found.groups.values())
-        if found.significant:
-            assert len(found.nulls) == 19
+        result = alike(losses, client, names_of(len(labels)), seed=seed)
+        groups = list(result.groups.values())
+        if result.significant:
+            assert len(result.nulls) == 19
             planted = [list(dict.fromkeys(labels)).index(k) + 1 for k in labels]
             right += groups == planted
-            order = [found.groups[name] for name in found.order]
+            order = [result.groups[name] for name in result.order]
             assert np.count_nonzero(np.diff(order)) == max(groups) - 1
         else:
             assert set(groups) == {1}
@@ -110,13 +112,15 @@ def test_where_no_clients_belong_together_chance_shows_groups_in_1_of_20(distanc
     draw, claimed = np.random.default_rng(3), 0
     for seed in range(100):
         losses, client = losses_of(draw, distance * np.eye(6, 8))
-        found = alike(losses, client, names_of(6), seed=seed)
-        claimed += found.significant
-        if not found.significant:
+        result = alike(losses, client, names_of(6), seed=seed)
+        claimed += result.significant
+        if not result.significant:
             assert (
-                found.nulls[-1] >= found.silhouette > max(found.nulls[:-1], default=-2)
+                result.nulls[-1]
+                >= result.silhouette
+                > max(result.nulls[:-1], default=-2)
             )
-            assert found.text().startswith("No groups")
+            assert result.text().startswith("No groups")
     assert claimed <= 9
 
 
@@ -138,10 +142,10 @@ def test_few_or_equal_clients_have_no_groups():
     losses, client = losses_of(draw, np.eye(3))
     for few in (2, 3):
         part = client < few
-        found = alike(losses[:few, part], client[part], names_of(few))
-        assert set(found.groups.values()) == {1}
-        assert len(found.order) == few
-        assert "too few clients" in found.text()
-    found = alike(np.ones((4, 8)), np.arange(8) // 2, names_of(4))
-    assert not found.significant
-    assert "equal" in found.text()
+        result = alike(losses[:few, part], client[part], names_of(few))
+        assert set(result.groups.values()) == {1}
+        assert len(result.order) == few
+        assert "too few clients" in result.text()
+    result = alike(np.ones((4, 8)), np.arange(8) // 2, names_of(4))
+    assert not result.significant
+    assert "equal" in result.text()

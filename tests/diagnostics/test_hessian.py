@@ -121,7 +121,9 @@ def measure(model, data, layers=None, **options):
 
 
 def traces(model, data, layers, *how):
-    return [float(block(model, data, each.parameters, *how).trace()) for each in layers]
+    return [
+        float(block(model, data, layer.parameters, *how).trace()) for layer in layers
+    ]
 
 
 def check(model, data, exact=None, coupled="", loss=CE, gauss_newton=False, **options):
@@ -131,24 +133,24 @@ def check(model, data, exact=None, coupled="", loss=CE, gauss_newton=False, **op
     results = measure(model, data, layers, probes=24, **options)
     truths = traces(model.eval(), data, layers, loss, gauss_newton)
     for layer, truth in zip(layers, truths, strict=True):
-        found = results[layer.name]
-        assert found.n_samples == len(data[1])
-        assert found.n_params == sum(
+        result = results[layer.name]
+        assert result.n_samples == len(data[1])
+        assert result.n_params == sum(
             model.get_parameter(n).numel() for n in layer.parameters
         )
         if layer.name.startswith("unused"):
-            assert found.status == "no gradient reaches the layer"
+            assert result.status == "no gradient reaches the layer"
             continue
-        assert found.status == "ok"
+        assert result.status == "ok"
         if exact is None or layer.name in exact:
-            assert (found.estimator, found.note, found.stderr) == ("exact", "", 0)
-            assert found.trace == pytest.approx(truth, rel=1e-10, abs=1e-13)
+            assert (result.estimator, result.note, result.stderr) == ("exact", "", 0)
+            assert result.trace == pytest.approx(truth, rel=1e-10, abs=1e-13)
         else:
             way = "hutchinson" if layer.name == coupled else "activation"
-            assert found.estimator == f"{way}(probes=24)"
-            assert found.note
-            assert found.stderr > 0
-            assert abs(found.trace - truth) <= 4 * found.stderr
+            assert result.estimator == f"{way}(probes=24)"
+            assert result.note
+            assert result.stderr > 0
+            assert abs(result.trace - truth) <= 4 * result.stderr
 
 
 IMAGES = (7, 1, 9, 9)
@@ -281,14 +283,14 @@ def test_samples_that_a_batch_mixes_couple_the_layers_before():
     model, (x, y) = residual(), pair(6, 2, 4, 4)
     layers = loose(model)
     results = measure(model, (x, y), layers, mode="train", probes=64)
-    exact = {name for name, found in results.items() if found.estimator == "exact"}
+    exact = {name for name, result in results.items() if result.estimator == "exact"}
     assert exact == {"norm", "head"}
     model.train()
     halves = [traces(model, (x[k], y[k]), layers) for k in (slice(3), slice(3, 6))]
     for layer, truth in zip(layers, np.mean(halves, axis=0), strict=True):
-        found = results[layer.name]
-        room = 4 * found.stderr + 1e-10 * abs(truth)
-        assert abs(found.trace - truth) <= room
+        result = results[layer.name]
+        room = 4 * result.stderr + 1e-10 * abs(truth)
+        assert abs(result.trace - truth) <= room
 
 
 def test_every_loss():
@@ -325,9 +327,9 @@ def test_convolutions(name, monkeypatch):
     (truth,) = traces(model, data, [layer])
     for largest in (1 << 25, 40):
         monkeypatch.setattr("diagnostics.curvature.model.LARGEST", largest)
-        found = measure(model, data)[layer.name]
-        assert found.estimator == "exact"
-        assert found.trace == pytest.approx(truth, rel=1e-10)
+        result = measure(model, data)[layer.name]
+        assert result.estimator == "exact"
+        assert result.trace == pytest.approx(truth, rel=1e-10)
 
 
 def test_batches_loaders_blocks_and_types_change_no_trace():
@@ -375,11 +377,11 @@ def test_what_has_no_value_says_why():
         (once, {"gauss_newton": True}, {"0.0": "ok", "3": "ok"}),
         (spoiled, {}, lost),
     ):
-        found = measure(model, PLAIN, **how)
+        results = measure(model, PLAIN, **how)
         for name, status in statuses.items():
-            assert found[name].status.startswith(status)
-            assert math.isnan(found[name].trace) == (status != "ok")
-            assert found[name].n_samples == 7
+            assert results[name].status.startswith(status)
+            assert math.isnan(results[name].trace) == (status != "ok")
+            assert results[name].n_samples == 7
 
 
 @pytest.mark.parametrize("estimator", ["activation", "hutchinson"])
@@ -400,9 +402,9 @@ def test_one_product_of_all_layers_has_the_error_that_it_states(estimator):
 def test_activation_where_samples_mix_has_no_value():
     model, data = before_norm(nn.BatchNorm1d(5)), pair(8, 4)
     model[2] = nn.GELU()
-    asked = measure(model, data, mode="train", estimator="activation", batch=4)
-    assert "batch normalisation" in asked["0"].status
-    assert asked["1"].status == asked["3"].status == "ok"
+    by_activation = measure(model, data, mode="train", estimator="activation", batch=4)
+    assert "batch normalisation" in by_activation["0"].status
+    assert by_activation["1"].status == by_activation["3"].status == "ok"
     alone = measure(mlp(nn.GELU), pair(1, 4))["0"]
     assert alone.estimator == "hutchinson(probes=32)"
     assert "one sample" in alone.note
@@ -418,9 +420,9 @@ def test_pyhessian_agrees_and_does_not_stop_early_on_a_negative_trace():
     negative = torch.full((4, 1), 1.0), torch.ones(4, dtype=torch.int64)
     assert traces(bent, negative, loose(bent))[0] < 0
     for model, data in ((bent, negative), (mlp(nn.Tanh), pair(10, 4))):
-        found = measure(model, data, backend="pyhessian", probes=100, batch=6)
+        by_pyhessian = measure(model, data, backend="pyhessian", probes=100, batch=6)
         truths = traces(model, data, loose(model))
-        for result, truth in zip(found.values(), truths, strict=True):
+        for result, truth in zip(by_pyhessian.values(), truths, strict=True):
             assert result.estimator == "pyhessian(probes=100)"
             assert abs(result.trace - truth) <= 4 * result.stderr
             assert 0 < result.stderr < 1
@@ -431,6 +433,6 @@ def test_what_pyhessian_cannot_do_is_refused():
         ("train", {}, "mode .*'eval'"),
         ("eval", {"estimator": "exact"}, "weight-space"),
     ):
-        own = {"hessian_trace": {"backend": "pyhessian", **how}, "mode": mode}
+        options = {"hessian_trace": {"backend": "pyhessian", **how}, "mode": mode}
         with refuses(words):
-            diagnose(mlp(), pair(6, 4), "hessian_trace", options=own)
+            diagnose(mlp(), pair(6, 4), "hessian_trace", options=options)

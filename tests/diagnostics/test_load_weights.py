@@ -173,13 +173,13 @@ NORMS = {
 @pytest.mark.parametrize("start", ["", "module."])
 @pytest.mark.parametrize("kind", NORMS)
 def test_batch_counters_may_be_missing(kind, start):
-    net, own, fresh = NORMS[kind](), NORMS[kind](), NORMS[kind]()
+    net, source, fresh = NORMS[kind](), NORMS[kind](), NORMS[kind]()
     for tensor in net.state_dict().values():
         tensor.add_(torch.rand(tensor.shape).to(tensor.dtype))
     state = {k: v for k, v in net.state_dict().items() if "num_batches" not in k}
-    own.load_state_dict(state)
+    source.load_state_dict(state)
     torch.save({start + name: tensor for name, tensor in state.items()}, "old.pt")
-    assert equal(load_weights("old.pt", into=fresh), own)
+    assert equal(load_weights("old.pt", into=fresh), source)
 
 
 def test_a_module_reads_its_old_names_itself():
@@ -250,9 +250,9 @@ def test_models_of_a_folder_are_found_by_client_and_round():
     def build():
         return nn.Linear(3, 2)
 
-    found = load_clients("out", "client_{client}_{round}.pt", build)
-    assert {(r, c) for r, models in found.items() for c in models} == set(nets)
-    assert all(equal(found[r][c], net) for (r, c), net in nets.items())
+    loaded = load_clients("out", "client_{client}_{round}.pt", build)
+    assert {(r, c) for r, models in loaded.items() for c in models} == set(nets)
+    assert all(equal(loaded[r][c], net) for (r, c), net in nets.items())
     torch.save(net.state_dict(), "out/a/weights.pt")
     with refuses("run directory; it is a folder of weights"):
         diagnose("out/a")

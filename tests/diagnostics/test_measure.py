@@ -49,18 +49,21 @@ def run(tmp_path_factory):
 
 
 def test_a_run_and_its_result_are_measured_as_the_run_s_models(tmp_path):
-    asked = {"metrics": ["grad_norm", "weight_divergence"]}
+    arguments = {"metrics": ["grad_norm", "weight_divergence"]}
     config = RunConfig(
         dataset="heart", algorithm="fedper", rounds=2, checkpoint_every=1
     )
-    kept = fl.run(config, tmp_path / "run")
-    found = fl.diagnose(kept.path, model="personal", round=1, **asked).frame
-    assert set(found["model"]) == {"personal"}
-    assert set(found["round"]) == {1}
-    wanted = measure.diagnose_run(kept.path, which="personal", round=1, **asked).frame
-    pd.testing.assert_frame_equal(found, wanted)
+    stored = fl.run(config, tmp_path / "run")
+    rows = fl.diagnose(stored.path, model="personal", round=1, **arguments).frame
+    assert set(rows["model"]) == {"personal"}
+    assert set(rows["round"]) == {1}
+    wanted = measure.diagnose_run(
+        stored.path, which="personal", round=1, **arguments
+    ).frame
+    pd.testing.assert_frame_equal(rows, wanted)
     pd.testing.assert_frame_equal(
-        fl.diagnose(kept, **asked).frame, fl.diagnose(kept.path, **asked).frame
+        fl.diagnose(stored, **arguments).frame,
+        fl.diagnose(stored.path, **arguments).frame,
     )
     config = config.with_keys(
         patience=1, rounds=8, seed=1, loss="focal", algorithm="local"
@@ -70,8 +73,8 @@ def test_a_run_and_its_result_are_measured_as_the_run_s_models(tmp_path):
         data = {client.name: client.train for client in result.engine.data.clients}
         for round in ("", "best") if out else ("",):
             which = {"model": "personal", "round": round} if out else {}
-            report = fl.diagnose(result, **asked, **which)
-            theirs = diagnose(result.models, data, **asked)
+            report = fl.diagnose(result, **arguments, **which)
+            theirs = diagnose(result.models, data, **arguments)
             assert report.header["loss"] == theirs.header["loss"] == "focal"
             ours = report.frame["value"].to_list()
             assert ours == theirs.frame["value"].to_list()
@@ -157,24 +160,26 @@ def test_only_what_is_asked_is_measured(task):
     only = measured(SENSITIVITY, layers=["fc2"])
     assert list(only.values(SENSITIVITY, "training").index) == ["fc2"]
     assert set(only.frame["layer"]) == {"fc2"}
-    found = measured("grad_variance", SENSITIVITY, by="module")
-    names = [layer.name for layer in found.layers]
-    assert names == list(found.values("grad_variance").index)
-    assert found.layers != tuple(task.layers)
-    assert "training" not in set(found.frame["variant"])  # of other layers than these
+    reported = measured("grad_variance", SENSITIVITY, by="module")
+    names = [layer.name for layer in reported.layers]
+    assert names == list(reported.values("grad_variance").index)
+    assert reported.layers != tuple(task.layers)
+    assert "training" not in set(
+        reported.frame["variant"]
+    )  # of other layers than these
 
 
 PROBE = (torch.eye(5, 10), torch.zeros(5).long())
 
 
 def test_a_metric_s_own_samples_are_used_and_named(task):
-    for metric, options, given, split, count in (
+    for metric, options, data, split, count in (
         ("cka", {"samples": 20}, {}, "validation", 20),
         ("cka", {"probe": PROBE}, {"probe": PROBE[0][:3]}, "probe", 5),
         ("knn_probe", {}, {}, "validation", 120),
         ("knn_probe", {"folds": 3}, {}, "train", 470),
     ):
-        how = {"options": {metric: options}, **given}
+        how = {"options": {metric: options}, **data}
         frame = measure.diagnose_task(task, [metric], **how).frame
         assert set(frame["split"]) == {split}
         whole = frame["client"].eq("") | frame["client_b"].ne("")
@@ -191,8 +196,12 @@ def test_a_run_is_measured_on_its_stored_models(run):
         how = {"round": number, "which": which}
         report = measure.diagnose_run(run, [SENSITIVITY], **how)
         models, task = load_models(run, number, which)
-        held = [client for client in task.data.clients if client.name in models]
-        data = {client.name: (client.train.x, client.train.y) for client in held}
+        measured_clients = [
+            client for client in task.data.clients if client.name in models
+        ]
+        data = {
+            client.name: (client.train.x, client.train.y) for client in measured_clients
+        }
         how = {"loss": task.criterion, "seed": 3}
         by_hand = diagnose(models, data, [SENSITIVITY], **how)
         ours, theirs = (r.values(SENSITIVITY, "after") for r in (report, by_hand))
@@ -272,27 +281,27 @@ def test_a_start_that_is_not_the_run_s_is_not_used(tmp_path, null):
     config = RunConfig(dataset="heart", rounds=1)
     runner.run(config, tmp_path / "run", model=own(0))
     moved, nulls = "update_magnitude", {"null": null or ()}
-    known = measured(moved, seed=0, **nulls)
-    assert set(known.frame["status"]) == {"ok"}
+    with_seed = measured(moved, seed=0, **nulls)
+    assert set(with_seed.frame["status"]) == {"ok"}
     with refuses("model must have the weights"):
         measured(moved, null="fresh")
     other = measured(moved, "weight_magnitude", **nulls)
     frame = pd.concat([other.frame, other.nulls]) if null else other.frame
-    found = frame["metric"] == moved
-    assert set(frame[~found]["status"]) == {"ok"}
-    assert frame[found]["status"].str.contains("common start is not known").all()
+    of_metric = frame["metric"] == moved
+    assert set(frame[~of_metric]["status"]) == {"ok"}
+    assert frame[of_metric]["status"].str.contains("common start is not known").all()
     again = measured(moved, options={moved: {"start": own(0)}})
-    pd.testing.assert_frame_equal(again.frame, known.frame)
+    pd.testing.assert_frame_equal(again.frame, with_seed.frame)
 
 
 def test_options_of_sensitivity_hold_for_what_training_measures(task):
     values = []
-    for reduce, said in (("pooled", ""), ("mean_of_tensors", ", mean of tensors")):
+    for reduce, suffix in (("pooled", ""), ("mean_of_tensors", ", mean of tensors")):
         options = {SENSITIVITY: {"tensors": "all", "reduce": reduce}}
         how = {"options": options}
         report = measure.diagnose_task(task, [SENSITIVITY], **how)
         rows = report.frame[report.frame["variant"] == "training"]
-        assert set(rows["estimator"]) == {f"epoch{said}, all tensors"}
+        assert set(rows["estimator"]) == {f"epoch{suffix}, all tensors"}
         assert select.select(report).why.metric == SENSITIVITY
         values.append(report.values(SENSITIVITY, "training"))
     assert not values[0].equals(values[1])
@@ -305,11 +314,11 @@ def test_a_result_in_memory_is_measured_after_local_training(patience, tmp_path)
     stored = fl.run(config, tmp_path / "run", progress=False)
     result = fl.run(config, progress=False)
     for metrics in ("grad_norm", "weight_divergence"):
-        found, wanted = (
-            fl.diagnose(each, metrics=metrics) for each in (result, stored)
+        from_memory, wanted = (
+            fl.diagnose(models, metrics=metrics) for models in (result, stored)
         )
-        assert found.frame["value"].equals(wanted.frame["value"])
-    assert (found.frame["value"] > 0).all()
+        assert from_memory.frame["value"].equals(wanted.frame["value"])
+    assert (from_memory.frame["value"] > 0).all()
     for name, model in result.local_models.items():
         theirs = stored.local_models[name].state_dict()
         assert tree.distance(model.state_dict(), theirs) == 0

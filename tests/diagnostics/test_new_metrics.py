@@ -32,7 +32,7 @@ def values(metric, **how):
 
 
 def test_stable_rank_is_that_of_the_singular_values():
-    found = values("weight_spectrum")
+    measured = values("weight_spectrum")
     for name, model in MODELS.items():
         w = model[0].weight.detach().double().numpy()
         v = np.ones(5)
@@ -41,8 +41,8 @@ def test_stable_rank_is_that_of_the_singular_values():
         v /= np.linalg.norm(v)
         longest = np.linalg.norm(w @ v)
         rank = (w**2).sum() / longest**2
-        assert found[name, "", "0", "stable_rank"] == pytest.approx(rank, rel=1e-9)
-        assert found[name, "", "0", "spectral_norm"] == pytest.approx(longest)
+        assert measured[name, "", "0", "stable_rank"] == pytest.approx(rank, rel=1e-9)
+        assert measured[name, "", "0", "spectral_norm"] == pytest.approx(longest)
     noise = nn.Linear(300, 500, bias=False)
     nn.init.normal_(noise.weight)
     frame = diagnose(noise, (torch.randn(9, 300), Y[:9]), "weight_spectrum")
@@ -61,8 +61,8 @@ def test_the_null_of_a_small_matrix_is_that_of_random_ones():
     assert spectrum(narrow, torch.randn(9, 7))["noise"] == 1
     draws = torch.randn(4000, 4, 30, dtype=torch.float64)
     ranks = draws.square().sum((1, 2)) / torch.linalg.matrix_norm(draws, 2) ** 2
-    found = spectrum(nn.Linear(30, 4), torch.randn(9, 30))["noise"]
-    assert found == pytest.approx(float(ranks.mean()), rel=0.03)
+    null = spectrum(nn.Linear(30, 4), torch.randn(9, 30))["noise"]
+    assert null == pytest.approx(float(ranks.mean()), rel=0.03)
 
 
 def test_a_transposed_convolution_has_a_row_for_each_output():
@@ -77,38 +77,38 @@ def test_a_transposed_convolution_has_a_row_for_each_output():
 
 
 def test_disagreement_counts_other_predictions():
-    found = values("output_disagreement", options={"probe": (X, Y)})
+    measured = values("output_disagreement", options={"probe": (X, Y)})
     with torch.no_grad():
         p = {name: m.eval()(X).softmax(1) for name, m in MODELS.items()}
     for a, b in (("a", "b"), ("a", "c"), ("b", "c")):
         differ = float((p[a].argmax(1) != p[b].argmax(1)).double().mean())
         distance = float((p[a] - p[b]).abs().sum(1).mean()) / 2
-        assert found[a, b, "3", "classes"] == pytest.approx(differ)
-        assert found[a, b, "3", "probabilities"] == pytest.approx(distance, rel=1e-5)
+        assert measured[a, b, "3", "classes"] == pytest.approx(differ)
+        assert measured[a, b, "3", "probabilities"] == pytest.approx(distance, rel=1e-5)
         f, g = (p[n].argmax(1).bincount(minlength=3).double() / len(X) for n in (a, b))
-        assert found[a, b, "3", "chance"] == pytest.approx(1 - float(f @ g))
+        assert measured[a, b, "3", "chance"] == pytest.approx(1 - float(f @ g))
 
 
 def test_a_swap_is_the_loss_with_the_other_layer():
     second = {name: net(seed=9 + k) for k, name in enumerate(MODELS)}
-    found = values("layer_swap", options={"layer_swap": {"second": second}})
+    measured = values("layer_swap", options={"layer_swap": {"second": second}})
 
     def loss(model, name):
         with torch.no_grad():
             return float(cross_entropy(model.eval()(DATA[name][0]), Y))
 
     for name, model in MODELS.items():
-        own = loss(model, name)
+        own_loss = loss(model, name)
         for layer, parts in (("0", (0, 1)), ("3", (3,))):
             rises = []
             for other in [m for n, m in MODELS.items() if n != name] + [second[name]]:
                 swapped = copy.deepcopy(model)
                 for k in parts:
                     swapped[k].load_state_dict(other[k].state_dict())
-                rises.append(loss(swapped, name) - own)
-            swap, again = found[name, "", layer, "swap"], rises.pop()
+                rises.append(loss(swapped, name) - own_loss)
+            swap, again = measured[name, "", layer, "swap"], rises.pop()
             assert swap == pytest.approx(np.mean(rises), abs=1e-5)
-            assert found[name, "", layer, "second_seed"] == pytest.approx(
+            assert measured[name, "", layer, "second_seed"] == pytest.approx(
                 again, abs=1e-5
             )
     same = diagnose(dict.fromkeys("ab", net()), (X, Y), "layer_swap").frame
@@ -129,7 +129,7 @@ def test_layers_before_a_swapped_one_are_computed_once():
     A few samples more pass each model once, which looks for a softmax at its end.
     """
     chains = {n: [nn.Linear(5, 5) for _ in range(8)] for n in "abcd"}
-    one, found = len(X) * 2 * 5**2, []
+    one, counted = len(X) * 2 * 5**2, []
     for kind, swaps in (
         (nn.Sequential, 28 + 4 * 36),
         (Branching, 28 + 4 * 36 + 4 * 64),
@@ -138,8 +138,8 @@ def test_layers_before_a_swapped_one_are_computed_once():
         with count_flops(models["a"]) as counter:
             frame = diagnose(models, (X, Y), "layer_swap").frame
         assert counter.total == pytest.approx(4 * (8 + swaps) * one, rel=0.02)
-        found.append(frame["value"].to_numpy())
-    assert found[0] == pytest.approx(found[1], abs=1e-6)
+        counted.append(frame["value"].to_numpy())
+    assert counted[0] == pytest.approx(counted[1], abs=1e-6)
 
 
 def test_saved_features_give_the_values_of_their_models():

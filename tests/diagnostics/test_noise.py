@@ -80,12 +80,12 @@ def built(kind):
 
 def reference(model, names, data, loss=CE):
     """Tr S of the gradients of single samples."""
-    own = [model.eval().get_parameter(name) for name in names]
+    parameters = [model.eval().get_parameter(name) for name in names]
     vectors = []
     for x, y in zip(*data, strict=True):
         value = loss.per_sample(model(x[None].clone()), y[None]).sum()
         grads = torch.autograd.grad(
-            value, own, materialize_grads=True, allow_unused=True
+            value, parameters, materialize_grads=True, allow_unused=True
         )
         vectors.append(torch.cat([g.reshape(-1) for g in grads]))
     return float(torch.stack(vectors).var(0).sum())
@@ -116,16 +116,16 @@ def test_noise_is_the_trace_of_the_covariance(kind):
     ):
         how = {"tensors": tensors, "batch": batch, "loss": loss}
         rows = measured(model, data, **how)
-        found, share = by_layer(rows), by_layer(rows, "per_parameter")
+        traces, share = by_layer(rows), by_layer(rows, "per_parameter")
         for layer in layers:
-            made = found[layer.name]
+            row = traces[layer.name]
             names = layer.weights if tensors == "weights" else layer.parameters
             expected = reference(model, names, data, loss)
-            assert made["status"] == "ok", layer.name
-            assert made["value"] == pytest.approx(expected, rel=1e-8, abs=1e-14)
-            assert share[layer.name]["value"] == made["value"] / made["n_params"]
-            assert made["n_samples"] == N
-            assert made["stderr"] == 0  # all samples are there
+            assert row["status"] == "ok", layer.name
+            assert row["value"] == pytest.approx(expected, rel=1e-8, abs=1e-14)
+            assert share[layer.name]["value"] == row["value"] / row["n_params"]
+            assert row["n_samples"] == N
+            assert row["stderr"] == 0  # all samples are there
 
 
 def test_the_estimator_says_how():
@@ -140,12 +140,12 @@ def test_the_estimator_says_how():
 
 def test_samples_that_have_no_gradients_of_their_own_or_no_noise():
     model, (x, y) = built(conv_net), samples(conv_net)
-    found = by_layer(measured(model, (x, y), mode="train"))
-    assert found["1"]["status"] == COUPLED  # before the batch normalisation
-    assert {found[name]["status"] for name in ("2", "4", "8", "11")} == {"ok"}
+    rows = by_layer(measured(model, (x, y), mode="train"))
+    assert rows["1"]["status"] == COUPLED  # before the batch normalisation
+    assert {rows[name]["status"] for name in ("2", "4", "8", "11")} == {"ok"}
     same = measured(model, (x[:1].repeat(5, 1, 1, 1), y[:1].repeat(5)), batch=2)
-    assert all(0 <= made["value"] < 1e-12 for made in same)
-    one = {made["status"] for made in measured(model, (x[:1], y[:1]))}
+    assert all(0 <= row["value"] < 1e-12 for row in same)
+    one = {row["status"] for row in measured(model, (x[:1], y[:1]))}
     assert one == {"a covariance needs at least two samples"}
 
 
@@ -156,9 +156,9 @@ def test_small_gradients_of_half_precision_do_not_vanish():
         with torch.no_grad():
             model[11].weight.mul_(0.01)
         model, x = model.to(dtype), x.to(dtype)
-        found = by_layer(measured(model, (x, y), tensors="all"))
-        assert {made["estimator"] for made in found.values()} == {"ghost, all tensors"}
+        rows = by_layer(measured(model, (x, y), tensors="all"))
+        assert {row["estimator"] for row in rows.values()} == {"ghost, all tensors"}
         exact = copy.deepcopy(model).double()
         for layer in layers_of(model, x[:2], by="module"):
             expected = reference(exact, layer.parameters, (x.double(), y))
-            assert found[layer.name]["value"] == pytest.approx(expected, rel=0.03)
+            assert rows[layer.name]["value"] == pytest.approx(expected, rel=0.03)

@@ -40,10 +40,10 @@ SENSITIVITY = "federation_sensitivity"
 
 def samples(data, split, clients=None):
     """Each sample of the clients with its label, as a sorted list: who holds it and in which order does not count."""
-    held = [
+    splits = [
         c.split(split) for c in data.clients if clients is None or c.name in clients
     ]
-    pairs = [pair for part in held for pair in zip(part.x, part.y, strict=True)]
+    pairs = [pair for part in splits for pair in zip(part.x, part.y, strict=True)]
     return sorted((*x.flatten().tolist(), int(y)) for x, y in pairs)
 
 
@@ -54,10 +54,10 @@ def test_groups_are_shuffled_whole():
     for null in SHUFFLED:
         cut, real = 0, []
         for null_part in null_samples({"a": part, "b": part}, null, seed=0).values():
-            found = pd.DataFrame(
+            table = pd.DataFrame(
                 {"group": null_part.groups, "label": null_part.y.numpy()}
             )
-            patients = found.groupby("group")["label"]
+            patients = table.groupby("group")["label"]
             assert (patients.nunique() == 1).all()
             cut += (patients.size() != 4).sum()
             real.append(torch.equal(null_part.y, null_part.x[:, 0] % 2))
@@ -82,9 +82,13 @@ def test_what_each_null_shuffles_and_what_it_keeps():
             elif "test" not in name:
                 assert not torch.equal(old, new)
         for split in SPLITS:
-            counts, own = (data.class_counts(split) for data in (shuffled, TOY))
-            assert counts.sum().equals(own.sum())
-            assert split != "train" or counts.equals(own) == (null == "labels_within")
+            counts, plain_counts = (
+                data.class_counts(split) for data in (shuffled, TOY)
+            )
+            assert counts.sum().equals(plain_counts.sum())
+            assert split != "train" or counts.equals(plain_counts) == (
+                null == "labels_within"
+            )
         draws = [{"seed": 3}, {"seed": 3}, {"seed": 4}, {"seed": 3, "draw": 2}]
         first, again, *others = (null_data(TOY, null, **how).digest for how in draws)
         assert first == again
@@ -122,8 +126,8 @@ def test_dealt_samples_keep_their_labels_and_their_split():
         assert len(at) == len(samples(TOY, split))  # no sample twice
         for client in dealt.clients:
             positions = dealt.partition.indices[client.name][split]
-            found = [at[tuple(x.flatten().tolist())] for x in client.split(split).x]
-            assert found == positions.tolist()
+            owners = [at[tuple(x.flatten().tolist())] for x in client.split(split).x]
+            assert owners == positions.tolist()
             assert (np.diff(positions) > 0).all()
 
 
@@ -151,14 +155,18 @@ def test_nulls_stand_beside_the_values_and_change_none(plain, report, tmp_path):
     assert plain.nulls.empty
     keys = ["client", "client_b", "layer", "metric", "variant", "split"]
     keys += ["n_params", "n_train"]
-    own, nulls = plain.frame[keys], nulls_in(report.table)
+    plain_rows, nulls = plain.frame[keys], nulls_in(report.table)
     assert [*nulls] == [*NULLS]
     for name, draws in nulls.items():
         shuffles = name in SHUFFLED
         assert len(draws) == (2 if shuffles else 1)
         for draw in draws:
-            kept = own if shuffles else own[own["variant"] != "training"]
-            pd.testing.assert_frame_equal(draw[keys], kept.reset_index(drop=True))
+            compared = (
+                plain_rows
+                if shuffles
+                else plain_rows[plain_rows["variant"] != "training"]
+            )
+            pd.testing.assert_frame_equal(draw[keys], compared.reset_index(drop=True))
     report.write(tmp_path / "rows.jsonl")
     read = Report.read(tmp_path / "rows.jsonl")
     pd.testing.assert_frame_equal(read.nulls, report.nulls, check_dtype=False)
@@ -191,20 +199,20 @@ def test_a_plan_is_the_same_but_for_what_it_says_of_nulls(plain, report, how):
     """The same decision of each null by hand, from a report of that null alone."""
     without, plan = select.select(plain, **how), select.select(report, **how)
     rest = dict(plan.why.detail)
-    said = rest.pop("null")
-    assert list(said) == list(NULLS)
+    verdicts = rest.pop("null")
+    assert list(verdicts) == list(NULLS)
     assert "null" not in without.why.detail
     assert replace(plan, why=replace(plan.why, detail=rest)) == without
     for name, draws in nulls_in(report.table).items():
-        found = said[name]
-        if not found["decided"]:
+        verdict = verdicts[name]
+        if not verdict["decided"]:
             assert name == "fresh"
             continue
         plans = [select.select((report.header, draw), **how) for draw in draws]
-        same = [each.shared == plan.shared for each in plans]
-        assert found["shared"] == list(plans[0].shared)
-        assert found["values"] == list(plans[0].why.values)
-        assert (found["same_draws"], found["same"]) == (sum(same), all(same))
+        same = [null_plan.shared == plan.shared for null_plan in plans]
+        assert verdict["shared"] == list(plans[0].shared)
+        assert verdict["values"] == list(plans[0].why.values)
+        assert (verdict["same_draws"], verdict["same"]) == (sum(same), all(same))
 
 
 LAYERS = tuple(
@@ -217,7 +225,7 @@ def test_the_command_measures_nulls_and_select_reads_them(
 ):
     monkeypatch.chdir(tmp_path)
     heart = ["--dataset", "heart"]
-    for words, said in (
+    for words, message in (
         ([*heart, "--null", "label"], "mean 'labels'"),
         (
             [*heart, "--null", "labels", "--null-draws", "0"],
@@ -228,10 +236,10 @@ def test_the_command_measures_nulls_and_select_reads_them(
     ):
         with pytest.raises(SystemExit):
             cli.main(["diagnose", *words])
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
         assert not list(tmp_path.iterdir())
-    asked = ["--metrics", SENSITIVITY, "--null", "labels", "fresh"]
-    cli.main(["diagnose", *heart, *asked])
+    flags = ["--metrics", SENSITIVITY, "--null", "labels", "fresh"]
+    cli.main(["diagnose", *heart, *flags])
     assert "permuted labels; " in capsys.readouterr().out
     cli.main(["select", "diagnosis"])
     assert "permuted labels" in capsys.readouterr().out
@@ -280,8 +288,8 @@ def test_given_models_are_measured_on_shuffled_samples_and_the_rows_say_it():
         same_values(drawn[null][1], again.frame)
         assert not np.allclose(drawn[null][1]["value"], report.frame["value"])
     plan = select.select(report, "largest_rise", metric="grad_norm")
-    for null, each in plan.why.detail["null"].items():
-        assert each["kept"] == (null in SHUFFLED)
+    for null, verdict in plan.why.detail["null"].items():
+        assert verdict["kept"] == (null in SHUFFLED)
     assert "permuted labels (" in explain(plan, full=True)
 
 
@@ -356,8 +364,8 @@ def test_a_runs_models_are_measured_on_nulls(tmp_path):
         ("labels", models, null_data(task.data, "labels", 0)),
         ("fresh", starts, task.data),
     ):
-        own = {c.name: (c.train.x, c.train.y) for c in data.clients}
-        again = diagnose(whose, own, [SENSITIVITY], **how)
+        training_samples = {c.name: (c.train.x, c.train.y) for c in data.clients}
+        again = diagnose(whose, training_samples, [SENSITIVITY], **how)
         drawn = nulls_in(report.nulls)[null][0]
         assert drawn["value"].tolist() == again.frame["value"].tolist()
     assert kept_in(report.nulls) == {"labels"}
@@ -372,6 +380,6 @@ def test_the_tests_of_a_probe_are_shuffled_too():
         return measured(models, data, "linear_probe", options=options, **how)
 
     report = probed(data, tests, null="labels")
-    held = null_samples(tests, "labels", 3, split="validation")
-    again = probed(null_samples(data, "labels", 3), held)
+    shuffled = null_samples(tests, "labels", 3, split="validation")
+    again = probed(null_samples(data, "labels", 3), shuffled)
     same_values(nulls_in(report.nulls)["labels"][0], again.frame)

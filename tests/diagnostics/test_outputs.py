@@ -42,7 +42,7 @@ def double(part):
 
 def cases():
     """The kinds of test cases of curvlinops: batches, losses, reductions, forms of outputs."""
-    made = {}
+    networks = {}
     g = torch.Generator().manual_seed(1)
 
     def two(*shape, y):
@@ -80,17 +80,17 @@ def cases():
             "logits": (last(net, lambda z: {"logits": z}), two(10, y=labels()), ce),
             "tuple": (last(net, lambda z: (z, z * 0)), two(10, y=labels()), ce),
         }
-        made |= {
+        networks |= {
             f"{name}, {reduction}, {act.__name__}": copy.deepcopy(case)
             for name, case in of.items()
         }
-    return made
+    return networks
 
 
 def test_traces_are_those_of_the_dense_hessian_for_every_kind_of_output():
     different = {}
-    found = cases()
-    for name, (model, data, loss) in found.items():
+    networks = cases()
+    for name, (model, data, loss) in networks.items():
         wanted = references(model, data, loss)
         options = {"hessian_trace": {"estimator": "auto", "probes": 8}}
         report = diagnose(
@@ -128,8 +128,8 @@ def test_positions_that_do_not_count_have_no_loss():
     for labels, how in ((y, {}), (y, {"loss": nn.CrossEntropyLoss()}), two):
         data = x.masked_fill((labels < 0)[..., None], 9.0), labels
         frame = diagnose(model, data, "hessian_trace", **how).frame
-        found = frame[frame["variant"] == "absolute"].set_index("layer")["value"]
-        assert found.to_dict() == pytest.approx(wanted, rel=1e-4)
+        traces = frame[frame["variant"] == "absolute"].set_index("layer")["value"]
+        assert traces.to_dict() == pytest.approx(wanted, rel=1e-4)
 
 
 def test_tasks_are_read_from_labels_and_what_needs_classes_says_so():
@@ -169,15 +169,15 @@ def test_a_module_of_two_names_is_measured_as_one_tensor():
         other.a.weight.mul_(2)
     dense = block(Twice(True).double(), (x.double(), y), ("a.weight", "a.bias"))
     expected = {"top1": float(torch.linalg.eigvalsh(dense)[-1])}
-    before, after = (float(CE(each(x), y)) for each in (Twice(True), other))
+    before, after = (float(CE(model(x), y)) for model in (Twice(True), other))
     expected["swap"] = after - before
     for same in (True, False):
         models = {"a": Twice(same), "b": other}
         how = ["layer_swap", "hessian_spectrum"]
         frame = diagnose(models, (x, y), how).frame
-        own = frame[(frame["client"] == "a") & (frame["layer"] == "a")]
-        found = own.set_index("variant")["value"]
-        assert found[[*expected]].to_dict() == pytest.approx(
+        layer_rows = frame[(frame["client"] == "a") & (frame["layer"] == "a")]
+        values = layer_rows.set_index("variant")["value"]
+        assert values[[*expected]].to_dict() == pytest.approx(
             expected, rel=1e-4, abs=1e-6
         )
 
@@ -195,8 +195,8 @@ def test_losses_of_torch_with_weights_and_without_second_derivatives():
     how = {"metrics": "hessian_trace"}
     weighted = nn.CrossEntropyLoss(weight=weight)
     frame = diagnose(model, data, loss=weighted, **how).frame
-    found = frame[frame["variant"] == "absolute"].set_index("layer")["value"]
-    assert found.to_dict() == pytest.approx(wanted, rel=1e-4)
+    traces = frame[frame["variant"] == "absolute"].set_index("layer")["value"]
+    assert traces.to_dict() == pytest.approx(wanted, rel=1e-4)
     frame = diagnose(model, data, loss=nn.MultiMarginLoss(), **how).frame
     assert frame["status"].str.contains("no second derivative").all()
 

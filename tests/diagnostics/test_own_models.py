@@ -83,13 +83,15 @@ def test_one_hot_labels_get_their_remedy(kind):
 def test_doors_that_train_note_a_softmax_at_the_end(tmp_path):
     model = nn.Sequential(nn.Linear(4, 2), nn.Softmax(1))
     config = fl.RunConfig(rounds=1, epochs=1)
-    given = {"data": ALIKE, "model": model}
+    arguments = {"data": ALIKE, "model": model}
     with pytest.warns(UserWarning, match="leave out a softmax"):
-        fl.run(config, progress=False, **given)
+        fl.run(config, progress=False, **arguments)
     with pytest.warns(UserWarning, match="leave out a softmax"):
-        fl.choose(config, tmp_path / "choice", dry_run=True, progress=False, **given)
+        fl.choose(
+            config, tmp_path / "choice", dry_run=True, progress=False, **arguments
+        )
     with pytest.warns(UserWarning, match="leave out a softmax"):
-        fl.compare(config, ["local"], 1, tmp_path / "rows", progress=False, **given)
+        fl.compare(config, ["local"], 1, tmp_path / "rows", progress=False, **arguments)
 
 
 def test_select_says_in_python_what_the_command_line_says(tmp_path, capsys):
@@ -162,7 +164,7 @@ def test_names_of_peft_are_short_in_plans_tables_and_pictures():
         for c in ("a", "bb")
         for k, name in enumerate(names)
     ]
-    header = {"layers": [asdict(each) for each in layers]}
+    header = {"layers": [asdict(layer) for layer in layers]}
     report = fl.Report(frame(rows), header)
     assert list(report.labels.values()) == [*names.values()]
     figure = report.plot("grad_norm").figure

@@ -75,8 +75,8 @@ def test_pictures_are_whole_described_and_scroll_if_they_are_wide(full):
     full.figure(drawn, "c")
     tree = Tree(full.html())
     images = tree.all("img")
-    said = "macro F1, (higher is better) over round: fedavg"
-    names = ["boxes", "more boxes", 'a "quoted" <b>', said]
+    description = "macro F1, (higher is better) over round: fedavg"
+    names = ["boxes", "more boxes", 'a "quoted" <b>', description]
     assert [image["alt"] for image in images] == names
     assert not tree.all("i")
     for image in images:
@@ -86,7 +86,7 @@ def test_pictures_are_whole_described_and_scroll_if_they_are_wide(full):
         assert png.startswith(b"\x89PNG")
         assert png.rstrip().endswith(b"IEND\xaeB`\x82")
         assert image["style"] == f"--width: {image['width']}px"
-    wide = [each["class"] for each in tree.all("figure") if "class" in each]
+    wide = [element["class"] for element in tree.all("figure") if "class" in element]
     assert wide.count("scrolled") == 2
     ax.remove()
     assert in_words(drawn) == "a picture without axes"
@@ -142,7 +142,7 @@ def test_folded_parts_and_the_glossary(full):
         full.text("inside the <layer>, a Round")
         full.table(pd.DataFrame({"n": [1]}), "c")
     html = full.html()
-    assert not any("open" in each for each in Tree(html).all("details"))
+    assert not any("open" in element for element in Tree(html).all("details"))
     inside = html.partition("<details>")[2].partition("</details>")[0]
     for part in ("<p>inside", "<table>", "<summary>More &lt;b&gt;</summary>"):
         assert part in inside

@@ -24,29 +24,34 @@ def fitted(draw, train, validation, shift=0.0, groups=1, seeds=1, kinds=1):
     patient = np.arange(len(owner)) // groups
     x = means[owner] + draw.normal(size=(len(owner), 2))
     x += 2.0 * draw.normal(size=(patient.max() + 1, 2))[patient] * (groups > 1)
-    found = []
+    losses_of_seeds = []
     for _ in range(seeds):
         order = draw.random(patient.max() + 1)[patient]
         ranked = np.lexsort((patient, order, owner))
         starts = np.cumsum(total) - total
-        held = np.concatenate(
+        validation_rows = np.concatenate(
             [
                 ranked[a : a + n]
                 for a, n in zip(starts.tolist(), validation, strict=True)
             ]
         )
-        learned = np.setdiff1d(np.arange(len(owner)), held)
+        learned = np.setdiff1d(np.arange(len(owner)), validation_rows)
         models = np.stack(
             [
                 [x[learned[owner[learned] == k]].mean(axis=0) * factor for k in range(clients)]
                 for factor in np.linspace(1, 0.8, kinds)
             ]
         )  # fmt: skip
-        losses = ((x[held] - models[:, :, None]) ** 2).sum(axis=-1)
-        found.append(
-            CrossLosses(losses, owner[held], np.array(train, float), patient[held])
+        losses = ((x[validation_rows] - models[:, :, None]) ** 2).sum(axis=-1)
+        losses_of_seeds.append(
+            CrossLosses(
+                losses,
+                owner[validation_rows],
+                np.array(train, float),
+                patient[validation_rows],
+            )
         )
-    return found
+    return losses_of_seeds
 
 
 def dense(one, dealt):
@@ -56,30 +61,31 @@ def dense(one, dealt):
     whole = sum(one.share[k] for k in there)
     leads = np.zeros(kinds)
     for i in range(n):
-        own = dealt[i]
-        others = [k for k in range(clients) if k != own]
-        gap = one.losses[:, others, i].mean(axis=1) - one.losses[:, own, i]
-        leads += one.share[own] / whole / (dealt == own).sum() * gap
+        of_client = dealt[i]
+        others = [k for k in range(clients) if k != of_client]
+        gap = one.losses[:, others, i].mean(axis=1) - one.losses[:, of_client, i]
+        leads += one.share[of_client] / whole / (dealt == of_client).sum() * gap
     return leads
 
 
 def test_the_p_value_is_that_of_a_dense_loop():
     draw = np.random.default_rng(0)
     (one,) = fitted(draw, [20, 8, 12], [5, 7, 4], shift=0.5, kinds=2)
-    found = permutation_test([one], deals=99, seed=3)
-    assert found.leads == pytest.approx(dense(one, one.client))
+    result = permutation_test([one], deals=99, seed=3)
+    assert result.leads == pytest.approx(dense(one, one.client))
     owner = one.client[np.argsort(one.group)]
     dealt = permutation._deals(owner, [range(3)], 3, 99)[
         :, np.argsort(np.argsort(one.group))
     ]
     null = np.stack([dense(one, line) for line in dealt[1:]])
-    standard = (found.leads - null.mean(axis=0)) / null.std(axis=0)
+    standard = (result.leads - null.mean(axis=0)) / null.std(axis=0)
     largest = ((null - null.mean(axis=0)) / null.std(axis=0)).max(axis=1)
-    assert found.p_value == (1 + (largest >= standard.max()).sum()) / 100
-    assert found.standardised == pytest.approx(standard)
-    assert found.samples == 16
-    assert found.smallest == pytest.approx(
-        null[:, found.kind].mean() + np.sort(largest)[-5] * null.std(axis=0)[found.kind]
+    assert result.p_value == (1 + (largest >= standard.max()).sum()) / 100
+    assert result.standardised == pytest.approx(standard)
+    assert result.samples == 16
+    assert result.smallest == pytest.approx(
+        null[:, result.kind].mean()
+        + np.sort(largest)[-5] * null.std(axis=0)[result.kind]
     )
 
 
@@ -103,8 +109,8 @@ def test_clients_that_do_not_differ_are_called_different_in_5_percent(name):
     called = 0
     for number in range(1000):
         seeds = fitted(draw, train, validation, **how)
-        found = permutation_test(seeds, blocks(len(train), 0), seed=number, deals=99)
-        called += found.shown
+        result = permutation_test(seeds, blocks(len(train), 0), seed=number, deals=99)
+        called += result.shown
     assert 0.01 * 1000 < called <= 0.064 * 1000
 
 
@@ -126,12 +132,12 @@ def test_clients_that_differ_are_shown_and_more_seeds_show_more():
     shown = {1: 0, 3: 0}
     for seeds in shown:
         for number in range(60):
-            found = permutation_test(
+            result = permutation_test(
                 fitted(draw, [20] * 4, [5] * 4, shift=0.4, seeds=seeds),
                 seed=number,
                 deals=199,
             )
-            shown[seeds] += found.shown
+            shown[seeds] += result.shown
     assert 20 < shown[1] < shown[3]
     (one,) = fitted(draw, [20] * 4, [5] * 4, shift=2.0)
     assert (
@@ -142,9 +148,9 @@ def test_clients_that_differ_are_shown_and_more_seeds_show_more():
 def test_equal_models_and_clients_without_samples_show_nothing():
     losses = np.broadcast_to(np.random.default_rng(0).random(12), (2, 3, 12))
     share = np.array([1.0, 2.0, 3.0])
-    found = permutation_test([CrossLosses(losses, np.repeat([0, 2], 6), share)])
-    assert (found.p_value, found.leads) == (1.0, pytest.approx((0.0, 0.0)))
-    assert "12 validation samples" in found.text()
+    result = permutation_test([CrossLosses(losses, np.repeat([0, 2], 6), share)])
+    assert (result.p_value, result.leads) == (1.0, pytest.approx((0.0, 0.0)))
+    assert "12 validation samples" in result.text()
 
 
 def test_the_weight_of_a_sample_within_its_client_counts():
@@ -156,7 +162,7 @@ def test_the_weight_of_a_sample_within_its_client_counts():
     repeated = CrossLosses(
         one.losses[:, :, twice], one.client[twice], one.share, one.group[twice]
     )
-    first, second = (permutation_test([each]) for each in (weighted, repeated))
+    first, second = (permutation_test([losses]) for losses in (weighted, repeated))
     assert first.p_value == second.p_value
     assert first.leads == pytest.approx(second.leads)
 

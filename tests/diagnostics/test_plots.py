@@ -49,16 +49,16 @@ def test_metric_draws_every_client_over_the_layers():
         assert len(ax.collections) == bars
         rows = frame[(frame["metric"] == name) & (frame["variant"] == variant)]
         weights = np.array([*HOSPITALS.values()]) / sum(HOSPITALS.values())
-        own = np.stack([drawn[client] for client in HOSPITALS])
+        client_lines = np.stack([drawn[client] for client in HOSPITALS])
         if name == "cka":  # the mean distance to the others
             weights = np.full(4, 0.25)
             apart = 0.01 * np.arange(1, 5) * np.array([[2], [8 / 3], [10 / 3], [4]])
-            np.testing.assert_allclose(own, apart, atol=1e-12)
+            np.testing.assert_allclose(client_lines, apart, atol=1e-12)
         else:
             values = rows[rows["client"] != ""]["value"].to_numpy().reshape(4, 4)
-            np.testing.assert_array_equal(own, values)
+            np.testing.assert_array_equal(client_lines, values)
         if together == mean:
-            np.testing.assert_allclose(drawn[mean], weights @ own, rtol=1e-12)
+            np.testing.assert_allclose(drawn[mean], weights @ client_lines, rtol=1e-12)
 
 
 def test_missing_values_leave_gaps_with_their_reasons():
@@ -178,11 +178,11 @@ def test_clients_shows_everyone_after_the_last_round():
     ax = plots.clients(results())
     assert entries(ax) == [*HOSPITALS, "mean"]
     dots = {str(line.get_label()): line.get_xdata() for line in ax.lines}
-    own = np.stack([dots[client] for client in HOSPITALS])
+    client_dots = np.stack([dots[client] for client in HOSPITALS])
     expected = 0.315 + 0.01 * np.arange(4)[:, None] + np.array([0, 0.0, 0.1])
-    np.testing.assert_allclose(own, expected, atol=1e-12)
+    np.testing.assert_allclose(client_dots, expected, atol=1e-12)
     weights = np.array([*HOSPITALS.values()]) / sum(HOSPITALS.values())
-    np.testing.assert_allclose(dots["mean"], weights @ own, atol=1e-12)
+    np.testing.assert_allclose(dots["mean"], weights @ client_dots, atol=1e-12)
     assert [tick.get_text() for tick in ax.get_yticklabels()][1] == "fedavg (global)"
 
 
@@ -254,12 +254,12 @@ EVERY = {
 def test_draws_on_the_given_axes_within_the_figure_and_leaves_the_rest(
     name,
 ):
-    _, given = plt.subplots()
+    _, axes = plt.subplots()
     before, (frame, draw) = dict(mpl.rcParams), EVERY[name]
     copy = frame.copy(deep=True)
-    assert draw(frame, given) is given
+    assert draw(frame, axes) is axes
     ax = draw(frame, None)
-    assert ax is not given
+    assert ax is not axes
     assert dict(mpl.rcParams) == before
     pd.testing.assert_frame_equal(frame, copy)
     ax.figure.canvas.draw()

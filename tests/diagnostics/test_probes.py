@@ -41,7 +41,7 @@ def only(found, **where):
 
 def expected(x, y, test):
     """Standardise, and minimise |W|^2 / 2 + the summed cross-entropy; of two classes W is one vector."""
-    x, test = ((each.astype(float) - x.mean(0)) / x.std(0) for each in (x, test))
+    x, test = ((part.astype(float) - x.mean(0)) / x.std(0) for part in (x, test))
     of_class = y[:, None] == np.unique(y)
     wide = of_class.shape[1] if of_class.shape[1] > 2 else 1
 
@@ -66,10 +66,10 @@ def test_guessing_and_balanced_accuracy_stand_next_to_it():
     x, y = torch.randn(200, 5), (torch.arange(200) % 20 == 0).long()
     frame = report("knn_probe", {"a": mlp(4, 40, 3)}, {"a": (x[:, :4], y)}).frame
     for who in ("own", "pooled"):
-        found = frame[(frame["variant"] == f"{who}_guessing")]["value"]
-        assert np.allclose(found, 0.95)
-        found = frame[(frame["variant"] == f"{who}_balanced")]["value"]
-        assert found.max() < 0.6
+        values = frame[(frame["variant"] == f"{who}_guessing")]["value"]
+        assert np.allclose(values, 0.95)
+        values = frame[(frame["variant"] == f"{who}_balanced")]["value"]
+        assert values.max() < 0.6
 
 
 def brute(x, y, test, distance):
@@ -94,17 +94,17 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("held", ["folds", "test"])
 def test_values_are_those_of_a_reference_sample_by_sample(way, held):
-    metric, options, reference, said = WAYS[way]
+    metric, options, reference, estimator = WAYS[way]
     models, data = (
         {"a": mlp(4, 40, 3, seed=0), "b": mlp(4, 40, 3, seed=1)},
         {"a": pair(30, 0), "b": pair(21, 1)},
     )
     tests = {"a": pair(11, 7), "b": pair(13, 8)}
-    given, ends, draw = {
+    held_out, ends, draw = {
         "folds": (4, "4 folds", folds_of),
         "test": (tests, "given test data", None),
     }[held]
-    found = report(metric, models, data, **{held: given}, **options)
+    rows = report(metric, models, data, **{held: held_out}, **options)
     for layer in ("0", "2"):
 
         def of(client, data, layer=layer):
@@ -115,7 +115,7 @@ def test_values_are_those_of_a_reference_sample_by_sample(way, held):
             x, y = of(client, data)
             if draw is None:
                 return x, y, *of(client, tests)
-            out = draw(y, given, 0) == number
+            out = draw(y, held_out, 0) == number
             return x[~out], y[~out], x[out], y[out]
 
         hits = defaultdict(list)
@@ -127,14 +127,14 @@ def test_values_are_those_of_a_reference_sample_by_sample(way, held):
                 hits["own", client].append(reference(x, y, test) == labels)
                 hits["pooled", client].append(pooled)
                 hits["pooled", ""].append(pooled)
-        for (variant, client), each in hits.items():
-            right = np.concatenate(each)
-            row = only(found, variant=variant, client=client, layer=layer)
+        for (variant, client), of_client in hits.items():
+            right = np.concatenate(of_client)
+            row = only(rows, variant=variant, client=client, layer=layer)
             assert row["value"] == right.mean()
             assert row["n_samples"] == len(right)
             assert row["stderr"] == accuracy_error(right)
             assert row["estimator"].endswith(ends)
-            assert said in row["estimator"]
+            assert estimator in row["estimator"]
 
 
 def test_two_classes_have_one_vector_of_weights():
@@ -146,10 +146,10 @@ def test_separable_classes_are_all_right_and_drawn_labels_are_chance():
     x, y = pair(300)
     apart = x + 20 * nn.functional.one_hot(y, 4)
     drawn = torch.randint(C, (300,), generator=torch.Generator().manual_seed(5))
-    own = {"variant": "own", "layer": "0"}
+    place = {"variant": "own", "layer": "0"}
     for metric in ("linear_probe", "knn_probe"):
-        assert only(report(metric, mlp(4, 40, 3), (apart, y)), **own)["value"] == 1
-        row = only(report(metric, mlp(4, 40, 3), (x, drawn)), **own)
+        assert only(report(metric, mlp(4, 40, 3), (apart, y)), **place)["value"] == 1
+        row = only(report(metric, mlp(4, 40, 3), (x, drawn)), **place)
         assert abs(row["value"] - 1 / C) < 4 * row["stderr"]
     right = np.random.default_rng(0).random((2000, 50)) < 0.8
     stated = np.mean([accuracy_error(row) for row in right])
@@ -174,8 +174,10 @@ def test_the_pool_s_part_of_a_client_is_held_out_in_folds_of_its_own(
         assert set(frame["status"]) == {"ok"}
         pooled = frame[(frame["variant"] == "pooled") & (frame["layer"] == "0")]
         assert sorted(pooled["n_samples"]) == [12, 12, 24]
-        held = (24 - 24 // folds, 24 // folds)
-        assert sizes == [held] * folds * 2 * 3  # two layers; two clients and the pool
+        fold_sizes = (24 - 24 // folds, 24 // folds)
+        assert (
+            sizes == [fold_sizes] * folds * 2 * 3
+        )  # two layers; two clients and the pool
 
 
 def test_a_fit_that_stops_early_is_said_in_the_row(
@@ -193,12 +195,12 @@ def test_a_fit_that_stops_early_is_said_in_the_row(
 def test_what_cannot_be_probed_says_at_which_layer_and_client():
     data = (pair(6)[0], torch.ones(6).long())
     for metric in ("linear_probe", "knn_probe"):
-        found = report(metric, [mlp(4, 40, 3), mlp(4, 40, 3, seed=1)], [data, pair()])
-        row = only(found, variant="own", client="client_0", layer="2")
+        rows = report(metric, [mlp(4, 40, 3), mlp(4, 40, 3, seed=1)], [data, pair()])
+        row = only(rows, variant="own", client="client_0", layer="2")
         assert np.isnan(row["value"])
         assert row["status"].startswith("output of layer '2' at client 'client_0'")
         assert "samples of one class" in row["status"]
-        pooled = found.frame[found.frame["variant"] == "pooled"]
+        pooled = rows.frame[rows.frame["variant"] == "pooled"]
         assert set(pooled["status"]) == {"ok"}  # its few samples count there
 
 
@@ -206,15 +208,15 @@ def test_a_dead_layer_gives_the_most_frequent_class_and_no_neighbours():
     dead, (x, y) = mlp(4, 40, 3), pair(40)
     nn.init.zeros_(dead[2].weight)
     y = torch.where(torch.arange(40) < 28, 0, y)
-    own = {"variant": "own", "layer": "2"}
-    row = only(report("linear_probe", dead, (x, y)), **own)
+    place = {"variant": "own", "layer": "2"}
+    row = only(report("linear_probe", dead, (x, y)), **place)
     assert row["value"] == pytest.approx(float((y == 0).double().mean()))
-    status = only(report("knn_probe", dead, (x, y)), **own)["status"]
+    status = only(report("knn_probe", dead, (x, y)), **place)["status"]
     assert status.startswith("output of layer '2' at client 'client_0': constant")
     dead[0].bias.data[0] = torch.inf
-    found = report("linear_probe", {"a": mlp(4, 40, 3), "b": dead})
-    assert only(found, variant="own", client="a", layer="0")["status"] == "ok"
-    status = only(found, variant="pooled", client="", layer="0")["status"]
+    rows = report("linear_probe", {"a": mlp(4, 40, 3), "b": dead})
+    assert only(rows, variant="own", client="a", layer="0")["status"] == "ok"
+    status = only(rows, variant="pooled", client="", layer="0")["status"]
     assert status == "output of layer '0' at client 'b': not finite"
 
 
@@ -230,8 +232,8 @@ def test_a_patient_s_rows_do_not_train_and_test_one_probe():
         *(
             (row["value"], row["stderr"])
             for groups in (None, rows)
-            for found in [report("knn_probe", model, Split(x, label, groups))]
-            for row in [only(found, layer="0", variant="own")]
+            for rows_of_probe in [report("knn_probe", model, Split(x, label, groups))]
+            for row in [only(rows_of_probe, layer="0", variant="own")]
         ),
         strict=True,
     )

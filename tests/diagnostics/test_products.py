@@ -38,8 +38,10 @@ def test_weight_normalisation_against_a_dense_reference():
             total = square.sum() if dim is None else square.sum(1 - dim, keepdim=True)
             return m.head((x @ (m.g * m.v / total.sqrt()).T + m.bias).tanh())
 
-        own = [nn.Parameter(model.get_parameter(name)) for name in layer.parameters]
-        parts = dict(zip(("bias", "g", "v"), own, strict=True))
+        parameters = [
+            nn.Parameter(model.get_parameter(name)) for name in layer.parameters
+        ]
+        parts = dict(zip(("bias", "g", "v"), parameters, strict=True))
         plain = Wired(written_out, **parts, head=model[2])
         truth = block(plain, DATA, tuple(parts)).numpy()
         (trace,) = hessian_trace(model, DATA, [layer], loss=CE, probes=50)

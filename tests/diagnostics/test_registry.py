@@ -77,9 +77,11 @@ class Counted(nn.Linear):
 def test_a_budget_is_kept_and_each_layer_of_a_client_has_a_row(name, monkeypatch):
     """Time is counted work, and a unit a pass over a client's samples. A value of less than all says so."""
     net = nn.Sequential(Counted(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
-    own = dict.fromkeys("abc", net)
-    given = {"start": net, "test": dict.fromkeys("abc", pair(16))}
-    given = {key: given[key] for key in given.keys() & METRICS[name].options.keys()}
+    models_of_clients = dict.fromkeys("abc", net)
+    options = {"start": net, "test": dict.fromkeys("abc", pair(16))}
+    options = {
+        key: options[key] for key in options.keys() & METRICS[name].options.keys()
+    }
     began = []
     clock = SimpleNamespace(monotonic=lambda: began.append(Counted.now) or Counted.now)
     for module in (measurement, diagnosis):
@@ -87,8 +89,8 @@ def test_a_budget_is_kept_and_each_layer_of_a_client_has_a_row(name, monkeypatch
 
     def measured(budget=None):
         began.clear()
-        how = {"options": {name: given}, "batch": 4}
-        table = diagnose(own, pair(40), name, budget=budget, **how).frame
+        how = {"options": {name: options}, "batch": 4}
+        table = diagnose(models_of_clients, pair(40), name, budget=budget, **how).frame
         return table, Counted.now - began[0]
 
     whole, work = measured()
@@ -208,13 +210,16 @@ def test_the_options_and_errors_of_a_metric_from_outside_are_named():
 
 
 def test_a_decorator_that_says_something_wrong_is_refused():
-    said = {"description": "x", "direction": "y"}
+    facts = {"description": "x", "direction": "y"}
     for make, words in (
-        (lambda: metric(**said, requires="labels"), "metric .*'labels'"),
-        (lambda: metric(**said, look={"colour": "red"}), "look 'colour'"),
-        (lambda: metric(**said)(lambda a, b: []), "frozen dataclass"),
-        (lambda: metric(**said)(lambda a, b, c: []), "3 arguments"),
-        (lambda: layer_metric(**said)(lambda model, layer: 1), "a probe .*2 arguments"),
+        (lambda: metric(**facts, requires="labels"), "metric .*'labels'"),
+        (lambda: metric(**facts, look={"colour": "red"}), "look 'colour'"),
+        (lambda: metric(**facts)(lambda a, b: []), "frozen dataclass"),
+        (lambda: metric(**facts)(lambda a, b, c: []), "3 arguments"),
+        (
+            lambda: layer_metric(**facts)(lambda model, layer: 1),
+            "a probe .*2 arguments",
+        ),
         (lambda: rule(summary="x")(lambda: 1), "0 arguments"),
     ):
         with refuses(words):
@@ -243,7 +248,7 @@ def gone(model):
 def test_a_formula_of_a_layer_returns_a_number_and_changes_nothing(formula, said):
     """The metric and the client are named, and the layer whose value is wrong."""
     with _forgotten():
-        own = models()
+        client_models = models()
 
         @layer_metric(description="x", direction="y")
         def odd(model, layer, probe):
@@ -255,29 +260,29 @@ def test_a_formula_of_a_layer_returns_a_number_and_changes_nothing(formula, said
                 formula(model) if probe.subject.client == "b" else len(probe.samples[1])
             )
 
-        alone = diagnose({"a": own["a"]}, pair(16), ["odd"]).frame
+        alone = diagnose({"a": client_models["a"]}, pair(16), ["odd"]).frame
         assert alone["status"].tolist() == ["ok", *["not the first"] * 2]
         assert alone["value"][0] == alone["n_samples"][0] == 16
-        before = own["b"][0].weight.clone()
+        before = client_models["b"][0].weight.clone()
         with refuses(f"'odd'.*client 'b'.*{said}|'odd'.*{said}.*client 'b'") as error:
-            diagnose(own, pair(16), ["odd"])
+            diagnose(client_models, pair(16), ["odd"])
         assert "layer '0'" in str(error.value) or formula is scaled
-        assert torch.equal(own["b"][0].weight, before)
+        assert torch.equal(client_models["b"][0].weight, before)
 
 
 def test_what_a_metric_may_not_return_is_refused(
     monkeypatch,
 ):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
-    for given, said in (
+    for returned, message in (
         (None, "'odd_one'.*None"),
         (3.0, "'odd_one'.*3.0"),
         ([1], r"'odd_one'.*\[1\]"),
         ([row("odd_one", 1.0, layer="O")], "'odd_one' 'O'.*0, 1"),
         ([row("odd_one", 1.0)], "'odd_one' ''"),
     ):
-        how = {"name": "odd_one", "compute": lambda *_, g=given: g}
+        how = {"name": "odd_one", "compute": lambda *_, g=returned: g}
         odd = dataclasses.replace(METRICS["weight_magnitude"], **how)
         monkeypatch.setitem(METRICS._members, "odd_one", odd)
-        with refuses(said):
+        with refuses(message):
             diagnose(model, pair(16), metrics=["odd_one"])

@@ -90,8 +90,8 @@ def test_means_over_federations_and_halves():
     assert result.mean() == pytest.approx((np.mean(values), low, high))
     public = [v for name, v in lost.items() if name in regret.PUBLIC]
     assert result.mean("rule", "public").value == pytest.approx(np.mean(public))
-    held = [3.0, *[v for n, v in lost.items() if n not in regret.PUBLIC]]
-    assert result.mean("rule", "held out").value == pytest.approx(np.mean(held))
+    of_held_out = [3.0, *[v for n, v in lost.items() if n not in regret.PUBLIC]]
+    assert result.mean("rule", "held out").value == pytest.approx(np.mean(of_held_out))
     by_source = result.by_source()  # digits, heart and other
     assert by_source.value == pytest.approx(np.mean([np.mean([1.0, 0.5, 3.0]), 4, 2]))
     with refuses("sources of data must be at least 3.*got 2"):
@@ -179,8 +179,8 @@ def test_a_rule_answers_by_any_collection_of_names_or_a_count(answer):
     expected = ("fc1", "fc3")
     if isinstance(answer, np.integer):
         expected = ("fc1",)
-    made = RULES.adopt(lambda values: answer, "made")
-    assert made.shared(["fc1", "fc2", "fc3"], [1.0, 2.0, 3.0]) == expected
+    rule = RULES.adopt(lambda values: answer, "made")
+    assert rule.shared(["fc1", "fc2", "fc3"], [1.0, 2.0, 3.0]) == expected
 
 
 @pytest.mark.parametrize(
@@ -306,8 +306,8 @@ def test_the_benchmark_s_lines_by_hand():
     assert regret.benchmark_line("grad_norm", "top", math.nan).rounds == 1
     assert regret.benchmark_line("grad_norm", "knee", 1) is None
     public = [
-        np.mean([v for n, v in each.lost.items() if n in regret.PUBLIC])
-        for each in regret.ranked_lines()
+        np.mean([v for n, v in ranked.lost.items() if n in regret.PUBLIC])
+        for ranked in regret.ranked_lines()
     ]
     assert public == sorted(public)
 

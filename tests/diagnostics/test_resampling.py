@@ -53,16 +53,16 @@ def test_a_resample_is_the_measurement_of_the_redrawn_batches(n_batches):
         (Sensitivity(reduce="mean_of_tensors", tensors="all"), "importance"),
     ):
         how = {"batch": 3, "seed": 5}
-        found = of_a((x, y), [metric], resamples=4, **how)
+        measured_rows = of_a((x, y), [metric], resamples=4, **how)
         plain = [r["value"] for r in of_a((x, y), [metric], **how)]
-        own, again = split_resamples(frame(found))
-        assert own["value"].tolist() == pytest.approx(plain, rel=1e-12)
+        plain_rows, again = split_resamples(frame(measured_rows))
+        assert plain_rows["value"].tolist() == pytest.approx(plain, rel=1e-12)
         for number, times in enumerate(draws(parts, 4, 5, "a"), 1):
             redrawn = [b for b in range(n_batches) for _ in range(times[b % PARTS])]
             index = torch.tensor([3 * b + k for b in redrawn for k in range(3)])
             rows = of_a((x[index], y[index]), [metric], batch=3)
             expected = values([r for r in rows if r["client"]], variant)
-            resampled = values(found, f"{variant}, resample {number}")
+            resampled = values(measured_rows, f"{variant}, resample {number}")
             assert resampled == pytest.approx(expected, rel=1e-10)
         ends = f", {parts} parts of the batches redrawn"
         assert again["estimator"].str.endswith(ends).all()
@@ -104,14 +104,14 @@ def test_clients_with_one_batch_are_named_by_the_measurement_and_by_the_plan():
     models = {name: net(k) for k, name in enumerate(("large", "small"))}
     data = {"large": pair(12, 0), "small": pair(4, 1)}
     how = {"options": {"resamples": 3}}
-    for batch, named, said in (
+    for batch, named, message in (
         (4, "small", "clients and batches of large"),
         (16, "large, small", "at least 2 batches"),
     ):
         with pytest.warns(UserWarning, match=f"{named}.*batch"):
             report = diagnose(models, data, SENSITIVITY, batch=batch, **how)
         plan = select(report)
-        assert said in explain(plan, full=True)
+        assert message in explain(plan, full=True)
 
 
 def test_training_is_resampled_by_its_steps():
@@ -122,15 +122,15 @@ def test_training_is_resampled_by_its_steps():
     result = json.loads(json.dumps(seen.result()))
     assert [part["steps"] for part in result["parts"]] == [2, 2] + [1] * 8
     how = {"n_train": {"a": 7}, "resamples": 6, "seed": 3}
-    found = recorded_rows({"a": result}, layers, **how)
+    rows = recorded_rows({"a": result}, layers, **how)
     curve = [1, 1 + 1 / np.mean(np.arange(1, 13) ** 2)]
-    assert values(found, "training") == pytest.approx(curve * 2)
+    assert values(rows, "training") == pytest.approx(curve * 2)
     for number, times in enumerate(draws(10, 6, 3, "a"), 1):
         steps = [k for k in range(12) for _ in range(times[k % 10])]
         mean = np.mean([(k + 1) ** 2 for k in steps])
-        importance = values(found, f"importance, resample {number}")
+        importance = values(rows, f"importance, resample {number}")
         assert importance == pytest.approx([mean, 1])
-        training = values(found, f"training, resample {number}")
+        training = values(rows, f"training, resample {number}")
         assert training == pytest.approx([1, 1 + 1 / mean])
 
 
@@ -142,16 +142,20 @@ N = 4000
 
 def table(clients, stderr=None):
     """Of each client its values, then those of its resamples."""
-    found = []
+    lines = []
     shared = {"variant": "x", "n_train": 1, "estimator": "e"}
     for client, curves in clients.items():
         for number, curve in enumerate(curves):
-            own = [
+            client_rows = [
                 row("m", v, client=client, layer=layer.name, stderr=stderr, **shared)
                 for layer, v in zip(LAYERS, curve, strict=True)
             ]
-            found += mark_resample(own, number, len(curves) - 1) if number else own
-    return frame(found)
+            lines += (
+                mark_resample(client_rows, number, len(curves) - 1)
+                if number
+                else client_rows
+            )
+    return frame(lines)
 
 
 def likely(share, probability):
@@ -167,22 +171,22 @@ def decided(found):
 def test_decisions_over_resamples_are_as_likely_as_their_draws():
     """The errors of the rows are not counted beside resamples. A resample without a value decides nothing."""
     late, early = [1.0, 1.0, 2.0], [1.0, 2.0, 2.0]
-    found = table({"a": [late, late, early, late, late]}, stderr=5.0)
-    curve = curve_of(LAYERS, found, "m", "x")
+    rows = table({"a": [late, late, early, late, late]}, stderr=5.0)
+    curve = curve_of(LAYERS, rows, "m", "x")
     assert curve.redrawn == {("a",): [late, early, late, late]}
-    said = decided(found)
-    assert said["of"] == "batches"
-    assert likely(said["agreement"], 3 / 4)
-    assert likely(said["cuts"]["l1"], 1 / 4)
+    stable = decided(rows)
+    assert stable["of"] == "batches"
+    assert likely(stable["agreement"], 3 / 4)
+    assert likely(stable["cuts"]["l1"], 1 / 4)
     # S_2 is 1 + what a's resample adds with a alone, 1 with b alone, half of it with both; the cut is at 1.3
     a, b = [[1.0, s, 3.0] for s in (1.0, 1.5, 1.7)], [[1.0, 1.0, 3.0]] * 3
-    said = decided(table({"a": a, "b": b}))
-    assert said["of"] == "clients and batches"
-    assert likely(said["cuts"]["l1"], 1 / 4 + 1 / 2 * 1 / 2)
-    found = table({"a": [late] * 3})
-    broken = (found["variant"] == "x, resample 2") & (found["layer"] == "l2")
-    found.loc[broken, ["value", "status"]] = [np.nan, "not finite"]
-    assert likely(decided(found)["undecided"], 1 / 2)
+    stable = decided(table({"a": a, "b": b}))
+    assert stable["of"] == "clients and batches"
+    assert likely(stable["cuts"]["l1"], 1 / 4 + 1 / 2 * 1 / 2)
+    rows = table({"a": [late] * 3})
+    broken = (rows["variant"] == "x, resample 2") & (rows["layer"] == "l2")
+    rows.loc[broken, ["value", "status"]] = [np.nan, "not finite"]
+    assert likely(decided(rows)["undecided"], 1 / 2)
 
 
 def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(

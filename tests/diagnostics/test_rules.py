@@ -20,7 +20,7 @@ N = 4000
 
 
 def curve(clients, stderr=None, weights=None):
-    found = [
+    lines = [
         row(
             "m",
             v,
@@ -32,16 +32,16 @@ def curve(clients, stderr=None, weights=None):
         for c, values in clients.items()
         for layer, v in zip(LAYERS, values, strict=True)
     ]
-    return curve_of(LAYERS, frame(found), "m")
+    return curve_of(LAYERS, frame(lines), "m")
 
 
 def pair_curve(pairs):
-    found = [
+    lines = [
         row("m", 1 - v, client=a, client_b=b, layer=layer.name)
         for (a, b), values in pairs.items()
         for layer, v in zip(LAYERS, values, strict=True)
     ]
-    return curve_of(LAYERS, frame(found), "m")
+    return curve_of(LAYERS, frame(lines), "m")
 
 
 def likely(share, probability):
@@ -52,8 +52,10 @@ def likely(share, probability):
 
 def shares(clients, decide):
     """Probability of each decision over all equally likely draws of the clients."""
-    found = Counter(decide(draw) for draw in product(clients, repeat=len(clients)))
-    return {cut: count / len(clients) ** len(clients) for cut, count in found.items()}
+    decisions = Counter(decide(draw) for draw in product(clients, repeat=len(clients)))
+    return {
+        cut: count / len(clients) ** len(clients) for cut, count in decisions.items()
+    }
 
 
 def test_resamples_of_clients_against_all_draws():
@@ -72,7 +74,7 @@ def test_resamples_of_clients_against_all_draws():
 
     expected = shares(clients, decide)
     assert len(expected) == 3
-    found = stability(
+    result = stability(
         curve(clients, weights=weights),
         RULES["sensitivity_ratio"].cut,
         1.3,
@@ -80,11 +82,11 @@ def test_resamples_of_clients_against_all_draws():
         seed=5,
         resamples=N,
     )
-    assert (found["status"], found["of"], found["undecided"]) == ("ok", "clients", 0)
-    assert set(found["cuts"]) == {LAYERS[cut - 1].name for cut in expected}
+    assert (result["status"], result["of"], result["undecided"]) == ("ok", "clients", 0)
+    assert set(result["cuts"]) == {LAYERS[cut - 1].name for cut in expected}
     for cut, probability in expected.items():
-        assert likely(found["cuts"][LAYERS[cut - 1].name], probability)
-    assert found["agreement"] == found["cuts"]["l1"]
+        assert likely(result["cuts"][LAYERS[cut - 1].name], probability)
+    assert result["agreement"] == result["cuts"]["l1"]
 
 
 def test_resamples_of_pairs_against_all_draws():
@@ -95,27 +97,31 @@ def test_resamples_of_pairs_against_all_draws():
     }
 
     def decide(draw):
-        held = [
+        pair_values = [
             pairs.get((a, b), pairs.get((b, a)))
             for k, a in enumerate(draw)
             for b in draw[k + 1 :]
             if a != b
         ]
-        return knee(np.mean(held, axis=0).tolist()) if held else None
+        return knee(np.mean(pair_values, axis=0).tolist()) if pair_values else None
 
     expected = shares("abc", decide)
     assert expected[None] == 1 / 9
-    found = stability(pair_curve(pairs), RULES["knee"].cut, 1.2, 1, seed=0, resamples=N)
-    assert likely(found["undecided"], 1 / 9)
+    result = stability(
+        pair_curve(pairs), RULES["knee"].cut, 1.2, 1, seed=0, resamples=N
+    )
+    assert likely(result["undecided"], 1 / 9)
     for cut, probability in expected.items():
-        assert cut is None or likely(found["cuts"][LAYERS[cut - 1].name], probability)
+        assert cut is None or likely(result["cuts"][LAYERS[cut - 1].name], probability)
 
 
 def test_resamples_of_measurement_errors():
     one = curve({"a": [1.0, 1.2, 5.0, 25.0]}, stderr={"a": 0.05})
-    found = stability(one, RULES["sensitivity_ratio"].cut, 1.25, 2, seed=0, resamples=N)
+    result = stability(
+        one, RULES["sensitivity_ratio"].cut, 1.25, 2, seed=0, resamples=N
+    )
     # S2 > 1.25 S1, both with a standard error of 0.05
     probability = norm.sf((1.25 - 1.2) / (0.05 * math.hypot(1, 1.25)))
-    assert found["of"] == "measurement errors"
-    assert likely(found["cuts"]["l1"], probability)
-    assert found["agreement"] == found["cuts"]["l2"]
+    assert result["of"] == "measurement errors"
+    assert likely(result["cuts"]["l1"], probability)
+    assert result["agreement"] == result["cuts"]["l2"]

@@ -74,7 +74,7 @@ def pairs_of(matrix):
 
 
 def measured(*rows, **header):
-    return {**HEADER, **header}, frame([each for group in rows for each in group])
+    return {**HEADER, **header}, frame([line for group in rows for line in group])
 
 
 def of_a(*values, **how):
@@ -132,8 +132,8 @@ def test_the_curve_is_the_weighted_mean_of_the_clients(tmp_path):
     assert (shuffled.shared, shuffled.why.clients) == (plan.shared, why.clients)
     path = tmp_path / "rows.jsonl"
     write(path, header, [*wrong, *rows_of()])
-    for each in (path, str(path), Report(table, header)):
-        assert select(each, threshold=1.5) == plan
+    for rows in (path, str(path), Report(table, header)):
+        assert select(rows, threshold=1.5) == plan
     with refuses("table"):
         select(table)
 
@@ -251,12 +251,12 @@ def replies(clients):
 @settings(deadline=None, max_examples=8)
 def test_mid_run_decides_as_the_file_does(tmp_path_factory, clients, threshold):
     names = [f"site {k}" for k in range(len(clients))]
-    found = replies(clients)
+    answers = replies(clients)
     how = {"names": names, "threshold": threshold, "seed": 3, "data": "d" * 64}
-    plan = decide(LAYERS, found, **how)
+    plan = decide(LAYERS, answers, **how)
     weights = {name: n for name, (n, _) in zip(names, clients, strict=True)}
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    results = dict(zip(names, found, strict=True))
+    results = dict(zip(names, answers, strict=True))
     header = {**HEADER, "checkpoint": "", "version": __version__}
     write(path, header, recorded_rows(results, LAYERS, n_train=weights))
     assert select(path, threshold=threshold) == plan

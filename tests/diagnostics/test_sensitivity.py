@@ -135,10 +135,10 @@ def test_only_layers_that_gradients_reach_are_in_the_result():
     seen.update(params, grads)
     values = [pytest.approx(1.0), None, 0.0]
 
-    found = seen.result()
-    assert found["layers"] == ["l", "broken", "idle"]
-    assert (found["importance"], found["steps"]) == (values, 1)
-    assert [part["importance"] for part in found["parts"]] == [values]
+    result = seen.result()
+    assert result["layers"] == ["l", "broken", "idle"]
+    assert (result["importance"], result["steps"]) == (values, 1)
+    assert [part["importance"] for part in result["parts"]] == [values]
 
 
 def test_curves_are_means_over_batches_and_over_clients_by_their_samples():
@@ -147,13 +147,13 @@ def test_curves_are_means_over_batches_and_over_clients_by_their_samples():
     parts = zip(x.split(6), y.split(6), strict=True)
     expected = np.mean([brute(models[0], *part, layers) for part in parts], 0)
     rows = of_a(models[0], data[0], layers, batch=6)
-    found = pick(rows, "importance")
-    assert found == pytest.approx(expected.tolist(), rel=1e-12)
+    importances = pick(rows, "importance")
+    assert importances == pytest.approx(expected.tolist(), rel=1e-12)
     curve = (np.cumsum(expected) / expected[0]).tolist()
     assert pick(rows, "after") == pytest.approx(curve, rel=1e-12)
     subjects = [
-        ClientModel(name, *each, n)
-        for name, *each, n in zip("ab", models, data, (30, 10), strict=True)
+        ClientModel(name, *model_and_data, n)
+        for name, *model_and_data, n in zip("ab", models, data, (30, 10), strict=True)
     ]
     rows = federation_sensitivity(subjects, layers, loss=CE)
     a, b = (np.array(pick(rows, "after", client=name)) for name in "ab")
@@ -198,8 +198,8 @@ def test_a_layer_that_no_gradient_reaches_adds_nothing_unless_it_is_the_first():
     assert pick(rows, "after") == [None] * 4
     assert statuses(rows, "after")["head"] == f"{lost}first layer 'first'"
     assert statuses(rows, "importance")["head"] == "ok"
-    said = f"client 'a': {lost}first layer 'first'"
-    assert statuses(rows, "after", "")["head"] == said
+    status = f"client 'a': {lost}first layer 'first'"
+    assert statuses(rows, "after", "")["head"] == status
 
 
 def test_a_first_layer_without_importance_gives_no_values():
@@ -210,8 +210,8 @@ def test_a_first_layer_without_importance_gives_no_values():
         model[1].weight.zero_()
     rows = of_a(model, pair(), layers)
     assert pick(rows, "importance")[0] == 0
-    said = {"the importance of the first layer '0' is 0"}
-    assert set(statuses(rows, "after").values()) == said
+    status = {"the importance of the first layer '0' is 0"}
+    assert set(statuses(rows, "after").values()) == status
 
 
 def bag():

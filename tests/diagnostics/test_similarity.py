@@ -144,9 +144,9 @@ def test_minibatches_are_unbiased_and_a_small_last_one_joins_the_one_before():
         x, y = mixed(n, 4)
         odd = all(size * (size - 1) // 2 % 2 for size in sizes)  # of pairs
         for width in (None, 0.4) if odd else (None,):
-            found = linear_cka(x, y, "minibatch", batch, width)
+            similarity = linear_cka(x, y, "minibatch", batch, width)
             expected = unbiased(x, y, sizes, width)
-            assert found == pytest.approx(expected, rel=1e-8)
+            assert similarity == pytest.approx(expected, rel=1e-8)
     with refuses("least 4"):
         linear_cka(x, x, "minibatch", 3)
 

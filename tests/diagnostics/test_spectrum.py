@@ -38,8 +38,8 @@ def values_of(model, data, layer):
 def test_largest_eigenvalues(build_model, data, batch):
     model = build_model()
     layers, how = loose(model), {"loss": CE, "tol": 1e-8, "batch": batch}
-    found = hessian_spectrum(model, data, layers, **how)
-    for layer, result in zip(layers, found, strict=True):
+    results = hessian_spectrum(model, data, layers, **how)
+    for layer, result in zip(layers, results, strict=True):
         truth = values_of(model, data, layer)
         assert result.status == "ok"
         assert result.eigenvalues == pytest.approx(truth[:3], rel=1e-6, abs=1e-9)
@@ -50,10 +50,10 @@ def test_largest_eigenvalues(build_model, data, batch):
 def search(matrix, k=3, seed=0, **how):
     """Return a finished search for the largest eigenvalues of a dense matrix."""
     generator = torch.Generator().manual_seed(seed)
-    found = Lanczos(len(matrix), k, 1e-6, 100, matrix, generator, **how)
-    while not found.done:
-        found.add(matrix @ found.basis[-1])
-    return found
+    lanczos = Lanczos(len(matrix), k, 1e-6, 100, matrix, generator, **how)
+    while not lanczos.done:
+        lanczos.add(matrix @ lanczos.basis[-1])
+    return lanczos
 
 
 BULKS = {
@@ -72,10 +72,10 @@ def test_repeated_eigenvalues_of_random_blocks(multiplicity, bulk):
         draw = np.random.default_rng(seed).normal(size=(size, size))
         basis = np.linalg.qr(draw)[0]
         matrix = torch.from_numpy((basis * values) @ basis.T)
-        found = search(matrix, seed=seed)
+        result = search(matrix, seed=seed)
         truth = np.sort(values)[::-1][:3]
-        assert found.values == pytest.approx(truth, rel=1e-5, abs=1e-8)
-        assert (np.abs(found.values - truth) <= found.errors + 1e-8).all()
+        assert result.values == pytest.approx(truth, rel=1e-5, abs=1e-8)
+        assert (np.abs(result.values - truth) <= result.errors + 1e-8).all()
 
 
 def test_a_second_search_adds_few_products():
@@ -88,8 +88,8 @@ def test_a_second_search_adds_few_products():
 def test_noise_of_float32_gives_no_value():
     values = torch.tensor([*[1.3] * 5, *[0.0] * 2995])
     for seed in range(4):
-        found = search(torch.diag(values), seed=seed)
-        assert found.values == pytest.approx([1.3] * 3, rel=1e-5)
+        result = search(torch.diag(values), seed=seed)
+        assert result.values == pytest.approx([1.3] * 3, rel=1e-5)
 
 
 @pytest.mark.parametrize("outputs", [2, 3, 4, 6])
@@ -102,7 +102,7 @@ def test_repeated_eigenvalues_of_a_head_as_in_pyhessian(outputs):
     layers = layers_of(model, x[:2])
     how = {"loss": nn.MSELoss(), "options": {"hessian_spectrum": {"tol": 1e-6}}}
     frame = diagnose(model, data, "hessian_spectrum", **how).frame
-    found = frame[frame["layer"] == layers[-1].name]["value"].to_numpy()
+    eigenvalues = frame[frame["layer"] == layers[-1].name]["value"].to_numpy()
     parameters = [*head.parameters()]
 
     def loss(weight, bias):
@@ -115,13 +115,13 @@ def test_repeated_eigenvalues_of_a_head_as_in_pyhessian(outputs):
         for one, row in zip(parameters, blocks, strict=True)
     ]
     truth = np.linalg.eigvalsh(torch.cat(rows).numpy())[::-1]
-    assert found == pytest.approx(truth[:3], rel=1e-4)
+    assert eigenvalues == pytest.approx(truth[:3], rel=1e-4)
     body.requires_grad_(False)
     theirs = pyhessian.hessian(
         head, nn.MSELoss(), data=(torch.tanh(body(x)).detach(), data[1]), cuda=False
     )
     values, _ = theirs.eigenvalues(top_n=3, maxIter=2000, tol=1e-9)
-    assert found == pytest.approx(values, rel=1e-3)
+    assert eigenvalues == pytest.approx(values, rel=1e-3)
 
 
 def test_the_whole_network_is_one_block_as_in_curvlinops():

@@ -35,9 +35,9 @@ def test_the_bands_of_a_map_hold_one_more_draw_at_all_points_in_95_percent():
         good = True
         for _panel in range(PANELS):
             tables = draw.normal(size=(5, 6, 3)) * scale
-            *nulls, own = map(pd.DataFrame, tables)
+            *nulls, further = map(pd.DataFrame, tables)
             low, high = band(nulls)
-            good &= bool(((own >= low) & (own <= high)).all(axis=None))
+            good &= bool(((further >= low) & (further <= high)).all(axis=None))
         inside += good
     assert 0.93 <= inside / 400 <= 0.98
 
@@ -75,7 +75,7 @@ def test_a_run_measures_while_it_trains_and_resumes_to_the_same_rows(tmp_path):
         config, tmp_path / "parts", instruments=default_instruments, until=2, progress=False
     )  # fmt: skip
     parts = fl.resume(tmp_path / "parts", progress=False)
-    frames = [each.to_frame().drop(columns="run") for each in (whole, parts)]
+    frames = [report.to_frame().drop(columns="run") for report in (whole, parts)]
     pd.testing.assert_frame_equal(*frames)
     measured = frames[0][frames[0]["metric"].isin(METRICS)]
     assert measured["round"].unique().tolist() == [2, 3]
@@ -97,14 +97,14 @@ def test_models_from_elsewhere_have_rounds_too():
     models = {number: {name: mlp(6, 8, 2) for name in data} for number in (3, 7)}
     report = fl.through_time(models, "weight_divergence", data, progress=False)
     assert report.frame["round"].unique().tolist() == [3, 7]
-    for given, wrong, said in (
+    for arguments, wrong, message in (
         (mlp(6, 8, 2), {}, "models must be a run directory"),
         (models, {"out": "rows"}, "out must be left out"),
         (models, {"clients": ["a"]}, "clients must be left out"),
         (models, {"draws": 1}, "draws must be at least 2"),
     ):
-        with refuses(said):
-            fl.through_time(given, "grad_norm", data, progress=False, **wrong)
+        with refuses(message):
+            fl.through_time(arguments, "grad_norm", data, progress=False, **wrong)
     for width in (-3.0, float("nan"), 1e9):
         with refuses("width must be from 4 to 100"):
             report.layer_map(width=width)
@@ -112,7 +112,7 @@ def test_models_from_elsewhere_have_rounds_too():
 
 @pytest.mark.slow
 def test_the_layer_map_claims_nothing_of_noise_and_something_of_other_rules(tmp_path):
-    found = {}
+    claims = {}
     for alike in (True, False):
         data, out = hospitals(alike=alike), tmp_path / str(alike)
         result = fl.run(data=data, model=mlp(6, 8, 2), lr=0.05, out=out, **SMALL)
@@ -125,13 +125,13 @@ def test_the_layer_map_claims_nothing_of_noise_and_something_of_other_rules(tmp_
             "weights part",
         ]
         plt.close("all")
-        found[alike] = {
+        claims[alike] = {
             p.title: p.outside.to_numpy().sum()
             for p in panels_of(report.layers, report.table)
         }
-    assert not any(found[True].values())
-    assert found[False]["gradients agree"]
-    assert found[False]["one classifier loses"]
+    assert not any(claims[True].values())
+    assert claims[False]["gradients agree"]
+    assert claims[False]["one classifier loses"]
 
 
 def test_local_layers_are_shaded_and_zeros_are_hatched(tmp_path):

@@ -61,13 +61,13 @@ def measurement(model=None, parts=PARTS, **how):
 
 
 def options(parts=PARTS, **others):
-    held = {name: each for name, (_, each) in parts.items()}
+    held = {name: test_part for name, (_, test_part) in parts.items()}
     return {"test": held, "training": TRAINING, "round": 7, **others}
 
 
 def by_hand(model, client, names, epochs):
     """Tune the named tensors of a copy, and return its validation logits. Other norms keep their statistics."""
-    train, held = list(PARTS.values())[client]
+    train, validation = list(PARTS.values())[client]
     model = copy.deepcopy(model).to(memory_format=torch.channels_last).train()
     model[1].train("1.weight" in names)
     params = [p for name, p in model.named_parameters() if name in names]
@@ -80,19 +80,19 @@ def by_hand(model, client, names, epochs):
                 cross_entropy(model(train.x[rows]), train.y[rows]).backward()
                 optimizer.step()
     with torch.no_grad():
-        return model.eval()(held.x)
+        return model.eval()(validation.x)
 
 
 def test_a_plain_loop_gives_the_same_rows():
     """Falls by layer and of all: epochs are chosen on one half for the other, one number for all clients."""
     model = network()
     rows = METRICS["layer_tuning"](measurement(model), **options())
-    found = {(r["layer"], r["variant"], r["client"]): r["value"] for r in rows}
-    y = torch.cat([held.y for _, held in PARTS.values()])
+    value_of = {(r["layer"], r["variant"], r["client"]): r["value"] for r in rows}
+    y = torch.cat([validation.y for _, validation in PARTS.values()])
     client = np.repeat([0, 1], [14, 9])
     half = halves(np.arange(23), client, 5)
     weight = np.repeat([30 / 51 / 14, 21 / 51 / 9], [14, 9])
-    layers = {each.name: each.tensors for each in measurement(model).layers}
+    layers = {layer.name: layer.tensors for layer in measurement(model).layers}
     layers[""] = sum(layers.values(), ())
     for name, tensors in layers.items():
         tried = [
@@ -106,82 +106,82 @@ def test_a_plain_loop_gives_the_same_rows():
             fall[half == number] = (table[0] - table[best])[half == number]
         variant = "fall" if name else "fall, all"
         for k, who in enumerate(PARTS):
-            assert found[name, variant, who] == pytest.approx(
+            assert value_of[name, variant, who] == pytest.approx(
                 fall[client == k].mean(), abs=2e-5
             )
-        assert found[name, variant, ""] == pytest.approx(fall @ weight, abs=2e-5)
-    assert ("", "fall, statistics", "") in found
+        assert value_of[name, variant, ""] == pytest.approx(fall @ weight, abs=2e-5)
+    assert ("", "fall, statistics", "") in value_of
 
 
 def test_a_plain_loop_gives_the_same_leads():
     """Losses of every model at every sample at one temperature of at least 1, and the leads by their definition."""
     draw, sizes, trained = np.random.default_rng(0), [8, 12, 6], [3, 1, 2]
-    held = Held.of([split(n, k) for k, n in enumerate(sizes)], trained)
+    samples = Held.of([split(n, k) for k, n in enumerate(sizes)], trained)
     outputs = torch.from_numpy(9 * draw.normal(size=(2, 3, 26, 3)))
-    outputs += 9 * torch.nn.functional.one_hot(held.y, 3)
-    losses = cross_losses(LOSS, held, [range(3)], outputs.flatten(1, 2))
+    outputs += 9 * torch.nn.functional.one_hot(samples.y, 3)
+    losses = cross_losses(LOSS, samples, [range(3)], outputs.flatten(1, 2))
     hot = np.geomspace(1, 20, 400)
     for kind in range(2):
         e = 1 / (3 * 26 + 2)
-        y = torch.nn.functional.one_hot(held.y, 3).double()
+        y = torch.nn.functional.one_hot(samples.y, 3).double()
         soft = (1 - e) * y + e / 2 * (1 - y)
         tried = [
             float(-(soft * (outputs[kind] / t).log_softmax(-1)).sum(-1).mean())
             for t in hot
         ]
         best = hot[int(np.argmin(tried))]
-        table = -(outputs[kind] / best).log_softmax(-1)[:, range(26), held.y].numpy()
+        table = -(outputs[kind] / best).log_softmax(-1)[:, range(26), samples.y].numpy()
         assert 1.5 < best < 19
         np.testing.assert_allclose(losses.losses[kind], table, rtol=0.05)
-    found = permutation_test([losses])
-    for kind, lead in enumerate(found.leads):
+    result = permutation_test([losses])
+    for kind, lead in enumerate(result.leads):
         value = 0.0
         for k in range(3):
-            own = held.client == k
-            others = np.delete(losses.losses[kind], k, axis=0)[:, own].mean()
-            gap = others - losses.losses[kind, k, own].mean()
+            of_client = samples.client == k
+            others = np.delete(losses.losses[kind], k, axis=0)[:, of_client].mean()
+            gap = others - losses.losses[kind, k, of_client].mean()
             value += trained[k] / 6 * gap
         assert lead == pytest.approx(value)
 
 
 def test_two_clients_with_opposite_labels_differ_however_sure_their_models_are():
     """Half of all pairs are wrong, so a free temperature would leave no difference between the losses."""
-    held = Held.of([split(30, 0), split(30, 1)], [1, 1])
-    right = 40.0 * torch.nn.functional.one_hot(held.y, 3).double()
+    samples = Held.of([split(30, 0), split(30, 1)], [1, 1])
+    right = 40.0 * torch.nn.functional.one_hot(samples.y, 3).double()
     wrong = right.roll(1, dims=1)
-    first = torch.from_numpy(held.client == 0)[:, None]
+    first = torch.from_numpy(samples.client == 0)[:, None]
     outputs = torch.stack(
         [torch.where(first, right, wrong), torch.where(first, wrong, right)]
     )
-    found = permutation_test(
-        [cross_losses(LOSS, held, [[0, 1]], outputs.flatten(0, 1)[None])]
+    result = permutation_test(
+        [cross_losses(LOSS, samples, [[0, 1]], outputs.flatten(0, 1)[None])]
     )
-    assert found.shown
-    assert found.lead == pytest.approx(2.0)  # 40 / 20
+    assert result.shown
+    assert result.lead == pytest.approx(2.0)  # 40 / 20
 
 
 def test_blocks_leave_the_pairs_between_them_unknown():
     sizes = [2] * 11
-    held = Held.of([split(2, k) for k in range(11)], sizes)
+    samples = Held.of([split(2, k) for k in range(11)], sizes)
     parts = blocks(11, 4)
     near = neighbours(parts)
     assert {len(block) for block in near} == {3, 4}
     outputs = torch.randn(1, 2 * sum(map(len, near)), 3).double()
-    losses = cross_losses(LOSS, held, parts, outputs).losses[0]
+    losses = cross_losses(LOSS, samples, parts, outputs).losses[0]
     for k, block in enumerate(near):
         assert k in block
-        known = np.isin(held.client, block)
-        assert np.isfinite(losses[k, known]).all()
-        assert np.isnan(losses[k, ~known]).all()
+        of_block = np.isin(samples.client, block)
+        assert np.isfinite(losses[k, of_block]).all()
+        assert np.isnan(losses[k, ~of_block]).all()
 
 
 def test_class_weights_and_other_tasks_take_part():
     """Rare classes count more within a client; numbers and survival times have no temperature."""
-    held = Held.of([split(9, 0), split(7, 1)], [2, 1])
+    samples = Held.of([split(9, 0), split(7, 1)], [2, 1])
     weighted = losses.ClassWeighted(LOSS, (1.0, 2.0, 5.0))
     outputs = torch.randn(1, 32, 3).double()
-    found = cross_losses(weighted, held, [range(2)], outputs)
-    assert found.weight.tolist() == [(1.0, 2.0, 5.0)[k] for k in held.y]
+    crossed = cross_losses(weighted, samples, [range(2)], outputs)
+    assert crossed.weight.tolist() == [(1.0, 2.0, 5.0)[k] for k in samples.y]
     numbers, z = torch.randn(10), torch.randn(10, 1)
     squared = comparable_losses(losses.build("mse"), z, numbers, [6, 4])
     assert squared == pytest.approx(((z[:, 0] - numbers) ** 2).numpy(), rel=1e-6)
@@ -193,7 +193,7 @@ def test_class_weights_and_other_tasks_take_part():
 
 def test_models_that_clients_trained_alone_are_a_kind_of_their_own():
     starts = [tree.state_dict(network()) for _ in PARTS]
-    given = {
+    arguments = {
         "model": network(),
         "loss": LOSS,
         "training": TRAINING,
@@ -201,17 +201,17 @@ def test_models_that_clients_trained_alone_are_a_kind_of_their_own():
         "seed": 5,
         "round": 7,
     }
-    plain, kinds = fine_tuned(**given)
+    plain, kinds = fine_tuned(**arguments)
     assert kinds == ["fine-tuning"] * 6
-    both, kinds = fine_tuned(starts, **given)
+    both, kinds = fine_tuned(starts, **arguments)
     assert kinds[-1] == "local training"
     np.testing.assert_allclose(both.losses[:6], plain.losses)
-    start = Tuner(**given, near=[[0, 1], [0, 1]]).start
+    start = Tuner(**arguments, near=[[0, 1], [0, 1]]).start
     alone = comparable_losses(
         LOSS, start, torch.cat([s.y for _, s in PARTS.values()] * 2), [23, 23]
     )
     np.testing.assert_allclose(both.losses[6].ravel(), alone)
-    answer = compared(starts, **given)
+    answer = compared(starts, **arguments)
     assert answer == permutation_test([both], seed=5)
 
 
@@ -243,14 +243,14 @@ def test_models_and_random_state_are_as_before_and_rows_repeat(after):
         return weights, modes, torch.get_rng_state().tolist()
 
     before = state()
-    given = measurement(model)
+    measured = measurement(model)
     if after > 0:
         name = "layer_tuning" if after > 3 else "clients_differ"
         with pytest.raises(KeyError, match="a pass"):
-            METRICS[name](given, **options())
+            METRICS[name](measured, **options())
     else:
         rows = [
-            METRICS[name](given, **options())
+            METRICS[name](measured, **options())
             for name in ("layer_tuning", "clients_differ") * 2
         ]
         assert rows[:2] == rows[2:]
@@ -336,31 +336,33 @@ def test_the_error_of_a_share_is_that_of_a_plain_bootstrap(clients):
     whole = draw.normal(1 + np.arange(clients)[:, None, None] / 4, 1, (clients, 12, 2))
     part = draw.normal(0.5 * whole, 1)
     each = np.arange(whole.size)
-    held = Held(torch.zeros(0), each // 24, np.ones(len(each)), each // 2)
-    tuner = SimpleNamespace(held=held, seed=0, training=TRAINING, train=[0] * clients)
-    found = Profile(tuner).share(*(Gain(gain.ravel(), each) for gain in (part, whole)))
+    samples = Held(torch.zeros(0), each // 24, np.ones(len(each)), each // 2)
+    tuner = SimpleNamespace(
+        held=samples, seed=0, training=TRAINING, train=[0] * clients
+    )
+    share = Profile(tuner).share(*(Gain(gain.ravel(), each) for gain in (part, whole)))
     ratios = []
     for _ in range(1500):
         rows = np.arange(clients)[:, None], draw.integers(12, size=(clients, 12))
         rows = draw.integers(clients, size=clients) if clients > 7 else rows
         ratios.append(part[rows].mean() / whole[rows].mean())
     low, high = np.quantile(ratios, (0.025, 0.975))
-    assert found.error == pytest.approx((high - low) / 4, rel=0.12)
+    assert share.error == pytest.approx((high - low) / 4, rel=0.12)
 
 
 def test_a_choice_is_scored_on_the_half_that_it_never_saw():
     """A candidate that is best on its own half alone gains nothing."""
-    held = Held.of([split(40, 1), split(20, 2)], [3, 1])
-    assert held.weight.sum() == pytest.approx(1)
-    half = halves(held.group, held.client, 0)
+    samples = Held.of([split(40, 1), split(20, 2)], [3, 1])
+    assert samples.weight.sum() == pytest.approx(1)
+    half = halves(samples.group, samples.client, 0)
     values = np.stack([np.ones(60), np.where(half == 0, 0.0, 3.0)])
 
     def losses(one, fitted, scored):
-        own = values[int(one[0, 0])]
-        return own[fitted], own[scored]
+        chosen_values = values[int(one[0, 0])]
+        return chosen_values[fitted], chosen_values[scored]
 
     candidates = torch.arange(2.0)[:, None, None].expand(2, 60, 3)
-    choice, before, after = crosswise(losses, candidates, held.weight, half)
+    choice, before, after = crosswise(losses, candidates, samples.weight, half)
     assert choice.tolist() == (half == 1).astype(int).tolist()
     assert (after - before)[half == 1].tolist() == [2.0] * int((half == 1).sum())
 
@@ -369,11 +371,11 @@ def test_starts_of_clients_are_their_own():
     """Own epochs of personal models begin with each client's weights."""
     model, other = network(), network()
     other[5].bias.data += 1
-    starts = [tree.state_dict(each) for each in (model, other)]
+    starts = [tree.state_dict(start) for start in (model, other)]
     outputs = Tuner(model, LOSS, TRAINING, [*PARTS.values()], 5, 7, starts).start
-    for k, (each, (_, held)) in enumerate(
+    for k, (start, (_, validation)) in enumerate(
         zip((model, other), PARTS.values(), strict=True)
     ):
         assert torch.allclose(
-            outputs[14 * k : 14 + 9 * k], each.eval()(held.x), atol=1e-6
+            outputs[14 * k : 14 + 9 * k], start.eval()(validation.x), atol=1e-6
         )

@@ -54,8 +54,8 @@ def found(rows):
 
 def vector(model, layer, tensors="weights"):
     names = layer.weights if tensors == "weights" else layer.parameters
-    own = [model.get_parameter(name).detach().double().numpy() for name in names]
-    return np.concatenate([values.ravel() for values in own])
+    arrays = [model.get_parameter(name).detach().double().numpy() for name in names]
+    return np.concatenate([values.ravel() for values in arrays])
 
 
 @pytest.mark.parametrize("tensors", ["weights", "all"])
@@ -118,12 +118,12 @@ def test_equal_opposite_and_zero_weights():
 def test_without_a_start_or_with_another_model_s():
     (status,) = {r["status"] for r in update_magnitude(subjects(), LAYERS)}
     assert "option start" in status
-    own = net().state_dict()
-    other = {**own, "0.weight": torch.zeros(3, 1, 2, 2)}
+    state = net().state_dict()
+    other = {**state, "0.weight": torch.zeros(3, 1, 2, 2)}
     for start, words in (({}, "start"), (other, r"'0.weight'.*\(3, 1, 2, 2\)")):
         with refuses(words):
             update_magnitude(subjects(), LAYERS, start=start)
-    zero = {name: torch.zeros_like(t) for name, t in own.items()}
+    zero = {name: torch.zeros_like(t) for name, t in state.items()}
     rows = update_magnitude(subjects(net()), LAYERS, start=zero)
     fine = {r["variant"]: r["status"] == "ok" for r in rows}
     assert fine == {"relative_l2": False, "l2": True}
@@ -133,5 +133,5 @@ def test_weights_that_are_missing_have_a_status():
     bare, start = Layer("bare", ("0.bias",)), {"start": net(1)}
     computes = (weight_divergence, update_magnitude, weight_magnitude)
     for compute, how in zip(computes, ({}, start, {}), strict=True):
-        found = {row["status"] for row in compute(subjects(), [bare], **how)}
-        assert found == {"the layer has no weights"}
+        statuses = {row["status"] for row in compute(subjects(), [bare], **how)}
+        assert statuses == {"the layer has no weights"}

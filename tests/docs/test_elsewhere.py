@@ -72,9 +72,11 @@ def test_adapters_are_on_the_layers_of_the_plan(of_a_run):
     task = fl.assemble(fl.RunConfig(dataset="heart", adapt="lora:r=2"))
     plan = fl.LayerPlan.all_but_last(task.layers)
     model = block("adapted")(deepcopy(of_a_run[0].model), plan)
-    trained = {name for name, each in model.named_parameters() if each.requires_grad}
-    prefix, kept = "base_model.model.", ".modules_to_save.default"
-    assert {name.removeprefix(prefix).replace(kept, "") for name in trained} == {
+    trained = {
+        name for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
+    prefix, suffix = "base_model.model.", ".modules_to_save.default"
+    assert {name.removeprefix(prefix).replace(suffix, "") for name in trained} == {
         name for layer in plan.layers for name in layer.tensors
     }
 
@@ -92,10 +94,10 @@ def test_a_loop_is_measured_every_second_round(of_a_run):
     monitor = block("watched")(deepcopy(models), data, 4, train)
     assert set(monitor.report.frame["round"]) == {2, 4}
     assert monitor.layer_map()
-    held = [Mock(id=name, model=models[name]) for name in data]
-    server = Mock(clients=held, send_models=lambda: train(models))
-    found = block("pfllib")(server, data, 4).report
-    assert found.frame["value"].equals(monitor.report.frame["value"])
+    users = [Mock(id=name, model=models[name]) for name in data]
+    server = Mock(clients=users, send_models=lambda: train(models))
+    report = block("pfllib")(server, data, 4).report
+    assert report.frame["value"].equals(monitor.report.frame["value"])
 
 
 def test_frozen_tensors_travel_in_no_form():
@@ -110,6 +112,9 @@ def test_frozen_tensors_travel_in_no_form():
     assert plan.to("names")["shared"] == {"tensors": sent, "modules": ["a", "b"]}
     excluded = plan.to("nvflare")["args"]["exclude_vars"]
     assert excluded == plan.to("names")["local"]["tensors"] == ["a.weight", "c.weight"]
-    for form, said in (("peft", "with adapters; got none"), ("flowr", "did you mean")):
-        with refuses(said):
+    for form, message in (
+        ("peft", "with adapters; got none"),
+        ("flowr", "did you mean"),
+    ):
+        with refuses(message):
             plan.to(form)

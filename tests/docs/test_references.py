@@ -18,27 +18,27 @@ DOTTED = re.compile(rf"(?<![:\w])``?((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?:\(\))
 @cache
 def trees():
     """Return all modules by name."""
-    found = {}
+    modules = {}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
             name = ".".join(parts).removesuffix(".__init__")
-            found[name] = ast.parse(path.read_text(encoding="utf-8"))
-    return found
+            modules[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return modules
 
 
 @cache
 def bound(module):
     """Return the names that a module binds anywhere, attributes among them."""
-    found = set()
+    names = set()
     for node in ast.walk(trees()[module]):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.alias):
-            found.add(node.asname or node.name)
+            names.add(node.asname or node.name)
         elif isinstance(getattr(node, "ctx", None), ast.Store):
-            found |= {getattr(node, "id", ""), getattr(node, "attr", "")}
-    return found
+            names |= {getattr(node, "id", ""), getattr(node, "attr", "")}
+    return names
 
 
 @cache
@@ -53,8 +53,8 @@ def exists(dotted):
     for k in range(len(parts), 0, -1):
         module, rest = ".".join(parts[:k]), parts[k:]
         if module in trees():
-            known = not rest or rest[0] in bound(module)
-            return known and everywhere().issuperset(rest)
+            is_known = not rest or rest[0] in bound(module)
+            return is_known and everywhere().issuperset(rest)
     return False
 
 

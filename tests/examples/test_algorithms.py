@@ -43,7 +43,7 @@ def test_it_runs_is_verified_and_goes_on_to_the_same_bits(tmp_path):
 
 @pytest.mark.parametrize("kind", ["plain", "unused"])
 def test_its_limits_are_fedavg_and_local(kind):
-    received, own = (
+    received, local = (
         play(
             algorithm=HALF_WAY,
             options={"share": share},
@@ -60,7 +60,7 @@ def test_its_limits_are_fedavg_and_local(kind):
         ).server()
     )
     assert (
-        own.evaluated()
+        local.evaluated()
         == play(
             algorithm="local", model=kind, momentum=0.9, weight_decay=0.05
         ).evaluated()

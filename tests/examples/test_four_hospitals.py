@@ -6,8 +6,8 @@ from tests.conftest import refuses
 
 def test_only_what_it_made_is_removed(tmp_path):
     out = tmp_path / "out"
-    own = [out / "notes.txt", out / "va" / "own.csv"]
-    made = [
+    user_files = [out / "notes.txt", out / "va" / "own.csv"]
+    made_files = [
         out / "processes" / "superlink.db",
         out / "fedavg" / "config.json",
         out / "playerfl.toml",
@@ -15,12 +15,12 @@ def test_only_what_it_made_is_removed(tmp_path):
         out / "learning.png",
         *four_hospitals.hospital_files(out).values(),
     ]
-    for path in (*own, *made):
+    for path in (*user_files, *made_files):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("text")
     four_hospitals.remove_earlier(out)
-    assert [path for path in made if path.exists()] == []
-    assert all(path.read_text() == "text" for path in own)
+    assert [path for path in made_files if path.exists()] == []
+    assert all(path.read_text() == "text" for path in user_files)
     assert len(four_hospitals.hospital_files(out)) == 4
 
 

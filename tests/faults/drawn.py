@@ -49,8 +49,8 @@ def sound(folder):
     """Return the sound bytes of a file for each reader, by the file's name. JSON comes as its data."""
     layers = [Layer(name, (f"{name}.weight", f"{name}.bias")) for name in ("a", "b")]
     scored = {"settings": {"fedavg": {"lr": 0.1}}, "values": {"fedavg": 0.5}}
-    asked = {"dataset": "heart", "rounds": 3, "seeds": (0, 1), "version": "1"}
-    tuned = Tuned(**scored, trials={"fedavg": 3}, score="accuracy", **asked)
+    settings = {"dataset": "heart", "rounds": 3, "seeds": (0, 1), "version": "1"}
+    tuned = Tuned(**scored, trials={"fedavg": 3}, score="accuracy", **settings)
     tuned.save(folder / "tuned.json")
     row = rows.row("accuracy", 0.5, client="a", seed=0, round=1)
     rows.write(folder / "rows.jsonl", {"layers": ["a", "b"]}, [row, row])
@@ -168,8 +168,8 @@ def paths(value, path=()):
     inner = value.items() if isinstance(value, dict) else ()
     if isinstance(value, list):
         inner = enumerate(value)
-    for key, each in inner:
-        yield from paths(each, (*path, key))
+    for key, inner_value in inner:
+        yield from paths(inner_value, (*path, key))
 
 
 def as_json(content, draw):
@@ -177,8 +177,8 @@ def as_json(content, draw):
     content = copy.deepcopy(content)
     in_lines = isinstance(content, list)
     for _ in range(draw.randint(1, 3)):
-        found = [path for path in islice(paths(content), 50_000) if path]
-        *above, last = draw.choice(found)
+        places = [path for path in islice(paths(content), 50_000) if path]
+        *above, last = draw.choice(places)
         inside = content
         for key in above:
             inside = inside[key]
@@ -204,12 +204,12 @@ def as_text(content, draw):
     """Return a text of lines with random changes of cells, lines, ends of lines and encodings."""
     text = content.decode()
     for _ in range(draw.randint(1, 3)):
-        found = text.split("\n")
-        k = draw.randrange(len(found))
-        line, cells = found[k], found[k].split(",")
+        lines = text.split("\n")
+        k = draw.randrange(len(lines))
+        line, cells = lines[k], lines[k].split(",")
         cells[draw.randrange(len(cells))] = str(evil(draw))[: 2**20]
         sign = draw.choice([",", ";", "\t", '"', "'", "[", ".", "#", "=", '"""'])
-        found[k] = draw.choice([
+        lines[k] = draw.choice([
             ",".join(cells),
             repeated(line, draw.choice([2, 1000])),
             repeated(f"{line}\n", draw.choice([2, 1000, 50_000])),
@@ -218,7 +218,7 @@ def as_text(content, draw):
             draw.choice(TEXTS) + line,
             repeated(",".join([*cells[::-1], ""]), draw.choice([1, 500])),
         ])  # fmt: skip
-        text = "\n".join(found)[:MOST]
+        text = "\n".join(lines)[:MOST]
     if draw.random() < 0.3:
         text = text.replace("\n", draw.choice(["\r", "\r\n", "\n\n", "\u2028", "\n\r\n"]))  # fmt: skip
     name = draw.choice(["utf-8"] * 4 + ["utf-16", "utf-7", "utf-32", "cp500"])
@@ -279,8 +279,8 @@ def columns(draw):
     arrays = [draw.choice(kinds)() for _ in range(draw.choice([1, 3, 12]))]
     names = [draw.choice(["label", "client", "x", *TEXTS[:3]]) for _ in arrays]
     names = [name.encode(errors="replace").decode() for name in names]
-    arrays = [pyarrow.array(each) if isinstance(each, np.ndarray) else each for each in arrays]  # fmt: skip
-    found = pyarrow.Table.from_arrays(arrays, names)
+    arrays = [pyarrow.array(array) if isinstance(array, np.ndarray) else array for array in arrays]  # fmt: skip
+    table = pyarrow.Table.from_arrays(arrays, names)
     options = {
         "compression": draw.choice(["none", "snappy", "gzip", "zstd", "brotli"]),
         "row_group_size": max(1, draw.choice([count, count // 300, 2**20])),
@@ -288,25 +288,26 @@ def columns(draw):
         "data_page_version": draw.choice(["1.0", "2.0"]),
         "use_dictionary": draw.choice([True, False]),
     }
-    return written(lambda file: parquet.write_table(found, file, **options))
+    return written(lambda file: parquet.write_table(table, file, **options))
 
 
-def image(found, draw):
+def image(picture, draw):
     """Return an image of a random format and size, with evil notes."""
     form = draw.choice(FORMS)
     side = draw.choice([0, 1, 8, 3000, 9000])
-    found = found.resize((max(side, 1), draw.choice([1, 8, 3000]))).convert(draw.choice(["L", "RGB", "1"]))  # fmt: skip
+    size, modes = (max(side, 1), draw.choice([1, 8, 3000])), ["L", "RGB", "1"]
+    picture = picture.resize(size).convert(draw.choice(modes))
     exif = Image.Exif()
     exif[draw.choice([0x0112, 0x010E, 0x8769])] = draw.choice([9, "a" * 60_000, 6, 0])
     try:
-        return written(lambda file: found.save(file, form, exif=exif, comment="a" * 60_000))  # fmt: skip
+        return written(lambda file: picture.save(file, form, exif=exif, comment="a" * 60_000))  # fmt: skip
     except (
         OSError,
         ValueError,
         TypeError,
         AttributeError,
     ):  # notes that a format cannot hold
-        return written(lambda file: found.save(file, form))
+        return written(lambda file: picture.save(file, form))
 
 
 def drawn(content, form, seed):

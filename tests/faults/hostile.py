@@ -44,8 +44,8 @@ def images(path):
 
 
 def choice(path):
-    found = storage.Folder(path.parent / "models")
-    return stored_models._stored(path.parent, found, "")
+    models = storage.Folder(path.parent / "models")
+    return stored_models._stored(path.parent, models, "")
 
 
 def onto_linear(path):
@@ -212,9 +212,14 @@ def nested(depth):
 def png(width, height, pixels, *chunks):
     """Return a PNG of gray pixels, whose rows begin with a filter's number, and other chunks."""
     size = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    found = [(b"IHDR", size), *chunks, (b"IDAT", zlib.compress(pixels)), (b"IEND", b"")]
+    chunks_of_file = [
+        (b"IHDR", size),
+        *chunks,
+        (b"IDAT", zlib.compress(pixels)),
+        (b"IEND", b""),
+    ]
     parts = [b"\x89PNG\r\n\x1a\n"]
-    for kind, content in found:
+    for kind, content in chunks_of_file:
         parts += [struct.pack(">I", len(content)), kind, content]
         parts += [struct.pack(">I", zlib.crc32(kind + content))]
     return b"".join(parts)

@@ -98,9 +98,9 @@ class _File:
 def contents(path, but=("lock", "timing.jsonl")):
     """The files below a folder but those of these names; equal runs have all but locks and times alike."""
     files = (
-        each for each in path.rglob("*") if each.is_file() and each.name not in but
+        file for file in path.rglob("*") if file.is_file() and file.name not in but
     )
-    return {str(each.relative_to(path)): each.read_bytes() for each in files}
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 
 BEGUN = {
@@ -137,10 +137,10 @@ def read_all(found):
 
 def forge(path, change):
     """Change a file of signed JSON, whose digest then fits again."""
-    found = json.loads(path.read_bytes())
-    found.pop("sha256", None)
-    change(found)
-    path.write_bytes(sign(found))
+    stored = json.loads(path.read_bytes())
+    stored.pop("sha256", None)
+    change(stored)
+    path.write_bytes(sign(stored))
 
 
 def cover(run, name):
@@ -150,9 +150,11 @@ def cover(run, name):
         digest = sha((run / name).read_bytes())
         forge(config, lambda found: found["files"].update({name: digest}))
     began = json.loads(config.read_bytes())
-    own = sha(json_bytes({k: began[k] for k in began if k not in ("format", "sha256")}))
+    config_digest = sha(
+        json_bytes({k: began[k] for k in began if k not in ("format", "sha256")})
+    )
     for path in run.glob("checkpoints/*.json"):
-        forge(path, lambda found: found.update(run=own))
+        forge(path, lambda found: found.update(run=config_digest))
 
 
 def edit(run, **changes):

@@ -10,9 +10,9 @@ SECONDS, MEGABYTES = 5, 512
 def growth():
     """Return the resident megabytes now and at most, and those that are set aside for data."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    found = dict(line.split(":", 1) for line in lines)
+    fields = dict(line.split(":", 1) for line in lines)
     names = ("VmRSS", "VmHWM", "VmData")
-    return [int(found[name].split()[0]) // 1024 for name in names]
+    return [int(fields[name].split()[0]) // 1024 for name in names]
 
 
 def limited(act, *errors):
@@ -21,11 +21,11 @@ def limited(act, *errors):
     if child := os.fork():
         os.close(writes)
         with os.fdopen(reads) as pipe:
-            said = pipe.read()
+            answer = pipe.read()
         status, used = os.wait4(child, 0)[1:]
         seconds = used.ru_utime + used.ru_stime
-        text, _, taken = said.rpartition("\n")
-        return text or f"ended by {status}", int(taken or MEGABYTES), seconds
+        text, _, memory = answer.rpartition("\n")
+        return text or f"ended by {status}", int(memory or MEGABYTES), seconds
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
         before, _, data = growth()

@@ -59,14 +59,14 @@ def refused(act, path, *errors):
     try:
         with pytest.raises(errors or (CorruptError, UsageError)) as caught:
             act()
-        taken = tracemalloc.get_traced_memory()[1]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    said = str(caught.value)
-    assert str(path) in said
-    assert "\n" not in said
-    assert taken < LITTLE, f"{taken:,} bytes"
-    return said
+    message = str(caught.value)
+    assert str(path) in message
+    assert "\n" not in message
+    assert peak_bytes < LITTLE, f"{peak_bytes:,} bytes"
+    return message
 
 
 def readers(path):
@@ -266,8 +266,8 @@ def test_a_packed_table(tmp_path):
         column = pyarrow.array(np.zeros(count, dtype=np.int8))
         parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
         if count < 2**21:  # numbers stay arrays: as Python's objects they take more
-            found = peak(lambda: read_part(path))
-            assert found < 1.1 * 2 * 8 * count
+            peak_bytes = peak(lambda: read_part(path))
+            assert peak_bytes < 1.1 * 2 * 8 * count
     refused(lambda: own_data(path), path, UsageError)
     path.write_bytes(b"PAR1")
     assert refused(lambda: own_data(path), path, UsageError).endswith("Save it again.")
@@ -300,9 +300,9 @@ def test_a_jpeg_of_very_many_scans(tmp_path):
         (tmp_path / name).write_bytes(content)
     path = tmp_path / "b/1.jpg"
     path.write_bytes(scans(30_000, 2000))
-    said, *_ = limited(lambda: own_files.read_images(tmp_path, 8), UsageError)
+    message, *_ = limited(lambda: own_files.read_images(tmp_path, 8), UsageError)
     assert (
-        said
+        message
         == f"{path} must be a readable image: it has more than 100 scans. Save it again."
     )
     honest = scans(0, 64)

@@ -112,20 +112,20 @@ def test_every_call_fails_once(tmp_path, undisturbed, interrupted, call, start, 
             shutil.copytree(before, path)
         code = CODES[call][which % len(CODES[call])]
         committed = [1] if before else []
-        failing, told = FailingOS(call, which, code, done), None
+        failing, reported = FailingOS(call, which, code, done), None
         try:
             write(path, committed, failing)
         except OSError as error:
-            told = error
+            reported = error
         if not failing.failed:  # there is no such call any more
-            assert told is None
+            assert reported is None
             assert which > 1 or (call, start) == ("mkdir", "interrupted"), (
                 "a run that goes on has its folders"
             )
             break
-        assert told, "a failure passed unseen"
-        assert told.errno == code
-        assert str(path) in str(told), "the message names no path"
+        assert reported, "a failure passed unseen"
+        assert reported.errno == code
+        assert str(path) in str(reported), "the message names no path"
         if committed:
             assert set(committed) <= set(Run(path).rounds)
             assert Run(path).verify()

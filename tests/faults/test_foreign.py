@@ -52,12 +52,12 @@ def run(sound, tmp_path):
     """A copy of a run that stopped after its third round, whose last checkpoint was being written."""
     path = Path(shutil.copytree(sound, tmp_path / "run"))
     (path / f"checkpoints/{ROUNDS:06d}.json").unlink()
-    kept = [
+    lines = [
         line
         for line in (path / "timing.jsonl").read_text().splitlines()
         if json.loads(line)["round"] < ROUNDS
     ]
-    (path / "timing.jsonl").write_text("\n".join(kept) + "\n")
+    (path / "timing.jsonl").write_text("\n".join(lines) + "\n")
     return path
 
 
@@ -102,16 +102,18 @@ def test_a_link_out_of_the_folder_of_a_study_is_not_followed(tmp_path):
     """No run is read or written through it, and nothing is trained."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    asked = {"algorithms": ["fedavg"], "seeds": [0], "search": {"lr": "0.1,1"}}
+    arguments = {"algorithms": ["fedavg"], "seeds": [0], "search": {"lr": "0.1,1"}}
     for study in (fl.choose, fl.compare, fl.study, fl.tune):
-        known = signature(study).parameters if study is not fl.choose else ()
-        own = {key: value for key, value in asked.items() if key in known}
+        parameters = signature(study).parameters if study is not fl.choose else ()
+        study_arguments = {
+            key: value for key, value in arguments.items() if key in parameters
+        }
         for name in ("arms", "runs/fedavg-0", "arms/fedavg-0", "plan.json"):
             out = tmp_path / f"{study.__name__} {name.replace('/', ' ')}"
             (out / name).parent.mkdir(parents=True)
             (out / name).symlink_to(elsewhere)
             with refuses(rf"{out}/{name} .*link", CorruptError):
-                study(CONFIG, out=out, **own)
+                study(CONFIG, out=out, **study_arguments)
     assert list(elsewhere.iterdir()) == []
 
 
@@ -163,10 +165,12 @@ def test_only_tensors_that_no_checkpoint_names_are_swept(run, sound):
     mine = {"blobs/thesis.safetensors": b"mine", "blobs/notes.part": b"mine"}
     for name, data in mine.items():
         (run / name).write_bytes(data)
-    before, found = blobs(), Run(run)
+    before, stored_run = blobs(), Run(run)
     with writing.reopen(run) as writer:
         assert writer.rewind(read_all) == ROUNDS - 1
-    states = [s for k in found.rounds for s in found.manifest(k)["states"].values()]
+    states = [
+        s for k in stored_run.rounds for s in stored_run.manifest(k)["states"].values()
+    ]
     named = {f"{state['blob']}.safetensors" for state in states if state["blob"]}
     assert blobs() == named | {"thesis.safetensors", "notes.part"} < before
     resume(run)

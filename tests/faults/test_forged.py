@@ -55,11 +55,11 @@ def refused(act, run, *named):
     before = contents(run, ("lock",))
     with pytest.raises(CorruptError) as caught:
         act(run)
-    said = str(caught.value)
-    assert any(str(run / name) in said for name in named), said
-    assert "\n" not in said
+    message = str(caught.value)
+    assert any(str(run / name) in message for name in named), message
+    assert "\n" not in message
     assert contents(run, ("lock",)) == before
-    return said
+    return message
 
 
 LAST = "checkpoints/000002.json"
@@ -139,9 +139,9 @@ def test_a_value_of_another_type(sound, tmp_path, start):
         assert refusal, (name, place, other)
         assert contents(run, ("lock",)) == before, (name, place, other)
         others = [refusal_of(act, run) for act in (lambda at: Run(at).verify(), models)]
-        for said in filter(None, (refusal, *others)):
-            assert str(run) in said
-            assert "\n" not in said
+        for message in filter(None, (refusal, *others)):
+            assert str(run) in message
+            assert "\n" not in message
 
 
 def refusal_of(act, run):
@@ -188,7 +188,7 @@ def without_one(tensors):
 def test_a_tensor_of_another_name_or_none(sound, tmp_path):
     """If the algorithm notices only when it needs the tensor, the error names the checkpoint."""
     whole = "must have a whole 'personal' model"
-    for k, (state, change, said) in enumerate(
+    for k, (state, change, message) in enumerate(
         (
             ("server", renamed, ""),
             ("server", without_one, whole),
@@ -197,10 +197,10 @@ def test_a_tensor_of_another_name_or_none(sound, tmp_path):
     ):
         run = Path(shutil.copytree(sound, tmp_path / str(k)))
         name = forge_blob(run, state, change)
-        if said:
-            with refuses(said):
+        if message:
+            with refuses(message):
                 models(run)
-        elif said is not None:
+        elif message is not None:
             refused(models, run, name, LAST)
         fails(run, name, LAST)
     run = Path(shutil.copytree(sound, tmp_path / "no client"))
@@ -273,11 +273,13 @@ def test_a_row_that_no_run_writes(tmp_path):
         "status": ["no samples"],
     }
     forged = [
-        (header, {**row, name: v}) for name, found in values.items() for v in found
+        (header, {**row, name: v})
+        for name, wrong_values in values.items()
+        for v in wrong_values
     ]
     forged.append((header, {**row, "metric": "loss", "value": math.nan}))
     layers = ({}, *({"layers": v} for v in (3, [3], [{"name": 3}], {"a": 1})))
-    forged += [({**header, **each}, row) for each in layers]
+    forged += [({**header, **layer_lists}, row) for layer_lists in layers]
     for lines in forged:
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         with pytest.raises((CorruptError, UsageError)) as caught:
@@ -293,12 +295,12 @@ TUNED = {
 
 def test_a_tuning_with_what_no_search_finds(tmp_path):
     """A file of tuning chooses rates and an algorithm's numbers. It chooses no code, no file and no rounds."""
-    trap, own = "tests.faults.injected:trap", "settings.fedavg"
+    trap, settings_place = "tests.faults.injected:trap", "settings.fedavg"
     code = [{key: trap} for key in ("model", "algorithm", "init")]
     settings = [[1], {"lr": "x"}, {"lr": math.nan}, {"rounds": 10**9}, *code]
     path = tmp_path / "tuned.json"
     for place, value in (
-        *((own, value) for value in settings),
+        *((settings_place, value) for value in settings),
         ("options.fedavg", [1]),
         ("options.fedavg", {"base": trap}),
         ("options", {}),
@@ -307,12 +309,12 @@ def test_a_tuning_with_what_no_search_finds(tmp_path):
         ("trials", []),
         ("more", 1),
     ):
-        found = {"format": FORMAT, **json.loads(json.dumps(TUNED))}
-        put(found, place, value)
-        path.write_text(json.dumps(found))
+        stored = {"format": FORMAT, **json.loads(json.dumps(TUNED))}
+        put(stored, place, value)
+        path.write_text(json.dumps(stored))
         how = {"out": tmp_path / "out", "tuned": path}
-        said = "tuned must be a file of fedlayers tune"
-        with refuses(said) as caught:
+        message = "tuned must be a file of fedlayers tune"
+        with refuses(message) as caught:
             compare(RunConfig(), ["fedavg", "local"], [0], **how)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "out").exists()
@@ -366,9 +368,9 @@ VAST_IMAGE = [3, 2048, 2048]
 @pytest.fixture
 def passes():
     """The modules through which anything has passed."""
-    found = []
-    with register_module_forward_pre_hook(lambda module, inputs: found.append(module)):
-        yield found
+    calls = []
+    with register_module_forward_pre_hook(lambda module, inputs: calls.append(module)):
+        yield calls
 
 
 def of_images(model, folder, weights, **changes):
@@ -397,9 +399,9 @@ def of_images(model, folder, weights, **changes):
 @pytest.mark.parametrize("shape", [[3, 64, 64], VAST_IMAGE])
 def test_weights_of_another_model_for_images(model, tmp_path, passes, shape):
     """Nothing passes through a model before its tensors are compared with the file's."""
-    found = of_images(model, tmp_path, {"w": torch.zeros(1)}, **{"inputs.shape": shape})
+    path = of_images(model, tmp_path, {"w": torch.zeros(1)}, **{"inputs.shape": shape})
     with refuses("tensor names must be the same"):
-        found.model()
+        path.model()
     assert not passes
 
 
@@ -415,9 +417,9 @@ def test_an_algorithm_that_tries_a_model_with_a_vast_image(model, tmp_path, pass
     """Algorithms find a model's parts by what passes through it."""
     changes = {"model.extended_by": {"algorithm": "fedrod", "options": {}}}
     changes["inputs.shape"] = VAST_IMAGE
-    found = of_images(model, tmp_path, {"w": torch.zeros(1)}, **changes)
+    path = of_images(model, tmp_path, {"w": torch.zeros(1)}, **changes)
     with refuses(r"must have samples of at most .* fedrod"):
-        found.model()
+        path.model()
     assert not passes
 
 

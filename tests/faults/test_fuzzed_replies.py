@@ -62,11 +62,11 @@ class Played(LocalGrid):
         self.forged = None, None
 
     def _answer(self, message):
-        asked = json.loads(message.content.config_records["head"]["json"])
+        head = json.loads(message.content.config_records["head"]["json"])
         key = (
             message.metadata.dst_node_id,
             message.metadata.message_type,
-            str(asked.get("stage")),
+            str(head.get("stage")),
         )
         if key not in self.replies:
             self.replies[key] = super()._answer(message).content
@@ -93,8 +93,8 @@ class Stepped(Engine):
             "states": dict(clients.states._states),
             "forms": dict(clients.forms),
             "listeners": [
-                {key: copy.copy(value) for key, value in vars(each).items()}
-                for each in self.listeners
+                {key: copy.copy(value) for key, value in vars(listener).items()}
+                for listener in self.listeners
             ],
         }
 
@@ -114,10 +114,10 @@ class Stepped(Engine):
                 self.clients.states._states = dict(state["states"])
                 self.clients.forms = dict(state["forms"])
                 self.use(state["algorithm"])
-                for each, values in zip(
+                for listener, values in zip(
                     self.listeners, state["listeners"], strict=True
                 ):
-                    vars(each).update({n: copy.copy(v) for n, v in values.items()})
+                    vars(listener).update({n: copy.copy(v) for n, v in values.items()})
             elif self.algorithm.plan != state["algorithm"].plan:
                 return  # a lie led to another plan, and replies under it are not recorded
             self.done = state["done"]
@@ -131,9 +131,9 @@ class Stepped(Engine):
 
     def structure(self):
         return {
-            (kind, name): (each.dtype, each.shape)
-            for kind, held in self.server.trees.items()
-            for name, each in held.items()
+            (kind, name): (tensor.dtype, tensor.shape)
+            for kind, tensors in self.server.trees.items()
+            for name, tensor in tensors.items()
         }
 
 
@@ -156,9 +156,9 @@ def changes_of(content):
     packet = federation.packet_of(content, 10**9)
     head = {**packet.head, "trees": list(packet.trees)}
     arrays = {
-        (kind, name): each
-        for kind, held in packet.trees.items()
-        for name, each in held.items()
+        (kind, name): tensor
+        for kind, tensors in packet.trees.items()
+        for name, tensor in tensors.items()
     }
     for path in leaves(head):
         for wrong in JSON:
@@ -173,7 +173,7 @@ def changes_of(content):
             yield path, forge(content, changed)
     for kind, name in arrays:
         for wrong in TENSORS:
-            trees = {key: dict(held) for key, held in packet.trees.items()}
+            trees = {key: dict(tensors) for key, tensors in packet.trees.items()}
             if wrong is None:
                 del trees[kind][name]
             else:
@@ -235,7 +235,7 @@ def outcome(play):
 
 def fuzz(engine, grid, first=0, every=1):
     """Play each change, from one on and then every so many. Return what came of each, with its place."""
-    found, k = [], -first
+    outcomes, k = [], -first
     for place in range(len(engine.steps)):
         key = (3, *stage_of(engine, place))
         grid.forged = None, None
@@ -249,8 +249,8 @@ def fuzz(engine, grid, first=0, every=1):
             result = outcome(partial(engine.play, place))
             if result == "accepted" and engine.structure() != honest:
                 result = "other: tensors at the server"
-            found.append((result, key, path))
-    return found
+            outcomes.append((result, key, path))
+    return outcomes
 
 
 def connect(grid):
@@ -262,9 +262,9 @@ def connect(grid):
 
 
 def check(found, refused, accepted):
-    others = [each for each in found if each[0] not in ("refused", "accepted")]
+    others = [outcome for outcome in found if outcome[0] not in ("refused", "accepted")]
     assert others == []
-    counts = Counter(each[0] for each in found)
+    counts = Counter(outcome[0] for outcome in found)
     assert counts == {"refused": refused, "accepted": accepted}
 
 
@@ -295,22 +295,22 @@ def test_each_leaf_of_each_reply(tmp_path, monkeypatch, algorithm):
 @pytest.mark.parametrize("algorithm", ["fedcac", "fedfomo", "playerfl"])
 def test_some_leaves_of_each_reply(tmp_path, monkeypatch, algorithm):
     engine, grid = recorded(tmp_path, algorithm, monkeypatch)
-    found = fuzz(engine, grid, first=5, every=61)
-    assert {each[0] for each in found} <= {"refused", "accepted"}
-    assert len(found) == -((5 - sum(COUNTS[algorithm])) // 61)
+    outcomes = fuzz(engine, grid, first=5, every=61)
+    assert {outcome[0] for outcome in outcomes} <= {"refused", "accepted"}
+    assert len(outcomes) == -((5 - sum(COUNTS[algorithm])) // 61)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_each_leaf_of_each_description(tmp_path):
     grid = Played(site_files(tmp_path, 'scale = "standard"'))
     connect(grid)
-    found = []
+    outcomes = []
     for kind in ("query.facts", "query.describe", "query.clipped", "query.begin"):
         key = 3, kind, "None"
         for path, content in changes_of(grid.replies[key]):
             grid.forged = key, content
-            found.append((outcome(partial(connect, grid)), key, path))
-    check(found, *COUNTS["descriptions"])
+            outcomes.append((outcome(partial(connect, grid)), key, path))
+    check(outcomes, *COUNTS["descriptions"])
 
 
 def test_the_page_has_the_counts():

@@ -211,8 +211,11 @@ def test_while_runs_are_trained_side_by_side(tmp_path):
         FOLDER,
     )
     code, lines = interrupted(tmp_path, *side_by_side, until=until)
-    told = [line for line in lines if "run/s" not in line and "s/run" not in line]
-    assert (code, told) == (130, ["fedlayers: interrupted; the same command continues"])
+    messages = [line for line in lines if "run/s" not in line and "s/run" not in line]
+    assert (code, messages) == (
+        130,
+        ["fedlayers: interrupted; the same command continues"],
+    )
     assert pids
     assert not [pid for pid in pids if alive(pid)]
 
@@ -260,9 +263,9 @@ def test_a_dead_worker_says_how_to_go_on(fails, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "step", killing)
-        said = fails("run", *SMALL, "--workers", "2", "--stack", "off")
-    assert "code -9" in said
-    assert "fedlayers resume run" in said
+        message = fails("run", *SMALL, "--workers", "2", "--stack", "off")
+    assert "code -9" in message
+    assert "fedlayers resume run" in message
     cli.main(["resume", "run"])
     assert Run("run").verify()[-1] == "3 of 3 rounds"
     cli.main(["run", *SMALL[:-1], "other", "--workers", "2", "--stack", "off"])

@@ -167,22 +167,22 @@ def nursery(where, command, shares):
 
 
 def comparable(path):
-    found = contents(path)
-    for name in found:
+    files = contents(path)
+    for name in files:
         if name.endswith("choice.json"):
-            kept = {
+            entries = {
                 key: value
-                for key, value in json.loads(found[name]).items()
+                for key, value in json.loads(files[name]).items()
                 if key not in TIMED
             }
-            found[name] = json.dumps(kept).encode()
+            files[name] = json.dumps(entries).encode()
         if name == "report.html":
-            found[name] = re.sub(
+            files[name] = re.sub(
                 rb"(?<=sent and received, )(&lt; )?[0-9.]+ (s|min|h)",
                 b"some time",
-                found[name],
+                files[name],
             )
-    return found
+    return files
 
 
 @pytest.mark.slow

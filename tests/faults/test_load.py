@@ -50,15 +50,15 @@ def full(most):
 def few_files():
     """No more file can be opened."""
     most = max(map(int, os.listdir("/proc/self/fd"))) + 2
-    held = []
+    handles = []
     with limit(resource.RLIMIT_NOFILE, most):
         try:
             with contextlib.suppress(OSError):
                 while True:
-                    held.append(os.dup(0))
+                    handles.append(os.dup(0))
             yield
         finally:
-            for handle in held:
+            for handle in handles:
                 os.close(handle)
 
 
@@ -66,9 +66,9 @@ def few_files():
 def test_a_full_disk_in_a_run(fails, most):
     """Before the first checkpoint, the same command begins again. Later, the run resumes."""
     with full(most):
-        said = fails("run", *SMALL)
-    assert "File too large: 'run" in said
-    assert "make room there" in said
+        message = fails("run", *SMALL)
+    assert "File too large: 'run" in message
+    assert "make room there" in message
     again = ("run", *SMALL) if most == 100 else ("resume", "run")
     cli.main(again)
     assert Run("run").verify()[-1] == "3 of 3 rounds"
@@ -78,9 +78,9 @@ def test_limits_in_a_decision_and_its_export(fails):
     """The same command continues. What holds a lock is named, and nothing of it changes."""
     for most in (2_000, 40_000):
         with full(most):
-            said = fails(*CHOOSE)
-        assert "'chosen/arms/" in said
-        assert "the same command continues" in said
+            message = fails(*CHOOSE)
+        assert "'chosen/arms/" in message
+        assert "the same command continues" in message
     with few_files():
         assert "ulimit -n" in fails(*CHOOSE)
     with Folder(Path("chosen/arms/fedavg-0")).locked():

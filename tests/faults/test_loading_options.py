@@ -39,12 +39,12 @@ HOSTILE = [
 @pytest.fixture(autouse=True)
 def offline(tmp_path, monkeypatch):
     """No test asks for an address or makes the folder of a cache."""
-    asked = []
+    requests = []
     monkeypatch.chdir(tmp_path)
     for owner, name in ((socket.socket, "connect"), (socket, "getaddrinfo")):
-        monkeypatch.setattr(owner, name, lambda *to, **how: asked.append(to))
+        monkeypatch.setattr(owner, name, lambda *to, **how: requests.append(to))
     yield
-    assert not asked
+    assert not requests
     assert not (tmp_path / "cache").exists()
 
 
@@ -54,7 +54,7 @@ def offline(tmp_path, monkeypatch):
 def test_a_changed_run_or_export_cannot_load_anything(tmp_path):
     path = tmp_path / "run"
     runner.run(DIGITS, path, until=1)
-    made = exported_model.export(path, tmp_path / "model", which="global", round=1)
+    exported = exported_model.export(path, tmp_path / "model", which="global", round=1)
     for options in HOSTILE:
         wrong, named = {**SIZES, **options}, "|".join(options)
         edit(path, model_options=wrong)
@@ -68,7 +68,7 @@ def test_a_changed_run_or_export_cannot_load_anything(tmp_path):
         about = tmp_path / "model.json"
         forge(about, lambda found, w=wrong: found["model"].update(options=w))
         with refuses(named):
-            exported_model.read(made.path).model()
+            exported_model.read(exported.path).model()
 
 
 def test_a_changed_run_cannot_download_data(tmp_path):
@@ -147,11 +147,11 @@ def test_a_run_keeps_its_pretrained_weights_and_never_loads_them_again(
     path.unlink()
     again = runner.resume(half)
     (loaded, *_) = load_models(half, which="global")[0].values()
-    trees = [each.server.trees["model"] for each in (whole, again)]
-    digests = {tree.digest(each) for each in (*trees, tree.state_dict(loaded))}
+    trees = [engine.server.trees["model"] for engine in (whole, again)]
+    digests = {tree.digest(weights) for weights in (*trees, tree.state_dict(loaded))}
     assert len(digests) == 1
-    made = exported_model.export(half, tmp_path / "model", which="global")
-    assert "pretrained" not in made.about["model"]["options"]
+    exported = exported_model.export(half, tmp_path / "model", which="global")
+    assert "pretrained" not in exported.about["model"]["options"]
 
 
 def test_workers_get_pretrained_weights_as_tensors(tmp_path, pretrained, monkeypatch):

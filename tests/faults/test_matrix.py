@@ -62,13 +62,15 @@ def check(read, path):
             warnings.simplefilter("ignore")
             read(path)
 
-    said, megabytes, seconds = limited(act, UsageError, CorruptError)
-    assert "\n" not in said or "must be a tidy table" in said.splitlines()[0], said
-    assert not said.startswith(("raw", "ended")), said[:300]
-    assert len(said) <= LONGEST, said[:300]
-    assert megabytes < MEGABYTES, said[:300]
-    assert seconds < SECONDS, said[:300]
-    return said
+    message, megabytes, seconds = limited(act, UsageError, CorruptError)
+    assert "\n" not in message or "must be a tidy table" in message.splitlines()[0], (
+        message
+    )
+    assert not message.startswith(("raw", "ended")), message[:300]
+    assert len(message) <= LONGEST, message[:300]
+    assert megabytes < MEGABYTES, message[:300]
+    assert seconds < SECONDS, message[:300]
+    return message
 
 
 def meet(name, kinds, folder):
@@ -90,9 +92,9 @@ def meet(name, kinds, folder):
         else:
             path.write_bytes(BOMBS[reader.form][kind]())
         try:
-            said = check(reader.read, path)
+            message = check(reader.read, path)
             if kind in SPECIAL:
-                assert said != "no error"
+                assert message != "no error"
         except AssertionError as error:
             faults.append(f"{kind}: {str(error)[:300]}")
     return faults
@@ -212,13 +214,17 @@ def opening():
 
 
 def test_a_reader_without_a_row_is_found():
-    found = set(opening())
-    known = (*OWN, *ROWS)
-    new = [n for n in found if not any(f"{n}.".startswith(f"{k}.") for k in known)]
+    readers = set(opening())
+    rows_and_own = (*OWN, *ROWS)
+    new = [
+        n for n in readers if not any(f"{n}.".startswith(f"{k}.") for k in rows_and_own)
+    ]
     assert not new
     assert {*ROWS.values()} <= READERS.keys()
     assert {reader.form for reader in READERS.values()} == BOMBS.keys()
-    gone = [k for k in known if not any(f"{n}.".startswith(f"{k}.") for n in found)]
+    gone = [
+        k for k in rows_and_own if not any(f"{n}.".startswith(f"{k}.") for n in readers)
+    ]
     assert not gone
 
 

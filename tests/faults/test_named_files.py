@@ -41,10 +41,10 @@ def opened(monkeypatch):
     from fl_core.data import files, loading
     from fl_core.run import initial
 
-    asked = []
+    paths = []
 
     def refused(path, *given, **named):
-        asked.append(str(path))
+        paths.append(str(path))
         raise AssertionError(f"reads {path}")
 
     monkeypatch.setattr(initial, "_of_run", refused)
@@ -52,7 +52,7 @@ def opened(monkeypatch):
     monkeypatch.setattr(plan.LayerPlan, "load", refused)
     monkeypatch.setattr(files, "read", refused)
     monkeypatch.setattr(loading.files, "read", refused)
-    return asked
+    return paths
 
 
 def test_every_key_is_judged():
@@ -86,10 +86,10 @@ def test_a_changed_configuration_reads_nothing(changes, tmp_path, opened):
 
 
 def test_a_run_has_its_weights_and_checks_its_data(tmp_path, weights, table):
-    for name, found in (
+    for name, message in (
         ("init", SMALL.with_keys(init=str(weights))),
         ("table", RunConfig(dataset=str(table), rounds=2)),
     ):
-        runner.run(found, tmp_path / name, until=1)
+        runner.run(message, tmp_path / name, until=1)
         weights.unlink(missing_ok=True)
         assert runner.resume(tmp_path / name).done == 2

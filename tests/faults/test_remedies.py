@@ -98,18 +98,18 @@ def test_each_setting_and_line_that_a_table_is_proposed(name):
     """Each setting alone, and the script of all lines with the settings next to them."""
     with refuses("") as refused:
         read(TABLES[name])
-    found = find_faults(Path("t.csv"), PLAIN)
+    findings = find_faults(Path("t.csv"), PLAIN)
     single = getattr(refused.value, "ways", ())
     for settings in [keys for _, keys in single if keys]:
-        said = [f"{key}={value!r}" for key, value in settings.items()]
-        assert all(words in str(refused.value) for words in said)
+        spelled_settings = [f"{key}={value!r}" for key, value in settings.items()]
+        assert all(words in str(refused.value) for words in spelled_settings)
         read(TABLES[name], **settings)
-    if found.repairs:
-        exec(compile(found.script("t.csv"), "tidy.py", "exec"), {})
+    if findings.repairs:
+        exec(compile(findings.script("t.csv"), "tidy.py", "exec"), {})
     header = pd.read_csv("t.csv", nrows=1).columns
-    left_out = [k for k in found.reading.exclude_columns or () if k in header]
-    keys = found.reading.changed | {"exclude_columns": left_out or None}
-    assert found.repairs or found.reading.changed
+    left_out = [k for k in findings.reading.exclude_columns or () if k in header]
+    keys = findings.reading.changed | {"exclude_columns": left_out or None}
+    assert findings.repairs or findings.reading.changed
     load("t.csv", **keys)
 
 
@@ -549,10 +549,10 @@ CALLS = {
 
 @pytest.mark.parametrize("words", CALLS)
 def test_calls(words):
-    call, given, remedy = CALLS[words]
+    call, call_arguments, remedy = CALLS[words]
     with refuses(words):
-        call(**arguments(given))
-    call(**arguments(given | remedy))
+        call(**arguments(call_arguments))
+    call(**arguments(call_arguments | remedy))
 
 
 def arguments(given):
@@ -679,9 +679,9 @@ def test_lines(words, stored, monkeypatch, capsys):
     monkeypatch.chdir(stored)
     refused, followed = LINES[words]
     code = typed(refused)
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     assert code in (1, 2)
-    assert re.search(words, said.err + said.out), said.err
+    assert re.search(words, printed.err + printed.out), printed.err
     assert typed(followed) == 0, capsys.readouterr().err
 
 

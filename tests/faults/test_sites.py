@@ -66,10 +66,10 @@ def lies(**keys):
 
 def pops(*path):
     def apply(packet):
-        found = packet.head
+        entry = packet.head
         for key in path[:-1]:
-            found = found[key]
-        found.pop(path[-1])
+            entry = entry[key]
+        entry.pop(path[-1])
 
     return apply
 
@@ -272,14 +272,14 @@ def test_a_lie_that_is_possible_is_noted_and_can_be_clipped(tmp_path):
         out = tmp_path / f"clip{clip}"
         over_sites(out, grid, rounds=1, lr=0.001, clip_updates=clip)
         rows = Run(out).rows()[1]
-        found = rows[rows["metric"] == "update_norm"].set_index("client")["value"]
-        assert found["west"] > 100 * found["east"]
+        recorded = rows[rows["metric"] == "update_norm"].set_index("client")["value"]
+        assert recorded["west"] > 100 * recorded["east"]
         shares = rows[rows["metric"] == "weight_share"]["value"]
         assert len(shares) == 3
         assert shares.sum() == pytest.approx(1)
         after = Run(out).checkpoint().server.trees["model"]
         norms[clip] = sum(
-            float(each.double().square().sum()) for each in after.values()
+            float(tensor.double().square().sum()) for tensor in after.values()
         )
     assert norms[True] < 0.8 * norms[False]
     grid.change = forged("train", lambda packet: set_tensor(lambda t: t + 3e38)(packet))
@@ -324,12 +324,12 @@ def test_a_reply_of_another_form_is_refused_by_name(place):
 
 def test_an_update_may_be_a_thousand_times_the_median(monkeypatch):
     monkeypatch.setattr(checks, "_norm", lambda _, norm: norm)
-    asked = dict.fromkeys("abc", TrainRequest(0, Round(0, "train", ()), None))
+    requests = dict.fromkeys("abc", TrainRequest(0, Round(0, "train", ()), None))
     for largest, fault in ((2000.0, nullcontext()), (2001.0, refuses("'c'.*got 2e"))):
         norms = {"a": 2.0, "b": 2.0, "c": largest}
         with fault:
             checks.check_norms(
-                asked, {k: SimpleNamespace(message=v) for k, v in norms.items()}
+                requests, {k: SimpleNamespace(message=v) for k, v in norms.items()}
             )
 
 
@@ -430,7 +430,7 @@ def test_a_child_of_a_killed_supernode_writes_nothing(tmp_path):
     (tmp_path / "killed").touch()
     wait_for(tmp_path / "ended")
     assert (tmp_path / "error").read_text().startswith("the supernode has ended")
-    assert {each.name for each in job.parent.iterdir()} == {"job", "lock"}
+    assert {entry.name for entry in job.parent.iterdir()} == {"job", "lock"}
 
 
 def wait_for(path):

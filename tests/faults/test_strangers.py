@@ -46,11 +46,13 @@ def module(**tables):
 
 
 def tensor(size=(2, 3), stride=(3, 1), offset=0, count=6, key="0", kind="Float"):
-    kept = text("storage") + name(f"torch.{kind}Storage") + text(key) + text("cpu")
-    kept = b"(" + kept + number(count) + b"tQ"
-    shapes = [b"(" + b"".join(map(number, each)) + b"t" for each in (size, stride)]
-    given = (kept, number(offset), *shapes, b"\x89}")
-    return call("torch._utils._rebuild_tensor_v2", *given)
+    storage = text("storage") + name(f"torch.{kind}Storage") + text(key) + text("cpu")
+    storage = b"(" + storage + number(count) + b"tQ"
+    shapes = [
+        b"(" + b"".join(map(number, numbers)) + b"t" for numbers in (size, stride)
+    ]
+    arguments = (storage, number(offset), *shapes, b"\x89}")
+    return call("torch._utils._rebuild_tensor_v2", *arguments)
 
 
 WEIGHT, BIAS = tensor(), tensor((2,), (1,))
@@ -191,7 +193,9 @@ def safetensors(header, numbers=b"1234"):
 
 def old(*pickles):
     start = [b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", b"M\xe9\x03", b"}"]
-    data = b"".join(b"\x80\x02" + each + b"." for each in (*start, *pickles))
+    data = b"".join(
+        b"\x80\x02" + pickle_bytes + b"." for pickle_bytes in (*start, *pickles)
+    )
     return lambda path: Path(path).write_bytes(data)
 
 
@@ -285,14 +289,14 @@ def check(path):
     def act():
         load_weights(path, into=net, by_position=by_position)
 
-    said, megabytes, seconds = limited(act, UsageError, CorruptError)
-    assert path in said, said
-    assert said.isprintable(), said
-    assert not {"raw:", "weights_only", "allow_pickle"} & {*said.split()}, said
+    message, megabytes, seconds = limited(act, UsageError, CorruptError)
+    assert path in message, message
+    assert message.isprintable(), message
+    assert not {"raw:", "weights_only", "allow_pickle"} & {*message.split()}, message
     assert megabytes < MEGABYTES
     assert seconds < SECONDS
     assert sorted(Path().rglob("*")) == there
-    return said, megabytes, seconds
+    return message, megabytes, seconds
 
 
 @pytest.mark.parametrize("attack", every_other(CALLS, of=10))

@@ -79,7 +79,7 @@ def at_round(which, act):
 def test_too_few_open_files(fails, monkeypatch):
     """With ``ulimit -n`` no more file may be opened."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = []
+    handles = []
 
     def lower():
         resource.setrlimit(
@@ -88,19 +88,19 @@ def test_too_few_open_files(fails, monkeypatch):
         )
         with contextlib.suppress(OSError):
             while True:
-                held.append(os.dup(0))
+                handles.append(os.dup(0))
 
     try:
         with monkeypatch.context() as patch:
             patch.setattr(Engine, "step", at_round(1, lower))
-            said = fails("run", *SMALL)
+            message = fails("run", *SMALL)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for handle in held:
+        for handle in handles:
             os.close(handle)
-    assert "files: 'run" in said
-    assert "ulimit -n" in said
-    assert "fedlayers resume run" in said
+    assert "files: 'run" in message
+    assert "ulimit -n" in message
+    assert "fedlayers resume run" in message
     assert Run("run").rounds == [1]
     cli.main(["resume", "run"])
     assert Run("run").verify()[-1] == "3 of 3 rounds"
@@ -138,10 +138,10 @@ def test_an_error_of_the_disk_names_the_path_and_what_to_do(
             "step",
             at_round(1, lambda: patch.setattr(storage, "os", FailingOS(call, 1, code))),
         )
-        said = fails("run", *SMALL)
-    assert f"{os.strerror(code)}: 'run" in said
-    assert WAYS[call, code] in said
-    assert "fedlayers resume run" in said
+        message = fails("run", *SMALL)
+    assert f"{os.strerror(code)}: 'run" in message
+    assert WAYS[call, code] in message
+    assert "fedlayers resume run" in message
     cli.main(["resume", "run"])
     assert Run("run").verify()[-1] == "3 of 3 rounds"
 

@@ -44,8 +44,8 @@ REFUSED = [
     ("tune", {"options": {"fedprox": {"mu": 1}}}, "mu of fedprox"),
     ("tune", {"config": HEART.with_keys(plan="p.json")}, "plan; got fedavg, fedprox"),
     *(
-        ("tune", {"search": search}, said)
-        for search, said in (
+        ("tune", {"search": search}, message)
+        for search, message in (
             ({}, "nothing to"),
             ({"lr": "1..0.1"}, "larger"),
             ({"lr": "0..1:log"}, "above 0"),
@@ -118,31 +118,31 @@ def test_editors_and_type_checkers_know_every_key():
     assert get_type_hints(AllKeys) == {key: KEYS[key].accepts for key in KEYS}
     for name, without in (("run", ()), ("RunConfig", ()), ("choose", ("plan",))):
         script = jedi.Interpreter(f"{name}(", [{name: getattr(fl, name)}])
-        shown = {each.name for each in script.complete()}
+        shown = {completion.name for completion in script.complete()}
         assert {f"{key}=" for key in KEYS if key not in without} <= shown
 
 
 @pytest.mark.slow
 def test_mypy_refuses_wrong_keys(tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
-    said, _, _ = mypy.api.run([str(tmp_path / "wrong.py")])
+    printed, _, _ = mypy.api.run([str(tmp_path / "wrong.py")])
     wrong = [
-        int(line.split(":")[1]) for line in said.splitlines() if ": error:" in line
+        int(line.split(":")[1]) for line in printed.splitlines() if ": error:" in line
     ]
-    assert sorted({*wrong}) == [3, 4, 5, 6], said
+    assert sorted({*wrong}) == [3, 4, 5, 6], printed
 
 
 def arguments_with_lists():
     """Return each public function with each argument that takes several names or numbers."""
-    found = []
+    names = []
     for name in fl.__all__:
         function = getattr(fl, name)
         if inspect.isfunction(function):
-            for each in inspect.signature(function).parameters.values():
-                told = str(each.annotation)
-                if re.match(r"(\w+ \| )*(Sequence|Collection)\[(str|int)", told):
-                    found.append((name, each.name))
-    return found
+            for parameter in inspect.signature(function).parameters.values():
+                annotation = str(parameter.annotation)
+                if re.match(r"(\w+ \| )*(Sequence|Collection)\[(str|int)", annotation):
+                    names.append((name, parameter.name))
+    return names
 
 
 @pytest.fixture(scope="module")
@@ -164,12 +164,16 @@ def test_one_value_is_a_list_of_one(name, argument, stored, tmp_path):
     wrong, call = 999 if argument == "rounds" else "no:where", getattr(fl, name)
 
     def outcome(value):
-        given = {argument: value}
+        arguments = {argument: value}
         try:
             if name in STUDIES:
-                asked = {"config": HEART, **STUDIES[name], "out": tmp_path / "out"}
-                return str(call(**asked | given))
-            return type(call(*OTHERS[name](stored), **given)).__name__
+                study_arguments = {
+                    "config": HEART,
+                    **STUDIES[name],
+                    "out": tmp_path / "out",
+                }
+                return str(call(**study_arguments | arguments))
+            return type(call(*OTHERS[name](stored), **arguments)).__name__
         except fl.UsageError as error:
             return str(error)
 
@@ -188,20 +192,20 @@ def test_one_value_of_a_key_is_a_list_of_one():
 def test_a_run_and_a_file_are_no_folder_of_a_study(name, tmp_path):
     for path in ("config.json", "lock", "file"):
         (tmp_path / path).write_text("mine")
-    for out, said in ((tmp_path, "is a run"), (tmp_path / "file", "is a file")):
-        with refuses(said):
+    for out, message in ((tmp_path, "is a run"), (tmp_path / "file", "is a file")):
+        with refuses(message):
             getattr(fl, name)(HEART, **STUDIES[name], out=out)
     assert (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_what_is_no_configuration_and_no_key_is_told(name):
-    for args, given, said in (
+    for args, keys, message in (
         ((TOY,), {}, "config must be RunConfig or none; got FederatedData"),
         ((), {"oot": "here"}, "key 'oot'"),
     ):
-        with refuses(said):
-            getattr(fl, name)(*args, **given)
+        with refuses(message):
+            getattr(fl, name)(*args, **keys)
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -259,10 +263,14 @@ def test_a_value_of_another_kind_is_told_by_the_name_of_its_argument(name):
     function = getattr(fl, name)
     if not inspect.isfunction(function):
         return
-    for each in inspect.signature(function).parameters.values():
-        told = str(each.annotation)
-        if told == "Any" or not PLAIN.fullmatch(told) or each.name in KEYS:
+    for parameter in inspect.signature(function).parameters.values():
+        annotation = str(parameter.annotation)
+        if (
+            annotation == "Any"
+            or not PLAIN.fullmatch(annotation)
+            or parameter.name in KEYS
+        ):
             continue
-        with refuses(f"^{each.name} must be .*; got object"):
-            function(**{each.name: object()})
+        with refuses(f"^{parameter.name} must be .*; got object"):
+            function(**{parameter.name: object()})
     assert pickle.loads(pickle.dumps(function)) is function

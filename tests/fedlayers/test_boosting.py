@@ -87,8 +87,8 @@ def test_classes_without_samples_have_their_smoothed_share():
     probabilities, shares = raw.softmax(1).numpy(), [1 / 205] * 3
     # the shares are added to probabilities whose sum is 1
     np.testing.assert_allclose(probabilities[:, [0, 2, 4]] * (1 + 3 / 205), [shares] * 500)  # fmt: skip
-    own = probabilities[:, [1, 3]] * (1 + 3 / 205)
-    np.testing.assert_allclose(own, model.predict_proba(NEW), atol=1e-12)
+    present_shares = probabilities[:, [1, 3]] * (1 + 3 / 205)
+    np.testing.assert_allclose(present_shares, model.predict_proba(NEW), atol=1e-12)
     alone = outputs(fit_boosting(X, np.full(200, 2), "classification", 3))
     np.testing.assert_allclose(np.exp(alone), [[1 / 203, 1 / 203, 201 / 203]] * 500)
 
@@ -142,9 +142,9 @@ def test_a_stored_model_predicts_raw_samples_as_its_module(kind, tmp_path):
     (tmp_path / "choice.json").write_text("{}")
     folder, name = tmp_path / "models", "boosting_local"
     stored_models.store(folder, name, about, fitted, bases, task)
-    made = stored_models.export(tmp_path, tmp_path / "made", baseline=name)
+    written = stored_models.export(tmp_path, tmp_path / "made", baseline=name)
     for client in data.clients:
-        exported = made[client.name]
+        exported = written[client.name]
         assert exported.about["model"]["options"] == {"trees": 100, "depth": 3}
         module = exported.model()
         wanted = fitted[client.name](client.test.x)

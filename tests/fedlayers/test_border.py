@@ -140,14 +140,14 @@ def test_what_is_measured_also_trains(kind):
     assert fl.diagnose(fresh, data, "grad_norm", **how)
     assert len(fl.tsne(fresh, data, iterations=250, perplexity=3.0, **how))
     result = fl.run(data=data, model=model, algorithm="local", rounds=1, **how, **QUIET)
-    found = result.scores
+    scores = result.scores
     for client in result.engine.data.clients:
-        own = result.models[client.name].eval()
+        client_model = result.models[client.name].eval()
         x, y = client.test.x, client.test.y
         if isinstance(data[client.name][0], tuple):
             x = (list(x.float().split((5, 2), 1)),)
-        output = own(*x) if isinstance(x, tuple) else own(x)
-        mine = found.loc[("personal", client.name)]
+        output = client_model(*x) if isinstance(x, tuple) else client_model(x)
+        mine = scores.loc[("personal", client.name)]
         plain = float(KINDS[kind][4](output, y).mean())
         assert mine["loss"] == pytest.approx(plain, rel=1e-5)
         if kind == "ignored positions":
@@ -167,17 +167,17 @@ def test_what_is_measured_also_trains(kind):
 
 def test_an_own_loss_trains_a_named_model_as_a_named_loss_does():
     x, y = torch.randn(40, 6), torch.arange(40) % 3
-    given = {"data": {"a": (x, y), "b": (x, y)}, "model": "mlp", "rounds": 1}
+    arguments = {"data": {"a": (x, y), "b": (x, y)}, "model": "mlp", "rounds": 1}
 
     def own(z, y):
         return F.cross_entropy(z, y, reduction="none")
 
-    found = [
-        fl.run(**given, **QUIET, loss=loss).models["a"].state_dict()
+    states = [
+        fl.run(**arguments, **QUIET, loss=loss).models["a"].state_dict()
         for loss in ("cross_entropy", own, torch.nn.CrossEntropyLoss())
     ]
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0])
+    for other in states[1:]:
+        torch.testing.assert_close(other, states[0])
 
 
 @pytest.mark.parametrize(
@@ -186,35 +186,35 @@ def test_an_own_loss_trains_a_named_model_as_a_named_loss_does():
 def test_every_command_takes_them_and_a_loss_is_needed_again(kind, named, tmp_path):
     data, model, how = made(kind)
     model = named or model
-    given = {"data": data, "model": model, **how}
+    arguments = {"data": data, "model": model, **how}
     keys = {"epochs": 1, "batch_size": 8, "rounds": 2}
-    whole = fl.run(**given, **keys, patience=0)
-    config, own = with_own(None, **given, **keys, patience=0)
-    runner.run(config, tmp_path / "run", **own, until=1)
+    whole = fl.run(**arguments, **keys, patience=0)
+    config, from_python = with_own(None, **arguments, **keys, patience=0)
+    runner.run(config, tmp_path / "run", **from_python, until=1)
     if how:
         with refuses("loss from Python must be passed"):
             fl.resume(tmp_path / "run", data=data, model=model)
-        given["loss"] = lambda z, y: 2 * how["loss"](z, y)
+        arguments["loss"] = lambda z, y: 2 * how["loss"](z, y)
         with refuses("other code of its loss"):
-            fl.resume(tmp_path / "run", **given)
-        given |= how
+            fl.resume(tmp_path / "run", **arguments)
+        arguments |= how
     else:
         with refuses("a module of your own"):
             fl.run(data=data, model="mlp")
         with refuses("must have a model"):
             fl.run(data=data, loss=both)
         with refuses("one input and one label"):
-            fl.export(tmp_path / "run", tmp_path / "a.safetensors", **given)
-    again = fl.resume(tmp_path / "run", **given)
-    assert fl.load_models(tmp_path / "run", which="global", **given)
-    servers = (each.engine.server.trees["model"] for each in (again, whole))
-    assert len({digest(each) for each in servers}) == 1
+            fl.export(tmp_path / "run", tmp_path / "a.safetensors", **arguments)
+    again = fl.resume(tmp_path / "run", **arguments)
+    assert fl.load_models(tmp_path / "run", which="global", **arguments)
+    servers = (result.engine.server.trees["model"] for result in (again, whole))
+    assert len({digest(server) for server in servers}) == 1
     measured = (tmp_path / "run", "grad_norm", data)
     series = fl.through_time(*measured, own_model=model, model="global", **how)
     assert (series.frame["status"] == "ok").all()
     keys |= {"seeds": [0]}
     names = ["fedavg", "local"]
-    compared = fl.compare(algorithms=names, **given, **keys, out=tmp_path / "two")
+    compared = fl.compare(algorithms=names, **arguments, **keys, out=tmp_path / "two")
     assert set(compared.table["algorithm"]) == set(names)
-    answer = fl.choose(**given, **keys, tune_rates=0, out=tmp_path / "choice")
+    answer = fl.choose(**arguments, **keys, tune_rates=0, out=tmp_path / "choice")
     assert set(names) <= set(answer.table["way"])

@@ -108,9 +108,9 @@ def test_flags_that_do_not_parse_are_refused_in_one_line(
     fedlayers, monkeypatch, words, reason
 ):
     monkeypatch.setenv("COLUMNS", "30")
-    said = fedlayers.refused(words)
-    assert re.match(f"fedlayers: {reason}", said)
-    assert f"fedlayers {words.split()[0]} --help" in said
+    message = fedlayers.refused(words)
+    assert re.match(f"fedlayers: {reason}", message)
+    assert f"fedlayers {words.split()[0]} --help" in message
 
 
 def test_every_field_of_the_configuration_has_a_flag_with_help(fedlayers):
@@ -149,21 +149,24 @@ def test_a_printed_configuration_is_read_again(fedlayers, name):
     command = f"{name} {NEEDED.get(name, '')}"
     flags = "--dataset digits --lr 0.2 --amsgrad False --model-option sizes=8,4"
     tables = "--dataset a.csv b.csv --csv sep=; decimal=,"
-    for given in (flags, tables)[: 1 + (name == "run")]:
-        text = fedlayers(command, given, "--print-config")
+    for flags_or_tables in (flags, tables)[: 1 + (name == "run")]:
+        text = fedlayers(command, flags_or_tables, "--print-config")
         Path("run.toml").write_text(text)
         assert fedlayers(command, "--config run.toml --print-config") == text
-        kept = tomllib.loads(text)
-        if given == flags:
-            assert (kept["training"]["lr"], kept["training"]["amsgrad"]) == (0.2, False)
-            assert kept["model"]["model_options"] == {"sizes": [8, 4]}
+        stored = tomllib.loads(text)
+        if flags_or_tables == flags:
+            assert (stored["training"]["lr"], stored["training"]["amsgrad"]) == (
+                0.2,
+                False,
+            )
+            assert stored["model"]["model_options"] == {"sizes": [8, 4]}
         else:
-            assert kept["data"] == {
+            assert stored["data"] == {
                 "dataset": "a.csv,b.csv",
                 "csv": {"sep": ";", "decimal": ","},
             }
-        own = "--lr 0.3 --batch_size 7 --config=run.toml --print-config"
-        changed = tomllib.loads(fedlayers(command, own))["training"]
+        own_flags = "--lr 0.3 --batch_size 7 --config=run.toml --print-config"
+        changed = tomllib.loads(fedlayers(command, own_flags))["training"]
         assert (changed["lr"], changed["batch_size"]) == (0.3, 7)
 
 
@@ -179,8 +182,8 @@ def test_a_key_that_the_command_has_no_flag_for_is_named_with_its_file(
             "run --algorithm fedprox --option mu=0.1 --rule examples.rules.knee:knee --print-config"
         )
     )
-    said = fedlayers.refused(command, "--config run.toml")
-    assert re.search(rf"run\.toml must be .*{command}; got .*{named}", said)
+    message = fedlayers.refused(command, "--config run.toml")
+    assert re.search(rf"run\.toml must be .*{command}; got .*{named}", message)
 
 
 @pytest.mark.parametrize(
@@ -305,8 +308,8 @@ def test_run_refuses_a_directory_that_is_taken(fedlayers, finished_runs, existin
     else:
         Path("taken").mkdir()
         Path("taken/thesis.txt").write_text("mine")
-    said = fedlayers.refused("run --out taken", SMALL)
-    assert {"run": "a run", "file": "a file", "folder": "be empty"}[existing] in said
+    message = fedlayers.refused("run --out taken", SMALL)
+    assert {"run": "a run", "file": "a file", "folder": "be empty"}[existing] in message
 
 
 def test_training_that_diverges_is_a_failure_that_names_where(fedlayers):
@@ -329,12 +332,12 @@ def test_an_error_that_nobody_foresaw_is_a_failure_with_its_name(
     Path("own_broken_model.py").write_text(
         "def network(shape, n_classes):\n    raise KeyError('oops')\n"
     )
-    said = fedlayers.refused("run --model own_broken_model:network")
-    assert "own_broken_model:network" in said
-    assert "KeyError: 'oops'" in said
+    message = fedlayers.refused("run --model own_broken_model:network")
+    assert "own_broken_model:network" in message
+    assert "KeyError: 'oops'" in message
     monkeypatch.setattr("fedlayers.runs.run", lambda *_, **__: {}["oops"])
-    said = fedlayers.refused("run", code=1)
-    assert said.startswith("fedlayers: KeyError: 'oops'")
+    message = fedlayers.refused("run", code=1)
+    assert message.startswith("fedlayers: KeyError: 'oops'")
 
 
 def test_own_table_and_own_model_of_the_working_folder(own_data):
@@ -358,8 +361,8 @@ def test_own_table_and_own_model_of_the_working_folder(own_data):
     assert len(LayerPlan.load("plan.json").layers) == 2
     fedper = f"run --dataset own.npz {SMALL} --algorithm fedper --plan plan.json"
     own_data(fedper, model, "--out two")
-    said = own_data.refused(fedper)
-    assert "only in the plan: " in said
+    message = own_data.refused(fedper)
+    assert "only in the plan: " in message
 
 
 @pytest.mark.parametrize("words", [["list", "datasets"], ["run", "--help"], ["help"]])
@@ -401,9 +404,9 @@ def test_diagnose_reads_options_and_shows_the_variants_that_they_make(fedlayers)
         "hessian_trace.probes=null grad_norm.reduction=batch "
         "cka.positions=mean cka.samples=64"
     )
-    given = (f"--option {each}" for each in options.split())
+    flags = (f"--option {option}" for option in options.split())
     metrics = "--metrics hessian_trace grad_norm cka"
-    out = fedlayers("diagnose --dataset heart", metrics, *given)
+    out = fedlayers("diagnose --dataset heart", metrics, *flags)
     assert "norm_batch" in out
     header, frame = rows.read(Path("diagnosis/rows.jsonl"))
     assert header["metrics"]["hessian_trace"] == {"probes": None}
@@ -449,10 +452,10 @@ def test_names_of_others_print_no_control_characters(
     )
     shutil.copytree(finished_runs / "fedavg", Path("runs") / name)
     for words in ("select rows.jsonl", "runs runs"):
-        said = fedlayers(words)
-        assert r"fc1é\x1b[31mΩ\x9b2J\u202e" in said, words
-        assert all(line.isprintable() for line in said.split("\n"))
-        assert said.count("\n") > 1
+        printed = fedlayers(words)
+        assert r"fc1é\x1b[31mΩ\x9b2J\u202e" in printed, words
+        assert all(line.isprintable() for line in printed.split("\n"))
+        assert printed.count("\n") > 1
 
 
 def test_an_earlier_diagnosis_is_replaced_and_named(fedlayers):
@@ -495,13 +498,13 @@ def test_rows_that_are_none_are_refused(fedlayers, measured):
 
 
 def test_options_of_somebodys_own_algorithm_are_told_by_its_place():
-    own = "pkg.mod:Mine"
-    given = options.by_name(
-        [f"{own}.mu=1", "fedprox.mu=2"],
+    place = "pkg.mod:Mine"
+    options_by_name = options.by_name(
+        [f"{place}.mu=1", "fedprox.mu=2"],
         "algorithm",
-        [own, "fedprox"],
+        [place, "fedprox"],
     )
-    assert given == {own: {"mu": 1}, "fedprox": {"mu": 2}}
+    assert options_by_name == {place: {"mu": 1}, "fedprox": {"mu": 2}}
 
 
 @pytest.mark.parametrize("command", ["diagnose", "select", "predict"])
@@ -515,14 +518,14 @@ def test_files_of_others_are_not_overwritten(
         "select": measured,
         "predict": "model --data new.csv",
     }
-    subject, taken = subjects[command], "run/config.json"
+    subject, existing = subjects[command], "run/config.json"
     if command == "diagnose":
-        taken = "run"
-    assert "run directory" in fedlayers.refused(command, subject, "--out", taken)
+        existing = "run"
+    assert "run directory" in fedlayers.refused(command, subject, "--out", existing)
     assert "got mine" in fedlayers.refused(command, subject, "--out mine")
 
 
 @pytest.mark.parametrize("name", cli.GROUPS["Decide"])
 def test_flags_of_a_study_are_arguments_of_its_function(name):
-    asked = cli.parse_command([name, *NEEDED.get(name, "").split()])
-    inspect.signature(getattr(fl, name)).bind(**asked.arguments())
+    command = cli.parse_command([name, *NEEDED.get(name, "").split()])
+    inspect.signature(getattr(fl, name)).bind(**command.arguments())

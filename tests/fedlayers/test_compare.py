@@ -30,7 +30,7 @@ QUIET = {"progress": False}
 
 def frame_of(scores, n_train, models=None):
     """Rows of finished runs of 2 rounds from ``scores[algorithm][seed][client]``, with rows that must not count."""
-    found = []
+    lines = []
     for algorithm, by_seed in scores.items():
         model = (models or {}).get(algorithm, "personal")
         counted = {"round": 2, "model": model, "split": "test"}
@@ -42,11 +42,11 @@ def frame_of(scores, n_train, models=None):
             run["n_train"] = n_train[client]
             values = {"macro_f1": value, "accuracy": value / 2, "loss": 1 - value}
             for metric, number in values.items():
-                found.append(rows.row(metric, number, **run, **counted))
+                lines.append(rows.row(metric, number, **run, **counted))
                 for other in others:
-                    found.append(rows.row(metric, -9.0, **run, **counted | other))
-            found.append(rows.row("bytes_up", 100.0, round=2, split="train", **run))
-    return rows.frame(found)
+                    lines.append(rows.row(metric, -9.0, **run, **counted | other))
+            lines.append(rows.row("bytes_up", 100.0, round=2, split="train", **run))
+    return rows.frame(lines)
 
 
 @pytest.mark.parametrize("draw", range(8))
@@ -59,14 +59,14 @@ def test_table_equals_sums_written_out(draw):
         name: rng.integers(0, 9, (seeds, clients)) / 8
         for name in ("local", "fedavg", "playerfl")
     }
-    found = Comparison(frame_of(scores, n_train, {"fedavg": "global"})).table
+    table = Comparison(frame_of(scores, n_train, {"fedavg": "global"})).table
     combined = pd.DataFrame(
-        {name: each @ n_train / n_train.sum() for name, each in scores.items()}
+        {name: values @ n_train / n_train.sum() for name, values in scores.items()}
     )
     ranks = combined.round(9).rank(axis=1, ascending=False).mean()
-    means = {name: each.mean(axis=0) for name, each in scores.items()}
+    means = {name: values.mean(axis=0) for name, values in scores.items()}
     beaten = means["playerfl"] > np.maximum(means["local"], means["fedavg"])
-    for line in found.to_dict("records"):
+    for line in table.to_dict("records"):
         name = line["algorithm"]
         mean, half = combined[name].mean(), math.nan
         if seeds > 1:
@@ -89,14 +89,14 @@ def test_algorithms_are_ranked_by_the_score_that_is_asked_for():
     """By one of which lower is better, and by one that only some rows have."""
     scores = {"local": [[0.2, 0.8]], "fedavg": [[0.5, 0.5]], "playerfl": [[0.6, 0.9]]}
     frame = frame_of(scores, [1, 1], {"fedavg": "global"})
-    found = Comparison(frame, score="loss")
-    assert found.table["rank"].tolist() == [2.5, 2.5, 1.0]
-    assert found.table["incentive"].tolist()[2] == 1.0
+    comparison = Comparison(frame, score="loss")
+    assert comparison.table["rank"].tolist() == [2.5, 2.5, 1.0]
+    assert comparison.table["incentive"].tolist()[2] == 1.0
     with refuses(r"score .*'auroc'"):
         Comparison(frame, score="auroc")
     auroc = frame[frame["metric"] == "loss"].assign(metric="auroc")
     further = Comparison(pd.concat([frame, auroc]), score="auroc")
-    assert further.table["auroc"].tolist() == found.table["loss"].tolist()
+    assert further.table["auroc"].tolist() == comparison.table["loss"].tolist()
 
 
 def test_without_a_value_there_are_no_ranks_and_the_table_says_why():
@@ -105,12 +105,12 @@ def test_without_a_value_there_are_no_ranks_and_the_table_says_why():
     assert Comparison(frame).unranked == ""
     gap = "algorithm == 'local' and seed == 0 and metric == 'macro_f1'"
     frame.loc[frame.query(gap).index, "value"] = np.nan
-    found = Comparison(frame)
-    assert "local in seed 0 (1 missing)" in found.unranked
-    assert found.unranked in found.text()
-    assert "nan" not in found.text()
-    assert found.table["rank"].isna().all()
-    assert display_name(found.table)["rank"].tolist() == ["–", "–"]
+    comparison = Comparison(frame)
+    assert "local in seed 0 (1 missing)" in comparison.unranked
+    assert comparison.unranked in comparison.text()
+    assert "nan" not in comparison.text()
+    assert comparison.table["rank"].isna().all()
+    assert display_name(comparison.table)["rank"].tolist() == ["–", "–"]
     with refuses("test scores"):
         Comparison(frame[frame["split"] != "test"])
 
@@ -124,10 +124,10 @@ def test_a_client_without_a_score_in_one_seed_leaves_fairness_and_incentive_open
     frame = frame_of(scores, [5, 5], {"fedavg": "global"})
     gap = "algorithm == 'playerfl' and seed == 1 and client == 'c1' and metric == 'macro_f1'"
     frame.loc[frame.query(gap).index, "value"] = np.nan
-    found = Comparison(frame)
-    table = found.table.set_index("algorithm")
+    comparison = Comparison(frame)
+    table = comparison.table.set_index("algorithm")
     assert table.loc["playerfl", ["fairness", "incentive"]].isna().all()
-    assert "no fairness and no incentive of playerfl" in found.legend
+    assert "no fairness and no incentive of playerfl" in comparison.legend
     alone = Comparison(frame[frame["algorithm"] != "fedavg"])
     assert "it needs fedavg" in alone.legend
     assert table.loc["local", "fairness"] == pytest.approx(0.0025)
@@ -135,26 +135,29 @@ def test_a_client_without_a_score_in_one_seed_leaves_fairness_and_incentive_open
 
 def test_models_are_scored_at_their_best_round_or_their_last():
     """Test scores say which round they are of. Only the personal model knows its best one."""
-    found = []
+    lines = []
     for done in range(6):
         at = {"algorithm": "x", "seed": 3, "client": "a", "n_train": 3, "round": done}
         for metric in ("accuracy", "macro_f1", "loss"):
-            found.append(rows.row(metric, done, split="test", model="personal", **at))
-    last = headline(rows.frame(found), best=True)
+            lines.append(rows.row(metric, done, split="test", model="personal", **at))
+    last = headline(rows.frame(lines), best=True)
     assert set(last["round"]) == {5}
-    found.append(rows.row("best_round", 4, **at | {"model": "personal", "client": ""}))
-    best = headline(rows.frame(found), best=True)
+    lines.append(rows.row("best_round", 4, **at | {"model": "personal", "client": ""}))
+    best = headline(rows.frame(lines), best=True)
     assert set(best["round"]) == {4}
     assert set(best["model"]) == {"personal@best_val"}
-    line = Comparison(rows.frame(found), best=True)
+    line = Comparison(rows.frame(lines), best=True)
     assert line.table["accuracy"].tolist() == [4.0]
     assert "best round" in line.text()
 
 
 def test_runs_that_stop_are_scored_at_their_best_rounds(tmp_path):
     patient = HEART.with_keys(rounds=4, eval_every=1, patience=2)
-    found = compare(patient, ["fedavg", "fedbabu"], [0], tmp_path, progress=False)
-    assert found.table["model"].tolist() == ["global@best_val", "personal@best_val"]
+    comparison = compare(patient, ["fedavg", "fedbabu"], [0], tmp_path, progress=False)
+    assert comparison.table["model"].tolist() == [
+        "global@best_val",
+        "personal@best_val",
+    ]
 
 
 def test_pretty_table_says_the_numbers():
@@ -191,8 +194,8 @@ def stamps(out):
 
 
 def test_comparison_leaves_runs_rows_table_and_pictures(compared):
-    made = {path.name for path in compared.iterdir()}
-    assert made == {
+    files = {path.name for path in compared.iterdir()}
+    assert files == {
         "runs",
         "rows.jsonl",
         "table.csv",
@@ -205,16 +208,16 @@ def test_comparison_leaves_runs_rows_table_and_pictures(compared):
     for path in compared.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
     for run, name in runs.items():
-        own = store.Run(compared / "runs" / run).config["options"]
-        assert own == OPTIONS.get(name, {})
+        options = store.Run(compared / "runs" / run).config["options"]
+        assert options == OPTIONS.get(name, {})
 
 
 def test_scores_of_the_task_are_all_recorded_and_what_is_missing_says_why(compared):
     _, frame = rows.read(compared / "rows.jsonl")
-    known = set(rows.scores_of(CLASSIFICATION))
-    assert known <= set(frame["metric"])
-    assert known <= set(pd.read_csv(compared / "table.csv"))
-    lacking = frame[frame["metric"].isin(known) & frame["value"].isna()]
+    task_scores = set(rows.scores_of(CLASSIFICATION))
+    assert task_scores <= set(frame["metric"])
+    assert task_scores <= set(pd.read_csv(compared / "table.csv"))
+    lacking = frame[frame["metric"].isin(task_scores) & frame["value"].isna()]
     assert lacking.empty  # though heart's clients lack some of the five classes
 
 
@@ -227,17 +230,19 @@ def test_table_and_rows_are_those_of_the_runs(compared):
     ]
     parts = pd.concat(parts, ignore_index=True)
     calibrated = frame["metric"] == "loss"
-    kept = frame[~calibrated].replace({"metric": {"training_loss": "loss"}})
-    pd.testing.assert_frame_equal(kept.reset_index(drop=True), parts)
+    run_rows = frame[~calibrated].replace({"metric": {"training_loss": "loss"}})
+    pd.testing.assert_frame_equal(run_rows.reset_index(drop=True), parts)
     bench = SeedLosses(runner.assemble(HEART.with_keys(seed=0)))
     models = bench.load(compared / "runs" / "fedrep-0").models
     one = bench.of_models("fedrep", models)
     heat, weight = bench.calibration(one)
-    own = frame[calibrated].query("algorithm == 'fedrep' and seed == 0")
-    own = own[own["split"] == "test"].set_index("client")["value"]
+    calibrated_rows = frame[calibrated].query("algorithm == 'fedrep' and seed == 0")
+    calibrated_rows = calibrated_rows[calibrated_rows["split"] == "test"].set_index(
+        "client"
+    )["value"]
     for client, y in bench.labels["test"].items():
         logits = one.outputs["test"][client] / heat + weight * bench.bases[client]
-        assert own[client] == pytest.approx(float(cross_entropy(logits, y)))
+        assert calibrated_rows[client] == pytest.approx(float(cross_entropy(logits, y)))
     table = pd.read_csv(compared / "table.csv")
     pd.testing.assert_frame_equal(table, Comparison(frame).table)
 
@@ -255,18 +260,18 @@ def test_differences_are_those_of_the_table_of_losses(compared):
             mean = table.parts[seed, name, "test"].mean
             assert mean == pytest.approx(scores["macro_f1"], abs=1e-9)
     assert table.overlap["test"] == benches[1].overlap(benches[0], "test")
-    found = Comparison(frame, losses=table)
-    means = found.table.set_index("algorithm")["macro_f1"]
+    comparison = Comparison(frame, losses=table)
+    means = comparison.table.set_index("algorithm")["macro_f1"]
     for name, mean in means.items():
         assert mean == pytest.approx(table.mean(str(name), "test"), abs=1e-6)
     best = str(means.idxmax())
-    shown = found.shown().set_index("algorithm")[f"against {best}"]
+    shown = comparison.shown().set_index("algorithm")[f"against {best}"]
     for name in set(NAMES) - {best}:
         value, low, high = re.findall(r"-?\d+\.\d", shown[name])
         gain = table.gain(name, best, "test")
         for text, end in zip((low, high), gain.interval(2)[1:], strict=True):
             assert float(text) == pytest.approx(100 * end, abs=0.06)
-        printed = [round(100 * means[each], 1) for each in (name, best)]
+        printed = [round(100 * means[algorithm], 1) for algorithm in (name, best)]
         assert float(value) == pytest.approx(printed[0] - printed[1], abs=1e-9)
 
 
@@ -300,10 +305,10 @@ def test_another_configuration_is_refused_before_any_work(compared, changed, sai
     if "plan" in changed:
         layers = runner.assemble(HEART).layers
         changed = {"plan": LayerPlan.prefix(layers, 1)}
-    given = {"config": HEART, "algorithms": NAMES, "seeds": (2, 0, 1)}
+    arguments = {"config": HEART, "algorithms": NAMES, "seeds": (2, 0, 1)}
     before = sorted(compared.rglob("*"))
     with refuses(said):
-        compare(out=compared, **given | {"options": OPTIONS} | changed, **QUIET)
+        compare(out=compared, **arguments | {"options": OPTIONS} | changed, **QUIET)
     assert sorted(compared.rglob("*")) == before
 
 

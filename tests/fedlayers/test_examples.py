@@ -16,13 +16,15 @@ ROOT = Path(__file__).parents[2]
 
 def shown():
     """The modules with examples."""
-    found = []
+    examples = []
     for package in ("fl_core", "diagnostics", "fedlayers"):
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             if ">>> " in path.read_text(encoding="utf-8"):
-                found.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
-    return found
+                examples.append(
+                    ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+                )
+    return examples
 
 
 @pytest.fixture

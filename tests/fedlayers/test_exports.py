@@ -26,16 +26,16 @@ def test_a_choice_gives_models_to_all_clients_without_its_tables(fedlayers):
     wards.rename("new")
     fedlayers("export out --baseline linear_local --out simple")
     assert fedlayers("predict simple --data new").startswith("120 predictions")
-    said = pd.read_csv("predictions.csv")
-    assert said.groupby("client")["sample"].count().to_dict() == {
+    predictions = pd.read_csv("predictions.csv")
+    assert predictions.groupby("client")["sample"].count().to_dict() == {
         "north": 60,
         "south 1": 60,
     }
-    own = fl.predict("simple/south_1.safetensors", "new/south 1.csv")
-    part = said.loc[said["client"] == "south 1", "probability yes"]
-    np.testing.assert_allclose(part, own.probabilities[:, 1])
+    of_simple = fl.predict("simple/south_1.safetensors", "new/south 1.csv")
+    part = predictions.loc[predictions["client"] == "south 1", "probability yes"]
+    np.testing.assert_allclose(part, of_simple.probabilities[:, 1])
     truth = pd.read_csv("new/south 1.csv")["died"]
-    assert (pd.Series(own.labels) == truth).mean() > 0.9
+    assert (pd.Series(of_simple.labels) == truth).mean() > 0.9
     assert json.loads(Path("out/choice.json").read_text())["way"]
     fedlayers("export out --client north --out north.safetensors")
     for line, message in (
@@ -65,12 +65,12 @@ def test_a_model_leaves_its_run_and_labels_new_rows(fedlayers):
         assert "2 predictions: said.csv" in fedlayers(
             f"predict va.safetensors --data new.csv --scores {scores} --out said.csv"
         )
-        said = pd.read_csv("said.csv", dtype={"predicted": str})
-        assert said.shape == (2, columns)
-        assert said["predicted"].tolist() == list(
+        predictions = pd.read_csv("said.csv", dtype={"predicted": str})
+        assert predictions.shape == (2, columns)
+        assert predictions["predicted"].tolist() == list(
             fl.predict("va.safetensors", "new.csv").labels
         )
-        assert said["sample"].tolist() == [0, 1]
+        assert predictions["sample"].tolist() == [0, 1]
     for line, message in (
         ("export run --client va --out va.safetensors", "va.safetensors"),
         ("export run --model persnal --client va --out b", "mean 'personal'"),

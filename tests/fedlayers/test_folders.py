@@ -30,7 +30,7 @@ CONFIG = RunConfig(
 
 
 def size(path):
-    return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 @pytest.fixture
@@ -52,15 +52,15 @@ def test_a_cleaned_run_is_verified_and_resumed_to_the_same_bits(interrupted, tmp
     assert clean(interrupted) == 0
     with refuses("got 2"):
         load_models(interrupted, 2)
-    found = runner.resume(interrupted)
+    resumed = runner.resume(interrupted)
     assert (
-        found.listener(Recorder).rows
+        resumed.listener(Recorder).rows
         == [
-            {**row, "run": found.listener(Recorder).rows[0]["run"]}
+            {**row, "run": resumed.listener(Recorder).rows[0]["run"]}
             for row in expected.listener(Recorder).rows
-        ][-len(found.listener(Recorder).rows) :]
+        ][-len(resumed.listener(Recorder).rows) :]
     )
-    assert tree.digest(found.server.trees["model"]) == tree.digest(
+    assert tree.digest(resumed.server.trees["model"]) == tree.digest(
         expected.server.trees["model"]
     )
     assert run.verify()
@@ -134,7 +134,7 @@ def test_a_study_writes_few_checkpoints(tmp_path, interrupted):
     runner.run(CONFIG, path, until=3, save_seconds=1e9)
     run, other = Run(path), Run(interrupted)
     assert (run.rounds, other.rounds) == ([3], [1, 2, 3])
-    states = [each.manifest(3)["states"] for each in (run, other)]
+    states = [stored_run.manifest(3)["states"] for stored_run in (run, other)]
     assert states[0] == states[1]
     assert run.rows()[1].drop(columns="run").equals(other.rows()[1].drop(columns="run"))
     runner.resume(path, save_seconds=1e9)
@@ -161,8 +161,8 @@ def test_the_commands_go_through_a_folder(interrupted, capsys):
     assert any("broken" in line and "damaged" in line for line in lines)
     assert lines == [line.rstrip() for line in lines]
     command(f"clean {study}")
-    said = capsys.readouterr().out
-    assert "MB" in said
+    printed = capsys.readouterr().out
+    assert "MB" in printed
     assert Run(interrupted).rounds == [3]
     with pytest.raises(SystemExit):
         command(f"runs {study / 'nowhere'}")

@@ -48,9 +48,11 @@ def test_fedavg_trains_one_linear_layer_on_prepared_samples(kind):
     assert options == {}
     linear = config.with_keys(model=MODEL, model_options=options)
     task = fl.assemble(linear, data=samples)
-    (layer,) = (each for each in task.model.modules() if isinstance(each, nn.Linear))
+    (layer,) = (
+        module for module in task.model.modules() if isinstance(module, nn.Linear)
+    )
     assert layer.in_features == (width or task.data.shape.tokens)
-    assert [each.name for each in task.layers] == ["fc"]
+    assert [layer.name for layer in task.layers] == ["fc"]
     result = fl.run(linear, data=samples, progress=False)
     if kind != "columns":  # whose labels are random
         assert result.scores["accuracy"].min() > 0.8

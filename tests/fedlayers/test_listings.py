@@ -18,17 +18,19 @@ def wide(monkeypatch):
 
 def shown(text, name):
     """What stands of an algorithm, on one line."""
-    found = re.search(rf"^  {name} .*(?:\n {{6,}}.*)*", text, flags=re.MULTILINE)
-    assert found, name
-    return " ".join(found.group().split())
+    match = re.search(rf"^  {name} .*(?:\n {{6,}}.*)*", text, flags=re.MULTILINE)
+    assert match, name
+    return " ".join(match.group().split())
 
 
 @pytest.mark.parametrize("what", sorted(lists.LISTINGS))
 def test_everything_registered_is_listed_once(what):
     """``make lists`` brings the stored file up to date."""
-    text, made = folders.listing_of(what), lists.LISTINGS[what]()
+    text, listing = folders.listing_of(what), lists.LISTINGS[what]()
     stored = json.loads(folders.STORED.read_text())[what]
-    assert all(about.items() <= made[title].items() for title, about in stored.items())
+    assert all(
+        about.items() <= listing[title].items() for title, about in stored.items()
+    )
     names = {name for about in stored.values() for name in about}
     assert names.issuperset(lists.registry(what.removesuffix("s")).own)
     assert max(map(len, text.splitlines())) <= 180

@@ -23,15 +23,15 @@ def trained():
         name: (torch.randn(30, 4, generator=draw), torch.arange(30) % 3)
         for name in CLIENTS
     }
-    models, found = {name: mlp(4, 6, 3) for name in CLIENTS}, {}
+    models, samples = {name: mlp(4, 6, 3) for name in CLIENTS}, {}
     for round in range(1, 5):
         for name, model in models.items():
             optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
             x, y = data[name]
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-        found[round] = deepcopy(models)
-    return found, data
+        samples[round] = deepcopy(models)
+    return samples, data
 
 
 def by_steps(monitor, found):
@@ -77,26 +77,28 @@ def by_flower(monitor, found):
 
 
 def test_clients_that_took_no_part_have_no_rows():
-    found, data = trained()
+    models, data = trained()
     monitor = fl.Monitor(data, "grad_norm")
-    monitor.step(found[1], 1)
-    monitor.step({"south": found[2]["south"]}, 2)
+    monitor.step(models[1], 1)
+    monitor.step({"south": models[2]["south"]}, 2)
     seen = monitor.report.frame.groupby("round")["client"].agg(set)
     assert seen.tolist() == [{*CLIENTS}, {"south"}]
 
 
 @pytest.mark.parametrize("loop", [by_steps, by_trainer, by_lightning, by_flower])
 def test_every_loop_gives_the_rows_of_a_measurement_through_time(loop, tmp_path):
-    found, data = trained()
-    before = [deepcopy(model.state_dict()) for model in found[2].values()]
+    models, data = trained()
+    before = [deepcopy(model.state_dict()) for model in models[2].values()]
     monitor = fl.Monitor(data, every=2, out=tmp_path / "rows.jsonl")
-    loop(monitor, found)
-    wanted = fl.through_time(found, None, data, rounds=ROUNDS, samples=256)
+    loop(monitor, models)
+    wanted = fl.through_time(models, None, data, rounds=ROUNDS, samples=256)
     pd.testing.assert_frame_equal(monitor.report.frame, wanted.frame)
     stored = fl.Report.read(tmp_path / "rows.jsonl")
     assert stored.frame["value"].equals(wanted.frame["value"])
-    for tree, model in zip(before, found[2].values(), strict=True):
-        assert all(tree[key].equal(each) for key, each in model.state_dict().items())
+    for tree, model in zip(before, models[2].values(), strict=True):
+        assert all(
+            tree[key].equal(tensor) for key, tensor in model.state_dict().items()
+        )
 
 
 @pytest.mark.parametrize(
@@ -122,9 +124,9 @@ def test_every_loop_gives_the_rows_of_a_measurement_through_time(loop, tmp_path)
     ],
 )
 def test_what_cannot_be_measured_is_one_line(act, said):
-    found, data = trained()
+    models, data = trained()
     monitor = fl.Monitor(data, "grad_norm", every=2)
-    monitor.step(found[2], 2)
+    monitor.step(models[2], 2)
     with refuses(said) as error:
         act(
             monitor,

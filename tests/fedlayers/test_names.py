@@ -40,8 +40,8 @@ def test_a_page_shows_names_as_text(name):
 def csv_of(name):
     """Return a table of predictions of a class of this name."""
     logits = torch.tensor([[2.0, -1.0], [2.0, -1.0]])
-    made = Predictions((name, "0"), (name, "other"), logits)
-    return csv_bytes(made.frame()).decode()
+    predictions = Predictions((name, "0"), (name, "other"), logits)
+    return csv_bytes(predictions.frame()).decode()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,14 +79,14 @@ def test_a_table_holds_no_formula_after_another_separator(name):
 
 
 def test_every_table_is_written_by_the_one_that_escapes():
-    found = [
+    writers = [
         path.relative_to(ROOT).as_posix()
         for folder in ("fl_core", "diagnostics", "fedlayers", "figures", "notebooks")
         for path in (ROOT / folder).rglob("*.py")
         if ".to_csv(" in path.read_text(encoding="utf-8")
     ]
     # the other one is a line of a script that check writes
-    assert sorted(found) == ["fl_core/data/table/prepare.py", "fl_core/display.py"]
+    assert sorted(writers) == ["fl_core/data/table/prepare.py", "fl_core/display.py"]
 
 
 @pytest.mark.parametrize("name", NAMES)

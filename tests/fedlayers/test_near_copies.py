@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 import fedlayers as fl
+from tests.made import repeated
 
 PART = "have a near copy among the training rows"
 
@@ -19,17 +20,10 @@ def table(rows):
     return pd.DataFrame(columns).assign(client=np.arange(len(rows)) % 4, label=labels)
 
 
-@pytest.fixture(scope="module")
-def repeated():
-    draw = np.random.default_rng(0)
-    rows = draw.normal(size=(150, 6))
-    copies = [rows + 0.01 * draw.normal(size=rows.shape) for _ in range(4)]
-    return table(draw.permutation(np.concatenate(copies)))
-
-
 @pytest.mark.slow
-def test_check_run_and_choose_say_it(fedlayers, repeated):
-    repeated.to_csv("wards.csv", index=False)
+def test_check_run_and_choose_say_it(fedlayers):
+    wards = table(repeated())
+    wards.to_csv("wards.csv", index=False)
     short = "--dataset wards.csv --rounds 1"
     for line in (
         "check wards.csv",
@@ -37,20 +31,22 @@ def test_check_run_and_choose_say_it(fedlayers, repeated):
         f"choose {short} --seeds 2 --out c",
     ):
         fedlayers(line)
-        said = " ".join(fedlayers.err.split())
-        assert said.count(PART) == said.count("--group-column NAME") == 1, line
-    repeated.assign(day=np.arange(600) // 4).to_csv("days.csv", index=False)
+        printed = " ".join(fedlayers.err.split())
+        assert printed.count(PART) == printed.count("--group-column NAME") == 1, line
+    wards.assign(day=np.arange(600) // 4).to_csv("days.csv", index=False)
     fedlayers("check days.csv --group-column day")
     assert PART not in fedlayers.err
 
 
-def test_python_says_it_in_its_words(repeated):
+def test_python_says_it_in_its_words():
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        fl.run(data=repeated, rounds=1, progress=False)
-    said = [str(note.message) for note in notes if PART in str(note.message)]
-    assert len(said) == 1
-    assert "group_column='NAME'" in said[0]
+        fl.run(data=table(repeated()), rounds=1, progress=False)
+    warnings_on_copies = [
+        str(note.message) for note in notes if PART in str(note.message)
+    ]
+    assert len(warnings_on_copies) == 1
+    assert "group_column='NAME'" in warnings_on_copies[0]
 
 
 @pytest.mark.parametrize("rows", [2, 3, 12])

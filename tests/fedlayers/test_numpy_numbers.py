@@ -28,9 +28,9 @@ NUMBERS = {
 def test_a_configuration_has_python_s_numbers(key):
     value = NUMBERS[key]
     config = fl.RunConfig(**{key: value})
-    found = config.to_json()[key]
-    assert found == value.item()
-    assert isinstance(found, int | float)
+    stored = config.to_json()[key]
+    assert stored == value.item()
+    assert isinstance(stored, int | float)
     assert config == fl.RunConfig(**{key: value.item()})
 
 
@@ -40,12 +40,12 @@ def test_a_configuration_has_python_s_truth_values():
 
 
 def test_options_have_python_s_numbers():
-    given = {
+    numpy_options = {
         "model_options": {"sizes": (np.int64(4), np.int64(3))},
         "loss_options": {"alpha": np.array([1.0, 2.0])},
         "options": {"mu": np.float32(0.5)},
     }
-    config = fl.RunConfig(**given)
+    config = fl.RunConfig(**numpy_options)
     assert config.model.model_options == {"sizes": (4, 3)}
     assert config.training.loss_options == {"alpha": [1.0, 2.0]}
     assert type(config.federation.options["mu"]) is float

@@ -34,8 +34,8 @@ def test_a_run_directory_does_not_choose_what_is_imported(own_file, capsys):
     for line in ("resume run", "diagnose run", f"resume run {allowed}"):
         with pytest.raises(SystemExit, match="2"):
             command(line)
-        said = capsys.readouterr().err.splitlines()[-1]
-        assert f"--allow-code {own_file}" in said
+        message = capsys.readouterr().err.splitlines()[-1]
+        assert f"--allow-code {own_file}" in message
     command(f"resume run --allow-code {own_file}")
     assert "1 round of quarter: run" in capsys.readouterr().out
 

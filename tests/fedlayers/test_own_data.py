@@ -41,11 +41,11 @@ FRAME = pd.DataFrame({"j": [1.0, 2.0], "k": [3.0, 4.0]})
 def samples(seed=0):
     """Three clients' samples with a learnable rule."""
     draw = np.random.default_rng(seed)
-    found = {}
+    pairs = {}
     for name, count in (("north", 40), ("south", 30), ("west", 36)):
         x = draw.standard_normal((count, 6)).astype(np.float32)
-        found[name] = x, (x[:, 0] + x[:, 1] > 0).astype(np.int64)
-    return found
+        pairs[name] = x, (x[:, 0] + x[:, 1] > 0).astype(np.int64)
+    return pairs
 
 
 def network(shape, n_classes):
@@ -83,7 +83,7 @@ def rows(frame):
 
 @pytest.mark.slow
 def test_every_study_gives_the_rows_of_the_same_data_under_a_name(named, tmp_path):
-    own = {"data": samples(), "model": network}
+    from_python = {"data": samples(), "model": network}
     calls = {
         "choose": lambda config, **more: (
             fl.choose(config, tmp_path / f"choose{len(more)}", seeds=(0,), **more).table
@@ -112,7 +112,9 @@ def test_every_study_gives_the_rows_of_the_same_data_under_a_name(named, tmp_pat
         ),
     }
     for name, call in calls.items():
-        pd.testing.assert_frame_equal(call(named), call(CONFIG, **own), obj=name)
+        pd.testing.assert_frame_equal(
+            call(named), call(CONFIG, **from_python), obj=name
+        )
 
 
 def test_each_seed_splits_own_data_anew():
@@ -163,9 +165,9 @@ def test_a_factory_that_no_worker_can_import_is_refused(tmp_path):
     ],
 )
 def test_samples_may_come_in_any_usual_form(kind):
-    own = {name: kind(*pair) for name, pair in samples().items()}
+    in_form = {name: kind(*pair) for name, pair in samples().items()}
     expected = fl.assemble(CONFIG, data=samples()).data.digest
-    assert fl.assemble(CONFIG, data=own).data.digest == expected
+    assert fl.assemble(CONFIG, data=in_form).data.digest == expected
 
 
 @pytest.mark.parametrize(
@@ -192,24 +194,24 @@ def test_what_is_no_data_is_refused_in_one_line(data, changes, said):
 
 
 def test_a_folder_goes_on_with_its_own_data_alone(tmp_path):
-    asked = {"seeds": 1}
-    own = {"data": samples(), "model": network}
-    first = fl.choose(CONFIG, tmp_path, **own, **asked)
-    again = fl.choose(CONFIG, tmp_path, **own, **asked)
+    arguments = {"seeds": 1}
+    from_python = {"data": samples(), "model": network}
+    first = fl.choose(CONFIG, tmp_path, **from_python, **arguments)
+    again = fl.choose(CONFIG, tmp_path, **from_python, **arguments)
     pd.testing.assert_frame_equal(first.table, again.table)
     with refuses("other data"):
-        fl.choose(CONFIG, tmp_path, data=samples(1), model=network, **asked)
+        fl.choose(CONFIG, tmp_path, data=samples(1), model=network, **arguments)
     run = tmp_path / "arms" / "fedavg-0"
-    assert fl.resume(run, **own, progress=False).done == 2
+    assert fl.resume(run, **from_python, progress=False).done == 2
     with refuses("other samples"):
         fl.resume(run, data=samples(1), model=network, progress=False)
     with refuses("data="):
         fl.resume(run, model=network, progress=False)
-    models, _ = fl.load_models(run, which="personal", **own)
+    models, _ = fl.load_models(run, which="personal", **from_python)
     with refuses("data=VALUE must be left out for a choice"):
         fl.export(tmp_path, tmp_path / "all", data=FRAME)
     path = tmp_path / "north.safetensors"
-    fl.export(run, path, client="north", **own)
+    fl.export(run, path, client="north", **from_python)
     new = samples()["north"][0]
     with torch.no_grad():
         expected = models["north"](torch.from_numpy(new))
@@ -222,10 +224,10 @@ def test_the_result_of_own_data_is_measured_as_it_was_read(tmp_path):
     named = {"client_column": "ward", "label_column": "sick"}
     pool, dealt = samples()["north"], {"clients": 2, "partition": "dirichlet"}
     for k, (data, keys) in enumerate(((pd.DataFrame(wards), named), (pool, dealt))):
-        own = {"data": data, "model": network, "loss": nn.CrossEntropyLoss()}
-        result = fl.run(CONFIG.with_keys(**keys), tmp_path / str(k), **own)
-        for each in (result, fl.resume(tmp_path / str(k), **own)):
-            assert not fl.diagnose(each, metrics="weight_magnitude").frame.empty
+        from_python = {"data": data, "model": network, "loss": nn.CrossEntropyLoss()}
+        result = fl.run(CONFIG.with_keys(**keys), tmp_path / str(k), **from_python)
+        for of_run in (result, fl.resume(tmp_path / str(k), **from_python)):
+            assert not fl.diagnose(of_run, metrics="weight_magnitude").frame.empty
 
 
 def test_choose_without_a_folder_is_in_one_named_by_its_question(tmp_path, monkeypatch):
@@ -276,7 +278,7 @@ def test_check_writes_a_script_and_names_the_command_that_follows(
 
 
 def test_a_removed_flag_answers_with_its_new_form(capsys):
-    for line, said in (
+    for line, message in (
         ("run --separator ;", "--csv sep=VALUE"),
         ("check t.csv --word-columns dose", "--categories NAME"),
         ("run --keep-ids", "--columns NAME"),
@@ -286,7 +288,7 @@ def test_a_removed_flag_answers_with_its_new_form(capsys):
             command(line)
         assert left.value.code == 2
         (error,) = capsys.readouterr().err.splitlines()
-        assert said in error
+        assert message in error
 
 
 def test_pairs_without_names_are_refused_with_the_call_that_names_them():

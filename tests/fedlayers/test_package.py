@@ -53,8 +53,8 @@ def wheel(tmp_path_factory):
         cwd=folder,
     )
     assert len(list((folder / "dist").glob("*.tar.gz"))) == 1
-    (made,) = (folder / "dist").glob("*.whl")
-    return made
+    (built,) = (folder / "dist").glob("*.whl")
+    return built
 
 
 @pytest.fixture(scope="module")
@@ -110,18 +110,18 @@ print(fl.__file__)
 def test_an_installation_works_in_an_empty_folder(installed, tmp_path):
     assert str(ROOT) not in told(installed / "python", "-c", SMOKE, cwd=tmp_path)
     table = "fl_core/data/named/heart.csv --label-column num --impute median"
-    for line, said in (
+    for line, printed in (
         ("--help", "  choose    "),
         ("run --algorithm playerfl --rounds 2 --out run", "2 rounds of playerfl"),
         ("verify run", "all files are unchanged"),
         (f"check {table}", "hospital"),
     ):
         words = line.split()
-        assert said in told(installed / "fedlayers", *words, cwd=tmp_path), line
+        assert printed in told(installed / "fedlayers", *words, cwd=tmp_path), line
 
 
 @pytest.mark.slow
 def test_an_installation_shows_the_demo(installed, tmp_path):
-    said = told(installed / "fedlayers", "demo", cwd=tmp_path)
+    printed = told(installed / "fedlayers", "demo", cwd=tmp_path)
     for words in ("Share all layers.", "Keep fc3 local", "Do not federate"):
-        assert words in said
+        assert words in printed

@@ -38,7 +38,7 @@ def wards(tmp_path):
 
 
 def test_the_positive_class_is_chosen_and_named(wards, tmp_path):
-    found = {}
+    scores = {}
     for positive, named in ((None, "survived"), ("died", "died")):
         config = RunConfig(dataset=wards, rounds=1, positive=positive)
         engine = runner.run(config, tmp_path / named)
@@ -47,26 +47,26 @@ def test_the_positive_class_is_chosen_and_named(wards, tmp_path):
         assert set(scored["variant"]) == {named}
         assert set(frame.loc[frame["metric"] == "macro_f1", "variant"]) == {""}
         last = frame.query("round == 1 and split == 'test' and model == 'global'")
-        found[named] = last.set_index(["metric", "client"])["value"]
+        scores[named] = last.set_index(["metric", "client"])["value"]
         model = load_models(tmp_path / named, which="global")[0]["north"]
         split = engine.data.client("north").test
         place = engine.data.classes.index(named)
         p = predict(model, split.x).softmax(1)[:, place].numpy()
         expected = average_precision_score(split.y == place, p)
-        assert found[named]["auprc", "north"] == pytest.approx(expected)
+        assert scores[named]["auprc", "north"] == pytest.approx(expected)
         assert repr(named) in scores_text(frame, 1)
-    survived, died = (found[name]["auroc", "north"] for name in ("survived", "died"))
+    survived, died = (scores[name]["auroc", "north"] for name in ("survived", "died"))
     assert died == pytest.approx(survived)
 
 
 def test_a_comparison_and_its_pictures_name_the_class(wards, tmp_path):
     config = RunConfig(dataset=wards, rounds=1, positive="died")
     how = {"score": "auprc", "baselines": True}
-    found = compare(config, ("local", "fedavg"), (0,), tmp_path / "c", **how)
-    assert found.positive == "died"
-    assert "AUPRC of 'died'" in found.text()
+    comparison = compare(config, ("local", "fedavg"), (0,), tmp_path / "c", **how)
+    assert comparison.positive == "died"
+    assert "AUPRC of 'died'" in comparison.text()
     assert set(pd.read_csv(tmp_path / "c/table.csv")["positive"]) == {"died"}
-    drawn = figure_of(plots.learning(found.frame, "auroc"))
+    drawn = figure_of(plots.learning(comparison.frame, "auroc"))
     assert "'died'" in drawn.axes[0].get_ylabel()
     losses = SeedLosses(runner.assemble(config))
     pooled, *_ = predictors(losses)
@@ -80,14 +80,18 @@ def test_a_client_without_both_classes_is_left_out_of_the_mean_by_name(wards, tm
     pd.concat([table, west]).to_csv(wards, index=False)
     config = RunConfig(dataset=wards, rounds=1, positive="died")
     how = {"score": "auroc"}
-    found = compare(config, ("local", "fedavg"), (0,), tmp_path / "c", **how)
-    own = headline(found.frame).query("algorithm == 'fedavg' and metric == 'auroc'")
-    both = own[own["client"] != "west"]
+    comparison = compare(config, ("local", "fedavg"), (0,), tmp_path / "c", **how)
+    aurocs = headline(comparison.frame).query(
+        "algorithm == 'fedavg' and metric == 'auroc'"
+    )
+    both = aurocs[aurocs["client"] != "west"]
     mean = np.average(both["value"], weights=both["n_train"].astype(float))
-    assert found.table.set_index("algorithm")["auroc"]["fedavg"] == pytest.approx(mean)
-    assert found.table["fairness"].notna().all()
-    run = found.frame[found.frame["algorithm"] == "fedavg"]
-    for text in (found.text(), scores_text(run, 1)):
+    assert comparison.table.set_index("algorithm")["auroc"]["fedavg"] == pytest.approx(
+        mean
+    )
+    assert comparison.table["fairness"].notna().all()
+    run = comparison.frame[comparison.frame["algorithm"] == "fedavg"]
+    for text in (comparison.text(), scores_text(run, 1)):
         assert "AUROC leaves out west" in text
     assert f"{mean:.4f}" in scores_text(run, 1)
 

@@ -36,9 +36,9 @@ def check_models(result):
             logits = result.models[client.name](client.test.x)
         criterion = result.engine.clients.client_runner.criterion
         expected = evaluate.scores(logits, client.test.y, criterion, TOY.positive_index)
-        found = result.scores.loc[(kind, client.name)]
+        scores = result.scores.loc[(kind, client.name)]
         for metric in ("accuracy", "macro_f1", "loss"):
-            assert found[metric] == pytest.approx(expected[metric])
+            assert scores[metric] == pytest.approx(expected[metric])
 
 
 def test_its_scores_are_those_of_its_models(result):

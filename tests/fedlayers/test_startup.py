@@ -56,16 +56,16 @@ def loaded(*lines, code=MAIN, cwd):
     """The exit code of each command, and the top-level modules from elsewhere that one process has by then."""
     script = PROBE.format(lines=lines or ("",), code=code)
     command = [sys.executable, "-c", script]
-    said = subprocess.check_output(command, text=True, cwd=cwd)
-    answers = json.loads(said.splitlines()[-1])
+    printed = subprocess.check_output(command, text=True, cwd=cwd)
+    answers = json.loads(printed.splitlines()[-1])
     return [(status, set(modules)) for status, modules in answers]
 
 
 def test_help_and_the_package_import_nothing_but_this(tmp_path):
-    found = loaded("", "--help", "runn", cwd=tmp_path)
+    modules = loaded("", "--help", "runn", cwd=tmp_path)
     code = "import fedlayers as fl; dir(fl); fl.RunConfig(rounds=3); fl.__version__"
-    found += loaded(code=code, cwd=tmp_path)
-    assert found == [(code, {"fedlayers", "fl_core"}) for code in (0, 0, 2, 0)]
+    modules += loaded(code=code, cwd=tmp_path)
+    assert modules == [(code, {"fedlayers", "fl_core"}) for code in (0, 0, 2, 0)]
 
 
 FITS = {"matplotlib", "seaborn", "sklearn", "scipy", "timm", "triton"}
@@ -107,8 +107,8 @@ CASES = {
 @pytest.mark.parametrize("what", CASES)
 def test_a_command_imports_no_more_than_it_needs(what, tmp_path, run):
     lines, code, never = CASES[what]
-    found = loaded(*(line.format(run=run) for line in lines), cwd=tmp_path)
-    for line, (status, modules) in zip(lines, found, strict=True):
+    imported = loaded(*(line.format(run=run) for line in lines), cwd=tmp_path)
+    for line, (status, modules) in zip(lines, imported, strict=True):
         assert status == code, line
         assert not modules & never, line
 

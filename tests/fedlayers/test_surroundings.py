@@ -39,8 +39,8 @@ CALLS = {
 def test_a_call_gives_the_same_in_each_context(call, around):
     plain, model = CALLS[call](mlp(4, 6, 3)), mlp(4, 6, 3)
     with around():
-        found = CALLS[call](model)
-    assert str(found) == str(plain)
+        result = CALLS[call](model)
+    assert str(result) == str(plain)
 
 
 def looked_up(m, x):

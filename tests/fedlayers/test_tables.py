@@ -13,7 +13,7 @@ from fl_core.run import runner
 
 def scored(n):
     """Rows of a run whose client k has macro-F1 k / 100, accuracy 1 - k / 100, and k + 1 training samples."""
-    found = []
+    lines = []
     for k in range(n):
         for metric, value in (("macro_f1", k / 100), ("accuracy", 1 - k / 100)):
             where = {"client": f"client_{k}", "model": "global", "n_train": k + 1}
@@ -23,8 +23,8 @@ def scored(n):
                 (2, "test", 9.0),
             ):
                 at = {"split": split, "round": number, **where}
-                found.append(rows.row(metric, shown, **at))
-    return rows.frame(found)
+                lines.append(rows.row(metric, shown, **at))
+    return rows.frame(lines)
 
 
 @pytest.mark.parametrize("n", [1, 8, 9])
@@ -43,22 +43,22 @@ def test_scores_of_many_clients_are_condensed(n):
     lines = [
         line.removeprefix("global").rsplit(maxsplit=2) for line in text.splitlines()[3:]
     ]
-    found = {name.strip(): float(f1) for name, _, f1 in lines}
-    assert found == pytest.approx(wanted, abs=1e-4)
+    scores = {name.strip(): float(f1) for name, _, f1 in lines}
+    assert scores == pytest.approx(wanted, abs=1e-4)
 
 
 @pytest.mark.parametrize("clients", [8, 9])
 def test_a_diagnosis_of_many_clients_shows_their_medians(clients):
-    found = [
+    lines = [
         rows.row("grad_norm", k**2, client=f"c{k}", layer="fc1", variant="l2")
         for k in range(clients)
     ]
     layers = [{"name": "fc1", "parameters": [], "buffers": []}]
-    report = Report(rows.frame(found), {"layers": layers})
+    report = Report(rows.frame(lines), {"layers": layers})
     shown = report.text(["grad_norm"])
     (values,) = (line for line in shown.splitlines() if line.startswith("fc1"))
-    each = [str(k**2) for k in range(clients)]
-    assert values.split()[1:] == (each if clients <= 8 else ["16"])
+    squares = [str(k**2) for k in range(clients)]
+    assert values.split()[1:] == (squares if clients <= 8 else ["16"])
 
 
 def test_a_metric_of_pairs_of_a_single_client_has_its_reason():

@@ -77,19 +77,19 @@ def test_numbers_as_labels_are_never_taken_for_a_regression_unasked(table, tmp_p
 
 @pytest.mark.parametrize("loss", ["mse", "mae", "huber"])
 def test_training_lowers_the_loss_of_numbers_in_the_stacked_trainer_too(loss):
-    found = {}
+    results = {}
     for stack in ("on", "off"):
         how = {"loss": loss, "rounds": 12, "eval_every": 12, "stack": stack}
         rows = played(federation(), **how).listener(Recorder).rows
-        found[stack] = {
+        results[stack] = {
             (r["metric"], r["round"], r["client"]): r["value"]
             for r in rows
             if r["split"] == "test"
         }
-    assert found["on"] == pytest.approx(found["off"], rel=1e-3, abs=1e-3)
-    for (name, number, client), after in found["on"].items():
+    assert results["on"] == pytest.approx(results["off"], rel=1e-3, abs=1e-3)
+    for (name, number, client), after in results["on"].items():
         if name in ("loss", "mse", "mae") and number:
-            assert after < found["on"][name, 0, client]
+            assert after < results["on"][name, 0, client]
 
 
 def test_a_run_of_a_table_of_numbers_is_resumed_and_compared(table, tmp_path):
@@ -104,8 +104,8 @@ def test_a_run_of_a_table_of_numbers_is_resumed_and_compared(table, tmp_path):
     frame = Run(tmp_path / "run").rows()[1]
     assert set(frame.loc[frame["split"] == "test", "metric"]) == OF_NUMBERS
     names = ("local", "fedavg")
-    found = compare(config, names, (0,), tmp_path / "compare")
-    assert (found.score, set(found.table["rank"])) == ("r2", {1.0, 2.0})
+    comparison = compare(config, names, (0,), tmp_path / "compare")
+    assert (comparison.score, set(comparison.table["rank"])) == ("r2", {1.0, 2.0})
     answer = choose(config, tmp_path / "choose", seeds=1)
     assert "log loss" not in answer.text() + answer.shown().to_string()
     assert "linear_local" in set(answer.table["way"])
@@ -116,19 +116,21 @@ def test_targets_of_a_table_are_standardised_and_scored_in_their_unit(tmp_path):
     draw = np.random.default_rng(0)
     x = draw.normal(size=(200, 3))
     y = 1.7e9 + 20 * x @ [1, 2, -1] + draw.normal(size=200)
-    own = pd.DataFrame(x, columns=list("abc")).assign(label=y, client="north")
+    table = pd.DataFrame(x, columns=list("abc")).assign(label=y, client="north")
     keys = {**SLOW, "rounds": 8, "lr": 0.1, "task": REGRESSION}
-    result = fl.run(data=own, out=tmp_path / "run", **keys)
+    result = fl.run(data=table, out=tmp_path / "run", **keys)
     data = result.engine.data
     assert data.preprocessing.target == pytest.approx((1.7e9, y.std()), rel=0.1)
-    given = {"data": own, "which": "global"}
-    fl.export(tmp_path / "run", tmp_path / "m.safetensors", **given)
+    arguments = {"data": table, "which": "global"}
+    fl.export(tmp_path / "run", tmp_path / "m.safetensors", **arguments)
     rows = data.partition.indices["north"]["test"]
-    found = fl.predict(tmp_path / "m.safetensors", own.iloc[rows]).outputs[:, 0].numpy()
-    mse = np.mean((found - y[rows]) ** 2)
+    predicted = (
+        fl.predict(tmp_path / "m.safetensors", table.iloc[rows]).outputs[:, 0].numpy()
+    )
+    mse = np.mean((predicted - y[rows]) ** 2)
     assert result.scores["mse"]["global", "north"] == pytest.approx(mse, rel=1e-6)
     assert mse < y.var() / 4
-    report = fl.diagnose(tmp_path / "run", own, "grad_norm", loss="mae")
+    report = fl.diagnose(tmp_path / "run", table, "grad_norm", loss="mae")
     assert report.frame["value"].max() < 10  # of the standardised targets
 
 
@@ -147,9 +149,9 @@ def test_what_needs_classes_is_refused_by_name(table, tmp_path):
                 load(table, task=REGRESSION, partition=name)
     data = federation()
     task = runner.assemble(RunConfig(**SLOW), data=data)
-    asked = [name for name, metric in METRICS.members().items() if metric.classes]
-    frame = measure.diagnose_task(task, [*DEFAULT, *asked]).frame
-    classes = frame["metric"].isin(asked)
+    metrics = [name for name, metric in METRICS.members().items() if metric.classes]
+    frame = measure.diagnose_task(task, [*DEFAULT, *metrics]).frame
+    classes = frame["metric"].isin(metrics)
     assert frame.loc[classes, "status"].str.contains("not applicable.*classes").all()
     assert frame.loc[~classes, "value"].notna().all()
     for changes, says in (

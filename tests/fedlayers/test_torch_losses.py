@@ -132,7 +132,7 @@ def test_the_first_step_equals_torch(name: str, option: str) -> None:
     loss, y, end = CASES[name][option]
     torch.manual_seed(0)
     model = Ended(end)
-    own = copy.deepcopy(model)
+    plain_model = copy.deepcopy(model)
     x = normal(N, 5, seed=5)
     result = fl.run(
         data={"a": (x, y), "b": (x.flip(0), y.flip(0))}, model=model, loss=loss,
@@ -140,12 +140,12 @@ def test_the_first_step_equals_torch(name: str, option: str) -> None:
         patience=0, progress=False, **({"task": "multilabel"} if y is BITS else {}),
     )  # fmt: skip
     split = result.engine.data.clients[0].train
-    loss(own(split.x), split.y).backward()
+    loss(plain_model(split.x), split.y).backward()
     with torch.no_grad():
-        for parameter in own.parameters():
+        for parameter in plain_model.parameters():
             parameter -= LR * parameter.grad
     trained = result.models["a"]
-    for mine, right in zip(trained.parameters(), own.parameters(), strict=True):
+    for mine, right in zip(trained.parameters(), plain_model.parameters(), strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-6)
 
 
@@ -153,8 +153,8 @@ def test_the_first_step_equals_torch(name: str, option: str) -> None:
 def test_losses_of_other_inputs_are_refused(name: str) -> None:
     kind = getattr(nn, name)
     sizes = {"in_features": C, "num_classes": C, "n_classes": C, "cutoffs": [1]}
-    taken = inspect.signature(kind).parameters
-    loss = kind(**{key: size for key, size in sizes.items() if key in taken})
+    parameters = inspect.signature(kind).parameters
+    loss = kind(**{key: size for key, size in sizes.items() if key in parameters})
     data = {"a": (normal(N, 5, seed=5), NUMBERS)}
     with pytest.raises(fl.UsageError, match="loss"):
         fl.diagnose(
@@ -194,9 +194,9 @@ def test_predictions_are_scored_in_the_targets_unit(name: str, option: str) -> N
         rounds=1, patience=0, progress=False,
     )  # fmt: skip
     fitted = fit_loss(loss, nn.Identity(), perfect, y, lambda: perfect[:1])
-    found = scores(perfect, y, fitted)
-    assert found["r2"] == pytest.approx(1, abs=1e-6)
-    assert found["mse"] == pytest.approx(0, abs=1e-6)
-    assert found.get("accuracy", 1.0) == 1.0
-    assert ("accuracy" in found) == (name in ("CrossEntropyLoss", "KLDivLoss"))
+    scored = scores(perfect, y, fitted)
+    assert scored["r2"] == pytest.approx(1, abs=1e-6)
+    assert scored["mse"] == pytest.approx(0, abs=1e-6)
+    assert scored.get("accuracy", 1.0) == 1.0
+    assert ("accuracy" in scored) == (name in ("CrossEntropyLoss", "KLDivLoss"))
     assert "accuracy" in result.scores or name not in ("CrossEntropyLoss", "KLDivLoss")

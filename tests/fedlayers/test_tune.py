@@ -19,21 +19,21 @@ OVER = {"lr": "1e-4..1e-1:log", "mu": "0.01,0.1,1"}
 
 
 def test_algorithms_try_the_same_values_of_the_keys_that_they_share():
-    found = spaces({**OVER, "fedprox.max_grad_norm": "1,10"}, ["fedavg", "fedprox"])
-    assert {name: list(space) for name, space in found.items()} == {
+    searched = spaces({**OVER, "fedprox.max_grad_norm": "1,10"}, ["fedavg", "fedprox"])
+    assert {name: list(space) for name, space in searched.items()} == {
         "fedavg": ["lr"],
         "fedprox": ["lr", "mu", "max_grad_norm"],
     }
-    fedavg, fedprox = (points(space, 6, seed=0) for space in found.values())
+    fedavg, fedprox = (points(space, 6, seed=0) for space in searched.values())
     assert [point["lr"] for point in fedavg] == [point["lr"] for point in fedprox]
     assert len({point["lr"] for point in fedavg}) == 6
     assert all(1e-4 <= point["lr"] <= 1e-1 for point in fedavg)
-    assert points(found["fedavg"], 6, seed=1) != fedavg
+    assert points(searched["fedavg"], 6, seed=1) != fedavg
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    out, said = tmp_path_factory.mktemp("tune"), []
+    out, lines = tmp_path_factory.mktemp("tune"), []
     with pytest.MonkeyPatch.context() as patch:
         part = SeedLosses.part
 
@@ -49,9 +49,9 @@ def done(tmp_path_factory):
             out,
             trials=2,
             seeds=[1000, 1001],
-            tell=said.append,
+            tell=lines.append,
         )
-    return out, result, said
+    return out, result, lines
 
 
 def test_a_trial_is_worth_its_models_validation_score_over_clients_and_seeds(done):
@@ -89,10 +89,10 @@ def test_what_is_fine_tuned_at_the_end_is_worth_its_fine_tuned_models_score(
 
 
 def test_the_budget_is_equal_and_its_cost_is_said_first(done):
-    _, result, said = done
+    _, result, lines = done
     assert result.trials == {"fedavg": 2, "fedprox": 2}
-    assert said[0].startswith("8 runs, 32 rounds ")
-    assert len(said) == 1 + 4
+    assert lines[0].startswith("8 runs, 32 rounds ")
+    assert len(lines) == 1 + 4
 
 
 def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done):
@@ -147,9 +147,9 @@ def test_a_comparison_takes_what_was_chosen(done, tmp_path):
         fl.compare(CONFIG, names, [0], tmp_path, **how)
     configs = {name: fl.Run(tmp_path / "runs" / f"{name}-0").config for name in names}
     for name, settings in result.settings.items():
-        own = {key: value for key, value in settings.items() if key != "lr"}
+        options = {key: value for key, value in settings.items() if key != "lr"}
         assert configs[name]["lr"] == settings["lr"]
-        assert configs[name]["options"] == own
+        assert configs[name]["options"] == options
     assert configs["local"]["lr"] == 0.05
 
 
@@ -188,7 +188,7 @@ def test_files_that_are_no_tuning_are_refused(tmp_path, text, message, monkeypat
     with refuses(r"tuned\.json"):
         Tuned.load(tmp_path / "tuned.json")
     (tmp_path / "tuned.json").write_text(text)
-    for most, said in ((2**30, message), (1, "at most the 1 B")):
+    for most, refusal in ((2**30, message), (1, "at most the 1 B")):
         monkeypatch.setattr("fl_core.storage.JSON_BYTES", most)
-        with refuses(said):
+        with refuses(refusal):
             Tuned.load(tmp_path / "tuned.json")

@@ -339,23 +339,23 @@ def test_one_number_counts_seeds_and_several_are_seeds(words, seeds):
 def test_predict_takes_the_table_that_choose_took(typed, tmp_path):
     out = tmp_path / "new.csv"
     typed(f"predict models --data icu.csv --out {out}")
-    made, table = pd.read_csv(out), icu()
-    assert list(made["sample"]) == list(range(240))
-    assert list(made["client"]) == list(table["ward"])
-    found = fl.predict("models", table)
-    for client, own in found.items():
+    predicted, table = pd.read_csv(out), icu()
+    assert list(predicted["sample"]) == list(range(240))
+    assert list(predicted["client"]) == list(table["ward"])
+    predictions = fl.predict("models", table)
+    for client, of_client in predictions.items():
         alone = fl.predict(f"models/{client}.safetensors", table[table.ward == client])
-        assert own.outputs.tolist() == alone.outputs.tolist()
-        assert list(own.samples) == [
+        assert of_client.outputs.tolist() == alone.outputs.tolist()
+        assert list(of_client.samples) == [
             str(row) for row in np.flatnonzero(table.ward == client)
         ]
-        rows = made[made["client"] == client]
-        assert np.allclose(rows["probability 1"], own.probabilities[:, 1])
+        rows = predicted[predicted["client"] == client]
+        assert np.allclose(rows["probability 1"], of_client.probabilities[:, 1])
     typed(f"predict models --data new --out {tmp_path / 'folder.csv'}")
     with pytest.raises(fl.UsageError, match="must be a table with the column 'ward'"):
         fl.predict("models", np.zeros((3, 2)))
     with pytest.raises(KeyError, match="unknown client 'nuro': did you mean 'neuro'"):
-        found["nuro"]
+        predictions["nuro"]
 
 
 def test_a_kind_of_path_is_known(desk):
@@ -376,8 +376,8 @@ def test_a_kind_of_path_is_known(desk):
 
 @pytest.mark.parametrize("name", ["measur", "fitt", "zzz", "isi", "log"])
 def test_a_proposal_has_something_in_common(name):
-    found = nearest(name, cli.COMMANDS)
-    assert not found or {*re.findall("..", found)} & {*re.findall("..", name)}
+    proposal = nearest(name, cli.COMMANDS)
+    assert not proposal or {*re.findall("..", proposal)} & {*re.findall("..", name)}
 
 
 def test_choose_needs_no_configuration(tmp_path):

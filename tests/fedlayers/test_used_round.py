@@ -23,9 +23,9 @@ def test_all_doors_lead_to_one_model(algorithm, patience, tmp_path):
         tmp_path / "run",
         30,
     )
-    given = {"data": data, "model": mlp(5, 8, 3)}
+    from_python = {"data": data, "model": mlp(5, 8, 3)}
     result = fl.run(
-        **given, algorithm=algorithm, rounds=rounds if patience else 3,
+        **from_python, algorithm=algorithm, rounds=rounds if patience else 3,
         patience=patience, lr=0.05, out=run, progress=False,
     )  # fmt: skip
     kind = "global" if algorithm == "fedavg" else "personal"
@@ -38,13 +38,13 @@ def test_all_doors_lead_to_one_model(algorithm, patience, tmp_path):
     right = {name: tree.state_dict(model) for name, model in result.models.items()}
     digests = {name: tree.digest(state) for name, state in right.items()}
 
-    loaded, task = fl.load_models(run, which=kind, **given)
+    loaded, task = fl.load_models(run, which=kind, **from_python)
     assert {n: tree.digest(tree.state_dict(m)) for n, m in loaded.items()} == digests
 
     file = tmp_path / "a.safetensors"
-    made = fl.export(run, file, client="a", **given)
+    exported = fl.export(run, file, client="a", **from_python)
     assert tree.digest(load_file(file)) == digests["a"]
-    assert made.about["run"]["round"] == (round if patience else 3)
+    assert exported.about["run"]["round"] == (round if patience else 3)
 
     test = next(c.test for c in task.data.clients if c.name == "a")
     with torch.no_grad():
@@ -53,13 +53,15 @@ def test_all_doors_lead_to_one_model(algorithm, patience, tmp_path):
     assert float(loss) == pytest.approx(scored, rel=1e-5)
 
     report = diagnose_run(
-        run, ["weight_magnitude"], which=kind, progress=False, **given
+        run, ["weight_magnitude"], which=kind, progress=False, **from_python
     )
     assert set(report.frame["round"]) == {round if patience else 3}
 
     clients = task.data.clients
-    samples = {each.name: (each.test.x, each.test.y) for each in clients}
-    pairs = [fl.cross_scores(each, samples).matrix("loss") for each in (result, loaded)]
+    samples = {client.name: (client.test.x, client.test.y) for client in clients}
+    pairs = [
+        fl.cross_scores(models, samples).matrix("loss") for models in (result, loaded)
+    ]
     assert pairs[0].equals(pairs[1])
 
     if algorithm == "fedavg":

@@ -47,8 +47,8 @@ ANSWERS = [
 def test_an_answer_is_one_line_that_says_what_to_do(fedlayers, table, words, answers):
     path = written(Path("t.csv"), table).absolute()
     data = f"--dataset {path}"
-    asked = words if HEART in words else f"{data} {words}"
-    text = fedlayers.refused("run --rounds 1", asked)
+    command = words if HEART in words else f"{data} {words}"
+    text = fedlayers.refused("run --rounds 1", command)
     assert str(path) not in text, "a path below the working folder is relative"
     for answer in answers:
         assert answer in text

@@ -73,9 +73,9 @@ NAME = "toy.check"
 
 def measured(task, run, folder):
     """The clients' test accuracy after the last round."""
-    found = tested(trained(task)[1])
-    last = found["round"] == task.config.federation.rounds
-    return found[last & found["model"].isin(["global", "personal"])]
+    scores = tested(trained(task)[1])
+    last = scores["round"] == task.config.federation.rounds
+    return scores[last & scores["model"].isin(["global", "personal"])]
 
 
 def plotted(header, frame):

@@ -66,10 +66,10 @@ BEFORE = ("global", "personal")
 @cache
 def accuracies(*studies):
     """Return accuracies, (run, round) x seeds: of the last of these models that a run has in a round."""
-    own = pd.concat(map(rows, studies)).query(
+    accuracy_rows = pd.concat(map(rows, studies)).query(
         "metric == 'accuracy' and client == '' and variant != 'mean' and model in @BEFORE"
     )
-    last = own.sort_values("model").groupby(["run", "seed", "round"]).tail(1)
+    last = accuracy_rows.sort_values("model").groupby(["run", "seed", "round"]).tail(1)
     return last.pivot(index=["run", "round"], columns="seed", values="value")
 
 
@@ -120,10 +120,12 @@ LINES |= {line: partial(differences, line) for line in DIFFERENCES}
 
 @covers("pfedla.weights_follow_classes")
 def weights_follow_classes():
-    own = rows("algorithms.pfedla_overlap", "pfedla").query(
+    correlations = rows("algorithms.pfedla_overlap", "pfedla").query(
         "metric == 'overlap_correlation' and variant == 'pearson' and layer == ''"
     )
-    table = own.pivot_table(index="round", columns="seed", values="value").sort_index()
+    table = correlations.pivot_table(
+        index="round", columns="seed", values="value"
+    ).sort_index()
     return [interval(table.tail(3).mean(), factor=1, digits=2)]
 
 
@@ -150,10 +152,12 @@ def itself_most():
 
 @covers("scheduling.early_rounds")
 def early_rounds():
-    own = rows("scheduling.thawing").query(
+    accuracy_rows = rows("scheduling.thawing").query(
         "metric == 'accuracy' and client == '' and variant == 'pooled' and model == 'global'"
     )
-    frozen = own[(own["round"] > 0) & (own["round"] <= 200)]
+    frozen = accuracy_rows[
+        (accuracy_rows["round"] > 0) & (accuracy_rows["round"] <= 200)
+    ]
     means = frozen.groupby(["run", "seed"])["value"].mean().unstack("seed")
     rival = means.loc[f"{TINY}.fedbabu"]
     return [interval(means.loc[f"{TINY}.{way}"] - rival) for way in ("vanilla", "anti")]
@@ -195,7 +199,7 @@ def operations():
     def cost(layers):
         above = order[order.index(layers[0]) + 1 :]  # whose inputs get a gradient
         return sum(products.values()) + sum(
-            products[each] for each in (*layers, *above)
+            products[layer] for layer in (*layers, *above)
         )
 
     return of_fedavg(cost)
@@ -215,11 +219,11 @@ def tuned(dataset):
     """Return macro-F1 of each client's personal model, or of the global one: (seed, client) x methods."""
     frame = rows("player_fl.tuned", f"{dataset}.*").query("metric == 'macro_f1'")
     frame = frame.assign(method=frame["run"].str.split(".").str[1])
-    own = frame.query("model != 'local' or method == 'local'")
-    own = (
-        own.sort_values("model").groupby(["method", "seed", "client"]).tail(1)
+    best_rows = frame.query("model != 'local' or method == 'local'")
+    best_rows = (
+        best_rows.sort_values("model").groupby(["method", "seed", "client"]).tail(1)
     )  # global < local < personal
-    return own.pivot(index=["seed", "client"], columns="method", values="value")
+    return best_rows.pivot(index=["seed", "client"], columns="method", values="value")
 
 
 def weights(dataset):
@@ -249,14 +253,14 @@ def leads(reference):
 
 @covers("player_fl.fewer_losers")
 def fewer_losers():
-    found = []
+    shares = []
     for data, title in TITLES.items():
         values = tuned(data)
         lost = values.lt(values["local"], axis=0).groupby(level="seed").mean()
         apart = ["local", "playerfl", "playerfl_minus", "playerfl_plus"]
         others = lost.drop(columns=apart).mean(axis=1)
-        found.append(f"{title} {interval(lost['playerfl'] - others)}")
-    return found
+        shares.append(f"{title} {interval(lost['playerfl'] - others)}")
+    return shares
 
 
 LINES["player_fl.above_fedavg"] = partial(leads, "fedavg")
@@ -266,15 +270,15 @@ LINES["player_fl.over_random"] = partial(leads, "playerfl_random")
 
 def layers(metric, variant, data="fashion_mnist", moment="first"):
     """Return each seed's curves of a network at a moment, layers x clients, over their first layer."""
-    own = rows("player_fl.layers", f"{data}-{moment}").query(
+    layer_rows = rows("player_fl.layers", f"{data}-{moment}").query(
         "metric == @metric and variant == @variant and client != ''"
     )
-    order = list(dict.fromkeys(own["layer"]))
+    order = list(dict.fromkeys(layer_rows["layer"]))
     return {
         int(seed): part.pivot(index="layer", columns="client", values="value")
         .loc[order]
         .pipe(lambda t: t / t.iloc[0])
-        for seed, part in own.groupby("seed")
+        for seed, part in layer_rows.groupby("seed")
     }
 
 
@@ -347,11 +351,11 @@ def rises_late(data, last, moment):
 
 @covers("player_fl.representations")
 def representations():
-    found = []
+    lines = []
     for data, (title, last) in CONVOLUTIONS.items():
         count, seeds = rises_late(data, last, "first")
-        found.append(f"{title} in {count} of {seeds} seeds")
-    return found
+        lines.append(f"{title} in {count} of {seeds} seeds")
+    return lines
 
 
 def last_largest(curve):
@@ -384,7 +388,7 @@ def retained():
 
 @covers("player_fl.correlates")
 def correlates():
-    frame, found = rows("player_fl.layers", "cifar10-first"), []
+    frame, correlations = rows("player_fl.layers", "cifar10-first"), []
     for _, part in frame[frame["client"] != ""].groupby("seed"):
         curves = [
             part.query("metric == @metric and variant == @variant")
@@ -395,8 +399,10 @@ def correlates():
                 ("grad_variance", "epoch"),
             )
         ]
-        found.append(spearmanr(*pd.concat(curves, axis=1).T.to_numpy()).statistic)
-    return [f"CIFAR-10 {np.mean(found):+.2f}"]
+        correlations.append(
+            spearmanr(*pd.concat(curves, axis=1).T.to_numpy()).statistic
+        )
+    return [f"CIFAR-10 {np.mean(correlations):+.2f}"]
 
 
 PRINTED = pd.read_csv(ROWS.parent / "published" / "player_fl.csv")
@@ -424,9 +430,11 @@ def significant():
 
 @covers("player_fl.significant_appendix")
 def significant_appendix():
-    said = PRINTED[PRINTED["quantity"] == "friedman p"]
-    said = said[said[["value", "high"]].min(axis=1) <= 0.05]["place"]
-    return [f"{sum(friedman_p(place) < 0.05 for place in said)} of {len(said)} tables"]
+    printed = PRINTED[PRINTED["quantity"] == "friedman p"]
+    printed = printed[printed[["value", "high"]].min(axis=1) <= 0.05]["place"]
+    return [
+        f"{sum(friedman_p(place) < 0.05 for place in printed)} of {len(printed)} tables"
+    ]
 
 
 # --- FedPFT ---------------------------------------------------------------------------------------------------
@@ -441,8 +449,8 @@ ALL = {"fedavg": "FedAvg", **OTHERS}
 def after_80_rounds(run, metric):
     """Return means over clients and the last three evaluations, by seed."""
     frame = rows("fedpft.longer", run)
-    own = frame[(frame["metric"] == metric) & (frame["variant"] == "")]
-    means = own.groupby(["round", "seed"])["value"].mean().unstack("seed")
+    metric_rows = frame[(frame["metric"] == metric) & (frame["variant"] == "")]
+    means = metric_rows.groupby(["round", "seed"])["value"].mean().unstack("seed")
     return means.sort_index().tail(3).mean()
 
 

@@ -27,23 +27,23 @@ def test_each_name_stands_once_and_papers_stand_in_order():
 
 
 def test_registered_figures_of_a_paper_are_in_the_catalogue():
-    known = {entry.name: entry for entry in PUBLISHED}
+    entries = {entry.name: entry for entry in PUBLISHED}
     begins = re.compile(rf"({'|'.join(PAPERS)})\.(fig|table|sec)")
     for name, item in items.REGISTRY.items():
         if begins.match(name):
-            assert name in known, f"{name} is not in the catalogue"
-            assert not known[name].note, f"{name} is registered and has a reason"
+            assert name in entries, f"{name} is not in the catalogue"
+            assert not entries[name].note, f"{name} is registered and has a reason"
         assert item.study.name in items.REGISTRY  # of a view, its source
 
 
 def test_a_figure_that_another_shows_is_drawn_by_that():
-    known = {entry.name: entry for entry in PUBLISHED}
+    entries = {entry.name: entry for entry in PUBLISHED}
     also = [(item, name) for item in items.REGISTRY.values() for name in item.also]
     assert max(Counter(name for _, name in also).values()) == 1
     for item, name in also:
         assert name not in items.REGISTRY
         assert catalogue.drawn(name) is item
-        _, state, title = known[name].told()
+        _, state, title = entries[name].told()
         assert (state, item.name in title) == (item.state, True)
 
 
@@ -85,20 +85,20 @@ def test_all_goes_on_after_a_failure_names_it_and_exits_with_1(
     with pytest.raises(SystemExit) as stopped:
         main(["all", "--out", str(tmp_path / "out")])
     assert stopped.value.code == 1
-    told = capsys.readouterr()
-    assert told.out.split() == [heart.name, "gallery"]
-    assert "player_fl.broken: KeyError" in told.err
-    assert re.search(r"1 of 3 .*: player_fl\.broken$", told.err.splitlines()[-1])
+    printed = capsys.readouterr()
+    assert printed.out.split() == [heart.name, "gallery"]
+    assert "player_fl.broken: KeyError" in printed.err
+    assert re.search(r"1 of 3 .*: player_fl\.broken$", printed.err.splitlines()[-1])
 
 
 def test_a_figure_that_has_ended_names_its_commit(capsys):
-    known = {entry.name: entry for entry in PUBLISHED}
+    entries = {entry.name: entry for entry in PUBLISHED}
     assert len(catalogue.ended()) == 30
     pages = {page.stem for page in items.PICTURES.glob("*.md")}
     assert pages <= set(items.REGISTRY), "a page has code, or is a line of the history"
     for name, commit in catalogue.ended().items():
         assert name not in items.REGISTRY
-        assert name not in known or known[name].told()[1] == "ended"
+        assert name not in entries or entries[name].told()[1] == "ended"
         with pytest.raises(SystemExit) as stopped:
             main([name])
         assert stopped.value.code == 2

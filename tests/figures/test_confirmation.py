@@ -67,8 +67,10 @@ def test_the_rows_of_tuned_federations_are_as_the_page_says():
     assert len(natural) + 7 + 2 == len(pd.read_csv(tuned_on.TABLES))
     assert natural["policy"].idxmax() == "part_time"
     assert natural.loc["part_time", "named"] == "base_rate"
-    known = rows[rows["kind"] == "known"]
-    assert mean_interval((known["policy"] - known["fedavg"]).to_numpy()).high < 0
+    known_rows = rows[rows["kind"] == "known"]
+    assert (
+        mean_interval((known_rows["policy"] - known_rows["fedavg"]).to_numpy()).high < 0
+    )
     for rival in ("fedavg", "linear"):
         gap = mean_interval((natural["policy"] - natural[rival]).to_numpy())
         assert gap.low < 0 < gap.high

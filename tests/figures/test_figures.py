@@ -31,7 +31,7 @@ HEART, LONGER = "player_fl.heart_sensitivity", "fedpft.longer"
 @pytest.mark.usefixtures("no_training", "read_once")
 def test_redraw_from_stored_rows_gives_what_is_committed(name, tmp_path, capsys):
     main([name, "--out", str(tmp_path)])
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     page = (tmp_path / f"{name}.md").read_text()
     assert page == (items.PICTURES / f"{name}.md").read_text()
     if "## The picture" in page:
@@ -43,11 +43,11 @@ def test_redraw_from_stored_rows_gives_what_is_committed(name, tmp_path, capsys)
     for expected, verdict, measured in findings:
         assert re.search(
             rf"\n{verdict}\b.*{re.escape(f': {expected}. Measured: {measured}.')}\n",
-            said,
+            printed,
         )
     header, _ = items.find(name).read(items.find(name).path())
     assert findings or header.get("missing")
-    assert f"`{header['command']}`" in said
+    assert f"`{header['command']}`" in printed
     named = re.search(
         r"^\| seeds \| (?:\d+-)?(\d+) \|$", page, re.MULTILINE
     )  # a view may show fewer runs

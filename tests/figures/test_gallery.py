@@ -26,11 +26,11 @@ def test_the_committed_page_and_pictures_are_of_the_stored_rows(tmp_path):
     assert fresh == gallery.PAGE.read_text()
     names = [entry.name for entry in gallery.entries(*STORED)]
     assert re.findall(r"!\[.*\]\(pictures/gallery/(\w+)\.png\)", fresh) == names
-    kept = {path.name for path in (items.PICTURES / "gallery").iterdir()}
-    assert kept == {f"{name}.png" for name in names}
-    assert kept == {path.name for path in (tmp_path / "gallery").iterdir()}
+    pictures = {path.name for path in (items.PICTURES / "gallery").iterdir()}
+    assert pictures == {f"{name}.png" for name in names}
+    assert pictures == {path.name for path in (tmp_path / "gallery").iterdir()}
     assert all(
-        (items.PICTURES / "gallery" / name).stat().st_size < ROOM for name in kept
+        (items.PICTURES / "gallery" / name).stat().st_size < ROOM for name in pictures
     )
 
 
@@ -71,10 +71,15 @@ def place_of(metric):
     sign = -1 if metric in LOW else 1
 
     def mean(layer):
-        return sign * np.mean([np.mean(each) for each in values[layer].values()])
+        return sign * np.mean(
+            [np.mean(client_values) for client_values in values[layer].values()]
+        )
 
     layer = max(values, key=mean)
-    at_layer = {client: sign * np.mean(each) for client, each in values[layer].items()}
+    at_layer = {
+        client: sign * np.mean(client_values)
+        for client, client_values in values[layer].items()
+    }
     low, high = min(at_layer.values()), max(at_layer.values())
     client = max(at_layer, key=at_layer.get) if high - low > 0.01 * abs(high) else None
     return layer, client

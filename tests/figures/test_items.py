@@ -27,7 +27,7 @@ def study(check, monkeypatch):
         Item(name, f"Title of {name}", source=NAME, draw=plotted)
         for name in (FIGURE, TABLE)
     ]
-    registered = {each.name: each for each in (*views, item)}
+    registered = {figure.name: figure for figure in (*views, item)}
     monkeypatch.setattr(items, "REGISTRY", registered)
     return item
 

@@ -14,17 +14,21 @@ FEWEST = 36
 
 
 def test_the_page_is_made_from_the_rows():
-    for made in (known, first):
-        page = made.PAGE.read_text(encoding="utf-8")
-        assert made.written(page) == page
+    for module in (known, first):
+        page = module.PAGE.read_text(encoding="utf-8")
+        assert module.written(page) == page
     rows, page = known.read(), known.PAGE.read_text(encoding="utf-8")
     assert page.splitlines()[2] == rules.answer()
     assert {name for _, name, _ in known.BLOCK.findall(page)} == set(known.TABLES)
     lines = known.truth(rows).splitlines()[2 : 2 + len(known.KNOWN)]
     plans = [[float(cell) for cell in line.split("|")[2:6]] for line in lines]
-    gains = [max(own) - own[0] for own in plans if max(own) > own[0]]
-    told = f"gained {min(gains):.1f} to {max(gains):.1f} points of accuracy on it"
-    assert told in (known.PAGE.parents[2] / "README.md").read_text(encoding="utf-8")
+    gains = [
+        max(accuracies) - accuracies[0]
+        for accuracies in plans
+        if max(accuracies) > accuracies[0]
+    ]
+    sentence = f"gained {min(gains):.1f} to {max(gains):.1f} points of accuracy on it"
+    assert sentence in (known.PAGE.parents[2] / "README.md").read_text(encoding="utf-8")
     screen = page.partition("## Whether")[0]
     shown = known.tested().groupby("kind")["differ"].agg(["sum", "count"])
     dealt, other = (f"{a} of {b}" for a, b in shown.loc[["dealt", "known"]].to_numpy())
@@ -33,18 +37,22 @@ def test_the_page_is_made_from_the_rows():
     profiles = [
         f for k, f in known.of(rows, "profile").items() if k[0] not in known.KNOWN
     ]
-    claims = sum(claimed(found) for found in profiles if "ratio" in found)
-    told = " ".join(METRICS["layer_tuning"].compute.__doc__.split())
-    assert f"claimed an end in {claims} of" in told
+    claims = sum(claimed(profile) for profile in profiles if "ratio" in profile)
+    sentence = " ".join(METRICS["layer_tuning"].compute.__doc__.split())
+    assert f"claimed an end in {claims} of" in sentence
     assert f"claimed an end in {claims} of" in page
     for each in known.of(rows, "commands").values():
         assert each["sensitivity_ratio"][0] == "share fc1"
     for size in known.SMALLER:
-        found = known.of(rows, f"size {size}")
-        right, runs = map(int, known.count(found, "loss", ["known_labels"]).split("of"))
+        outcomes = known.of(rows, f"size {size}")
+        right, runs = map(
+            int, known.count(outcomes, "loss", ["known_labels"]).split("of")
+        )
         enough = 6 * size // 5 >= FEWEST  # a fifth of the samples validates
         assert enough == (right >= 0.8 * runs)
-        assert enough or known.count(found, "loss", known.KNOWN, "not shown")[0] == "0"
+        assert (
+            enough or known.count(outcomes, "loss", known.KNOWN, "not shown")[0] == "0"
+        )
 
 
 def claimed(found):
@@ -66,36 +74,38 @@ def test_dealt_draws_are_counted_by_the_registered_rules():
         assert len(called) == runs
         assert called.sum() <= limit
         assert f"{limit} of {runs}" in page
-    for arm, end, told in (
+    for arm, end, sentence in (
         ("differ", ", others", "| 20 federations, dealt | 15 of 200 | {} of {} |"),
         ("whether", "", "It called {} of {} dealt draws different"),
     ):
-        found = known.of(rows, arm, dealt=True).values()
+        outcomes = known.of(rows, arm, dealt=True).values()
         called = 0
-        for each in found:
-            pairs = [each[f"{w}{end}, loss"] for w in ("own epochs", "training alone")]
+        for outcome in outcomes:
+            pairs = [
+                outcome[f"{w}{end}, loss"] for w in ("own epochs", "training alone")
+            ]
             called += any(value > 2 * error for value, error in pairs)
-        assert told.format(called, len(found)) in page
+        assert sentence.format(called, len(outcomes)) in page
 
 
 def test_the_registered_questions_on_adapters_are_answered_from_the_rows():
     rows, page = known.read(), known.PAGE.read_text(encoding="utf-8")
     head, first = (known.of(rows, arm) for arm in known.ends(known.ADAPTED[0]))
     right, named, at_head, lost = [], [], [], []
-    for key, found in known.of(rows, "whether").items():
+    for key, answer in known.of(rows, "whether").items():
         if key[0] in known.ADAPTED:
             alike = key[0] == known.ADAPTED[0]
-            right.append((found["verdict, loss"] == known.DIFFER) != alike)
-            learned = min(found[arm]["validation"] for arm in ("all", "nothing"))
+            right.append((answer["verdict, loss"] == known.DIFFER) != alike)
+            learned = min(answer[arm]["validation"] for arm in ("all", "nothing"))
             if alike or learned > 0.99 * math.log(3):
                 continue
-            *blocks, last = found["layer_tuning"]
+            *blocks, last = answer["layer_tuning"]
             ends = head[key], first[key]
-            own, other = ends if last > max(blocks) else ends[::-1]
-            named.append(own["test"] > other["test"])
+            near_end, other = ends if last > max(blocks) else ends[::-1]
+            named.append(near_end["test"] > other["test"])
             at_head.append(head[key]["test"] > first[key]["test"])
             both = min(ends, key=lambda each: each["validation"])
-            lost.append(100 * (both["test"] - own["test"]))
+            lost.append(100 * (both["test"] - near_end["test"]))
     assert f"right in {sum(right)} of {len(right)} federations" in page
     assert f"right in {sum(named)} of {len(named)} federations that differ" in page
     assert f"the constant answer *head* in {sum(at_head)}." in page

@@ -20,8 +20,8 @@ PARTS = [
 
 def test_whole_numbers_stay_and_scores_are_float32(tmp_path):
     values = [2.0**40 + 1, 0.1, -1e-9]
-    made = rows.frame([rows.row("flops", value) for value in values])
-    packing.write(tmp_path / "rows.parquet", [({}, made)])
+    table = rows.frame([rows.row("flops", value) for value in values])
+    packing.write(tmp_path / "rows.parquet", [({}, table)])
     ((_, frame),) = packing.read(tmp_path / "rows.parquet")
     expected = [values[0], *np.array(values[1:], np.float32).astype(float)]
     np.testing.assert_array_equal(frame["value"], expected)
@@ -40,7 +40,7 @@ def test_other_headers_are_damage(tmp_path, about):
     path = tmp_path / "rows.parquet"
     packing.write(path, PARTS)
     table = parquet.read_table(path)
-    told = base64.b64encode(zlib.compress(rows.dumps(about).encode()))
-    parquet.write_table(table.replace_schema_metadata({packing.KEY: told}), path)
+    header = base64.b64encode(zlib.compress(rows.dumps(about).encode()))
+    parquet.write_table(table.replace_schema_metadata({packing.KEY: header}), path)
     with pytest.raises(CorruptError, match=path.name):
         packing.read(path)

@@ -50,9 +50,12 @@ def test_rows_made_now_are_the_stored_ones_and_count_right(tmp_path):
     for dataset, units in RETAINED.items():
         for k, published in enumerate(PUBLISHED[dataset]):
             run = f"{dataset}.{k}"
-            total, kept = sizes[run].sum(), sum(sizes[run, unit] for unit in units[:k])
+            total, kept_size = (
+                sizes[run].sum(),
+                sum(sizes[run, unit] for unit in units[:k]),
+            )
             assert total == TOTALS[dataset]
             assert sums.loc[run, "bytes_up"] == 4 * 600 * 10 * total
-            assert sums.loc[run, "bytes_down"] == 4 * 600 * 10 * (total - kept)
+            assert sums.loc[run, "bytes_down"] == 4 * 600 * 10 * (total - kept_size)
             moved = sums.loc[run, ["bytes_up", "bytes_down"]].sum() / 2**20
             assert round(moved / 8, 2) == published

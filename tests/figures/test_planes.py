@@ -5,11 +5,11 @@ from tests.diagnostics.made import parted
 
 
 def test_the_scores_tell_what_stands_apart():
-    found = {row["metric"]: row["value"] for row in scored(parted(), {})}
-    assert found["silhouette_class"] > 0.7
-    assert found["purity_class"] == 1
-    assert abs(found["silhouette_client"]) < 0.1
-    assert 0.35 < found["purity_client"] < 0.65
+    value_of = {row["metric"]: row["value"] for row in scored(parted(), {})}
+    assert value_of["silhouette_class"] > 0.7
+    assert value_of["purity_class"] == 1
+    assert abs(value_of["silhouette_client"]) < 0.1
+    assert 0.35 < value_of["purity_client"] < 0.65
     alone = parted()
     alone.clients[:] = "a"
     values = {row["metric"]: row["value"] for row in scored(alone, {})}

@@ -8,11 +8,11 @@ from figures.decision import planted
 
 
 def test_each_metric_declares_what_the_planted_layers_showed():
-    found = planted.ends(planted.read_rows())
-    assert {*found.values()} == {"", "high"}
+    ends = planted.ends(planted.read_rows())
+    assert {*ends.values()} == {"", "high"}
     for name, metric in METRICS.members().items():
         if metric.compute.__module__.startswith("diagnostics."):
-            assert metric.differs == found.get(name, ""), name
+            assert metric.differs == ends.get(name, ""), name
 
 
 def test_rows_are_whole():

@@ -40,7 +40,7 @@ def test_released_is_a_nuclear_norm_of_the_product_with_a_unit_vector():
 def test_nuclear_norms(shape):
     x = torch.randn(shape, dtype=torch.float64)
     slices = [x] if x.ndim < 3 else list(x.transpose(0, 1))
-    sums = [np.linalg.norm(each.reshape(len(x), -1), "nuc") for each in slices]
+    sums = [np.linalg.norm(matrix.reshape(len(x), -1), "nuc") for matrix in slices]
     assert nuclear_norm(x) == pytest.approx(np.mean(sums))
     assert math.isnan(nuclear_norm(x * math.nan))
 
@@ -50,8 +50,8 @@ def test_a_table_is_averaged_over_the_batch_before_the_product():
     client = ClientModel("a", model, (torch.randint(9, (5, 2)), torch.arange(5) % 4), 5)
     x, y = _draw(client, 3, 0)
     CE(model(x), y).backward()
-    found = call(SENSITIVITY, [client], layers_of(model, x), loss=CE, single_batch=3)
-    importance = [row["value"] for row in found if row["variant"] == "importance"]
+    rows = call(SENSITIVITY, [client], layers_of(model, x), loss=CE, single_batch=3)
+    importance = [row["value"] for row in rows if row["variant"] == "importance"]
     (w, g), (dense, slope) = (
         (model[k].weight.detach(), model[k].weight.grad) for k in (0, 2)
     )

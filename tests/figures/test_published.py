@@ -172,8 +172,8 @@ def test_what_is_printed_twice_is_the_same():
 )  # fmt: skip
 def test_tables_of_the_same_runs_agree(paper, one, other):
     here, there = (
-        chosen(paper, **each).set_index(["method", "dataset", "client"])["value"]
-        for each in (one, other)
+        chosen(paper, **columns).set_index(["method", "dataset", "client"])["value"]
+        for columns in (one, other)
     )
     assert there.loc[here.index].tolist() == here.tolist()
 

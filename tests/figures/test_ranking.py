@@ -25,8 +25,8 @@ DEMSAR = pd.DataFrame({
 
 def test_median_interval():
     x = np.random.default_rng(0).permutation(21).astype(float)
-    found = median_interval(x)
-    assert found == (
+    result = median_interval(x)
+    assert result == (
         10.0,
         5.0,
         15.0,
@@ -47,12 +47,14 @@ def test_friedman_on_demsars_example():
         2.893,
         1.964,
     ]
-    found = friedman(DEMSAR)
-    assert found.status == "ok"
-    assert (found.n_algorithms, found.n_blocks) == (4, 14)
+    result = friedman(DEMSAR)
+    assert result.status == "ok"
+    assert (result.n_algorithms, result.n_blocks) == (4, 14)
     # the printed value has no correction for ties: of 840 = 14 * (4**3 - 4), the tied values' count**3 - count are 78
-    assert found.statistic * (1 - 78 / 840) == pytest.approx(9.28, abs=0.005)
-    assert found.p_value == pytest.approx(stats.chi2.sf(found.statistic, 3), rel=1e-12)
+    assert result.statistic * (1 - 78 / 840) == pytest.approx(9.28, abs=0.005)
+    assert result.p_value == pytest.approx(
+        stats.chi2.sf(result.statistic, 3), rel=1e-12
+    )
 
 
 def test_friedman_says_why_there_is_no_value():
@@ -62,18 +64,18 @@ def test_friedman_says_why_there_is_no_value():
         ([[1.0, 2.0]] * 3, "tied"),
         ([[1.0, 2.0], [math.nan, 1.0], [3.0, 3.0]], "A1 in D0"),
     ):
-        found = friedman(
+        result = friedman(
             pd.DataFrame(rows).rename(index="A{}".format, columns="D{}".format)
         )
-        assert re.search(says, found.status)
-        assert np.isnan((found.statistic, found.p_value)).all()
+        assert re.search(says, result.status)
+        assert np.isnan((result.statistic, result.p_value)).all()
 
 
 def test_nemenyi_on_demsars_example():
-    found = Ranking(DEMSAR, higher_is_better=True).nemenyi
+    p_values = Ranking(DEMSAR, higher_is_better=True).nemenyi
     # the paper: no pair differs at 5 % (critical difference 1.25); at 10 % (1.12) C4.5 differs from m and from both
-    assert found.to_numpy().min() > 0.05
-    significant = found < 0.1
+    assert p_values.to_numpy().min() > 0.05
+    significant = p_values < 0.1
     assert {
         (a, b) for a in significant for b in significant if significant.loc[a, b]
     } == {

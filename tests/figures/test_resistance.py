@@ -17,18 +17,18 @@ def test_the_page_is_made_from_the_rows():
 
 @pytest.mark.parametrize("name", made.NAMES)
 def test_a_draw_multiplies_ten_numbers_and_fences_find_them(name):
-    asked = made.table_of(name)
-    assert made.with_wrong_cells(asked, 0) is asked.frame
-    client = asked.keys["client_column"]
-    owner = pd.factorize(asked.frame[client])[0]
+    table = made.table_of(name)
+    assert made.with_wrong_cells(table, 0) is table.frame
+    client = table.keys["client_column"]
+    owner = pd.factorize(table.frame[client])[0]
     for draw in range(1, made.DRAWS + 1):
-        wrong = made.with_wrong_cells(asked, draw)
-        plain = asked.frame.select_dtypes("number").astype(float)
+        wrong = made.with_wrong_cells(table, draw)
+        plain = table.frame.select_dtypes("number").astype(float)
         other = wrong[plain.columns].astype(float)
         changed = (plain != other) & plain.notna()
         assert changed.to_numpy().sum() == made.CELLS
         assert np.allclose(other.to_numpy()[changed], 1000 * plain.to_numpy()[changed])
         low, high, _ = fences(other.to_numpy(), owner)
         outside = (other.to_numpy() < low) | (other.to_numpy() > high)
-        found = (outside & changed.to_numpy()).sum()
-        assert found == made.CELLS
+        clipped_cells = (outside & changed.to_numpy()).sum()
+        assert clipped_cells == made.CELLS

@@ -16,9 +16,9 @@ def rows():
 
 
 def test_the_stored_lines_are_made_from_the_rows(rows):
-    made = rules.lines(rows).round(3)
+    lines = rules.lines(rows).round(3)
     stored = regret.read_benchmark()
-    pd.testing.assert_frame_equal(made, stored[made.columns], check_dtype=False)
+    pd.testing.assert_frame_equal(lines, stored[lines.columns], check_dtype=False)
     assert regret.BENCHMARK.stat().st_size < 200_000
 
 
@@ -63,8 +63,8 @@ def test_a_line_is_what_the_benchmark_says_of_the_rule(rows, metric, rule):
 def test_every_layer_metric_has_lines_or_a_reason(rows):
     metrics = {
         name
-        for name, each in fl.METRICS.members().items()
-        if each.compute.__module__.startswith("diagnostics.")
+        for name, metric in fl.METRICS.members().items()
+        if metric.compute.__module__.startswith("diagnostics.")
     }
     assert {*rows["metric"]} == metrics - {*rules.NO_LAYERS}
     assert (rows["lost"].isna() == (rows["why"] != "")).all()

@@ -11,8 +11,8 @@ from fl_core.run import runner
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 LITTLE = {
-    name: Column("large_digits", 120, (1, 2, 3), (0, 1, 2), 1, each.papers)
-    for name, each in SIZES.items()
+    name: Column("large_digits", 120, (1, 2, 3), (0, 1, 2), 1, size.papers)
+    for name, size in SIZES.items()
 }
 
 
@@ -37,6 +37,6 @@ def test_a_run_is_measured_when_it_is_reported(tmp_path):
         share = right / part["n_samples"].sum()
         assert pooled.loc[(name, done), 0] == pytest.approx(share, abs=1e-12)
         assert means.loc[(name, done), 0] == pytest.approx(part["value"].mean())
-    own = frame[frame["run"] == name]
+    run_rows = frame[frame["run"] == name]
     sent = whole[whole["metric"] == "bytes_up"]["value"].sum()
-    assert own[own["metric"] == "bytes_up"]["value"].item() == sent
+    assert run_rows[run_rows["metric"] == "bytes_up"]["value"].item() == sent

@@ -19,7 +19,7 @@ OPEN = ("undecided", "not comparable")
 
 
 def test_every_paper_has_claims_of_figures_that_there_are():
-    known = {entry.name: entry for entry in catalogue.entries()}
+    entries = {entry.name: entry for entry in catalogue.entries()}
     assert tuple(dict.fromkeys(claim.paper for claim in CLAIMS)) == PAPERS
     assert len({claim.line for claim in CLAIMS}) == len(CLAIMS)
     assert all(claim.line.startswith(f"{claim.paper}.") for claim in CLAIMS)
@@ -29,7 +29,7 @@ def test_every_paper_has_claims_of_figures_that_there_are():
         assert max(map(len, cells)) <= 120, claim.line
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", claim.written)
         assert claim.place.startswith(("Abstract", "Sec", "Table", "Appendix", "MLSys"))
-        assert claim.figure in known
+        assert claim.figure in entries
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -92,15 +92,19 @@ def test_each_other_line_says_what_would_decide_it():
 
 
 def test_what_a_page_says_is_read_back(tmp_path):
-    said = [
+    findings = [
         Finding("a: lies (on all) above b", "+1.0 ± 0.5 (undecided). So be it", True),
         Finding("a lies below c", "-2", False, "other data (not its own)"),
         Finding("|D| is <N>", "|D| = 3", None, "few images"),
     ]
     other = "| expectation | verdict | other |\n| --- | --- | --- |\n| x | held | y |"
-    (tmp_path / "x.fig1.md").write_text(f"# Title\n\n{expectations(said)}\n\n{other}\n")
-    found = read_expectations((tmp_path / "x.fig1.md").read_text())
-    assert found == [(each.expected, each.verdict, each.measured) for each in said]
+    (tmp_path / "x.fig1.md").write_text(
+        f"# Title\n\n{expectations(findings)}\n\n{other}\n"
+    )
+    read = read_expectations((tmp_path / "x.fig1.md").read_text())
+    assert read == [
+        (finding.expected, finding.verdict, finding.measured) for finding in findings
+    ]
     claim = replace(CLAIMS[0], figure="x.fig1", finding="a: lies", shown=r"[+-]\S+")
     assert scorecard.judged(claim, tmp_path) == ("**reproduced**", "+1.0")
     whole = replace(claim, finding="a lies", shown="")
@@ -117,10 +121,10 @@ def test_a_line_changes_only_with_an_entry_in_the_record():
     assert scorecard.RECORD.read_text(encoding="utf-8") == scorecard.record(), (
         "make lists renews it"
     )
-    for each in scorecard.read(scorecard.CHANGES):
-        assert each["line"].partition(".")[0] in PAPERS
-        assert re.fullmatch(r"\d{4}-\d\d-\d\d", each["date"])
-        assert each["cause"] in ("repair", "runs", scorecard.TITLE)
+    for change in scorecard.read(scorecard.CHANGES):
+        assert change["line"].partition(".")[0] in PAPERS
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", change["date"])
+        assert change["cause"] in ("repair", "runs", scorecard.TITLE)
 
 
 @pytest.mark.parametrize(
@@ -153,12 +157,12 @@ def test_an_entry_must_fit_what_was_before_it(tmp_path, entry):
 
 @pytest.mark.parametrize("line", recompute.LINES)
 def test_a_second_computation_gives_the_same_numbers(line):
-    (claim,) = (each for each in CLAIMS if each.line == line)
+    (claim,) = (recomputed for recomputed in CLAIMS if recomputed.line == line)
     _, number = scorecard.judged(claim)
     numbers = recompute.LINES[line]()
     assert numbers
-    for each in numbers:
-        assert each in number
+    for recomputed in numbers:
+        assert recomputed in number
 
 
 def test_the_second_computation_shares_nothing_with_the_first():

@@ -37,12 +37,14 @@ def test_the_picture_has_a_dot_for_each_way_and_an_interval_for_each_rival():
     figure = made.picture(ROWS)
     assert len(figure.axes) == len(made.NAMES)
     for ax, name in zip(figure.axes, made.NAMES, strict=True):
-        own = ROWS[ROWS["data"] == name]
+        data_rows = ROWS[ROWS["data"] == name]
         *dots, level = ax.lines
         places = pd.concat([pd.Series(dot.get_xdata()).dropna() for dot in dots])
-        assert sorted(places) == pytest.approx(sorted(own["value"]))
-        assert level.get_xdata()[0] == own["value"].iloc[0]
-        rivals = own["low"].notna() & (own["way"] != own["way"].iloc[0])
+        assert sorted(places) == pytest.approx(sorted(data_rows["value"]))
+        assert level.get_xdata()[0] == data_rows["value"].iloc[0]
+        rivals = data_rows["low"].notna() & (
+            data_rows["way"] != data_rows["way"].iloc[0]
+        )
         ranges = ax.collections[0].get_segments()
         assert (
             sum(len(ends) > 0 and pd.notna(ends).all() for ends in ranges)
@@ -78,9 +80,9 @@ def test_lines_are_those_of_ways_with_an_action():
 
 def computed_by_onednn(network, x):
     """Return the operations of a forward and a backward pass that oneDNN computes."""
-    with profile() as found:
+    with profile() as profiler:
         network(x).sum().backward()
-    keys = [event.key for event in found.key_averages()]
+    keys = [event.key for event in profiler.key_averages()]
     return [key for key in keys if "mkldnn" in key or "onednn" in key]
 
 

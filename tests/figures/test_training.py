@@ -19,7 +19,7 @@ from fl_core.run import runner
 from tests.conftest import refuses
 from tests.figures.conftest import NAME, made
 
-STUDIES = {each.study.name: each.study for each in items.REGISTRY.values()}
+STUDIES = {item.study.name: item.study for item in items.REGISTRY.values()}
 train = partial(training.train, progress=False)
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 
@@ -47,7 +47,7 @@ def test_runs_are_made_once_and_a_partial_figure_says_what_is_missing(
     assert "Missing: fedper 0, local 1, fedavg 1, fedper 1." in text
     main([NAME, "--train", *out])
     assert made(folder) == {f"{run}-{seed}" for run, seed in check.planned()}
-    assert all(path.read_bytes() == kept for path, kept in before.items())
+    assert all(path.read_bytes() == content for path, content in before.items())
     assert "Missing" not in (tmp_path / f"{NAME}.md").read_text()
     monkeypatch.setattr(runner, "assemble", None)  # nothing is left to make
     main([NAME, "--train", *out])
@@ -165,8 +165,8 @@ def test_another_configuration_is_refused_but_a_default_that_is_spelled_out(
         changed = {"local": check.runs["local"].with_keys(**keys)}
         with refuses(refused) if refused else nullcontext():
             train(replace(check, runs=changed), folder, seeds=1)  # fmt: skip
-    for wrong, said in (({"only": ["fedpr"]}, "mean 'fedper'"), ({"seeds": 0}, "at least 1")):  # fmt: skip
-        with refuses(said):
+    for wrong, message in (({"only": ["fedpr"]}, "mean 'fedper'"), ({"seeds": 0}, "at least 1")):  # fmt: skip
+        with refuses(message):
             train(check, folder, **wrong)
 
 
@@ -193,7 +193,7 @@ def test_rows_that_are_missing_or_of_another_format_are_one_line_with_the_comman
 
 
 def test_every_line_that_waits_for_a_gpu_has_runs_and_is_open(capsys):
-    waiting = [line for each in device.WAITING for line in each.lines]
+    waiting = [line for entry in device.WAITING for line in entry.lines]
     verdicts = scorecard.verdicts()
     assert len(waiting) == len(set(waiting)) == 10
     assert {verdicts[line] for line in waiting} <= {"undecided", "not comparable"}

@@ -35,8 +35,8 @@ from tests.conftest import refuses
 def test_the_interval_of_a_share_is_wilsons():
     for successes, trials in ((0, 3), (3, 3), (7, 15), (29, 30)):
         ends = stats.binomtest(successes, trials).proportion_ci(method="wilson")
-        found = share_interval(successes, trials)
-        assert found == pytest.approx((successes / trials, *ends), abs=1e-12)
+        interval = share_interval(successes, trials)
+        assert interval == pytest.approx((successes / trials, *ends), abs=1e-12)
     with refuses("4 of 3"):
         share_interval(4, 3)
 
@@ -49,9 +49,9 @@ def test_the_share_of_seeds_decides(holding, verdict):
         {k: [1.0, 2.0 if k < holding else 0.5] for k in range(15)}, index=["a", "b"]
     )
     curves[15] = [np.nan, 1.0]
-    said, held = of_seeds(curves, lambda curve: curve["b"] > curve["a"])
-    assert held is verdict
-    assert f"in {holding} of 15 seeds (1 more without a value)" in said
+    text, holds = of_seeds(curves, lambda curve: curve["b"] > curve["a"])
+    assert holds is verdict
+    assert f"in {holding} of 15 seeds (1 more without a value)" in text
 
 
 def test_clients_of_a_seed_are_one_observation():
@@ -59,8 +59,8 @@ def test_clients_of_a_seed_are_one_observation():
     curves = pd.DataFrame([[1.0] * 15, [2.0] * 15], index=["a", "b"], columns=columns)
     curves.loc["b", (0, "v")] = 0.0
     assert by_seed(curves).loc["b"].tolist() == [2.0] * 3
-    _, held = of_seeds(curves, lambda curve: curve["b"] > curve["a"])
-    assert held is None  # 15 curves would decide
+    _, holds = of_seeds(curves, lambda curve: curve["b"] > curve["a"])
+    assert holds is None  # 15 curves would decide
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_clients_of_a_seed_are_one_observation():
 def test_medians_are_within_ranges_by_their_intervals(low, high, verdict, said):
     values = pd.DataFrame([[1.0] * 9, [1.0, 2, 3, 4, 5, 5, 6, 6, 7]], index=["a", "b"])
     ends = (pd.Series({"a": 1.0, "b": end}) for end in (low, high))
-    text, held = of_ranges(values, *ends)
-    assert held is verdict
+    text, holds = of_ranges(values, *ends)
+    assert holds is verdict
     assert said in text
 
 
@@ -85,13 +85,17 @@ def between(values, printed=math.nan):
 
 
 def held(check=LEAD, **values):
-    gaps = {name: between(each) for name, each in values.items()}
+    gaps = {name: between(values_of) for name, values_of in values.items()}
     return judged(gaps, check).held
 
 
 def test_an_equivalence_needs_two_one_sided_tests():
     near, wide, far = [1e-3, -1e-3, 2e-3, 0], [0.03, -0.04, 0.01], [0.05, 0.051, 0.049]
-    assert [held(LEVEL, x=each) for each in (near, wide, far)] == [True, None, False]
+    assert [held(LEVEL, x=values) for values in (near, wide, far)] == [
+        True,
+        None,
+        False,
+    ]
     assert [held(check, x=far) for check in (NO_LOWER, NO_HIGHER)] == [True, False]
     assert held(LEVEL, x=[0.0, 0.0]) is None
     for shift in (-0.004, 0.0, 0.004, 0.008):
@@ -104,14 +108,14 @@ def test_an_equivalence_needs_two_one_sided_tests():
         odds = LEAD.odds(between(values))
         assert min(odds) == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
     cases = ([True, None], [None, False], [True], [])
-    assert [joint(each) for each in cases] == [None, False, True, None]
+    assert [joint(case) for case in cases] == [None, False, True, None]
 
 
 def test_not_comparable_goes_before_every_other_verdict():
-    findings = [Finding("x", "y", each) for each in (True, False, None)]
-    assert [each.verdict for each in findings] == ["held", "did not hold", "open"]
+    findings = [Finding("x", "y", holds) for holds in (True, False, None)]
+    assert [finding.verdict for finding in findings] == ["held", "did not hold", "open"]
     apart = set_apart(findings, "other data")
-    assert {each.verdict for each in apart} == {"not comparable"}
+    assert {finding.verdict for finding in apart} == {"not comparable"}
     assert str(apart[0]) == "not comparable (other data): x. Measured: y."
     assert set_apart(findings, "") == tuple(findings)
 
@@ -153,7 +157,7 @@ def test_an_order_fails_where_both_are_level():
 @pytest.mark.parametrize("lead", [0.0012, 0.01, 0.05])
 def test_a_true_lead_is_seldom_called_level(lead):
     draws = np.random.default_rng(0).normal(lead, 0.006, (100, 6))
-    wrong = [judged({"x": between(each, lead)}).held is False for each in draws]
+    wrong = [judged({"x": between(draw, lead)}).held is False for draw in draws]
     assert np.mean(wrong) <= 0.08
 
 
@@ -172,9 +176,9 @@ def test_what_the_paper_prints_is_asked_first():
 
 def test_all_parts_hold_by_themselves_and_one_refutes_after_holms_correction():
     p = [0.001, 0.013, 0.02, 0.04, 0.9]
-    verdicts = of_parts([Odds(each, 1 - each) for each in p])
+    verdicts = of_parts([Odds(p_value, 1 - p_value) for p_value in p])
     assert verdicts == [True, True, True, True, None]
-    verdicts = of_parts([Odds(1 - each, each) for each in p])
+    verdicts = of_parts([Odds(1 - p_value, p_value) for p_value in p])
     assert verdicts == [False, None, None, None, None]
     assert of_parts([Odds(0.9, 0.001), Odds(math.nan, math.nan)]) == [False, None]
     assert of_parts([of_share(0, 3), of_share(3, 3)]) == [None, None]
@@ -190,11 +194,11 @@ def curves(*gaps, rounds=(0, 4, 8, 12, 16)):
 
 
 def test_a_score_is_the_mean_of_the_last_three_evaluations():
-    found = settled(
+    scores = settled(
         curves([9, 9, 9], [9, 9, 9], [1, 2, 3], [2, 3, 4], [3, 4, 5]), "x", "y"
     )
-    assert found.interval.value == pytest.approx(3.0)
-    assert found.pairs == EVALUATIONS == 3
+    assert scores.interval.value == pytest.approx(3.0)
+    assert scores.pairs == EVALUATIONS == 3
     once = curves([9, 9, 9], [1, 2, 3], rounds=(0, 40))
     assert settled(once, "x", "y").few == "", "no run has more"
     assert settled(once, "x", "z").pairs == 0
@@ -219,9 +223,9 @@ def test_a_difference_that_still_shrinks_is_evidence():
 
 
 def test_what_has_learned_little_is_no_witness():
-    said = little_learned({"x": (0.39, 0.78), "y": (0.7, 0.78)}, (0.1, 0.1))
-    assert "39 % where the paper has 78 %" in said
-    assert "y" not in said
+    sentence = little_learned({"x": (0.39, 0.78), "y": (0.7, 0.78)}, (0.1, 0.1))
+    assert "39 % where the paper has 78 %" in sentence
+    assert "y" not in sentence
     nothing = {"x": (0.5, 0.78), "z": (0.2, float("nan"))}
     assert little_learned(nothing, (0.1, 0.1)) == ""
 

@@ -18,7 +18,7 @@ RUNS = {
 
 def write_archive(folder, runs=RUNS, seed=0):
     """Write the layout of the archive, and return windows, labels, persons and bouts, sorted by person."""
-    draw, found = np.random.default_rng(seed), []
+    draw, recordings = np.random.default_rng(seed), []
     for side, sequence in runs.items():
         signals = folder / side / "Inertial Signals"
         signals.mkdir(parents=True)
@@ -26,7 +26,7 @@ def write_archive(folder, runs=RUNS, seed=0):
         for person, label, n in sequence:
             long = draw.normal(size=(len(CHANNELS), (n + 1) * HALF)).round(7)
             parts = [long[:, k * HALF : k * HALF + STEPS] for k in range(n)]
-            found.append((person, label - 1, np.stack(parts)))
+            recordings.append((person, label - 1, np.stack(parts)))
             windows += parts
         x = np.stack(windows)
         for k, channel in enumerate(CHANNELS):
@@ -34,10 +34,10 @@ def write_archive(folder, runs=RUNS, seed=0):
         for name, column in (("subject", 0), ("y", 1)):
             marks = np.repeat([run[column] for run in sequence], [r[2] for r in sequence])  # fmt: skip
             np.savetxt(folder / side / f"{name}_{side}.txt", marks, fmt="%d")
-    found.sort(key=lambda run: run[0])
-    sizes = [len(run[2]) for run in found]
-    persons, labels = ([run[k] for run in found] for k in (0, 1))
-    x = np.concatenate([run[2] for run in found])
+    recordings.sort(key=lambda run: run[0])
+    sizes = [len(run[2]) for run in recordings]
+    persons, labels = ([run[k] for run in recordings] for k in (0, 1))
+    x = np.concatenate([run[2] for run in recordings])
     return (
         x,
         np.repeat(labels, sizes),

@@ -95,18 +95,20 @@ def test_inputs_of_every_form_train_the_same_model():
 @pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed")
 def test_objects_of_the_package_datasets_are_samples():
     library, collate = import_module("datasets"), hf.default_data_collator
-    made = library.Dataset.from_list([Table()[k] for k in range(60)])
+    dataset = library.Dataset.from_list([Table()[k] for k in range(60)])
     shown, wanted = (
-        made.with_format("torch"),
+        dataset.with_format("torch"),
         run(Table(), network()).models["client_0"],
     )
-    for data in (made, shown, DataLoader(shown, collate_fn=collate)):
-        found = run(data, network()).models["client_0"]
-        assert tree.distance(found.state_dict(), wanted.state_dict()) == 0
-    fl.diagnose(network(), library.DatasetDict(a=made, b=made), metrics="grad_norm")
+    for data in (dataset, shown, DataLoader(shown, collate_fn=collate)):
+        trained = run(data, network()).models["client_0"]
+        assert tree.distance(trained.state_dict(), wanted.state_dict()) == 0
+    fl.diagnose(
+        network(), library.DatasetDict(a=dataset, b=dataset), metrics="grad_norm"
+    )
     for data, message in (
-        (made.to_iterable_dataset(), "must have a length"),
-        (library.DatasetDict(train=made, test=made), "no splits of one dataset"),
+        (dataset.to_iterable_dataset(), "must have a length"),
+        (library.DatasetDict(train=dataset, test=dataset), "no splits of one dataset"),
     ):
         with refuses(message):
             run(data, network())
@@ -217,11 +219,11 @@ def test_parts_of_a_table_that_do_not_belong_together_are_refused():
 
 
 def test_a_model_of_several_outputs_is_exported(tmp_path):
-    out, own = str(tmp_path / "run"), {"data": {"a": (X, Y), "b": (X, Y)}}
-    model = run(own["data"], Extra(), out=out, clients=None).models["a"].eval()
-    fl.export(out, tmp_path / "a.safetensors", model=Extra(), **own)
-    found = fl.predict(tmp_path / "a.safetensors", X, model=Extra())
-    assert torch.equal(found.logits, model(X)[0])
+    out, arguments = str(tmp_path / "run"), {"data": {"a": (X, Y), "b": (X, Y)}}
+    model = run(arguments["data"], Extra(), out=out, clients=None).models["a"].eval()
+    fl.export(out, tmp_path / "a.safetensors", model=Extra(), **arguments)
+    predicted = fl.predict(tmp_path / "a.safetensors", X, model=Extra())
+    assert torch.equal(predicted.logits, model(X)[0])
 
 
 class Chain(nn.Module):
@@ -269,11 +271,11 @@ def test_the_last_layer_is_found_behind_each_form(caller, k, tmp_path):
     if caller == "init":
         how["init"] = str(tmp_path / "four.pt")
         torch.save(network(Chain, form="", classes=4).state_dict(), how["init"])
-    found = []
+    heads = []
     for inputs, form in (("tensor", "tensor"), (list(INPUTS)[k], forms[k % 3])):
         result = run(INPUTS[inputs], network(Chain, form=form), **how)
-        found.append(tree.digest(result.models["client_0"].state_dict()))
-    assert found[0] == found[1]
+        heads.append(tree.digest(result.models["client_0"].state_dict()))
+    assert heads[0] == heads[1]
 
 
 def test_samples_as_dicts_are_padded_by_their_mask_or_refused():

@@ -38,8 +38,8 @@ def layers(kind="plain"):
 
 
 def problem(kind="plain", **changes):
-    found = layers(kind)
-    return replace(TaskInfo(found, frozenset(), TOY.weights, 1, 0), **changes)
+    listed = layers(kind)
+    return replace(TaskInfo(listed, frozenset(), TOY.weights, 1, 0), **changes)
 
 
 def adopted(name, plan, **changes):
@@ -82,10 +82,10 @@ def test_one_layer_more_or_less():
         (0, -1, 1, "clipped from -1 to 1 of 3 layers"),
     ):
         for before in ("ok", "client 'a' has no vote"):
-            found = shift_plan(prefix(cut, rule="r", status=before), by)
-            why = [each for each in (before, status) if each != "ok"]
-            assert (found.cut, found.why.rule) == (count, f"r {by:+d}")
-            assert found.why.status == ("; ".join(why) or "ok")
+            shifted = shift_plan(prefix(cut, rule="r", status=before), by)
+            why = [note for note in (before, status) if note != "ok"]
+            assert (shifted.cut, shifted.why.rule) == (count, f"r {by:+d}")
+            assert shifted.why.status == ("; ".join(why) or "ok")
 
 
 def test_the_random_prefix_is_neither_the_plan_nor_all_and_depends_on_the_seed():
@@ -117,18 +117,18 @@ def test_a_phase_moves_its_own_tensors_only(name, kind):
     every = algorithm.submodel(Round(1), client)
     start = tree.select(tree.state_dict(task.model), every)
     server = algorithm.server_state(tree.state_dict(task.model))
-    held = (
+    received = (
         algorithm.client_state(start, client).trees
         | algorithm.server_message(server, client, Round(1)).trees
     )
-    for mask in held.get("personal entries", {}).values():
+    for mask in received.get("personal entries", {}).values():
         mask.view(-1)[::2] = True  # both phases have something to train
     for phase in (
         *algorithm.phases(Round(1), client),
         *algorithm.finetuning(algorithm.task_info.rounds, client),
     ):
         ctx = client_runner._context(client, 1, start)
-        ctx.trees, ctx.submodel = held, every
+        ctx.trees, ctx.submodel = received, every
         found, _ = client_runner.phase(Part(phase, start, ctx, {}))
         assert found.keys() == every
         moved = {n for n in every if not torch.equal(found[n], start[n])}
@@ -150,10 +150,10 @@ def test_whatever_follows_a_gradient_is_clipped(name):
         for client, trained in enumerate(
             played.checkpoints[0].models["local"].values()
         ):
-            own = played.engine.algorithm.client_state(initial, client).trees.get(
-                "model", {}
-            )  # prompts are each client's own
-            begin = tree.select({**initial, **own}, trained)
+            client_model = played.engine.algorithm.client_state(
+                initial, client
+            ).trees.get("model", {})  # prompts are each client's own
+            begin = tree.select({**initial, **client_model}, trained)
             ways[clip] = max(ways[clip], tree.distance(begin, trained))
     assert ways[None] > 1e-3
     if name in ("pfedhn", "pfedgate"):  # which have their own
@@ -171,11 +171,11 @@ def test_fine_tuning_works_on_copies(name):
     assert tuned.server() == without.server()
     assert tuned.evaluated() == without.evaluated()
     for client, state in without.checkpoints[-1].clients.items():
-        found = without.checkpoints[-1].models["personal"][client]
+        personal = without.checkpoints[-1].models["personal"][client]
         model = without.engine.algorithm.models(
             without.checkpoints[-1].server, state, Round(3)
         )["global"]
-        assert tree.digest(found) == tree.digest(model)
+        assert tree.digest(personal) == tree.digest(model)
         assert tree.digest(
             tuned.checkpoints[-1].models["personal"][client]
         ) != tree.digest(model)
@@ -208,9 +208,11 @@ def test_running_statistics_are_shared_kept_or_dropped(name, bn):
     shared = algorithm.shared(Round(1), 0)
     for by_client in client_models(played, algorithm.evaluates):
         first, *others = by_client.values()
-        for each in statistics:
-            same = all(torch.equal(first[each], other[each]) for other in others)
-            assert same == (each in shared), each
+        for statistic in statistics:
+            same = all(
+                torch.equal(first[statistic], other[statistic]) for other in others
+            )
+            assert same == (statistic in shared), statistic
             assert not same or bn == "global"
 
 

@@ -38,7 +38,7 @@ def test_a_view_is_composed_as_mocos():
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
     x = images(16)
     normalised = reference().normalize(x, list(mean), list(std))
-    found = MoCoViews(mean, std)(normalised, draw(3))
+    views = MoCoViews(mean, std)(normalised, draw(3))
     again = draw(3)
     boxes = augment.crop_boxes(16, 9, 12, again)
     grey = torch.rand(16, generator=again) < 0.2
@@ -52,11 +52,13 @@ def test_a_view_is_composed_as_mocos():
             image, *boxes[k].tolist(), size=[9, 12], antialias=True
         )
         view = reference().rgb_to_grayscale(view, 3) if grey[k] else view
-        for each in order[k].tolist():
-            view = list(OPERATIONS.values())[each][1](view, float(strengths[k, each]))
+        for operation in order[k].tolist():
+            view = list(OPERATIONS.values())[operation][1](
+                view, float(strengths[k, operation])
+            )
         view = reference().horizontal_flip(view) if mirrored[k] else view
         view = reference().normalize(view, list(mean), list(std))
-        torch.testing.assert_close(found[k], view, rtol=0, atol=5e-5)
+        torch.testing.assert_close(views[k], view, rtol=0, atol=5e-5)
 
 
 def test_tables_have_no_views():

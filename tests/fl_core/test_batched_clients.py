@@ -79,7 +79,7 @@ def jobs(
 
 def assert_alike(ours, theirs):
     assert ours.client == theirs.client
-    for found, wanted in (
+    for pair, wanted in (
         (ours.models["local"], theirs.models["local"]),
         *(
             (ours.message.trees[k], theirs.message.trees[k])
@@ -87,8 +87,8 @@ def assert_alike(ours, theirs):
         ),
         *((ours.state.trees[k], theirs.state.trees[k]) for k in theirs.state.trees),
     ):
-        assert list(found) == list(wanted)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
+        assert list(pair) == list(wanted)
+        torch.testing.assert_close(pair, wanted, rtol=0, atol=1e-10)
     assert ours.work == pytest.approx(
         theirs.work, rel=1e-6
     )  # a batch's loss is a float32 where they are added up
@@ -120,9 +120,9 @@ def test_together_is_one_by_one(which, batch, alone):
     assert len({len(client.train) for client in TOY.clients}) == 4
     wanted = list(serial.run(jobs(task)))
     assert alone == [0, 1, 2, 3]
-    found = list(together.run(jobs(task)))
+    replies = list(together.run(jobs(task)))
     assert alone == [0, 1, 2, 3], "nobody is trained alone"
-    for ours, theirs in zip(found, wanted, strict=True):
+    for ours, theirs in zip(replies, wanted, strict=True):
         assert_alike(ours, theirs)
         assert tree.distance(theirs.models["local"], tree.state_dict(task.model)) > 0.01
 
@@ -132,9 +132,9 @@ def test_stacks_of_any_size_give_results_in_order(limit, monkeypatch):
     monkeypatch.setattr(batched, "TOGETHER", limit)
     serial, together, task = sites()
     order = (3, 1, 2, 0, 1)
-    found = list(together.run(jobs(task, order)))
-    assert [result.client for result in found] == list(order)
-    for ours, theirs in zip(found, serial.run(jobs(task, order)), strict=True):
+    replies = list(together.run(jobs(task, order)))
+    assert [result.client for result in replies] == list(order)
+    for ours, theirs in zip(replies, serial.run(jobs(task, order)), strict=True):
         assert_alike(ours, theirs)
 
 
@@ -151,9 +151,9 @@ def test_an_objective_of_its_own_is_not_stacked(alone):
     serial, together, task = sites()
     for runs in (serial, together):
         runs.use(Own(task.task_info))
-    found = list(together.run(jobs(task)))
+    replies = list(together.run(jobs(task)))
     assert alone == [0, 1, 2, 3]
-    for ours, theirs in zip(found, serial.run(jobs(task)), strict=True):
+    for ours, theirs in zip(replies, serial.run(jobs(task)), strict=True):
         assert tree.digest(ours.models["local"]) == tree.digest(theirs.models["local"])
 
 
@@ -165,9 +165,9 @@ def test_a_client_that_is_not_finite_is_named_after_the_results_before_it(
         name: torch.full_like(value, torch.nan)
         for name, value in tree.state_dict(task.model).items()
     }
-    asked = list(jobs(task))
-    asked[2] = replace(asked[2], message=Message({"model": broken}))
-    results = together.run(asked)
+    requests = list(jobs(task))
+    requests[2] = replace(requests[2], message=Message({"model": broken}))
+    results = together.run(requests)
     assert [next(results).client for _ in range(2)] == [0, 1]
     with pytest.raises(
         NonFiniteError,
@@ -202,10 +202,13 @@ def test_which_models_are_stacked(which):
 
 
 def test_the_choice_is_recorded_and_obeyed():
-    for wanted, kind, found in (("auto", BatchedClients, "on"), ("off", Serial, "off")):
+    for wanted, kind, recorded in (
+        ("auto", BatchedClients, "on"),
+        ("off", Serial, "off"),
+    ):
         task = runner.assemble(
             CONFIG.with_keys(stack=wanted), data=TOY, model=network("plain")
         )
-        assert task.config.execution.stack == found
-        made = executor(client_runner_of(task), 0, found == "on")
-        assert type(made) is kind
+        assert task.config.execution.stack == recorded
+        chosen = executor(client_runner_of(task), 0, recorded == "on")
+        assert type(chosen) is kind

@@ -72,15 +72,15 @@ def made(kind: type[nn.Module]) -> nn.Module:
 def test_a_chain_is_found_and_its_blocks_can_be_left_out(kind, path):
     model = with_optional_blocks(made(kind), X)
     assert paths_of_blocks(model) == tuple(f"{path}.{k}" for k in range(3))
-    own = made(kind)
-    assert torch.equal(model(X), own(X))
+    plain = made(kind)
+    assert torch.equal(model(X), plain(X))
     names = {name for name, _ in model.named_parameters()}
     hold(model, {name for name in names if not name.startswith(f"{path}.1.")})
-    blocks = own.get_submodule(path)
-    right = own.head(own.final(blocks[2](blocks[0](own.stem(X)))))
+    blocks = plain.get_submodule(path)
+    right = plain.head(plain.final(blocks[2](blocks[0](plain.stem(X)))))
     assert torch.equal(model(X), right)
     hold(model)
-    assert torch.equal(model(X), own(X))
+    assert torch.equal(model(X), plain(X))
 
 
 @pytest.mark.parametrize("kind", [Chained, Looped])
@@ -88,14 +88,14 @@ def test_early_classifiers_read_what_the_own_one_would(kind):
     whole = with_optional_blocks(made(kind), X)
     model = Exits(whole, (1, 2), ensemble=True, seed=0, example=X).eval()
     logits = model(X, every=True)
-    own = made(kind)
-    blocks = list(own.stages if kind is Chained else own.encoder.layer)
-    x = own.stem(X)
+    plain = made(kind)
+    blocks = list(plain.stages if kind is Chained else plain.encoder.layer)
+    x = plain.stem(X)
     for number, block in enumerate(blocks[:2], 1):
         x = block(x)
-        right = model.exits[str(number)](own.final(x))
+        right = model.exits[str(number)](plain.final(x))
         assert torch.equal(logits[number - 1], right)
-    assert torch.equal(logits[-1], own(X))
+    assert torch.equal(logits[-1], plain(X))
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_blocks_of_transformers_are_found():
     model = transformers.ViTForImageClassification(config).eval()
     x = torch.randn(2, 1, 8, 8)
     right = model(x).logits
-    found = with_optional_blocks(model, x)
-    assert len(paths_of_blocks(found)) == 3
-    assert torch.equal(found(x).logits, right)
+    with_blocks = with_optional_blocks(model, x)
+    assert len(paths_of_blocks(with_blocks)) == 3
+    assert torch.equal(with_blocks(x).logits, right)
 
 
 def test_a_model_with_adapters_of_its_own_takes_no_others():

@@ -40,21 +40,21 @@ TIMM = (
 
 def classes_with_buffers() -> dict[str, tuple[type[nn.Module], set[str]]]:
     """Return the classes of torch with the names that their source registers as buffers."""
-    found = {}
+    classes = {}
     spaces = (nn, quantization, parametrizations)
     members = [member for space in spaces for member in vars(space).values()]
     members += [FrozenBatchNorm2d, *TIMM]
     for kind in members:
         if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
             continue
-        own = [each for each in kind.__mro__ if issubclass(each, nn.Module)]
+        bases = [base for base in kind.__mro__ if issubclass(base, nn.Module)]
         source = "".join(
-            inspect.getsource(each) for each in own if each is not nn.Module
+            inspect.getsource(base) for base in bases if base is not nn.Module
         )
         names = set(REGISTERED.findall(source.replace("'", '"')))
         if names and kind not in BUILT:
-            found[kind.__name__] = kind, names
-    return found
+            classes[kind.__name__] = kind, names
+    return classes
 
 
 CLASSES = classes_with_buffers()
@@ -154,9 +154,9 @@ def test_a_histogram_keeps_its_range() -> None:
     modules = [quantization.HistogramObserver(bins=16) for _ in range(3)]
     for seed, module in enumerate(modules):
         module(data(seed, 50))
-    held = tree.state_dict(modules[1])
+    state = tree.state_dict(modules[1])
     mean_of(*modules, weights=(1, 5, 5))
-    assert tree.digest(tree.state_dict(modules[0])) == tree.digest(held)
+    assert tree.digest(tree.state_dict(modules[0])) == tree.digest(state)
 
 
 @pytest.mark.parametrize(
@@ -236,9 +236,9 @@ def test_a_run_keeps_spectral_norm(algorithm: str) -> None:
     "dtype", [torch.complex64, torch.float8_e4m3fn, torch.uint64, torch.bool]
 )
 def test_buffers_of_any_type_are_kept_where_they_are_equal(dtype: torch.dtype) -> None:
-    held = torch.ones(3).to(dtype)
-    for model in run(Owner(held)).models.values():
-        assert buffers.equal(model.held, held)
+    buffer = torch.ones(3).to(dtype)
+    for model in run(Owner(buffer)).models.values():
+        assert buffers.equal(model.held, buffer)
 
 
 def test_a_buffer_without_a_mean_must_not_change() -> None:

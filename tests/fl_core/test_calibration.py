@@ -44,8 +44,8 @@ def test_no_other_temperature_or_weight_of_the_base_rate_has_less_log_loss():
         for weight in np.linspace(0, 1, 11):
             assert least <= loss(temperature, weight) * (1 + 1e-6)
     labels = (torch.rand(200, 3, generator=draw) < (outputs / 4).sigmoid()).float()
-    found = evaluate.fit(outputs, labels, torch.ones(200), torch.zeros(3))
-    assert found[0] == pytest.approx(4, rel=0.3)
+    fitted = evaluate.fit(outputs, labels, torch.ones(200), torch.zeros(3))
+    assert fitted[0] == pytest.approx(4, rel=0.3)
 
 
 def test_targets_are_softened_by_the_effective_number_of_samples():
@@ -89,8 +89,8 @@ def _dealt(load, seed):
     x = StandardScaler().fit_transform(table.data)
     for k in range(5):
         rows = order[k::5]
-        train, held = train_test_split(rows, train_size=0.6, random_state=seed)
-        validation, test = np.array_split(held, 2)
+        train, held_out = train_test_split(rows, train_size=0.6, random_state=seed)
+        validation, test = np.array_split(held_out, 2)
         yield [(x[part], table.target[part]) for part in (train, validation, test)]
 
 
@@ -114,12 +114,12 @@ def test_a_model_that_is_mostly_right_keeps_a_low_loss(load):
     unsure = 0
     for seed, kind in itertools.product(range(5), range(len(kinds))):
         validation, test, labels, actual = [], [], [], []
-        for train, held, last in _dealt(load, seed):
+        for train, held_out, last in _dealt(load, seed):
             with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
                 model = clone(kinds[kind]).fit(*train)
-            validation.append(_logits(model, held[0]))
+            validation.append(_logits(model, held_out[0]))
             test.append(_logits(model, last[0]))
-            labels.append(held[1])
+            labels.append(held_out[1])
             actual.append(last[1])
         outputs, scored = (
             torch.from_numpy(np.concatenate(part)) for part in (validation, test)
@@ -143,7 +143,9 @@ def test_an_export_has_the_temperature_of_its_run_and_predicts_by_it(
 ):
     keys = {"algorithm": "fedper", "model": "mlp", "model_options": {"sizes": (8, 6)}}
     fl.run(CONFIG, tmp_path / "run", data=TOY, **keys)
-    made = fl.export(tmp_path / "run", tmp_path / "a.safetensors", client="a", data=TOY)
+    exported = fl.export(
+        tmp_path / "run", tmp_path / "a.safetensors", client="a", data=TOY
+    )
     models, task = load_models(tmp_path / "run", which="personal", data=TOY)
     parts = [
         (
@@ -167,14 +169,14 @@ def test_an_export_has_the_temperature_of_its_run_and_predicts_by_it(
         ]
         return float(np.average(means, weights=[n for *_, n in parts]))
 
-    best = made.temperature
-    offset = torch.tensor(made.about["base_rate"], dtype=torch.float64)
+    best = exported.temperature
+    offset = torch.tensor(exported.about["base_rate"], dtype=torch.float64)
     weight = float((offset / parts[0][2])[0])
     assert best != 1.0
     assert loss(best) < min(loss(0.95 * best), loss(1.05 * best), loss(1.0))
-    found = fl.predict(made.path, TOY.clients[0].test.x.numpy())
-    again = (found.logits.double() / best + offset).softmax(1)
-    torch.testing.assert_close(found.probabilities, again)
+    predictions = fl.predict(exported.path, TOY.clients[0].test.x.numpy())
+    again = (predictions.logits.double() / best + offset).softmax(1)
+    torch.testing.assert_close(predictions.probabilities, again)
 
 
 def test_a_base_rate_of_other_classes_is_refused(tmp_path):
@@ -183,9 +185,9 @@ def test_a_base_rate_of_other_classes_is_refused(tmp_path):
     runner.run(config, run)
     exported = export(run, tmp_path / "model.safetensors", client="va")
     about = tmp_path / "model.safetensors.json"
-    found = json.loads(about.read_bytes())
-    found.pop("sha256")
+    description = json.loads(about.read_bytes())
+    description.pop("sha256")
     for base in ([0.0], [0.0] * 9):
-        about.write_bytes(sign({**found, "base_rate": base}))
+        about.write_bytes(sign({**description, "base_rate": base}))
         with refuses("base_rate must have a number for each"):
             predict(exported.path, np.zeros((2, 10)))

@@ -26,15 +26,15 @@ def people():
 @pytest.mark.parametrize("scale", ["none", "standard"])
 def test_words_become_columns_as_scikit_learn_makes_them(tmp_path, scale):
     table = people()
-    found = data.load(written(tmp_path / "t.csv", table), scale=scale)
-    train = train_rows(found)
+    federated = data.load(written(tmp_path / "t.csv", table), scale=scale)
+    train = train_rows(federated)
     words = table[["sex", "colour"]].to_numpy()
     encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(
         words[train]
     )
     expected = encoder.transform(words)
-    x = samples(found, *SPLITS)
-    assert found.shape == (1 + 4 + 4,) == x.shape[1:]
+    x = samples(federated, *SPLITS)
+    assert federated.shape == (1 + 4 + 4,) == x.shape[1:]
     assert (x[:, :3] == expected[:, :3]).all()
     assert (x[:, 5:8] == expected[:, 3:]).all()
     assert not x[:, [3, 8]].any()
@@ -50,24 +50,24 @@ def test_a_word_that_no_training_sample_has_gets_a_column_of_its_own(
     first = data.load(written(tmp_path / "t.csv", table))
     (row, *_) = sorted(set(range(60)) - set(train_rows(first).tolist()))
     table.loc[row, "colour"] = "aubergine"
-    found = data.load(written(tmp_path / "t.csv", table))
-    assert found.preprocessing is not None
-    assert found.preprocessing.categories == (
+    federated = data.load(written(tmp_path / "t.csv", table))
+    assert federated.preprocessing is not None
+    assert federated.preprocessing.categories == (
         ("", "f", "m"),
         (),
         ("blue", "green", "red"),
     )
-    assert samples(found, *SPLITS)[row, 5:].tolist() == [0, 0, 0, 1]
-    assert found.digest != first.digest
+    assert samples(federated, *SPLITS)[row, 5:].tolist() == [0, 0, 0, 1]
+    assert federated.digest != first.digest
 
 
 def test_new_rows_are_encoded_alike(tmp_path):
     path = written(tmp_path / "t.csv", people())
-    found = data.load(path)
-    inputs = Inputs.from_json(Inputs.from_federation(found).to_json())
-    assert (inputs.samples(path).x.numpy() == samples(found, *SPLITS)).all()
+    federated = data.load(path)
+    inputs = Inputs.from_json(Inputs.from_federation(federated).to_json())
+    assert (inputs.samples(path).x.numpy() == samples(federated, *SPLITS)).all()
     shuffled = people()[["colour", "age", "sex"]]
-    assert (inputs.samples(shuffled).x.numpy() == samples(found, *SPLITS)).all()
+    assert (inputs.samples(shuffled).x.numpy() == samples(federated, *SPLITS)).all()
     other = written(
         tmp_path / "new.csv",
         pd.DataFrame({"sex": ["x", "f"], "age": [50, 60], "colour": ["red", "pink"]}),

@@ -22,9 +22,9 @@ def wards(tmp_path):
     folder = tmp_path / "wards"
     folder.mkdir()
     for name, rows in frame().groupby("client"):
-        own = rows.drop(columns="client")  # one file has another order of columns
-        order = own.columns[:: -1 if name == "ward_1" else 1]
-        written(folder / f"{name}.csv", own[order])
+        ward_rows = rows.drop(columns="client")  # one file has another order of columns
+        order = ward_rows.columns[:: -1 if name == "ward_1" else 1]
+        written(folder / f"{name}.csv", ward_rows[order])
     (folder / "readme.txt").write_text("notes")
     written(tmp_path / "whole.csv", frame().sort_values("client", kind="stable"))
     return folder
@@ -37,13 +37,17 @@ def joined(folder):
 @pytest.mark.parametrize("how", [str, joined])
 def test_each_file_is_a_client(wards, how):
     dataset = how(wards)
-    found, whole = data.load(dataset), data.load(wards.parent / "whole.csv")
-    assert [client.name for client in found.clients] == ["ward_0", "ward_1", "ward_2"]
-    for one, other in zip(found.clients, whole.clients, strict=True):
+    of_files, whole = data.load(dataset), data.load(wards.parent / "whole.csv")
+    assert [client.name for client in of_files.clients] == [
+        "ward_0",
+        "ward_1",
+        "ward_2",
+    ]
+    for one, other in zip(of_files.clients, whole.clients, strict=True):
         for split in SPLITS:
             assert one.split(split).x.equal(other.split(split).x)
             assert one.split(split).y.equal(other.split(split).y)
-    assert found.classes == whole.classes
+    assert of_files.classes == whole.classes
     recipe = data.recipe(dataset)
     assert (recipe.partition, recipe.model) == ("natural", "mlp")
 
@@ -53,8 +57,12 @@ def test_a_column_of_clients_beside_files_of_clients_is_refused(wards):
         written(path, pd.read_csv(path).assign(client=range(20)))
     with refuses("'client'.*client_column='file'"):
         data.load(wards)
-    found = data.load(wards, client_column="file", exclude_columns=["client"])
-    assert [client.name for client in found.clients] == ["ward_0", "ward_1", "ward_2"]
+    federated = data.load(wards, client_column="file", exclude_columns=["client"])
+    assert [client.name for client in federated.clients] == [
+        "ward_0",
+        "ward_1",
+        "ward_2",
+    ]
 
 
 def test_files_of_a_folder_are_its_visible_tables_in_order(tmp_path):

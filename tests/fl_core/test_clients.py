@@ -83,7 +83,7 @@ def test_memory_of_a_global_model_does_not_grow_with_the_clients(
 
 
 def test_clients_that_do_not_change_cost_nothing_at_a_checkpoint(tmp_path, monkeypatch):
-    made = CONFIG.with_keys(algorithm="fedper", participation=0.2)
+    config = CONFIG.with_keys(algorithm="fedper", participation=0.2)
     monkeypatch.setattr("fl_core.rounds.engine.LOCAL_MODELS", 0)
     put = []
     original = writing.Writer._put
@@ -97,7 +97,7 @@ def test_clients_that_do_not_change_cost_nothing_at_a_checkpoint(tmp_path, monke
         tmp_path / "run",
         {"data": MANY, "model": network("plain")},
     )
-    runner.run(made, out, **common)
+    runner.run(config, out, **common)
     assert len(put) == (1 + 20) + 2 * (1 + 4), (
         "the server each time, everyone once, and whoever took part"
     )
@@ -149,10 +149,10 @@ def test_what_a_job_gives_does_not_depend_on_the_jobs_before_it(kind):
 def test_a_job_leaves_what_it_was_given_untouched():
     client_runner, start = ready("norm", keep_optimizer=True, momentum=0.9)
     before = tree.digest(start)
-    given = job(start)
-    given.state.trees["extra"] = {"x": torch.ones(2)}
-    result = client_runner.run(given)
+    request = job(start)
+    request.state.trees["extra"] = {"x": torch.ones(2)}
+    result = client_runner.run(request)
     assert tree.digest(start) == before
-    assert given.state.trees.keys() == {"model", "extra"}
+    assert request.state.trees.keys() == {"model", "extra"}
     assert result.state.trees.keys() == {"model", "extra", OPTIMIZER_TREE}
     assert result.state.trees["model"] == {}

@@ -127,12 +127,12 @@ def test_hooks_are_called_where_and_as_often_as_the_table_says(workers, log):
     finally:
         if pool is not None:
             pool.close()
-    told = calls(log)
-    here, counts = os.getpid(), Counter(name for name, _ in told)
+    recorded = calls(log)
+    here, counts = os.getpid(), Counter(name for name, _ in recorded)
     for hook, (where, times) in promises().items():
         if hook in ("for_options", "finetuning"):
             continue
-        places = {process == here for name, process in told if name == hook}
+        places = {process == here for name, process in recorded if name == hook}
         if times != "any":
             assert counts[hook] == TIMES[times], hook
         if workers and where != "both" and places:

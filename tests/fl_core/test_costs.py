@@ -24,12 +24,12 @@ def moved(played, variant=""):
         played.values(metric, variant=variant) for metric in ("bytes_down", "bytes_up")
     )
     rounds = sorted({k for k, _ in down})
-    found = []
+    sent = []
     for k in rounds:
         pairs = {(down[k, client], up.get((k, client), 0.0)) for client in CLIENTS}
         assert len(pairs) == 1
-        found.append(pairs.pop())
-    return found
+        sent.append(pairs.pop())
+    return sent
 
 
 @pytest.mark.parametrize(
@@ -77,21 +77,25 @@ def test_playerfl_downloads_all_once_and_uploads_one_number_a_layer(name, shared
         (shared, shared),
         (shared, shared),
     ]
-    given = play(algorithm="playerfl", plan=LayerPlan.prefix(LAYERS, 1), eval_every=3)
-    assert moved(given) == [(FIRST, FIRST)] * 3
+    with_plan = play(
+        algorithm="playerfl", plan=LayerPlan.prefix(LAYERS, 1), eval_every=3
+    )
+    assert moved(with_plan) == [(FIRST, FIRST)] * 3
 
 
 def test_a_measured_plan_is_charged_beside_the_run():
     played = play(algorithm="fedper", config_plan="auto", eval_every=3)
-    given = play(algorithm="fedper", plan=played.engine.algorithm.plan, eval_every=3)
+    with_plan = play(
+        algorithm="fedper", plan=played.engine.algorithm.plan, eval_every=3
+    )
     assert moved(played, "plan") == [(P, 4 * len(LAYERS))]
-    assert moved(played) == moved(given) == [(FIRST, FIRST)] * 3
+    assert moved(played) == moved(with_plan) == [(FIRST, FIRST)] * 3
     for metric in ("steps", "flops"):
-        assert played.values(metric, variant="") == given.values(metric, variant="")
+        assert played.values(metric, variant="") == with_plan.values(metric, variant="")
         charged = played.values(metric, variant="plan")
         assert charged.keys() == {(0, client) for client in CLIENTS}
         assert all(
-            charged[0, c] == given.values(metric, variant="")[1, c] for c in CLIENTS
+            charged[0, c] == with_plan.values(metric, variant="")[1, c] for c in CLIENTS
         )
 
 
@@ -120,7 +124,7 @@ FORWARD = 2 * (A + B + C)
 def full(*layers):
     """FLOPs of training these layers, of one sample."""
     names = frozenset(
-        f"{layer}.{each}" for layer in layers for each in ("weight", "bias")
+        f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")
     )
     return training_flops(Workspace(network("plain")), TOY.shape, names)
 
@@ -157,11 +161,11 @@ def test_costs_of_rounds_are_what_a_run_records(name):
         for metric in ("flops", "bytes_down", "bytes_up", "steps")
     )
     for cost in costs.itertuples():
-        each = [(cost.round, client) for client in CLIENTS]
+        keys = [(cost.round, client) for client in CLIENTS]
         if name == "fedavg":
-            assert cost.naive == sum(SIZES.values()) * sum(steps[key] for key in each)
-        assert cost.flops == pytest.approx(sum(flops[key] for key in each), rel=1e-12)
-        assert cost.moved == sum(down[key] + up[key] for key in each)
+            assert cost.naive == sum(SIZES.values()) * sum(steps[key] for key in keys)
+        assert cost.flops == pytest.approx(sum(flops[key] for key in keys), rel=1e-12)
+        assert cost.moved == sum(down[key] + up[key] for key in keys)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_a_pool_is_the_beginning_of_a_shuffled_file_or_keeps_all_proportions():
     full = np.stack([toy().y, numbers % 2, numbers % 10 < 8])
     for cell in ([0, 0, 1], [0, 1, 1], [1, 0, 0], [1, 1, 1]):
         whole, part = (
-            sum(each.tolist() == cell for each in columns.T)
+            sum(column.tolist() == cell for column in columns.T)
             for columns in (full, np.stack([pool.y, pool.owner, pool.is_train]))
         )
         assert abs(part - whole / 2) <= 1
@@ -231,7 +231,9 @@ def test_bad_arrays_are_refused_by_name_and_row(tmp_path):
         (sides, {"client": labels()}, r"'client'.*x_train"),
         (sides, {"y_test": wrong, **named}, r"test, y, row 3.*\b2\b.*\b7\b"),
     ):
-        arrays = {k: each for k, each in (plain | changes).items() if each is not None}
+        arrays = {
+            k: values for k, values in (plain | changes).items() if values is not None
+        }
         path = save(tmp_path / "a.npz", **arrays)
         with refuses(message) as refusal:
             data.load(path)
@@ -278,7 +280,7 @@ def test_files_that_are_not_what_they_seem(tmp_path):
     np.savez(tmp_path / "twice.npz", x=np.zeros(3))
     with zipfile.ZipFile(tmp_path / "twice.npz", "a") as archive:
         archive.writestr("x", archive.read("x.npy"))
-    for name, content, said in (
+    for name, content, message in (
         ("text.npz", b"no archive", "readable"),
         ("empty.npz", b"", "readable"),
         ("one.npz", (np.lib.format.magic(1, 0)), "readable"),
@@ -288,7 +290,7 @@ def test_files_that_are_not_what_they_seem(tmp_path):
         path = tmp_path / name
         if content is not None:
             path.write_bytes(content)
-        with refuses(rf"{name}.*{said}") as refusal:
+        with refuses(rf"{name}.*{message}") as refusal:
             data.load(path)
         assert "pickle" not in str(refusal.value)
 
@@ -310,11 +312,11 @@ def test_a_damaged_archive_is_refused_by_name(tmp_path):
     for place, byte in enumerate(whole):
         path.write_bytes(whole[:place] + bytes([byte ^ 0xFF]) + whole[place + 1 :])
         try:
-            found = read(path)
+            stored = read(path)
         except UsageError as error:
             refused.append(str(error))
         else:
-            assert found == wanted
+            assert stored == wanted
     assert len(refused) > len(whole) / 2
     assert all("bad.npz" in message for message in refused)
 
@@ -472,7 +474,7 @@ def test_a_packed_file_replaces_torchvision_s(tmp_path):
 def test_fed_isic_keeps_the_four_diagnoses_of_the_class_weights(tmp_path):
     names = np.array(["MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC"])
     y = np.arange(320) % 8
-    given = {
+    arrays = {
         "x": images(320, 8, 8),
         "y": y,
         "is_train": np.arange(320) // 8 % 5 > 0,
@@ -480,15 +482,17 @@ def test_fed_isic_keeps_the_four_diagnoses_of_the_class_weights(tmp_path):
     }
     save(
         tmp_path / "fed_isic.npz",
-        **given,
+        **arrays,
         center=np.arange(320) // 80,
         center_names=np.array([*"abcd"]),
     )
     federated = data.load("fed_isic", data_root=tmp_path)
     assert federated.classes == ("BCC", "BKL", "MEL", "NV")
     assert federated.class_counts("test").to_numpy().tolist() == [[2, 2, 2, 2]] * 4
-    kept = names[y][np.isin(names[y], federated.classes)]
-    assert [federated.classes[k] for k in list(pooled(federated))[1]] == kept.tolist()
+    diagnoses = names[y][np.isin(names[y], federated.classes)]
+    assert [
+        federated.classes[k] for k in list(pooled(federated))[1]
+    ] == diagnoses.tolist()
 
 
 def test_missing_files_are_refused_with_both_ways(tmp_path, monkeypatch):
@@ -607,10 +611,10 @@ def test_what_is_no_dataset_from_outside_is_refused(outside, name, message):
 )
 def test_known_federations_differ_in_what_they_say(kind, labels, inputs):
     """Test samples are the same digits at each client; what is planted alone makes them differ."""
-    found, plain = (data.load(f"known_{name}", seed=3) for name in (kind, "neither"))
-    for each, other in zip(found.clients, plain.clients, strict=True):
-        own = len(each.train) + len(each.validation)
-        assert (own, len(each.test)) == (240, 357)
-        x, y = (each.test.x, other.test.x), (each.test.y, other.test.y)
+    changed, plain = (data.load(f"known_{name}", seed=3) for name in (kind, "neither"))
+    for client, other in zip(changed.clients, plain.clients, strict=True):
+        size = len(client.train) + len(client.validation)
+        assert (size, len(client.test)) == (240, 357)
+        x, y = (client.test.x, other.test.x), (client.test.y, other.test.y)
         assert (torch.equal(*y), torch.equal(*x)) == (labels, inputs)
         assert torch.equal(*(part.flatten(1).sort().values for part in x))

@@ -66,10 +66,10 @@ def test_rows_that_belong_together_are_marked_under_any_name(name, how):
     frame = pd.DataFrame({**NUMBERS, **columns})
     with pytest.warns(UserWarning, match=rf"one '{name}' .*group_column='{name}'"):
         source = as_data(frame)
-    (odd,) = (each.odd for each in source.table.columns if each.name == name)
+    (odd,) = (column.odd for column in source.table.columns if column.name == name)
     assert "belong together" in odd
-    kept = as_data(frame, Reading(group_column=name))
-    assert len(np.unique(kept.groups)) == 40
+    grouped = as_data(frame, Reading(group_column=name))
+    assert len(np.unique(grouped.groups)) == 40
 
 
 def test_a_column_that_is_named_is_taken_whatever_it_looks_like():
@@ -77,9 +77,9 @@ def test_a_column_that_is_named_is_taken_whatever_it_looks_like():
         {"record_id": np.arange(N), "amount": 5000 + 7 * np.arange(N), **NUMBERS}
     )
     frame["label"] = words("0", "1")
-    found = find_faults(frame, PLAIN)
+    findings = find_faults(frame, PLAIN)
     assert [
-        each.name for each in found.table.columns if each.taken_as == "refused"
+        column.name for column in findings.table.columns if column.taken_as == "refused"
     ] == ["record_id", "amount"]
     source = as_data(frame, Reading(columns=["record_id", "amount"]))
     assert source.columns == ("record_id", "amount")
@@ -92,20 +92,20 @@ def test_a_role_is_text_but_for_labels_of_numbers(task):
     columns = dict.fromkeys(("client", "stay", "label"), digits)
     table = pd.DataFrame({**NUMBERS, **columns})
     reading = Reading(task=task, group_column="stay")
-    found = find_faults(table, reading)
+    findings = find_faults(table, reading)
     if task == "regression":
-        (fault,) = found.faults
+        (fault,) = findings.faults
         assert "column 'label'" in str(fault)
         exec(fault.line, {"pd": pd, "table": table})
-        found = find_faults(table, reading)
-    assert not found.faults
-    assert found.source.owner_names == ("0", "1", "2", "3")
-    assert len(np.unique(found.source.groups)) == 4
+        findings = find_faults(table, reading)
+    assert not findings.faults
+    assert findings.source.owner_names == ("0", "1", "2", "3")
+    assert len(np.unique(findings.source.groups)) == 4
     if task == "regression":
-        assert found.source.y.tolist() == [float(digit) for digit in digits]
+        assert findings.source.y.tolist() == [float(digit) for digit in digits]
     else:
-        assert found.source.classes == ("0", "1", "2", "3")
-    assert found.source.columns == tuple(NUMBERS)
+        assert findings.source.classes == ("0", "1", "2", "3")
+    assert findings.source.columns == tuple(NUMBERS)
     (fault,) = find_faults(table.assign(dose=digits), reading).faults
     assert "column 'dose'" in str(fault)
 
@@ -158,9 +158,9 @@ TYPES = {
 def test_types_of_a_frame_are_taken_or_refused_with_their_line(kind):
     cells, wanted = TYPES[kind]
     table = pd.DataFrame({"v": cells, **NUMBERS, "label": words("0", "1")})
-    found = find_faults(table, PLAIN)
-    assert bool(found.faults) == bool(wanted)
-    for line in found.repairs:
+    findings = find_faults(table, PLAIN)
+    assert bool(findings.faults) == bool(wanted)
+    for line in findings.repairs:
         assert ("drop" in line) == (wanted == "drop")
         space = {"pd": pd, "table": table}
         exec(line, space)
@@ -207,10 +207,10 @@ def test_a_table_is_opened_and_parsed_once(tmp_path, monkeypatch):
     path.write_bytes("\n".join([*above, *lines]).encode("latin-1"))
     monkeypatch.setattr(storage, "read_bytes", opened)
     monkeypatch.setattr(pd, "read_csv", parsed)
-    found = find_faults(path, Reading(label_column="died", client_column="hospital"))
+    findings = find_faults(path, Reading(label_column="died", client_column="hospital"))
     assert counts == {"opened": 1, "parsed": 1}
-    assert len(found.faults) == 1
-    keys = found.reading.changed
+    assert len(findings.faults) == 1
+    keys = findings.reading.changed
     assert keys["csv"] == {"encoding": "latin-1", "sep": ";", "skiprows": 1}
     assert recipe(path, **keys).partition == "natural"
     load(path, **keys)
@@ -236,7 +236,7 @@ def test_clients_are_compared_in_the_table():
     })  # fmt: skip
     source = as_data(frame)
     odd = {column.name: column.odd for column in source.table.columns}
-    for name, said in (
+    for name, remark in (
         ("creatinine", "another unit?"),
         ("ward", "shares no word"),
         ("far", "1e+30"),
@@ -244,7 +244,7 @@ def test_clients_are_compared_in_the_table():
         ("constant", "one value only"),
         ("label", "shares no word"),
     ):
-        assert said in odd[name]
+        assert remark in odd[name]
     label = frame.label.str.strip(".")
     alike = frame.assign(copy=label, label=label)
     odd = {column.name: column.odd for column in as_data(alike).table.columns}
@@ -268,10 +268,10 @@ def test_a_column_of_numbers_that_gives_the_label_away_is_named(errors, sign, sa
         "leak": sign * (shown + 0.9 * draw.random(400)),
         "label": np.where(sick, "ill", "well"),
     })  # fmt: skip
-    made = as_data(frame, Reading(impute="median"))
-    odd = {each.name: each.odd for each in made.table.columns}
+    source = as_data(frame, Reading(impute="median"))
+    odd = {column.name: column.odd for column in source.table.columns}
     assert ("gives the label away" in odd.pop("leak")) == said
-    assert not any("gives the label away" in each for each in odd.values())
+    assert not any("gives the label away" in remark for remark in odd.values())
 
 
 @settings(max_examples=20, deadline=None)
@@ -305,15 +305,15 @@ def test_the_table_shows_what_the_model_sees(data):
     frame = frame.assign(client=["a", "b"] * (N // 2), label=words("0", "1"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = load(as_data(frame, Reading(impute="mean")), impute="mean")
-    used = [column for column in made.table.columns if column.inputs]
+        federated = load(as_data(frame, Reading(impute="mean")), impute="mean")
+    used = [column for column in federated.table.columns if column.inputs]
     assert [column.name for column in used] == names
-    assert made.table.inputs == made.shape[0]
-    inputs = [name.partition("=")[0] for name in made.preprocessing.inputs]
+    assert federated.table.inputs == federated.shape[0]
+    inputs = [name.partition("=")[0] for name in federated.preprocessing.inputs]
     assert [inputs.count(column.name) for column in used] == [column.inputs for column in used]  # fmt: skip
 
 
 def test_at_most_three_columns_are_named_for_a_role():
     header = ["age", "died", "event", "status", "result"]
-    found = describe.likely_columns("label_column", "y", header)
-    assert found == ["died", "event", "status"]
+    names = describe.likely_columns("label_column", "y", header)
+    assert names == ["died", "event", "status"]

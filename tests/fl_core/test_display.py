@@ -30,7 +30,9 @@ def shown(tmp_path_factory):
     crossed = fl.cross_scores(torch.nn.Linear(4, 3), {"north": north, "south": north})
     report = fl.diagnose(torch.nn.Linear(4, 3), {"north": north}, ["weight_magnitude"])
     frame = result.to_frame().assign(algorithm="fedper", seed=0)
-    made = fl.Predictions(tuple(map(str, range(50))), ("no", "yes"), torch.zeros(50, 2))
+    predictions = fl.Predictions(
+        tuple(map(str, range(50))), ("no", "yes"), torch.zeros(50, 2)
+    )
     return [
         *(config, runner.assemble(config).data, result, result.plan, report),
         *(
@@ -38,7 +40,7 @@ def shown(tmp_path_factory):
             ALGORITHMS,
             answer,
             judged(table, ["fedavg", "local"]),
-            made,
+            predictions,
         ),
         *(file, tuned, crossed, fl.label_shift(runner.assemble(config).data)),
     ]
@@ -49,14 +51,18 @@ def test_every_kind_is_short_as_text_and_plain_in_a_notebook(
 ):
     public = [getattr(fl, name) for name in fl.__all__]
     kinds = [x for x in public if isinstance(x, type) and issubclass(x, Displayed)]
-    assert not [x for x in kinds if not any(isinstance(each, x) for each in shown)]
+    assert not [x for x in kinds if not any(isinstance(kind, x) for kind in shown)]
     assert len(kinds) >= 9  # with Registry, which has no public name
-    for each in shown:
-        assert 1 <= len(repr(each).splitlines()) <= LINES, type(each)
-        page = each._repr_html_()
+    for displayed in shown:
+        assert 1 <= len(repr(displayed).splitlines()) <= LINES, type(displayed)
+        page = displayed._repr_html_()
         assert "<script" not in page
         assert "<svg" not in page  # JupyterLab removes it from what it does not trust
-        plan = each if isinstance(each, fl.LayerPlan) else getattr(each, "plan", None)
+        plan = (
+            displayed
+            if isinstance(displayed, fl.LayerPlan)
+            else getattr(displayed, "plan", None)
+        )
         assert (": shared" in page) == (plan is not None and bool(plan.shared))
         tags = re.findall(r"<(/?)(\w+)[^>]*?(/?)>", page)
         opened = [name for end, name, single in tags if not end and not single]

@@ -30,7 +30,9 @@ def run(config, out=None, depth=1, **how):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         runner.run(config, out, data=TOY, model=model(depth), **how)
-    return [str(each.message) for each in caught if "diverges" in str(each.message)]
+    return [
+        str(warning.message) for warning in caught if "diverges" in str(warning.message)
+    ]
 
 
 def test_the_limit_is_the_larger_of_two_losses_times_a_number():
@@ -57,17 +59,17 @@ def test_a_loss_that_grows_is_noted_at_once_and_recorded_with_its_rounds(
     assert note.startswith("fedavg, round 1, client 'a': ")
     assert "smaller lr" in note
     _, table = store.Run(tmp_path / "run").rows()
-    found = table[table["metric"] == DIVERGENCE]
-    assert set(found["round"]) == {1, 2, 3, 4}
-    assert found["value"].isna().all()
+    recorded = table[table["metric"] == DIVERGENCE]
+    assert set(recorded["round"]) == {1, 2, 3, 4}
+    assert recorded["value"].isna().all()
     assert (
-        found["status"]
+        recorded["status"]
         .str.fullmatch(
             r"diverged: a loss of \S+, over 20 times the \S+ (of guessing|at the start)"
         )
         .all()
     )
-    assert set(found["split"]) == {"train", "validation"}
+    assert set(recorded["split"]) == {"train", "validation"}
     large = table[
         table["metric"].isin(["loss", "train_loss"])
         & (table["round"] > 0)
@@ -81,4 +83,4 @@ def test_a_loss_that_grows_is_noted_at_once_and_recorded_with_its_rounds(
     limits = large["client"].map(
         start.groupby("client")["value"].max().clip(lower=math.log(3)) * TIMES
     )
-    assert len(found) == (large["value"] > limits).sum()
+    assert len(recorded) == (large["value"] > limits).sum()

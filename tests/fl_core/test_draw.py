@@ -24,10 +24,10 @@ def shares(part):
 @pytest.mark.parametrize("kind", FEDPFT)
 @pytest.mark.parametrize("official", [True, False])
 def test_every_client_has_as_many_samples_of_one_distribution(kind, official):
-    origin, found = made(kind, official)
-    found.check(origin)
+    origin, partition = made(kind, official)
+    partition.check(origin)
     distances = []
-    for splits in found.indices.values():
+    for splits in partition.indices.values():
         assert [len(splits[split]) for split in SPLITS] == [500, 100, 100]
         distances += [
             abs(shares(splits["train"]) - shares(splits[other])).sum() / 2
@@ -37,16 +37,16 @@ def test_every_client_has_as_many_samples_of_one_distribution(kind, official):
     if official:
         assert all(
             OFFICIAL[s["train"]].all() and not OFFICIAL[s["test"]].any()
-            for s in found.indices.values()
+            for s in partition.indices.values()
         )
 
 
 def test_pathological_clients_have_few_even_classes():
-    _, found = made("fedpft_pathological")
-    assert found.params == {
+    _, partition = made("fedpft_pathological")
+    assert partition.params == {
         "clients": 12, "samples_per_client": 500, "classes_per_client": 2, "splits": [5 / 7, 1 / 7, 1 / 7]
     }  # fmt: skip
-    for splits in found.indices.values():
+    for splits in partition.indices.values():
         assert sorted(np.bincount(LABELS[splits["train"]], minlength=CLASSES))[-3:] == [
             0,
             250,
@@ -61,11 +61,12 @@ def test_pathological_clients_have_few_even_classes():
 
 
 def test_clients_share_samples_but_never_a_tested_one():
-    _, found = made("fedpft_dirichlet", False, clients=40, alpha=0.1)
+    _, partition = made("fedpft_dirichlet", False, clients=40, alpha=0.1)
     trained = [
-        np.concatenate([s["train"], s["validation"]]) for s in found.indices.values()
+        np.concatenate([s["train"], s["validation"]])
+        for s in partition.indices.values()
     ]
-    tested = np.unique(np.concatenate([s["test"] for s in found.indices.values()]))
+    tested = np.unique(np.concatenate([s["test"] for s in partition.indices.values()]))
     assert len(np.unique(np.concatenate(trained))) < sum(map(len, trained))
     assert not np.intersect1d(np.concatenate(trained), tested).size
 

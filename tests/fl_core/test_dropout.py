@@ -45,7 +45,7 @@ def test_without_replies_nothing_moves_with_some_the_others_go_on_and_both_are_r
     )
     states, rows = played.everything(), played.rows
     fresh = played.engine.clients.start("b")
-    before = {kind: tree.digest(each) for kind, each in fresh.trees.items()} | {
+    before = {kind: tree.digest(entries) for kind, entries in fresh.trees.items()} | {
         "meta": fresh.meta
     }
     assert states[0]["clients"]["b"] == before
@@ -87,7 +87,7 @@ def test_a_decision_waits_for_the_first_reply(name):
     seen = []
 
     def decide(layers, measured, **options):
-        seen.extend(each["client"] for each in measured)
+        seen.extend(measurement["client"] for measurement in measured)
         return LayerPlan(tuple(layers), ("fc1", "fc2"))
 
     observers = instruments().observers
@@ -96,8 +96,14 @@ def test_a_decision_waits_for_the_first_reply(name):
         algorithm=name, trace=(*nobody, (2, 3)), borrowed=Instruments(observers, decide)
     )
     assert seen == [0, 1, 2]
-    assert ["plan" in each.server.meta for each in played.checkpoints] == [0, 1, 1]
-    first, _, last = (each.server.trees["model"] for each in played.checkpoints)
+    assert ["plan" in checkpoint.server.meta for checkpoint in played.checkpoints] == [
+        0,
+        1,
+        1,
+    ]
+    first, _, last = (
+        checkpoint.server.trees["model"] for checkpoint in played.checkpoints
+    )
     head = played.engine.algorithm.plan.head_tensors
     assert head
     assert all(torch.equal(first[name], last[name]) for name in head)

@@ -56,13 +56,16 @@ def test_a_run_of_an_earlier_version_is_read_and_exported(stored, tmp_path):
     folder, expected = stored
     assert Run(folder / "run").verify()
     assert fl.load_models(folder / "run")[1].data.digest == expected
-    made = fl.export(folder / "run", tmp_path / "model.safetensors")
-    assert len(fl.predict(made.path, folder / "t.csv").outputs) == 60
+    exported = fl.export(folder / "run", tmp_path / "model.safetensors")
+    assert len(fl.predict(exported.path, folder / "t.csv").outputs) == 60
 
 
 def test_it_is_not_continued(stored):
-    said = "separator, missing, word_columns, keep_ids, fold_case, date_columns.*csv={'sep': ';'}.*table\\['day'\\] ="
-    with refuses(said):
+    message = (
+        "separator, missing, word_columns, keep_ids, fold_case, date_columns"
+        ".*csv={'sep': ';'}.*table\\['day'\\] ="
+    )
+    with refuses(message):
         fl.resume(stored[0] / "run", progress=False)
 
 

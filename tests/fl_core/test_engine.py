@@ -29,11 +29,11 @@ CLIENTS = [client.name for client in TOY.clients]
 def test_a_round_samples_that_fraction_of_distinct_clients(
     seed, index, count, fraction
 ):
-    found = sampled_clients(seed, index, count, fraction)
-    assert list(found) == sorted(set(found))
-    assert all(0 <= client < count for client in found)
-    assert len(found) == max(1, math.floor(fraction * count + 1e-9))
-    assert found == sampled_clients(seed, index, count, fraction)
+    clients = sampled_clients(seed, index, count, fraction)
+    assert list(clients) == sorted(set(clients))
+    assert all(0 <= client < count for client in clients)
+    assert len(clients) == max(1, math.floor(fraction * count + 1e-9))
+    assert clients == sampled_clients(seed, index, count, fraction)
 
 
 @pytest.mark.parametrize("name", every_other(ALL, 2, of=3))
@@ -41,7 +41,7 @@ def test_every_round_is_recorded(name):
     """And all algorithms train the same clients in the same rounds."""
     played = play(algorithm=name, rounds=3, eval_every=2, participation=0.5)
     sampled = [sampled_clients(0, k, len(CLIENTS), 0.5) for k in range(3)]
-    wanted = [sorted(CLIENTS[client] for client in each) for each in sampled]
+    wanted = [sorted(CLIENTS[client] for client in numbers) for numbers in sampled]
     assert [sorted(c.models["local"]) for c in played.checkpoints] == wanted
     steps = played.values("steps", variant="")
     trained = {(k + 1, name) for k, names in enumerate(wanted) for name in names}
@@ -131,7 +131,8 @@ def test_observers_may_be_the_users_own():
 
     def decide(layers, measured, **how):
         seen.extend(
-            (each["client"], each["weight"], each["importance"][0]) for each in measured
+            (measurement["client"], measurement["weight"], measurement["importance"][0])
+            for measurement in measured
         )
         assert how["names"] == CLIENTS
         return LayerPlan(tuple(layers), ("fc2",))
@@ -220,12 +221,12 @@ def test_what_crosses_is_cloned():
 @pytest.mark.parametrize("name", ["fedavg", "pfedme", "per_fedavg"])
 def test_clients_count_by_their_training_samples_or_all_the_same(name):
     """The server is the mean of the local models, in which a client with more samples has more weight, or none has."""
-    found = {}
+    models = {}
     for weights, shares in (("samples", TOY.weights), ("uniform", (1,) * len(CLIENTS))):
         played = play(algorithm=name, rounds=1, client_weights=weights)
         local = played.checkpoints[0].models["local"]
-        found[weights] = played.checkpoints[0].server.trees["model"]
-        for key, value in found[weights].items():
+        models[weights] = played.checkpoints[0].server.trees["model"]
+        for key, value in models[weights].items():
             by_hand = sum(
                 n * local[client][key]
                 for client, n in zip(CLIENTS, shares, strict=True)
@@ -234,7 +235,7 @@ def test_clients_count_by_their_training_samples_or_all_the_same(name):
     assert len(set(TOY.weights)) == len(SIZES), (
         "the federation of these tests is uneven"
     )
-    assert tree.distance(found["samples"], found["uniform"]) > 1e-4
+    assert tree.distance(models["samples"], models["uniform"]) > 1e-4
 
 
 TUNED = {"fedbabu", "local_adaptation", "vanilla", "anti"}

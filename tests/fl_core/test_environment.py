@@ -121,9 +121,9 @@ def test_a_run_does_not_go_on_with_edited_code(imported, capsys):
     before = contents(Path("run"), ())
     with pytest.raises(SystemExit):
         main(["resume", "run", "--allow-code", "mine:Net"])
-    said = capsys.readouterr().err.strip()
-    assert "other code of its layers, model" in said
-    assert "--allow-changed-code" in said
+    message = capsys.readouterr().err.strip()
+    assert "other code of its layers, model" in message
+    assert "--allow-changed-code" in message
     assert before == contents(Path("run"), ())
     with pytest.warns(UserWarning, match="other code of its layers, model"):
         load_models("run", which="global", allow_code="mine:Net")
@@ -137,7 +137,7 @@ def test_an_exported_model_with_edited_code_has_a_note(imported, recwarn):
     fl.export("run", "a", which="global", allow_code="mine:Net")
     new = torch.zeros(2, 10).numpy()
     fl.predict("a", new, allow_code="mine:Net")
-    assert not [each for each in recwarn if "code" in str(each.message)]
+    assert not [warning for warning in recwarn if "code" in str(warning.message)]
     imported("nn.ReLU()", "nn.Tanh()")
     with pytest.warns(UserWarning, match="other code of its model"):
         fl.predict("a", new, allow_code="mine:Net")

@@ -44,22 +44,24 @@ def test_scores_of_classes_are_those_of_scikit_learn(n, n_classes, seen, ties, s
     logits += 2 * torch.eye(n_classes)[y]
     if ties:
         logits = logits[torch.randint(n, (n,), generator=generator)]
-    found, p, labels = scores(logits, y, CE), logits.softmax(1).numpy(), y.numpy()
+    scored, p, labels = scores(logits, y, CE), logits.softmax(1).numpy(), y.numpy()
     predicted, present = logits.argmax(1), sorted(set(y.tolist()))
-    assert found["accuracy"] == accuracy_score(y, predicted)
-    assert found["macro_f1"] == f1_score(y, predicted, average="macro", zero_division=0)
-    assert found["loss"] == pytest.approx(float(CE(logits, y)), rel=1e-5, abs=1e-7)
+    assert scored["accuracy"] == accuracy_score(y, predicted)
+    assert scored["macro_f1"] == f1_score(
+        y, predicted, average="macro", zero_division=0
+    )
+    assert scored["loss"] == pytest.approx(float(CE(logits, y)), rel=1e-5, abs=1e-7)
     curves = [1] if n_classes == 2 else present
     for score, area in (("auroc", roc_auc_score), ("auprc", average_precision_score)):
         if len(present) < 2:
-            assert math.isnan(found[score])
+            assert math.isnan(scored[score])
         else:
             areas = [area(labels == k, p[:, k]) for k in curves]
-            assert found[score] == pytest.approx(np.mean(areas), abs=1e-12)
+            assert scored[score] == pytest.approx(np.mean(areas), abs=1e-12)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of predictions of a class without a sample
         balanced = balanced_accuracy_score(labels, predicted)
-    assert found["balanced_accuracy"] == pytest.approx(balanced)
+    assert scored["balanced_accuracy"] == pytest.approx(balanced)
     top, right = p.max(1), p.argmax(1) == labels
     inside = [(low / BINS < top) & (top <= (low + 1) / BINS) for low in range(BINS)]
     gaps = [
@@ -67,7 +69,7 @@ def test_scores_of_classes_are_those_of_scikit_learn(n, n_classes, seen, ties, s
         for some in inside
         if some.any()
     ]
-    assert found["ece"] == pytest.approx(sum(gaps), abs=1e-9)
+    assert scored["ece"] == pytest.approx(sum(gaps), abs=1e-9)
 
 
 def test_one_output_scores_as_its_two_logits_and_the_positive_class_may_be_either():
@@ -87,7 +89,7 @@ def test_one_output_scores_as_its_two_logits_and_the_positive_class_may_be_eithe
 def test_scores_of_numbers_are_those_of_scikit_learn():
     z = normal(40, 1)
     y = z[:, 0] + 0.3 * normal(40, seed=1)
-    found = scores(z, y, losses.build("mae"))
+    scored = scores(z, y, losses.build("mae"))
     target, predicted = y.double().numpy(), z[:, 0].double().numpy()
     expected = {
         "loss": mean_absolute_error(target, predicted),
@@ -95,7 +97,7 @@ def test_scores_of_numbers_are_those_of_scikit_learn():
         "mae": mean_absolute_error(target, predicted),
         "r2": r2_score(target, predicted),
     }
-    assert found == pytest.approx(expected, rel=1e-6)
+    assert scored == pytest.approx(expected, rel=1e-6)
     assert math.isnan(scores(z, torch.ones(40), losses.build("mse"))["r2"])
 
 
@@ -124,13 +126,13 @@ def test_predict_in_batches():
     x = torch.randn(7, 4)
     modes = [module.training for module in model.modules()]
     before = tree.digest(tree.state_dict(model))
-    found = [predict(model, x, batch) for batch in (1, 3, 7, 100)]
+    outputs = [predict(model, x, batch) for batch in (1, 3, 7, 100)]
     with pytest.raises(RuntimeError):
         predict(model, torch.zeros(2, 5))
     assert [module.training for module in model.modules()] == modes
     assert tree.digest(tree.state_dict(model)) == before
-    assert not found[0].requires_grad
-    for logits in found:
+    assert not outputs[0].requires_grad
+    for logits in outputs:
         torch.testing.assert_close(logits, model.eval()(x))
     with refuses("samples"):
         predict(model, x[:0])

@@ -201,20 +201,20 @@ def hand_driven(monkeypatch, count):
 def test_one_slow_worker_holds_nothing_up_for_ever(monkeypatch, count):
     """The others may run ahead only so far; when the slow one answers, all go on."""
     for jobs in (0, 1, 7, 8, 9, 13, 50):
-        given = hand_driven(monkeypatch, count).run(
+        replies = hand_driven(monkeypatch, count).run(
             ScoreRequest(k, 0, models={"global": {}}) for k in range(jobs)
         )
-        assert [result.client for result in given] == list(range(jobs))
+        assert [result.client for result in replies] == list(range(jobs))
 
 
 def test_a_caller_that_wants_no_more_leaves_no_answer_behind(monkeypatch):
-    for taken in range(1, 20):
+    for count in range(1, 20):
         workers = hand_driven(monkeypatch, 3)
-        asked = (ScoreRequest(k, 0, models={"global": {}}) for k in range(40))
-        results = workers.run(asked)
-        assert [next(results).client for _ in range(taken)] == list(range(taken))
+        requests = (ScoreRequest(k, 0, models={"global": {}}) for k in range(40))
+        results = workers.run(requests)
+        assert [next(results).client for _ in range(count)] == list(range(count))
         results.close()
-        assert not any(each.asked for each in workers._children)
+        assert not any(worker.asked for worker in workers._children)
 
 
 def test_an_interrupt_leaves_the_workers_to_be_killed(monkeypatch):
@@ -224,7 +224,7 @@ def test_an_interrupt_leaves_the_workers_to_be_killed(monkeypatch):
     )
     with pytest.raises(KeyboardInterrupt):
         next(workers.run([ScoreRequest(0, 0, models={"global": {}})]))
-    assert [len(each.asked) for each in workers._children] == [1, 0]
+    assert [len(worker.asked) for worker in workers._children] == [1, 0]
     (child,) = workers._children = [Mock()]
     workers.close()
     child.end.assert_called_once_with(0)
@@ -285,13 +285,13 @@ def test_a_message_that_cannot_be_loaded_leaves_the_next_one_whole():
 def test_a_tensor_of_the_last_message_is_sent_again_only_if_it_changed():
     """What the receiver did to its own, and changes that torch does not count, do not matter."""
     (ours, theirs), here, there = map(stream_of, socket.socketpair()), {}, {}
-    kept, changed = torch.zeros(3), torch.tensor([0.0, -0.0, math.nan])
+    unchanged, changed = torch.zeros(3), torch.tensor([0.0, -0.0, math.nan])
     for values in ([0.0, -0.0, math.nan], [0.0, 0.0, math.nan], [1.0, 0.0, 2.0]):
         changed.data.copy_(torch.tensor(values))
-        send(ours, [kept, changed, kept], here)
+        send(ours, [unchanged, changed, unchanged], here)
         arrived = receive(theirs, there)
         assert arrived[0] is arrived[2]
-        for got, sent in zip(arrived, (kept, changed), strict=False):
+        for got, sent in zip(arrived, (unchanged, changed), strict=False):
             assert got.numpy().tobytes() == sent.numpy().tobytes()
             got += 1
     send(ours, None, here)

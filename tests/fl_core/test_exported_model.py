@@ -121,22 +121,25 @@ def test_what_is_predicted_from_new_files_is_what_the_run_predicts(tmp_path, kin
     write, keys = KINDS[kind]
     for name in ("own", "new"):
         (tmp_path / name).mkdir()
-    run, own = tmp_path / "run", str(write(tmp_path / "own", None))
-    fl.run(dataset=own, algorithm="fedper", rounds=1, out=run, **keys)
+    run, dataset = tmp_path / "run", str(write(tmp_path / "own", None))
+    fl.run(dataset=dataset, algorithm="fedper", rounds=1, out=run, **keys)
     trained, task = fl.load_models(run, which="personal")
     client = task.data.clients[0]
     rows = task.data.partition.indices[client.name]["test"]
-    made = fl.export(run, tmp_path / "to" / "model.safetensors", client=client.name)
+    exported = fl.export(run, tmp_path / "to" / "model.safetensors", client=client.name)
     new = write(tmp_path / "new", rows)
-    said = fl.predict(made.path, new)
+    predictions = fl.predict(exported.path, new)
     expected = evaluate.predict(trained[client.name], client.test.x)
-    assert torch.equal(said.logits, expected)
-    assert said.classes == task.data.classes
+    assert torch.equal(predictions.logits, expected)
+    assert predictions.classes == task.data.classes
     files = [path.name for path in sorted(new.iterdir())] if new.is_dir() else ()
-    assert said.samples == tuple(files or map(str, range(len(rows))))
-    assert said.labels == tuple(task.data.classes[k] for k in said.logits.argmax(dim=1))
+    assert predictions.samples == tuple(files or map(str, range(len(rows))))
+    assert predictions.labels == tuple(
+        task.data.classes[k] for k in predictions.logits.argmax(dim=1)
+    )
     assert (
-        Inputs.from_json(json.loads(json.dumps(made.inputs.to_json()))) == made.inputs
+        Inputs.from_json(json.loads(json.dumps(exported.inputs.to_json())))
+        == exported.inputs
     )
 
 
@@ -163,7 +166,7 @@ def test_what_an_algorithm_built_into_the_model_is_built_again(tmp_path, algorit
     keys = {"algorithm": algorithm, "rounds": 1, "batch_size": 8, "batchnorm": "drop"}
     fl.run(data=TOY, model=model, out=tmp_path / "run", **keys)
     which = registry()[algorithm].evaluates
-    made = fl.export(
+    exported = fl.export(
         tmp_path / "run",
         tmp_path / "a.safetensors",
         which=which,
@@ -174,10 +177,11 @@ def test_what_an_algorithm_built_into_the_model_is_built_again(tmp_path, algorit
     trained, _ = fl.load_models(tmp_path / "run", which=which, data=TOY, model=model)
     x = TOY.clients[0].test.x
     assert torch.equal(
-        fl.predict(made.path, x, model=model).logits, evaluate.predict(trained["a"], x)
+        fl.predict(exported.path, x, model=model).logits,
+        evaluate.predict(trained["a"], x),
     )
     with refuses(r"model="):
-        fl.predict(made.path, x)
+        fl.predict(exported.path, x)
 
 
 @pytest.fixture(scope="module")
@@ -202,16 +206,18 @@ X = np.random.default_rng(2).normal(size=(5, 10)).astype(np.float32)
 
 
 def test_predictions_are_a_table(model):
-    said = fl.predict(model, X)
-    probabilities, logits = said.frame(), said.frame("logit")
+    predictions = fl.predict(model, X)
+    probabilities, logits = predictions.frame(), predictions.frame("logit")
     columns = ["sample", "predicted"]
     assert list(probabilities) == columns + [f"probability {k}" for k in range(5)]
     values = probabilities.iloc[:, 2:].to_numpy()
-    assert np.array_equal(values, said.probabilities)
+    assert np.array_equal(values, predictions.probabilities)
     assert np.allclose(values.sum(axis=1), 1)
     assert list(probabilities["predicted"]) == [str(k) for k in values.argmax(1)]
-    assert np.array_equal(logits.iloc[:, 2:].to_numpy(np.float32), said.logits.numpy())
-    assert list(said.frame("none")) == columns
+    assert np.array_equal(
+        logits.iloc[:, 2:].to_numpy(np.float32), predictions.logits.numpy()
+    )
+    assert list(predictions.frame("none")) == columns
 
 
 def test_a_single_output_is_the_second_of_two_classes_or_a_number():

@@ -36,10 +36,12 @@ def test_a_feature_attends_as_in_pytorchs_attention(heads, prompts):
         theirs.out_proj.load_state_dict(ours.out.state_dict())
     z = torch.cat([features[:, None], tokens.expand(7, -1, -1)], 1)
     wanted, weights = theirs(z, z, z, average_attn_weights=False)
-    given = tokens if prompts else None
-    torch.testing.assert_close(ours(features, given), wanted[:, 0], rtol=0, atol=1e-12)
-    found = ours.attention(features, given)
-    torch.testing.assert_close(found, weights[:, :, 0], rtol=0, atol=1e-12)
+    prompt_tokens = tokens if prompts else None
+    torch.testing.assert_close(
+        ours(features, prompt_tokens), wanted[:, 0], rtol=0, atol=1e-12
+    )
+    attention = ours.attention(features, prompt_tokens)
+    torch.testing.assert_close(attention, weights[:, :, 0], rtol=0, atol=1e-12)
 
 
 TABLE_10 = {  # FedPFT, for 100 classes: extractor, attention, classifier, projection

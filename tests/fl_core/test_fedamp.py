@@ -19,9 +19,9 @@ N = len(CLIENTS)
 
 
 def problem(kind="plain", clients=N, **changes):
-    found = layers_of(network(kind), models.example(TOY.shape))
+    listed = layers_of(network(kind), models.example(TOY.shape))
     return replace(
-        TaskInfo(found, frozenset(), tuple(range(20, 20 + clients)), 1, 0), **changes
+        TaskInfo(listed, frozenset(), tuple(range(20, 20 + clients)), 1, 0), **changes
     )
 
 
@@ -58,16 +58,16 @@ def test_weights_are_recorded_whenever_all_clients_are_evaluated(name):
     assert isinstance(algorithm, Mixing)
     rows = [r for r in played.rows if r["metric"] == "aggregation_weight"]
     assert {r["round"] for r in rows} == {0, 2, 3}
-    found = {
+    recorded = {
         tuple(r[key] for key in ("round", "client", "layer", "client_b")): r["value"]
         for r in rows
     }
-    assert len(found) == 3 * N * N * len(algorithm.units)
+    assert len(recorded) == 3 * N * N * len(algorithm.units)
     for done in (0, 2, 3):
         server = played.checkpoints[done - 1].server if done else None
         for place, client in enumerate(CLIENTS):
             for k, unit in enumerate(algorithm.units):
-                row = [found[done, client, unit.name, other] for other in CLIENTS]
+                row = [recorded[done, client, unit.name, other] for other in CLIENTS]
                 assert min(row) >= 0
                 assert sum(row) == pytest.approx(1, abs=1e-6)
                 if server:
@@ -89,8 +89,8 @@ def test_fedfomo_asks_for_those_who_helped_and_explores():
     assert peers(0, epsilon=0) == peers(7) == [5, 6, 7]
     assert peers(0, downloads=50, epsilon=1) == [1, 2, 3, 4, 5, 6, 7]
     drawn = [tuple(peers(k, epsilon=1, epsilon_step=0)) for k in range(60)]
-    assert {c for each in drawn for c in each} == set(range(1, 8))
-    assert all(len(set(each)) == 3 for each in drawn)
+    assert {c for senders in drawn for c in senders} == set(range(1, 8))
+    assert all(len(set(senders)) == 3 for senders in drawn)
     some = np.mean(
         [peers(k, epsilon=0.3, epsilon_step=0) != [5, 6, 7] for k in range(200)]
     )
@@ -104,8 +104,8 @@ def test_fedfomos_affinities_add_up():
     server = algorithm.server_state(noise(0))
     peers = [str(c) for c in range(1, N)]
     server.trees |= {f"client/{c}": noise(1) for c in peers}  # it received these
-    for given in ({"1": 3.0, "2": -1.0}, {"1": -1.0, "3": 1.0}, {"2": 0.0}):
-        weights = dict.fromkeys(peers, 0.0) | given
+    for uploaded_weights in ({"1": 3.0, "2": -1.0}, {"1": -1.0, "3": 1.0}, {"2": 0.0}):
+        weights = dict.fromkeys(peers, 0.0) | uploaded_weights
         message = Message({"model": noise(1)}, {"weights": weights})
         algorithm.aggregate(server, [Update(0, 1, message)], Round(1))
     for wrong in ({}, {"1": 1.0}, {**weights, "9": 1.0}, {**weights, "1": None}, None):
@@ -150,14 +150,14 @@ def test_pfedhns_steps_are_torchs_sgd_client_after_client(clip):
             Update(c, 1, Message({"delta": tree.clone(delta)}))
             for c, delta in deltas.items()
         ]
-        held = dict(server.trees["hypernetwork"])
-        before = tree.clone(held)
+        hypernetwork = dict(server.trees["hypernetwork"])
+        before = tree.clone(hypernetwork)
         algorithm.aggregate(server, replies, Round(index))
         for reply, delta in zip(
             replies, deltas.values(), strict=True
         ):  # steps are in place, on copies
             assert tree.digest(reply.message.trees["delta"]) == tree.digest(delta)
-        assert tree.digest(held) == tree.digest(before)
+        assert tree.digest(hypernetwork) == tree.digest(before)
     for name, wanted in leaves.items():
         torch.testing.assert_close(
             server.trees["hypernetwork"][name], wanted.detach(), rtol=0, atol=1e-10
@@ -170,8 +170,8 @@ def test_pfedhns_steps_are_torchs_sgd_client_after_client(clip):
 )
 def test_frozen_parameters_make_no_clients_alike(algorithm, options):
     """One layer is frozen, 100 times as long as what trains: weights are as if it were not there."""
-    known = problem()
-    still = replace(known.layers[0], frozen=known.layers[0].parameters)
+    facts = problem()
+    still = replace(facts.layers[0], frozen=facts.layers[0].parameters)
     uploads = {c: noise(c) for c in range(N)}
     short = {
         c: {**upload, **dict.fromkeys(still.parameters, torch.zeros(()))}
@@ -180,11 +180,11 @@ def test_frozen_parameters_make_no_clients_alike(algorithm, options):
     large = {
         name: torch.full_like(uploads[0][name], 100.0) for name in still.parameters
     }
-    made = algorithm(replace(known, layers=(still, *known.layers[1:])), None, options)
+    mixing = algorithm(replace(facts, layers=(still, *facts.layers[1:])), None, options)
     for client in range(N):
         weights = [
-            made.weights(heard(made, each), client, Round(0)).tolist()
-            for each in (
+            mixing.weights(heard(mixing, received), client, Round(0)).tolist()
+            for received in (
                 short,
                 {c: {**upload, **large} for c, upload in uploads.items()},
             )

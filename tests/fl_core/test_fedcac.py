@@ -43,13 +43,13 @@ def test_collaborators_are_those_of_the_definition(count, seed, progress):
     }
     mean, most = np.mean(list(pairs.values())), max(pairs.values())
     least = mean + progress * (most - mean)
-    found = collaborators(drawn_masks, progress)
+    lists = collaborators(drawn_masks, progress)
     for i in drawn_masks:
-        assert i in found[i]
-        assert found[i] == sorted(found[i])
+        assert i in lists[i]
+        assert lists[i] == sorted(lists[i])
         for j in set(drawn_masks) - {i}:
             if abs(pairs[i, j] - least) > 1e-9 or progress == 1:
-                assert (j in found[i]) == (
+                assert (j in lists[i]) == (
                     pairs[i, j] >= least - (1e-12 if progress == 1 else 0)
                 )
 
@@ -84,14 +84,14 @@ def test_each_client_is_sent_its_critical_parameters_of_like_clients_over_the_av
         {c: tree.select(initial, travelling) for c in range(len(CLIENTS))},
     )
     models = {}
-    known = {}
+    uploads = {}
     for index, checkpoint in enumerate(run.checkpoints):
         local = {
             CLIENTS.index(name): t for name, t in checkpoint.models["local"].items()
         }
         for c, after in local.items():
             models[c] = after
-            known[c] = {
+            uploads[c] = {
                 n: critical_mask(after[n], sent[c][n], algorithm.config.critical)
                 for n in parameters
             }
@@ -100,7 +100,7 @@ def test_each_client_is_sent_its_critical_parameters_of_like_clients_over_the_av
             [TOY.weights[c] for c in local],
         )
         near = collaborators(
-            {c: known[c] for c in sorted(known)},
+            {c: uploads[c] for c in sorted(uploads)},
             min((index + 1) / algorithm.config.until, 1),
         )
         assert checkpoint.server.meta[COLLABORATORS] == {
@@ -108,11 +108,11 @@ def test_each_client_is_sent_its_critical_parameters_of_like_clients_over_the_av
         }
         for c in range(len(CLIENTS)):
             wanted = dict(server)
-            for n in parameters if c in known else ():
+            for n in parameters if c in uploads else ():
                 mean = tree.mean(
                     [{n: models[other][n]} for other in near[c]], [1] * len(near[c])
                 )[n]
-                wanted[n] = torch.where(known[c][n], mean, server[n])
+                wanted[n] = torch.where(uploads[c][n], mean, server[n])
             sent[c] = algorithm.server_message(
                 checkpoint.server, c, Round(index + 1)
             ).trees["model"]
@@ -124,5 +124,5 @@ def test_each_client_is_sent_its_critical_parameters_of_like_clients_over_the_av
                 wanted
             )
     assert any(
-        not torch.equal(sent[0][n], sent[c][n]) for n in parameters for c in known
+        not torch.equal(sent[0][n], sent[c][n]) for n in parameters for c in uploads
     ), "clients must differ"

@@ -69,8 +69,10 @@ def test_local_work_is_never_thrown_away(setting):
                 rnd,
                 client,
             )
-            own = {**clients[name].trees["model"], **waiting.get(name, {})}
-            assert tree.digest(begun) == tree.digest({**server.trees["model"], **own})
+            client_model = {**clients[name].trees["model"], **waiting.get(name, {})}
+            assert tree.digest(begun) == tree.digest(
+                {**server.trees["model"], **client_model}
+            )
             went_on += len(waiting.get(name, {}))
             waiting[name] = {
                 n: local[name][n] for n in algorithm.shared(rnd, client) - due

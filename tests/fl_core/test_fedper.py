@@ -39,7 +39,7 @@ def test_batch_normalisations_are_found_by_their_type(by):
         eval_every=2,
     )
     algorithm = played.engine.algorithm
-    own = {
+    local_names = {
         f"downsample.1.{key}"
         for key in (
             "weight",
@@ -49,8 +49,8 @@ def test_batch_normalisations_are_found_by_their_type(by):
             "num_batches_tracked",
         )
     }
-    assert algorithm.task_info.norms == own
-    assert algorithm.task_info.tensors - algorithm.shared(Round(0), 0) == own
+    assert algorithm.task_info.norms == local_names
+    assert algorithm.task_info.tensors - algorithm.shared(Round(0), 0) == local_names
     for checkpoint in played.checkpoints:
         trees = [
             algorithm.models(checkpoint.server, state, Round(checkpoint.round))[
@@ -60,9 +60,9 @@ def test_batch_normalisations_are_found_by_their_type(by):
         ]
         for name in trees[0]:
             same = all(torch.equal(trees[0][name], other[name]) for other in trees[1:])
-            assert same == (name not in own) or name.endswith("num_batches_tracked"), (
-                name
-            )
+            assert same == (name not in local_names) or name.endswith(
+                "num_batches_tracked"
+            ), name
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])

@@ -22,9 +22,9 @@ def client_runner(algorithm="fedpft", kind="norm", **options):
         data=TOY,
         model=network(kind),
     )
-    found = client_runner_of(task)
-    found.algorithm = task.algorithm(task.plan)
-    return found
+    built = client_runner_of(task)
+    built.algorithm = task.algorithm(task.plan)
+    return built
 
 
 def job(where, client=1, index=0):
@@ -78,8 +78,12 @@ def test_gradients_go_where_the_paper_sends_them(phase, monkeypatch):
     where = client_runner(alternate=phase != "train")
     algorithm = where.algorithm
     assert isinstance(algorithm, FedPFT)
-    chosen = next(each for each in algorithm.phases(Round(0), 1) if each.name == phase)
-    found = dict.fromkeys(PARTS, "")
+    chosen = next(
+        candidate
+        for candidate in algorithm.phases(Round(0), 1)
+        if candidate.name == phase
+    )
+    paths = dict.fromkeys(PARTS, "")
     for letter, silent in (("C", "contrast_loss"), ("K", "classify")):
         reached = {}
 
@@ -112,8 +116,8 @@ def test_gradients_go_where_the_paper_sends_them(phase, monkeypatch):
                 )
             )
         for part, size in reached.items():
-            found[part] += letter * (size > 0)
-    assert found == ROUTES[phase]
+            paths[part] += letter * (size > 0)
+    assert paths == ROUTES[phase]
     assert {name.partition(".")[0] for name in chosen.train} == {
         part for part in PARTS if ROUTES[phase][part]
     }
@@ -140,11 +144,11 @@ def test_the_queue_holds_the_latest_keys_wherever_it_wraps():
     where = client_runner(queue=21)  # of batches of 8, and of a last one of 5
     began = job(where).state.trees["queue"]["keys"]
     seen, queues, result = watched(where)
-    keys = torch.cat([each.keys for each in seen])
+    keys = torch.cat([batch.keys for batch in seen])
     torch.testing.assert_close(keys.norm(dim=1), torch.ones(len(keys)))
     ring, at = began.clone(), 0
-    for each, queue in zip(seen, queues, strict=True):
-        for key in each.keys:
+    for batch, queue in zip(seen, queues, strict=True):
+        for key in batch.keys:
             ring[at % 21] = key
             at += 1
         assert torch.equal(queue["keys"], ring)
@@ -153,7 +157,7 @@ def test_the_queue_holds_the_latest_keys_wherever_it_wraps():
     assert at % 21
     assert torch.equal(result.state.trees["queue"]["keys"], ring)
     assert result.state.trees.keys() == {"model", "queue"}, "the key branch is not kept"
-    assert not any(each.keys.requires_grad for each in seen)
+    assert not any(batch.keys.requires_grad for batch in seen)
 
 
 def test_the_contrastive_loss_is_a_softmax_over_the_queue():
@@ -161,7 +165,7 @@ def test_the_contrastive_loss_is_a_softmax_over_the_queue():
     algorithm, space = where.algorithm, where.workspace
     assert isinstance(algorithm, FedPFT)
     draw = torch.Generator().manual_seed(0)
-    keys, own = (
+    keys, own_keys = (
         torch.nn.functional.normalize(torch.randn(n, 128, generator=draw))
         for n in (30, 4)
     )
@@ -173,18 +177,18 @@ def test_the_contrastive_loss_is_a_softmax_over_the_queue():
     }
     x, y = TOY.clients[0].train.x[:4], TOY.clients[0].train.y[:4]
     space.model.eval()
-    found = algorithm.contrast_loss(
-        space.params, ContrastiveBatch(x, y, x, own, {}), ctx
+    loss = algorithm.contrast_loss(
+        space.params, ContrastiveBatch(x, y, x, own_keys, {}), ctx
     )
     with torch.no_grad():
         queries = space.model(x, task="contrast").double()
     torch.testing.assert_close(queries.norm(dim=1), torch.ones(4, dtype=torch.float64))
     total = 0.0
-    for q, k in zip(queries, own.double(), strict=True):
+    for q, k in zip(queries, own_keys.double(), strict=True):
         others = [float(torch.exp(q @ other.double() / 0.2)) for other in keys[:11]]
         right = float(torch.exp(q @ k / 0.2))
         total -= float(torch.log(torch.tensor(right / (right + sum(others)))))
-    assert found.item() == pytest.approx(total / 4, rel=1e-5)
+    assert loss.item() == pytest.approx(total / 4, rel=1e-5)
 
 
 def test_the_key_branch_follows_the_query_branch():
@@ -204,10 +208,10 @@ def test_the_key_branch_follows_the_query_branch():
                 for n in steps.live
             }
         )
-        found = seen_step(steps, batch, ctx)
+        views = seen_step(steps, batch, ctx)
         for name, value in ctx.scratch["key"].items():
             torch.testing.assert_close(value, wanted[name], rtol=1e-5, atol=1e-7)
-        return found
+        return views
 
     algorithm.draw_views = spy
     where.run(job(where))

@@ -83,9 +83,9 @@ def test_no_forward_pass_reads_what_was_not_sent(name, kind, monkeypatch):
         load(self, source, held)
 
     monkeypatch.setattr(Workspace, "load", forget)
-    found = play(**common)
-    assert found.everything() == wanted.everything()
-    assert found.rows == wanted.rows
+    played_run = play(**common)
+    assert played_run.everything() == wanted.everything()
+    assert played_run.rows == wanted.rows
 
 
 depths_of_some = st.lists(st.integers(1, 6), min_size=1, max_size=6)
@@ -95,12 +95,12 @@ depths_of_some = st.lists(st.integers(1, 6), min_size=1, max_size=6)
 def test_a_covering_allocation_respects_depths_and_leaves_out_what_it_must(
     depths, index, seed
 ):
-    found = draw_cover(tuple(enumerate(depths)), 6, seed, index)
-    assert [len(found[client]) for client in range(len(depths))] == depths
-    for positions in found.values():
+    blocks = draw_cover(tuple(enumerate(depths)), 6, seed, index)
+    assert [len(blocks[client]) for client in range(len(depths))] == depths
+    for positions in blocks.values():
         assert list(positions) == sorted(set(positions))
         assert set(positions) <= set(range(6))
-    assert len(set().union(*found.values())) == min(6, sum(depths))
+    assert len(set().union(*blocks.values())) == min(6, sum(depths))
 
 
 @pytest.mark.parametrize("random", [False, True], ids=["fixed", "random"])
@@ -109,20 +109,31 @@ def test_clients_never_hold_more_blocks_than_their_depth(name, random):
     options = {"random_depths": True} if random else SEVERAL
     variants = [{}, {"allocation": "cover"}] if name == "fedra" else [{}]
     for variant in variants:
-        found = made(name, **options, **variant)
+        algorithm = made(name, **options, **variant)
         seen = set()
         for index in range(12):
             rnd = Round(index, sampled=EVERYONE)
             for client in EVERYONE:
-                held, depth = found.submodel(rnd, client), found.depth(rnd, client)
-                assert len(blocks_in(held, found)) == depth
+                names, depth = (
+                    algorithm.submodel(rnd, client),
+                    algorithm.depth(rnd, client),
+                )
+                assert len(blocks_in(names, algorithm)) == depth
                 assert depth == SEVERAL["depths"][client] or random
-                assert name == "fedra" or blocks_in(held, found) == list(range(depth))
-                assert found.uploaded(rnd, client) <= found.shared(rnd, client) <= held
+                assert name == "fedra" or blocks_in(names, algorithm) == list(
+                    range(depth)
+                )
+                assert (
+                    algorithm.uploaded(rnd, client)
+                    <= algorithm.shared(rnd, client)
+                    <= names
+                )
                 assert {
-                    name for phase in found.phases(rnd, client) for name in phase.train
-                } <= held
-                seen.add((client, *blocks_in(held, found)))
+                    name
+                    for phase in algorithm.phases(rnd, client)
+                    for name in phase.train
+                } <= names
+                seen.add((client, *blocks_in(names, algorithm)))
         assert (len(seen) > len(EVERYONE)) == (random or name == "fedra")
 
 
@@ -174,19 +185,23 @@ def test_an_early_classifier_reads_what_a_shallower_model_would(kind):
     [(0, math.exp(-5), 1), (5, math.exp(-1.25), 3), (99, 1.0, 3)],
 )
 def test_classifiers_teach_each_other_by_the_formula(index, weight, depth):
-    found = task("depthfl", depths=(depth,), ramp=10, distillation=2, lora_dropout=0)
-    algorithm = found.algorithm(None)
-    client_runner = found.client_runner()
+    depth_task = task(
+        "depthfl", depths=(depth,), ramp=10, distillation=2, lora_dropout=0
+    )
+    algorithm = depth_task.algorithm(None)
+    client_runner = depth_task.client_runner()
     client_runner.algorithm = algorithm
-    held = algorithm.submodel(Round(index), 0)
-    client_runner.workspace.load(tree.select(tree.state_dict(found.model), held), held)
+    names = algorithm.submodel(Round(index), 0)
+    client_runner.workspace.load(
+        tree.select(tree.state_dict(depth_task.model), names), names
+    )
     ctx = client_runner._context(0, index, {})
     x, y = TOY.clients[0].train.x[:6], TOY.clients[0].train.y[:6]
     params = client_runner.workspace.params
     loss = algorithm.loss(params, (x, y), ctx)
     heads = [
         params[name]
-        for name in sorted(held)
+        for name in sorted(names)
         if name.endswith("weight") and ("exits" in name or "head" in name)
     ]
     grads = torch.autograd.grad(loss, heads)
@@ -213,30 +228,30 @@ def test_classifiers_teach_each_other_by_the_formula(index, weight, depth):
 def test_momentum_is_the_formula(sampled):
     """Against sums written out tensor by tensor in float64."""
     depths, beta = (3, 2, 1, 1), 0.3
-    found = made("inclusivefl", depths=depths, beta=beta, lora_targets="none")
+    algorithm = made("inclusivefl", depths=depths, beta=beta, lora_targets="none")
     start = tree.state_dict(task("inclusivefl", lora_targets="none").model)
-    server = found.server_state(tree.clone(start))
+    server = algorithm.server_state(tree.clone(start))
     draws, last = torch.Generator().manual_seed(1), {}
     for index, clients in enumerate(sampled):
         rnd = Round(index, sampled=clients)
         before = {n: t.double() for n, t in server.trees["model"].items()}
-        updates = replies(found, server.trees["model"], rnd, draws)
-        found.aggregate(server, updates, rnd)
+        updates = replies(algorithm, server.trees["model"], rnd, draws)
+        algorithm.aggregate(server, updates, rnd)
         groups = {
             d: [u for u in updates if depths[u.client] == d]
             for d in {depths[c] for c in clients}
         }
-        weight = {d: sum(u.weight for u in each) for d, each in groups.items()}
+        weight = {d: sum(u.weight for u in updates) for d, updates in groups.items()}
         change = {
             d: {
-                n: sum(u.weight * u.message.trees["model"][n].double() for u in each)
+                n: sum(u.weight * u.message.trees["model"][n].double() for u in updates)
                 / weight[d]
                 - before[n]
-                for n in each[0].message.trees["model"]
+                for n in updates[0].message.trees["model"]
             }
-            for d, each in groups.items()
+            for d, updates in groups.items()
         }
-        moved = {d: dict(each) for d, each in change.items()}
+        moved = {d: dict(tensors) for d, tensors in change.items()}
         for d in groups:
             deeper = min((r for r in last if r > d), default=None)
             if deeper is not None:
@@ -313,16 +328,18 @@ def test_statistics_that_stay_local_wait_at_a_client_for_their_block(name):
         played.engine.algorithm,
         {client: tree.state_dict(normalising()) for client in range(4)},
     )
-    held = [
+    submodels = [
         [algorithm.submodel(Round(k), client) for k in range(4)] for client in range(4)
     ]
-    assert any(len(set(each)) > 1 for each in held)
+    assert any(len(set(of_client)) > 1 for of_client in submodels)
     for index, checkpoint in enumerate(played.checkpoints):
         for client, state in enumerate(checkpoint.clients.values()):
-            own = state.trees["model"]
-            assert own.keys() == algorithm.task_info.never_sent
+            client_model = state.trees["model"]
+            assert client_model.keys() == algorithm.task_info.never_sent
             moved = {
-                key for key in own if not torch.equal(own[key], before[client][key])
+                key
+                for key in client_model
+                if not torch.equal(client_model[key], before[client][key])
             }
-            assert moved == own.keys() & held[client][index]
-            before[client] = own
+            assert moved == client_model.keys() & submodels[client][index]
+            before[client] = client_model

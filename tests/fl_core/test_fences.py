@@ -41,8 +41,8 @@ def reference(x, owner):
 def test_training_samples_are_clipped_before_they_are_scaled():
     frame = table()
     with pytest.warns(UserWarning, match=r"'ph' \(\d\).*clip='none'"):
-        found = data.load(as_data(frame), scale="standard")
-    train = train_rows(found)
+        federated = data.load(as_data(frame), scale="standard")
+    train = train_rows(federated)
     x = frame[["ph", "age"]].to_numpy(copy=True)
     owner = (frame.client == "b").to_numpy().astype(int)
     low, high = reference(x[train, 0], owner[train])
@@ -50,10 +50,15 @@ def test_training_samples_are_clipped_before_they_are_scaled():
     inside = x[:, 0].clip(low + 8.5 * distance, high - 8.5 * distance)
     x[:, 0] = np.where((x[:, 0] < low) | (x[:, 0] > high), inside, x[:, 0])
     expected = StandardScaler().fit(x[train]).transform(x)
-    assert samples(found, *SPLITS) == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    made = found.preprocessing
-    assert (made.lowest[0], made.highest[0]) == pytest.approx((low, high), rel=1e-12)
-    assert Preprocessing.from_json(json.loads(json.dumps(made.to_json()))) == made
+    assert samples(federated, *SPLITS) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    preparation = federated.preprocessing
+    assert (preparation.lowest[0], preparation.highest[0]) == pytest.approx(
+        (low, high), rel=1e-12
+    )
+    assert (
+        Preprocessing.from_json(json.loads(json.dumps(preparation.to_json())))
+        == preparation
+    )
 
 
 def test_wrong_cells_hardly_move_the_scale():
@@ -68,9 +73,9 @@ def test_nothing_changes_without_such_cells_or_by_the_setting():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plain = data.load(as_data(table(wrong=[])), scale="standard")
-        kept = data.load(as_data(table(wrong=[])), scale="standard", clip="none")
+        unclipped = data.load(as_data(table(wrong=[])), scale="standard", clip="none")
         raw = data.load(as_data(table()), scale="standard", clip="none")
-    assert (samples(plain, *SPLITS) == samples(kept, *SPLITS)).all()
+    assert (samples(plain, *SPLITS) == samples(unclipped, *SPLITS)).all()
     assert raw.preprocessing.lowest == ()
     assert np.abs(samples(raw, *SPLITS)).max() > 20
     with refuses("clip"):
@@ -79,16 +84,16 @@ def test_nothing_changes_without_such_cells_or_by_the_setting():
 
 def test_predictions_name_the_clipped_columns():
     with pytest.warns(UserWarning, match="are clipped"):
-        found = data.load(as_data(table()), scale="standard")
-    inputs = Inputs.from_json(Inputs.from_federation(found).to_json())
+        federated = data.load(as_data(table()), scale="standard")
+    inputs = Inputs.from_json(Inputs.from_federation(federated).to_json())
     new = table(wrong=[]).head(40)
     assert inputs.samples(new).clipped == ()
     new.loc[3, "ph"] = 740.0
     with pytest.warns(UserWarning, match=r"clipped: 'ph' \(1\)"):
-        made = inputs.samples(new)
-    assert made.clipped == ("",) * 3 + ("'ph'",) + ("",) * 36
-    moved = found.preprocessing.transform(np.array([[740.0, 60.0], [7.4, 60.0]]))
-    assert made.x[3, 0] == pytest.approx(moved[0, 0])
+        samples = inputs.samples(new)
+    assert samples.clipped == ("",) * 3 + ("'ph'",) + ("",) * 36
+    moved = federated.preprocessing.transform(np.array([[740.0, 60.0], [7.4, 60.0]]))
+    assert samples.x[3, 0] == pytest.approx(moved[0, 0])
     assert moved[1, 0] < moved[0, 0] < 3
 
 
@@ -97,9 +102,9 @@ def test_a_column_with_many_cells_outside_is_not_clipped():
         warnings.simplefilter("error")
         many = table(wrong=[74.0] * 8, n=1200)
         many.loc[::40, "ph"] = 74.0
-        found = data.load(as_data(many), scale="standard")
-    made = found.preprocessing
-    assert made.lowest == () or made.highest[0] == NO_FENCE
+        federated = data.load(as_data(many), scale="standard")
+    preparation = federated.preprocessing
+    assert preparation.lowest == () or preparation.highest[0] == NO_FENCE
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,8 @@ def test_every_kernel_of_attention_has_both_formulas():
         if "math" in name:  # runs as plain products
             continue
         inputs = (grad, q, k, v) if name.endswith("backward") else (q, k, v)
-        found = FORMULAS[f"aten.{name}"](*inputs, out_val=None)
-        assert found == 2 * products * (2 if name.endswith("backward") else 1), name
+        flops = FORMULAS[f"aten.{name}"](*inputs, out_val=None)
+        assert flops == 2 * products * (2 if name.endswith("backward") else 1), name
 
 
 @torch.library.custom_op("fedlayers_test::product", mutates_args=())

@@ -17,11 +17,11 @@ GROUPS = np.repeat(np.arange(13), [1, 1, 1, 3, 5, 1, 2, 2, 2, 1, 1, 1, 4])
 def test_halves_divide_each_stratum_but_no_group(seed):
     half = statistics.halves(GROUPS, STRATA, seed)
     of_group = {int(group): set(half[group == GROUPS]) for group in GROUPS}
-    assert all(len(each) == 1 for each in of_group.values())
+    assert all(len(halves) == 1 for halves in of_group.values())
     first = np.unique(GROUPS, return_index=True)[1]
     for number in set(STRATA):
-        own = first[STRATA[first] == number]
-        assert half[own].sum() == (len(own) + number % 2) // 2
+        of_stratum = first[STRATA[first] == number]
+        assert half[of_stratum].sum() == (len(of_stratum) + number % 2) // 2
         alone = statistics.halves_of_one(GROUPS[number == STRATA], int(number), seed)
         assert (half[number == STRATA] == alone).all()
     order = np.random.default_rng(seed).permutation(len(GROUPS))
@@ -34,7 +34,7 @@ def by_loops(values, weights, groups, strata):
     """Sum n / (n - 1) times the squared sums of groups, stratum by stratum; single draws are one stratum."""
     weights = weights / weights.sum()
     draws = {s: set(groups[strata == s]) for s in set(strata)}
-    single = [s for s, each in draws.items() if len(each) == 1]
+    single = [s for s, numbers in draws.items() if len(numbers) == 1]
     parts = [np.isin(strata, single)] if single else []
     parts += [strata == s for s in draws if s not in single]
     variance = bottom = free = 0.0
@@ -46,7 +46,7 @@ def by_loops(values, weights, groups, strata):
             for s, g in pairs
             for one in [(strata == s) & (groups == g)]
         ]
-        own = len(sums) / (len(sums) - 1) * sum(each**2 for each in sums)
+        own = len(sums) / (len(sums) - 1) * sum(deviation**2 for deviation in sums)
         variance, free = variance + own, free + len(sums) - 1
         bottom += own**2 / (len(sums) + 1)
     free = min(free, variance**2 / bottom - 2)
@@ -57,22 +57,22 @@ def by_loops(values, weights, groups, strata):
 def test_the_error_is_that_of_loops(seed):
     draw = np.random.default_rng(seed)
     values, weights = draw.normal(size=25), draw.random(25)
-    found = statistics.stratified_mean(values, weights, GROUPS, STRATA)
-    assert found == pytest.approx(by_loops(values, weights, GROUPS, STRATA))
+    estimate = statistics.stratified_mean(values, weights, GROUPS, STRATA)
+    assert estimate == pytest.approx(by_loops(values, weights, GROUPS, STRATA))
 
 
 def test_one_stratum_or_one_sample_a_stratum_is_students_test():
     values = np.random.default_rng(0).normal(0.3, 1, 12)
     expected = stats.ttest_1samp(values, 0)
     grouped = (np.repeat(values, 5), None, np.repeat(np.arange(12), 5))
-    for given in ((values,), (values, None, None, np.arange(12)), grouped):
-        found = statistics.stratified_mean(*given)
-        assert found.free == pytest.approx(11)
-        assert found.p_value == pytest.approx(expected.pvalue)
-        wide = found.interval(level=0.9)
+    for arguments in ((values,), (values, None, None, np.arange(12)), grouped):
+        estimate = statistics.stratified_mean(*arguments)
+        assert estimate.free == pytest.approx(11)
+        assert estimate.p_value == pytest.approx(expected.pvalue)
+        wide = estimate.interval(level=0.9)
         assert wide[1:] == pytest.approx(tuple(expected.confidence_interval(0.9)))
         together = statistics.mean_interval(values, comparisons=6)
-        assert found.interval(6) == pytest.approx(together)
+        assert estimate.interval(6) == pytest.approx(together)
 
 
 def test_gains_are_paired_by_seed_with_intervals_that_hold_together():

@@ -60,16 +60,16 @@ def test_images_of_other_sizes_are_cropped_scaled_and_shown_in_the_table(
         )
     with refuses("one size.*image_size=8"):
         files.read(tmp_path / "data")
-    made = load(tmp_path / "data", image_size=4, scale="imagenet")
+    federated = load(tmp_path / "data", image_size=4, scale="imagenet")
     red = torch.tensor([(250 / 255 - 0.485) / 0.229, -0.456 / 0.224, -0.406 / 0.225])
-    x = made.clients[0].train.x
+    x = federated.clients[0].train.x
     assert torch.allclose(x, red[:, None, None].expand_as(x), atol=1e-5)
-    image = made.table.columns[1]
+    image = federated.table.columns[1]
     assert (image.inputs, image.taken_as) == (48, "pixels in 0..1")
     assert image.odd == (
         "20 turned by EXIF, 20 transparent, laid on white, 20 cropped and scaled to 4x4"
     )
-    inputs = Inputs.from_federation(made, Reading(image_size=4))
+    inputs = Inputs.from_federation(federated, Reading(image_size=4))
     new = Inputs.from_json(inputs.to_json()).samples(tmp_path / "data" / "ward 0").x
     assert torch.allclose(new[0], x[0])
     with refuses("colour images"):
@@ -122,8 +122,8 @@ def test_folders_of_splits_are_no_clients_and_other_files_are_counted(tmp_path, 
     (tmp_path / "notes.txt").write_text("notes")
     with pytest.warns(UserWarning, match="splits") as caught:
         source = files.read(tmp_path)
-    said = " ".join(str(note.message) for note in caught)
-    assert "notes.txt" in said
+    message = " ".join(str(note.message) for note in caught)
+    assert "notes.txt" in message
     assert (source.owner, source.classes) == (None, ("cat", "dog"))
     assert (~source.is_train).sum() == 12
     assert source.x.max() < 40

@@ -117,8 +117,10 @@ def test_images_have_the_size_that_its_configuration_names(folder, tmp_path):
     fl.run(config, out=tmp_path / "run")
     assert f'"image_size": {SIDE}' in (tmp_path / "run/config.json").read_text()
     fl.export(tmp_path / "run", tmp_path / "m.safetensors", which="global")
-    found = fl.predict(tmp_path / "m.safetensors", tmp_path / "data" / "a" / "cat")
-    assert found.logits.shape == (8, 2)
+    predictions = fl.predict(
+        tmp_path / "m.safetensors", tmp_path / "data" / "a" / "cat"
+    )
+    assert predictions.logits.shape == (8, 2)
 
 
 @pytest.mark.parametrize(

@@ -68,20 +68,20 @@ def test_a_run_starts_with_the_shared_layers_of_another(tmp_path):
     runner.run(DIGITS.with_keys(algorithm="fedper"), path)
     begun = tree.state_dict(assemble(DIGITS).model)
     task = assemble(DIGITS.with_keys(algorithm="fedrep", clients=2, init=str(path)))
-    wanted, found = global_model(path), tree.state_dict(task.model)
-    for name in found:
-        assert torch.equal(found[name], wanted[name])
-        assert torch.equal(found[name], begun[name]) == name.startswith("fc3."), name
+    wanted, state = global_model(path), tree.state_dict(task.model)
+    for name in state:
+        assert torch.equal(state[name], wanted[name])
+        assert torch.equal(state[name], begun[name]) == name.startswith("fc3."), name
     assert len([note for note in task.said if note.startswith("fc3 start")]) == 1
 
 
 def test_a_classifier_for_other_classes_stays_fresh_and_that_is_said(trained, threes):
     task = assemble(three_config(threes, trained))
     fresh = tree.state_dict(models.build("mlp", (1, 8, 8), 3, seed=0))
-    wanted, found = global_model(trained), tree.state_dict(task.model)
-    for name in found:
+    wanted, state = global_model(trained), tree.state_dict(task.model)
+    for name in state:
         assert torch.equal(
-            found[name], (fresh if name.startswith("fc3.") else wanted)[name]
+            state[name], (fresh if name.startswith("fc3.") else wanted)[name]
         ), name
     assert task.said == (
         f"the classifier 'fc3.linear' starts fresh: {trained} is of 10 classes, the data have 3",
@@ -111,10 +111,10 @@ def test_a_run_stands_on_its_own_copy_of_the_start(
     assert whole == again
     loaded, task = load_models(cut, which="local")
     assert len(loaded) == 2
-    kept = store.Run(cut).start()
-    assert kept is not None
+    stored_start = store.Run(cut).start()
+    assert stored_start is not None
     name = "fc2.linear.weight"
-    assert torch.equal(kept[name], global_model(trained)[name])
+    assert torch.equal(stored_start[name], global_model(trained)[name])
     assert any(
         line.startswith("start.safetensors: ") for line in store.Run(cut).verify()
     )
@@ -171,7 +171,7 @@ def test_a_run_of_another_vocabulary_is_refused(tmp_path):
     shape = TokenShape((64,), len(SPECIAL) + len(THERE))
     model = models.build("text_transformer", shape, 2, options={"width": 4})
     path = run_of(tmp_path / "run", model, THERE)
-    known = store.Run(path).config["words"]
-    assert start(model, path, models.example(shape), known) == []
+    words = store.Run(path).config["words"]
+    assert start(model, path, models.example(shape), words) == []
     with refuses("vocabulary of the data"):
         start(model, path, models.example(shape), HERE)

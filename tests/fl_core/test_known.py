@@ -23,21 +23,23 @@ def plain():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_clients_differ_in_what_their_federation_says(plain, kind):
-    made = federation(plain, "made", kind, CLIENTS, SAMPLES, TEST)
-    numbers = made.x.reshape(len(made.x), -1).max(1).astype(int) - 2
+    changed = federation(plain, "made", kind, CLIENTS, SAMPLES, TEST)
+    numbers = changed.x.reshape(len(changed.x), -1).max(1).astype(int) - 2
     codes, orders = [], []
     for client in range(CLIENTS):
-        own = made.owner == client
-        assert own.sum() == SAMPLES + TEST
-        assert made.is_train[own].sum() == SAMPLES
-        truth = plain.y[numbers[own]]
-        pairs = {*zip(truth.tolist(), made.y[own].tolist(), strict=True)}
+        of_client = changed.owner == client
+        assert of_client.sum() == SAMPLES + TEST
+        assert changed.is_train[of_client].sum() == SAMPLES
+        truth = plain.y[numbers[of_client]]
+        pairs = {*zip(truth.tolist(), changed.y[of_client].tolist(), strict=True)}
         assert len(pairs) == len(plain.classes)  # a code has one word a digit
         codes.append(tuple(sorted(pairs)))
-        orders.append(int(made.x[own][0].argmax()))
-    tests = [{*numbers[(made.owner == k) & ~made.is_train]} for k in range(CLIENTS)]
-    assert all(each == tests[0] for each in tests)
-    assert len({*numbers[made.is_train]}) == CLIENTS * SAMPLES
+        orders.append(int(changed.x[of_client][0].argmax()))
+    tests = [
+        {*numbers[(changed.owner == k) & ~changed.is_train]} for k in range(CLIENTS)
+    ]
+    assert all(part == tests[0] for part in tests)
+    assert len({*numbers[changed.is_train]}) == CLIENTS * SAMPLES
     several = {"labels": 5, "both": 5, "outlier": 2, "clusters": 2}
     assert len({*codes}) == several.get(kind, 1)
     assert (len({*orders}) > 1) == (kind in ("inputs", "both"))
@@ -53,11 +55,11 @@ def test_small_clothes_are_means_of_the_images(tmp_path):
     x = draw.integers(0, 256, (1500, 28, 28), dtype=np.uint8)
     y = np.arange(1500) % 10
     np.savez(tmp_path / "fashion_mnist.npz", x=x, y=y)
-    made = DATASETS["fashion_neither"].open(tmp_path, False)
-    first = made.x[0].astype(float)
+    source = DATASETS["fashion_neither"].open(tmp_path, False)
+    first = source.x[0].astype(float)
     blocks = x.reshape(-1, 14, 2, 14, 2).astype(float).mean((2, 4))
     assert np.abs(blocks - first).max((1, 2)).min() <= 0.5
-    assert [int((made.owner == k).sum()) for k in range(5)] == [438] * 5
+    assert [int((source.owner == k).sum()) for k in range(5)] == [438] * 5
 
 
 def test_tweets_for_adapters_have_the_words_of_the_base(tmp_path, monkeypatch):
@@ -77,19 +79,19 @@ def test_tweets_for_adapters_have_the_words_of_the_base(tmp_path, monkeypatch):
             tweets += [tweet, tweet]
     lines = "".join(f"{json.dumps(tweet)}\n" for tweet in tweets)
     (tmp_path / "airline_tweets.jsonl").write_text(lines)
-    base, made = (
+    base, adapters = (
         DATASETS[name].open(tmp_path) for name in ("tweets_base", "tweets_adapters")
     )
     assert base.owner_names == ("US Airways", "United")
-    assert made.owner_names == ("American", "Delta", "Southwest", "Virgin America")
-    assert base.words == made.words
+    assert adapters.owner_names == ("American", "Delta", "Southwest", "Virgin America")
+    assert base.words == adapters.words
     assert {"flight", "united", "us", "0", "6"} <= {*base.words}
     assert not {"american", "delta", "southwest", "virgin"} & {*base.words}
     assert "rare20" not in base.words  # in two tweets
     assert len(base) == 2 * 20
-    for source in (base, made):
+    for source in (base, adapters):
         assert len(np.unique(source.x, axis=0)) == len(source)
         assert source.fit(np.arange(5)).words == base.words
     for client in range(4):
-        own = made.owner == client
-        assert (own.sum(), made.is_train[own].sum()) == (7, 4)
+        of_client = adapters.owner == client
+        assert (of_client.sum(), adapters.is_train[of_client].sum()) == (7, 4)

@@ -83,60 +83,64 @@ def plain_layers(kind="norm", by="block"):
 @pytest.mark.parametrize("by", ["block", "module"])
 @pytest.mark.parametrize("gate", [True, False])
 def test_old_tensors_stay_in_their_layers_and_adapters_join_them(by, gate):
-    found = task(layer_granularity=by, options={"gate": gate})
+    wrapped_task = task(layer_granularity=by, options={"gate": gate})
     old = plain_layers(by=by)
     conv, *rest = [layer.name for layer in old]
-    assert [layer.name for layer in found.layers] == [
+    assert [layer.name for layer in wrapped_task.layers] == [
         conv,
         *(["gate"] * gate),
         *rest,
         *(["spare"] * gate),
     ]
     assert {
-        name for layer in found.layers for name in layer.tensors
-    } == tree.named_tensors(found.model).keys()
-    places = {layer.name: layer for layer in found.layers}
+        name for layer in wrapped_task.layers for name in layer.tensors
+    } == tree.named_tensors(wrapped_task.model).keys()
+    places = {layer.name: layer for layer in wrapped_task.layers}
     prefix = "inner." if gate else ""
     wrapped = {f"{fc}.weight": f"{fc}.base_layer.weight" for fc in ("fc1", "fc2")} | {
         "fc2.bias": "fc2.base_layer.bias"
     }
     for layer in old:
         now = places[layer.name]
-        kept = [prefix + wrapped.get(name, name) for name in layer.tensors]
+        tensors = [prefix + wrapped.get(name, name) for name in layer.tensors]
         inside = [f for f in ("fc1", "fc2") if f"{f}.weight" in layer.tensors]
         new = [
             f"{prefix}{fc}.lora_{half}.default.weight" for fc in inside for half in "AB"
         ]
-        assert set(now.tensors) == {*kept, *new}
+        assert set(now.tensors) == {*tensors, *new}
         assert now.output == prefix + layer.output
-        assert now.output in dict(found.model.named_modules())
+        assert now.output in dict(wrapped_task.model.named_modules())
         assert now.used
     if gate:
         assert places["gate"].parameters == ("gate",)
         assert not places["spare"].used
-        assert found.task_info.never_sent - found.task_info.frozen == {"gate"}
+        assert wrapped_task.task_info.never_sent - wrapped_task.task_info.frozen == {
+            "gate"
+        }
 
 
 @pytest.mark.parametrize("by", ["block", "module"])
 def test_a_plan_for_the_plain_model_is_carried_over(by):
     old = plain_layers(by=by)
     values = tuple(float(k) for k in range(len(old)))
-    given = LayerPlan.prefix(
+    plain_plan = LayerPlan.prefix(
         old, 1, Evidence(metric="m", values=values, clients={"a": values})
     )
-    found = task(given).plan
-    assert found is not None
-    assert found.shared == ("conv", "spare")
-    assert {"inner.conv.weight", "spare.weight", "spare.bias"} <= found.body_tensors
-    assert {"gate", "inner.fc1.lora_A.default.weight"} <= found.head_tensors
-    told = dict(zip(found.names, found.why.values, strict=True))
-    assert told == {
-        **dict(zip(given.names, values, strict=True)),
+    carried = task(plain_plan).plan
+    assert carried is not None
+    assert carried.shared == ("conv", "spare")
+    assert {"inner.conv.weight", "spare.weight", "spare.bias"} <= carried.body_tensors
+    assert {"gate", "inner.fc1.lora_A.default.weight"} <= carried.head_tensors
+    value_of = dict(zip(carried.names, carried.why.values, strict=True))
+    assert value_of == {
+        **dict(zip(plain_plan.names, values, strict=True)),
         "gate": None,
         "spare": None,
     }
-    assert found.why.clients["a"] == found.why.values
-    assert task(found).plan == found, "a plan for the built model is obeyed as it is"
+    assert carried.why.clients["a"] == carried.why.values
+    assert task(carried).plan == carried, (
+        "a plan for the built model is obeyed as it is"
+    )
     with refuses(r"fc1\.bias.*model: bn1"):
         task(LayerPlan.prefix(plain_layers("plain"), 1))
 

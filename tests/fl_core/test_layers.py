@@ -18,7 +18,7 @@ def names(layers):
 
 
 def layer(layers, name):
-    return next(each for each in layers if each.name == name)
+    return next(candidate for candidate in layers if candidate.name == name)
 
 
 linear = nn.Linear
@@ -84,8 +84,8 @@ def borrowing():
     """Reads the weights of a module that it never calls, and those of a list that cannot be called."""
 
     def run(m, x):
-        for each in m.listed:
-            x = x @ each
+        for module in m.listed:
+            x = x @ module
         return m.head(F.linear(x, m.held.weight, m.held.bias))
 
     return Wired(
@@ -228,14 +228,16 @@ def test_every_tensor_is_in_exactly_one_layer(name, by):
     build, example = ZOO[name]
     model = build()
     layers = layers_of(model, example, by=by)
-    held = [tensor for each in layers for tensor in each.tensors]
-    assert sorted(held) == sorted(tree.named_tensors(model))
+    tensors = [tensor for layer in layers for tensor in layer.tensors]
+    assert sorted(tensors) == sorted(tree.named_tensors(model))
     parameters = dict(model.named_parameters())
-    assert {tensor for each in layers for tensor in each.parameters} == set(parameters)
+    assert {tensor for layer in layers for tensor in layer.parameters} == set(
+        parameters
+    )
     assert len(set(names(layers))) == len(layers)
     modules = dict(model.named_modules())
-    assert all(each.output in modules for each in layers)
-    used = [each.used for each in layers]
+    assert all(layer.output in modules for layer in layers)
+    used = [layer.used for layer in layers]
     assert used == sorted(used, reverse=True)
     assert layers == layers_of(model, example, by=by)
     assert sum(sizes(layers, model).values()) == sum(
@@ -252,12 +254,12 @@ def test_used_is_what_the_output_depends_on(name):
     layers = layers_of(model, example)
     model(example).sum().backward()
     parameters = dict(model.named_parameters())
-    for each in layers:
-        if each.parameters:
+    for layer in layers:
+        if layer.parameters:
             reached = any(
-                parameters[tensor].grad is not None for tensor in each.parameters
+                parameters[tensor].grad is not None for tensor in layer.parameters
             )
-            assert each.used == reached, each.name
+            assert layer.used == reached, layer.name
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -280,7 +282,7 @@ def test_leaves_no_trace(name, training):
 def test_order_of_use_and_unused_last():
     layers = of("order")
     assert names(layers) == ["fc1", "fc2", "fc10", "unused"]
-    assert [each.used for each in layers] == [True, True, True, False]
+    assert [used_layer.used for used_layer in layers] == [True, True, True, False]
     assert layer(layers, "fc2").parameters == (
         "norm.weight",
         "norm.bias",
@@ -335,7 +337,7 @@ def test_layers_that_a_called_block_leaves_out():
 def test_layers_stand_in_the_order_of_use(name, by, wanted):
     layers = of(name, by=by)
     assert " ".join(names(layers)) == wanted
-    assert all(each.used for each in layers)
+    assert all(layer.used for layer in layers)
 
 
 def test_loose_parameters_join_the_layer_that_ran_last():
@@ -359,7 +361,7 @@ def test_norms_join_only_what_they_normalise():
         "bare.running_var",
         "bare.num_batches_tracked",
     )
-    assert [each.output for each in layers] == ["first", "behind", "wide", "bare"]
+    assert [listed.output for listed in layers] == ["first", "behind", "wide", "bare"]
 
 
 def test_declared_groups():

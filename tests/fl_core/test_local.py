@@ -130,16 +130,16 @@ def test_a_gradient_is_clipped_as_a_whole(step, share):
     CE(model(x.double()), y).backward()
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     norm = math.sqrt(sum(float((grad**2).sum()) for grad in grads.values()))
-    lr, kept = 0.1, min(share or 1.0, 1.0)
+    lr, share_left = 0.1, min(share or 1.0, 1.0)
     clip = None if share is None else share * norm
     bench = Bench("plain", Training(1, 64, lr=lr, max_grad_norm=clip))
     bench.algorithm.usual = usual_step
-    found, _ = bench.run(bench.phase(step=step))
+    trained, _ = bench.run(bench.phase(step=step))
     for name, grad in grads.items():
-        wanted = bench.start[name].double() - lr * kept * grad
-        torch.testing.assert_close(found[name].double(), wanted, rtol=1e-5, atol=1e-6)
-    own, _ = bench.run(bench.phase(step=step, max_grad_norm=0.1 * norm))
-    way = tree.distance(own, bench.start)
+        wanted = bench.start[name].double() - lr * share_left * grad
+        torch.testing.assert_close(trained[name].double(), wanted, rtol=1e-5, atol=1e-6)
+    clipped, _ = bench.run(bench.phase(step=step, max_grad_norm=0.1 * norm))
+    way = tree.distance(clipped, bench.start)
     assert way == pytest.approx(0.1 * lr * norm, rel=1e-4), "a phase has its own clip"
 
 
@@ -160,9 +160,9 @@ def hard(training=HARD, names=None, **own):
 
 def test_rates_of_a_phase_are_in_place_of_the_runs():
     plain, _ = hard()
-    for own in ({"lr": 0.01}, {"weight_decay": 0.2}, {"momentum": 0.0, "lr": 0.2}):
-        found, wanted = hard(**own)[0], hard(replace(HARD, **own))[0]
-        assert tree.digest(found) == tree.digest(wanted) != tree.digest(plain)
+    for settings in ({"lr": 0.01}, {"weight_decay": 0.2}, {"momentum": 0.0, "lr": 0.2}):
+        by_phase, wanted = hard(**settings)[0], hard(replace(HARD, **settings))[0]
+        assert tree.digest(by_phase) == tree.digest(wanted) != tree.digest(plain)
 
 
 def test_a_group_trains_at_its_own_rates():
@@ -182,7 +182,7 @@ def test_a_group_trains_at_its_own_rates():
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 4, 5, 7, 99])
 def test_a_phase_stops_after_its_steps(steps):
-    found, work = hard(steps=steps)
+    trained, work = hard(steps=steps)
     whole, _ = hard()
     n = TOY.weights[1]
     per_epoch = -(-n // 8)
@@ -190,5 +190,5 @@ def test_a_phase_stops_after_its_steps(steps):
     assert work["train/steps"] == epochs * per_epoch + rest
     assert work["train/samples"] == epochs * n + rest * 8
     start = tree.state_dict(network("plain"))
-    assert (tree.digest(found) == tree.digest(start)) == (steps == 0)
-    assert (tree.digest(found) == tree.digest(whole)) == (steps >= 2 * per_epoch)
+    assert (tree.digest(trained) == tree.digest(start)) == (steps == 0)
+    assert (tree.digest(trained) == tree.digest(whole)) == (steps >= 2 * per_epoch)

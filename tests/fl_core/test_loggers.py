@@ -39,15 +39,15 @@ def test_a_logger_gets_the_rows_of_each_round_as_they_are_stored(
     logger = Kept()
     fl.run(**ASKED, out=tmp_path / "run", log=[logger])
     stored = fl.Run(tmp_path / "run")
-    assert [sorted({each["round"] for each in rows}) for rows in logger.rows] == [
+    assert [sorted({line["round"] for line in rows}) for rows in logger.rows] == [
         [0],
         [1],
         [2],
         [3],
         [4],
     ]
-    told = [each for rows in logger.rows for each in rows]
-    assert stored.rows()[1].equals(frame(told))
+    logged = [line for rows in logger.rows for line in rows]
+    assert stored.rows()[1].equals(frame(logged))
     (run,) = logger.runs
     assert (run.path, run.id, run.done, run.config["rounds"]) == (
         stored.path,

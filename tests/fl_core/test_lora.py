@@ -65,22 +65,22 @@ def test_an_export_is_the_trained_model_with_grouped_convolutions(
         nn.Linear(32, 3),
     ]
     net = nn.Sequential(*parts)
-    given = {"data": TOY, "model": net}
+    from_python = {"data": TOY, "model": net}
     with pytest.warns(UserWarning, match="2 get no adapters and stay fixed"):
         engine = run(
             ADAPTED.with_keys(rounds=1, lr=0.1),
             tmp_path / "run",
-            **given,
+            **from_python,
         )
-    exported = fl.export(tmp_path / "run", tmp_path / "m.safetensors", **given)
-    made, x = exported.model(model=net), TOY.clients[0].test.x
-    trained = fl.load_models(tmp_path / "run", which="global", **given)[0]["a"]
+    exported = fl.export(tmp_path / "run", tmp_path / "m.safetensors", **from_python)
+    rebuilt, x = exported.model(model=net), TOY.clients[0].test.x
+    trained = fl.load_models(tmp_path / "run", which="global", **from_python)[0]["a"]
     torch.testing.assert_close(
-        evaluate.predict(made, x), evaluate.predict(trained, x), rtol=0, atol=1e-5
+        evaluate.predict(rebuilt, x), evaluate.predict(trained, x), rtol=0, atol=1e-5
     )
     assert not any(name.startswith("2.") for name in engine.server.trees["model"])
     with refuses("unknown target of adapt '2'"):
-        assemble(ADAPTED.with_keys(adapt="lora:targets=2"), **given)
+        assemble(ADAPTED.with_keys(adapt="lora:targets=2"), **from_python)
 
 
 @pytest.mark.parametrize(
@@ -184,5 +184,5 @@ def test_ranks_differ_by_target_and_what_gets_no_adapter_is_named():
                 assemble(config, data=TOY, model=network("plain"))
     attention = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
     model = nn.Sequential(nn.Flatten(1, 2), attention, nn.Flatten(), nn.Linear(36, 3))
-    said = assemble(ADAPTED, data=TOY, model=model).notes()
-    assert any("1.self_attn get no adapters" in note for note in said)
+    notes = assemble(ADAPTED, data=TOY, model=model).notes()
+    assert any("1.self_attn get no adapters" in note for note in notes)

@@ -48,7 +48,7 @@ def test_a_plan_that_was_measured_on_other_data_is_noted():
     clients = {
         c.name: tree.digest({"x": c.train.x, "y": c.train.y}) for c in task.data.clients
     }
-    for made, noted in (
+    for data_digest, noted in (
         ("", False),
         (task.data.digest, False),
         (digest_of(clients), False),
@@ -56,6 +56,8 @@ def test_a_plan_that_was_measured_on_other_data_is_noted():
         ("0" * 64, True),
     ):
         plan = LayerPlan.prefix(task.layers, 1)
-        given = runner.assemble(config, plan=plan.with_shared(plan.shared, data=made))
-        said = [note for note in given.notes() if "other data" in note]
-        assert len(said) == noted
+        assembled = runner.assemble(
+            config, plan=plan.with_shared(plan.shared, data=data_digest)
+        )
+        notes = [note for note in assembled.notes() if "other data" in note]
+        assert len(notes) == noted

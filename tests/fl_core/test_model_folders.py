@@ -87,12 +87,12 @@ def logits(model):
 def test_it_gives_the_logits_of_transformers(name, made, capfd):
     folder = made(name)
     capfd.readouterr()
-    found = logits(build(folder))
+    outputs = logits(build(folder))
     assert capfd.readouterr() == ("", "")
     whole = hf.AutoModelForSequenceClassification.from_pretrained(
         folder, attn_implementation="eager"
     )
-    torch.testing.assert_close(found, logits(whole), rtol=0, atol=1e-5)
+    torch.testing.assert_close(outputs, logits(whole), rtol=0, atol=1e-5)
 
 
 def test_keys_of_older_configurations_are_read(made, tmp_path):
@@ -185,10 +185,10 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_vast_model_is_refused_before_it_takes_memory(name, made, tmp_path):
     folder = edit(made, tmp_path, BOMBS[name])
-    said, megabytes, seconds = limited(lambda: build(folder), ValueError)
-    assert str(folder) in said or "model_type" in said, said
-    assert "\n" not in said
-    assert len(said) < 1000
+    message, megabytes, seconds = limited(lambda: build(folder), ValueError)
+    assert str(folder) in message or "model_type" in message, message
+    assert "\n" not in message
+    assert len(message) < 1000
     assert megabytes < MEGABYTES
     assert seconds < SECONDS
 

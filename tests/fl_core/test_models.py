@@ -69,7 +69,7 @@ def fitting(name):
 )
 def test_parameter_counts(name, shape, n_classes, expected):
     model = models.build(name, shape, n_classes)
-    assert sum(each.numel() for each in model.parameters()) == expected
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
 
 
 @pytest.mark.parametrize("name", list(models.MODELS))
@@ -178,10 +178,10 @@ def test_pretrained_weights_of_a_file_are_fitted_and_start_a_timm_model(tmp_path
     name = "timm:vit_tiny_patch16_224"
     source = models.build(name, (3, 64, 64), 5, seed=3, options=small)
     path = save(tmp_path / "weights.pth", source.state_dict())
-    found = models.build(
+    model = models.build(
         name, (3, 32, 32), 3, options=small | {"pretrained": str(path)}
     )
-    wanted, there = tree.state_dict(source), tree.state_dict(found)
+    wanted, there = tree.state_dict(source), tree.state_dict(model)
     assert there["pos_embed"].shape == (1, 5, 24)
     for key in there:
         if key != "pos_embed" and not key.startswith("head."):
@@ -246,8 +246,8 @@ def test_tied_weights_may_be_stored_once_or_twice(tmp_path):
     full = tree.clone(built.state_dict())
     path = tmp_path / "weights.safetensors"
     for dropped in ({"b.weight"}, {"a.weight"}, set()):
-        kept = tree.select(full, full.keys() - dropped)
-        model = started("mine:Tied", (4,), save(path, kept))
+        stored = tree.select(full, full.keys() - dropped)
+        model = started("mine:Tied", (4,), save(path, stored))
         assert model.a.weight is model.b.weight
         assert tree.digest(model.state_dict()) == tree.digest(full)
     neither = tree.select(full, full.keys() - {"a.weight", "b.weight"})

@@ -15,6 +15,7 @@ from fl_core.data.loading import as_data, opened
 from fl_core.data.reading import Reading
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.errors import UsageError
+from tests.made import repeated
 
 PART = "have a near copy among the training rows"
 
@@ -26,13 +27,6 @@ def frame_of(rows, client=None):
     return pd.DataFrame(rows, columns=names).assign(
         client=[f"ward {k}" for k in clients], label=(rows[:, 0] > 0).astype(int)
     )
-
-
-def repeated(copies=4, noise=0.01, n=600, width=6):
-    draw = np.random.default_rng(0)
-    rows = draw.normal(size=(n // copies, width))
-    parts = [rows + noise * draw.normal(size=rows.shape) for _ in range(copies)]
-    return draw.permutation(np.concatenate(parts))
 
 
 def recording(n=600, width=8):
@@ -74,8 +68,8 @@ def test_equal_rows_are_at_no_distance():
     """Rows of few values are equal many times. This is no copy: the tenth row is as near."""
     rows = 1e6 + np.random.default_rng(0).integers(0, 2, size=(500, 3)).astype(float)
     places = np.arange(250)
-    found = near_copies.near_copies(rows[:250], rows[250:], places, places + 250)
-    assert found.copies == 0
+    copies = near_copies.near_copies(rows[:250], rows[250:], places, places + 250)
+    assert copies.copies == 0
 
 
 FIRES = {

@@ -56,10 +56,10 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_odd_is_noted_in_one_line(case):
-    changed, said = CASES[case]
+    changed, message = CASES[case]
     (note,) = notes(table(**changed))
     assert "\n" not in note
-    with pytest.warns(UserWarning, match=said):
+    with pytest.warns(UserWarning, match=message):
         runner.run(
             CONFIG.with_keys(rounds=1, epochs=0), data=table(**changed), progress=False
         )
@@ -111,10 +111,14 @@ def test_samples_that_are_in_two_splits_are_noted_from_one_in_a_hundred_on():
         }
         wanted = []
         for split in ("validation", "test"):
-            rows = [row for each in data.clients for row in each.split(split).x.numpy()]
-            known = sum(row.tobytes() in train for row in rows)
-            if known > 0.01 * len(rows):
-                wanted.append(f"{known} of {len(rows)} {split}")
-        said = [note for note in notes(data) if "training sample" in note]
-        assert [" ".join(note.split()[:4]) for note in said] == wanted
+            rows = [
+                row
+                for client_data in data.clients
+                for row in client_data.split(split).x.numpy()
+            ]
+            in_training = sum(row.tobytes() in train for row in rows)
+            if in_training > 0.01 * len(rows):
+                wanted.append(f"{in_training} of {len(rows)} {split}")
+        printed = [note for note in notes(data) if "training sample" in note]
+        assert [" ".join(note.split()[:4]) for note in printed] == wanted
         assert len(wanted) == {0: 0, 60: 2}.get(copies, len(wanted))

@@ -41,15 +41,15 @@ def rows(cell):
 
 def repaired(path, reading):
     """Return what is found in a table after all repairs that its faults propose."""
-    found = find_faults(path, reading)
-    how = found.reading
-    if found.repairs:
-        exec(compile(found.script("tidy.csv"), "tidy.py", "exec"), {})
+    findings = find_faults(path, reading)
+    how = findings.reading
+    if findings.repairs:
+        exec(compile(findings.script("tidy.csv"), "tidy.py", "exec"), {})
         path, how = Path("tidy.csv"), replace(how, csv=None)
         header = pd.read_csv(path, nrows=1).columns
-        kept = [name for name in how.exclude_columns or () if name in header]
-        how = replace(how, exclude_columns=kept or None)
-    return found, find_faults(path, how)
+        excluded = [name for name in how.exclude_columns or () if name in header]
+        how = replace(how, exclude_columns=excluded or None)
+    return findings, find_faults(path, how)
 
 
 def outcome(found):
@@ -182,9 +182,9 @@ def test_an_odd_table_is_read_right_or_refused_with_a_repair(
     frame = pd.DataFrame({**clients, **NUMBERS, "label": words("0", "1")})
     path = Path("t.csv")
     frame.assign(**columns).to_csv(path, index=False)
-    found, again = repaired(path, PLAIN)
-    assert outcome(found) == now, found
-    assert (found.source is None) == bool(found.faults)
+    read, again = repaired(path, PLAIN)
+    assert outcome(read) == now, read
+    assert (read.source is None) == bool(read.faults)
     assert not again.faults
     source = again.source
     fewer = "drop_missing_labels" in now or {*columns} & {"label", "client", "v4"}
@@ -203,10 +203,10 @@ def test_what_is_said_of_a_table_is_printed_once_a_column(tmp_path):
     path = tmp_path / "t.csv"
     holes = {f"h{k}": sparse(NUMBERS["v0"], "", 0.1) for k in range(3)}
     pd.DataFrame({**columns, **holes, "label": words("0", "1")}).to_csv(path)
-    found = find_faults(path, PLAIN)
-    assert len(found.faults) == 3  # a column without a name, words, and holes
-    assert found.lines[1:] == [f"  {k}. {fault}" for k, fault in enumerate(found.faults, 1)]  # fmt: skip
-    assert "'w0', 'w1', 'w2'" in str(found.faults[-1])
+    findings = find_faults(path, PLAIN)
+    assert len(findings.faults) == 3  # a column without a name, words, and holes
+    assert findings.lines[1:] == [f"  {k}. {fault}" for k, fault in enumerate(findings.faults, 1)]  # fmt: skip
+    assert "'w0', 'w1', 'w2'" in str(findings.faults[-1])
 
 
 PUBLIC = """iris sepal_length:n sepal_width:n petal_length:n petal_width:n species=3 | read | read
@@ -294,15 +294,15 @@ def test_public_tables_are_read_with_their_label_and_client(
     path = Path("t.csv")
     pd.DataFrame(columns).to_csv(path, index=False)
     client = roles.get("C", "client")
-    asked = Reading(label_column=roles["label"], client_column=client)
-    found, again = repaired(path, asked)
-    assert outcome(found) == now, found
+    reading = Reading(label_column=roles["label"], client_column=client)
+    read, again = repaired(path, reading)
+    assert outcome(read) == now, read
     assert not again.faults
     source, classes = again.source, np.unique(columns[roles["label"]])
     assert len(source) == N
     assert len(source.classes) == len(classes) % 28  # so many are numbers
     assert source.owner_names == (("0", "1") if "C" in roles else ())
-    assert found.reading.group_column == roles.get("p")
+    assert read.reading.group_column == roles.get("p")
 
 
 STAMPS = pd.date_range("2150-01-01", periods=N, freq="37h")
@@ -405,8 +405,8 @@ def test_new_shapes_are_read_right_or_refused_with_a_repair(
     label = list(columns)[-1]
     table = pd.DataFrame({"client": ["a", "b"] * (N // 2), **columns})
     table.to_csv("t.csv", index=False)
-    found, again = repaired(Path("t.csv"), Reading(label_column=label))
-    assert outcome(found) == now, found
+    source, again = repaired(Path("t.csv"), Reading(label_column=label))
+    assert outcome(source) == now, source
     assert not again.faults
     assert len(again.source) == N
     assert len(again.source.classes) == len({*map(str.strip, map(str, columns[label]))})
@@ -421,10 +421,10 @@ def test_a_table_of_another_country_is_read_with_the_options_that_are_proposed(
     path, wine = tmp_path / "t.csv", NUMBERS["v0"].round(1) + 0.05
     table = pd.DataFrame({"acidity": wine, "quality": words("good", "poor")})
     table.to_csv(path, sep=";", decimal=",", index=False)
-    found = find_faults(path, Reading(label_column="quality"))
-    assert len(found.faults) == 1
-    assert found.reading.csv == {"sep": ";", "decimal": ","}
-    assert find_faults(path, found.reading).source.x[:, 0] == pytest.approx(wine)
+    findings = find_faults(path, Reading(label_column="quality"))
+    assert len(findings.faults) == 1
+    assert findings.reading.csv == {"sep": ";", "decimal": ","}
+    assert find_faults(path, findings.reading).source.x[:, 0] == pytest.approx(wine)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -22,20 +22,20 @@ def table(tmp_path):
 def test_own_tables_are_scaled_by_default(table):
     assert resolve(RunConfig(dataset=str(table))).data.scale == "standard"
     assert resolve(RunConfig(dataset=str(table), scale="none")).data.scale == "none"
-    found = samples(data.load(table), "train")
-    assert found.mean(axis=0) == pytest.approx(0, abs=1e-5)
-    assert found[:, :2].std(axis=0) == pytest.approx(1, abs=1e-5)
+    scaled = samples(data.load(table), "train")
+    assert scaled.mean(axis=0) == pytest.approx(0, abs=1e-5)
+    assert scaled[:, :2].std(axis=0) == pytest.approx(1, abs=1e-5)
     assert samples(data.load(table, scale="none"), "train")[:, 0].mean() > 40
 
 
 def test_runs_on_own_data_stop_when_they_no_longer_improve(table):
-    own = resolve(RunConfig(dataset=str(table)))
+    resolved = resolve(RunConfig(dataset=str(table)))
     assert (
-        own.federation.patience,
-        own.federation.rounds,
-        own.execution.eval_every,
+        resolved.federation.patience,
+        resolved.federation.rounds,
+        resolved.execution.eval_every,
     ) == (PATIENCE, 100, 2)
-    assert resolve(own) == own
+    assert resolve(resolved) == resolved
     assert resolve(RunConfig(dataset=str(table), patience=0)).federation.patience == 0
     for config in (RunConfig(dataset="heart"), RunConfig(dataset="heart", patience=3)):
         assert resolve(config).federation.patience == (config.federation.patience or 0)
@@ -75,7 +75,7 @@ def test_an_identifier_is_refused_with_the_remedy_that_fits(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         out = data.load(path, exclude_columns=[name])
-    assert any(together in str(each.message) for each in caught) != unique
+    assert any(together in str(warning.message) for warning in caught) != unique
     assert name not in out.preprocessing.columns
     only = written(tmp_path / "o.csv", pd.read_csv(path)[[name, "label"]])
     with pytest.raises(SystemExit):
@@ -105,8 +105,8 @@ def test_a_label_that_is_not_there_names_the_likeliest_and_the_flags(
     for read in (data.recipe, data.load):
         with refuses(r"label_column.*'label'") as refused:
             read(path)
-        said = str(refused.value)
-        assert f"label_column='{likely[0]}'" in said
-        assert all(each in said for each in likely)
-        assert "lab_20" not in said
-        assert len(said) < 300 + len(str(path))
+        message = str(refused.value)
+        assert f"label_column='{likely[0]}'" in message
+        assert all(name in message for name in likely)
+        assert "lab_20" not in message
+        assert len(message) < 300 + len(str(path))

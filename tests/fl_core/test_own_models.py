@@ -29,9 +29,9 @@ def net():
     parts |= {"frozen": half, "still": still.requires_grad_(False)}
     parts |= {"drop": nn.Dropout(0.9).eval(), "head": nn.Linear(6, 3)}
     half[0].weight.requires_grad_(False)
-    made = Wired(run_net, **parts)
-    made.layer_groups = ("frozen", "still")
-    return made
+    network = Wired(run_net, **parts)
+    network.layer_groups = ("frozen", "still")
+    return network
 
 
 def run_net(m, x):
@@ -84,14 +84,14 @@ def moved(m, x, inside):
 def test_a_buffer_may_be_replaced_in_the_forward_pass(algorithm):
     parts = {"body": nn.Linear(36, 4), "norm": nn.BatchNorm1d(4)}
     model = Wired(None, **parts, head=nn.Linear(4, 3))
-    found = []
+    models = []
     for inside in (True, False):
         model.run = partial(moved, inside=inside)
         config = CONFIG.with_keys(algorithm=algorithm)
         engine = runner.run(config, data=TOY, model=model)
-        found.append(engine.models(0))
-    torch.testing.assert_close(*found, rtol=0, atol=0)
-    assert found[0]["global"]["norm.running_mean"].any()
+        models.append(engine.models(0))
+    torch.testing.assert_close(*models, rtol=0, atol=0)
+    assert models[0]["global"]["norm.running_mean"].any()
 
 
 def test_a_model_that_is_frozen_as_a_whole_is_noted():
@@ -101,9 +101,9 @@ def test_a_model_that_is_frozen_as_a_whole_is_noted():
 
 
 def test_the_configuration_of_an_own_model_trains_no_other_model():
-    asked = runner.assemble(CONFIG, data=TOY, model=net()).config
+    config = runner.assemble(CONFIG, data=TOY, model=net()).config
     with refuses("model 'own' must be given"):
-        runner.assemble(asked, data=TOY)
+        runner.assemble(config, data=TOY)
 
 
 def grown(m, x):

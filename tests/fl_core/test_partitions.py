@@ -124,9 +124,9 @@ def test_pathological_shares_classes_fairly(clients, k, seed):
     holders = (counts > 0).sum(0)
     assert holders.max() - holders.min() <= 1
     for label in np.flatnonzero(holders):
-        own = counts[:, label][counts[:, label] > 0]
-        assert own.sum() == 60
-        assert own.max() - own.min() <= 1
+        shares = counts[:, label][counts[:, label] > 0]
+        assert shares.sum() == 60
+        assert shares.max() - shares.min() <= 1
 
 
 def histogram(labels, parts):
@@ -140,16 +140,20 @@ def test_pfedlas_partitions_pool_an_official_split_and_divide_each_client_alike(
     kind, few
 ):
     toy = source(np.arange(9_000) % 10, is_train=np.arange(9_000) < 7_000)
-    made = make(toy, kind, clients=12, seed=4)
+    partition = make(toy, kind, clients=12, seed=4)
     wanted = {"clients": 12, "classes_per_client": few, "samples_per_client": 90}
     wanted |= {"splits": [0.56, 0.14, 0.3]}
-    assert made.params == wanted | ({"dominance": 0.5} if kind == "non_iid_2" else {})
+    assert partition.params == wanted | (
+        {"dominance": 0.5} if kind == "non_iid_2" else {}
+    )
     if kind == "non_iid_2":
         whole = make(toy, kind, clients=12, dominance=1)
         assert isinstance(whole.params["dominance"], float)
-    for splits in made.indices.values():
+    for splits in partition.indices.values():
         assert [len(splits[name]) for name in SPLITS] == [50, 13, 27]
-    assert any((splits["train"] >= 7_000).any() for splits in made.indices.values())
+    assert any(
+        (splits["train"] >= 7_000).any() for splits in partition.indices.values()
+    )
 
 
 OWNER = np.repeat([0, 1, 2], [300, 200, 100])
@@ -157,7 +161,7 @@ OWNER = np.repeat([0, 1, 2], [300, 200, 100])
 
 def test_what_cannot_be_dealt_is_refused():
     for kind in PARTITIONS.own:
-        options = {each.name for each in fields(PARTITIONS[kind])}
+        options = {field.name for field in fields(PARTITIONS[kind])}
         for option, value in forbidden(PARTITIONS[kind]):
             if option not in options:
                 continue
@@ -244,10 +248,10 @@ def test_feature_and_label_skew_skews_labels_and_caps_sizes():
 def test_feature_and_label_skew_as_a_partition_with_an_official_test_set():
     owner, official = domains(), np.random.default_rng(1).random(600) > 0.3
     data = source(owner=owner, is_train=official)
-    made = make(data, "natural_dirichlet", clients=6, alpha=0.5, seed=3)
-    assert made.names == tuple(f"site {k // 2}_{k % 2}" for k in range(6))
+    partition = make(data, "natural_dirichlet", clients=6, alpha=0.5, seed=3)
+    assert partition.names == tuple(f"site {k // 2}_{k % 2}" for k in range(6))
     tested = np.zeros(3, int)
-    for number, splits in enumerate(made.indices.values()):
+    for number, splits in enumerate(partition.indices.values()):
         assert set(owner[np.concatenate(list(splits.values()))]) == {number // 2}
         tested[number // 2] += len(splits["test"])
     assert tested.tolist() == np.bincount(owner[~official]).tolist()
@@ -295,11 +299,11 @@ def test_splits_of_a_client_do_not_depend_on_the_other_clients():
     ],
 )
 def test_a_partition_fits_only_its_samples(place, row, samples, message):
-    made = make(source(), "iid", clients=2)
-    others = made.indices["client_1"]
-    made.indices["client_0"]["test"][0] = others[place][0] if place else row
+    partition = make(source(), "iid", clients=2)
+    others = partition.indices["client_1"]
+    partition.indices["client_0"]["test"][0] = others[place][0] if place else row
     with refuses(message):
-        made.check(samples)
+        partition.check(samples)
 
 
 @pytest.mark.parametrize("kind", PARTITIONS.own)
@@ -311,12 +315,12 @@ def test_every_partition_says_what_it_is_and_divides_a_source(kind):
     toy = source(
         labels, owner=np.arange(6000) // 2000, is_train=np.arange(6000) // 10 % 4 > 0
     )
-    made = make(toy, kind, clients=None if PARTITIONS[kind].natural else 5, seed=2)
-    made.check(toy)
-    Partition.from_tree(made.to_tree()).check(toy)
-    assert made.params["clients"] == len(made.names)
+    partition = make(toy, kind, clients=None if PARTITIONS[kind].natural else 5, seed=2)
+    partition.check(toy)
+    Partition.from_tree(partition.to_tree()).check(toy)
+    assert partition.params["clients"] == len(partition.names)
     every = []
-    for splits in made.indices.values():
+    for splits in partition.indices.values():
         rows = np.concatenate([splits[split] for split in SPLITS])
         assert len(np.unique(rows)) == len(rows)
         assert min(map(len, splits.values())) >= 1
@@ -370,11 +374,12 @@ def test_a_split_seed_keeps_groups_whole(kind, sizes, seed):
     toy = source(np.arange(len(groups)) % 2, owner=groups % 3, groups=groups)
     clients = 3 if kind == "iid" else None
     first, other = (
-        make(toy, kind, clients=clients, seed=each, split_seed=0) for each in (0, seed)
+        make(toy, kind, clients=clients, seed=number, split_seed=0)
+        for number in (0, seed)
     )
     for name, splits in other.indices.items():
-        held = [set(groups[splits[split]]) for split in SPLITS]
-        assert sum(map(len, held)) == len(set.union(*held))
+        groups_of_clients = [set(groups[splits[split]]) for split in SPLITS]
+        assert sum(map(len, groups_of_clients)) == len(set.union(*groups_of_clients))
         wanted = [set(groups[first.indices[name][split]]) for split in SPLITS]
-        assert list(map(len, held)) == list(map(len, wanted))
-        assert held[2] == wanted[2]
+        assert list(map(len, groups_of_clients)) == list(map(len, wanted))
+        assert groups_of_clients[2] == wanted[2]

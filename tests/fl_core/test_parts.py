@@ -19,13 +19,13 @@ def parts(count):
 
 @pytest.mark.parametrize("count", [3, 4])
 def test_the_last_of_several_parts_is_the_label_and_said_so(count):
-    said = rf"the last of {count} parts of a sample is the label"
-    with pytest.warns(UserWarning, match=said) as caught:
+    message = rf"the last of {count} parts of a sample is the label"
+    with pytest.warns(UserWarning, match=message) as caught:
         x, y = pair_of(parts(count), "client 'a'")
     assert len(caught) == 1
     assert (y == count - 1).all()
     assert [float(part[0, 0]) for part in x] == list(range(count - 1))
-    with pytest.warns(UserWarning, match=said):
+    with pytest.warns(UserWarning, match=message):
         _read(list(parts(count)), None, 0, ())
 
 

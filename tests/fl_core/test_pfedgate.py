@@ -51,13 +51,13 @@ def test_a_switchable_norm_is_instance_layer_or_batch_normalisation(only, traini
 @pytest.mark.parametrize("shape", [(3, 4, 4), (7,)])
 def test_a_gate_scores_blocks_for_a_batch(shape):
     gate, x = Gate(shape, 9).double(), images(12, *shape)
-    found = gate(x)
+    scores = gate(x)
     inner = gate.linear(gate.inputs(x if len(shape) == 3 else x.flatten(1)).flatten(1))
     normalised = (inner - inner.mean(0)) / (
         inner.var(0, correction=0) + gate.scores.eps
     ).sqrt()
-    torch.testing.assert_close(found, normalised.sigmoid().mean(0))
-    assert found.shape == (9,)
+    torch.testing.assert_close(scores, normalised.sigmoid().mean(0))
+    assert scores.shape == (9,)
 
 
 @given(
@@ -68,21 +68,21 @@ def test_a_gate_scores_blocks_for_a_batch(shape):
 def test_blocks_are_kept_greedily_within_the_budget(seed, target, split):
     model = gated(target=target, split=split)
     scores = np.random.default_rng(seed).random(len(model.sizes))
-    kept = model.kept_blocks(scores)
-    assert kept[model.first].all()
+    kept_blocks = model.kept_blocks(scores)
+    assert kept_blocks[model.first].all()
     if target == 1:
-        assert kept.all()
+        assert kept_blocks.all()
         return
     for group in model.groups:
         budget = round((target - model.least) * model.sizes[group].sum())
         members = [k for k in np.flatnonzero(group) if not model.first[k]]
-        spent = model.sizes[[k for k in members if kept[k]]].sum()
+        spent = model.sizes[[k for k in members if kept_blocks[k]]].sum()
         assert spent <= budget
         ranked = sorted(members, key=lambda k: (-round(10 * float(scores[k])), k))
         left = budget
         for k in ranked:
-            assert kept[k] == (model.sizes[k] <= left)
-            left -= model.sizes[k] * kept[k]
+            assert kept_blocks[k] == (model.sizes[k] <= left)
+            left -= model.sizes[k] * kept_blocks[k]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -91,17 +91,17 @@ def test_the_model_runs_with_scaled_weights(target, training):
     model, x = gated(target=target).double().train(training), images(8, *SHAPE)
     reference = gated(target=target).double().train(training)
     scores = reference.gate(x).clamp(min=min(0.2, target))
-    kept = model.kept_blocks(scores.detach().numpy())
+    kept_blocks = model.kept_blocks(scores.detach().numpy())
     adapted, at = {}, 0
     for name, parameter in reference.inner.named_parameters():
         pieces = []
         for piece in parameter.flatten().split(model.blocks[name][0]):
-            pieces.append(piece * (scores[at] if kept[at] else 0))
+            pieces.append(piece * (scores[at] if kept_blocks[at] else 0))
             at += 1
         adapted[name] = torch.cat(pieces).view(parameter.shape)
     wanted = functional_call(reference.inner, adapted, (x,))
     torch.testing.assert_close(model(x), wanted)
-    assert kept.all() == (target == 1)
+    assert kept_blocks.all() == (target == 1)
     model(x).sum().backward()
     for learnt in (model.gate.linear.weight, model.inner.get_parameter("fc1.weight")):
         assert learnt.grad is not None

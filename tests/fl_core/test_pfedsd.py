@@ -47,9 +47,9 @@ def test_the_loss_is_the_papers(lam, temperature):
         nn.functional.cross_entropy(logits, y)
         + lam * temperature**2 * (p * (p / q).log()).sum(1).mean()
     )
-    found = objective(algorithm)(space.params, (x, y), ctx)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    grads = torch.autograd.grad(found, list(space.params.values()))
+    loss = objective(algorithm)(space.params, (x, y), ctx)
+    torch.testing.assert_close(loss, wanted, rtol=0, atol=1e-12)
+    grads = torch.autograd.grad(loss, list(space.params.values()))
     for ours, theirs in zip(
         grads, torch.autograd.grad(wanted, list(student.parameters())), strict=True
     ):

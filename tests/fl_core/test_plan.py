@@ -151,12 +151,12 @@ PLACES = sorted(places(damaged(sha256=None)), key=str)
 def test_a_value_of_another_type_is_refused(place, value):
     data = damaged(sha256=None)
     *parents, last = place
-    held = data
+    inner = data
     for key in parents:
-        held = held[key]
-    if isinstance(value, type(held[last])):
+        inner = inner[key]
+    if isinstance(value, type(inner[last])):
         return
-    held[last] = value
+    inner[last] = value
     with pytest.raises(UsageError) as caught:
         LayerPlan.from_json(data)
     assert "\n" not in str(caught.value)

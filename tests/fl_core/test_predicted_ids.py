@@ -48,16 +48,21 @@ def test_predictions_carry_the_records_names(run, table, tmp_path):
                 *words,
             ]
         )
-        found = pd.read_csv(out)
-        assert list(found.columns)[: 2 + len(names)] == ["sample", *names, "predicted"]
+        predicted = pd.read_csv(out)
+        assert list(predicted.columns)[: 2 + len(names)] == [
+            "sample",
+            *names,
+            "predicted",
+        ]
         for name in names:
             assert (
-                found[name].astype(str).tolist()
+                predicted[name].astype(str).tolist()
                 == pd.read_csv(table)[name].astype(str).tolist()
             )
-    made = exported_model.predict(tmp_path / "a.safetensors", pd.read_csv(table))
+    predictions = exported_model.predict(tmp_path / "a.safetensors", pd.read_csv(table))
     assert (
-        made.frame()["record_id"].tolist() == pd.read_csv(table)["record_id"].tolist()
+        predictions.frame()["record_id"].tolist()
+        == pd.read_csv(table)["record_id"].tolist()
     )
     with refuses("'bed'"):
         exported_model.predict(tmp_path / "a.safetensors", table, ids=["beds"])

@@ -77,7 +77,7 @@ def test_a_notebook_has_a_bar_and_pictures_that_are_drawn_again(
         cell.show_figure(plt.figure(figsize=(3, 2), dpi=100).subplots())
         assert not cell.due
         assert bytes(shown[-1]["image/png"]).startswith(b"\x89PNG")
-    first, again = (each["size"] for each in shown[-2:])
+    first, again = (picture["size"] for picture in shown[-2:])
     assert first == again
     assert min(first.values()) > 100
     monkeypatch.setattr(progress, "in_notebook", lambda: False)

@@ -78,11 +78,11 @@ def test_options(name, options, message, tmp_path):
 @pytest.mark.parametrize("message", OF_KEYS)
 def test_keys(message, tmp_path):
     config = CONFIG.with_keys(**OF_KEYS[message])
-    given = {"data": TOY, "model": network("plain")}
+    objects = {"data": TOY, "model": network("plain")}
     if config.model.model:
         config = config.with_keys(model_options=BLOCKS["vit"])
-        del given["model"]
-    refused(config, message, tmp_path / "run", **given)
+        del objects["model"]
+    refused(config, message, tmp_path / "run", **objects)
 
 
 @pytest.mark.parametrize("message", OF_DATA)
@@ -94,12 +94,12 @@ def test_models(tmp_path):
     lambdas = network("plain")
     lambdas.hidden = lambda: None
     shallow = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
-    held = network("plain")
-    held.draws = (k for k in ())
+    module = network("plain")
+    module.draws = (k for k in ())
     for keys, model, message in (
         ({}, nn.Sequential(nn.Flatten(), nn.Linear(35, 3)), r"\(1, 6, 6\)"),
         ({}, copy.deepcopy(shallow).double(), r"\.float\(\).*float64"),
-        ({}, held, r"copy\.deepcopy"),
+        ({}, module, r"copy\.deepcopy"),
         ({}, nn.Sequential(nn.Flatten(), nn.Linear(36, 10)), r"\(2, 3\).*\(2, 10"),
         ({"workers": 2, "stack": "off"}, lambdas, "lambda.*without workers"),
         ({"algorithm": "fedra"}, network("plain"), "Sequential.*timm:vit"),

@@ -137,10 +137,10 @@ def test_who_goes_on_with_other_versions_is_told(undisturbed, tmp_path, monkeypa
     for place, after, now in (("same", 1, began), ("done", 99, other), ("x", 1, other)):
         monkeypatch.setattr(writing, "versions", lambda now=now: now)
         run = cut_back(undisturbed("fedbabu"), tmp_path / place, after)
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             runner.resume(run)
-        notes = [str(w.message) for w in told if "began with" in str(w.message)]
+        notes = [str(w.message) for w in caught if "began with" in str(w.message)]
         assert len(notes) == (place == "x")
     assert re.search(words, notes[0])
 
@@ -171,19 +171,19 @@ def test_a_given_plan_travels_with_the_run(tmp_path):
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_run_with_a_split_seed_resumes_to_the_same_bits(own, tmp_path):
-    config, given = HEART.with_keys(rounds=2, split_seed=0), {}
+    config, objects = HEART.with_keys(rounds=2, split_seed=0), {}
     if own:
-        samples = {each.name: (each.train.x, each.train.y) for each in TOY.clients}
+        samples = {part.name: (part.train.x, part.train.y) for part in TOY.clients}
         config = CONFIG.with_keys(split_seed=0, scale="none")
-        given = {"data": samples, "model": network("plain")}
+        objects = {"data": samples, "model": network("plain")}
     whole = tmp_path / "a" / "run"
-    engine = runner.run(config.with_keys(seed=2), whole, **given)
+    engine = runner.run(config.with_keys(seed=2), whole, **objects)
     stored = json.loads((whole / "config.json").read_text())
     assert (stored["seed"], stored["split_seed"]) == (2, 0)
     broken = cut_back(whole, tmp_path / "b", after=1)
-    runner.resume(broken, **given)
+    runner.resume(broken, **objects)
     assert contents(broken) == contents(whole)
-    first = runner.assemble(config.with_keys(seed=0), **given).data
+    first = runner.assemble(config.with_keys(seed=0), **objects).data
     for client in first.clients:
         same = engine.data.client(client.name)
         assert torch.equal(client.test.x, same.test.x)
@@ -203,9 +203,9 @@ def test_your_own_data_and_model_must_be_given_again(tmp_path):
         ]
         if after == 0:
             refused += [(common | {"model": network("plain", 1)}, "other weights")]
-        for given, message in refused:
+        for objects, message in refused:
             with refuses(message):
-                runner.resume(broken, **given)
+                runner.resume(broken, **objects)
         runner.resume(broken, **common)
         assert contents(broken) == contents(tmp_path / "a" / "run")
 
@@ -225,10 +225,10 @@ def test_the_models_of_a_checkpoint_are_those_of_the_run(case, undisturbed):
     if algorithm.finetuning(3, 0):
         wanted["last", "personal"] = last.models["personal"]
     for (done, kind), trees in wanted.items():
-        found, task = load_models(path, done, kind)
+        models, task = load_models(path, done, kind)
         assert task.data.digest == engine.data.digest
-        assert list(found) == list(trees)
-        assert {k: tree.digest(tree.state_dict(m)) for k, m in found.items()} == {
+        assert list(models) == list(trees)
+        assert {k: tree.digest(tree.state_dict(m)) for k, m in models.items()} == {
             k: tree.digest(t) for k, t in trees.items()
         }
 
@@ -239,7 +239,7 @@ def test_a_run_says_that_its_plan_was_edited(tmp_path, recwarn):
     decided = LayerPlan.prefix(layers, 2, Evidence(rule="sensitivity_ratio"))
     decided.save(path)
     runner.run(config, tmp_path / "unedited", until=1)
-    assert "edited" not in "".join(str(each.message) for each in recwarn)
+    assert "edited" not in "".join(str(warning.message) for warning in recwarn)
     path.write_text(json.dumps({**decided.to_json(), "shared": ["fc1"]}))
     with pytest.warns(UserWarning, match=r"\(was sensitivity_ratio\)"):
         runner.run(config, tmp_path / "run", until=1)
@@ -282,7 +282,7 @@ def test_plans_that_do_not_fit_are_refused(tmp_path):
     cases += [("fedper", name, plan, f"plan='{name}'") for name in ("auto", "x.json")]
     cases += [("fedper", None, other, r"plan: bn1\.bias")]
     cases += [("fedper", str(tmp_path / "none.json"), None, r"none\.json")]
-    for name, by_name, given, message in cases:
+    for name, by_name, wrong_plan, message in cases:
         config = CONFIG.with_keys(algorithm=name, plan=by_name)
         with refuses(message):
-            runner.assemble(config, data=TOY, model=network("plain"), plan=given)
+            runner.assemble(config, data=TOY, model=network("plain"), plan=wrong_plan)

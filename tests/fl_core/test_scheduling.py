@@ -21,11 +21,11 @@ def layers():
 
 
 def algorithm(name, plan=None, rounds=300, **options):
-    made = find(name, options)(
+    scheduled = find(name, options)(
         TaskInfo(layers(), frozenset(), TOY.weights, 1, 0, rounds=rounds), plan, options
     )
-    assert isinstance(made, Scheduled)
-    return made
+    assert isinstance(scheduled, Scheduled)
+    return scheduled
 
 
 def everything():
@@ -34,21 +34,21 @@ def everything():
 
 def frozen_layers(made, index):
     frozen = made.frozen(Round(index))
-    found = {
+    names = {
         layer.name for layer in made.task_info.layers if set(layer.tensors) <= frozen
     }
     assert frozen == {
         n
         for layer in made.task_info.layers
-        if layer.name in found
+        if layer.name in names
         for n in layer.tensors
     }
-    return found
+    return names
 
 
 @pytest.mark.parametrize("name", ORDER)
 def test_layers_thaw_in_order_at_their_rounds(name):
-    made = algorithm(name, everything(), unfreeze="0,5,9")
+    scheduled = algorithm(name, everything(), unfreeze="0,5,9")
     _, second, third = ORDER[name]
     for index, wanted in {
         0: {second, third},
@@ -58,7 +58,7 @@ def test_layers_thaw_in_order_at_their_rounds(name):
         9: set(),
         300: set(),
     }.items():
-        assert frozen_layers(made, index) == wanted
+        assert frozen_layers(scheduled, index) == wanted
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.25])
@@ -76,17 +76,17 @@ def test_a_layer_stands_at_its_start_until_it_thaws_and_then_moves(
         options={"unfreeze": "1,2"},
         **HARD,
     )
-    made, start = played.engine.algorithm, tree.state_dict(network(kind))
+    scheduled, start = played.engine.algorithm, tree.state_dict(network(kind))
     previous = start
     for checkpoint in played.checkpoints:
         index = checkpoint.round - 1
-        still = made.frozen(Round(index)) | made.plan.head_tensors
+        still = scheduled.frozen(Round(index)) | scheduled.plan.head_tensors
         server = checkpoint.server.trees["model"]
         for n in start:
             assert torch.equal(server[n], previous[n]) == (n in still), n
             assert not (n in still and not torch.equal(server[n], start[n])), n
         for state in checkpoint.clients.values():
-            model = made.models(checkpoint.server, state, Round(checkpoint.round))[
+            model = scheduled.models(checkpoint.server, state, Round(checkpoint.round))[
                 "global"
             ]
             assert tree.digest(model) == tree.digest(server), (
@@ -99,7 +99,7 @@ def test_a_layer_stands_at_its_start_until_it_thaws_and_then_moves(
     assert all(
         not torch.equal(t[n], start[n])
         for t in tuned
-        for n in made.task_info.parameters
+        for n in scheduled.task_info.parameters
     )
 
 
@@ -116,9 +116,9 @@ def test_naive_costs_are_those_of_the_papers_table_4(name, thirds, published):
     """Of 300 rounds, in each of which 100 clients pass once over 500 samples in batches of 10."""
     shape = (1, 28, 28)
     model = models.build("scheduling_cnn", shape, 10, seed=0)
-    found = layers_of(model, models.example(shape))
-    plan = LayerPlan.all_but_last(found) if name != "fedavg" else None
-    problem = TaskInfo(found, frozenset(), (500,) * 100, 1, 0, rounds=300)
+    listed = layers_of(model, models.example(shape))
+    plan = LayerPlan.all_but_last(listed) if name != "fedavg" else None
+    problem = TaskInfo(listed, frozenset(), (500,) * 100, 1, 0, rounds=300)
     cost = round_cost(find(name)(problem, plan), Workspace(model), shape, 10)
     naive = sum(cost(Round(index))["naive"] for index in range(300))
     assert naive == sum(100 * trained * 50 * 100 for trained in thirds)
@@ -129,13 +129,15 @@ def test_naive_costs_are_those_of_the_papers_table_4(name, thirds, published):
 def test_over_another_without_waiting_it_is_that_one(below):
     """Bit for bit, in all that the server and the clients' models are."""
     keys = {"rounds": 2, "participation": 0.5, **HARD}
-    made = algorithm("anti", base=below)
-    count = len(made.scheduled_layers(made.default_plan(layers())))
+    scheduled = algorithm("anti", base=below)
+    count = len(scheduled.scheduled_layers(scheduled.default_plan(layers())))
     options = {"base": below, "unfreeze": (0,) * count}
-    wanted, found = (
+    wanted, of_schedule = (
         play(algorithm=below, **keys),
         play(algorithm="anti", options=options, **keys),
     )
-    assert found.evaluated() == wanted.evaluated()
-    servers = [[each["server"] for each in one.everything()] for one in (found, wanted)]
+    assert of_schedule.evaluated() == wanted.evaluated()
+    servers = [
+        [state["server"] for state in one.everything()] for one in (of_schedule, wanted)
+    ]
     assert servers[0] == servers[1]

@@ -18,25 +18,25 @@ from tests.conftest import refuses
 
 def silos(**sizes):
     """Every sample is told apart by its first number."""
-    made, start = {}, 0
+    pairs, start = {}, 0
     for name, n in (sizes or {"north": 40, "south": 25}).items():
         x = torch.zeros(n, 2, 5)
         x[:, 0, 0] = torch.arange(start, start + n)
-        made[name] = (x, 3 * (torch.arange(n) % 2) + 4)
+        pairs[name] = (x, 3 * (torch.arange(n) % 2) + 4)
         start += n
-    return made
+    return pairs
 
 
 def test_every_sample_is_once_with_its_silo_and_its_label():
-    given = silos()
-    data = from_clients(given, name="pumps")
+    pairs = silos()
+    data = from_clients(pairs, name="pumps")
     assert (data.name, data.shape, data.classes) == ("pumps", (2, 5), ("4", "7"))
     assert [client.name for client in data.clients] == ["north", "south"]
     for client in data.clients:
-        x, y = given[client.name]
-        held = torch.cat([client.split(split).x for split in SPLITS])
-        order = held[:, 0, 0].argsort()
-        torch.testing.assert_close(held[order], x, rtol=0, atol=0)
+        x, y = pairs[client.name]
+        client_samples = torch.cat([client.split(split).x for split in SPLITS])
+        order = client_samples[:, 0, 0].argsort()
+        torch.testing.assert_close(client_samples[order], x, rtol=0, atol=0)
         labels = torch.cat([client.split(split).y for split in SPLITS])[order]
         assert torch.equal(labels, (y == 7).long())
 
@@ -72,9 +72,9 @@ def test_what_does_not_fit_is_named():
         (hole, {}, r"'south', x, row 7.*\[1, 2\].*nan"),
         (silos(north=40, south=2), {}, "south"),
     ]
-    for given, options, message in cases:
+    for pairs, options, message in cases:
         with refuses(message):
-            from_clients(given, **options)
+            from_clients(pairs, **options)
 
 
 def built(data, model, **keys):
@@ -83,22 +83,23 @@ def built(data, model, **keys):
 
 def test_labels_are_indices_for_a_module_of_the_users():
     labels = torch.tensor([0, 1, 3])[torch.arange(60) % 3]
-    given = {
+    pairs = {
         "a": (torch.randn(60, 5), labels),
         "b": (torch.randn(60, 5), labels[:, None].numpy().astype(object)),
     }
-    for data in (given, from_clients(given)):
+    for data in (pairs, from_clients(pairs)):
         task = built(data, nn.Linear(5, 4))
         assert task.data.classes == ("0", "1", "2", "3")
         assert set(task.data.clients[1].train.y.tolist()) == {0, 1, 3}
         assert "no sample has class '2': macro-F1 leaves it out" in task.notes()
         assert task.data.absent == [2]
     assert any(
-        "'heart', the default" in each for each in built(None, nn.Linear(10, 5)).said
+        "'heart', the default" in sentence
+        for sentence in built(None, nn.Linear(10, 5)).said
     )
     with refuses(r"from 0 to 2.*got 3"):
-        built(given, nn.Linear(5, 3))
-    renumbered = built(given, "mlp")
+        built(pairs, nn.Linear(5, 3))
+    renumbered = built(pairs, "mlp")
     assert any(
         "labels 0, 1, 3 are the classes 0 to 2" in note for note in renumbered.notes()
     )
@@ -126,9 +127,9 @@ def test_a_class_without_a_sample_is_left_out_of_macro_f1():
 
 def test_integers_are_token_ids_for_a_module_that_takes_them():
     ids, y = torch.randint(0, 9, (60, 4)), torch.arange(60) % 2
-    given = {"a": (ids, y), "b": (ids.numpy(), y)}
+    pairs = {"a": (ids, y), "b": (ids.numpy(), y)}
     embedding = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(12, 2))
-    task = built(given, lambda: embedding)
+    task = built(pairs, lambda: embedding)
     assert task.data.clients[0].train.x.dtype == torch.int64
     assert models.example(task.data.shape).max() < 9
-    assert built(given, nn.Linear(4, 2)).data.clients[0].train.x.dtype == torch.float32
+    assert built(pairs, nn.Linear(4, 2)).data.clients[0].train.x.dtype == torch.float32

@@ -38,9 +38,9 @@ def test_one_name_has_one_form(tmp_path):
     for name in frame:
         table = frame.copy()
         table.loc[:3, name] = FORMS[0]
-        found = find_faults(table, PLAIN)
-        assert "Unicode" in str(found.error)
-        exec("\n".join(found.repairs), {}, {"table": table})
+        findings = find_faults(table, PLAIN)
+        assert "Unicode" in str(findings.error)
+        exec("\n".join(findings.repairs), {}, {"table": table})
         assert find_faults(table, PLAIN).source.digest
 
 
@@ -106,7 +106,7 @@ def test_a_group_is_in_one_split_of_one_client(partition, splits):
                 group = (frame.hospital[row], frame.patient_id[row])
                 places.setdefault(group, set()).add((client, split))
     assert len(places) == 80
-    assert all(len(each) == 1 for each in places.values())
+    assert all(len(group_places) == 1 for group_places in places.values())
     assert federated.shape == (1,)
 
 

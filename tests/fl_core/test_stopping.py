@@ -96,7 +96,9 @@ def test_it_stops_where_brute_force_does(scores, patience, every):
 def test_of_two_scores_the_least_sum_of_ranks_is_best(
     pairs,
 ):
-    f1, loss = ([float(each) for each in column] for column in zip(*pairs, strict=True))
+    f1, loss = (
+        [float(score) for score in column] for column in zip(*pairs, strict=True)
+    )
     smooth = [
         [sum(values[k - 3 : k]) / 3 for k in range(3, len(values) + 1)]
         for values in (f1, loss)
@@ -120,24 +122,24 @@ def test_of_two_scores_the_least_sum_of_ranks_is_best(
             best = newest
     rounds = range(1, len(f1) + 1)
     scores = {"macro_f1": f1, "loss": loss}
-    found = best_round(
+    chosen = best_round(
         {name: dict(zip(rounds, v, strict=True)) for name, v in scores.items()}
     )
-    assert found == best + 3
+    assert chosen == best + 3
 
 
 @pytest.fixture(scope="module", name="stopped")
 def _stopped(
     tmp_path_factory,
 ):
-    folder, found = tmp_path_factory.mktemp("stopped"), {}
+    folder, engines = tmp_path_factory.mktemp("stopped"), {}
     for case, changes in CASES.items():
-        out = folder / str(len(found)) / "run"
-        found[case] = (
+        out = folder / str(len(engines)) / "run"
+        engines[case] = (
             out,
             runner.run(LONG.with_keys(**changes), out, data=TOY),
         )
-    return found
+    return engines
 
 
 @pytest.mark.parametrize("case", every_other(CASES))
@@ -188,14 +190,14 @@ def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(
     assert rule_of(engine) is not None
     best = rule_of(engine).best["global"]
     assert best < engine.done < 30
-    for asked, done in ((None, best), ("best", best), ("last", engine.done)):
-        made = exported_model.export(
+    for round_name, done in ((None, best), ("best", best), ("last", engine.done)):
+        exported = exported_model.export(
             tmp_path / "run",
-            tmp_path / f"{asked}.safetensors",
+            tmp_path / f"{round_name}.safetensors",
             which="global",
-            round=asked,
+            round=round_name,
         )
-        assert made.about["run"]["round"] == done
+        assert exported.about["run"]["round"] == done
     task = runner.assemble(config.with_keys(init=str(tmp_path / "run")))
     trained = store.Run(tmp_path / "run").checkpoint(best).server.trees["model"]
     assert tree.digest(tree.state_dict(task.model)) == tree.digest(trained)

@@ -149,18 +149,18 @@ def test_any_states_come_back(tmp_path_factory, server, clients, models):
     path = tmp_path_factory.mktemp("run")
     with writing.create(path, CONFIG, {}, HEADER) as writer:
         writer.checkpoint(Checkpoint(7, server, clients, models))
-    found = Run(path).checkpoint()
-    assert found.round == 7
-    same_states(found.server, server)
-    assert found.clients.keys() == clients.keys()
+    checkpoint = Run(path).checkpoint()
+    assert checkpoint.round == 7
+    same_states(checkpoint.server, server)
+    assert checkpoint.clients.keys() == clients.keys()
     for name, state in clients.items():
-        same_states(found.clients[name], state)
-    assert {kind: set(trees) for kind, trees in found.models.items()} == {
+        same_states(checkpoint.clients[name], state)
+    assert {kind: set(trees) for kind, trees in checkpoint.models.items()} == {
         k: set(v) for k, v in models.items()
     }
     for kind, trees in models.items():
         for name, expected in trees.items():
-            assert tree.digest(found.models[kind][name]) == tree.digest(expected)
+            assert tree.digest(checkpoint.models[kind][name]) == tree.digest(expected)
     Run(path).verify()
 
 
@@ -171,10 +171,10 @@ def test_what_is_not_contiguous_or_shares_memory(begun):
         "b": {"one": base, "row": base[1], "wide": base[:, :1].expand(2, 4)},
     }
     begun.checkpoint(Checkpoint(1, State(trees), {}, {}))
-    found = begun.run.checkpoint().server
-    same_states(found, State(trees))
-    found.trees["a"]["one"].zero_()  # they come back apart
-    assert torch.equal(found.trees["b"]["one"], base)
+    server = begun.run.checkpoint().server
+    same_states(server, State(trees))
+    server.trees["a"]["one"].zero_()  # they come back apart
+    assert torch.equal(server.trees["b"]["one"], base)
 
 
 def test_unchanged_states_are_stored_once(begun):
@@ -260,9 +260,9 @@ def test_checkpoints_are_found_by_their_rounds(begun):
     run = begun.run
     assert run.rounds == [2, 4, 10]
     for which, done in ((2, 2), ("4", 4), ("last", 10)):
-        found = run.checkpoint(which)
-        assert float(found.server.trees["model"]["fc.weight"][0, 0]) == found.round
-        assert found.round == done
+        loaded = run.checkpoint(which)
+        assert float(loaded.server.trees["model"]["fc.weight"][0, 0]) == loaded.round
+        assert loaded.round == done
     for which in (1, 3, -1, "5"):
         with refuses(rf"2, 4, 10.*got {which}"):
             run.checkpoint(which)

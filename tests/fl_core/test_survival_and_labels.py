@@ -37,8 +37,8 @@ def breslow(z, time, event):
     samples = zip(z, time, event, strict=True)
     return np.array(
         [
-            seen * (math.log(np.exp(z[time >= t]).sum()) - own)
-            for own, t, seen in samples
+            seen * (math.log(np.exp(z[time >= t]).sum()) - risk)
+            for risk, t, seen in samples
         ]
     )
 
@@ -107,11 +107,11 @@ def test_labels_have_the_mean_of_binary_losses_and_areas():
         LABELS.per_sample(z.double(), y).numpy(), dense, rtol=1e-12
     )
     y[:, 3] = 1.0  # a label of one value has no area
-    found = scores(z, y, LABELS)
-    assert found["macro_auroc"] == pytest.approx(
+    scored = scores(z, y, LABELS)
+    assert scored["macro_auroc"] == pytest.approx(
         roc_auc_score(y[:, :3], z[:, :3]), rel=1e-12
     )
-    assert found["macro_auprc"] == pytest.approx(
+    assert scored["macro_auprc"] == pytest.approx(
         average_precision_score(y[:, :3], z[:, :3]), rel=1e-12
     )
     assert math.isnan(scores(z, y * 0, LABELS)["macro_auroc"])
@@ -143,7 +143,7 @@ def test_a_file_and_a_frame_are_read_alike(task, tmp_path):
     ],
 )
 def test_every_algorithm_learns_or_refuses_in_one_line(task, start):
-    refused, said = set(), []
+    refused, messages = set(), []
     names = sorted(registry())[start::4]
     for name in names:
         config = RunConfig(
@@ -153,14 +153,14 @@ def test_every_algorithm_learns_or_refuses_in_one_line(task, start):
             result = run(config, data=targets())
         except UsageError as error:
             refused.add(name)
-            said.append(str(error))
+            messages.append(str(error))
         else:
             rows = result.listener(Recorder).frame()
             assert rows.loc[rows["metric"] == SCORE[task], "status"].eq("ok").all(), (
                 name
             )
     assert {"fedrod", "pfedsd", "depthfl"} & {*names} <= refused
-    assert not any("\n" in message for message in said)
+    assert not any("\n" in message for message in messages)
 
 
 def test_wrong_targets_are_one_clear_line():

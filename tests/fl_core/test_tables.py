@@ -82,9 +82,9 @@ def test_another_way_of_writing_is_named_with_the_option_that_reads_it(tmp_path,
         data.load(path)
     for key, value in how.items():
         assert f"{key!r}: {value!r}" in str(caught.value)
-    found = data.load(path, scale="none", csv=how)
-    assert found.clients[0].name == town
-    assert (samples(found, *SPLITS)[:, 0] == frame()["age"].astype("float32")).all()
+    federated = data.load(path, scale="none", csv=how)
+    assert federated.clients[0].name == town
+    assert (samples(federated, *SPLITS)[:, 0] == frame()["age"].astype("float32")).all()
     if "sep" in how:
         with refuses("csv={'sep': ','"):
             data.load(written(path, frame()), csv=how)
@@ -107,9 +107,9 @@ def test_options_of_pandas_read_what_they_say(tmp_path):
     how = dict(pair.split("=", 1) for pair in options.split())
     keys = {"impute": "mean", "scale": "none"}
     one, two = data.load(path, csv=how, **keys), data.load(whole, **keys)
-    found, wanted = samples(one, *SPLITS), samples(two, *SPLITS)
-    assert found[:, 1:] == pytest.approx(wanted[:, 1:], abs=1e-6)
-    assert found[:, 0] == pytest.approx(1000 * wanted[:, 0], rel=1e-6)
+    read, wanted = samples(one, *SPLITS), samples(two, *SPLITS)
+    assert read[:, 1:] == pytest.approx(wanted[:, 1:], abs=1e-6)
+    assert read[:, 0] == pytest.approx(1000 * wanted[:, 0], rel=1e-6)
     assert one.classes == two.classes
 
 
@@ -187,9 +187,11 @@ def test_a_table_is_prepared_as_a_column_transformer_does_on_training_samples(
         for name in ("ward", "sex")
     ]
     made = ColumnTransformer(parts).fit(table.iloc[train])
-    known = made.transform(table)  # a word that no training sample has is all zeros
-    other = [1 - known[:, k : k + 2].sum(axis=1, keepdims=True) for k in (3, 5)]
-    expected = np.hstack([known[:, :5], other[0], known[:, 5:], other[1]])
+    transformed = made.transform(
+        table
+    )  # a word that no training sample has is all zeros
+    other = [1 - transformed[:, k : k + 2].sum(axis=1, keepdims=True) for k in (3, 5)]
+    expected = np.hstack([transformed[:, :5], other[0], transformed[:, 5:], other[1]])
     assert other[0].sum() == 60 - len(train)
     assert samples(federated, *SPLITS) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
@@ -285,7 +287,7 @@ def test_columns_keep_their_digits_until_they_are_scaled(tmp_path):
         np.savez(tmp_path / "t.npz", x=x, y=y, client=client)
         sources = (tmp_path / "t.csv", tmp_path / "t.npz", as_data(table))
         for federated in (
-            *(data.load(each, scale="standard") for each in sources),
+            *(data.load(source, scale="standard") for source in sources),
             data.from_clients({"a": (x, y)}, scale="standard"),
         ):
             train = federated.partition.indices["a"]["train"]
@@ -310,14 +312,14 @@ def test_targets_that_lose_digits_are_noted(targets, scale, columns):
     draw = np.random.default_rng(0)
     x = draw.permutation(60) + (1.7e9 if columns else 0.0)
     frame = pd.DataFrame({"client": ["a", "b"] * 30, "x": x, "label": targets + draw.permutation(60)})  # fmt: skip
-    made = as_data(frame, Reading(task="regression", columns=["x"]))
+    source = as_data(frame, Reading(task="regression", columns=["x"]))
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        data.load(made, scale=scale)
-    found = [str(each.message) for each in notes if "float32" in str(each.message)]
-    assert len(found) == (columns is not None)
-    if found:
-        assert f"values of {columns}the targets become equal in float32" in found[0]
+        data.load(source, scale=scale)
+    printed = [str(note.message) for note in notes if "float32" in str(note.message)]
+    assert len(printed) == (columns is not None)
+    if printed:
+        assert f"values of {columns}the targets become equal in float32" in printed[0]
 
 
 @pytest.mark.parametrize("scale", ["standard", "none"])
@@ -334,11 +336,11 @@ def test_new_rows_are_compared_with_the_training_samples(scale):
     with refuses(r"'sex'.*words.*such as 'f', 'm'"):
         samples_of(table.assign(sex=table.sex.str.upper()))
     with pytest.warns(UserWarning, match="'sex': 2 of 200 values are words that no"):
-        found = samples_of(table.assign(sex=["F"] * 2 + ["f"] * 198))
-    assert found.notes == ("'sex'",) * 2 + ("",) * 198
+        samples = samples_of(table.assign(sex=["F"] * 2 + ["f"] * 198))
+    assert samples.notes == ("'sex'",) * 2 + ("",) * 198
     outputs = torch.zeros(200, 2)
-    made = Predictions(found.names, ("0", "1"), outputs, notes=found.notes)
-    assert list(made.frame()["unlike training"]) == list(found.notes)
+    predictions = Predictions(samples.names, ("0", "1"), outputs, notes=samples.notes)
+    assert list(predictions.frame()["unlike training"]) == list(samples.notes)
     with pytest.warns(UserWarning, match="'age': 200 of 200 values are far outside"):
         samples_of(table.assign(age=table.age * 88.4))
     with refuses(r"'age', row 0.*got '1,5'.* Write new samples as training"):
@@ -351,9 +353,9 @@ def test_a_column_without_a_value_in_new_rows_is_noted():
     inputs = Inputs.from_federation(data.load(source, impute="median"))
     for empty in ({"dose": np.nan}, {"ward": ""}):
         with pytest.warns(UserWarning, match="no row has a value") as caught:
-            found = inputs.samples(table.assign(**empty))
+            samples = inputs.samples(table.assign(**empty))
         assert len(caught) == 1
-        assert set(found.notes) == {repr(*empty)}
+        assert set(samples.notes) == {repr(*empty)}
 
 
 def test_a_messy_folder_becomes_one_tidy_table(tmp_path, monkeypatch, capsys):
@@ -420,8 +422,8 @@ def test_a_column_that_a_client_lacks_is_left_out_or_filled(tmp_path, kind):
         path = tmp_path / "folder"
         path.mkdir()
         for name, part in table.groupby("client"):
-            own = part.dropna(axis=1, how="all").drop(columns="client")
-            written(path / f"{name}.csv", own)
+            client_rows = part.dropna(axis=1, how="all").drop(columns="client")
+            written(path / f"{name}.csv", client_rows)
     with pytest.warns(UserWarning, match="left out: 'age', 'ward'"):
         out = data.load(path)
     seen = {column.name: (column.taken_as, column.odd) for column in out.table.columns}
@@ -433,15 +435,15 @@ def test_a_column_that_a_client_lacks_is_left_out_or_filled(tmp_path, kind):
     with refuses("impute='median'"):
         Reading(fill_missing_columns=True)
     reading = Reading(impute="median", fill_missing_columns=True)
-    found = data.load(path, impute="median", fill_missing_columns=True)
-    odd = {column.name: column.odd for column in found.table.columns}
+    federated = data.load(path, impute="median", fill_missing_columns=True)
+    odd = {column.name: column.odd for column in federated.table.columns}
     assert odd["age"] == odd["ward"] == "no value at ward_1: filled"
-    made = found.preprocessing
-    age = made.columns.index("age")
-    filled = (made.fill[age] - made.centre[age]) / made.spread[age]
+    preparation = federated.preprocessing
+    age = preparation.columns.index("age")
+    filled = (preparation.fill[age] - preparation.centre[age]) / preparation.spread[age]
     new = table[table.client == "ward_1"].drop(columns=["age", "label", "client"])
     for x in (
-        found.client("ward_1").train.x,
-        Inputs.from_federation(found, reading).samples(new).x,
+        federated.client("ward_1").train.x,
+        Inputs.from_federation(federated, reading).samples(new).x,
     ):
         assert np.allclose(x[:, age], filled)

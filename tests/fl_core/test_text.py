@@ -25,9 +25,11 @@ def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
     entries = list(lines())
     entries[7]["text"] *= 9  # more than is read
     dealt = data.load(write(tmp_path / "t.jsonl", entries), seed=3)
-    told = [sources.tokens_of(entry["text"])[: sources.LENGTH - 1] for entry in entries]
+    tokens = [
+        sources.tokens_of(entry["text"])[: sources.LENGTH - 1] for entry in entries
+    ]
     train = np.concatenate([part["train"] for part in dealt.partition.indices.values()])
-    counts = Counter(word for k in train for word in told[k])
+    counts = Counter(word for k in train for word in tokens[k])
     ranked = sorted(
         (word for word in counts if counts[word] >= sources.LEAST_COUNT),
         key=lambda w: (-counts[w], w),
@@ -40,11 +42,11 @@ def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
         for split in ("train", "validation", "test"):
             positions = dealt.partition.indices[client.name][split]
             for row, k in zip(client.split(split).x, positions, strict=True):
-                said = [ids.get(word, UNKNOWN) for word in told[k]]
+                ids_of_text = [ids.get(word, UNKNOWN) for word in tokens[k]]
                 assert row.tolist() == [
                     START,
-                    *said,
-                    *[PAD] * (sources.LENGTH - 1 - len(said)),
+                    *ids_of_text,
+                    *[PAD] * (sources.LENGTH - 1 - len(ids_of_text)),
                 ]
     assert client.train.x.dtype == torch.int64
 
@@ -66,52 +68,55 @@ def test_bad_texts_are_refused_by_line(tmp_path, change, options, message):
 
 def by_hand(model, ids):
     """The architecture in numpy's terms, one sample at a time and without padding."""
-    own = {name: tensor.double() for name, tensor in tree.state_dict(model).items()}
-    found = []
+    state = {name: tensor.double() for name, tensor in tree.state_dict(model).items()}
+    logits = []
     for row in ids:
         row = row[row != PAD]
         x = (
-            own["embedding.token.weight"][row]
-            + own["embedding.position.weight"][: len(row)]
+            state["embedding.token.weight"][row]
+            + state["embedding.position.weight"][: len(row)]
         )
         q, k, v = (
-            x @ own[f"attention.{name}.weight"].T for name in ("query", "key", "value")
+            x @ state[f"attention.{name}.weight"].T
+            for name in ("query", "key", "value")
         )
         seen = torch.softmax(q @ k.T / math.sqrt(x.shape[1]), 1) @ v
-        x = x + seen @ own["attention.proj.weight"].T + own["attention.proj.bias"]
-        hidden = (x @ own["fc1.linear.weight"].T + own["fc1.linear.bias"]).clamp_min(0)
-        x = x + hidden @ own["fc1.resid.weight"].T + own["fc1.resid.bias"]
-        found.append(x[0] @ own["fc2.weight"].T + own["fc2.bias"])
-    return torch.stack(found)
+        x = x + seen @ state["attention.proj.weight"].T + state["attention.proj.bias"]
+        hidden = (
+            x @ state["fc1.linear.weight"].T + state["fc1.linear.bias"]
+        ).clamp_min(0)
+        x = x + hidden @ state["fc1.resid.weight"].T + state["fc1.resid.bias"]
+        logits.append(x[0] @ state["fc2.weight"].T + state["fc2.bias"])
+    return torch.stack(logits)
 
 
 def blocks_by_hand(model, ids):
     """Logits of the transformer of blocks, one text after the other, without padding."""
-    own, rows = dict(model.named_parameters()), []
+    state, rows = dict(model.named_parameters()), []
 
     def normalised(x, name):
         variance, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
         x = (x - mean) / torch.sqrt(variance + 1e-5)
-        return x * own[f"{name}.weight"] + own[f"{name}.bias"]
+        return x * state[f"{name}.weight"] + state[f"{name}.bias"]
 
     for row in ids:
         row = row[row != PAD]
-        x = own["embedding.token.weight"][row]
-        x = x + own["embedding.position.weight"][: len(row)]
+        x = state["embedding.token.weight"][row]
+        x = x + state["embedding.position.weight"][: len(row)]
         for k in range(len(model.blocks)):
             block = f"blocks.{k}"
             attention, pair = f"{block}.attention", f"{block}.feed_forward"
             q, key, v = (
-                x @ own[f"{attention}.{name}.weight"].T
+                x @ state[f"{attention}.{name}.weight"].T
                 for name in ("query", "key", "value")
             )
             seen = torch.softmax(q @ key.T / math.sqrt(x.shape[1]), 1) @ v
-            x = x + seen @ own[f"{attention}.proj.weight"].T
-            x = normalised(x + own[f"{attention}.proj.bias"], f"{block}.norm1")
-            hidden = x @ own[f"{pair}.linear.weight"].T + own[f"{pair}.linear.bias"]
-            x = x + hidden.clamp_min(0) @ own[f"{pair}.resid.weight"].T
-            x = normalised(x + own[f"{pair}.resid.bias"], f"{block}.norm2")
-        rows.append(x.mean(0) @ own["head.weight"].T + own["head.bias"])
+            x = x + seen @ state[f"{attention}.proj.weight"].T
+            x = normalised(x + state[f"{attention}.proj.bias"], f"{block}.norm1")
+            hidden = x @ state[f"{pair}.linear.weight"].T + state[f"{pair}.linear.bias"]
+            x = x + hidden.clamp_min(0) @ state[f"{pair}.resid.weight"].T
+            x = normalised(x + state[f"{pair}.resid.bias"], f"{block}.norm2")
+        rows.append(x.mean(0) @ state["head.weight"].T + state["head.bias"])
     return torch.stack(rows)
 
 

@@ -70,18 +70,18 @@ def test_negative_lists_have_all_names_of_a_storage(model, x, shared):
     plan = LayerPlan(layers, (shared,))
     stored = LayerPlan.from_json(plan.to_json())
     assert stored == plan
-    kept = {
+    pointers = {
         tensor.data_ptr()
         for name, tensor in model.state_dict().items()
         if name not in ("body.weight", "body.bias")
     }
-    for each in (plan, stored):
-        excluded = each.to("nvflare")["args"]["exclude_vars"]
+    for plan_form in (plan, stored):
+        excluded = plan_form.to("nvflare")["args"]["exclude_vars"]
         assert sorted(excluded) == sorted({*excluded})
-        assert excluded == each.to("names")["local"]["tensors"]
+        assert excluded == plan_form.to("names")["local"]["tensors"]
         sent = exclude(model.state_dict(), excluded)
         assert sent.keys() == {"body.weight", "body.bias"}
-        assert not kept & {tensor.data_ptr() for tensor in sent.values()}
+        assert not pointers & {tensor.data_ptr() for tensor in sent.values()}
 
 
 def test_the_filter_of_nvflare_keeps_a_tied_tensor():

@@ -34,89 +34,95 @@ GPT_4O = "|".join([
 
 def byte_level(pattern, marks, start=None, normalizer=None):
     """A tokenizer of bytes whose words a pattern splits."""
-    made = library.Tokenizer(library.models.BPE())
-    made.normalizer = normalizer
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.normalizer = normalizer
     steps = library.pre_tokenizers
     split = steps.Split(library.Regex(pattern), "isolated")
-    made.pre_tokenizer = steps.Sequence([split, steps.ByteLevel(False, use_regex=False)])  # fmt: skip
+    tokenizer.pre_tokenizer = steps.Sequence([split, steps.ByteLevel(False, use_regex=False)])  # fmt: skip
     trainer = library.trainers.BpeTrainer(
         vocab_size=400, special_tokens=marks, show_progress=False,
         initial_alphabet=steps.ByteLevel.alphabet(),
     )  # fmt: skip
-    made.train_from_iterator(TEXTS, trainer)
+    tokenizer.train_from_iterator(TEXTS, trainer)
     if start:
-        made.post_processor = library.processors.TemplateProcessing(
+        tokenizer.post_processor = library.processors.TemplateProcessing(
             single=f"{start} $A", special_tokens=[(start, marks.index(start))]
         )
-    return made
+    return tokenizer
 
 
 def llama_2():
-    made = library.Tokenizer(library.models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))  # fmt: skip
-    made.normalizer = library.normalizers.Sequence(
+    tokenizer = library.Tokenizer(library.models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))  # fmt: skip
+    tokenizer.normalizer = library.normalizers.Sequence(
         [library.normalizers.Prepend("▁"), library.normalizers.Replace(" ", "▁")]
     )
     marks = ["<unk>", "<s>", "</s>"]
     trainer = library.trainers.BpeTrainer(vocab_size=200, special_tokens=marks, show_progress=False)  # fmt: skip
-    made.train_from_iterator(TEXTS, trainer)
-    made.post_processor = library.processors.TemplateProcessing(
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = library.processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
-    return made
+    return tokenizer
 
 
 def bert():
-    made = library.Tokenizer(library.models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = library.normalizers.BertNormalizer()
-    made.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    tokenizer = library.Tokenizer(library.models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = library.normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
     marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     trainer = library.trainers.WordPieceTrainer(vocab_size=200, special_tokens=marks, show_progress=False)  # fmt: skip
-    made.train_from_iterator(TEXTS, trainer)
-    made.post_processor = library.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    return made
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = library.processors.BertProcessing(
+        ("[SEP]", 3), ("[CLS]", 2)
+    )
+    return tokenizer
 
 
 def t5():
-    made = library.Tokenizer(library.models.Unigram())
-    made.pre_tokenizer = library.pre_tokenizers.Metaspace()
+    tokenizer = library.Tokenizer(library.models.Unigram())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Metaspace()
     marks = ["<pad>", "</s>", "<unk>"]
     trainer = library.trainers.UnigramTrainer(
         vocab_size=150, special_tokens=marks, unk_token="<unk>", show_progress=False
     )
-    made.train_from_iterator(TEXTS, trainer)
-    made.post_processor = library.processors.TemplateProcessing(
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = library.processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 1)]
     )
-    return made
+    return tokenizer
 
 
 def roberta():
-    made = byte_level(GPT_2, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
-    made.post_processor = library.processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    return made
+    tokenizer = byte_level(GPT_2, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    tokenizer.post_processor = library.processors.RobertaProcessing(
+        ("</s>", 2), ("<s>", 0)
+    )
+    return tokenizer
 
 
 def gemma():
-    made = library.Tokenizer(library.models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))  # fmt: skip
-    made.normalizer = library.normalizers.Replace(" ", "▁")
-    made.pre_tokenizer = library.pre_tokenizers.Split("▁", "merged_with_previous")
+    tokenizer = library.Tokenizer(library.models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))  # fmt: skip
+    tokenizer.normalizer = library.normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Split("▁", "merged_with_previous")
     marks = ["<pad>", "<eos>", "<bos>", "<unk>"]
     trainer = library.trainers.BpeTrainer(vocab_size=200, special_tokens=marks, show_progress=False)  # fmt: skip
-    made.train_from_iterator(TEXTS, trainer)
-    made.post_processor = library.processors.TemplateProcessing(
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = library.processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", 2)]
     )
-    return made
+    return tokenizer
 
 
 def albert():
-    made = t5()
+    tokenizer = t5()
     steps = library.normalizers
     quotes = [steps.Replace("``", '"'), steps.Replace("''", '"')]
-    made.normalizer = steps.Sequence([*quotes, steps.NFKD(), steps.StripAccents(), steps.Lowercase()])  # fmt: skip
+    tokenizer.normalizer = steps.Sequence([*quotes, steps.NFKD(), steps.StripAccents(), steps.Lowercase()])  # fmt: skip
     parts = library.pre_tokenizers
-    made.pre_tokenizer = parts.Sequence([parts.WhitespaceSplit(), parts.Metaspace()])
-    return made
+    tokenizer.pre_tokenizer = parts.Sequence(
+        [parts.WhitespaceSplit(), parts.Metaspace()]
+    )
+    return tokenizer
 
 
 KINDS = {
@@ -136,20 +142,20 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokenizers_of_todays_models_give_their_own_ids(kind, tmp_path):
     make, pad = KINDS[kind]
-    made = make()
-    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = make()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     reader = Tokenizer.read(str(tmp_path))
     assert (reader.pad, reader.length) == (pad, LENGTH)
-    assert reader.tokens == made.get_vocab_size()
+    assert reader.tokens == tokenizer.get_vocab_size()
     ids, cut, side = reader.encode(TEXTS)
     assert ids.shape == (len(TEXTS), LENGTH)
     for text, row in zip(TEXTS, ids, strict=True):
-        made.no_truncation()
-        whole = made.encode(text).ids
-        made.enable_truncation(LENGTH)
-        kept = made.encode(text).ids
-        assert row[: len(kept)].tolist() == kept
-        assert (row[len(kept) :] == pad).all()
+        tokenizer.no_truncation()
+        whole = tokenizer.encode(text).ids
+        tokenizer.enable_truncation(LENGTH)
+        encoded = tokenizer.encode(text).ids
+        assert row[: len(encoded)].tolist() == encoded
+        assert (row[len(encoded) :] == pad).all()
         cut -= len(whole) > LENGTH
     assert (cut, side) == (0, "right")
 
@@ -163,14 +169,14 @@ RULES = [
 
 @pytest.mark.parametrize(("cut", "fill"), RULES, ids=str)
 def test_its_own_sides_and_ids_cut_and_pad(cut, fill, tmp_path):
-    made = bert()
-    made.enable_truncation(20, **cut)
-    made.enable_padding(length=20, **fill)
-    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = bert()
+    tokenizer.enable_truncation(20, **cut)
+    tokenizer.enable_padding(length=20, **fill)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     reader = Tokenizer.read(str(tmp_path))
     texts = [*TEXTS[:20], " ".join(TEXTS[:9])]
-    made.enable_padding(length=20, **fill | {"pad_to_multiple_of": None})
-    wanted = [each.ids for each in made.encode_batch(texts)]
+    tokenizer.enable_padding(length=20, **fill | {"pad_to_multiple_of": None})
+    wanted = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     assert np.array_equal(reader.encode(texts)[0], wanted)
     assert reader.pad == fill["pad_id"]
     place = "before their last" if cut.get("direction") == "left" else "after"
@@ -248,8 +254,8 @@ HOSTILE = {
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
     path = tmp_path_factory.mktemp("sound") / "tokenizer.json"
-    made = bert()
-    made.save(str(path))
+    tokenizer = bert()
+    tokenizer.save(str(path))
     return json.loads(path.read_text())
 
 
@@ -259,19 +265,19 @@ HARMLESS = {"a word of 20 MB", "a slow regular expression", "a huge length"}
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_file_ends_in_one_line(kind, sound, tmp_path):
-    found = json.loads(json.dumps(sound)) | {"added_tokens": []}
-    HOSTILE[kind](found)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(found))
+    stored = json.loads(json.dumps(sound)) | {"added_tokens": []}
+    HOSTILE[kind](stored)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
     texts = ["so good " * 50, "x" * 3000]
 
     def act():
         Tokenizer.read(str(tmp_path)).encode(texts)
 
-    said, megabytes, seconds = limited(act, ValueError)
-    assert "\n" not in said
-    assert not said.startswith("raw")
-    assert str(tmp_path) in said or kind in HARMLESS, said
-    assert len(said) < 600
+    message, megabytes, seconds = limited(act, ValueError)
+    assert "\n" not in message
+    assert not message.startswith("raw")
+    assert str(tmp_path) in message or kind in HARMLESS, message
+    assert len(message) < 600
     assert megabytes < MEGABYTES
     assert seconds < SECONDS
 
@@ -279,8 +285,8 @@ def test_a_hostile_file_ends_in_one_line(kind, sound, tmp_path):
 def test_a_sound_file_is_read_within_lower_limits(sound, tmp_path):
     """A limit of the processor's time that a cluster has set cannot be raised."""
     (tmp_path / "tokenizer.json").write_text(json.dumps(sound))
-    said, *_ = limited(lambda: Tokenizer.read(str(tmp_path)), ValueError)
-    assert said == "no error"
+    message, *_ = limited(lambda: Tokenizer.read(str(tmp_path)), ValueError)
+    assert message == "no error"
 
 
 def test_a_process_that_aborts_is_one_line(sound, tmp_path, monkeypatch):

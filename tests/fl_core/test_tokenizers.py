@@ -30,16 +30,16 @@ KINDS = {"WordPiece": "[PAD]", "BPE": "<|endoftext|>", "WordLevel": "[PAD]", "Un
 
 def tokenizer(kind="WordPiece", pad="[PAD]"):
     """A tokenizer of the texts whose padding is not the first token."""
-    made = library.Tokenizer(getattr(library.models, kind)())
-    made.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    built = library.Tokenizer(getattr(library.models, kind)())
+    built.pre_tokenizer = library.pre_tokenizers.Whitespace()
     trainer = getattr(library.trainers, f"{kind.replace('PE', 'pe')}Trainer")
     special = {"special_tokens": ["[UNK]", "[CLS]", pad]}
-    made.train_from_iterator(TEXTS, trainer(vocab_size=90, show_progress=False, **special))  # fmt: skip
-    made.post_processor = library.processors.TemplateProcessing(
+    built.train_from_iterator(TEXTS, trainer(vocab_size=90, show_progress=False, **special))  # fmt: skip
+    built.post_processor = library.processors.TemplateProcessing(
         single="[CLS] $A", special_tokens=[("[CLS]", 1)]
     )
-    made.enable_truncation(LENGTH)
-    return made
+    built.enable_truncation(LENGTH)
+    return built
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,14 +52,17 @@ def _imports():
 def folder(tmp_path):
     """Write a folder of a tiny encoder with a tokenizer, and return its path."""
 
-    def write(made=None):
-        made = made or tokenizer()
+    def write(written_tokenizer=None):
+        written_tokenizer = written_tokenizer or tokenizer()
         sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8}
-        sizes |= {"intermediate_size": 8, "vocab_size": made.get_vocab_size()}
+        sizes |= {
+            "intermediate_size": 8,
+            "vocab_size": written_tokenizer.get_vocab_size(),
+        }
         torch.manual_seed(1)
         path = tmp_path / "folder"
         hf.BertModel(hf.BertConfig(**sizes)).save_pretrained(path)
-        made.save(str(path / "tokenizer.json"))
+        written_tokenizer.save(str(path / "tokenizer.json"))
         return path
 
     return write
@@ -78,30 +81,30 @@ def by_hand(made, model, texts):
     net = original(copied(model)).eval()
     ids = [torch.tensor([made.encode(text).ids]) for text in texts]
     with torch.no_grad():
-        return torch.cat([net(input_ids=each).logits for each in ids])
+        return torch.cat([net(input_ids=sample).logits for sample in ids])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_become_its_ids_and_the_model_has_its_weights(kind, folder, table):
-    made = tokenizer(kind, KINDS[kind])
-    config = CONFIG.with_keys(dataset=str(table), model=f"hf:{folder(made)}")
+    built = tokenizer(kind, KINDS[kind])
+    config = CONFIG.with_keys(dataset=str(table), model=f"hf:{folder(built)}")
     task = assemble(config)
-    made.enable_padding(length=LENGTH, pad_id=2, pad_token=KINDS[kind])
-    wanted = torch.tensor([made.encode(text).ids for text in TEXTS])
+    built.enable_padding(length=LENGTH, pad_id=2, pad_token=KINDS[kind])
+    wanted = torch.tensor([built.encode(text).ids for text in TEXTS])
     client = task.data.client("north")
     rows = task.data.partition.indices["north"]["train"]
     assert torch.equal(client.train.x, wanted[rows])
     few = [TEXTS[row] for row in rows[:5]]
     with torch.no_grad():
-        found = task.model.eval()(client.train.x[:5])
-    torch.testing.assert_close(found, by_hand(made, task.model, few))
-    stored = hf.BertModel.from_pretrained(folder(made)).state_dict()
+        outputs = task.model.eval()(client.train.x[:5])
+    torch.testing.assert_close(outputs, by_hand(built, task.model, few))
+    stored = hf.BertModel.from_pretrained(folder(built)).state_dict()
     assert all(torch.equal(stored[k], v) for k, v in task.model.bert.state_dict().items())  # fmt: skip
 
 
 def test_a_stored_run_has_it_and_its_model_predicts_new_texts(folder, table, tmp_path):
-    made = tokenizer()
-    name, out, texts = f"hf:{folder(made)}", tmp_path / "run", ["so good!", TEXTS[3]]
+    built = tokenizer()
+    name, out, texts = f"hf:{folder(built)}", tmp_path / "run", ["so good!", TEXTS[3]]
     jsonl = tmp_path / "t.jsonl"
     jsonl.write_text("\n".join(map(json.dumps, lines())))
     config = CONFIG.with_keys(model=name, dataset=str(jsonl), rounds=1)
@@ -111,8 +114,8 @@ def test_a_stored_run_has_it_and_its_model_predicts_new_texts(folder, table, tmp
     for one, other in zip(stored.parameters(), trained.parameters(), strict=True):
         assert torch.equal(one, other)
     fl.export(out, tmp_path / "m.safetensors", client="north")
-    found = fl.predict(tmp_path / "m.safetensors", texts).logits
-    torch.testing.assert_close(found, by_hand(made, trained, texts))
+    logits = fl.predict(tmp_path / "m.safetensors", texts).logits
+    torch.testing.assert_close(logits, by_hand(built, trained, texts))
     tokenizer("WordLevel").save(str(tmp_path / "folder/tokenizer.json"))
     with refuses("tokenizer.json must read texts as before"):
         fl.predict(tmp_path / "m.safetensors", texts)

@@ -64,7 +64,7 @@ def test_tensorboard_writes_beside_the_run(tmp_path):
 def test_a_tracker_that_is_not_there_stops_before_the_run(name, tmp_path, monkeypatch):
     if name in TRACKERS:
         monkeypatch.setitem(sys.modules, name, None)
-    said = "did you mean 'trackio'" if name == "trackoi" else f"pip install {name}"
-    with refuses(said):
+    message = "did you mean 'trackio'" if name == "trackoi" else f"pip install {name}"
+    with refuses(message):
         fl.run(**RUN, out=tmp_path / "run", log=name)
     assert not (tmp_path / "run").exists()

@@ -76,9 +76,9 @@ def test_it_trains_as_a_plain_loop_and_sends_what_trains(way):
         x = {name: INPUTS[name]() for name in names.split()}
         data[client] = x, [*x.values()][-1] % labels if labels else torch.arange(N) % 3
     config = CONFIG.with_keys(algorithm=algorithm, adapt=adapt, batch_size=N, lr=0.5)
-    config, given = with_own(config, data, net, loss=loss)
-    result = fl.run(config, **given)
-    task = assemble(config, **given)
+    config, from_python = with_own(config, data, net, loss=loss)
+    result = fl.run(config, **from_python)
+    task = assemble(config, **from_python)
     model, clients = original(task.model).eval(), task.data.clients
     trained = {k: p for k, p in model.named_parameters() if p.requires_grad}
     sent = trained if result.plan is None else trained.keys() & result.plan.body_tensors
@@ -86,8 +86,8 @@ def test_it_trains_as_a_plain_loop_and_sends_what_trains(way):
     states = [tree.clone(trained) for _ in clients]
     optimizer = torch.optim.SGD(trained.values(), lr=0.5)
     for _ in range(result.done):
-        for own, client in zip(states, clients, strict=True):
-            tree.assign(trained, own)
+        for client_state, client in zip(states, clients, strict=True):
+            tree.assign(trained, client_state)
             _, named = task.data.shape.layout.unpack(client.train.x, torch.float32)
             optimizer.zero_grad()
             y = client.train.y
@@ -96,13 +96,15 @@ def test_it_trains_as_a_plain_loop_and_sends_what_trains(way):
             else:
                 loss(model(**named), y).mean().backward()
             optimizer.step()
-            own |= tree.clone(trained)
+            client_state |= tree.clone(trained)
         mean = tree.mean(states, task.data.weights)
-        for own in states:
-            own |= tree.select(mean, sent)
-    for client, own in zip(clients, states, strict=True):
-        found = dict(result.models[client.name].named_parameters())
-        torch.testing.assert_close(tree.select(found, trained), own, rtol=0, atol=1e-6)
+        for client_state in states:
+            client_state |= tree.select(mean, sent)
+    for client, client_state in zip(clients, states, strict=True):
+        parameters = dict(result.models[client.name].named_parameters())
+        torch.testing.assert_close(
+            tree.select(parameters, trained), client_state, rtol=0, atol=1e-6
+        )
     rows = result.to_frame().groupby("metric")["value"].unique()
     size = tree.n_bytes(tree.select(trained, sent))
     assert rows["bytes_up"] == rows["bytes_down"] == [size]

@@ -42,12 +42,12 @@ def network():
 
 def test_of_holds_each_tensor_once_and_copies():
     net = network()
-    found = tree.state_dict(net)
+    state = tree.state_dict(net)
     norm = {f"norm.{name}" for name in net.norm.state_dict()}
-    assert set(found) == {"embedding.weight", "out.bias", "mask"} | norm
+    assert set(state) == {"embedding.weight", "out.bias", "mask"} | norm
     theirs = {tensor.data_ptr() for tensor in tree.named_tensors(net).values()}
-    assert theirs.isdisjoint(tensor.data_ptr() for tensor in found.values())
-    assert not any(tensor.requires_grad for tensor in found.values())
+    assert theirs.isdisjoint(tensor.data_ptr() for tensor in state.values())
+    assert not any(tensor.requires_grad for tensor in state.values())
 
 
 def test_load_is_strict_and_does_nothing_when_it_refuses():
@@ -143,7 +143,7 @@ def test_adding_in_place_has_the_bits_of_the_plain_formula(dtype):
     ]
     del trees[8]["b.weight"], trees[9]["b.weight"]
     weights = [0.3 * k + 0.7 for k in range(19)]
-    found = tree.mean(trees, weights)
+    mean = tree.mean(trees, weights)
     for name in trees[0]:
         total, among = None, [k for k in range(19) if name in trees[k]]
         for start in range(0, 19, tree.GROUP):
@@ -157,7 +157,7 @@ def test_adding_in_place_has_the_bits_of_the_plain_formula(dtype):
         wanted = (
             total / functools.reduce(operator.add, (weights[k] for k in among))
         ).to(trees[0][name].dtype)
-        assert tree.digest({name: found[name]}) == tree.digest({name: wanted})
+        assert tree.digest({name: mean[name]}) == tree.digest({name: wanted})
 
 
 @pytest.mark.parametrize("weight", [0, -1.0, math.nan, math.inf])
@@ -178,7 +178,7 @@ def test_inner_products_and_other_distances_are_numpys():
     )
     assert tree.distance(a, b) == pytest.approx(np.linalg.norm(one - two), rel=1e-6)
     assert tree.cosine(a, {name: torch.zeros_like(t) for name, t in a.items()}) == 0
-    counted = [{**each, "n": torch.tensor(3)} for each in (a, b)]
+    counted = [{**entries, "n": torch.tensor(3)} for entries in (a, b)]
     assert tree.subtract(*counted).keys() == a.keys()
     with refuses("names"):
         tree.dot(a, {"w": torch.zeros(2)})
@@ -187,7 +187,7 @@ def test_inner_products_and_other_distances_are_numpys():
 @pytest.mark.parametrize("measure", [tree.dot, tree.cosine, tree.distance])
 def test_sums_over_a_tree_do_not_depend_on_the_order_of_its_keys(measure):
     trees = [{f"t{k}": normal(50, seed=s + k) for k in range(9)} for s in (0, 50)]
-    turned = [dict(reversed(each.items())) for each in trees]
+    turned = [dict(reversed(entries.items())) for entries in trees]
     assert measure(*trees) == measure(*turned)
 
 
@@ -217,7 +217,7 @@ def disturb(model):
 def test_untouched_restores_everything(net, raises, with_grads):
     net.conv.eval()
     net.head.bias.requires_grad_(False)
-    kept = net.relu.register_forward_hook(lambda m, i, o: None)
+    hook = net.relu.register_forward_hook(lambda m, i, o: None)
     if with_grads:
         net(X).sum().backward()
     before = snapshot(net)
@@ -230,7 +230,7 @@ def test_untouched_restores_everything(net, raises, with_grads):
     except ArithmeticError:
         assert raises
     assert snapshot(net) == before
-    kept.remove()
+    hook.remove()
     assert not net.relu._forward_hooks
 
 

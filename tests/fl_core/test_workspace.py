@@ -109,10 +109,10 @@ def test_a_workspace_leaves_the_model_it_was_made_from_alone():
 @pytest.mark.parametrize("memory", ["channels_last", "contiguous"])
 def test_training_is_the_plain_loop(which, memory):
     model, split = network(drop=0.0), samples()
-    found, _ = trained(model, TRAININGS[which], memory)
+    state, _ = trained(model, TRAININGS[which], memory)
     wanted = by_hand(model, TRAININGS[which], split)
     assert tree.distance(wanted, tree.state_dict(model)) > 0.1
-    assert_near(found, wanted)
+    assert_near(state, wanted)
 
 
 @pytest.mark.parametrize("which", ["momentum", "adamw"])
@@ -171,11 +171,11 @@ TRAINED = [("6.",), ("4.",), ("2.",), ("4.", "6."), ("0.",), ("0.0", "6."), ("0.
 def test_training_is_that_of_the_plain_path(which, tensors, monkeypatch):
     start, names = tree.state_dict(network()), starting(network(), *tensors)
     how = TRAININGS[which]
-    kept = run(Workspace(network()), start, names, training=how)[0]
+    plain_state = run(Workspace(network()), start, names, training=how)[0]
     monkeypatch.setattr(workspace, "cut", lambda model: None)
     plain = run(Workspace(network()), start, names, training=how)[0]
     assert tree.distance(tree.select(plain, names), tree.select(start, names)) > 1e-3
-    assert_near(kept, plain)
+    assert_near(plain_state, plain)
 
 
 def test_clients_tensors_and_samples_are_not_mixed_up():
@@ -195,11 +195,11 @@ def test_clients_tensors_and_samples_are_not_mixed_up():
         (0, splits[1], 0, head),
     ]
     for client, split, which, names in jobs:
-        found, fresh = (
+        shared_space, fresh = (
             run(where, starts[which], names, split, client=client)[0]
             for where in (space, Workspace(network()))
         )
-        assert tree.digest(found) == tree.digest(fresh)
+        assert tree.digest(shared_space) == tree.digest(fresh)
 
 
 def test_frozen_layers_are_computed_once_for_all_epochs_and_while_they_stay(
@@ -258,12 +258,12 @@ def test_where_a_model_is_cut(which):
         if isinstance(module, nn.BatchNorm1d):
             module.eval()
     model.append(nn.Linear(4, 4))
-    found = cut(model)
-    assert (None if found is None else len(found[0])) == length
-    if found is not None:
+    halves = cut(model)
+    assert (None if halves is None else len(halves[0])) == length
+    if halves is not None:
         x = normal(5, 4)
         outputs = []
-        for run in (model, nn.Sequential(*found)):
+        for run in (model, nn.Sequential(*halves)):
             torch.manual_seed(1)
             outputs.append(run(x))
         torch.testing.assert_close(*outputs)

@@ -87,7 +87,7 @@ def digests(engine, out=None):
     if out is not None:
         lines = map(json.loads, (out / "rows.jsonl").read_text("utf-8").splitlines())
     plan = engine.algorithm.plan
-    found = {
+    digested = {
         "model": _tensors(engine.server.trees["model"]),
         "scores": sorted(
             _score(row)
@@ -101,7 +101,7 @@ def digests(engine, out=None):
         if plan
         else [],
     }
-    return {name: _digest(value) for name, value in found.items()}
+    return {name: _digest(value) for name, value in digested.items()}
 
 
 def machine():
@@ -148,11 +148,11 @@ def _tensors(tensors):
     return [
         [
             name,
-            str(each.dtype),
-            str(tuple(each.shape)),
-            each.detach().numpy().tobytes().hex(),
+            str(tensor.dtype),
+            str(tuple(tensor.shape)),
+            tensor.detach().numpy().tobytes().hex(),
         ]
-        for name, each in sorted(tensors.items())
+        for name, tensor in sorted(tensors.items())
     ]
 
 
@@ -173,8 +173,8 @@ def played(run, trained_by=None):
 
 def stored():
     """Return the tables, that of this processor first."""
-    tables, own = json.loads(TABLE.read_text(encoding="utf-8")), machine()
-    return sorted(tables, key=lambda table: table["machine"] != own)
+    tables, machine_name = json.loads(TABLE.read_text(encoding="utf-8")), machine()
+    return sorted(tables, key=lambda table: table["machine"] != machine_name)
 
 
 def main():

@@ -24,9 +24,10 @@ TOLERANCE = 2e-6
 
 def data_of():
     """Return the training samples of each client."""
-    given = STORED["inputs"]["clients"]
+    client_arrays = STORED["inputs"]["clients"]
     parts = [
-        Split(*(torch.tensor(each[k][: each["train"]]) for k in "xy")) for each in given
+        Split(*(torch.tensor(arrays[k][: arrays["train"]]) for k in "xy"))
+        for arrays in client_arrays
     ]
     plain = federation(sizes=(9,) * len(parts), shape=(4,))
     clients = tuple(

@@ -48,27 +48,27 @@ def run(algorithm, setting, **options):
 
 @pytest.mark.parametrize("row", every_other(AT_FULL_DEPTH))
 def test_at_full_depth_it_is_alllarge(row):
-    name, own, common, setting = row
-    found = run(name, setting, depths=FULL, **own, **common)
+    name, options, common, setting = row
+    played_run = run(name, setting, depths=FULL, **options, **common)
     wanted = run("alllarge", setting, **common)
-    assert found.server() == wanted.server()
-    assert found.evaluated() == wanted.evaluated()
+    assert played_run.server() == wanted.server()
+    assert played_run.evaluated() == wanted.evaluated()
     assert len(set(wanted.server())) == 2, "the model must move in every round"
 
 
 @settings
 def test_alllarge_that_trains_everything_is_fedavg(setting):
-    found, wanted = run("alllarge", setting, **EVERYTHING), run("fedavg", setting)
-    assert found.server() == wanted.server()
+    of_alllarge, wanted = run("alllarge", setting, **EVERYTHING), run("fedavg", setting)
+    assert of_alllarge.server() == wanted.server()
     losses = {"metric": "loss", "model": "global", "split": "test"}
-    assert found.values(**losses) == wanted.values(**losses)
+    assert of_alllarge.values(**losses) == wanted.values(**losses)
 
 
 @settings
 def test_without_further_classifiers_depthfl_is_alllarge(setting):
-    found = run("depthfl", setting, depths=FULL, exits=(), weighted=True)
+    of_depthfl = run("depthfl", setting, depths=FULL, exits=(), weighted=True)
     wanted = run("alllarge", setting)
-    for ours, theirs in zip(found.checkpoints, wanted.checkpoints, strict=True):
+    for ours, theirs in zip(of_depthfl.checkpoints, wanted.checkpoints, strict=True):
         model = ours.server.trees["model"]
         named = {name.removeprefix("model."): t for name, t in model.items()}
         assert tree.digest(named) == tree.digest(theirs.server.trees["model"])
@@ -102,11 +102,11 @@ def _registered():
 def test_depthfl_without_distillation_is_the_summed_loss():
     common = {"exits": (1, 2), "depths": FULL, "weighted": True}
     wanted = run("summed", "momentum", exits=(1, 2))
-    found, taught = (
+    untaught, taught = (
         run("depthfl", "momentum", **common, distillation=k) for k in (0, 1)
     )
-    assert found.server() == wanted.server()
-    assert found.evaluated() == wanted.evaluated()
+    assert untaught.server() == wanted.server()
+    assert untaught.evaluated() == wanted.evaluated()
     assert taught.server()[0] != wanted.server()[0]
 
 

@@ -22,8 +22,8 @@ def test_the_processor_computes_the_bits_of_the_table():
 
 
 def test_the_table_has_every_algorithm():
-    own = set(lists.registry("algorithm").own)
-    assert set(STORED["runs"]) == own | VARIANTS.keys()
+    names = set(lists.registry("algorithm").own)
+    assert set(STORED["runs"]) == names | VARIANTS.keys()
 
 
 @pytest.mark.parametrize("run", STORED["runs"])

@@ -86,10 +86,12 @@ def views(played, names):
 @pytest.mark.parametrize(
     ("limit", "setting"),
     [
-        pytest.param(limit, each, marks=[pytest.mark.slow] * (each != QUICK[k % 3]))
+        pytest.param(
+            limit, setting, marks=[pytest.mark.slow] * (setting != QUICK[k % 3])
+        )
         for k, limit in enumerate(LIMITS)
-        for each in SETTINGS
-        if limit not in DRAWS or SETTINGS[each][0] != "drop"
+        for setting in SETTINGS
+        if limit not in DRAWS or SETTINGS[setting][0] != "drop"
     ],
 )
 def test_the_limit_is_the_other_bit_for_bit(limit, setting):
@@ -99,19 +101,23 @@ def test_the_limit_is_the_other_bit_for_bit(limit, setting):
     lr, every = keys.get("lr", CONFIG.training.lr), layers(setting)
     options = {name: lr if v == "lr" else v for name, v in options.items()}
     counts = {"all": len(every), "none": 0, "first": 1}
-    plan, given = None, {"config_plan": "auto"} if shared == "auto" else {}
+    plan, config_keys = None, {"config_plan": "auto"} if shared == "auto" else {}
     if shared in counts:
         plan = LayerPlan.prefix(every, counts[shared])
     elif shared == "last":
-        plan = LayerPlan(every, [each.name for each in every if each.used][-1:])
-    found = run(
-        setting, algorithm, None if shared == "last" else plan, options=options, **given
+        plan = LayerPlan(every, [layer.name for layer in every if layer.used][-1:])
+    limit_run = run(
+        setting,
+        algorithm,
+        None if shared == "last" else plan,
+        options=options,
+        **config_keys,
     )
     wanted = run(setting, other, plan if other == "fedper" else None)
     same = algorithm != "fedbn" or model != "norm"
-    for ours, theirs in zip(views(found, where), views(wanted, where), strict=True):
+    for ours, theirs in zip(views(limit_run, where), views(wanted, where), strict=True):
         assert (ours == theirs) == same
-    assert len({str(each) for each in wanted.everything()}) == 3, "each round moves"
+    assert len({str(digest) for digest in wanted.everything()}) == 3, "each round moves"
 
 
 @pytest.mark.parametrize(
@@ -131,8 +137,8 @@ def test_one_layer_less_or_more_is_playerfl_with_that_plan(variant, by):
 def test_groups_are_fedavg_at_one_end_and_local_training_at_the_other():
     """A client that is its own group trains alone, whatever the others do."""
     one, apart = (
-        play(algorithm="grouped", model="drop", options={"groups": each}, **ADAMW)
-        for each in ((), (2, 1, 1, 1))
+        play(algorithm="grouped", model="drop", options={"groups": groups}, **ADAMW)
+        for groups in ((), (2, 1, 1, 1))
     )
     together, alone = (
         play(algorithm=name, model="drop", **ADAMW) for name in ("fedavg", "local")
@@ -159,7 +165,7 @@ def test_the_common_start_does_not_depend_on_the_algorithm(name):
 
     Only pFedHN draws a start of its own.
     """
-    plain, found = (
+    plain, extended = (
         assemble(
             CONFIG.with_keys(algorithm=each),
             data=TOY,
@@ -167,11 +173,16 @@ def test_the_common_start_does_not_depend_on_the_algorithm(name):
         )
         for each in ("fedavg", name)
     )
-    algorithm, start = found.algorithm(found.plan), tree.state_dict(found.model)
-    given = tree.state_dict(plain.model)
-    assert all(torch.equal(start[n], given[n]) for n in given.keys() & start.keys())
+    algorithm, start = (
+        extended.algorithm(extended.plan),
+        tree.state_dict(extended.model),
+    )
+    plain_state = tree.state_dict(plain.model)
+    assert all(
+        torch.equal(start[n], plain_state[n]) for n in plain_state.keys() & start.keys()
+    )
     server = algorithm.server_state(tree.clone(start))
-    common = start.keys() - found.task_info.never_sent
+    common = start.keys() - extended.task_info.never_sent
     assert common
     for client in range(len(TOY.clients)):
         state = algorithm.client_state(tree.clone(start), client)

@@ -27,8 +27,8 @@ def test_sgd_on_b_is_sgd_on_the_weights_if_a_is_the_identity():
             nn.init.eye_(parameter)
     config = ADAPTED.with_keys(adapt=None)
     one, other = (
-        run(config, data=TOY, model=each).server.trees["model"]
-        for each in (plain, adapted)
+        run(config, data=TOY, model=model).server.trees["model"]
+        for model in (plain, adapted)
     )
     for name in fits:
         weight = (

@@ -44,7 +44,7 @@ def test_pfedme_is_its_definition():
                     n: t - rate * (grads[n] + lam * (t - w[n]) + decay * t)
                     for n, t in theta.items()
                 }
-            w = {n: each - LR * lam * (each - theta[n]) for n, each in w.items()}
+            w = {n: tensor - LR * lam * (tensor - theta[n]) for n, tensor in w.items()}
         copies.append(w)
         check_close(state["personal"], theta)
     mean, start = average(copies), initial()
@@ -76,7 +76,7 @@ def test_the_personal_model_is_one_step_of_descent_on_training_samples():
         for k, client in enumerate(TOY.clients):
             draws = seeds.torch_generator(0, "batches", checkpoint.round, k, "adapt")
             chosen = torch.randperm(len(client.train), generator=draws)[:8]
-            found = checkpoint.models["personal"][client.name]
+            personal = checkpoint.models["personal"][client.name]
             net = network("plain")
             tree.load(net, start)
             F.cross_entropy(
@@ -85,7 +85,10 @@ def test_the_personal_model_is_one_step_of_descent_on_training_samples():
             for name, param in net.named_parameters():
                 assert param.grad is not None
                 torch.testing.assert_close(
-                    found[name], param.detach() - 0.3 * param.grad, rtol=1e-5, atol=1e-7
+                    personal[name],
+                    param.detach() - 0.3 * param.grad,
+                    rtol=1e-5,
+                    atol=1e-7,
                 )
 
 
@@ -119,20 +122,20 @@ def test_fedrods_objective_and_its_gradients(gamma):
     """The extractor and the generic head follow the balanced loss alone, the personal head the other one alone."""
     model, (x, y) = rod(), (TRAIN.x[:8], TRAIN.y[:8])
     labels = TRAIN.y
-    found, params = losses(model, gamma, labels)
+    loss, params = losses(model, gamma, labels)
     counts = torch.tensor([(labels == k).sum() for k in range(3)])
     z = model.body(x)
     generic = model.generic(z)
     balanced = F.cross_entropy(generic + gamma * counts.log(), y)
     personal = F.cross_entropy(generic + model.personal(z), y)
-    torch.testing.assert_close(found, balanced + personal)
+    torch.testing.assert_close(loss, balanced + personal)
     names = [name for name, _ in model.named_parameters()]
-    mine = torch.autograd.grad(found, [params[name] for name in names])
-    for name, own in zip(names, mine, strict=True):
+    mine = torch.autograd.grad(loss, [params[name] for name in names])
+    for name, torch_gradient in zip(names, mine, strict=True):
         part = personal if name.startswith("personal") else balanced
         leaf = model.get_parameter(name)
         (wanted,) = torch.autograd.grad(part, leaf, retain_graph=True)
-        torch.testing.assert_close(own, wanted, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(torch_gradient, wanted, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("gamma", [0.1, 1.0])
@@ -140,16 +143,16 @@ def test_classes_that_a_client_does_not_hold_have_no_part_in_the_balanced_loss(
     gamma,
 ):
     model, (x, y) = rod(), (TRAIN.x[:8], TRAIN.y[:8])
-    held = sorted(set(y.tolist()))
-    absent = next(k for k in range(3) if k not in held[:2])
-    y = torch.where(y == absent, held[0], y)
-    found, _ = losses(model, gamma, y, y)
-    z, kept = model.body(x), [k for k in range(3) if k != absent]
-    prior = gamma * torch.tensor([float((y == k).sum()) for k in kept]).log()
+    present = sorted(set(y.tolist()))
+    absent = next(k for k in range(3) if k not in present[:2])
+    y = torch.where(y == absent, present[0], y)
+    loss, _ = losses(model, gamma, y, y)
+    z, remaining = model.body(x), [k for k in range(3) if k != absent]
+    prior = gamma * torch.tensor([float((y == k).sum()) for k in remaining]).log()
     generic = model.generic(z)
     balanced = F.cross_entropy(
-        generic[:, kept] + prior, torch.searchsorted(torch.tensor(kept), y)
+        generic[:, remaining] + prior, torch.searchsorted(torch.tensor(remaining), y)
     )
     torch.testing.assert_close(
-        found, balanced + F.cross_entropy(generic + model.personal(z), y)
+        loss, balanced + F.cross_entropy(generic + model.personal(z), y)
     )

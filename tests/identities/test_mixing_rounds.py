@@ -37,7 +37,7 @@ def flat(model):
 def mixed(weights, of):
     """sum_j weights_j theta_j."""
     return {
-        name: sum(w * each[name] for w, each in zip(weights, of, strict=True))
+        name: sum(w * model[name] for w, model in zip(weights, of, strict=True))
         for name in of[0]
     }
 
@@ -45,8 +45,8 @@ def mixed(weights, of):
 def half(name, **options):
     run = played(name, ROUNDS, participation=0.5, options=options)
     drawn = [sampled(run, index) for index in range(ROUNDS)]
-    assert {len(each) for each in drawn} == {2}
-    assert len({client for each in drawn for client in each}) > 2
+    assert {len(clients) for clients in drawn} == {2}
+    assert len({client for clients in drawn for client in clients}) > 2
     return run
 
 
@@ -57,12 +57,12 @@ def test_fedamp_is_the_papers(name, start):
     run = half(
         name, lam=lam, alpha=alpha, sigma=sigma, decay=0.5, decay_every=2, start=start
     )
-    own = [initial() for _ in EVERYONE]
+    models = [initial() for _ in EVERYONE]
     for index in range(ROUNDS):
         strength, vectors, trained = (
             alpha * 0.5 ** (index // 2),
-            [flat(w) for w in own],
-            list(own),
+            [flat(w) for w in models],
+            list(models),
         )
         for i in sampled(run, index):
             others = np.array([j != i for j in EVERYONE])
@@ -78,15 +78,15 @@ def test_fedamp_is_the_papers(name, start):
                 row = others * np.exp(sigma * np.array(cosines))
                 row *= (1 - 1 / N) / row.sum()
             row[i] = 1 - row.sum()
-            cloud = mixed(row, own)
+            cloud = mixed(row, models)
 
             def pull(n, w, cloud=cloud, by=lam / strength):
                 return by * (w - cloud[n])
 
-            begun = own[i] if start == "own" else cloud
+            begun = models[i] if start == "own" else cloud
             trained[i] = local_steps(i, begun, index, bend=pull)
-        own = trained
-        for state, wanted in zip(states(run, index), own, strict=True):
+        models = trained
+        for state, wanted in zip(states(run, index), models, strict=True):
             check_close(state["model"], wanted, 1e-10)
 
 
@@ -100,25 +100,25 @@ def test_fedfomo_is_the_papers():
             F.cross_entropy(torch.func.functional_call(net, model, (split.x,)), split.y)
         )
 
-    own, starts, heard, helped = (
+    models, starts, heard, helped = (
         [initial() for _ in EVERYONE],
         [initial() for _ in EVERYONE],
         set[int](),
         0,
     )
     for index in range(ROUNDS):
-        trained = list(own)
+        trained = list(models)
         for i in sampled(run, index):
             row = np.zeros(N)
             for j in heard - {i}:
-                gap = np.linalg.norm(flat(own[j]) - flat(own[i]))
-                row[j] = max(0.0, (loss(own[i], i) - loss(own[j], i)) / gap)
+                gap = np.linalg.norm(flat(models[j]) - flat(models[i]))
+                row[j] = max(0.0, (loss(models[i], i) - loss(models[j], i)) / gap)
             helped += bool(row.any())
-            starts[i] = mixed(row / row.sum(), own) if row.any() else own[i]
+            starts[i] = mixed(row / row.sum(), models) if row.any() else models[i]
             trained[i] = local_steps(i, starts[i], index)
-        own, heard = trained, heard | set(sampled(run, index))
+        models, heard = trained, heard | set(sampled(run, index))
         for i, state in enumerate(states(run, index)):
-            check_close(state["model"], own[i], 1e-9)
+            check_close(state["model"], models[i], 1e-9)
             if i in heard:
                 check_close(state["mixed"], starts[i], 1e-9)
     assert helped
@@ -135,7 +135,11 @@ def test_fedfomo_is_the_papers():
 def test_pfedla_is_the_papers(name, options):
     """Bar theta = sum_j alpha_j theta_j layer by layer; v, psi go lr J^T (theta - bar theta); k layers are kept."""
     options = {"lr": 60.0, "embedding": 7, "hidden": 9, **options}
-    run, units, kept = half(name, **options), ("fc1", "fc2", "fc3"), options.get("k", 0)
+    run, units, n_kept = (
+        half(name, **options),
+        ("fc1", "fc2", "fc3"),
+        options.get("k", 0),
+    )
     layers = layers_of(exact(), models.example(TOY.shape))
     drawn = find(name)(
         TaskInfo(layers, frozenset(), TOY.weights, EPOCHS, SEED),
@@ -155,39 +159,43 @@ def test_pfedla_is_the_papers(name, options):
         rows = (net["heads.weight"] @ hidden + net["heads.bias"]).view(len(units), N)
         return rows.softmax(1)
 
-    own, first = [initial() for _ in EVERYONE], [alpha(net) for net in nets]
+    client_models, first = [initial() for _ in EVERYONE], [alpha(net) for net in nets]
     rate = options["lr"]
     for index in range(ROUNDS):
-        trained, learned = list(own), list(nets)
+        trained, learned = list(client_models), list(nets)
         for i in sampled(run, index):
             leaves = {n: t.clone().requires_grad_() for n, t in nets[i].items()}
             weights = alpha(leaves)
             itself = weights[:, i].tolist()
             retained = sorted(
                 range(len(units)), key=lambda unit, itself=itself: -itself[unit]
-            )[:kept]
+            )[:n_kept]
             bar = {
-                f"{unit}.{kind}": own[i][f"{unit}.{kind}"]
+                f"{unit}.{kind}": client_models[i][f"{unit}.{kind}"]
                 if u in retained
-                else sum(weights[u, j] * own[j][f"{unit}.{kind}"] for j in EVERYONE)
+                else sum(
+                    weights[u, j] * client_models[j][f"{unit}.{kind}"] for j in EVERYONE
+                )
                 for u, unit in enumerate(units)
                 for kind in ("weight", "bias")
             }
-            given = {n: torch.as_tensor(t).detach() for n, t in bar.items()}
-            trained[i] = local_steps(i, given, index)
+            received = {n: torch.as_tensor(t).detach() for n, t in bar.items()}
+            trained[i] = local_steps(i, received, index)
             gain = torch.stack(
-                [(bar[n] * (trained[i][n] - given[n])).sum() for n in bar]
+                [(bar[n] * (trained[i][n] - received[n])).sum() for n in bar]
             ).sum()
             steps = torch.autograd.grad(gain, list(leaves.values()))
             learned[i] = {
                 n: (t + rate * step).detach()
                 for (n, t), step in zip(leaves.items(), steps, strict=True)
             }
-        own, nets = trained, learned
+        client_models, nets = trained, learned
         for i in EVERYONE:
             server = run.checkpoints[index].server.trees
             upload = server.get(f"client/{i}", initial())
-            check_close(upload, own[i], 1e-6)  # networks are drawn and kept in float32
+            check_close(
+                upload, client_models[i], 1e-6
+            )  # networks are drawn and kept in float32
     moved = [
         float((alpha(net) - before).abs().max())
         for net, before in zip(nets, first, strict=True)

@@ -26,10 +26,12 @@ def server(run):
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.1)])
 def test_fedavg(momentum, decay):
-    found = server(played("fedavg", momentum=momentum, weight_decay=decay))
+    global_model = server(played("fedavg", momentum=momentum, weight_decay=decay))
     local = [trained(c, initial(), momentum=momentum, decay=decay) for c in EVERYONE]
-    check_close(found, average(local))
-    assert all(not torch.equal(found[n], value) for n, value in initial().items())
+    check_close(global_model, average(local))
+    assert all(
+        not torch.equal(global_model[n], value) for n, value in initial().items()
+    )
 
 
 @pytest.mark.parametrize("strength", [0.01, 1.0])
@@ -49,8 +51,8 @@ def test_fedprox_and_ditto(strength):
 def test_fedper():
     run, local = played("fedper"), [trained(c, initial()) for c in EVERYONE]
     check_close(server(run), average(local) | tree.select(initial(), HEAD))
-    for state, own in zip(states(run, 0), local, strict=True):
-        check_close(state["model"], {n: own[n] for n in HEAD})
+    for state, head in zip(states(run, 0), local, strict=True):
+        check_close(state["model"], {n: head[n] for n in HEAD})
 
 
 def test_fedrep():

@@ -55,8 +55,8 @@ def sites(tmp_path_factory):
     folder, source = tmp_path_factory.mktemp("sites"), samples()
     files = [folder / f"{name}.toml" for name in source.owner_names]
     for k, file in enumerate(files):
-        own = source.owner == k
-        np.savez(file.with_suffix(".npz"), x=source.x[own], y=source.y[own])
+        of_site = source.owner == k
+        np.savez(file.with_suffix(".npz"), x=source.x[of_site], y=source.y[of_site])
         file.write_text(f'name = "{file.stem}"\npath = "{file.stem}.npz"\n')
     return files
 
@@ -76,9 +76,9 @@ def test_stacks(run):
     stacked, alone = played(run, BatchedClients), played(run)
     if not stacks(runner.assemble(config_for(run), data=TOY).model, "cpu"):
         assert digests(stacked) == STORED[run]
-    models = (each.server.trees["model"] for each in (stacked, alone))
+    models = (engine.server.trees["model"] for engine in (stacked, alone))
     assert tree.distance(*models) == pytest.approx(0, abs=1e-4)
-    rows = (each.listener(Recorder).rows for each in (stacked, alone))
+    rows = (engine.listener(Recorder).rows for engine in (stacked, alone))
     for ours, theirs in zip(*rows, strict=True):
         assert ours | {"value": 0} == theirs | {"value": 0}
         assert ours["value"] == pytest.approx(theirs["value"], rel=1e-4, abs=1e-5)

@@ -28,21 +28,23 @@ def test_scaffold_is_the_papers_option_two(participation, rate):
     """c_i+ = c_i - c + (x - y_i) / (K lr), c <- c + mean over all N, x <- x + rate mean over the sampled."""
     options = {"server_lr": rate}
     run = played("scaffold", ROUNDS, participation=participation, options=options)
-    x, c, own = initial(), zeros(), [zeros() for _ in EVERYONE]
+    x, c, variates = initial(), zeros(), [zeros() for _ in EVERYONE]
     for index, checkpoint in enumerate(run.checkpoints):
         moved, changed = [], []
         for client in sampled(run, index):
-            old, steps = own[client], len(batches(client))
+            old, steps = variates[client], len(batches(client))
             y = trained(client, x, index, bend=lambda n, w: c[n] - old[n])  # noqa: B023
-            own[client] = {n: old[n] - c[n] + (x[n] - y[n]) / (steps * LR) for n in x}
+            variates[client] = {
+                n: old[n] - c[n] + (x[n] - y[n]) / (steps * LR) for n in x
+            }
             moved.append({n: y[n] - x[n] for n in x})
-            changed.append({n: own[client][n] - old[n] for n in x})
+            changed.append({n: variates[client][n] - old[n] for n in x})
         step, part = average(moved, None), average(changed, None)
         x = {n: x[n] + rate * step[n] for n in x}
         c = {n: c[n] + len(changed) / N * part[n] for n in c}
         check_close(checkpoint.server.trees["model"], x)
         check_close(checkpoint.server.trees["variate"], c)
-        for state, wanted in zip(states(run, index), own, strict=True):
+        for state, wanted in zip(states(run, index), variates, strict=True):
             check_close(state["variate"], wanted)
     assert any(value.abs().max() > 1e-3 for value in c.values())
 
@@ -52,18 +54,20 @@ def test_scaffold_is_the_papers_option_two(participation, rate):
 def test_feddyn_is_the_papers(alpha, participation):
     options = {"alpha": alpha}
     run = played("feddyn", ROUNDS, participation=participation, options=options)
-    theta, s, own = initial(), zeros(), [zeros() for _ in EVERYONE]
+    theta, s, pulls = initial(), zeros(), [zeros() for _ in EVERYONE]
     for index, checkpoint in enumerate(run.checkpoints):
         local = []
         for client in sampled(run, index):
-            dual, start = own[client], theta
+            dual, start = pulls[client], theta
             pull = lambda n, w: alpha * (w - start[n]) - dual[n]  # noqa: B023, E731
-            found = trained(client, start, index, bend=pull)
-            local.append(found)
-            own[client] = {n: dual[n] - alpha * (found[n] - start[n]) for n in found}
+            client_model = trained(client, start, index, bend=pull)
+            local.append(client_model)
+            pulls[client] = {
+                n: dual[n] - alpha * (client_model[n] - start[n]) for n in client_model
+            }
         mean = average(local, None)
         s = {n: s[n] - alpha * len(local) / N * (mean[n] - theta[n]) for n in s}
         theta = {n: mean[n] - s[n] / alpha for n in s}
         check_close(checkpoint.server.trees["model"], theta)
-        for state, wanted in zip(states(run, index), own, strict=True):
+        for state, wanted in zip(states(run, index), pulls, strict=True):
             check_close(state["variate"], wanted)

@@ -45,41 +45,43 @@ def main():
         help="first find the tests of survivors again, and of those that lost some",
     )
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
-    asked = parser.parse_args()
-    if asked.draw:
+    arguments = parser.parse_args()
+    if arguments.draw:
         files, stored = None, []
-        if asked.since:
-            command = ["git", "diff", "--name-only", asked.since, "--", *PACKAGES]
+        if arguments.since:
+            command = ["git", "diff", "--name-only", arguments.since, "--", *PACKAGES]
             changed = subprocess.run(
                 command, cwd=ROOT, capture_output=True, text=True, check=True
             )
             files, stored = changed.stdout.splitlines(), load()
         with copied_tree() as tree:
-            mutants = list(islice(draw(tree, asked.seed, files), asked.draw * 4 // 3))
+            mutants = list(
+                islice(draw(tree, arguments.seed, files), arguments.draw * 4 // 3)
+            )
             reach(mutants, tree)
         reached = [mutant for mutant in mutants if mutant.tests]
-        store(stored + reached[: asked.draw])
+        store(stored + reached[: arguments.draw])
         return 0
     mutants = load()
-    if asked.reach:
+    if arguments.reach:
         with copied_tree() as tree:
             lost = [
-                each
-                for each in mutants
-                if not all(exists(test, tree) for test in each.tests)
+                mutant
+                for mutant in mutants
+                if not all(exists(test, tree) for test in mutant.tests)
             ]
             reach(
                 lost
                 + [
-                    each
-                    for each in mutants
-                    if each.state == "survived" and each not in lost
+                    mutant
+                    for mutant in mutants
+                    if mutant.state == "survived" and mutant not in lost
                 ],
                 tree,
             )
     with ExitStack() as stack:
         good = run_all(
-            mutants, [stack.enter_context(copied_tree()) for _ in range(asked.jobs)]
+            mutants, [stack.enter_context(copied_tree()) for _ in range(arguments.jobs)]
         )
     store([mutant for mutant in mutants if mutant.state != "gone"])
     return 0 if good else 1

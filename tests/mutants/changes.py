@@ -149,8 +149,8 @@ def changed(source, node):
             yield "Return", "return None"
         case ast.Call(args=args, keywords=keywords) if len(args) + len(keywords) > 1:
             *_, before, last = (
-                span(source, each)[1]
-                for each in (*args, *(keyword.value for keyword in keywords))
+                span(source, argument)[1]
+                for argument in (*args, *(keyword.value for keyword in keywords))
             )
             yield "Call", source[low:before] + source[last:high]
 

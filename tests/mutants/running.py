@@ -107,13 +107,13 @@ def run(mutant, tree):
     It is stopped if its tests took too long or were ended from outside: that shows nothing. Its file is where its code
     stands today.
     """
-    found = mutant.find(tree)
-    if found is None:
+    place = mutant.find(tree)
+    if place is None:
         return "gone", ""
     tests = [test for test in mutant.tests if exists(test, tree)]
     if not tests:
         return "untested", ""
-    path, source, function = found
+    path, source, function = place
     mutant.file = path.relative_to(tree).as_posix()
     if ">>> " in source:
         module = mutant.file.removesuffix(".py").replace("/", ".")
@@ -210,9 +210,9 @@ def reach(mutants, tree):
     (tree / "mutants_reached.py").write_text(REPORT.format(path=str(reports)))
     files = set()
     for number, mutant in enumerate(mutants):
-        found = mutant.find(tree)
-        if found is not None:
-            path, source, function = found
+        place = mutant.find(tree)
+        if place is not None:
+            path, source, function = place
             write(
                 path,
                 with_call(

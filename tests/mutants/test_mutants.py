@@ -43,7 +43,7 @@ def mutant(old, new):
 
 def test_changes_are_of_every_kind_and_can_be_read():
     ((_, function),) = functions(SOURCE)
-    found = {(old, new) for _, old, new in changes(SOURCE, function)}
+    pairs = {(old, new) for _, old, new in changes(SOURCE, function)}
     assert {
         ("len(values) > 9", "len(values) <= 9"),
         ("value - low", "value + low"),
@@ -56,17 +56,17 @@ def test_changes_are_of_every_kind_and_can_be_read():
             "filter(lambda value: value - low > 0, values)",
             "filter(lambda value: value - low > 0)",
         ),
-    } <= found
-    for old, new in found:
+    } <= pairs
+    for old, new in pairs:
         ast.parse(mutant(old, new).applied(SOURCE, function))
 
 
 def test_code_that_has_moved_is_found_and_other_code_is_gone(tree):
     moved = mutant("value - low", "value + low")
     (tree / "fl_core/limits.py").rename(tree / "fl_core/parts.py")
-    found = moved.find(tree)
-    assert found is not None
-    assert found[0] == tree / "fl_core/parts.py"
+    place = moved.find(tree)
+    assert place is not None
+    assert place[0] == tree / "fl_core/parts.py"
     assert run(moved, tree)[0] == "killed"
     assert moved.file == "fl_core/parts.py"
     (tree / "fl_core/parts.py").write_text(
@@ -111,7 +111,7 @@ def test_a_mutant_that_was_killed_and_lives_is_named_until_it_is_killed_again(
 def test_mutants_are_drawn_by_a_seed_from_some_files(tree):
     (tree / "fl_core/parts.py").write_text(SOURCE)
     drawn = [*draw(tree, 3)]
-    assert [each.file for each in drawn].count("fl_core/parts.py") == 1
+    assert [drawn_mutant.file for drawn_mutant in drawn].count("fl_core/parts.py") == 1
     assert len(drawn) == 2
     (some,) = draw(tree, 3, ["fl_core/limits.py"])
     assert (some.file, some.seed) == ("fl_core/limits.py", 3)
@@ -128,9 +128,11 @@ def test_the_tests_that_reach_a_function_are_found(tree):
 
 def test_stored_mutants_have_tests_and_a_state():
     mutants = load()
-    assert len(mutants) == len({(each.function, each.old) for each in mutants}) >= 90
+    assert (
+        len(mutants) == len({(stored.function, stored.old) for stored in mutants}) >= 90
+    )
     assert all(
-        (each.tests or each.note)
-        and each.state in ("killed", "survived", "untested", "stopped")
-        for each in mutants
+        (stored.tests or stored.note)
+        and stored.state in ("killed", "survived", "untested", "stopped")
+        for stored in mutants
     )

@@ -55,7 +55,9 @@ def test_runs_twice_in_one_folder_without_any_data(name, tmp_path):
     """As after "Restart and run all". The stored outputs are current, and nothing is left in the folder."""
     for _ in range(2):
         notebook = execute.executed(name, tmp_path)
-        assert not [each for each in outputs(notebook) if each.output_type == "error"]
+        assert not [
+            output for output in outputs(notebook) if output.output_type == "error"
+        ]
         assert execute.errors_in(notebook) == []
         assert execute.paths_in(notebook) == []
         assert not any(tmp_path.iterdir())
@@ -120,8 +122,8 @@ def test_what_to_try_next_names_what_there_is(name):
         if "## What to try next" in cell.source
     )
     for call in re.findall(r"`(?:fl\.)?(\w+)\((.*?)\)`", text.replace("...", "")):
-        known = inspect.signature(getattr(fl, call[0])).parameters
-        assert set(re.findall(r"(?<![\"\w])(\w+)=", call[1])) <= {*known, *KEYS}
+        parameters = inspect.signature(getattr(fl, call[0])).parameters
+        assert set(re.findall(r"(?<![\"\w])(\w+)=", call[1])) <= {*parameters, *KEYS}
     for proposed in re.findall(r"`fedlayers (\w+)", text):
         assert proposed in COMMANDS
 
@@ -165,9 +167,9 @@ def test_the_command_stores_outputs_and_nothing_of_the_machine(
     )
     assert command.main(["small"]) == 0
     assert "small: " in capsys.readouterr().out
-    found = stored("small")
-    assert [o.data["text/plain"] for o in outputs(found)] == ["True", "1"]
-    assert (found.metadata, [cell.id for cell in found.cells]) == (
+    notebook = stored("small")
+    assert [o.data["text/plain"] for o in outputs(notebook)] == ["True", "1"]
+    assert (notebook.metadata, [cell.id for cell in notebook.cells]) == (
         execute.KERNEL,
         ["cell-0", "cell-1", "cell-2"],
     )

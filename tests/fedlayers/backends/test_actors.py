@@ -53,7 +53,7 @@ class Method:
 
     def remote(self, *arguments):
         return Reference(
-            self.call(*(getattr(given, "value", given) for given in arguments))
+            self.call(*(getattr(argument, "value", argument) for argument in arguments))
         )
 
 
@@ -113,7 +113,7 @@ class Cluster:
 
     def get(self, reference):
         if isinstance(reference, list):
-            return [self.get(each) for each in reference]
+            return [self.get(part) for part in reference]
         if isinstance(reference.value, Exception):
             raise reference.value
         return reference.value
@@ -135,10 +135,10 @@ class Cluster:
 
 @pytest.fixture
 def played(monkeypatch):
-    found = Cluster()
-    monkeypatch.setitem(sys.modules, "ray", found)
-    monkeypatch.setitem(sys.modules, "ray.exceptions", found.exceptions)
-    return found
+    cluster = Cluster()
+    monkeypatch.setitem(sys.modules, "ray", cluster)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", cluster.exceptions)
+    return cluster
 
 
 @pytest.fixture(scope="module")

@@ -25,12 +25,13 @@ PORTS = (
 
 def free_ports():
     """Ports for a node, which starts sooner if it need not find them."""
-    found = [socket.create_server(("", 0)) for _ in PORTS]
+    servers = [socket.create_server(("", 0)) for _ in PORTS]
     ports = {
-        name: each.getsockname()[1] for name, each in zip(PORTS, found, strict=True)
+        name: server.getsockname()[1]
+        for name, server in zip(PORTS, servers, strict=True)
     }
-    for each in found:
-        each.close()
+    for open_server in servers:
+        open_server.close()
     return ports
 
 
@@ -76,26 +77,26 @@ def two_nodes():
 def killed(two_nodes, monkeypatch):
     """Kill the other node once a run there has a checkpoint here. Name the run and its round."""
     (other,) = two_nodes.worker_nodes
-    found = []
+    nodes = []
     events = cluster.Cluster.events
 
     def killing(self, running):
         for handle, run in running.items():
             there = handle.node == other.node_id
-            if there and any(run.path.glob("checkpoints/*.json")) and not found:
+            if there and any(run.path.glob("checkpoints/*.json")) and not nodes:
                 two_nodes.remove_node(other, allow_graceful=False)
-                found.append((run.name, Run(run.path).rounds[-1]))
+                nodes.append((run.name, Run(run.path).rounds[-1]))
         return events(self, running)
 
     monkeypatch.setattr(cluster.Cluster, "events", killing)
-    return found
+    return nodes
 
 
 @pytest.mark.slow
 def test_a_lost_nodes_run_goes_on_elsewhere_to_the_same_bits(
     tmp_path, two_nodes, killed
 ):
-    with pytest.warns(UserWarning, match="is lost") as said:
+    with pytest.warns(UserWarning, match="is lost") as caught:
         theirs = compare(
             CONFIG,
             ["local", "playerfl"],
@@ -105,7 +106,7 @@ def test_a_lost_nodes_run_goes_on_elsewhere_to_the_same_bits(
         )
     ((name, killed_round),) = killed
     assert 0 < killed_round < 80, "the node was killed within the run"
-    assert any(f"is lost: {name} " in str(each.message) for each in said)
+    assert any(f"is lost: {name} " in str(warning.message) for warning in caught)
     ours = compare(CONFIG, ["local", "playerfl"], [0, 1], tmp_path / "here")
     assert contents(tmp_path / "ray") == contents(tmp_path / "here")
     assert ours.table.equals(theirs.table)

@@ -44,14 +44,14 @@ def toys(tmp_path, *given):
 
 
 def ended(place, works):
-    found = {}
+    results = {}
     carry_out(
         works,
         place,
-        lambda r, _: found.update({r.work.path: r}),
+        lambda r, _: results.update({r.work.path: r}),
         total=len(works),
     )
-    return found
+    return results
 
 
 def test_results_errors_and_warnings_come_from_processes_of_one_thread(tmp_path, two):
@@ -59,8 +59,8 @@ def test_results_errors_and_warnings_come_from_processes_of_one_thread(tmp_path,
         tmp_path, {}, {"fails": "usage"}, {"fails": "run"}, {"fails": "other"}, {}
     )
     with pytest.warns(UserWarning, match="of note"):
-        found = ended(two, works)
-    errors = [found[work.path].error for work in works]
+        results = ended(two, works)
+    errors = [results[work.path].error for work in works]
     assert [type(error) for error in errors] == [
         type(None),
         UsageError,
@@ -69,7 +69,7 @@ def test_results_errors_and_warnings_come_from_processes_of_one_thread(tmp_path,
         type(None),
     ]
     assert "in carry_out" in errors[3].__notes__[0]
-    pid, threads = found[works[0].path].value
+    pid, threads = results[works[0].path].value
     assert pid != os.getpid()
     assert threads == "1"
 
@@ -80,9 +80,9 @@ def test_the_work_of_a_lost_process_is_begun_again_but_not_for_ever(
     monkeypatch.setattr(local, "TRIES", 2)
     works = toys(tmp_path, {"dies": 1}, {"dies": 9})
     with pytest.warns(UserWarning, match=r"code -9.*toy"):
-        found = ended(two, works)
-    assert found[works[0].path].error is None
-    error = found[works[1].path].error
+        results = ended(two, works)
+    assert results[works[0].path].error is None
+    error = results[works[1].path].error
     assert isinstance(error, WorkerError)
     assert "toy was lost 2 times" in str(error)
 

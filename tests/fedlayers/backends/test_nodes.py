@@ -105,11 +105,11 @@ class Nodes:
 
 @pytest.fixture
 def nodes(monkeypatch):
-    found = Nodes()
-    monkeypatch.setitem(sys.modules, "ray", found)
-    monkeypatch.setitem(sys.modules, "ray.exceptions", found.exceptions)
+    network = Nodes()
+    monkeypatch.setitem(sys.modules, "ray", network)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", network.exceptions)
     monkeypatch.setattr(cluster, "PERIOD", 0.01)
-    return found
+    return network
 
 
 def compare(out, **how):
@@ -154,8 +154,8 @@ def test_what_a_node_cannot_import_is_told(tmp_path, nodes, monkeypatch):
 
 def test_a_run_that_another_process_writes_is_not_sent(tmp_path, nodes):
     with writing.create(tmp_path / "run", {}, {}, {}), open_backend("ray") as place:
-        (found,) = place.results([TrainingJob(tmp_path / "run", CONFIG)])
-    assert isinstance(found.error, BusyError)
+        (result,) = place.results([TrainingJob(tmp_path / "run", CONFIG)])
+    assert isinstance(result.error, BusyError)
 
 
 def test_a_cluster_that_was_open_before_stays_open(nodes):

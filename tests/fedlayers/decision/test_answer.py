@@ -73,7 +73,9 @@ def test_printed_numbers_add_up_and_shown_is_what_the_interval_says(means, seeds
     best = float(table.iloc[0][score])
     for line in one.lines[1:]:
         printed = table.loc[line.way]
-        numbers = [float(each) for each in re.findall(r"[-+]?\d+\.\d+", printed[gap])]
+        numbers = [
+            float(digits) for digits in re.findall(r"[-+]?\d+\.\d+", printed[gap])
+        ]
         value = float(printed[score])
         assert numbers[0] == pytest.approx(value - best, abs=1e-9)
         if len(numbers) == 3:
@@ -149,7 +151,7 @@ def test_the_smallest_difference_is_half_of_the_interval_to_local_training():
 
 
 def test_clients_are_said_to_gain_nothing_only_where_none_gains_and_none_loses():
-    said = "No single client is shown to gain over local training."
+    sentence = "No single client is shown to gain over local training."
     one = made({BASE_RATE: 2.0, FEDAVG: 0.5, "local": 0.5}, noise=1.0)
     none = dict.fromkeys(("a", "b"), "unclear")
     for clients, wanted in (
@@ -158,7 +160,7 @@ def test_clients_are_said_to_gain_nothing_only_where_none_gains_and_none_loses()
         (none | {"b": "loses"}, False),
     ):
         changed = replace(one, clients=clients)
-        assert (said in words.bullets(changed)) is wanted
+        assert (sentence in words.bullets(changed)) is wanted
 
 
 @pytest.mark.parametrize(

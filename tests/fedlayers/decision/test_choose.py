@@ -38,8 +38,8 @@ DEFAULT = {"base_rate", "fedavg", "local", "head_local"}
 
 @pytest.fixture(scope="module")
 def decided(tmp_path_factory):
-    out, told = tmp_path_factory.mktemp("decided") / "out", list[str]()
-    return out, choose(CONFIG, out, seeds=2, progress=told.append), told
+    out, lines = tmp_path_factory.mktemp("decided") / "out", list[str]()
+    return out, choose(CONFIG, out, seeds=2, progress=lines.append), lines
 
 
 def test_all_ways_are_in_one_table(decided):
@@ -71,23 +71,23 @@ def test_each_loss_is_that_of_the_stored_run_after_its_fine_tuning(decided):
         assert losses.worth(plain) == pytest.approx(-scores, abs=1e-12)
         amount = trained.tuning[name]
         if amount == Tuning():
-            found = trained.table().parts[0, name, VALIDATION].mean
-            assert found == pytest.approx(scores)
+            loss = trained.table().parts[0, name, VALIDATION].mean
+            assert loss == pytest.approx(scores)
         one = trained.runs[name][0]
         means = {
-            each: np.mean([
-                trained.question.losses[seed].worth(run.tuned[each])
+            tried: np.mean([
+                trained.question.losses[seed].worth(run.tuned[tried])
                 for seed, run in trained.runs[name].items()
             ])
-            for each in one.tuned
+            for tried in one.tuned
         }  # fmt: skip
         assert means[amount] == max(means.values())
         assert len(one.tuned) == len(tunings(trained.question.way(name)))
 
 
 def test_what_is_stored_is_the_answer(decided):
-    out, answer, told = decided
-    assert told[0].startswith("Training 4 ways with 2 seeds: about 8 runs of 4 rounds")
+    out, answer, lines = decided
+    assert lines[0].startswith("Training 4 ways with 2 seeds: about 8 runs of 4 rounds")
     stored = json.loads((out / "choice.json").read_text())
     assert stored == json.loads(json.dumps(answer.to_json()))
     assert (out / "plan.json").exists() == (answer.plan is not None)
@@ -109,9 +109,9 @@ def test_the_exported_models_are_the_recommended_ones(decided, tmp_path):
     for client in answer.trained.question.task.data.clients:
         path = tmp_path / "models" / f"{client.name}.safetensors"
         about = json.loads(Path(f"{path}.json").read_text())
-        found = fl.ExportedModel(path, about).model()(client.test.x).detach()
-        kept = one.outputs[TEST][client.name]
-        np.testing.assert_allclose(found.double(), kept, atol=1e-5)
+        outputs = fl.ExportedModel(path, about).model()(client.test.x).detach()
+        scored_outputs = one.outputs[TEST][client.name]
+        np.testing.assert_allclose(outputs.double(), scored_outputs, atol=1e-5)
 
 
 def test_a_report_opens_with_the_headline(decided):
@@ -134,10 +134,10 @@ def test_the_same_call_goes_on_and_another_is_refused(decided, monkeypatch):
 
 
 def test_a_dry_run_says_the_price_and_writes_nothing(tmp_path):
-    told = []
-    answer = choose(CONFIG, tmp_path, dry_run=True, progress=told.append)
+    lines = []
+    answer = choose(CONFIG, tmp_path, dry_run=True, progress=lines.append)
     assert not answer.lines
-    assert re.fullmatch(r"Training 4 ways with 3 seeds: about 12 runs .*", told[0])
+    assert re.fullmatch(r"Training 4 ways with 3 seeds: about 12 runs .*", lines[0])
     assert not any(tmp_path.iterdir())
 
 
@@ -149,10 +149,10 @@ def test_further_ways_are_added(tmp_path):
 
 
 def test_three_seeds_are_the_default_unless_a_run_is_long(tmp_path, monkeypatch):
-    asked = (*with_own(CONFIG), tmp_path, None, None, None, False, no_progress)
-    assert make_question(*asked).seeds == (0, 1, 2)
+    arguments = (*with_own(CONFIG), tmp_path, None, None, None, False, no_progress)
+    assert make_question(*arguments).seeds == (0, 1, 2)
     monkeypatch.setattr(training, "THREE_SEEDS", 1)
-    assert make_question(*asked).seeds == (0,)
+    assert make_question(*arguments).seeds == (0,)
 
 
 def test_rates_are_tuned_for_own_data_by_default(tmp_path):
@@ -161,15 +161,15 @@ def test_rates_are_tuned_for_own_data_by_default(tmp_path):
         ward: (draw.normal(size=(40, 5)), np.arange(40) % 2)
         for ward in ("north", "south")
     }
-    own = {"data": wards, "model": "mlp"}
-    for name, config, given, rates in (
-        ("own", few, own, (0.001, 0.003, 0.01, 0.03)),
-        ("given", few.with_keys(lr=0.1), own, ()),
+    from_python = {"data": wards, "model": "mlp"}
+    for name, config, objects, rates in (
+        ("own", few, from_python, (0.001, 0.003, 0.01, 0.03)),
+        ("given", few.with_keys(lr=0.1), from_python, ()),
         ("named", CONFIG, {}, ()),
     ):
-        config, data = with_own(config, **given)
-        asked = config, data, tmp_path / name, None, 1, None, True, no_progress
-        assert make_question(*asked).rates == rates
+        config, data = with_own(config, **objects)
+        arguments = config, data, tmp_path / name, None, 1, None, True, no_progress
+        assert make_question(*arguments).rates == rates
 
 
 LR = float(resolve(CONFIG).training.lr)
@@ -262,12 +262,12 @@ def test_groups_of_patients_stay_together(tmp_path):
         {int(k) for c in task.data.clients for k in c.test.groups}
         for task in answer.trained.question.tasks.values()
     ]
-    held = [
+    validation_groups = [
         {int(k) for c in task.data.clients for k in c.validation.groups}
         for task in answer.trained.question.tasks.values()
     ]
     assert tests[0] == tests[1]
-    assert not tests[0] & (held[0] | held[1])
+    assert not tests[0] & (validation_groups[0] | validation_groups[1])
     assert "linear_pooled" in set(answer.table["way"])
     assert answer.way != "linear_pooled"
 
@@ -326,8 +326,8 @@ def test_a_named_score_alone_selects(tmp_path):
         finished = answer.trained.runs[way][0]
         assert finished.last.round == max(Run(finished.job.path).rounds)
         outputs = [
-            predict(finished.last.models[own.name], client.validation.x)
-            for own, client in itertools.product(clients, clients)
+            predict(finished.last.models[model_client.name], client.validation.x)
+            for model_client, client in itertools.product(clients, clients)
         ]
         torch.testing.assert_close(finished.cross[Tuning()], torch.cat(outputs))
 
@@ -350,19 +350,19 @@ def test_files_of_an_earlier_decision_do_not_stay(tmp_path):
 def test_steps_that_are_foreseen_are_those_that_are_made(algorithm, monkeypatch):
     from diagnostics.measure import instruments
 
-    run, made = ClientRunner.run, []
+    run, steps_made = ClientRunner.run, []
 
     def counted(self, job):
         result = run(self, job)
         work = result.work.items()
-        made.append(sum(value for name, value in work if name.endswith("/steps")))
+        steps_made.append(sum(value for name, value in work if name.endswith("/steps")))
         return result
 
     monkeypatch.setattr(ClientRunner, "run", counted)
     config = CONFIG.with_keys(algorithm=algorithm, rounds=1, epochs=3, stack="off")
     foreseen = round_steps(runner.assemble(config))
     runner.run(config, instruments=instruments, progress=False)
-    assert foreseen == sum(made)
+    assert foreseen == sum(steps_made)
 
 
 @pytest.mark.slow

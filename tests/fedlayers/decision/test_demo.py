@@ -53,8 +53,10 @@ def test_without_its_codes_the_shared_head_is_that_of_clients_alike():
     for key in ("x", "owner", "is_train"):
         assert np.array_equal(getattr(coded, key), getattr(plain, key))
     for client in range(len(plain.owner_names)):
-        own = plain.owner == client
-        pairs = {*zip(plain.y[own].tolist(), coded.y[own].tolist(), strict=True)}
+        of_client = plain.owner == client
+        pairs = {
+            *zip(plain.y[of_client].tolist(), coded.y[of_client].tolist(), strict=True)
+        }
         assert len(pairs) == len(plain.classes)
     recipes = datasets()
     assert recipes["known_labels"] == recipes["known_neither"]

@@ -22,12 +22,12 @@ def trained(groups, significant=True, names="abcd"):
 
 
 def test_clients_are_grouped_by_their_names():
-    found = {"d": 2, "b": 1, "a": 2, "c": 1}
-    assert _grouped_way(trained(found)).options == {"groups": [2, 1, 1, 2]}
-    assert shown_groups(trained(found)) == (("d", "a"), ("b", "c"))
-    assert shown_groups(trained(found, significant=False)) == ()
+    groups = {"d": 2, "b": 1, "a": 2, "c": 1}
+    assert _grouped_way(trained(groups)).options == {"groups": [2, 1, 1, 2]}
+    assert shown_groups(trained(groups)) == (("d", "a"), ("b", "c"))
+    assert shown_groups(trained(groups, significant=False)) == ()
     with refuses("no groups of clients are shown"):
-        _grouped_way(trained(found, significant=False))
+        _grouped_way(trained(groups, significant=False))
 
 
 @pytest.mark.parametrize("groups", [(1, 2, 1, 2), (1, 1, 1, 1), (1, 2, 3, 4)])

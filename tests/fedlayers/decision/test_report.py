@@ -18,7 +18,7 @@ def test_the_clients_picture_has_the_recommended_way_on_top():
     (axes,) = draw_clients(pd.DataFrame(LOSSES)).axes
     names = [text.get_text() for text in axes.get_legend().get_texts()]
     assert names == ["fedavg (recommended)", "local", "base_rate"]
-    orders = {each.get_label(): each.get_zorder() for each in axes.collections[1:]}
+    orders = {drawn.get_label(): drawn.get_zorder() for drawn in axes.collections[1:]}
     assert max(orders, key=orders.get) == "fedavg (recommended)"
     assert "lower loss than local training at 2 of 3 clients" in axes.get_title()
 

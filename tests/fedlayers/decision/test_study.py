@@ -12,19 +12,19 @@ WAYS = [FEDAVG, "local"]
 
 def test_the_regret_is_that_of_each_seed_s_own_decision():
     table = table_of({BASE_RATE: 1.0, FEDAVG: 0.5, "local": 0.49}, seeds=4, noise=0.3)
-    made = judged(table, WAYS)
-    for seed, way in made.named.items():
+    result = judged(table, WAYS)
+    for seed, way in result.named.items():
         parts = {key: one for key, one in table.parts.items() if key[0] == seed}
         alone = type(table)(parts, table.score, table.overlap, table.clients)
         assert way == (recommended(alone, WAYS) or BASE_RATE)
     best = min(WAYS, key=lambda way: table.mean(way, TEST))
-    scores = [table.parts[seed, way, TEST].mean for seed, way in made.named.items()]
-    line = made.table.set_index("way").loc[POLICY]
+    scores = [table.parts[seed, way, TEST].mean for seed, way in result.named.items()]
+    line = result.table.set_index("way").loc[POLICY]
     np.testing.assert_allclose(
         line["regret"], np.mean(scores) - table.mean(best, TEST), atol=1e-12
     )
-    assert made.table.set_index("way").loc[best, "regret"] == 0
-    assert made.table["named"].iloc[1:].sum() == 4
+    assert result.table.set_index("way").loc[best, "regret"] == 0
+    assert result.table["named"].iloc[1:].sum() == 4
 
 
 def test_one_seed_gives_no_interval_and_no_test_samples_are_refused():

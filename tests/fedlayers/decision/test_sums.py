@@ -27,19 +27,21 @@ def summed(losses, client, group, weight, clients=CLIENTS):
     """Return the parts of the ways from sums over the groups of each client."""
     draws, sums, products = [], [], []
     for number in range(clients):
-        own = client == number
+        of_client = client == number
         rows = []
-        for name in np.unique(group[own]):
-            inside = own & (group == name)
+        for name in np.unique(group[of_client]):
+            inside = of_client & (group == name)
             columns = [*losses[:, inside], np.ones(inside.sum())]
-            rows.append([float(weight[inside] @ each) for each in columns])
+            rows.append([float(weight[inside] @ column) for column in columns])
         table = np.array(rows)
         draws.append(len(table))
         sums.append(table.sum(0))
         products.append(table.T @ table)
-    given = np.array(draws, float), np.array(sums), np.array(products)
+    sums_of_clients = np.array(draws, float), np.array(sums), np.array(products)
     means = losses @ weight / weight.sum()
-    return [SumPart(means[k], len(client), k, *given) for k in range(len(losses))]
+    return [
+        SumPart(means[k], len(client), k, *sums_of_clients) for k in range(len(losses))
+    ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -51,8 +53,8 @@ def test_sums_over_groups_give_the_estimates_of_the_samples(seed):
     others = summed(losses, client, group, weight)
     for number in (None, *range(CLIENTS)):
         plain = parts[0].above(parts[1], number)
-        found = others[0].above(others[1], number)
-        assert found == pytest.approx(plain, rel=1e-5, abs=1e-8, nan_ok=True)
+        estimate = others[0].above(others[1], number)
+        assert estimate == pytest.approx(plain, rel=1e-5, abs=1e-8, nan_ok=True)
         same = others[2].above(others[2], number)
         assert same.value == 0
         assert np.isnan(same.error)
@@ -80,13 +82,16 @@ def test_the_temperature_has_the_least_softened_loss(several):
     sums = np.zeros((2, len(TEMPERATURES), 2))
     wanted = []
     for number in (0, 1):
-        own = torch.from_numpy(half == number)
-        w, soft = weights[own], evaluate.soft_targets(y[own], weights[own], 3)
+        in_half = torch.from_numpy(half == number)
+        w, soft = (
+            weights[in_half],
+            evaluate.soft_targets(y[in_half], weights[in_half], 3),
+        )
         means = []
         for place, temperature in enumerate(TEMPERATURES):
-            logits = outputs[own] / temperature
-            label = evaluate.log_losses(logits, y[own])
-            others = other_losses(logits, y[own], label)
+            logits = outputs[in_half] / temperature
+            label = evaluate.log_losses(logits, y[in_half])
+            others = other_losses(logits, y[in_half], label)
             sums[number, place] = float(w @ label), float(w @ others)
             plain = -(soft * logits.log_softmax(1)).sum(1)
             if several:
@@ -100,10 +105,12 @@ def test_the_temperature_has_the_least_softened_loss(several):
         [float(weights[half == k].sum()), float((weights[half == k] ** 2).sum())]
         for k in (0, 1)
     ]
-    found, loss = calibration(sums, np.array(totals), [[0, 1, 2]] * 2)
-    assert (found.second, found.first) == tuple(wanted)
-    assert min(wanted) <= found.test <= max(wanted)
-    fitted = torch.tensor([found.first, found.second]).double()[torch.from_numpy(half)]
+    temperatures, loss = calibration(sums, np.array(totals), [[0, 1, 2]] * 2)
+    assert (temperatures.second, temperatures.first) == tuple(wanted)
+    assert min(wanted) <= temperatures.test <= max(wanted)
+    fitted = torch.tensor([temperatures.first, temperatures.second]).double()[
+        torch.from_numpy(half)
+    ]
     scored = evaluate.log_losses(outputs / fitted[:, None], y)
     assert loss == pytest.approx(float(weights @ scored / weights.sum()))
 
@@ -114,5 +121,5 @@ def test_one_half_alone_is_not_made_sharper_and_one_class_says_nothing():
     alone = np.array([[4.0, 4.0], [0.0, 0.0]])
     assert calibration(sums, alone, [[0, 1], []]) == (Calibration(), 1.0)
     both = np.array([[4.0, 4.0], [4.0, 4.0]])
-    found, _ = calibration(sums + sums[::-1], both, [[0], [0, 1]])
-    assert found == Calibration(0.25, 1.0, 0.25)
+    temperatures, _ = calibration(sums + sums[::-1], both, [[0], [0, 1]])
+    assert temperatures == Calibration(0.25, 1.0, 0.25)

@@ -45,8 +45,8 @@ def test_a_gain_over_seeds_adds_the_variance_of_shared_samples_once():
     for seed in range(3):
         first, second = (table.parts[seed, w, TEST] for w in ("head_local", FEDAVG))
         values = second.value - first.value
-        found = stratified_mean(values, first.weight, first.group, first.client)
-        errors.append(found)
+        estimate = stratified_mean(values, first.weight, first.group, first.client)
+        errors.append(estimate)
     within = math.sqrt(np.mean([one.error**2 for one in errors]))
     sampled = Estimate(math.nan, within, np.mean([one.free for one in errors]))
     plain = mean_over_seeds(
@@ -145,6 +145,6 @@ def test_clients_are_compared_by_their_own_samples():
         values = []
         for seed in (0, 1):
             one, other = (table.parts[seed, w, TEST] for w in ("head_local", FEDAVG))
-            own = one.client == number
-            values.append((other.value[own] - one.value[own]).mean())
+            of_client = one.client == number
+            values.append((other.value[of_client] - one.value[of_client]).mean())
         assert gain.value == pytest.approx(np.mean(values))

@@ -62,8 +62,8 @@ def test_what_stays_local_at_each_end(names, last, first_half):
     assert default_names(layers) == ("fedavg", "local", "head_local")
     head, half = ways_of(("head_local", "first_half_local"), layers)
     for way, local in ((head, last), (half, first_half)):
-        kept = [name for name in way.plan.names if name not in way.plan.shared]
-        assert kept == local.split()
+        local_names = [name for name in way.plan.names if name not in way.plan.shared]
+        assert local_names == local.split()
 
 
 def test_adapters_keep_their_factor_b_and_the_head_local():

@@ -122,33 +122,33 @@ def site_files(folder, columns='scale = "none"', wards=WARDS):
 
 def over_sites(out, grid, sites=3, **keys):
     """Federate as a server file says."""
-    own = {
+    server_keys = {
         key: keys.pop(key)
         for key in ("timeout", "min_sites", "metrics", "arms", "seeds", "clip_updates")
         if key in keys
     }
-    file = ServerFile(str(out), sites, config={**PLAIN, **keys}, **own)
+    file = ServerFile(str(out), sites, config={**PLAIN, **keys}, **server_keys)
     return federate(grid, file)
 
 
 def at_home(folder, out, **keys):
     """Run in this process on the same tables, with one client a process."""
     tables = ",".join(str(folder / f"{ward}.csv") for ward in WARDS)
-    own = {"stack": "off", "checkpoint_every": 1, "patience": 0, "scale": "none"}
-    own["dataset"] = tables
-    fl.run(out=out, **{**PLAIN, **own, **keys})
+    run_keys = {"stack": "off", "checkpoint_every": 1, "patience": 0, "scale": "none"}
+    run_keys["dataset"] = tables
+    fl.run(out=out, **{**PLAIN, **run_keys, **keys})
 
 
 def assert_same(run, other):
     """Assert that two runs have the same rows and the same server, bit for bit."""
     one, two = Run(run), Run(other)
     rows = []
-    for each in (one, two):
-        frame = each.rows()[1].drop(columns="run")
+    for stored_run in (one, two):
+        frame = stored_run.rows()[1].drop(columns="run")
         only_over_sites = frame["metric"].isin(["update_norm", "weight_share"])
         rows.append(frame[~only_over_sites].reset_index(drop=True))
     pd.testing.assert_frame_equal(*rows, check_exact=True)
-    trees = [each.checkpoint().server.trees for each in (one, two)]
+    trees = [stored_run.checkpoint().server.trees for stored_run in (one, two)]
     assert trees[0].keys() == trees[1].keys()
     for kind, tensors in trees[0].items():
         assert all(tensors[name].equal(trees[1][kind][name]) for name in tensors)

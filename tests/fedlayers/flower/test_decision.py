@@ -48,7 +48,7 @@ def patient_files(folder):
     for k, ward in enumerate(WARDS):
         table = pd.read_csv(folder / f"{ward}.csv")
         patient = np.random.default_rng(k).integers(0, 14 - k, len(table))
-        table = table.assign(patient=[f"{ward}{each:02}" for each in patient])
+        table = table.assign(patient=[f"{ward}{number:02}" for number in patient])
         table.loc[::5, "label"] = "ill"
         table.to_csv(folder / f"{ward}.csv", index=False)
     return files
@@ -65,11 +65,13 @@ def test_sites_decide_as_one_machine_does(tmp_path, monkeypatch):
 
     monkeypatch.setattr(evaluate, "fit", coarse_fit)
     tables = ",".join(str(tmp_path / f"{ward}.csv") for ward in WARDS)
-    given = {**PLAIN, **keys, "dataset": tables, "scale": "none", "patience": 0}
-    config = fl.RunConfig(**given, group_column="patient", stack="off")
+    keys_of_run = {**PLAIN, **keys, "dataset": tables, "scale": "none", "patience": 0}
+    config = fl.RunConfig(**keys_of_run, group_column="patient", stack="off")
     home = tmp_path / "home"
-    asked = make_question(*with_own(config), home, None, seeds, 0, True, no_progress)
-    trained = train_ways(replace(asked, simple=False), InProcessBackend(), no_progress)
+    question = make_question(*with_own(config), home, None, seeds, 0, True, no_progress)
+    trained = train_ways(
+        replace(question, simple=False), InProcessBackend(), no_progress
+    )
     table, other = trained.table(), over.trained.table()
     assert set(table.ways) == set(other.ways)
     assert {"linear_fedavg", "base_rate"} < set(table.ways)
@@ -79,19 +81,23 @@ def test_sites_decide_as_one_machine_does(tmp_path, monkeypatch):
         for one in table.ways:
             assert table.means(one, split) == pytest.approx(other.means(one, split))
             for way in set(table.ways) - {one}:
-                plain, found = (each.gain(one, way, split) for each in (table, other))
-                assert found == pytest.approx(plain, rel=1e-4, abs=1e-7)
-                clients = [each.by_client(one, way, split) for each in (table, other)]
+                plain, over_sites_result = (
+                    losses.gain(one, way, split) for losses in (table, other)
+                )
+                assert over_sites_result == pytest.approx(plain, rel=1e-4, abs=1e-7)
+                clients = [
+                    losses.by_client(one, way, split) for losses in (table, other)
+                ]
                 assert clients[0].keys() == clients[1].keys() == set(WARDS)
                 for ward in WARDS:
                     wanted = pytest.approx(clients[0][ward], rel=1e-4, abs=1e-7)
                     assert clients[1][ward] == wanted
-    plain, found = answered(trained).to_json(), over.to_json()
+    plain, over_sites_result = answered(trained).to_json(), over.to_json()
     changed = {"cost", "differ", "not_tried", "next", "fallback", "alike"}
     for key in plain.keys() - changed:
-        assert found[key] == plain[key], key
+        assert over_sites_result[key] == plain[key], key
     assert trained.tuning == over.trained.tuning
-    assert set(found["not_tried"]) == ELSEWHERE
+    assert set(over_sites_result["not_tried"]) == ELSEWHERE
     assert "Not asked over sites: " in over.text()
     assert (tmp_path / "sites" / "choice.json").exists()
     assert not (tmp_path / "sites" / "models").exists()
@@ -117,8 +123,8 @@ def test_no_loss_of_a_sample_leaves_a_site(tmp_path):
             return reply
 
         grid = LocalGrid(files, watch)
-        made = over_sites(tmp_path / f"out{times}", grid, arms=[], rounds=1)
-        assert made.seeds == (0, 1, 2)
+        answer = over_sites(tmp_path / f"out{times}", grid, arms=[], rounds=1)
+        assert answer.seeds == (0, 1, 2)
         counts[times] = sorted(set(sent))
     assert counts[1] == counts[2]
     assert len({kind for kind, _ in counts[1]}) == 2
@@ -127,7 +133,7 @@ def test_no_loss_of_a_sample_leaves_a_site(tmp_path):
 def numbers(found):
     """Return how many numbers some JSON has, without the labels that a half has."""
     if isinstance(found, dict):
-        return sum(numbers(each) for key, each in found.items() if key != "labels")
+        return sum(numbers(value) for key, value in found.items() if key != "labels")
     if isinstance(found, list):
         return sum(map(numbers, found))
     return int(isinstance(found, (int, float)))
@@ -195,9 +201,9 @@ LIES = [
 def test_sums_that_no_site_has_are_refused_by_its_name(tmp_path):
     grid = Recorded(site_files(tmp_path))
     keys = {"arms": [], "seeds": [0], "rounds": 1}
-    made = over_sites(tmp_path / "out", grid, **keys).trained
-    losses, run = made.question.losses[0], made.runs["local"][0]
-    named = {"base_rate": losses.base_rate, "local": run.tuned[made.tuning["local"]]}
+    trained = over_sites(tmp_path / "out", grid, **keys).trained
+    losses, run = trained.question.losses[0], trained.runs["local"][0]
+    named = {"base_rate": losses.base_rate, "local": run.tuned[trained.tuning["local"]]}
     grid.records = True
     losses.finish(run.job, list(run.tuned))
     losses.parts(named, VALIDATION, "loss")

@@ -25,8 +25,8 @@ LONGEST = 500.0
 def federation(tmp_path, sites=3):
     files = site_files(tmp_path / "sites")
     named = dict(list(zip(WARDS, files, strict=True))[:sites])
-    with LocalFederation(tmp_path / "f", named) as found:
-        yield found
+    with LocalFederation(tmp_path / "f", named) as running:
+        yield running
 
 
 def server_file(out, algorithm, more="", rounds=2, sites=3):
@@ -55,8 +55,8 @@ def has_round(out, number):
 @pytest.mark.federation
 def test_a_real_round_of_two_sites_has_the_bits_of_one_process(tmp_path):
     file = server_file(tmp_path / "run", "fedper", rounds=1, sites=2)
-    with federation(tmp_path, sites=2) as found:
-        found.run(file)
+    with federation(tmp_path, sites=2) as running:
+        running.run(file)
     tables = ",".join(str(tmp_path / "sites" / f"{ward}.csv") for ward in WARDS[:2])
     home = {"algorithm": "fedper", "rounds": 1, "dataset": tables}
     at_home(tmp_path / "sites", tmp_path / "home", **home)
@@ -66,8 +66,8 @@ def test_a_real_round_of_two_sites_has_the_bits_of_one_process(tmp_path):
 @pytest.fixture(scope="module")
 def wards(tmp_path_factory):
     """Three sites and their superlink, which the tests below share."""
-    with federation(tmp_path_factory.mktemp("wards")) as found:
-        yield found
+    with federation(tmp_path_factory.mktemp("wards")) as running:
+        yield running
 
 
 @pytest.mark.federation
@@ -122,10 +122,10 @@ def test_four_sites_decide_over_the_network(tmp_path):
     """All ways, and both questions for sums of losses."""
     out = tmp_path / "choice"
     file = tmp_path / "server.toml"
-    asked = f'out = "{out}"\nsites = 4\narms = []\nseeds = [0]\n'
-    file.write_text(f"{asked}[config]\nrounds = 1\nlr = 0.1\n")
-    with LocalFederation(tmp_path / "f", hospital_files(tmp_path)) as found:
-        shown = found.run(file)
+    keys = f'out = "{out}"\nsites = 4\narms = []\nseeds = [0]\n'
+    file.write_text(f"{keys}[config]\nrounds = 1\nlr = 0.1\n")
+    with LocalFederation(tmp_path / "f", hospital_files(tmp_path)) as running:
+        shown = running.run(file)
     assert (out / "choice.json").exists(), shown
     choice = json.loads((out / "choice.json").read_text())
     ways = {line["way"] for line in choice["table"]}
@@ -139,11 +139,11 @@ def test_four_sites_decide_over_the_network(tmp_path):
 @pytest.mark.federation
 def test_a_stage_of_four_sites_costs_little_more_than_empty_messages(tmp_path):
     """With ``-s`` it prints the seconds that the page on federations states."""
-    with LocalFederation(tmp_path / "f", hospital_files(tmp_path)) as found:
-        found.run(hospital_run(tmp_path, "fedavg", rounds=4))
+    with LocalFederation(tmp_path / "f", hospital_files(tmp_path)) as running:
+        running.run(hospital_run(tmp_path, "fedavg", rounds=4))
         app = str(Path(__file__).parent / "empty_app")
-        shown = found.call(["flwr", "run", app, "here", "--stream"])
-    empty = [float(each) for each in re.findall(r"empty messages: (\S+) s", shown)]
+        shown = running.call(["flwr", "run", app, "here", "--stream"])
+    empty = [float(digits) for digits in re.findall(r"empty messages: (\S+) s", shown)]
     timing = pd.read_json(tmp_path / "fedavg" / "timing.jsonl", lines=True)
     seconds = timing[["train", "evaluate"]].median()
     print(f"\nempty {np.median(empty)}", seconds.to_string(), sep="\n")

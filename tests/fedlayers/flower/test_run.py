@@ -59,19 +59,19 @@ def test_a_federation_scales_as_one_table(tmp_path):
     table.to_csv(tmp_path / "east.csv", index=False)
     sites = Sites(LocalGrid(files), 3)
     sites.connect()
-    found = sites.common(0)
+    common = sites.common(0)
     with pytest.warns(UserWarning, match=r"are clipped: 'age' \(1\)"):
         data = fl.load(tables, scale="standard", impute="mean")
-    made = data.preprocessing
-    assert made is not None
-    assert found["preprocessing"]["categories"] == [[], [], ["a", "b", "c"]]
+    preparation = data.preprocessing
+    assert preparation is not None
+    assert common["preprocessing"]["categories"] == [[], [], ["a", "b", "c"]]
     for key in ("fill", "centre", "spread", "lowest", "highest"):
-        assert found["preprocessing"][key] == pytest.approx(getattr(made, key))
-    assert made.highest[0] < 100 < 1e38 < made.highest[1]
-    assert found["shape"] == list(data.shape)
-    assert found["sites"] == {
-        each.name: [len(each.split(s)) for s in ("train", "validation", "test")]
-        for each in data.clients
+        assert common["preprocessing"][key] == pytest.approx(getattr(preparation, key))
+    assert preparation.highest[0] < 100 < 1e38 < preparation.highest[1]
+    assert common["shape"] == list(data.shape)
+    assert common["sites"] == {
+        client.name: [len(client.split(s)) for s in ("train", "validation", "test")]
+        for client in data.clients
     }
 
 
@@ -91,9 +91,9 @@ def test_a_client_s_tensors_stay_at_its_site(tmp_path):
     states = tmp_path / "east-states" / Run(tmp_path / "run").id
     stored = sorted(path.name for path in states.glob("0*"))
     assert stored == ["000003-train", "000004-train"]
-    held = Run(tmp_path / "run").checkpoint().clients["east"]
-    assert held.meta["version"] == "000004-train"
-    assert not any(held.trees.values())
+    state = Run(tmp_path / "run").checkpoint().clients["east"]
+    assert state.meta["version"] == "000004-train"
+    assert not any(state.trees.values())
 
 
 def test_a_killed_server_resumes_to_the_same_bits(tmp_path):
@@ -172,12 +172,14 @@ def test_sites_measure_what_one_process_measures(tmp_path):
     config = fl.RunConfig(dataset=tables, scale="none", stack="off", **PLAIN)
     home = diagnose_task(assemble(config), names)
     order = ["metric", "variant", "client", "layer"]
-    found, wanted = (
-        each.frame[each.frame["client"] != ""].sort_values(order)[[*order, "value"]]
-        for each in (report, home)
+    over_sites_rows, wanted = (
+        measured.frame[measured.frame["client"] != ""].sort_values(order)[
+            [*order, "value"]
+        ]
+        for measured in (report, home)
     )
-    assert len(found) > 20
-    assert found.values.tolist() == wanted.values.tolist()
+    assert len(over_sites_rows) > 20
+    assert over_sites_rows.values.tolist() == wanted.values.tolist()
     assert Report.read(tmp_path / "diagnosis" / "rows.jsonl").layers == home.layers
     for key in ("metrics", "measure"):
         with refuses(f"{key}.* sites?"):
@@ -225,13 +227,13 @@ def test_a_decision_over_sites_trains_no_finished_way_again(tmp_path):
 
 def images(folder):
     """Write pictures of each ward, and of all together. Return where those are."""
-    draw, own = np.random.default_rng(0), {"client": np.repeat(WARDS, 30)}
-    own["x"] = draw.integers(256, size=(90, 6, 6), dtype=np.uint8)
-    own["y"] = draw.integers(2, size=90)
+    draw, arrays = np.random.default_rng(0), {"client": np.repeat(WARDS, 30)}
+    arrays["x"] = draw.integers(256, size=(90, 6, 6), dtype=np.uint8)
+    arrays["y"] = draw.integers(2, size=90)
     for k, ward in enumerate(WARDS):
         part = slice(30 * k, 30 * (k + 1))
-        np.savez(folder / f"{ward}.npz", x=own["x"][part], y=own["y"][part])
-    np.savez(folder / "all.npz", **own)
+        np.savez(folder / f"{ward}.npz", x=arrays["x"][part], y=arrays["y"][part])
+    np.savez(folder / "all.npz", **arrays)
     return str(folder / "all.npz")
 
 
@@ -244,8 +246,8 @@ def texts(folder):
     table.to_json(folder / "all.jsonl", **how)
     for ward, part in table.groupby("client"):
         part.to_json(folder / f"{ward}.jsonl", **how)
-    known = fl.load(str(folder / "all.jsonl")).words
-    (folder / "words").write_text("\n".join(known))
+    vocabulary = fl.load(str(folder / "all.jsonl")).words
+    (folder / "words").write_text("\n".join(vocabulary))
     return str(folder / "all.jsonl")
 
 
@@ -258,10 +260,10 @@ def test_other_samples_have_the_bits_of_one_process(tmp_path, written, more):
     files = [tmp_path / f"{ward}.toml" for ward in WARDS]
     for ward, file in zip(WARDS, files, strict=True):
         file.write_text(f'name = "{ward}"\npath = "{ward}.{end}"\n{more}\n')
-    own = {"model": None} if written is texts else {}
-    own |= {"algorithm": "fedper", "lr": 0.001}
-    over_sites(tmp_path / "run", LocalGrid(files), **own)
-    at_home(tmp_path, tmp_path / "home", dataset=whole, **own)
+    keys = {"model": None} if written is texts else {}
+    keys |= {"algorithm": "fedper", "lr": 0.001}
+    over_sites(tmp_path / "run", LocalGrid(files), **keys)
+    at_home(tmp_path, tmp_path / "home", dataset=whole, **keys)
     assert_same(tmp_path / "run", tmp_path / "home")
 
 
@@ -277,7 +279,7 @@ def test_simulated_nodes_are_the_clients_of_one_table(tmp_path):
     over_sites(tmp_path / "run", grid, algorithm="fedper")
     at_home(tmp_path, tmp_path / "home", algorithm="fedper")
     assert_same(tmp_path / "run", tmp_path / "home")
-    assert {each.name for each in (tmp_path / "all-states").iterdir()} == set("012")
+    assert {entry.name for entry in (tmp_path / "all-states").iterdir()} == set("012")
     grid.files[4] = file
     with refuses("sites must be at most 3"):
         over_sites(tmp_path / "more", grid, sites=4)

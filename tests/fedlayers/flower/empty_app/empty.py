@@ -24,9 +24,9 @@ def main(grid, context):
     for _ in range(TIMES):
         began = time.monotonic()
         nodes = grid.get_node_ids()
-        asked = [Message(RecordDict(), node, "query") for node in nodes]
-        ids, replies = grid.push_messages(asked), 0
-        while replies < len(asked):
+        messages = [Message(RecordDict(), node, "query") for node in nodes]
+        ids, replies = grid.push_messages(messages), 0
+        while replies < len(messages):
             time.sleep(POLL)
             replies += len(list(grid.pull_messages(ids)))
         print(f"empty messages: {time.monotonic() - began:.1f} s", flush=True)
