@@ -70,12 +70,12 @@ def pfllib(job: Job) -> Iterator[Side]:
     data, device = job.data(), str(job.config.execution.device)
     with tempfile.TemporaryDirectory() as folder:
         _pfllib_files(Path(folder) / "dataset" / "random", data)
-        home = (
+        system_folder = (
             Path(folder) / "system"
         )  # where its programs run: they look for ../dataset
-        home.mkdir()
+        system_folder.mkdir()
         sys.path.insert(0, str(checkout()))
-        with contextlib.chdir(home):
+        with contextlib.chdir(system_folder):
             with contextlib.redirect_stdout(io.StringIO()):
                 server = importlib.import_module("flcore.servers.serveravg").FedAvg(
                     arguments(
@@ -256,8 +256,8 @@ def pfl(job: Job) -> Iterator[Side]:
     spawn = multiprocessing.get_context("spawn")
     pipes = [spawn.Pipe() for _ in range(1, ranks)]
     helpers = [
-        spawn.Process(target=_pfl_helper, args=(there, job, rank, ranks, port))
-        for rank, (_, there) in enumerate(pipes, start=1)
+        spawn.Process(target=_pfl_helper, args=(child_end, job, rank, ranks, port))
+        for rank, (_, child_end) in enumerate(pipes, start=1)
     ]
     try:
         for helper in helpers:
@@ -265,15 +265,15 @@ def pfl(job: Job) -> Iterator[Side]:
         own_rank, model = _pfl_rank(job, 0, ranks, port)
 
         def run() -> int:
-            for here, _ in pipes:
-                here.send(True)
-            return own_rank() + sum(here.recv() for here, _ in pipes)
+            for parent_end, _ in pipes:
+                parent_end.send(True)
+            return own_rank() + sum(parent_end.recv() for parent_end, _ in pipes)
 
         yield Plain(run, lambda: list(model.parameters()))
     finally:
-        for here, _ in pipes:
+        for parent_end, _ in pipes:
             with contextlib.suppress(OSError):
-                here.send(False)
+                parent_end.send(False)
         for helper in helpers:
             helper.join(10)
             helper.kill()
@@ -328,12 +328,15 @@ def _pfl_rank(
         for k, client in enumerate(data.clients)
     ]
     every = range(len(users))
-    drawn = FederatedDataset(
+    federated_data = FederatedDataset(
         users.__getitem__,
         MinimizeReuseUserSampler(every),
         dict.fromkeys(every, job.samples),
     )
-    algorithm, backend = FederatedAveraging(), SimulatedBackend(drawn, drawn)
+    algorithm, backend = (
+        FederatedAveraging(),
+        SimulatedBackend(federated_data, federated_data),
+    )
     settings = NNAlgorithmParams(10**6, 10**6, job.taken, None)
     training_settings = NNTrainHyperParams(job.batch, 1, job.lr)
     steps, done = 0, 0

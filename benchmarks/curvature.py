@@ -89,8 +89,8 @@ def measured(name: str, way: str) -> dict[str, Any]:
         torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
 
     def work() -> None:
-        how: dict[str, Any] = {"options": {metric: options}, "progress": False}
-        frames.append(diagnose(model, (x, y), metric, **how).frame)
+        arguments: dict[str, Any] = {"options": {metric: options}, "progress": False}
+        frames.append(diagnose(model, (x, y), metric, **arguments).frame)
 
     gradient()
     one, seconds = min(seconds_of(gradient) for _ in range(5)), seconds_of(work)

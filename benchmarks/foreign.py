@@ -145,24 +145,24 @@ def load(family: str) -> tuple[str, str]:
     A load is silent if the outputs differ from the right ones by more than 1e-5.
     """
     line = FAMILIES[family]
-    how, net = dict(line.get("options", {})), network(line["network"])
+    options, net = dict(line.get("options", {})), network(line["network"])
     words, images = torch.randint(3, 60, (2, 5)), torch.randn(2, 3, 8, 8)
     examples = {"input_ids": words, "decoder_input_ids": words, "pixel_values": images}
-    key, parameters = how.pop("key", ""), inspect.signature(net.forward).parameters
+    key, parameters = options.pop("key", ""), inspect.signature(net.forward).parameters
     inputs = {
         name: examples.get(name, images)
         for name in parameters.keys() & {"x", *examples}
     }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stored"
-        into, right = globals()[line["store"]](net, path, **how)
+        model, right = globals()[line["store"]](net, path, **options)
         with warnings.catch_warnings(record=True, action="always") as notes:
             outcome, reason = outcome_of(
-                lambda: fl.load_weights(path, into=into, key=key)
+                lambda: fl.load_weights(path, into=model, key=key)
             )
     with torch.no_grad():
         pair: Any = [
-            first_tensor(network.eval()(**inputs)) for network in (into, right)
+            first_tensor(network.eval()(**inputs)) for network in (model, right)
         ]
     if outcome == "right" and (pair[0] - pair[1]).abs().max() > 1e-5:
         outcome = "silent"

@@ -21,21 +21,21 @@ def files(work: Callable[[], Any]) -> dict[str, int]:
     What a module does when it is imported does not count, so that the work runs twice.
     """
     work()
-    seen: dict[str, set[str]] = {}
+    called_files: dict[str, set[str]] = {}
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
         path = Path(frame.f_code.co_filename)
         if event == "call" and path.is_relative_to(ROOT) and path.name != "__init__.py":
             name = str(path.relative_to(ROOT))
             if name.split("/")[0] in PACKAGES:
-                seen.setdefault(name, set()).add(frame.f_code.co_qualname)
+                called_files.setdefault(name, set()).add(frame.f_code.co_qualname)
 
     sys.setprofile(watch)
     try:
         work()
     finally:
         sys.setprofile(None)
-    return {name: len(functions) for name, functions in sorted(seen.items())}
+    return {name: len(functions) for name, functions in sorted(called_files.items())}
 
 
 def train() -> None:

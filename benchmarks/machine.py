@@ -149,13 +149,13 @@ def cores(steps: Steps, count: int = CORES) -> Iterator[Cores]:
     try:
         with environment(ALLOCATOR):
             for _ in range(count):
-                here, there = context.Pipe()
+                parent_end, child_end = context.Pipe()
                 process = context.Process(
-                    target=_serve, args=(there, steps), daemon=True
+                    target=_serve, args=(child_end, steps), daemon=True
                 )
                 process.start()
-                there.close()
-                links.append(here)
+                child_end.close()
+                links.append(parent_end)
                 processes.append(process)
         yield Cores(links)
         for link in links:
@@ -216,27 +216,28 @@ def _of_rounds(
             "products": at_full_rate,
         }
         frame = alternate(sides, pairs)
-        of = {side: float(frame[side].median()) for side in frame}
+        medians = {side: float(frame[side].median()) for side in frame}
         what = f"{layer} alone, clients seen before" if layer else "fedavg"
         what += f", {network_job[0].workers} workers"
         judge = partial(judged, name, unit=UNIT)
-        peak = f"sgemm {SIDE}, {CORES} cores at once: {of_a_round / of['products'] / 1e9:.0f} Gflop/s"
+        peak = f"sgemm {SIDE}, {CORES} cores at once: {of_a_round / medians['products'] / 1e9:.0f} Gflop/s"
         rows = [
             judge(
                 what, f"the same rounds in one process a core, {CORES} at once",
-                list(frame.own / frame["round"]), at_least=0.9, seconds=of["round"], baseline_seconds=of["own"],
+                list(frame.own / frame["round"]), at_least=0.9,
+                seconds=medians["round"], baseline_seconds=medians["own"],
             ),
             judge(
                 what, f"the same steps as a plain loop, {CORES} at once",
-                list(frame.steps / frame["round"]), seconds=of["round"], baseline_seconds=of["steps"],
+                list(frame.steps / frame["round"]), seconds=medians["round"], baseline_seconds=medians["steps"],
             ),
             judge(
                 what, f"the products and convolutions of these steps alone, {CORES} at once",
-                list(frame.kernels / frame["round"]), seconds=of["round"], baseline_seconds=of["kernels"],
+                list(frame.kernels / frame["round"]), seconds=medians["round"], baseline_seconds=medians["kernels"],
             ),
             judge(
-                what, peak, list(frame.products / frame["round"]), seconds=of["round"],
-                baseline_seconds=of["products"],
+                what, peak, list(frame.products / frame["round"]), seconds=medians["round"],
+                baseline_seconds=medians["products"],
             ),
         ]  # fmt: skip
         if not layer:

@@ -148,9 +148,9 @@ def traces(pairs: int = PAIRS) -> list[Measured]:
 
 def _probes_needed(traces: list[TraceResult]) -> dict[str, int]:
     """Probes a layer for the asked relative standard error, from the spread of the probes that were drawn."""
-    drawn = int(traces[0].estimator.split("=")[1].rstrip(")"))
+    n_drawn = int(traces[0].estimator.split("=")[1].rstrip(")"))
     return {
-        r.layer: max(2, math.ceil(drawn * (r.stderr / r.trace / ERROR) ** 2))
+        r.layer: max(2, math.ceil(n_drawn * (r.stderr / r.trace / ERROR) ** 2))
         for r in traces
     }
 
@@ -425,7 +425,7 @@ def _error(
         abs(r["value"] - wanted[r["client"], r["client_b"], r["layer"]])
         for r in similarities
     )
-    same = "yes" if largest <= 1e-8 else "no"
+    agrees = "yes" if largest <= 1e-8 else "no"
     return Measured(
         "J2",
         f"error, batches of {batch}",
@@ -434,7 +434,7 @@ def _error(
         largest,
         largest,
         "<= 1e-08",
-        same,
+        agrees,
         unit="error",
     )
 
@@ -469,12 +469,12 @@ def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
         return lambda: one_pass(shared, list(metrics))
 
     name = "ten forward and backward passes, batches of 250"
-    both = (GradVariance(), Sensitivity())
+    options = (GradVariance(), Sensitivity())
     return [
         compare(
             "J3",
             "variance, sensitivity",
-            measured(*both),
+            measured(*options),
             name,
             floor,
             at_most=1.10,
@@ -483,7 +483,7 @@ def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
         compare(
             "J3",
             "variance, sensitivity, noise",
-            lambda: (measured(*both)(), METRICS["grad_noise"](shared)),
+            lambda: (measured(*options)(), METRICS["grad_noise"](shared)),
             name,
             floor,
             at_most=2.2,

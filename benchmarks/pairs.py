@@ -133,16 +133,16 @@ def judged(
     """The median of ratios with its interval, compared with a target."""
     interval = median_interval(ratios)
     target, holds = "", ""
-    few = f"too few values: {len(ratios)}" if math.isnan(interval.low) else ""
+    reason = f"too few values: {len(ratios)}" if math.isnan(interval.low) else ""
     if at_most is not None:
         target, holds = (
             f"<= {at_most:g}",
-            few or ("yes" if interval.high <= at_most else "no"),
+            reason or ("yes" if interval.high <= at_most else "no"),
         )
     if at_least is not None:
         target, holds = (
             f">= {at_least:g}",
-            few or ("yes" if interval.low >= at_least else "no"),
+            reason or ("yes" if interval.low >= at_least else "no"),
         )
     value = Measured(
         job,

@@ -153,12 +153,12 @@ def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
             f"{curve.title}: {measure}",
             f"theory, size^{theory:g}: {curve.why}",
         )
-        usual = tail.groupby("size")[measure].median()
-        large = usual.index[usual >= WORTH[measure]]
+        medians = tail.groupby("size")[measure].median()
+        large = medians.index[medians >= WORTH[measure]]
         if len(large) < 2:
             none = "not measured"
             if len(tail):
-                none = f"at most {usual.max():.2g}: no slope"
+                none = f"at most {medians.max():.2g}: no slope"
             rows.append(
                 Measured(
                     "scale",

@@ -204,13 +204,13 @@ def remote(sides: Mapping[str, Open], job: Job) -> Iterator[dict[str, Remote]]:
     processes, answers = [], {}
     try:
         for name, start in sides.items():
-            here, there = spawn.Pipe()
-            answers[name] = Remote(name, job, here)
+            parent_end, child_end = spawn.Pipe()
+            answers[name] = Remote(name, job, parent_end)
             processes.append(
-                spawn.Process(target=_serve, args=(there, start, job), name=name)
+                spawn.Process(target=_serve, args=(child_end, start, job), name=name)
             )
             processes[-1].start()
-            there.close()
+            child_end.close()
             answers[name].ask("ready")
         yield answers
     finally:

@@ -128,17 +128,17 @@ def rounds(
         checkpoint_every=count,
     )
     initial = tree.state_dict(task.model)
-    home = LocalClients(client_runner, pool, initial)
+    clients = LocalClients(client_runner, pool, initial)
     try:
         engine = Engine(
             make(task.task_info) if make else task.algorithm(task.plan),
             task.data,
             initial,
-            home,
+            clients,
             schedule,
             runner.listeners_of(task, client_runner, runner.Instruments()),
         )
-        home.use(engine.algorithm)
+        clients.use(engine.algorithm)
         yield engine
     finally:
         pool.close()
@@ -246,15 +246,15 @@ def _job(
     bare = BareLoop(start, data, int(config.training.batch_size or 1), make, take)
     with rounds(config, data, model=model) as engine:
         if config.execution.workers:
-            how = f"{config.federation.algorithm}, {config.execution.workers} workers"
+            label = f"{config.federation.algorithm}, {config.execution.workers} workers"
         else:
-            how = f"{config.federation.algorithm}, stacked clients"
+            label = f"{config.federation.algorithm}, stacked clients"
         ours, theirs = (partial(repeat, work, times) for work in (engine.step, bare))
-        how += f", {times} rounds" if times > 1 else ""
+        label += f", {times} rounds" if times > 1 else ""
         return [
             compare(
                 name,
-                how,
+                label,
                 ours,
                 text,
                 theirs,
@@ -357,10 +357,13 @@ def scheduling(pairs: int = PAIRS) -> list[Measured]:
     config, data = _cross_device()
     rows: list[Measured] = []
     baseline = "a round of all layers"
-    model, some = assemble(config, data=data).model, data.clients[0].train
-    batch = (some.x[: config.training.batch_size], some.y[: config.training.batch_size])
+    model, train = assemble(config, data=data).model, data.clients[0].train
+    batch = (
+        train.x[: config.training.batch_size],
+        train.y[: config.training.batch_size],
+    )
     with rounds(config, data) as full:
-        for before, when in ((0, "clients new"), (SEEN, "clients seen before")):
+        for before, moment in ((0, "clients new"), (SEEN, "clients seen before")):
             shares = []
             for layer in ("conv1", "conv2", "fc1", "fc2"):
                 with rounds(config, data, partial(OneLayer, layer=layer)) as one:
@@ -369,7 +372,7 @@ def scheduling(pairs: int = PAIRS) -> list[Measured]:
                     timed = partial(
                         compare,
                         "S4",
-                        f"{layer} alone, {when}",
+                        f"{layer} alone, {moment}",
                         one.step,
                         baseline,
                         full.step,
@@ -381,7 +384,7 @@ def scheduling(pairs: int = PAIRS) -> list[Measured]:
                 ratio, low, high = np.mean(shares[:count], axis=0).tolist()
                 mean = Measured(
                     "S4",
-                    f"mean of {name}, {when}",
+                    f"mean of {name}, {moment}",
                     baseline,
                     ratio,
                     low,

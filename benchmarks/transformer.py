@@ -38,10 +38,10 @@ def transformer(pairs: int = PAIRS) -> list[Measured]:
     Everything runs on one thread. Times are CPU seconds. A round has 4 clients and no evaluation.
     """
     torch.set_num_threads(1)
-    some = WHOLE.with_keys(max_samples=TIMED)
+    config = WHOLE.with_keys(max_samples=TIMED)
     with (
-        training.rounds(some) as whole,
-        training.rounds(some.with_keys(adapt=LORA)) as adapted,
+        training.rounds(config) as whole,
+        training.rounds(config.with_keys(adapt=LORA)) as adapted,
     ):
         rows = [
             compare(
@@ -150,10 +150,10 @@ def on_device(job: Job, device: str, pairs: int) -> list[Measured]:
     Each of the others runs alone next to this package, so that the failure of one leaves the rest. Its row says why.
     """
     config = job.config.with_keys(device=device, workers=0)
-    there, rows = replace(job, config=config), []
+    device_job, rows = replace(job, config=config), []
     for name, peer in NEXT_TO.items():
         try:
-            rows += peers.measure(there, {name: peer}, pairs)
+            rows += peers.measure(device_job, {name: peer}, pairs)
         except RunError as error:
             print(error)
             why = f"not measured: {str(error).splitlines()[-1]}"

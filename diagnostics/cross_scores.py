@@ -99,11 +99,11 @@ class CrossScores(Displayed):
         ]
         lead = "No client is shown to gain by another's model."
         if lines:
-            more = ""
+            ending = ""
             if len(lines) > MANY:
-                more = f" {len(lines) - MANY} more."
+                ending = f" {len(lines) - MANY} more."
             first_lines = "; ".join(lines[:MANY])
-            lead = f"A lower loss than their own model: {first_lines}.{more}"
+            lead = f"A lower loss than their own model: {first_lines}.{ending}"
         table = self.matrix().rename_axis(index="model of", columns=None)
         return Summary.of_frame(f"{lead}\n{self.score} on samples of:", table)
 
@@ -175,11 +175,11 @@ def cross_scores(
     ]
     table = pd.DataFrame(lines).drop(columns=["losses", "outputs", "y", "own"])
     compared = pd.DataFrame(others)[["model", "client"]].join(simultaneous(gaps))
-    there = [name for name in table if name in SCORES]
-    check_known("score", score or there[0], there)
+    score_names = [name for name in table if name in SCORES]
+    check_known("score", score or score_names[0], score_names)
     return CrossScores(
         table.merge(compared, how="left", on=["model", "client"]),
-        score or main_score(there),
+        score or main_score(score_names),
         losses,
         np.repeat(np.arange(len(sizes)), sizes),
         nested_groups(parts),
@@ -191,20 +191,22 @@ def _scored(
 ) -> list[dict[str, Any]]:
     """Return the scores of one model on all clients' samples, with the loss of each sample."""
     lines: list[dict[str, Any]] = []
-    for on in subjects:
+    for sample_client in subjects:
         with (
-            about(f"the model of {subject.client!r} on samples of {on.client!r}"),
+            about(
+                f"the model of {subject.client!r} on samples of {sample_client.client!r}"
+            ),
             torch.no_grad(),
             set_mode(subject.model, "eval"),
         ):
-            parts = list(batches(on.data, batch, subject.model))
+            parts = list(batches(sample_client.data, batch, subject.model))
             output = torch.cat([subject.model(x).cpu() for x, _ in parts])
             y = torch.cat([y.cpu() for _, y in parts])
             losses = criterion.per_sample(output, y).double()
             metric_values = scores(output, y, criterion)
-        names = {"model": subject.client, "client": on.client}
+        names = {"model": subject.client, "client": sample_client.client}
         facts = {
-            "own": on.client == subject.client,
+            "own": sample_client.client == subject.client,
             "losses": losses,
             "outputs": output,
             "y": y,

@@ -69,14 +69,16 @@ class Curve:
             at: a fraction for each resample, [R], 0 to below 1.
         """
         total, weights = np.zeros((len(at), len(self.names))), np.zeros(len(at))
-        for who, measured in self.measured.items():
-            weight = self.weights[who[0]] * np.prod([times[name] for name in who], 0)
-            if who in self.redrawn:
-                again = np.array(self.redrawn[who])
-                values = again[(at * len(again)).astype(int)]
+        for clients, measured in self.measured.items():
+            weight = self.weights[clients[0]] * np.prod(
+                [times[name] for name in clients], 0
+            )
+            if clients in self.redrawn:
+                curves = np.array(self.redrawn[clients])
+                values = curves[(at * len(curves)).astype(int)]
             else:
                 values = np.tile(measured, (len(at), 1))
-                errors = self.errors.get(who, ())
+                errors = self.errors.get(clients, ())
                 if any(errors):
                     values = random.normal(values, errors)
             values[weight == 0] = 0.0  # where it is not finite
@@ -136,7 +138,7 @@ def curve_of(
         RunError: another layer has no value at a client. The message gives the row's status.
     """
     whole_network = metric in {*table["metric"]}
-    table, again = split_resamples(table[table["layer"] != ""])
+    table, resamples = split_resamples(table[table["layer"] != ""])
     if table.empty and whole_network:
         raise UsageError(
             f"the metric must have values of layers for a rule; got {metric}, which has one of the whole network. "
@@ -206,7 +208,7 @@ def curve_of(
         seed = None
     else:
         seed = int(seeds.iloc[0])
-    again = resamples_of(again[again["metric"] == metric], variant)
+    resamples = resamples_of(resamples[resamples["metric"] == metric], variant)
     return Curve(
         metric,
         variant,
@@ -217,7 +219,7 @@ def curve_of(
         seed,
         measured,
         errors,
-        _resampled_values(again, names),
+        _resampled_values(resamples, names),
     )
 
 
@@ -276,11 +278,11 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
     if not twice.empty:
         client, other, layer = twice.iloc[0][_KEY]
         if other:
-            who = f"clients {client!r} and {other!r}"
+            words = f"clients {client!r} and {other!r}"
         else:
-            who = f"client {client!r}"
+            words = f"client {client!r}"
         raise UsageError(
-            f"The rows hold two different values of layer {layer!r} at {who}. Keep one of them."
+            f"The rows hold two different values of layer {layer!r} at {words}. Keep one of them."
         )
     return table
 
@@ -344,13 +346,13 @@ def against_nulls(
         return plan
     detail, kept_nulls = {}, kept_in(table)
     for null, draws in nulls.items():
-        same = sum(
+        n_same = sum(
             draw["decided"] and draw["shared"] == list(plan.shared) for draw in draws
         )
         first = next((draw for draw in draws if draw["decided"]), draws[0])
         about = {
-            "same": same == len(draws),
-            "same_draws": same,
+            "same": n_same == len(draws),
+            "same_draws": n_same,
             "draws": len(draws),
             "kept": null in kept_nulls,
         }
@@ -412,13 +414,15 @@ def stability(
         * ``undecided``: share without a decision, because a value was not above 0 or no pair of clients was drawn
     """
     clients = sorted(curve.clients, key=natural)  # their order changes no draw
-    of = ["clients"] * (len(clients) > 1)
+    resampled = ["clients"] * (len(clients) > 1)
     if curve.redrawn:
         redrawn = [client for client in clients if (client,) in curve.redrawn]
-        of.append("batches" if redrawn == clients else f"batches of {listing(redrawn)}")
+        resampled.append(
+            "batches" if redrawn == clients else f"batches of {listing(redrawn)}"
+        )
     unsure = [v for who, v in curve.errors.items() if who not in curve.redrawn]
-    of += ["measurement errors"] * any(map(any, unsure))
-    if not of:
+    resampled += ["measurement errors"] * any(map(any, unsure))
+    if not resampled:
         return {
             "status": "one client and no measurement errors or resampled batches: nothing to resample"
         }
@@ -426,16 +430,20 @@ def stability(
     counts = random.multinomial(
         len(clients), [1 / len(clients)] * len(clients), size=resamples
     )
-    at = np.zeros(resamples)
+    fractions = np.zeros(resamples)
     if curve.redrawn:
-        at = random.random(resamples)
-    averages = curve.resample(dict(zip(clients, counts.T, strict=True)), random, at)
+        fractions = random.random(resamples)
+    averages = curve.resample(
+        dict(zip(clients, counts.T, strict=True)), random, fractions
+    )
     decided = (np.isfinite(averages) & (averages > 0)).all(1)
     tally = Counter(cut(values, threshold) for values in averages[decided].tolist())
     return {
         "status": "ok",
         "resamples": resamples,
-        "of": " and ".join([", ".join(of[:-1]), of[-1]] if of[:-1] else of),
+        "of": " and ".join(
+            [", ".join(resampled[:-1]), resampled[-1]] if resampled[:-1] else resampled
+        ),
         "cuts": {
             curve.names[count - 1]: tally[count] / resamples for count in sorted(tally)
         },

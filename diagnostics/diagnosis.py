@@ -57,10 +57,10 @@ def measure_models(models: Any, data: Any, request: Request) -> Report:
         if not request.across_models:
             LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
         request.check(every)  # of all metrics, before the first one takes its time
-        how = {name: getattr(request, name) for name in ("batch", "seed", "mode")}
+        settings = {name: getattr(request, name) for name in ("batch", "seed", "mode")}
         if request.budget is not None:
-            how["clock"] = Clock(until=time.monotonic() + request.budget)
-        shared = Measurement(subjects, every, criterion, **how)
+            settings["clock"] = Clock(until=time.monotonic() + request.budget)
+        shared = Measurement(subjects, every, criterion, **settings)
         measured = _measure_all(request, shared, n_models)
     columns = {"seed": request.seed, **(request.context or {})}
     header = {
@@ -96,9 +96,9 @@ def measure_models(models: Any, data: Any, request: Request) -> Report:
     nulls = request.null
     if not nulls.names:
         return report
-    whose = subjects[0].model if n_models == 1 else before
+    start_models = subjects[0].model if n_models == 1 else before
     own_data = {s.client: s.data for s in subjects}
-    again = replace(
+    null_request = replace(
         request,
         layering=every,
         n_train={s.client: s.n_train for s in subjects},
@@ -108,10 +108,18 @@ def measure_models(models: Any, data: Any, request: Request) -> Report:
     )
 
     def on_draw(name: str, draw: int) -> pd.DataFrame:
-        null_models, on, options = on_null(
-            whose, own_data, request.options, name, draw, seed=shared.seed, nulls=nulls
+        null_models, null_data, options = on_null(
+            start_models,
+            own_data,
+            request.options,
+            name,
+            draw,
+            seed=shared.seed,
+            nulls=nulls,
         )
-        return measure_models(null_models, on, replace(again, options=options)).frame
+        return measure_models(
+            null_models, null_data, replace(null_request, options=options)
+        ).frame
 
     trained_again = nulls.retrain is None
     return report.with_rows(rows_of_nulls(nulls, on_draw, trained_again))
@@ -227,10 +235,15 @@ def _different(subjects: Sequence[ClientModel]) -> str:
     """Return how the tensors of the clients' models differ in names or shapes; empty if they do not."""
     first, *others = subjects
     for other in others:
-        whose = f"the model of client {first.client!r}", f"that of {other.client!r}"
+        descriptions = (
+            f"the model of client {first.client!r}",
+            f"that of {other.client!r}",
+        )
         try:
             tree.check_same(
-                tree.named_tensors(first.model), tree.named_tensors(other.model), *whose
+                tree.named_tensors(first.model),
+                tree.named_tensors(other.model),
+                *descriptions,
             )
         except UsageError as error:
             return str(error)

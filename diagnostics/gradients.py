@@ -347,11 +347,11 @@ class Statistic:
             :, None
         ]
         weights = counts / counts.max()  # 1 for every whole batch
-        mean, many = (weights * values).sum(0) / weights.sum(), len(values)
+        mean, n_batches = (weights * values).sum(0) / weights.sum(), len(values)
         spread = (weights * (values - mean)).square().sum(0).sqrt() / weights.sum()
         stderr = None
-        if many > 1:
-            stderr = spread * (many / (many - 1)) ** 0.5
+        if n_batches > 1:
+            stderr = spread * (n_batches / (n_batches - 1)) ** 0.5
         return mean, stderr, meter.sizes[layer.name]
 
 
@@ -412,9 +412,9 @@ def gradient_noise(
                 parts, noise.n_samples, lambda part: len(part[2])
             ):
                 if index == 0:
-                    few = x[:CHECKED], y[:CHECKED]
-                    _, graph, _, doubts = check_formulas(run, *few, names)
-                    coupled = bool(doubts) and are_coupled(run, *few)
+                    checked_samples = x[:CHECKED], y[:CHECKED]
+                    _, graph, _, doubts = check_formulas(run, *checked_samples, names)
+                    coupled = bool(doubts) and are_coupled(run, *checked_samples)
                     for name in names:
                         if name in graph:
                             noise.sizes[name] = run.parameters[name].numel()

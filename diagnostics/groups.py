@@ -147,8 +147,8 @@ def alike(
     _, first, position = np.unique(of_sample, return_index=True, return_inverse=True)
     draw, nulls = numpy_generator(seed, "alike"), list[float]()
     while len(nulls) < deals and all(null < silhouette for null in nulls):
-        dealt = draw.permutation(client[first])[position.reshape(-1)]
-        nulls.append(best_grouping(_distances(_leads(losses, dealt)))[1])
+        new_client = draw.permutation(client[first])[position.reshape(-1)]
+        nulls.append(best_grouping(_distances(_leads(losses, new_client)))[1])
     result = Alike(
         table,
         dict(zip(names, groups.tolist(), strict=True)),

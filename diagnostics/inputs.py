@@ -114,9 +114,9 @@ def _check_same_tensors(
     first: Mapping[str, Any], client: str, other: Mapping[str, Any], other_client: str
 ) -> None:
     """Check that two clients' models have tensors of the same names and shapes."""
-    whose = f"the model of client {client!r}", f"that of client {other_client!r}"
+    descriptions = f"the model of client {client!r}", f"that of client {other_client!r}"
     try:
-        tree.check_same(first, other, *whose)
+        tree.check_same(first, other, *descriptions)
     except UsageError as error:
         raise UsageError(
             f"{error} Metrics of pairs that read features alone, such as cka, "
@@ -223,7 +223,10 @@ def fit_outputs(
         UsageError: a model, the loss and the samples do not fit. The message names the client.
     """
     criterion: Loss | None = None
-    seed, how = request.seed or 0, (request.class_axis, request.ignore_index)
+    seed, axis_and_ignored = (
+        request.seed or 0,
+        (request.class_axis, request.ignore_index),
+    )
     model_of: dict[int, Any] = {}
     ready: list[ClientModel] = []
     for subject in subjects:
@@ -245,7 +248,7 @@ def fit_outputs(
                         output,
                         first[1],
                         partial(_outputs, model, first[0][:1]),
-                        *how,
+                        *axis_and_ignored,
                     )
                 fit = adapted(model, output, criterion)
                 model = model_of.setdefault(id(model), fit)
@@ -253,10 +256,12 @@ def fit_outputs(
                     model, *first, criterion, request.differentiates and not ready
                 )
                 if not ready:
-                    few = next(batches(data, FEW, model))[0][:FEW]
+                    examples = next(batches(data, FEW, model))[0][:FEW]
                     notes = pass_notes(model, first[0])
                     if request.loss is None or isinstance(request.loss, str):
-                        notes += probability_notes(model(few).detach(), criterion.task)
+                        notes += probability_notes(
+                            model(examples).detach(), criterion.task
+                        )
                     for note in notes:
                         warn(note)
             n = 0
@@ -284,12 +289,12 @@ def _outputs(model: nn.Module, x: Tensor) -> Any:
 
     def blame(error: Exception) -> str:
         text = cannot_take(model, x)
-        like = next((p for p in model.parameters() if p.is_floating_point()), x)
+        reference = next((p for p in model.parameters() if p.is_floating_point()), x)
         packed = isinstance(model, Adapter) and model.layout
         if re.search("dtype|type", str(error)) and not (
             packed or x.is_floating_point()
         ):
-            expected_kind = kind_of(like)
+            expected_kind = kind_of(reference)
             text += f". The model computes in {expected_kind}: x.float() may be meant"
         if entered:
             path, inputs = entered[-1]
@@ -388,8 +393,8 @@ def _read(
     plainly = isinstance(first, tuple | list) and all(
         isinstance(part, Tensor) for part in first
     )
-    asks = samples is not None or labels
-    if first is None or (plainly and len(first) == 2 and not asks):
+    is_needed = samples is not None or labels
+    if first is None or (plainly and len(first) == 2 and not is_needed):
         return data, None
     if not isinstance(first, tuple | list | Mapping):
         next(batches(data))
@@ -451,8 +456,8 @@ def _first_samples(pair: Any, samples: int | None, seed: int) -> Any:
     x, y = pair
     if samples is None or len(y) <= samples:
         return pair
-    drawn = numpy_generator(seed, "diagnose", "samples").permutation(len(y))[:samples]
-    rows = torch.from_numpy(np.sort(drawn))
+    chosen = numpy_generator(seed, "diagnose", "samples").permutation(len(y))[:samples]
+    rows = torch.from_numpy(np.sort(chosen))
     return x[rows.to(x.device)], y[rows.to(y.device)]
 
 

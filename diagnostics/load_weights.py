@@ -171,10 +171,10 @@ def _folder(path: Path, key: str) -> tuple[Tree, dict[str, Any] | None]:
     for name in WHOLE:
         names, index = [name], f"{name}{INDEX}"
         if folder.has(index):
-            where = _json(folder, index).get("weight_map")
-            if not isinstance(where, dict):
+            file_of = _json(folder, index).get("weight_map")
+            if not isinstance(file_of, dict):
                 raise UsageError(f"{path}/{index} must have a weight_map; got none.")
-            names = sorted({*map(str, where.values())})
+            names = sorted({*map(str, file_of.values())})
         elif not folder.has(name):
             continue
         others = {file.name for file in path.iterdir() if file.suffix in SUFFIXES}
@@ -236,13 +236,13 @@ def _with_adapters(
 
     A module of peft gets the adapters themselves.
     """
-    where = f"{path}/adapter_config.json"
+    config_path = f"{path}/adapter_config.json"
     try:
         import peft
     except ImportError:
         first_found = next(iter(tensors), path)
         raise needs_package("peft", f"load {first_found!r}", "lora") from None
-    _check_config(config, where, peft)
+    _check_config(config, config_path, peft)
     configs = getattr(into, "peft_config", None)
     adapters = {
         name: t for name, t in tensors.items() if configs or _ADAPTER.match(name)
@@ -255,11 +255,11 @@ def _with_adapters(
                 stored, expected = sorted(stored or ()), sorted(expected)
             if key in mine and stored != expected:
                 raise UsageError(
-                    f"{key} of {where} must be that of the module; got {stored!r} instead of {expected!r}."
+                    f"{key} of {config_path} must be that of the module; got {stored!r} instead of {expected!r}."
                 )
         wrapped: Any = copied(into)
     else:
-        wrapped = _wrapped(into, adapters, config, where, peft)
+        wrapped = _wrapped(into, adapters, config, config_path, peft)
     with one_line(f"adapters in {path} must fit the module"):
         result = peft.set_peft_model_state_dict(wrapped, adapters)
     unused = getattr(result, "unexpected_keys", [])
@@ -292,7 +292,7 @@ def _check_config(config: Mapping[str, Any], where: str, peft: Any) -> None:
         raise UsageError(
             f"peft_type of {where} must be LORA or IA3; got {got!r}. Merge it where it was trained."
         )
-    usual = {
+    defaults = {
         field.name: field.default
         for field in fields(peft.LoraConfig if kind == "LORA" else peft.IA3Config)
     }
@@ -300,7 +300,7 @@ def _check_config(config: Mapping[str, Any], where: str, peft: Any) -> None:
     others = [
         key
         for key, value in config.items()
-        if value and key not in keys and value != usual.get(key)
+        if value and key not in keys and value != defaults.get(key)
     ]
     start = config.get("init_lora_weights", True)
     if not isinstance(start, bool) and start != "gaussian":
@@ -347,20 +347,20 @@ def _wrapped(
                 "Build the model that they were trained on, or load them into a module of peft."
             )
         paths[path] = max(weight.shape)
-    how = {key: config[key] for key in _HOW.split() if config.get(key)}
-    ranks = [how.get("r", 1), *how.get("rank_pattern", {}).values()]
+    lora_options = {key: config[key] for key in _HOW.split() if config.get(key)}
+    ranks = [lora_options.get("r", 1), *lora_options.get("rank_pattern", {}).values()]
     if max(ranks) > max(paths.values(), default=0):
         raise UsageError(
             f"r of {where} must be at most the width of a layer; got {max(ranks)}."
         )
-    ends = tuple(f".{end}" for end in how.pop("feedforward_modules", []))
+    ends = tuple(f".{end}" for end in lora_options.pop("feedforward_modules", []))
     if config.get("peft_type") == "IA3":
         forward = [path for path in paths if f".{path}".endswith(ends)]
         peft_config: Any = peft.IA3Config(
             target_modules=[*paths], feedforward_modules=forward
         )
     else:
-        peft_config = peft.LoraConfig(target_modules=[*paths], **how)
+        peft_config = peft.LoraConfig(target_modules=[*paths], **lora_options)
     with one_line(f"adapters of {where} must fit the module"):
         return peft.get_peft_model(copied(into), peft_config)
 

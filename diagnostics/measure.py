@@ -169,9 +169,9 @@ def diagnose(
             data = replace(engine.data, clients=clients)
     report = measure_models(models, data, Request.of(metrics, arguments))
     if samples is None and budget is None:
-        who = who_could_use(models, data, loss, batch)
-        if who:
-            report.header["cross_scores"] = who
+        sentence = who_could_use(models, data, loss, batch)
+        if sentence:
+            report.header["cross_scores"] = sentence
     return report
 
 
@@ -527,10 +527,10 @@ def _at_models(
 
     def measured(on: Task, trained: bool, request: Request) -> Report:
         if trained:
-            whose = models
+            null_models = models
         else:
-            whose = dict.fromkeys(models, task.model)
-        return _diagnose(on, whose, request, context, command, knows_start)
+            null_models = dict.fromkeys(models, task.model)
+        return _diagnose(on, null_models, request, context, command, knows_start)
 
     return _with_nulls(task, measured, request, kept=True)
 
@@ -592,10 +592,10 @@ def diagnose_task(
     )
 
     def measured(on: Task, trained: bool, request: Request) -> Report:
-        how = _of_start
+        measuring = _of_start
         if trained:
-            how = _of_first_training
-        return how(on, request, clients, command or "diagnose")
+            measuring = _of_first_training
+        return measuring(on, request, clients, command or "diagnose")
 
     return _with_nulls(task, measured, request)
 
@@ -621,10 +621,12 @@ def _of_first_training(
     else:
         chosen = {"clients": clients}
     options = request.options.get(SENSITIVITY, {})
-    how = {name: options[name] for name in ("tensors", "reduce") if name in options}
+    sensitivity_options = {
+        name: options[name] for name in ("tensors", "reduce") if name in options
+    }
     observers = {
         **instruments().observers,
-        SENSITIVITY: partial(SensitivityAccumulator, **how),
+        SENSITIVITY: partial(SensitivityAccumulator, **sensitivity_options),
     }
     models, measured = runner.train_first_round(task, observers, **chosen)
     context = {"seed": task.config.execution.seed, "round": 0, "model": "local"}
@@ -639,19 +641,19 @@ def _of_first_training(
         return report
     weights = {client.name: len(client.train) for client in task.data.clients}
     sizes = {name: t.numel() for name, t in tree.named_tensors(task.model).items()}
-    seen = recorded_rows(
+    training_rows = recorded_rows(
         measured,
         task.layers,
         n_train=weights,
         sizes=sizes,
         resamples=request.resamples,
         seed=task.config.execution.seed,
-        **how,
+        **sensitivity_options,
     )
     wanted = set(report.frame["layer"])
     trained = rows.frame(
         {**row, **context, "split": "train"}
-        for row in seen
+        for row in training_rows
         if row["variant"].startswith("training") and row["layer"] in wanted
     )
     return report.with_rows(trained)
@@ -674,8 +676,8 @@ def _diagnose(
     layout = getattr(task.data.shape, "layout", None)
     if layout is not None:
         models = {name: adapt(model, layout) for name, model in models.items()}
-    at = int(context.get("round") or 0)
-    whole, splits = _for_task(task, request, models, knows_start, at)
+    round_number = int(context.get("round") or 0)
+    whole, splits = _for_task(task, request, models, knows_start, round_number)
     report = measure_models(models, data, replace(whole, context=context))
     facts = {
         name: report.header[name] for name in ("layers", "checkpoint")
@@ -728,7 +730,11 @@ def _for_task(
             elif "folds" not in values and all(len(y) for _, y in validation.values()):
                 values["test"], splits[name] = validation, "validation"
     granularity = task.config.model.layer_granularity
-    by, loss, seed = request.by or granularity, request.loss, request.seed
+    granularity_of_layers, loss, seed = (
+        request.by or granularity,
+        request.loss,
+        request.seed,
+    )
     if loss is None:
         loss = task.criterion
     elif isinstance(loss, str) and isinstance(task.criterion, losses.Standardised):
@@ -736,8 +742,9 @@ def _for_task(
     return replace(
         request,
         options=options,
-        by=by,
-        layering=request.layering or (task.layers if by == granularity else None),
+        by=granularity_of_layers,
+        layering=request.layering
+        or (task.layers if granularity_of_layers == granularity else None),
         loss=loss,
         seed=task.config.execution.seed if seed is None else seed,
     ), splits

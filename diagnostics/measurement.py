@@ -262,8 +262,8 @@ class Clock:
             share: the block's share of the remaining budget, 0 to 1.
         """
         until = self.until
-        now = time.monotonic()
-        self.until = now + share * (until - now)
+        began = time.monotonic()
+        self.until = began + share * (until - began)
         try:
             yield
         finally:
@@ -302,10 +302,10 @@ class Clock:
         first = of_first = done = 0.0
         total = total or len([*items])
         for count, item in enumerate(items, 1):
-            item_size, now = size(item), time.monotonic()
+            item_size, item_began = size(item), time.monotonic()
             self._part = part * item_size / total if count == 1 else 0.0
             if share:
-                self.until = now + (until - now) * item_size / max(
+                self.until = item_began + (until - item_began) * item_size / max(
                     item_size, total - done
                 )
             try:
@@ -454,10 +454,10 @@ def why_unreadable(layer: Layer, tensors: str, reached: bool) -> str:
 
 def to_device(model: nn.Module, x: Tensor) -> Tensor:
     """Move samples to the model's device, and to its type if they are floating."""
-    like = next((p for p in model.parameters() if p.is_floating_point()), x)
+    reference = next((p for p in model.parameters() if p.is_floating_point()), x)
     packed = isinstance(model, Adapter) and model.layout is not None
     cast = x.is_floating_point() and not packed
-    return x.to(like.device, like.dtype if cast else x.dtype)
+    return x.to(reference.device, reference.dtype if cast else x.dtype)
 
 
 def _placed(model: nn.Module, x: Tensor, y: Tensor) -> Batch:

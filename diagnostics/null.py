@@ -310,10 +310,10 @@ def on_null(
                 metric_options["test"], null, seed, draw, split="validation"
             )
     if nulls.retrain is None:
-        whose = models
+        null_models = models
     else:
-        whose = nulls.retrain(shuffled)
-    return whose, shuffled, settings
+        null_models = nulls.retrain(shuffled)
+    return null_models, shuffled, settings
 
 
 def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
@@ -344,11 +344,11 @@ def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
             elif parameters:  # buffers alone are constants
                 if name:
                     module_class = type(module).__name__
-                    where = f"module {name!r}, a {module_class},"
+                    described = f"module {name!r}, a {module_class},"
                 else:
-                    where = type(module).__name__
+                    described = type(module).__name__
                 raise UsageError(
-                    f"null 'fresh': {where} cannot draw its weights again. Pass the untrained model as start."
+                    f"null 'fresh': {described} cannot draw its weights again. Pass the untrained model as start."
                 )
     return fresh
 
@@ -489,10 +489,10 @@ def draws(parts: int, resamples: int, seed: int, client: str) -> list[list[int]]
     if parts < 2:
         return []
     random = numpy_generator(seed, "resample", client)
-    drawn: list[list[int]] = random.multinomial(
+    counts: list[list[int]] = random.multinomial(
         parts, [1 / parts] * parts, size=resamples
     ).tolist()
-    return drawn
+    return counts
 
 
 def mark_resample(rows: Iterable[Row], number: int, parts: int) -> list[Row]:

@@ -425,9 +425,9 @@ class Regret(Displayed):
         if sources >= LEAST_SOURCES:
             careful = self.by_source("rule", half)
             by_source = f"{careful.value:.2f} [{careful.low:.2f}, {careful.high:.2f}]"
-        which = half or "all"
+        half_name = half or "all"
         return [
-            f"{which}, mean over {count}: {rule.value:.2f}{interval}, by source {by_source}; {constants}"
+            f"{half_name}, mean over {count}: {rule.value:.2f}{interval}, by source {by_source}; {constants}"
         ]
 
     def _gains(self) -> list[str]:
@@ -462,13 +462,13 @@ class Regret(Displayed):
             seeds.setdefault((name, why), []).append(seed)
         lines = []
         for (name, why), numbers in seeds.items():
-            which = f"{name} seed {numbers[0]}"
+            label = f"{name} seed {numbers[0]}"
             if numbers == [""]:
-                which = name
+                label = name
             if len(numbers) > 1:
                 seed_names = listing(numbers)
-                which = f"{name} seeds {seed_names}"
-            lines.append(f"left out: {which}: {why}")
+                label = f"{name} seeds {seed_names}"
+            lines.append(f"left out: {label}: {why}")
         return lines
 
     def __repr__(self) -> str:

@@ -156,9 +156,9 @@ class Report(Displayed):
 
         If options made other variants than the default, the first of them is shown.
         """
-        there = list(self._rows(metric)["variant"].unique())
-        wanted = (_usual(metric, there), facts_of(metric).default_variant)
-        return [name for name in dict.fromkeys(wanted) if name in there]
+        variants = list(self._rows(metric)["variant"].unique())
+        wanted = (_usual(metric, variants), facts_of(metric).default_variant)
+        return [name for name in dict.fromkeys(wanted) if name in variants]
 
     def text(self, metrics: Sequence[str]) -> str:
         """Return measured values as text.
@@ -189,8 +189,10 @@ class Report(Displayed):
 
     def _medians(self, variants: Sequence[tuple[str, str]]) -> str:
         """Format the medians over clients, layers by metrics: the first metrics that fit, and a legend."""
-        there = [pair for pair in variants if self._rows(*pair)["client"].any()]
-        columns = {pair: self.values(*pair).median(axis=1) for pair in there[:MANY]}
+        with_clients = [pair for pair in variants if self._rows(*pair)["client"].any()]
+        columns = {
+            pair: self.values(*pair).median(axis=1) for pair in with_clients[:MANY]
+        }
         table = pd.DataFrame(columns)
         names = [name for name in self.labels if name in table.index]
         table = table.reindex(names).rename(index=self.labels)
@@ -214,8 +216,8 @@ class Report(Displayed):
 
     def of_rounds(self, rounds: int | Sequence[int]) -> Report:
         """Return a report with the rows of some rounds only."""
-        some = self.table["round"].isin(as_list("rounds", rounds))
-        return replace(self, table=self.table[some].reset_index(drop=True))
+        in_rounds = self.table["round"].isin(as_list("rounds", rounds))
+        return replace(self, table=self.table[in_rounds].reset_index(drop=True))
 
     def layer_map(self, width: float = 16.0) -> Figure:
         """Draw layers from top to bottom and rounds from left to right (:func:`diagnostics.plots.layer_map`)."""
@@ -226,9 +228,15 @@ class Report(Displayed):
         columns = {}
         for metric in dict.fromkeys(self.frame["metric"]):
             rows = self._rows(metric)
-            usual = _usual(metric, list(rows["variant"]))
-            values = rows[rows["variant"] == usual].groupby("layer")["value"].mean()
-            columns[f"{metric} ({usual})" if usual else metric] = values
+            default_variant = _usual(metric, list(rows["variant"]))
+            values = (
+                rows[rows["variant"] == default_variant]
+                .groupby("layer")["value"]
+                .mean()
+            )
+            columns[f"{metric} ({default_variant})" if default_variant else metric] = (
+                values
+            )
         table = pd.DataFrame(columns, index=[*self.labels]).rename(index=self.labels)
         end = "\n".join([*self.reasons(), self.conclusion()]).strip()
         begin = [str(self.header.get("cross_scores") or ""), self._sentence()]
@@ -271,8 +279,8 @@ class Report(Displayed):
         for metric in dict.fromkeys(self.frame["metric"]):
             end = ends.get(pairs.get(metric, ""), facts_of(metric).differs)
             rows = self._rows(metric)
-            usual = _usual(metric, list(rows["variant"]))
-            values = rows[(rows["variant"] == usual) & (rows["layer"] != "")]
+            default_variant = _usual(metric, list(rows["variant"]))
+            values = rows[(rows["variant"] == default_variant) & (rows["layer"] != "")]
             means = values.groupby("layer", sort=False)["value"].mean().dropna()
             if not end or len(means) < 2:
                 continue
@@ -306,8 +314,8 @@ def _numbers(table: pd.DataFrame) -> str:
 
 def last_round(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the last round; all rows if they have no round."""
-    several = table["round"].nunique() > 1
-    if several:
+    several_rounds = table["round"].nunique() > 1
+    if several_rounds:
         return table[table["round"] == table["round"].max()]
     return table
 
@@ -450,13 +458,13 @@ def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
     width = max(len(labels[choice]) for choice in choices.values())
     lines = []
     for layer in plan.layers:
-        who = [client for client, choice in choices.items() if choice == layer.name]
-        if who and unit:  # thresholds stand as they grow
-            clients_text = listing(in_order(who))
-            clients = f"{len(who)} of {len(choices)} {unit}: {clients_text}"
+        voters = [client for client, choice in choices.items() if choice == layer.name]
+        if voters and unit:  # thresholds stand as they grow
+            clients_text = listing(in_order(voters))
+            clients = f"{len(voters)} of {len(choices)} {unit}: {clients_text}"
         else:
-            clients = listing(who)
-        if who:
+            clients = listing(voters)
+        if voters:
             label = labels[layer.name].ljust(width)
             lines.append(f"  {label}  {clients}")
     return "\n".join(lines)

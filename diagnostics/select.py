@@ -209,10 +209,10 @@ def rule(
 
 def _make(function: Callable[..., Any], summary: str, **facts: Any) -> Rule:
     """Make a rule of a function, and check the number of its arguments."""
-    takes = tuple(inspect.signature(function).parameters)
-    for name in takes[1:]:
+    parameters = tuple(inspect.signature(function).parameters)
+    for name in parameters[1:]:
         check_known(f"argument of rule {function.__name__!r}", name, GIVEN)
-    if not takes:
+    if not parameters:
         raise UsageError(
             f"rule {function.__name__!r} must take the values; got 0 arguments."
         )
@@ -446,8 +446,8 @@ def _selected(
             plan = replace(plan, why=_evidence(plan.why, every, curve))
     if chosen.decides:
         rounds = float(table["round"].dropna().astype(float).max())
-        usual = variant in (None, *facts_of(plan.why.metric).preferred[:1])
-        if usual and threshold == THRESHOLD:
+        is_default = variant in (None, *facts_of(plan.why.metric).preferred[:1])
+        if is_default and threshold == THRESHOLD:
             plan = _with_benchmark(plan, k, rounds)
     return _with_bytes(plan, header.get("bytes") or {})
 
@@ -682,8 +682,8 @@ def _evidence(
         cut = partial(rule.cut, names=curve.names)
 
     def placed(values: Sequence[float]) -> tuple[float | None, ...]:
-        at = dict(zip(curve.names, values, strict=True))
-        return tuple(at.get(layer.name) for layer in layers)
+        value_of = dict(zip(curve.names, values, strict=True))
+        return tuple(value_of.get(layer.name) for layer in layers)
 
     last: dict[str, str] = {}
     if (rule is None or rule.ratios) and all(v > 0 for v in curve.combined):

@@ -312,8 +312,8 @@ class Sensitivity:
             warn(
                 f"one batch cannot be resampled, and {listing(single)} had one: measure in smaller batches (batch)"
             )
-        how = measurement.resamples, measurement.seed
-        return self.table(measurement.layers, clients, sizes, *how)
+        resampling = measurement.resamples, measurement.seed
+        return self.table(measurement.layers, clients, sizes, *resampling)
 
     def table(
         self,
@@ -368,10 +368,10 @@ class Sensitivity:
                 )
         for client in clients if resamples else ():
             parts = len(client.result.get("parts", ()))
-            drawn = draws(parts, resamples, seed, client.name)
-            for number, times in enumerate(drawn, 1):
-                again = replace(client, result=resample(client.result, times))
-                rows_of_draw = self.table(layers, [again], sizes)
+            counts = draws(parts, resamples, seed, client.name)
+            for number, times in enumerate(counts, 1):
+                resampled = replace(client, result=resample(client.result, times))
+                rows_of_draw = self.table(layers, [resampled], sizes)
                 rows += mark_resample(rows_of_draw, number, parts)
         return rows
 
@@ -425,20 +425,20 @@ class Sensitivity:
         **columns: Any,
     ) -> Row:
         names = trainable_names(layer, self.tensors)
-        how = [self.estimator]
+        labels = [self.estimator]
         if self.reduce == "mean_of_tensors":
-            how += ["mean of tensors"]
+            labels += ["mean of tensors"]
         if self.tensors == "all":
-            how += ["all tensors"]
+            labels += ["all tensors"]
         if set(names) & set(layer.tables):
-            how += [self.of_tables]
+            labels += [self.of_tables]
         return row_or_reason(
             "federation_sensitivity",
             float(value),
             status,
             layer=layer.name,
             variant=variant,
-            estimator=", ".join(filter(None, how)),
+            estimator=", ".join(filter(None, labels)),
             n_params=sum(sizes[name] for name in names)
             if all(name in sizes for name in names)
             else None,

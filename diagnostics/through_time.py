@@ -178,8 +178,8 @@ def through_time(
                 tree.digest(tree.state_dict(client_model))
                 for client_model in round_models.values()
             }
-            same = kind == "global" or len(round_models) > len(digests) == 1
-            if names or not same:
+            one_model = kind == "global" or len(round_models) > len(digests) == 1
+            if names or not one_model:
                 how = {"context": context, "progress": False, **options}
                 round_report = diagnose_models(task, round_models, names or MAP, **how)
             else:
@@ -202,10 +202,10 @@ def through_time(
                 report.write(file)
             if live and (cell.due or number == left[-1]):
                 if names:
-                    drawn = report.plot(names[0])
+                    picture = report.plot(names[0])
                 else:
-                    drawn = report.layer_map()
-                cell.show_figure(drawn)
+                    picture = report.layer_map()
+                cell.show_figure(picture)
             bar.update()
     if report is None:
         raise UsageError(f"{path} must have stored rounds; got none. Train it first.")
@@ -255,8 +255,8 @@ class Measuring(Listener):
 
 def spaced(items: Sequence[Any], most: int) -> list[Any]:
     """Return at most ``most`` items, evenly spaced, with the first and the last."""
-    at = np.linspace(0, len(items) - 1, min(most, len(items))).round().astype(int)
-    return [items[k] for k in at]
+    places = np.linspace(0, len(items) - 1, min(most, len(items))).round().astype(int)
+    return [items[k] for k in places]
 
 
 def _with_null(
@@ -269,23 +269,23 @@ def _with_null(
     """Measure the layer map's metrics at one model for all clients, and again on the null ``clients``."""
     common = next(iter(models.values()))
     seed = seed_of(task.config.execution.seed, "through time", context["round"])
-    how: dict[str, Any] = {"progress": False, **options}
-    same = {key: context[key] for key in ("round", "run")}
+    arguments: dict[str, Any] = {"progress": False, **options}
+    kept_context = {key: context[key] for key in ("round", "run")}
 
     def on(data: FederatedData) -> tuple[Report, Report]:
-        at = replace(task, data=data, model=common)
+        null_task = replace(task, data=data, model=common)
         # a client's own training samples shaped the model: at them, gradients of clients that do not differ agree
         # less than those of samples dealt at random, and the null would not hold
         clients = tuple(
             replace(client, train=client.validation) for client in data.clients
         )
-        unseen = replace(at, data=replace(data, clients=clients))
+        unseen = replace(null_task, data=replace(data, clients=clients))
         fixed = _joined(
-            diagnose_models(unseen, models, [GRADIENTS], context=context, **how),
-            diagnose_models(at, models, [PROBE], context=context, **how),
+            diagnose_models(unseen, models, [GRADIENTS], context=context, **arguments),
+            diagnose_models(null_task, models, [PROBE], context=context, **arguments),
         )
-        moved = diagnose_task(at, [MOVED], clients=list(models), **how)
-        return fixed, replace(moved, table=moved.table.assign(**same))
+        moved = diagnose_task(null_task, [MOVED], clients=list(models), **arguments)
+        return fixed, replace(moved, table=moved.table.assign(**kept_context))
 
     report, nulls = _joined(*on(task.data)), []
     for draw in range(1, draws + 1):

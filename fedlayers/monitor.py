@@ -102,9 +102,11 @@ class Monitor:
             check_known("client", client, self.data)
         models = {client: models[client] for client in self.data if client in models}
         data = {client: self.data[client] for client in models}
-        how = self._how | {"options": self._options | {"context": {"round": round}}}
+        arguments = self._how | {
+            "options": self._options | {"context": {"round": round}}
+        }
         with about(f"round {round}"):
-            report = diagnose(models, data, self.metrics, **how)
+            report = diagnose(models, data, self.metrics, **arguments)
         if self.report is None:
             self.report = report
         elif report.header["bytes"] != self.report.header["bytes"]:

@@ -210,13 +210,13 @@ class RunResult(Displayed):
     def __repr__(self) -> str:
         engine = self.engine
         clients = len(engine.names)
-        who = ""
+        clients_text = ""
         if clients <= MANY:
             names = ", ".join(engine.names)
-            who = f": {names}"
+            clients_text = f": {names}"
         lines = [
             f"{plural(self.done, 'round')} of {engine.algorithm.name} on {engine.data.name}, "
-            f"{plural(clients, 'client')}{who}"
+            f"{plural(clients, 'client')}{clients_text}"
         ]
         if self.plan is not None:
             lines.append(repr(self.plan))
@@ -263,7 +263,7 @@ def scores_text(
     last = final_rows(frame, round, best)
     title = f"test split, round {round}"
     if best:
-        rounds = listing(f"{model} {at}" for model, at in best.items())
+        rounds = listing(f"{model} {best_round}" for model, best_round in best.items())
         title = f"test split, best round on validation ({rounds})"
     if last.empty:
         return f"{title}: no scores"

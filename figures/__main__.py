@@ -113,14 +113,15 @@ class Figures:
         usable: tuple[str, ...] = TRAINING if self.train else ("pack",)
         if self.name in whole:
             usable = ("budget", "device") if self.name == "gpu" else ()
-        wrong = [
+        wrong_flags = [
             f"--{name}"
             for name in TRAINING
             if getattr(self, name) != getattr(Figures, name) and name not in usable
         ]
-        if wrong:
+        if wrong_flags:
             raise UsageError(
-                f"{listing(wrong)} must be with the name of an item, and with --train; got {self.name}. Leave it out."
+                f"{listing(wrong_flags)} must be with the name of an item, and with --train; got {self.name}. "
+                "Leave it out."
             )
         if self.paper and self.name != "list":
             raise UsageError(
@@ -235,18 +236,18 @@ class Figures:
             print(f"page: {page_path}")
             return
         out = self.out or items.PICTURES
-        drawn, refused = 0, list[UsageError]()
+        n_drawn, refused = 0, list[UsageError]()
         for drawing_item in items.drawings(item) or [item] * (not self.train):
             try:
                 drawing = items.redraw(drawing_item, path, out)
             except UsageError as error:
                 refused.append(error)
                 continue
-            drawn += 1
+            n_drawn += 1
             print("\n".join([drawing.caption, *map(str, drawing.findings)]))
             print(f"page, table and picture: {out / drawing_item.name}.*")
-        some = bool(self.only) or self.budget is not None
-        if refused and not some and (self.train or not drawn):
+        is_partial = bool(self.only) or self.budget is not None
+        if refused and not is_partial and (self.train or not n_drawn):
             raise refused[0]
         for reason in refused:
             print(f"not drawn yet: {reason}")

@@ -101,10 +101,10 @@ def conclusion(metric: str, frame: pd.DataFrame) -> str:
     layer = values.mean().idxmax()
     at_layer = values[layer]
     client = at_layer.idxmax()
-    there = f", and there most at {client}"
+    place_text = f", and there most at {client}"
     if at_layer.max() - at_layer.min() <= ALIKE * abs(at_layer.max()):
-        there = f", at {client} as at the others"
-    return sentence.format(layer=layer, client=client, there=there)
+        place_text = f", at {client} as at the others"
+    return sentence.format(layer=layer, client=client, there=place_text)
 
 
 def of_pairs(frame: pd.DataFrame) -> str:
@@ -134,13 +134,13 @@ def of_partition(counts: pd.DataFrame) -> str:
 def of_plane(points: pd.DataFrame) -> str:
     """Return which client's features lie furthest from those of all. Columns: client, x, y."""
     means = points.groupby("client")[["x", "y"]].mean()
-    apart = ((means - points[["x", "y"]].mean()) ** 2).sum(axis=1)
-    client = apart.idxmax()
+    spread = ((means - points[["x", "y"]].mean()) ** 2).sum(axis=1)
+    client = spread.idxmax()
     return f"The features of {client} lie furthest from the middle of all."
 
 
 def of_plan(plan: LayerPlan) -> str:
     """Return which layers are federated, and how many clients alone would do the same."""
     last, votes = plan.shared[-1], [*plan.why.votes.values()]
-    same, count = votes.count(last), len(votes)
-    return f"Layers are federated up to {last}: {same} of {count} clients alone would do the same."
+    n_same, count = votes.count(last), len(votes)
+    return f"Layers are federated up to {last}: {n_same} of {count} clients alone would do the same."

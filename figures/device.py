@@ -58,9 +58,9 @@ class Waiting:
         for run in self.runs or study.runs:
             if seeds := [seed for name, seed in keys if name == run]:
                 seeds_text = span(seeds)
-                which = f"seed {seeds_text}"
+                seeds_words = f"seed {seeds_text}"
                 time_text = times.get(run, "not measured")
-                yield f"{run}, {which}: {time_text}"
+                yield f"{run}, {seeds_words}: {time_text}"
 
 
 WAITING = (

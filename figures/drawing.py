@@ -126,9 +126,11 @@ def _of_others(verdicts: Counter[str]) -> str:
         return ""
     came_out = []
     for name in VERDICTS:
-        one, several = _CAME_OUT[name]
+        one, several_name = _CAME_OUT[name]
         if verdicts[name]:
-            came_out.append((verdicts[name], several if verdicts[name] > 1 else one))
+            came_out.append(
+                (verdicts[name], several_name if verdicts[name] > 1 else one)
+            )
     ((count, words), *further) = came_out
     if not further and count == 1:
         return f" The other expectation {words}."
@@ -172,9 +174,9 @@ def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None
     Args:
         options: further ones of ``savefig``.
     """
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=dpi, facecolor="white", **options)
-    with Image.open(drawn) as whole:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=dpi, facecolor="white", **options)
+    with Image.open(content) as whole:
         picture = whole.convert("RGB")
     if not _has(path, picture):
         picture.save(path, optimize=True, dpi=(dpi, dpi))

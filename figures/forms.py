@@ -295,14 +295,18 @@ def marks(
             **each_kind.look,
         }
         values = factor * each_kind.values.astype(float)
-        at = np.arange(len(values)) + each_kind.offset
+        positions = np.arange(len(values)) + each_kind.offset
         if "low" in values:
             draw_ends = ax.vlines if upright else ax.hlines
             width = 0.8 if look["color"] == PUBLISHED["color"] else 1.4
             draw_ends(
-                at, values["low"], values["high"], color=look["color"], linewidth=width
+                positions,
+                values["low"],
+                values["high"],
+                color=look["color"],
+                linewidth=width,
             )
-        place = [values["value"], at]
+        place = [values["value"], positions]
         if upright:
             place.reverse()
         ax.plot(*place, label=each_kind.label, **look)

@@ -143,8 +143,8 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
     Raises:
         UsageError: a metric has no rows.
     """
-    drawn = set(chain.from_iterable(map(metrics_of, RUNS)))
-    if lacking := drawn - set(frame["metric"]):
+    metrics = set(chain.from_iterable(map(metrics_of, RUNS)))
+    if lacking := metrics - set(frame["metric"]):
         lacking_names = listing(sorted(lacking))
         raise UsageError(
             f"{NAME} must have rows of {lacking_names}; got none. Make them: {STUDY.command}"

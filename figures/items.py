@@ -348,8 +348,8 @@ def _settings(item: Item, header: Mapping[str, Any]) -> dict[str, str]:
         for run, run_header in header["runs"].items()
         if run in runs
     ]
-    drawn = item.seeds if item.source else 0
-    return page.settings(configs, drawn or page.seeds_behind(header, runs))
+    n_seeds = item.seeds if item.source else 0
+    return page.settings(configs, n_seeds or page.seeds_behind(header, runs))
 
 
 def _notes(item: Item) -> list[str]:

@@ -54,9 +54,9 @@ def write(path: Path, parts: Iterable[Part]) -> None:
         frame, preserve_index=False
     ).replace_schema_metadata(None)
     stored = io.BytesIO()
-    how: dict[str, Any] = {"compression": "zstd", "compression_level": 22}
+    options: dict[str, Any] = {"compression": "zstd", "compression_level": 22}
     with parquet.ParquetWriter(
-        stored, table.schema, use_dictionary=False, **how
+        stored, table.schema, use_dictionary=False, **options
     ) as file:
         file.write_table(table)
         file.add_key_value_metadata(

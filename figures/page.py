@@ -116,13 +116,13 @@ def _in_one_cell(key: str, values: Collection[Any]) -> str:
             f"{value:,}" if isinstance(value, int) else f"{value:g}"
             for value in sorted(values)
         )
-    spelt = {
+    spellings = {
         "dataset": names.dataset,
         "algorithm": names.title,
         "model": names.network,
         "optimizer": names.OPTIMISERS.__getitem__,
     }
-    words = spelt.get(key, str)
+    words = spellings.get(key, str)
     shown = sorted(
         {words(str(value).rpartition(":")[2]) for value in values}, key=str.lower
     )
@@ -197,11 +197,11 @@ def read_expectations(text: str) -> list[tuple[str, str, str]]:
 @functools.cache
 def shown() -> frozenset[str]:
     """Return the names of the pictures that a page of the project shows. Only these are in version control."""
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     pages = [
-        *here.glob("*.md"),
-        here.parent / "README.md",
-        *(here.parent / "docs").rglob("*.md"),
+        *folder.glob("*.md"),
+        folder.parent / "README.md",
+        *(folder.parent / "docs").rglob("*.md"),
     ]
     pictures = (
         re.findall(r"pictures/([^/()\s]+)\.png", path.read_text(encoding="utf-8"))

@@ -83,8 +83,8 @@ def published_table(
     frame = published(paper)
     for column, wanted in {"place": place, **chosen}.items():
         check_known("column", column, KEY)
-        where = paper if column == "place" else f"{paper}, {place}"
-        check_known(f"{column} of {where}", wanted, frame[column].unique())
+        place_text = paper if column == "place" else f"{paper}, {place}"
+        check_known(f"{column} of {place_text}", wanted, frame[column].unique())
         frame = frame[frame[column] == wanted]
     levels = [name for name in KEY if name != rows and frame[name].nunique() > 1] or [
         "quantity"

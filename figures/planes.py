@@ -43,8 +43,10 @@ def scored(
         named: columns of every row.
     """
     x = pooled.x.astype(np.float64)
-    near = NearestNeighbors(n_neighbors=min(neighbours, len(x) - 1), algorithm="brute")
-    nearest = near.fit(x).kneighbors(return_distance=False)
+    neighbour_search = NearestNeighbors(
+        n_neighbors=min(neighbours, len(x) - 1), algorithm="brute"
+    )
+    nearest = neighbour_search.fit(x).kneighbors(return_distance=False)
     columns = {"n_samples": len(x), **named}
     for name, groups in (("class", pooled.classes), ("client", pooled.clients)):
         if not 1 < len(set(groups)) < len(x):
@@ -54,9 +56,9 @@ def scored(
             yield rows.row(f"silhouette_{name}", None, **columns)
             yield rows.row(f"purity_{name}", None, **columns)
             continue
-        same = groups[nearest] == groups[:, None]
+        same_group = groups[nearest] == groups[:, None]
         yield rows.row(f"silhouette_{name}", silhouette_score(x, groups), **columns)
-        yield rows.row(f"purity_{name}", same.mean(), **columns)
+        yield rows.row(f"purity_{name}", same_group.mean(), **columns)
 
 
 def placed(pooled: Pool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.Row]:

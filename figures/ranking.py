@@ -94,8 +94,8 @@ class Ranking:
     def status(self) -> str:
         """Return ``ok``, or why no pair is tested after Friedman's test."""
         size = self.blocks.shape
-        few = f"at least 2 algorithms and 2 datasets or seeds are needed, not {size[0]} and {size[1]}"
-        return statistics.incomplete(self.blocks) or (few if min(size) < 2 else "ok")
+        reason = f"at least 2 algorithms and 2 datasets or seeds are needed, not {size[0]} and {size[1]}"
+        return statistics.incomplete(self.blocks) or (reason if min(size) < 2 else "ok")
 
     @cached_property
     def nemenyi(self) -> pd.DataFrame:
@@ -155,8 +155,10 @@ def first_shares(
             index="seed", columns="method", values="value"
         )
         values = of_dataset.reindex(columns=names).dropna().to_numpy(dtype=np.float64)
-        drawn = draws.integers(len(values), size=(resamples, len(values)))
-        totals += scipy.stats.rankdata(sign * np.median(values[drawn], axis=1), axis=1)
+        resampled = draws.integers(len(values), size=(resamples, len(values)))
+        totals += scipy.stats.rankdata(
+            sign * np.median(values[resampled], axis=1), axis=1
+        )
     first = np.isclose(totals, totals.min(axis=1, keepdims=True))
     return pd.Series(
         (first / first.sum(axis=1, keepdims=True)).mean(axis=0), index=names
@@ -186,13 +188,15 @@ def diagram(ax: Axes, ranking: Ranking, names: Mapping[str, str]) -> None:
         return
     ranks = ranking.ranks.rename(index=names)
     pairs = ranking.nemenyi.rename(index=names, columns=names)
-    drawn = scikit_posthocs.critical_difference_diagram(
+    artists = scikit_posthocs.critical_difference_diagram(
         ranks, pairs, alpha=ALPHA, ax=ax, text_h_margin=0.15, label_fmt_left="{label} ({rank:.1f})",
         label_fmt_right="({rank:.1f}) {label}", label_props={"fontsize": 7.5},
         elbow_props={"color": "0.3", "linewidth": 0.9, "marker": ""},
         marker_props={"color": MEAN, "s": 14}, crossbar_props={"color": COLOURS[0], "linewidth": 3, "marker": ""},
     )  # fmt: skip
-    for bar in drawn["crossbars"]:  # which are sets: in another order in every process
+    for bar in artists[
+        "crossbars"
+    ]:  # which are sets: in another order in every process
         bar[0].set_xdata(sorted(bar[0].get_xdata()))
     low, high = 1.0, float(len(ranks))
     ax.set_xlim(low - 0.2, high + 0.2)

@@ -57,11 +57,11 @@ def trained(task: runner.Task, out: Path | None = None) -> tuple[Engine, pd.Data
     Args:
         out: folder in which a long run keeps its checkpoints until it ends, and from which it goes on.
     """
-    how: dict[str, Any] = {"instruments": measure.instruments, "progress": False}
+    arguments: dict[str, Any] = {"instruments": measure.instruments, "progress": False}
     if out and out.exists():
-        engine = runner.resume(out, data_root=task.config.data.data_root, **how)
+        engine = runner.resume(out, data_root=task.config.data.data_root, **arguments)
     else:
-        engine = runner.run(task.config, out, loaded=task.data, **how)
+        engine = runner.run(task.config, out, loaded=task.data, **arguments)
     if out is None:
         return engine, engine.listener(Recorder).frame()
     frame = store.Run(out).rows()[1]
@@ -80,15 +80,17 @@ def paused(
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         for k, done in enumerate(rounds):
-            how: dict[str, Any] = {
+            arguments: dict[str, Any] = {
                 "instruments": measure.instruments,
                 "until": done,
                 "progress": False,
             }
             if k == 0:
-                engine = runner.run(task.config, out, loaded=task.data, **how)
+                engine = runner.run(task.config, out, loaded=task.data, **arguments)
             else:
-                engine = runner.resume(out, data_root=task.config.data.data_root, **how)
+                engine = runner.resume(
+                    out, data_root=task.config.data.data_root, **arguments
+                )
             yield engine, store.Run(out).rows()[1]
 
 

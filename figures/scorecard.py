@@ -60,19 +60,19 @@ def recorded(first: Path = FIRST, changes: Path = CHANGES) -> dict[str, str]:
     Raises:
         UsageError: A change does not fit what was before it, or has no reason.
     """
-    now = {change["line"]: change["verdict"] for change in read(first)}
+    verdicts = {change["line"]: change["verdict"] for change in read(first)}
     for change in read(changes):
-        before, after = now.pop(change["line"], NEW), change["after"]
-        same = before == after
-        fits = change["before"] == before and same == (change["cause"] == TITLE)
+        before, after = verdicts.pop(change["line"], NEW), change["after"]
+        unchanged = before == after
+        fits = change["before"] == before and unchanged == (change["cause"] == TITLE)
         if not fits or not change["reason"]:
             raise UsageError(
                 f"{changes.name}: a change must fit the verdict before it and have a reason; got {change['line']}, "
                 f"{change['before']} to {after} after {before}. Correct the entry."
             )
         if after != LEFT:
-            now[change["line"]] = after
-    return now
+            verdicts[change["line"]] = after
+    return verdicts
 
 
 _SIGNED = re.compile(r"[+-]\d+\.\d+")
@@ -84,13 +84,15 @@ def distance(theirs: str, ours: str) -> str:
     >>> distance("+3.7, -1.0 (Table 1)", "A +6.7 ± 5.4; B +0.0 ± 4.7")
     '+3.0, +1.0'
     """
-    here, there = (
+    our_numbers, their_numbers = (
         [float(number) for number in _SIGNED.findall(text.replace("± -", "± "))]
         for text in (ours, theirs)
     )
-    if not here or len(here) != len(there):
+    if not our_numbers or len(our_numbers) != len(their_numbers):
         return "–"
-    return ", ".join(f"{a - b:+.1f}" for a, b in zip(here, there, strict=True))
+    return ", ".join(
+        f"{a - b:+.1f}" for a, b in zip(our_numbers, their_numbers, strict=True)
+    )
 
 
 HEAD = ("the paper claims", "paper", "here", "distance", "setting", "verdict")

@@ -78,10 +78,10 @@ def train(
         )
     if device != "cpu":
         runner.check_device(device)
-    header_of, took, left = item.headers(folder), dict[str, float](), []
+    header_of, seconds_of, left = item.headers(folder), dict[str, float](), []
     for run, seed in item.planned(seeds):
         if (run, seed) in header_of:
-            took[run] = _check_same(item, folder, header_of[run, seed])
+            seconds_of[run] = _check_same(item, folder, header_of[run, seed])
         elif not only or run in only:
             left.append((run, seed))
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,21 +89,21 @@ def train(
     with progress_bar(len(left), item.name, "run", shown=progress) as bar:
         for run, seed in left:
             spent = time.perf_counter() - began
-            over = spent + took.get(run, 0.0) - 60 * (budget or math.inf)
+            excess = spent + seconds_of.get(run, 0.0) - 60 * (budget or math.inf)
             with _own(rows_file(folder, run, seed)) as file:
-                if over < 0 and file is not None:
+                if excess < 0 and file is not None:
                     config = item.runs[run].with_keys(
                         seed=seed, data_root=data_root, device=device
                     )
                     frame, described = _made(item, config, run, folder)
-                    took[run] = round(time.perf_counter() - began - spent, 1)
+                    seconds_of[run] = round(time.perf_counter() - began - spent, 1)
                     header = {
                         "item": item.name,
                         "version": __version__,
                         "device": device,
                         "run": run,
                         "seed": seed,
-                        "seconds": took[run],
+                        "seconds": seconds_of[run],
                         "asked": _asked(item, run),
                         "about": described,
                     }
@@ -176,13 +176,13 @@ _SPELLED_OUT = (("scale", "none", None), ("scale", None, "none"))
 def _check_same(item: Item, folder: Path, header: packing.Header) -> float:
     """Return the training time of a stored run; refuse one made with another configuration."""
     check_owner(item, folder, header)
-    now = json.loads(json.dumps(_asked(item, header["run"])))
+    wanted = json.loads(json.dumps(_asked(item, header["run"])))
     differ = [
         name
         for name, value in header["asked"].items()
-        if name in now
-        and value != now[name]
-        and (name, value, now[name]) not in _SPELLED_OUT
+        if name in wanted
+        and value != wanted[name]
+        and (name, value, wanted[name]) not in _SPELLED_OUT
     ]
     if differ:
         raise UsageError(

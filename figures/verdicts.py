@@ -87,10 +87,10 @@ def of_seeds(
         values: as for :func:`by_seed`.
     """
     seeds = by_seed(values)
-    gone = values.columns.get_level_values(0).nunique() - seeds.shape[1]
+    n_lost = values.columns.get_level_values(0).nunique() - seeds.shape[1]
     lacking = ""
-    if gone:
-        lacking = f" ({gone} more without a value)"
+    if n_lost:
+        lacking = f" ({n_lost} more without a value)"
     if seeds.empty:
         return f"in no seed is every value known{lacking}", None
     count = sum(bool(holds(seeds.iloc[:, k])) for k in range(seeds.shape[1]))
@@ -353,14 +353,14 @@ def judged(
     steady = joint([None if gaps[name].moves else part for name, part in parts.items()])
     notes_text = ", ".join(notes)
     sentence = "; ".join(comparisons) + (f" ({notes_text})" if notes else "")
-    apart = "" if steady == holds else next(filter(None, moving))
-    if holds is None and not apart:
-        apart = "; ".join(
+    remark = "" if steady == holds else next(filter(None, moving))
+    if holds is None and not remark:
+        remark = "; ".join(
             f"{name} {reasons[name]}".strip()
             for name in gaps
             if parts.get(name) is None and reasons[name]
         )
-    return JointVerdict(sentence, holds, apart)
+    return JointVerdict(sentence, holds, remark)
 
 
 # --- not comparable --------------------------------------------------------------------------------------------
@@ -375,9 +375,10 @@ def little_learned(
         sides: by name the accuracy measured and the one printed, as shares; a NaN is no evidence.
         chance: the accuracy of guessing, here and in the paper.
     """
-    here, there = chance
+    chance_here, chance_there = chance
     return ", ".join(
         f"{name} {100 * measured:.0f} % where the paper has {100 * printed:.0f} %"
         for name, (measured, printed) in sides.items()
-        if (measured - here) / (1 - here) < LEARNED * (printed - there) / (1 - there)
+        if (measured - chance_here) / (1 - chance_here)
+        < LEARNED * (printed - chance_there) / (1 - chance_there)
     )

@@ -632,6 +632,6 @@ def is_file(dataset: str) -> bool:
 
 def absolute(key: str, path: Path | str) -> str:
     """Return the absolute path of a key's file or folder. A dataset may be several files, with commas between them."""
-    several = key == "dataset" and not Path(path).exists()
-    parts = str(path).split(BETWEEN) if several else [path]
+    several_files = key == "dataset" and not Path(path).exists()
+    parts = str(path).split(BETWEEN) if several_files else [path]
     return BETWEEN.join(str(Path(part).absolute()) for part in parts)

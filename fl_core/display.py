@@ -87,10 +87,10 @@ class Summary:
                 texts = map(in_html, map(_cell, row))
                 cells_html = "".join(f"<{tag}>{text}</{tag}>" for text in texts)
                 lines.append(f"<tr>{cells_html}</tr>")
-            more = len(self.rows) - ROWS
+            n_more = len(self.rows) - ROWS
             note = ""
-            if more > 0:
-                note = f"<div>{more} more rows</div>"
+            if n_more > 0:
+                note = f"<div>{n_more} more rows</div>"
             body = "".join(lines)
             parts.append(f"<table>{body}</table>{note}")
         if self.end:

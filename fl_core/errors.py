@@ -175,12 +175,12 @@ def check_known(kind: str, name: str, names: Iterable[str]) -> str:
     names = list(names)
     if name in names:
         return name
-    near = nearest(str(name)[:LONGEST], names)
+    nearest_name = nearest(str(name)[:LONGEST], names)
     hint = ""
     if str(name).casefold() in EVERY:
         hint = "name each one that you mean. "
-    elif near:
-        hint = f"did you mean {near!r}? "
+    elif nearest_name:
+        hint = f"did you mean {nearest_name!r}? "
     names_text = listing(map(readable, names), 40) or "none"
     raise UsageError(f"unknown {kind} {name!r}: {hint}known: {names_text}")
 
@@ -245,17 +245,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
     meant = MEANT.get(name.replace("-", "_"), "")
     if meant in folded:
         return folded[meant]
-    near = difflib.get_close_matches(name, folded, n=1, cutoff=CLOSE)
+    matches = difflib.get_close_matches(name, folded, n=1, cutoff=CLOSE)
     letters = {*map("".join, pairwise(name))}
-    if near and abs(len(near[0]) - len(name)) > 1:
-        common = letters.intersection(map("".join, pairwise(near[0])))
+    if matches and abs(len(matches[0]) - len(name)) > 1:
+        common = letters.intersection(map("".join, pairwise(matches[0])))
         if not common:
-            near = []
-    if len(name) > 2 and not near:
-        near = [match for match in folded if match.startswith(name)]
-        near += [match for match in folded if len(match) > 2 and name.startswith(match)]
-    if near:
-        return folded[near[0]]
+            matches = []
+    if len(name) > 2 and not matches:
+        matches = [match for match in folded if match.startswith(name)]
+        matches += [
+            match for match in folded if len(match) > 2 and name.startswith(match)
+        ]
+    if matches:
+        return folded[matches[0]]
     return ""
 
 
@@ -688,8 +690,8 @@ def _check_argument(name: str, value: object, hint: object) -> None:
     takes_list = any((get_origin(part) or part) in _LISTS for part in hints)
     if takes_list and not isinstance(value, Mapping):
         items = as_list(name, value, empty=True)
-    wrong = [item for item in items if not fits(item, hint)] or [value]
-    fault = _must_be(name, hints, wrong[0], _NUMPY)
+    wrong_items = [item for item in items if not fits(item, hint)] or [value]
+    fault = _must_be(name, hints, wrong_items[0], _NUMPY)
     way = _WAYS.get(name, "")
     raise UsageError(f"{fault}. {way}".rstrip())
 
@@ -860,7 +862,7 @@ def validate(value: object, form: object, name: str = "") -> str:
 
 
 def _faults(contents: object, form: object, name: str) -> Iterator[str]:
-    at = f"{name}." if name else ""
+    prefix = f"{name}." if name else ""
     kind: Any = (list, tuple) if isinstance(form, list) else Mapping
     if isinstance(form, tuple) and not isinstance(form, Bound):
         faults = [validate(contents, alternative, name) for alternative in form]
@@ -876,17 +878,17 @@ def _faults(contents: object, form: object, name: str) -> Iterator[str]:
         yield _wrong(contents, name, (form,))
     elif isinstance(form, list):
         for place, value in enumerate(contents):
-            yield from _faults(value, form[0], f"{at}{place}")
+            yield from _faults(value, form[0], f"{prefix}{place}")
     elif isinstance(form, MapOf):
         for key, value in contents.items():
-            yield from _faults(value, form.form, f"{at}{key}")
+            yield from _faults(value, form.form, f"{prefix}{key}")
     else:
         for key, inner_form in form.items():
             plain = key.removesuffix("?")
             if plain in contents:
-                yield from _faults(contents[plain], inner_form, at + plain)
+                yield from _faults(contents[plain], inner_form, prefix + plain)
             elif plain == key:
-                yield f"{at}{key} is missing"
+                yield f"{prefix}{key} is missing"
 
 
 def _wrong(value: object, name: str, forms: tuple[Any, ...]) -> str:
@@ -904,7 +906,7 @@ def read_as(kind: Any, value: Any, what: str, name: str = "") -> Any:
     Raises:
         UsageError: names the first field that is unknown (and the nearest known one), missing, or of another type.
     """
-    parts, at = get_args(kind), f"{name}." if name else ""
+    parts, prefix = get_args(kind), f"{name}." if name else ""
     if isinstance(value, tuple):
         value = list(value)
     if NoneType in parts:
@@ -923,28 +925,28 @@ def read_as(kind: Any, value: Any, what: str, name: str = "") -> Any:
         for key in value:
             check_known(f"field of {what}{place}", key, hints)
         if missing := _missing(kind, value):
-            fault = f"{at}{missing} is missing"
+            fault = f"{prefix}{missing} is missing"
     if fault:
         raise UsageError(
             f"{what} must be as fedlayers writes it; {fault}. Make it again."
         )
     if hints:
         return kind(
-            **{k: read_as(hints[k], v, what, f"{at}{k}") for k, v in value.items()}
+            **{k: read_as(hints[k], v, what, f"{prefix}{k}") for k, v in value.items()}
         )
     if origin in (tuple, list):
         places = enumerate(value)
-        return origin(read_as(parts[0], v, what, f"{at}{k}") for k, v in places)
+        return origin(read_as(parts[0], v, what, f"{prefix}{k}") for k, v in places)
     if origin is dict:
-        return {k: read_as(parts[1], v, what, f"{at}{k}") for k, v in value.items()}
+        return {k: read_as(parts[1], v, what, f"{prefix}{k}") for k, v in value.items()}
     return value
 
 
 def _missing(kind: Any, values: Mapping[str, Any]) -> str:
     """Return the first field without a default that has no value, or an empty text."""
     for key in fields(kind):
-        needed = key.default is MISSING and key.default_factory is MISSING
-        if needed and key.name not in values:
+        is_needed = key.default is MISSING and key.default_factory is MISSING
+        if is_needed and key.name not in values:
             return key.name
     return ""
 

@@ -139,14 +139,14 @@ def page_bytes(path: Path, metadata: FileMetaData) -> int:
             range(metadata.num_row_groups), range(metadata.num_columns)
         ):
             column = metadata.row_group(place[0]).column(place[1])
-            at = column.data_page_offset
+            position = column.data_page_offset
             if column.has_dictionary_page:
-                at = min(at, column.dictionary_page_offset or at)
-            end = at + column.total_compressed_size
-            if not 0 <= at <= end <= len(data):
+                position = min(position, column.dictionary_page_offset or position)
+            end = position + column.total_compressed_size
+            if not 0 <= position <= end <= len(data):
                 raise ValueError("a column lies outside of it")
-            while at < end:
-                header, at = _struct(data, at)
+            while position < end:
+                header, position = _struct(data, position)
                 unpacked, packed = header[UNPACKED_SIZE], header[PACKED_SIZE]
                 most -= 1
                 if unpacked < 0 or packed < 0 or most < 0:
@@ -157,7 +157,7 @@ def page_bytes(path: Path, metadata: FileMetaData) -> int:
                         "texts must be written plainly or as a dictionary; got differences"
                     )
                 n_bytes += unpacked
-                at += packed
+                position += packed
     return n_bytes
 
 
@@ -172,49 +172,49 @@ MIN_PAGES, PAGE_LEAST = 50_000, 100
 _Fields = dict[int, Any]
 
 
-def _struct(data: mmap.mmap, at: int) -> tuple[_Fields, int]:
+def _struct(data: mmap.mmap, position: int) -> tuple[_Fields, int]:
     """Return the numbers and structures of a structure in Thrift's compact form, by field, and where it ends."""
     fields: _Fields = {}
     number = 0
-    while head := data[at]:
-        at += 1
+    while head := data[position]:
+        position += 1
         kind, step = head & 15, head >> 4
         if step:
             number += step
         else:
-            number, at = _whole(data, at)
+            number, position = _whole(data, position)
         if kind in (1, 2):  # a truth value is its own type
             continue
         if kind == 3:
-            at += 1
+            position += 1
         elif kind in (4, 5, 6):
-            fields[number], at = _whole(data, at)
+            fields[number], position = _whole(data, position)
         elif kind == 7:
-            at += 8
+            position += 8
         elif kind == 8:
-            length, at = _varint(data, at)
-            at += length
+            length, position = _varint(data, position)
+            position += length
         elif kind == 12:
-            fields[number], at = _struct(data, at)
+            fields[number], position = _struct(data, position)
         else:
             raise ValueError("a page has a header of another form")
-    return fields, at + 1
+    return fields, position + 1
 
 
-def _whole(data: mmap.mmap, at: int) -> tuple[int, int]:
+def _whole(data: mmap.mmap, position: int) -> tuple[int, int]:
     """Return a signed number, which is stored with its sign in the last bit."""
-    number, at = _varint(data, at)
-    return (number >> 1) ^ -(number & 1), at
+    number, position = _varint(data, position)
+    return (number >> 1) ^ -(number & 1), position
 
 
-def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+def _varint(data: mmap.mmap, position: int) -> tuple[int, int]:
     number = 0
     for shift in range(0, 70, 7):
-        byte = data[at]
-        at += 1
+        byte = data[position]
+        position += 1
         number |= (byte & 127) << shift
         if byte < 128:
-            return number, at
+            return number, position
     raise ValueError("a number of a page has too many bytes")
 
 
@@ -254,11 +254,11 @@ def check_scans(data: bytes) -> None:
     Raises:
         ValueError: the JPEG has too many scans.
     """
-    at = scans = 0
+    position = scans = 0
     if data.count(b"\xff" + _SCAN) <= SCANS:
         return
-    while mark := _MARKER.search(data, at):
-        at = mark.end()
+    while mark := _MARKER.search(data, position):
+        position = mark.end()
         if mark[1] == _END:
             return
         if mark[1] in _ALONE:
@@ -266,7 +266,7 @@ def check_scans(data: bytes) -> None:
         scans += mark[1] == _SCAN
         if scans > SCANS:
             raise ValueError(f"it has more than {SCANS} scans")
-        at += int.from_bytes(data[at : at + 2], "big")
+        position += int.from_bytes(data[position : position + 2], "big")
 
 
 COPIES = 4

@@ -123,9 +123,9 @@ def layers_of(
     for unit in [unit for unit in members if unit.endswith(ASIDE)]:
         unit_name = unit.removesuffix(ASIDE)
         start = f"{unit_name}.modules_to_save."
-        beside = next((name for name in members if name.startswith(start)), unit)
-        if beside != unit:
-            members[beside] += members.pop(unit)
+        neighbour = next((name for name in members if name.startswith(start)), unit)
+        if neighbour != unit:
+            members[neighbour] += members.pop(unit)
     parameters -= {name for name in parameters if f"{ASIDE}." in name}
     layers = []
     for unit in sorted(members, key=lambda unit: first.get(unit, trace.moments)):
@@ -206,10 +206,10 @@ def _other_names(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, list
     others: dict[str, list[str]] = {}
     for name, tensor in tensors.items():
         if name in dense:
-            same = by_place.get(tensor.data_ptr() or id(tensor), [])
+            names = by_place.get(tensor.data_ptr() or id(tensor), [])
         else:
-            same = []
-        others[name] = [other for other in same if other != name]
+            names = []
+        others[name] = [other for other in names if other != name]
     return others
 
 

@@ -176,14 +176,14 @@ class Evidence:
         """Return the evidence in words, a few lines. It is missing for a choice by hand."""
         lines = list(self.race[:MANY])
         if not lines and self.metric:
-            of = self.metric
+            metric_text = self.metric
             if self.variant:
-                of = f"{self.metric} ({self.variant})"
+                metric_text = f"{self.metric} ({self.variant})"
             values = listing(
                 ("none" if value is None else f"{value:.4g}" for value in self.values),
                 MANY,
             )
-            lines.append(f"{of} of the layers: {values}")
+            lines.append(f"{metric_text} of the layers: {values}")
         origin = {
             "learning rate": self.detail.get("lr"),
             "epochs of fine-tuning": self.detail.get("fine_tuning"),
@@ -361,11 +361,11 @@ class LayerPlan(Displayed):
             for label, shared in self.by_layer().items()
         )
         if self.why.threshold is None:
-            how = self.why.rule
+            rule_text = self.why.rule
         else:
-            how = f"{self.why.rule} t={self.why.threshold:g}"
-        by = "" if self.is_edited else "by "
-        return f"LayerPlan({marks}; [] = shared, {by}{how})"
+            rule_text = f"{self.why.rule} t={self.why.threshold:g}"
+        word = "" if self.is_edited else "by "
+        return f"LayerPlan({marks}; [] = shared, {word}{rule_text})"
 
     def summary(self) -> Summary:
         """Return the plan as a strip of layers, with its evidence in words."""
@@ -409,15 +409,16 @@ class LayerPlan(Displayed):
         if self.why.rule.startswith(CANDIDATE):
             return tuple(notes)
         shared = [name for name in self.trainable if name in self.shared]
-        how = self.why.rule if self.is_edited else f"by {self.why.rule}"
+        rule_text = self.why.rule if self.is_edited else f"by {self.why.rule}"
         count = len(self.trainable)
         if not shared:
             notes.append(
-                f"the plan, {how}, shares 0 of {plural(count, 'layer')} to train: every client trains alone"
+                f"the plan, {rule_text}, shares 0 of {plural(count, 'layer')} to train: every client trains alone"
             )
         elif len(shared) == count:
             notes.append(
-                f"the plan, {how}, shares all of {plural(count, 'layer')} to train: no client has layers of its own"
+                f"the plan, {rule_text}, shares all of {plural(count, 'layer')} to train: "
+                "no client has layers of its own"
             )
         return tuple(notes)
 

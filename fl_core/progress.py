@@ -62,8 +62,10 @@ class Lines:
         """Add steps that are done, and write a line if they complete another tenth."""
         before = self.done
         self.done = self.done + n
-        now = time.monotonic()
-        due = now - self.last >= SECONDS or (self.leave and self.done == self.total)
+        time_now = time.monotonic()
+        due = time_now - self.last >= SECONDS or (
+            self.leave and self.done == self.total
+        )
         if (
             due
             and self.total
@@ -71,8 +73,8 @@ class Lines:
         ):
             from tqdm import tqdm
 
-            self.last = now
-            seconds = tqdm.format_interval(now - self.began)
+            self.last = time_now
+            seconds = tqdm.format_interval(time_now - self.began)
             steps = f"{self.done:,.9g} of {plural(self.total, self.unit)}"
             line = f"{self.what}: {100 * self.done / self.total:.0f} % ({steps}, {seconds})"
             print(line, file=sys.stderr, flush=True)
@@ -241,9 +243,9 @@ def end_on_signals(
 @contextmanager
 def delay_signals() -> Iterator[None]:
     """Delay signals in this process until the block ends. Processes started inside never get a terminal's signals."""
-    came: list[int] = []
+    signals: list[int] = []
     earlier = {
-        number: signal.signal(number, lambda number, frame: came.append(number))
+        number: signal.signal(number, lambda number, frame: signals.append(number))
         for number in _heard()
     }
     # new processes inherit this
@@ -254,8 +256,8 @@ def delay_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         for number, handler in earlier.items():
             signal.signal(number, handler)
-    if came:
-        signal.raise_signal(came[0])
+    if signals:
+        signal.raise_signal(signals[0])
 
 
 def _heard() -> list[signal.Signals]:

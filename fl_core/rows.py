@@ -211,14 +211,14 @@ def _check_values(path: Path | str, table: pd.DataFrame) -> None:
         table["metric"].map({name: score.ends[k] for name, score in TABLE.items()})
         for k in (0, 1)
     )
-    wrong = (
+    is_wrong = (
         (value.isna() == (table["status"] == "ok"))
         | (value.abs() == math.inf)
         | (table["stderr"] == math.inf)
     )
-    wrong |= (value < low - ROUNDING) | (value > high + ROUNDING)
-    if wrong.any():
-        row = table[wrong].iloc[0]
+    is_wrong |= (value < low - ROUNDING) | (value > high + ROUNDING)
+    if is_wrong.any():
+        row = table[is_wrong].iloc[0]
         contents = f"the value {row['value']} with status {row['status']!r}"
         metric_name = row["metric"] or "metric"
         raise CorruptError(f"{path} is damaged: no {metric_name} has {contents}")
@@ -246,9 +246,9 @@ def read_header(path: Path) -> dict[str, Any]:
 
 def _refusal(path: Path, contents: str) -> UsageError:
     if kind_of(path) not in (Kind.DIAGNOSIS, Kind.FILE):
-        there = path.exists() or path.name != "rows.jsonl"
+        is_named_path = path.exists() or path.name != "rows.jsonl"
         return wrong_kind(
-            path if there else path.parent,
+            path if is_named_path else path.parent,
             "diagnosis",
             "a folder or file of fedlayers diagnose",
         )
@@ -491,9 +491,9 @@ def left_out(lacking: pd.DataFrame) -> list[str]:
     for (name, why), part in lacking.groupby(["metric", "status"], sort=False):
         seeds = sorted(map(str, part["seed"].unique()))
         with_seed = f"with seed{'s' * (len(seeds) > 1)} {listing(seeds)}"
-        who = listing(part["client"].unique())
+        clients = listing(part["client"].unique())
         label = label_of(str(name))
-        lines.append(f"{label} leaves out {who} {with_seed}: {why}")
+        lines.append(f"{label} leaves out {clients} {with_seed}: {why}")
     return lines
 
 

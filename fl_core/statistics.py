@@ -404,10 +404,10 @@ def _pool_single(
         draws: the number of draws of each stratum.
     """
     single = np.flatnonzero(draws == 1)
-    into = single[0] if len(single) else 0
+    target = single[0] if len(single) else 0
     if len(single) == 1 and len(draws) > 1:
-        into = np.where(draws > 1, draws, draws.sum() + 1).argmin()
-    pooled = np.where(np.isin(stratum, single), into, stratum)
+        target = np.where(draws > 1, draws, draws.sum() + 1).argmin()
+    pooled = np.where(np.isin(stratum, single), target, stratum)
     return np.unique(pooled, return_inverse=True)[1]
 
 
@@ -428,8 +428,8 @@ def simultaneous(estimates: Sequence[Estimate]) -> pd.DataFrame:
     shown = table["p_value"] <= 0.05
     inside = (table["low"] <= 0) & (table["high"] >= 0)
     for end, sign in (("low", 1), ("high", -1)):
-        wrong = (shown == inside) & (sign * table["difference"] > 0)
-        table[end] = table[end].mask(wrong, 0.0)
+        disagrees = (shown == inside) & (sign * table["difference"] > 0)
+        table[end] = table[end].mask(disagrees, 0.0)
     return table
 
 

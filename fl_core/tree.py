@@ -209,8 +209,8 @@ def check_same(
         only_a = sorted(a.keys() - b.keys())
         only_b = sorted(b.keys() - a.keys())
         parts = [
-            f"only in {who}: {listing(keys, 4)}"
-            for who, keys in ((name_a, only_a), (name_b, only_b))
+            f"only in {owner}: {listing(keys, 4)}"
+            for owner, keys in ((name_a, only_a), (name_b, only_b))
             if keys
         ]
         raise UsageError("tensor names must be the same; got " + "; ".join(parts))
@@ -461,11 +461,11 @@ def _remember(model: nn.Module) -> Callable[[], None]:
         for parameter, flag, grad in zip(parameters, flags, grads, strict=True):
             parameter.requires_grad_(flag)
             parameter.grad = grad
-        seen = {name: buffer.detach() for name, buffer in model.named_buffers()}
+        buffers_now = {name: buffer.detach() for name, buffer in model.named_buffers()}
         resized = {
-            name: seen[name].clone()
+            name: buffers_now[name].clone()
             for name, first in first_buffers.items()
-            if name in seen and seen[name].shape != first.shape
+            if name in buffers_now and buffers_now[name].shape != first.shape
         }
         for tensor, value in zip(tensors, values, strict=True):
             if tensor.shape != value.shape:

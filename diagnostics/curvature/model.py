@@ -385,11 +385,11 @@ CACHED = 1 << 19
 def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
     """Draw independent random signs, +1 or -1, shaped as ``like``."""
     count = like.numel()
-    drawn = torch.randint(
+    random_bytes = torch.randint(
         0, 256, (-(-count // 8),), generator=generator, dtype=torch.uint8
     )
     # eight a byte: drawing is what takes the time
-    bits = torch.from_numpy(np.unpackbits(drawn.numpy())[:count])
+    bits = torch.from_numpy(np.unpackbits(random_bytes.numpy())[:count])
     return bits.to(like.device).to(like.dtype).mul_(2).sub_(1).reshape(like.shape)
 
 
@@ -515,10 +515,10 @@ def _last(module: Any, a: Tensor) -> Collection[int]:
 def _norm(module: object, a: Tensor, passes: int) -> Norms:
     """Return squared norms for normalised values times a weight, plus a bias."""
     values, keep = normalised_input(module, a)
-    over = [dim for dim in range(1, values.ndim) if dim not in keep]
+    dims = [dim for dim in range(1, values.ndim) if dim not in keep]
 
     def squares(gradient: Tensor) -> Tensor:
-        return (gradient.sum(over) if over else gradient).flatten(1).square().sum(1)
+        return (gradient.sum(dims) if dims else gradient).flatten(1).square().sum(1)
 
     return lambda delta: {"weight": squares(delta * values), "bias": squares(delta)}
 
@@ -527,13 +527,13 @@ def _embedding(module: Any, a: Tensor, passes: int) -> Norms | None:
     if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
         return None
     index = a.reshape(len(a), -1)
-    same = index.unsqueeze(1) == index.unsqueeze(2)
+    equal_ids = index.unsqueeze(1) == index.unsqueeze(2)
     if module.padding_idx is not None:  # this row has no gradient
-        same &= (index != module.padding_idx).unsqueeze(1)
+        equal_ids &= (index != module.padding_idx).unsqueeze(1)
 
     def embedding(delta: Tensor) -> Tree:
         rows = delta.reshape(*index.shape, -1)
-        return {"weight": ((rows @ rows.mT) * same).sum((1, 2))}
+        return {"weight": ((rows @ rows.mT) * equal_ids).sum((1, 2))}
 
     return embedding
 

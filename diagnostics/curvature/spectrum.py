@@ -91,8 +91,8 @@ class Lanczos:
         self._extend(self._random())
 
     def _random(self) -> Tensor:
-        drawn = torch.randn(self.basis.shape[1], generator=self._generator)
-        return self._orthogonal(drawn.to(self.basis))
+        vector = torch.randn(self.basis.shape[1], generator=self._generator)
+        return self._orthogonal(vector.to(self.basis))
 
     def _orthogonal(self, vector: Tensor) -> Tensor:
         return vector - (self.basis @ vector) @ self.basis
@@ -124,18 +124,18 @@ class Lanczos:
         gaps = np.abs(self.values[:, None] - every)
         gaps[gaps == 0] = math.inf
         scale = np.abs(every).max()
-        off = np.minimum(self.errors, self.errors**2 / gaps.min(1))
+        deviations = np.minimum(self.errors, self.errors**2 / gaps.min(1))
         limit = self._tol * np.maximum(np.abs(self.values), scale / 1000)
         count, size = self.basis.shape
-        precise = count >= self._least and bool((off <= limit).all())
+        precise = count >= self._least and bool((deviations <= limit).all())
         whole = count >= min(self._steps, size)
         invariant = norm <= 10 * torch.finfo(product.dtype).eps * scale
-        again = precise and self._repeated and self._changed(limit)
-        self.done = whole or (precise and not again)
-        self._lost = np.append(self._lost, norm if again else 0.0)
+        repeats = precise and self._repeated and self._changed(limit)
+        self.done = whole or (precise and not repeats)
+        self._lost = np.append(self._lost, norm if repeats else 0.0)
         if self.done:
             del self.basis
-        elif again:
+        elif repeats:
             self._first_values, self._least = self.values, count + AGAIN
             self._extend(self._random())
         elif invariant:
@@ -274,14 +274,14 @@ def hessian_spectrum(
     results = []
     for layer in layers:
         status = failures.get(layer.name, "ok")
-        numbers, how = [np.zeros(0)] * 3, ""
+        numbers, label = [np.zeros(0)] * 3, ""
         if status == "ok":
             search = searches[layer.name]
             numbers = [search.values, search.errors, search.weights]
-            how = f"tol={tol:g}"
+            label = f"tol={tol:g}"
             if not search.done:
-                how = f"ended after {search.products} products"
-            how = f"lanczos({how}), error = residual"
+                label = f"ended after {search.products} products"
+            label = f"lanczos({label}), error = residual"
         values, errors, weights = (column.tolist() for column in numbers)
         results.append(
             SpectrumResult(
@@ -289,7 +289,7 @@ def hessian_spectrum(
                 values,
                 errors,
                 weights,
-                how,
+                label,
                 run.size(layer),
                 sum(sizes),
                 status,

@@ -193,9 +193,9 @@ def layer_traces(
                     layer = layer_of[name]
                     sums[layer] = sums[layer].to(entries.device) + entries
             for layer, value in sums.items():  # their running means and squares
-                off = value - means[layer]
-                means[layer] = means[layer] + off / count
-                squares[layer] = squares[layer] + off * (value - means[layer])
+                deviation = value - means[layer]
+                means[layer] = means[layer] + deviation / count
+                squares[layer] = squares[layer] + deviation * (value - means[layer])
                 spread = float(squares[layer].sum()) / count / max(count - 1, 1)
                 estimates[layer] = float(means[layer].sum()), spread
             small = all(v <= (error * mean) ** 2 for mean, v in estimates.values())
@@ -288,8 +288,8 @@ def _hessian_terms(
     ]
     draws += [partial(rademacher, tensor) for tensor in tensors.values()]
     keys = [*taps, *tensors]
-    whose = [layer_of[key] for key in keys]
-    norms = dict.fromkeys(whose, 0.0)
+    layer_names = [layer_of[key] for key in keys]
+    norms = dict.fromkeys(layer_names, 0.0)
     with torch.no_grad():
         named = dict(zip(keys, gradients, strict=True))
         for name, values in squared_norms(named, taps).items():
@@ -299,11 +299,11 @@ def _hessian_terms(
     while True:
         u = [
             draw(generator) / sizes[layer]
-            for draw, layer in zip(draws, whose, strict=True)
+            for draw, layer in zip(draws, layer_names, strict=True)
         ]
         products = curvature(gradients, u, targets)
         terms = {}
-        for key, layer, a, b in zip(keys, whose, u, products, strict=True):
+        for key, layer, a, b in zip(keys, layer_names, u, products, strict=True):
             values = (a * b).double() * sizes[layer] ** 2
             terms[key] = values.flatten(1).sum(1) if key in taps else values.sum()
         yield terms
@@ -500,26 +500,33 @@ def hessian_trace(
             ways = {layer.name: way for layer in layers}
     results = []
     for layer in layers:
-        how, note, status = ways[layer.name]
+        label, note, status = ways[layer.name]
         missing = Estimate(math.nan, math.nan, 0, n)
-        value, stderr, drawn, of, ended = values.get(layer.name, missing)
+        value, stderr, n_probes, n_reached, ended = values.get(layer.name, missing)
         if status == "ok" and not math.isfinite(value + stderr):
             status = f"the trace of layer {layer.name!r} is not finite"
             if ended and math.isfinite(value):  # without an error it is no estimate
                 status = SPENT
         if status != "ok":
-            value, stderr, how = math.nan, math.nan, ""
+            value, stderr, label = math.nan, math.nan, ""
         else:
-            how = _label(how, drawn, of, n, ended)
+            label = _label(label, n_probes, n_reached, n, ended)
         results.append(
             TraceResult(
-                layer.name, value, stderr, how, run.size(layer), of, status, note
+                layer.name,
+                value,
+                stderr,
+                label,
+                run.size(layer),
+                n_reached,
+                status,
+                note,
             )
         )
     return results
 
 
-def _label(how: str, passes: int, n: int, total: int, ended: bool) -> str:
+def _label(label: str, passes: int, n: int, total: int, ended: bool) -> str:
     """Return how a value was found. One that the budget cut short has another label.
 
     >>> _label("exact", 3, 70, 70, False), _label("exact", 3, 16, 70, True)
@@ -527,11 +534,11 @@ def _label(how: str, passes: int, n: int, total: int, ended: bool) -> str:
     >>> _label("activation", 8, 70, 70, False), _label("activation", 2, 70, 70, True)
     ('activation(probes=8)', 'activation(ended after 2 probes)')
     """
-    if how != "exact":
-        how += f"(ended after {passes} probes)" if ended else f"(probes={passes})"
+    if label != "exact":
+        label += f"(ended after {passes} probes)" if ended else f"(probes={passes})"
     if n == total:
-        return how
-    return f"{how} on {n} of {total}"
+        return label
+    return f"{label} on {n} of {total}"
 
 
 class Way(NamedTuple):

@@ -244,8 +244,8 @@ class LayerProbe:
     @cached_property
     def batches(self) -> list[Batch]:
         """Return the client's batches (x [n, ...], y [n]) on the model's device."""
-        how, who = self.measurement, self.subject
-        return list(batches(who.data, how.batch, who.model))
+        settings, client = self.measurement, self.subject
+        return list(batches(client.data, settings.batch, client.model))
 
     @property
     def samples(self) -> Batch:
@@ -276,8 +276,10 @@ def layer_metric(
     facts = _checked_facts(**facts)
 
     def add(function: LayerFunction) -> LayerFunction:
-        takes = "a model", "a layer", "a probe"
-        made_metric = _make(function, description, direction, before=takes, **facts)
+        parameters = "a model", "a layer", "a probe"
+        made_metric = _make(
+            function, description, direction, before=parameters, **facts
+        )
 
         @wraps(function)
         def compute(measurement: Measurement, *options: Any) -> list[Row]:
@@ -370,8 +372,8 @@ def _call(
             return reason
     values = result if isinstance(result, dict) else {"": result}
     for value in values.values():
-        fine = isinstance(value, Real) and math.isfinite(value)
-        if not fine and not isinstance(value, NoValue):
+        is_finite = isinstance(value, Real) and math.isfinite(value)
+        if not is_finite and not isinstance(value, NoValue):
             shown = short_value(value)
             raise UsageError(
                 f'{what} must be a finite number; got {shown}. Raise fl.NoValue("why") if there is none.'

@@ -441,8 +441,8 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
         value, error = scatter_ratio(x, y, measurement.seed, groups)
         return Score(value, error, len(y), ""), []
 
-    how = "traces, jackknife error"
-    return pooled_rows("separability", judge, how, measurement, options)
+    estimator = "traces, jackknife error"
+    return pooled_rows("separability", judge, estimator, measurement, options)
 
 
 @metric(

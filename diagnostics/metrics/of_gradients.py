@@ -311,7 +311,7 @@ def _noise_rows(
     status = status or ("a covariance needs at least two samples" if n < 2 else "")
     faults = [noise.fault, *(noise.faults.get(name, "") for name in names)]
     status = status or next(filter(None, faults), "")
-    value, how = math.nan, sorted({noise.ways[name] for name in names})
+    value, methods = math.nan, sorted({noise.ways[name] for name in names})
     if not status:
         squares = sum(float(noise.squares[name]) for name in names)
         mean = sum(float((noise.sums[name] / n).square().sum()) for name in names)
@@ -328,7 +328,7 @@ def _noise_rows(
             layer=layer.name,
             variant=variant,
             stderr=0.0,
-            estimator=" + ".join(how) + every,
+            estimator=" + ".join(methods) + every,
             unit="(loss/weight)^2",
             n_params=size,
             n_samples=n,
@@ -561,10 +561,10 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
         UsageError: as in :func:`diagnostics.curvature.spectrum.hessian_spectrum`.
     """
     rows: list[Row] = []
-    how = measurement.settings(options)
+    settings = measurement.settings(options)
     for subject in measurement.turns(share=True):
         results = spectrum.hessian_spectrum(
-            subject.model, subject.data, measurement.layers, **how
+            subject.model, subject.data, measurement.layers, **settings
         )
         for rank, result in itertools.product(range(options.k), results):
             columns = _columns(subject, result) | {"variant": f"top{rank + 1}"}

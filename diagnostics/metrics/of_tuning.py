@@ -141,8 +141,8 @@ def own_losses(measurement: Measurement, options: Shared) -> CrossLosses:
     client = np.repeat(np.arange(count), sizes)
     for block in blocks(count, measurement.seed):
         inside = np.isin(np.arange(count), block)
-        apart = inside[:, None] != np.isin(client, block)[None, :]
-        losses[:, apart] = np.nan
+        not_in_block = inside[:, None] != np.isin(client, block)[None, :]
+        losses[:, not_in_block] = np.nan
     kept_numbers: list[Any] = [np.arange(size) for size in sizes]
     if options.test is None:
         groups = [s.groups for s in subjects]

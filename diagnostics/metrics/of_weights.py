@@ -184,10 +184,10 @@ def update_magnitude(
     params = tree.named_tensors(model)
     for name in tensors_of(layer, tensors):
         check_known("tensor of the start", name, origin)
-        shape, got = tuple(params[name].shape), tuple(origin[name].shape)
-        if got != shape:
+        shape, start_shape = tuple(params[name].shape), tuple(origin[name].shape)
+        if start_shape != shape:
             raise UsageError(
-                f"{name!r} of the start must be {shape}, as in the model; got {got}."
+                f"{name!r} of the start must be {shape}, as in the model; got {start_shape}."
             )
     w = vector_of(params, layer, tensors)
     w0 = vector_of(origin, layer, tensors).to(w.device)
@@ -256,9 +256,9 @@ def _distances(
         return {"relative_l2": a, "cosine": a}
     if isinstance(b, NoValue):
         return {"relative_l2": b, "cosine": b}
-    both = float(a.norm() + b.norm())
+    norms = float(a.norm() + b.norm())
     return {
-        "relative_l2": 2 * float((a - b).norm()) / both if both else zero,
+        "relative_l2": 2 * float((a - b).norm()) / norms if norms else zero,
         "cosine": 1 - cosine(a, b) if a.any() and b.any() else zero,
     }
 

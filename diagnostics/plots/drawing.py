@@ -253,18 +253,22 @@ def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
     double = rows[rows.duplicated(list(keys), keep=False)]
     if double.empty:
         return
-    here = double[list(keys)].astype(str)
-    same = double[(here == here.iloc[0]).all(axis=1)]
+    places = double[list(keys)].astype(str)
+    of_first_place = double[(places == places.iloc[0]).all(axis=1)]
     measured = {*keys, "value", "stderr", "status", "n_params", "n_samples", "n_train"}
     ways = []
     for name in COLUMNS:
-        values = same[name].astype(str).unique() if name in same else []
+        values = (
+            of_first_place[name].astype(str).unique() if name in of_first_place else []
+        )
         if name not in measured and len(values) > 1:
             ways.append(f"{name} ({listing(values, 6)})")
-    where = ", ".join(f"{name} {value!r}" for name, value in here.iloc[0].items())
+    place_text = ", ".join(
+        f"{name} {value!r}" for name, value in places.iloc[0].items()
+    )
     advice = "; ".join(ways) or "run"
     raise UsageError(
-        f"There are {len(same)} values of {same.iloc[0]['metric']} for {where}. "
+        f"There are {len(of_first_place)} values of {of_first_place.iloc[0]['metric']} for {place_text}. "
         f"Filter the rows by {advice}."
     )
 
@@ -398,9 +402,9 @@ def set_scale(ax: Axes, values: pd.DataFrame, log: bool) -> None:
         decades = np.log10(size.max() / size.min())
         ax.set_yscale("log")
         if decades < 3:
-            few = ticker.MaxNLocator(5, steps=NICE)
+            locator = ticker.MaxNLocator(5, steps=NICE)
             ax.yaxis.set_major_locator(
-                few if decades < 0.8 else ticker.LogLocator(subs=(1, 2, 5))
+                locator if decades < 0.8 else ticker.LogLocator(subs=(1, 2, 5))
             )
             ax.yaxis.set_major_formatter(
                 ticker.FuncFormatter(lambda y, _: f"{y:g}".replace("e-0", "e-"))
@@ -464,8 +468,8 @@ def heat(
     Returns:
         The image from which a colour bar is made.
     """
-    few = max(matrix.shape) <= 6
-    beside, beneath = (
+    has_numbers = max(matrix.shape) <= 6
+    rows_step, beneath = (
         -(-count // most) for count, most in zip(matrix.shape, names, strict=True)
     )
     import seaborn as sns
@@ -480,19 +484,23 @@ def heat(
         cmap=cmap,
         square=square,
         cbar=False,
-        annot=few,
+        annot=has_numbers,
         fmt=".2f",
         annot_kws={"fontsize": 6},
-        linewidths=0.5 * few,
+        linewidths=0.5 * has_numbers,
         xticklabels=False,
         yticklabels=False,
     )
     if panel.below:
         shown = range(0, matrix.shape[1], beneath)
-        ax.set_xticks([at + 0.5 for at in shown], map(as_label, matrix.columns[shown]))
+        ax.set_xticks(
+            [position + 0.5 for position in shown], map(as_label, matrix.columns[shown])
+        )
     if panel.beside:
-        shown = range(0, matrix.shape[0], beside)
-        ax.set_yticks([at + 0.5 for at in shown], map(as_label, matrix.index[shown]))
+        shown = range(0, matrix.shape[0], rows_step)
+        ax.set_yticks(
+            [position + 0.5 for position in shown], map(as_label, matrix.index[shown])
+        )
     ax.set_facecolor("0.85")
     ax.grid(visible=False)
     ax.set(xlabel="", ylabel="")

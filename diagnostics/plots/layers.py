@@ -210,8 +210,8 @@ def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
     A similarity counts as 1 - value.
     """
     turned = both_ways(rows[rows["client_b"] != ""])
-    apart = turned["value"] if distance else 1 - turned["value"]
-    mean = apart.groupby([turned["client"], turned["layer"]], sort=False).mean(
+    values = turned["value"] if distance else 1 - turned["value"]
+    mean = values.groupby([turned["client"], turned["layer"]], sort=False).mean(
         skipna=False
     )
     return mean.reset_index().assign(
@@ -245,31 +245,31 @@ def cka_matrices(
         titles = rows["client"] + " (down), " + rows["client_b"]
         others = rows["variant"].str.removeprefix(f"{PAIRS} ")
         others = others.replace(rows.attrs.get("labels", {}))
-        both = rows.assign(pair=titles, other=others)
-        (title, down, across), side = ("pair", "layer", "other"), 2.6
-        names = list(both[down].unique())
+        both_rows = rows.assign(pair=titles, other=others)
+        (title, row_column, across), side = ("pair", "layer", "other"), 2.6
+        names = list(both_rows[row_column].unique())
     else:
         rows = of_variant(rows, variant, facts_of(metric).variants)
-        both = both_ways(rows[rows["client_b"] != ""])
-        (title, down, across), side = ("layer", "client", "client_b"), 1.4
-        names = in_order(both[down].unique())
-    check_single(both, [title, down, across])
+        both_rows = both_ways(rows[rows["client_b"] != ""])
+        (title, row_column, across), side = ("layer", "client", "client_b"), 1.4
+        names = in_order(both_rows[row_column].unique())
+    check_single(both_rows, [title, row_column, across])
     if not names:
         kind_name = variant or "pairs of clients"
         raise UsageError(
             f"rows of {metric} must have {kind_name}; got none "
             f"({listing(rows['status'].unique())}). Measure two models, for 'pairs' with this variant as an option."
         )
-    groups = both.groupby(title, sort=False)
-    with panels(axes, len(groups), side, side + 0.1) as drawn:
-        for (name, part), panel in zip(groups, drawn, strict=True):
-            matrix = part.pivot(index=down, columns=across, values="value")
+    groups = both_rows.groupby(title, sort=False)
+    with panels(axes, len(groups), side, side + 0.1) as grid:
+        for (name, part), panel in zip(groups, grid, strict=True):
+            matrix = part.pivot(index=row_column, columns=across, values="value")
             matrix = matrix.reindex(index=names, columns=names)
             if variant != PAIRS:
                 matrix = matrix.mask(np.eye(len(names), dtype=bool), 1.0)
             colours = heat(panel, matrix, square=True)
             panel.ax.set_title(str(name), fontsize=8)
-        panel_axes = [panel.ax for panel in drawn]
+        panel_axes = [panel.ax for panel in grid]
         figure = panel_axes[0].figure
         metric_title = "CKA" if metric == "cka" else metric.replace("_", " ")
         figure.colorbar(
@@ -365,11 +365,11 @@ def spectral_density(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     count = (rows["value"] * rows["n_params"])[weights]
     values = rows[~weights].assign(count=count.to_numpy())
     check_single(values, ["client", "variant"])
-    how: dict[str, Any] = {"bins": 50, "element": "step", "fill": False}
+    looks: dict[str, Any] = {"bins": 50, "element": "step", "fill": False}
     import seaborn as sns
 
     with canvas(ax) as axes:
-        sns.histplot(values, x="value", weights="count", hue="client", ax=axes, **how)
+        sns.histplot(values, x="value", weights="count", hue="client", ax=axes, **looks)
         axes.set(yscale="log", ylim=(0.1, None), ylabel="number of eigenvalues")
         axes.set_xlabel("eigenvalue of the Hessian [loss/weight²]")
     return axes
@@ -410,8 +410,8 @@ def tsne_panels(
     """
     frames = {title: _with_labels(frame) for title, frame in frames.items()}
     looks = _looks(list(frames.values()))
-    with panels(axes, len(frames), 3.1, 2.7, columns=len(frames)) as drawn:
-        panel_axes = [panel.ax for panel in drawn]
+    with panels(axes, len(frames), 3.1, 2.7, columns=len(frames)) as grid:
+        panel_axes = [panel.ax for panel in grid]
         for ax, (title, frame) in zip(panel_axes, frames.items(), strict=True):
             _cloud(ax, frame, looks, centres, legend=ax is panel_axes[-1])
             ax.set_title(title)
@@ -463,13 +463,15 @@ def _cloud(
 
     size = float(np.clip(9000 / len(frame), 5, 26))
     mixed = frame.sample(frac=1, random_state=0)  # no client lies under all others
-    how: dict[str, Any] = {"x": "x", "y": "y", "ax": ax, **looks}
-    sns.scatterplot(mixed, s=size, alpha=0.55, linewidth=0, legend=legend, **how)
+    drawing_options: dict[str, Any] = {"x": "x", "y": "y", "ax": ax, **looks}
+    sns.scatterplot(
+        mixed, s=size, alpha=0.55, linewidth=0, legend=legend, **drawing_options
+    )
     if centres:
         from ..representation.embedding import centroids
 
         places, edge = centroids(frame), {"edgecolor": "black", "linewidth": 0.9}
-        sns.scatterplot(places, s=62, zorder=3, legend=False, **edge, **how)
+        sns.scatterplot(places, s=62, zorder=3, legend=False, **edge, **drawing_options)
     if legend:
         handles, names = ax.get_legend_handles_labels()
         for handle in handles:
@@ -484,10 +486,10 @@ def _cloud(
     if centres:
         large = "\nlarge: centres of client and class"
     perplexity = frame.attrs.get("perplexity")
-    by = ""
+    method = ""
     if perplexity:
-        by = f", t-SNE, perplexity {perplexity:.3g}"
-    label = f"{len(frame)} samples{by}{alike}{large}"
+        method = f", t-SNE, perplexity {perplexity:.3g}"
+    label = f"{len(frame)} samples{method}{alike}{large}"
     ax.set(xticks=[], yticks=[], xlabel=label, ylabel="")
     ax.grid(False)
     ax.spines[:].set_visible(True)

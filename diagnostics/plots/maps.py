@@ -80,11 +80,11 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
         colours, hatches = zip(*kinds, strict=True)
         axes.bar(x, 0.4, 0.9, bottom=0.1, color=colours, hatch=hatches, **looks)
         y = [-line * (k + 0.5) for k in range(len(rows))]
-        for at, cells in zip(y, rows.values(), strict=True):
+        for position, cells in zip(y, rows.values(), strict=True):
             for place, text, bold in cells:
                 axes.text(
                     place,
-                    at,
+                    position,
                     text,
                     ha="center",
                     va="center",
@@ -198,7 +198,7 @@ def layer_map(
     weighted = [layer for layer in layers if layer.weights]
     names = [layer.name for layer in weighted]
     read = labels_of(layers)
-    labels = [f"{at}  {read[name]}" for at, name in enumerate(names, 1)]
+    labels = [f"{lane}  {read[name]}" for lane, name in enumerate(names, 1)]
     panels = panels[: max(1, int(width / PANEL))]
     count = len(panels)
     stored = header.get("plan")
@@ -206,14 +206,14 @@ def layer_map(
     notes = _legend(panels, plan)
     room = (0.055 * max(map(len, labels)), 0.75 + 0.13 * len(notes))
     size = (width * CM - room[0]) / count, 0.30 * len(names)
-    with axes_of(None, count, *size, columns=count, room=room) as drawn:
-        axes = [panel.ax for panel in drawn]
+    with axes_of(None, count, *size, columns=count, room=room) as grid:
+        axes = [panel.ax for panel in grid]
         for ax, panel in zip(axes, panels, strict=True):
             _draw(ax, panel.values.columns, panel)
         for k, ax in enumerate(axes):
-            for at, name in enumerate(names):
+            for lane, name in enumerate(names):
                 if plan is not None and not plan.get(name, True):
-                    ax.axhspan(at, at + 1, color=SHADE, linewidth=0, zorder=0)
+                    ax.axhspan(lane, lane + 1, color=SHADE, linewidth=0, zorder=0)
             ax.set(ylim=(len(names), 0))
             ax.set_yticks(np.arange(len(names)) + 0.5, labels if k == 0 else [])
             ax.hlines(range(len(names) + 1), 0, 1, "0.85", linewidth=0.6, zorder=0.5,
@@ -263,13 +263,13 @@ def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:
         if panel.low is None:
             mark = "x"
         for filled in (False, True):
-            some = outside[name].to_numpy() == filled
+            is_drawn = outside[name].to_numpy() == filled
             look: dict[str, Any] = {
                 "markersize": 3.2,
                 "markeredgewidth": 0.8,
                 "zorder": 3,
             }
-            ax.plot(rounds[some], y[some], mark, color=INK, **look,
+            ax.plot(rounds[is_drawn], y[is_drawn], mark, color=INK, **look,
                     markerfacecolor=INK if filled else "white")  # fmt: skip
     wide = max((rounds.max() - rounds.min()) * 0.06, 0.5)
     ax.set_xlim(rounds.min() - wide, rounds.max() + wide)
@@ -363,5 +363,7 @@ def band(draws: Sequence[pd.DataFrame]) -> tuple[Any, Any]:
     points = PANELS * rounds * layers
     quantile = stdtrit(freedom, 1 - (1 - LEVEL) / (2 * points))
     half = quantile * np.sqrt(squares / freedom * (1 + 1 / count))
-    like = {"index": draws[0].index, "columns": draws[0].columns}
-    return pd.DataFrame(mean - half, **like), pd.DataFrame(mean + half, **like)
+    axes_of_table = {"index": draws[0].index, "columns": draws[0].columns}
+    return pd.DataFrame(mean - half, **axes_of_table), pd.DataFrame(
+        mean + half, **axes_of_table
+    )

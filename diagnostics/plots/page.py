@@ -158,10 +158,10 @@ class Page:
         Raises:
             UsageError: the axes were removed from their figure.
         """
-        drawn = figure_of(figure) if isinstance(figure, Axes) else figure
+        picture = figure_of(figure) if isinstance(figure, Axes) else figure
         self._figures += 1
         file = io.BytesIO()
-        drawn.savefig(
+        picture.savefig(
             file,
             format="png",
             dpi=DPI,
@@ -178,7 +178,7 @@ class Page:
             png=base64.b64encode(png).decode(),
             pixels=pixels,
             scrolled=pixels > NARROW,
-            alt=alt or in_words(drawn),
+            alt=alt or in_words(picture),
             caption=_spans(caption),
         )
         return png
@@ -304,9 +304,9 @@ def album(
     present = list(frame["metric"].unique())
     if not present:
         raise UsageError("rows must not be empty; got none. Measure first.")
-    usual = {*chain.from_iterable(SHOWN.values())}
+    usual_metrics = {*chain.from_iterable(SHOWN.values())}
     wanted = metrics or [
-        name for name in present if name in usual or name not in SCORES
+        name for name in present if name in usual_metrics or name not in SCORES
     ]
     pictures: dict[str, Callable[[], Figure]] = {}
     for name in dict.fromkeys(

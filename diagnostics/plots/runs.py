@@ -57,7 +57,7 @@ def partition(counts: pd.DataFrame, ax: Axes | None = None) -> Axes:
             "counts of samples must be at least 0, for one or more clients and classes; got others."
         )
     n_clients, n_classes = table.shape
-    few, title = n_classes <= 12, str(counts.columns.name or "class")
+    has_numbers, title = n_classes <= 12, str(counts.columns.name or "class")
     total = table.sum(axis=1)
     with canvas(ax, height=float(np.clip(1.0 + 0.26 * n_clients, 2, 9))) as axes:
         numbers = n_clients <= 30
@@ -65,13 +65,13 @@ def partition(counts: pd.DataFrame, ax: Axes | None = None) -> Axes:
             axes,
             counts,
             lambda count: f"{count:.0f}" if numbers else "",
-            linewidth=0.4 * few,
+            linewidth=0.4 * has_numbers,
         )
         sums, size = [f"n = {count:.0f}" for count in total], small(n_clients, 7)
         axes.bar_label(axes.containers[-1], sums, padding=3, fontsize=size)  # type: ignore[arg-type]
         axes.set(xlim=(0, 1.18 * max(total.max(), 1.0)), xlabel="samples")
         axes.tick_params(axis="y", labelsize=small(n_clients, 8))
-        if few:
+        if has_numbers:
             legend(axes, title=title)
         else:
             scale = ScalarMappable(Normalize(-0.5, n_classes - 0.5), "viridis")
@@ -137,11 +137,12 @@ def learning(
             xlabel=with_notes("round", notes),
             ylabel=_score_label(metric, split, positive_in(rows)),
         )
-        of = "mean over seeds"
+        averaged = "mean over seeds"
         if len(numbers) == 1:
-            of = f"mean of {max(numbers)} seeds"
+            averaged = f"mean of {max(numbers)} seeds"
         legend(
-            axes, title=f"{of},\nband: lowest to highest" if max(numbers) > 1 else None
+            axes,
+            title=f"{averaged},\nband: lowest to highest" if max(numbers) > 1 else None,
         )
     return axes
 
@@ -174,8 +175,8 @@ def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes
             text = "no value" if pd.isna(row.value) else f"{row.value:.3f}"
             if not pd.isna(row.low + row.high):
                 text += f"  [{row.low:.3f}, {row.high:.3f}]"
-            where: dict[str, Any] = {"transform": axes.get_yaxis_transform()}
-            axes.text(1.02, k, f"{text}  n = {row.n}", va="center", fontsize=7.5, **where)  # fmt: skip
+            placement: dict[str, Any] = {"transform": axes.get_yaxis_transform()}
+            axes.text(1.02, k, f"{text}  n = {row.n}", va="center", fontsize=7.5, **placement)  # fmt: skip
         axes.set_yticks(range(len(table)), list(map(as_label, table["algorithm"])))
         axes.set(
             ylim=(len(table) - 0.4, -0.6),
@@ -303,9 +304,9 @@ def _scores(
                 parts[name or "run", chosen] = group[group["client"] != ""]
             else:
                 parts[name or "run", chosen] = group
-    several = len({chosen for _, chosen in parts}) > 1
+    several_models = len({chosen for _, chosen in parts}) > 1
     picked: pd.DataFrame = pd.concat(
-        part.assign(algorithm=f"{name} ({chosen})" if several else name)
+        part.assign(algorithm=f"{name} ({chosen})" if several_models else name)
         for (name, chosen), part in parts.items()
     )
     picked = picked.assign(
@@ -352,8 +353,8 @@ def cost_steps(
         2.0,
         columns=len(_STEPS),
         room=(0.0, 0.9 + 0.12 * len(runs)),
-    ) as drawn:
-        for (kind, (label, title)), panel in zip(_STEPS.items(), drawn, strict=True):
+    ) as grid:
+        for (kind, (label, title)), panel in zip(_STEPS.items(), grid, strict=True):
             values = table.pivot(index="round", columns="run", values=kind)[runs]
             total = values.sum()
             for k, run in enumerate(runs):
@@ -381,4 +382,4 @@ def cost_steps(
                 bbox_to_anchor=(0.5, -0.22),
                 alignment="left",
             )
-        return [panel.ax for panel in drawn]
+        return [panel.ax for panel in grid]

@@ -68,7 +68,7 @@ def pool(
         models = dict.fromkeys(data, models)
     if not models:
         raise UsageError("models must have at least one entry; got no models.")
-    parts, labels, who, places = [], [], [], []
+    parts, labels, clients, places = [], [], [], []
     for client, model in models.items():
         client_data = data[check_known("client with data", client, data)]
         x, _ = example(model, client_data, seed)
@@ -88,7 +88,7 @@ def pool(
         with about(f"{side} of layer {name!r} at client {client!r}", NoValue):
             parts.append(features.at(path))
         labels.append(features.y)
-        who += [str(client)] * len(features.y)
+        clients += [str(client)] * len(features.y)
         places.append(features.sample)
     widths = {part.shape[1] for part in parts}
     if len(widths) > 1:
@@ -109,7 +109,7 @@ def pool(
     return Pool(
         np.concatenate(parts),
         called,
-        np.array(who, dtype=object),
+        np.array(clients, dtype=object),
         np.concatenate(places),
     )
 
@@ -137,11 +137,13 @@ def _first_module(model: nn.Module, layer: Layer, x: Tensor) -> str:
         model(x)
     if layer.name in called:
         return layer.name
-    within = {path: f"{path}." if path else "" for path in called}
+    prefixes = {path: f"{path}." if path else "" for path in called}
     inner = [
         path
         for path in called
-        if not any(other != path and other.startswith(within[path]) for other in called)
+        if not any(
+            other != path and other.startswith(prefixes[path]) for other in called
+        )
     ]
     return [*inner, layer.output][0]
 

@@ -115,8 +115,8 @@ def collect(
     """
     check_known("side of a module", at, SIDES)
     modules = dict(model.named_modules(remove_duplicate=False))
-    seen: Tree = {}
-    again: dict[str, str] = {}  # faults of the last calls in a batch
+    features: Tree = {}
+    repeated: dict[str, str] = {}  # faults of the last calls in a batch
     size = 0
     parts: dict[str, list[Tensor]] = {path: [] for path in paths}
     faults: dict[str, str] = {}
@@ -125,17 +125,19 @@ def collect(
         tensor = first_tensor(output)
         if tensor is None:
             return
-        tensor, again[path] = tensor.detach(), ""
+        tensor, repeated[path] = tensor.detach(), ""
         if tensor.ndim == 0 or len(tensor) != size:
             got_shape = tuple(tensor.shape)
-            again[path] = f"shape {got_shape} for {size} samples, which must come first"
+            repeated[path] = (
+                f"shape {got_shape} for {size} samples, which must come first"
+            )
         elif not tensor.numel():
-            again[path] = "no features"
-        if again[path]:
+            repeated[path] = "no features"
+        if repeated[path]:
             return
         z = arrange(modules[path], tensor)
         shares = z.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-        seen[path] = z.clone() if shares else z  # a later module may work in place
+        features[path] = z.clone() if shares else z  # a later module may work in place
 
     seeded = torch_seeded(seed_of(seed, "diagnose", "probe"))
     with (
@@ -156,8 +158,8 @@ def collect(
         pairs = list(batches(data, batch))
         chosen = np.arange(sum(len(y) for _, y in pairs))
         if samples is not None and len(chosen) > samples:
-            drawn = numpy_generator(seed, "diagnose", "probe").permutation(len(chosen))
-            chosen = np.sort(drawn[:samples])
+            order = numpy_generator(seed, "diagnose", "probe").permutation(len(chosen))
+            chosen = np.sort(order[:samples])
         layout = None
         labels = torch.cat([y for _, y in pairs]).cpu()
         for x, y in as_taken(_select(pairs, chosen), model):
@@ -170,17 +172,17 @@ def collect(
             if clock.over:
                 faults = dict.fromkeys(paths, SPENT)
                 break
-            seen.clear()
-            again.clear()
+            features.clear()
+            repeated.clear()
             size = len(y)
             with one_line(cannot_take(model, x)):
                 model(x.to(memory_format=layout))
             for path, outputs in parts.items():
-                fault = again.get(path, "not computed in every forward pass")
+                fault = repeated.get(path, "not computed in every forward pass")
                 if fault:
                     z = None
                 else:
-                    z = seen[path]
+                    z = features[path]
                 if z is not None and outputs and z.shape[1:] != outputs[0].shape[1:]:
                     got_shape = tuple(z.shape[1:])
                     earlier = tuple(outputs[0].shape[1:])
@@ -324,7 +326,7 @@ def scatter_ratio(
     Raises:
         NoValue: there is one class, or features are not finite, or do not vary at all or within the classes.
     """
-    classes, at = np.unique(y, return_inverse=True)
+    classes, label_number = np.unique(y, return_inverse=True)
     if len(classes) < 2:
         raise NoValue("samples of one class")
     if not np.isfinite(x).all():
@@ -332,11 +334,14 @@ def scatter_ratio(
     if constant(x):
         raise NoValue("constant over the samples")
     parts = folds_of(y, _PARTS, seed, groups)
-    many = int(parts.max()) + 1
+    n_parts = int(parts.max()) + 1
     x = x.astype(np.float64)
     x -= x.mean(axis=0)
     x /= np.abs(x).max()  # so that squares fit
-    squares, of_class = np.square(x).sum(axis=1), at == np.arange(len(classes))[:, None]
+    squares, of_class = (
+        np.square(x).sum(axis=1),
+        label_number == np.arange(len(classes))[:, None],
+    )
 
     def ratio(included: Array) -> float | None:
         members = (of_class & included).astype(float)
@@ -345,23 +350,23 @@ def scatter_ratio(
             return None
         sums, total = members @ x, squares[included].sum()
         explained = (np.square(sums).sum(axis=1) / n.clip(1)).sum()
-        within = total - explained
-        if within <= 1e-12 * total:
+        inner = total - explained
+        if inner <= 1e-12 * total:
             return None
-        return float((explained - np.square(sums.sum(axis=0)).sum() / n.sum()) / within)
+        return float((explained - np.square(sums.sum(axis=0)).sum() / n.sum()) / inner)
 
     value = ratio(parts >= 0)
     if value is None:
         raise NoValue("no scatter within the classes")
-    if many > 2:
-        others = [ratio(parts != k) for k in range(many)]
+    if n_parts > 2:
+        others = [ratio(parts != k) for k in range(n_parts)]
     else:
         others = [None]
     ratios = np.array([other for other in others if other is not None])
     if len(ratios) < len(others):
         return value, None
     return value, float(
-        np.sqrt((many - 1) / many * np.square(ratios - ratios.mean()).sum())
+        np.sqrt((n_parts - 1) / n_parts * np.square(ratios - ratios.mean()).sum())
     )
 
 

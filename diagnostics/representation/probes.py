@@ -149,8 +149,8 @@ def probe_rows(
     tested = "given test data"
     if options.test is None:
         tested = f"{options.folds} folds"
-    how = f"{estimator}, {tested}"
-    return pooled_rows(metric, judge, how, measurement, options, options)
+    label = f"{estimator}, {tested}"
+    return pooled_rows(metric, judge, label, measurement, options, options)
 
 
 def pooled_rows(
@@ -234,15 +234,15 @@ def _judged(
     for part in parts:
         if isinstance(part, str):
             return part
-    who = "at all clients"
+    client_text = "at all clients"
     if len(sound) == 1:
-        who = f"at client {sound[0].client!r}"
+        client_text = f"at client {sound[0].client!r}"
     if len({part.x.shape[1] for part in sound}) > 1:
-        return f"{who}: features of different widths"
+        return f"{client_text}: features of different widths"
     try:
         return judge(sound)
     except NoValue as reason:
-        return f"{who}: {reason}"
+        return f"{client_text}: {reason}"
 
 
 def _first(part: Part, count: int, probe: ProbeOptions | None, seed: int) -> Part:
@@ -281,7 +281,7 @@ def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
     folds = 1 + max(int(part.fold.max()) for part in parts)
     right_of: list[list[Array]] = [[np.zeros(0, dtype=bool)] for _ in parts]
     classes = 0  # that train at once
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         for rounds in zip(*(part.rounds(folds) for part in parts), strict=True):
             arrays = [np.concatenate(column) for column in zip(*rounds, strict=True)]
@@ -291,11 +291,11 @@ def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
             classes = max(classes, len(np.unique(y)))
             right = classify(x, y, test) == wanted
             ends = np.cumsum([len(fold[3]) for fold in rounds])[:-1]
-            for hits, some in zip(right_of, np.split(right, ends), strict=True):
-                hits.append(some)
+            for hits, client_hits in zip(right_of, np.split(right, ends), strict=True):
+                hits.append(client_hits)
     if classes == 1:
         raise NoValue("samples of one class train in every fold")
-    late = sum(issubclass(warning.category, ConvergenceWarning) for warning in seen)
+    late = sum(issubclass(warning.category, ConvergenceWarning) for warning in caught)
     fits = len(right_of[0]) - 1
     note = ""
     if late:

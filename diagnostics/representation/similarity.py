@@ -199,9 +199,9 @@ def _radial(gram: Tensor, bandwidth: float) -> Tensor:
     n = len(gram)
     squares = gram.diagonal()
     distances = (squares + squares[:, None] - 2 * gram).clamp_(min=0)
-    apart = distances[~torch.eye(n, dtype=torch.bool, device=gram.device)]
-    middle = len(apart) // 2  # of the sorted distances, whose number is even
-    pair = torch.stack([apart.kthvalue(middle + k).values for k in (0, 1)])
+    pair_distances = distances[~torch.eye(n, dtype=torch.bool, device=gram.device)]
+    middle = len(pair_distances) // 2  # of the sorted distances, whose number is even
+    pair = torch.stack([pair_distances.kthvalue(middle + k).values for k in (0, 1)])
     median = pair.sqrt().mean().square()
     if not pair[0] > 0:
         raise NoValue(
@@ -264,10 +264,10 @@ class Measure:
         if x.shape[1] > n:  # fewer features with the same inner products
             values, vectors = torch.linalg.eigh(x @ x.T)
             x = vectors * values.clamp(min=0).sqrt()
-        by = self.map(x.T @ x, n, noise)
-        if by.ndim:
-            return x @ by
-        return x * by
+        projection = self.map(x.T @ x, n, noise)
+        if projection.ndim:
+            return x @ projection
+        return x * projection
 
     def between(self, a: Tensor, b: Tensor) -> float | str:
         """Return the value of two sides, or why there is none."""
@@ -480,30 +480,30 @@ class LayerComparison:
         Returns:
             The stored results, and why the other layers have none.
         """
-        paths, how = self.paths if paths is None else paths, self.measurement
+        paths, settings = self.paths if paths is None else paths, self.measurement
         positions = self.options.positions
         arrange = arrange or partial(arrange_positions, positions=positions)
         sides: dict[Spot, Tensor] = {}
         faults: dict[Spot, str] = {}
-        with how.clock.within(READING):
-            for client, subject in enumerate(how.turns()):
-                if how.clock.over:
+        with settings.clock.within(READING):
+            for client, subject in enumerate(settings.turns()):
+                if settings.clock.over:
                     break
                 data = self.x, torch.zeros(len(self.x), dtype=torch.long)
-                seen = collect(
+                features = collect(
                     subject.model,
                     paths,
                     data,
-                    batch=how.batch,
-                    seed=how.seed,
-                    mode=how.mode,
+                    batch=settings.batch,
+                    seed=settings.seed,
+                    mode=settings.mode,
                     arrange=arrange,
-                    clock=how.clock,
+                    clock=settings.clock,
                 )
                 for path in paths:
                     try:
-                        how.clock.check()
-                        sides[path, client] = side(seen.tensor(path))
+                        settings.clock.check()
+                        sides[path, client] = side(features.tensor(path))
                     except NoValue as reason:
                         faults[path, client] = str(reason)
         for spot in itertools.product(paths, range(len(self.subjects))):
@@ -552,9 +552,11 @@ class LayerComparison:
             if not layer.used:
                 return "unused in the forward pass"
             if (layer.output, client) in faults:
-                who = self.subjects[client].client
+                client_name = self.subjects[client].client
                 why = faults[layer.output, client]
-                return f"output of layer {layer.name!r} at client {who!r}: {why}"
+                return (
+                    f"output of layer {layer.name!r} at client {client_name!r}: {why}"
+                )
         if self.measurement.clock.over:
             return SPENT
         (layer, a), (other, b) = sides

@@ -166,8 +166,8 @@ class Tuner:
     def parts(self, outputs: Tensor) -> dict[tuple[int, int], Tensor]:
         """Return outputs [n, ...] split by (client number, set of samples)."""
         order: list[tuple[int, int]] = []
-        for k, near in enumerate(self.near):
-            order += [(k, place) for place in near]
+        for k, sets in enumerate(self.near):
+            order += [(k, place) for place in sets]
         sizes = [len(self.scored[place][0]) for _, place in order]
         return dict(zip(order, outputs.split(sizes), strict=True))
 
@@ -256,10 +256,10 @@ class Tuner:
     ) -> Tensor:
         """Return the outputs of validation samples, from those of the frozen first layers if known."""
         workspace, outputs = self.workspace, []
-        near = self.near[client]
+        sets = self.near[client]
         with torch.no_grad(), in_mode(workspace.model, False):
             for k, ahead in zip(
-                near, frozen_outputs or [None] * len(near), strict=True
+                sets, frozen_outputs or [None] * len(sets), strict=True
             ):
                 _, x = self.scored[k]
                 slices = batch_slices(len(x), SCORED, workspace.couples)

@@ -37,10 +37,10 @@ def neighbours(parts: Sequence[Sequence[int]]) -> list[list[int]]:
     >>> neighbours([[0, 2], [1, 3]])
     [[0, 2], [1, 3], [0, 2], [1, 3]]
     """
-    near: dict[int, list[int]] = {}
+    block_of: dict[int, list[int]] = {}
     for part in parts:
-        near |= {client: list(part) for client in part}
-    return [near[client] for client in sorted(near)]
+        block_of |= {client: list(part) for client in part}
+    return [block_of[client] for client in sorted(block_of)]
 
 
 def fine_tuned(
@@ -95,10 +95,12 @@ def cross_losses(
     """
     clients = sum(map(len, parts))
     places = [np.flatnonzero(held.client == k) for k in range(clients)]
-    near = [np.concatenate([places[k] for k in block]) for block in neighbours(parts)]
-    place = np.concatenate(near)
-    model = np.repeat(np.arange(clients), [len(places) for places in near])
-    sizes = [len(places) for places in near]
+    block_places = [
+        np.concatenate([places[k] for k in block]) for block in neighbours(parts)
+    ]
+    place = np.concatenate(block_places)
+    model = np.repeat(np.arange(clients), [len(places) for places in block_places])
+    sizes = [len(places) for places in block_places]
     losses = np.full((len(outputs), clients, len(held.client)), np.nan)
     y = held.y[torch.from_numpy(place)]
     for kind, one in enumerate(outputs):

@@ -149,10 +149,10 @@ def permutation_test(
     """
     parts = parts or [range(len(seeds[0].share))]
     owner, groups = _owners(seeds, parts)
-    dealt = _deals(owner, parts, seed, deals)
+    assigned = _deals(owner, parts, seed, deals)
     total = np.zeros((deals + 1, len(seeds[0].losses)))
     for one, group in zip(seeds, groups, strict=True):
-        lines = np.array_split(dealt, math.ceil(len(dealt) / AT_ONCE))
+        lines = np.array_split(assigned, math.ceil(len(assigned) / AT_ONCE))
         total += np.concatenate([_leads(one, parts, line[:, group]) for line in lines])
     total /= len(seeds)
     null = total[1:]
@@ -213,12 +213,12 @@ def _deals(
     owner: NDArray[np.int64], parts: Sequence[Sequence[int]], seed: int, deals: int
 ) -> NDArray[np.int32]:
     """Return each group's client, as it is in the first line and then in each deal, [deals + 1, groups]."""
-    dealt = np.tile(owner.astype(np.int32), (deals + 1, 1))
+    assigned = np.tile(owner.astype(np.int32), (deals + 1, 1))
     draw = numpy_generator(seed, PURPOSE, "deals")
     for part in parts:
         places = np.flatnonzero(np.isin(owner, part))
-        dealt[1:, places] = draw.permuted(dealt[1:, places], axis=1)
-    return dealt
+        assigned[1:, places] = draw.permuted(assigned[1:, places], axis=1)
+    return assigned
 
 
 def _leads(

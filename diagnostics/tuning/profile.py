@@ -103,8 +103,8 @@ class Profile:
             parts, wholes = (
                 np.bincount(stratum, weight * gain.nats) for gain in (part, whole)
             )
-            drawn = shares / np.bincount(stratum, weight)
-            ratios.append((drawn @ parts) / (drawn @ wholes))
+            weights_of_draw = shares / np.bincount(stratum, weight)
+            ratios.append((weights_of_draw @ parts) / (weights_of_draw @ wholes))
         low, high = np.quantile(ratios, (0.025, 0.975))
         ratio = self.mean(part.nats).value / self.mean(whole.nats).value
         return Estimate(ratio, float(high - low) / 4 or math.nan, math.nan)

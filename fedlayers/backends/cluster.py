@@ -208,11 +208,11 @@ def connect(address: str) -> tuple[Any, bool]:
         except Exception as error:  # another version of Ray or Python, or a late part: Ray has no kind of its own
             ray.shutdown()
             if not left:
-                where = address or "this machine"
+                place = address or "this machine"
                 way = "Try again when the machine is less busy, or check its versions."
                 reason = _first(error).rstrip(".")
                 raise UsageError(
-                    f"a Ray cluster must be ready at {where}; got: {reason}. {way}"
+                    f"a Ray cluster must be ready at {place}; got: {reason}. {way}"
                 ) from error
     return ray, ours
 

@@ -249,13 +249,13 @@ class WorkerPool(Backend, Generic[H]):
 
     def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:
         source, lost = iter(works), Counter[int]()
-        again: deque[Job] = deque()
+        repeated: deque[Job] = deque()
         running: dict[H, Job] = {}
         with ExitStack() as ended:
             ended.callback(lambda: self.stop(running))
             while True:
                 while self.has_room(len(running)):
-                    work = again.popleft() if again else next(source, None)
+                    work = repeated.popleft() if repeated else next(source, None)
                     if work is None:
                         break
                     try:
@@ -290,7 +290,7 @@ class WorkerPool(Backend, Generic[H]):
                         )
                         continue
                     warn(f"{event.lost} is lost: {work.name} continues elsewhere")
-                    again.append(work)
+                    repeated.append(work)
 
     @abstractmethod
     def has_room(self, running: int) -> bool:

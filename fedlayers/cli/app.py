@@ -113,14 +113,14 @@ def _main(words: Sequence[str]) -> None:
     if command.json:
         shown = sys.stderr
     safe = redirect_stdout(cast(TextIO, _Printable(shown)))
-    seen: set[str] = set()
+    shown_warnings: set[str] = set()
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
         """Show a warning once, on one line."""
         text = message_line(with_flags(str(message), FLAGS))
         line = f"fedlayers: note: {text}"
-        if line not in seen:
-            seen.add(line)
+        if line not in shown_warnings:
+            shown_warnings.add(line)
             progress.say(line, sys.stderr)
 
     try:

@@ -270,13 +270,15 @@ def _scores(run: Run) -> dict[str, str]:
 
     rows = run.rows()[1]
     rows = rows[(rows["split"] == "test") & (rows["client"] != "")]
-    by = main_score(set(rows["metric"]))
-    rows = rows[(rows["round"] == rows["round"].max()) & (rows["metric"] == by)]
+    ranking_score = main_score(set(rows["metric"]))
+    rows = rows[
+        (rows["round"] == rows["round"].max()) & (rows["metric"] == ranking_score)
+    ]
     lacking = without_score(rows)
     means: dict[str, str] = {}
     for model, scores in rows.groupby("model"):
         mean = client_mean(scores, lacking)
-        means[f"{by} {model}"] = f"{mean:.4f}"
+        means[f"{ranking_score} {model}"] = f"{mean:.4f}"
     return means
 
 

@@ -122,12 +122,12 @@ class Diagnose(OfRun):
 
     def main(self, line: str) -> Any:
         self.check_source()
-        for flag, needed in NEEDS.items():
+        for flag, requirement in NEEDS.items():
             differs = getattr(self, flag) != getattr(type(self), flag)
-            if differs and not any(getattr(self, other) for other in needed):
+            if differs and not any(getattr(self, other) for other in requirement):
                 ways = [
                     "a run directory" if other == "dir" else f"--{other}"
-                    for other in needed
+                    for other in requirement
                 ]
                 option = flag.replace("_", "-")
                 ways_text = " or ".join(ways)
@@ -150,14 +150,14 @@ class Diagnose(OfRun):
                 raise UsageError(
                     f"samples must be given from Python; got --option {name}.{min(samples)}."
                 )
-        how: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "options": options,
             "resamples": self.resamples,
             "batch": self.measure_batch,
             "null": Nulls(self.null, self.null_draws),
         }
-        nulls = Request.of(metrics, how).null  # refuses them before any work
-        how |= {"command": line}
+        nulls = Request.of(metrics, arguments).null  # refuses them before any work
+        arguments |= {"command": line}
         notes: list[str] = []
         if self.dir is not None:
             report = measure.diagnose_run(
@@ -166,7 +166,7 @@ class Diagnose(OfRun):
                 round=self.round,
                 which=self.model or "local",
                 allow_code=self.allow_code,
-                **how,
+                **arguments,
             )
             if self.groups:
                 notes.append(self.alike())
@@ -174,7 +174,7 @@ class Diagnose(OfRun):
             task = runner.assemble(self.asked_config())
             task.announce()
             if self.models is None:
-                report = measure.diagnose_task(task, metrics, **how)
+                report = measure.diagnose_task(task, metrics, **arguments)
             else:
                 from diagnostics.load_weights import load_clients
 
@@ -188,7 +188,7 @@ class Diagnose(OfRun):
                 check_known("round of --models", str(number), map(str, rounds))
                 context = {"round": number, "model": "local", "run": self.models.name}
                 report = measure.diagnose_models(
-                    task, rounds[number], metrics, context=context, **how
+                    task, rounds[number], metrics, context=context, **arguments
                 )
         rows = self.out / ROWS
         if rows.exists():

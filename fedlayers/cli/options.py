@@ -417,10 +417,12 @@ def _check_flags(
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-")
         if re.fullmatch("-[a-zA-Z]\\w*", word):
-            like = [candidate for candidate in known_flags if candidate[2] == word[1]]
-            some = listing(sorted(like), 4) or "--help"
+            candidates = [
+                candidate for candidate in known_flags if candidate[2] == word[1]
+            ]
+            candidates_text = listing(sorted(candidates), 4) or "--help"
             raise UsageError(
-                f"an option must begin with two hyphens; got {word}. Write such as {some}."
+                f"an option must begin with two hyphens; got {word}. Write such as {candidates_text}."
             )
         meant = flag_of(flag)
         is_first = not any(other.startswith("--") for other in words[:place])
@@ -432,17 +434,17 @@ def _check_flags(
             continue
         if not equals:
             value = next(iter(words[place + 1 :]), "VALUE")
-        near = MEANT.get(flag, "")
-        if near not in known_flags:
+        nearest_flag = MEANT.get(flag, "")
+        if nearest_flag not in known_flags:
             bare = nearest(flag[2:], [candidate[2:] for candidate in known_flags])
-            near = ""
+            nearest_flag = ""
             if bare:
-                near = f"--{bare}"
+                nearest_flag = f"--{bare}"
         option = flag[2:].replace("-", "_")
         ways = _as_option(option, value, known_flags)
         hint = "."
-        if near:
-            hint = f": did you mean {near}?"
+        if nearest_flag:
+            hint = f": did you mean {nearest_flag}?"
         if ways and MEANT.get(flag) not in known_flags:
             ways_text = " or ".join(ways)
             hint = f": write {ways_text}."
@@ -452,9 +454,9 @@ def _check_flags(
             hint = ": write fedlayers --version."
         elif flag in OF_SEVERAL:
             hint = f": fedlayers {OF_SEVERAL[flag]} takes it."
-            if near:
-                hint = f": did you mean {near}? Or {hint[2:]}"
-        elif option in KEYS and not near:
+            if nearest_flag:
+                hint = f": did you mean {nearest_flag}? Or {hint[2:]}"
+        elif option in KEYS and not nearest_flag:
             hint = ", which a new run takes: fedlayers run."
         raise UsageError(
             f"unknown option {flag}{hint} For options, run fedlayers {name} --help"
@@ -538,19 +540,21 @@ def _check_one_value(words: Sequence[str], flags: Collection[str]) -> None:
 def _as_option(option: str, value: str, flags: Collection[str]) -> list[str]:
     """Return how an option of an algorithm or of a model is written, with the names of those that have it."""
     stored = json.loads(Path(__file__).with_name("lists.json").read_bytes())
-    several = "--algorithms" in flags
+    takes_several = "--algorithms" in flags
     ways = []
     for kind, flag in (("algorithms", "--option"), ("models", "--model-option")):
         texts = dict(chain.from_iterable(map(dict.items, stored[kind].values())))
-        whose = [k for k, text in texts.items() if re.search(rf"\b{option}=", text)]
-        if not whose or (
-            kind == "algorithms" and not several and "--algorithm" not in flags
+        option_keys = [
+            k for k, text in texts.items() if re.search(rf"\b{option}=", text)
+        ]
+        if not option_keys or (
+            kind == "algorithms" and not takes_several and "--algorithm" not in flags
         ):
             continue
         key = option
-        if several and kind == "algorithms":
-            key = f"{whose[0]}.{option}"
-        ways.append(f"{flag} {key}={value}, an option of {listing(whose, 3)}")
+        if takes_several and kind == "algorithms":
+            key = f"{option_keys[0]}.{option}"
+        ways.append(f"{flag} {key}={value}, an option of {listing(option_keys, 3)}")
     if "--model" in flags:
         return ways
     return []
@@ -569,21 +573,21 @@ def _once(words: Sequence[str], lists: Collection[str]) -> list[str]:
         UsageError: a flag of one value is given twice.
     """
     part: list[str] = []
-    parts, seen = [part], {}
+    parts, positions = [part], {}
     for word in words:
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-")
         if not word.startswith("--"):
             part.append(word)
         elif flag in lists:
-            if flag not in seen:
-                seen[flag] = [flag]
-                parts.append(seen[flag])
-            part = seen[flag]
+            if flag not in positions:
+                positions[flag] = [flag]
+                parts.append(positions[flag])
+            part = positions[flag]
             if equals:
                 part.append(AFTER_EQUALS + value)
                 part = parts[0]
-        elif flag in seen:
+        elif flag in positions:
             way = "Leave one out."
             if flag in ONE_VALUE:
                 command, several, _ = ONE_VALUE[flag]
@@ -593,7 +597,7 @@ def _once(words: Sequence[str], lists: Collection[str]) -> list[str]:
             part = [word]
             parts.append(part)
             if flag[2:].replace("-", "_") not in OPTIONS.values():
-                seen[flag] = part
+                positions[flag] = part
     return [*chain.from_iterable(parts)]
 
 
@@ -638,9 +642,9 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
         of_value = hint
         if isinstance(hint, UnionType):
             of_value = get_args(hint)[0]
-        several = _several(name, of_value)
-        metavar = several or of_value.__name__.upper()
-        nargs: Any = "*" if several else 1
+        list_kind = _several(name, of_value)
+        metavar = list_kind or of_value.__name__.upper()
+        nargs: Any = "*" if list_kind else 1
         if hint is bool:
             metavar, nargs = "", 0
         read = partial(_value, of_value, commas=name in COMMAS)
@@ -658,9 +662,9 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
             flag = Annotated[flag, conf.Positional]
             metavar = f"[{name.upper()}]" if default is None else name.upper()
         shown = " ".join(map(str, as_list(name, default, empty=True)))
-        usual = "" if shown in ("", "False") else f"(default: {shown})"
+        default_text = "" if shown in ("", "False") else f"(default: {shown})"
         about = conf.arg(
-            help=texts.get(name, ""), metavar=metavar, help_behavior_hint=usual
+            help=texts.get(name, ""), metavar=metavar, help_behavior_hint=default_text
         )
         flags.append((name, Annotated[flag, about], dataclass_field))
     return flags
@@ -675,13 +679,13 @@ def _several(name: str, kind: object) -> str | None:
 def _lists(kind: type) -> list[str]:
     """Return the flags of a dataclass that take several words."""
     hints = get_type_hints(kind)
-    several = {
+    kinds_of_list = {
         name: _several(name, get_args(hint)[0] if isinstance(hint, UnionType) else hint)
         for name, hint in hints.items()
     }
     return [
         flag_of(name)
-        for name, shown in several.items()
+        for name, shown in kinds_of_list.items()
         if shown and shown != SEVERAL[bool] and name not in OPTIONS.values()
     ]
 

@@ -56,10 +56,10 @@ class Run(ConfiguredCommand):
     def interrupted(self) -> str:
         if not (self.out / "config.json").exists():
             return self.after_stop
-        again = [str(self.out)]
+        words = [str(self.out)]
         if self.logger:
-            again += ["--logger", *self.logger]
-        command = shlex.join(again)
+            words += ["--logger", *self.logger]
+        command = shlex.join(words)
         return f"fedlayers resume {command} continues it"
 
 
@@ -173,8 +173,8 @@ class ManyRuns(ConfiguredCommand):
     def main(self, line: str) -> Any:
         arguments = self.arguments()
         name = type(self).__name__.lower()
-        home = self.module or name
-        study = getattr(import_module(f"fedlayers.decision.{home}"), name)
+        module = self.module or name
+        study = getattr(import_module(f"fedlayers.decision.{module}"), name)
         extra = {"command": line, "tell": say}
         for key in extra.keys() & inspect.signature(study).parameters:
             arguments[key] = extra[key]

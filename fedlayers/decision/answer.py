@@ -357,8 +357,8 @@ def _headline_rivals(answer: Answer) -> list[Line]:
     wanted = [first, "linear_local", "boosting_local", "local", "fedavg"]
     if answer.action in (SHARE_SOME, ALONE):
         wanted = ["fedavg", "local", "linear_local", "boosting_local"]
-    there = {line.way: line for line in answer.better_than}
-    return [there[way] for way in dict.fromkeys(wanted) if way in there][:2]
+    line_of = {line.way: line for line in answer.better_than}
+    return [line_of[way] for way in dict.fromkeys(wanted) if way in line_of][:2]
 
 
 def _what_to_do(answer: Answer) -> str:
@@ -424,10 +424,10 @@ def _all_bullets(answer: Answer) -> list[str]:
             other_name, gap = describe(line.way, task), difference(answer, line)
             alternatives.append(f"{other_name} ({gap})")
         alone = all(line.action == ALONE for line in answer.also_good)
-        where = ""
+        ending = ""
         if alone:
-            where = " without federating"
-        lines.append(f"Within one standard error{where}: {listing(alternatives)}.")
+            ending = " without federating"
+        lines.append(f"Within one standard error{ending}: {listing(alternatives)}.")
     network = answer.line(answer.network)
     if network is not None and answer.network != answer.way:
         gap = difference(answer, network)
@@ -474,8 +474,8 @@ def _client_bullets(answer: Answer) -> list[str]:
     elif not gain and not lose and answer.action != ALONE:
         lines.append("No single client is shown to gain over local training.")
     if answer.fallback:
-        who = listing(answer.fallback, NAMED)
-        lines.append(f"Lower validation loss alone: {who}. Export with --fallback.")
+        clients = listing(answer.fallback, NAMED)
+        lines.append(f"Lower validation loss alone: {clients}. Export with --fallback.")
     return lines
 
 
@@ -483,10 +483,12 @@ def text(answer: Answer) -> str:
     """Return the headline and as many bullets as fit into eight lines of 88 characters."""
     lines = textwrap.wrap(headline(answer), WIDTH)
     for bullet in bullets(answer):
-        more = textwrap.wrap(bullet, WIDTH, initial_indent="- ", subsequent_indent="  ")
-        if len(lines) + len(more) > LINES:
+        wrapped = textwrap.wrap(
+            bullet, WIDTH, initial_indent="- ", subsequent_indent="  "
+        )
+        if len(lines) + len(wrapped) > LINES:
             break
-        lines += more
+        lines += wrapped
     return "\n".join(lines)
 
 
@@ -531,10 +533,10 @@ def legend(answer: Answer) -> str:
     better = "Lower"
     if SCORES[answer.score]:
         better = "Higher"
-    how = ""
+    remark = ""
     if answer.score == "loss" and answer.task in (CLASSIFICATION, MULTILABEL):
-        how = " It is calibrated on validation samples."
+        remark = " It is calibrated on validation samples."
     return (
-        f"{answer.samples} {answer.split} samples, {seeds}. {better} is better.{how} "
+        f"{answer.samples} {answer.split} samples, {seeds}. {better} is better.{remark} "
         "Intervals hold together (95 %, Bonferroni). Validation samples chose the way."
     )

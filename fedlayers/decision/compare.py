@@ -182,7 +182,9 @@ def compare(
         by_training.setdefault(training, []).append(job.arm)
     described = list(by_training)
     if len(by_training) > 1:
-        described = [f"{listing(who)}: {how}" for how, who in by_training.items()]
+        described = [
+            f"{listing(trained_so)}: {how}" for how, trained_so in by_training.items()
+        ]
     best = bool(task.config.federation.patience)
     result = Comparison(frame, best, "; ".join(described), table, score=score)
     header = {**task.header(command), "runs": len(jobs)}
@@ -210,7 +212,7 @@ def table_of(
         UserWarning: the clients of an algorithm hold parts of the model, so that it has no loss.
     """
     parts: dict[tuple[int, str, str], Part] = {}
-    frames, without = [], dict(failed or {})
+    frames, missing = [], dict(failed or {})
     by_seed: dict[int, list[TrainingJob]] = {}
     for job in jobs:
         by_seed.setdefault(job.config.execution.seed, []).append(job)
@@ -219,17 +221,17 @@ def table_of(
         losses = SeedLosses(next(assembled(seed_jobs[:1], stored=False)))
         seed_losses.append(losses)
         for job in seed_jobs:
-            if job.name in without:
+            if job.name in missing:
                 continue
             try:
                 frame, part = _scored(job, losses, score, split)
             except UsageError as error:  # outputs that are not finite
                 if failed is None:
                     raise
-                without[job.name] = str(error)
+                missing[job.name] = str(error)
                 continue
             if failed is not None and math.isnan(part.mean):
-                without[job.name] = f"no finite {score} on {split} samples"
+                missing[job.name] = f"no finite {score} on {split} samples"
                 continue
             frames.append(frame)
             parts[seed, job.arm, split] = part
@@ -243,7 +245,7 @@ def table_of(
     frame = pd.DataFrame()
     if frames:
         frame = pd.concat(frames, ignore_index=True)
-    return table, frame, without
+    return table, frame, missing
 
 
 def _scored(
@@ -292,11 +294,11 @@ def _warn_of_seen(
         return
     if plan.why.data != data.digest:
         return  # measured on other data: which samples it has seen is not known
-    seen = samples_of(data.partition, "train")
+    training_samples = samples_of(data.partition, "train")
     if leaking := [
         str(seed)
         for seed, partition in partitions.items()
-        if seen & samples_of(partition, "test")
+        if training_samples & samples_of(partition, "test")
     ]:
         seeds_word = "seeds" if len(leaking) > 1 else "seed"
         warn(
@@ -396,7 +398,7 @@ def tune(
             tested[name, number] = point
             line = {"arm": arm.name, "algorithm": name, "trial": number}
             lines.append({**line, **point})
-    tried = pd.DataFrame(lines)
+    settings_table = pd.DataFrame(lines)
     jobs = jobs_of(arms, config.with_keys(workers=0), seeds, out / "trials", **objects)
     tasks: dict[str, Task] = {}
     for job, task in zip(jobs, assembled(jobs, announced=set()), strict=True):
@@ -409,7 +411,9 @@ def tune(
         failed = train(jobs, place, tell)
     losses, _, failed = table_of(jobs, score, VALIDATION, failed)
     table = _table(
-        tried, losses, {job.arm: failed[job.name] for job in jobs if job.name in failed}
+        settings_table,
+        losses,
+        {job.arm: failed[job.name] for job in jobs if job.name in failed},
     )
     write_atomically(out / "trials.csv", csv_bytes(table))
     best = table[table["best"]].set_index("algorithm")
@@ -420,7 +424,7 @@ def tune(
     result = Tuned(
         settings={name: tested[name, best["trial"][name]] for name in algorithms},
         values={name: float(best["value"][name]) for name in algorithms},
-        trials=tried.groupby("algorithm", sort=False).size().to_dict(),
+        trials=settings_table.groupby("algorithm", sort=False).size().to_dict(),
         score=score,
         dataset=first.config.data.dataset,
         rounds=int(first.config.federation.rounds or 1),
@@ -437,9 +441,11 @@ def _table(
 ) -> pd.DataFrame:
     """Return the trials with their mean scores over seeds; NaN, and why, if a run of theirs failed."""
     table = tried.drop(columns="arm")
-    there = set(losses.ways)
+    present_ways = set(losses.ways)
     table["value"] = [
-        losses.mean(arm, VALIDATION) if arm in there and arm not in failed else math.nan
+        losses.mean(arm, VALIDATION)
+        if arm in present_ways and arm not in failed
+        else math.nan
         for arm in tried["arm"]
     ]
     table["failed"] = [failed.get(arm, "") for arm in tried["arm"]]

@@ -94,9 +94,9 @@ class Comparison(Displayed):
             raise UsageError(
                 "rows must have test scores of a finished run; got none. Finish the run first."
             )
-        there = list(final["metric"].unique())
+        metrics = list(final["metric"].unique())
         self.score = check_known(
-            "score in these rows", self.score or main_score(there), there
+            "score in these rows", self.score or main_score(metrics), metrics
         )
         self.positive = positive_in(final)
         lacking = rows.without_score(final)
@@ -107,7 +107,9 @@ class Comparison(Displayed):
         )
         self.clients = means.reset_index()
         self.left_out = rows.left_out(
-            final[lacking & final["metric"].isin([*_scores_to_show(there), self.score])]
+            final[
+                lacking & final["metric"].isin([*_scores_to_show(metrics), self.score])
+            ]
         )
         self.scores = scores_of(final)
         blocks = self._blocks.drop(index=list(NAIVE), errors="ignore")
@@ -126,13 +128,13 @@ class Comparison(Displayed):
         ]
 
     def _table(self, ranks: pd.Series) -> pd.DataFrame:
-        there, algorithms = set(self.scores["metric"]), set(self.clients["algorithm"])
-        order = dict.fromkeys((*_scores_to_show(there), *SCORES))
+        metrics, algorithms = set(self.scores["metric"]), set(self.clients["algorithm"])
+        order = dict.fromkeys((*_scores_to_show(metrics), *SCORES))
         lines = []
         for name, part in self.scores.groupby("algorithm", sort=False):
             line: dict[str, Any] = {"algorithm": name, "model": part["model"].iloc[0]}
             line["seeds"] = part["seed"].nunique()
-            for metric in filter(there.__contains__, order):
+            for metric in filter(metrics.__contains__, order):
                 values = part.loc[part["metric"] == metric, "value"]
                 interval = statistics.UNKNOWN
                 if len(values):
@@ -246,9 +248,11 @@ def _scores_to_show(there: Iterable[str]) -> tuple[str, ...]:
 def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
     """Format a comparison's table: shares in percent, intervals after the mean, and a further score if named."""
     shown = table[["algorithm", "model", "seeds"]].copy()
-    usual = _scores_to_show(table.columns)
+    shown_scores = _scores_to_show(table.columns)
     positive = str(next(iter(table.get("positive", ())), ""))
-    for metric in usual if score in ("", *usual) else (score, *usual):
+    for metric in (
+        shown_scores if score in ("", *shown_scores) else (score, *shown_scores)
+    ):
         title = label_of(metric, positive) + f"{_GAP}%" * TABLE[metric].share
         half = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2
         in_unit = partial(in_column, metric)

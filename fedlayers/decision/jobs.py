@@ -167,13 +167,13 @@ class TrainingJob:
             if not self.away:
                 self._train()
                 return
-            here, root = self, self.config.data.data_root
+            local_job, root = self, self.config.data.data_root
             if root and not Path(root).is_dir():  # that of another machine
                 root = os.environ.get(ROOT_VARIABLE, root)
-                here = replace(self, config=self.config.with_keys(data_root=root))
+                local_job = replace(self, config=self.config.with_keys(data_root=root))
             node = f"on node {socket.gethostname()}"
             with about(node), about(node, OSError, RunError):
-                here._train()
+                local_job._train()
 
     def _train(self) -> None:
         arguments = {
@@ -268,8 +268,8 @@ def jobs_of(
         for arm in arms:
             options = arm.options
             if options is None:
-                same = arm.algorithm == config.federation.algorithm
-                options = config.federation.options if same else {}
+                same_algorithm = arm.algorithm == config.federation.algorithm
+                options = config.federation.options if same_algorithm else {}
             run_config = config.with_keys(
                 algorithm=arm.algorithm, seed=seed, options=options
             )
@@ -304,9 +304,9 @@ def assembled(
         UsageError: an invalid value, or a directory with another run.
     """
     for job in jobs:
-        same = task and task.config.execution.seed == job.config.execution.seed
+        same_seed = task and task.config.execution.seed == job.config.execution.seed
         data = None
-        if task and same:
+        if task and same_seed:
             data = task.data
         task = job.assemble(data)
         if stored:

@@ -273,8 +273,10 @@ class SeedLosses:
                 sets = parts_after(tuner, last.task, lr, read)
             own = len(tuner.near)
             for amount, by_split in sets.items():
-                seen = [after for (_, split), after in by_split.items() if split < own]
-                cross[amount] = torch.cat(seen)
+                after_own = [
+                    after for (_, split), after in by_split.items() if split < own
+                ]
+                cross[amount] = torch.cat(after_own)
         excess = [self.excess(name, one) for name, one in loaded.models.items()]
         useless = self.kind in PROBABLE and not math.fsum(excess) < 0
         return Finished(job, tuned, useless, loaded, last, cross)
@@ -342,8 +344,8 @@ class SeedLosses:
     @cached_property
     def halves(self) -> NDArray[np.int64] | None:
         """Return the half, 0 or 1, of each validation sample; None if all are in one half."""
-        dealt = np.concatenate([*self.dealt.values(), np.zeros(0, np.int64)])
-        return dealt if len(np.unique(dealt)) > 1 else None
+        halves = np.concatenate([*self.dealt.values(), np.zeros(0, np.int64)])
+        return halves if len(np.unique(halves)) > 1 else None
 
     def calibration(
         self, one: Predictor, half: int | None = None
@@ -470,9 +472,9 @@ class SeedLosses:
             values = np.full(count, whole)
             for left in range(count if count > 1 else 0):
                 inside = torch.from_numpy(block != left)
-                without = self._scores(outputs[inside], y[inside])[score]
-                if not math.isnan(without):
-                    values[left] = count * whole - (count - 1) * without
+                score_without = self._scores(outputs[inside], y[inside])[score]
+                if not math.isnan(score_without):
+                    values[left] = count * whole - (count - 1) * score_without
             weight = self.sizes[str(client)] / count
             table = {"client": client, "group": np.arange(count), "weight": weight}
             parts.append(pd.DataFrame({**table, "value": values}).dropna())

@@ -183,8 +183,8 @@ def partition_title(counts: pd.DataFrame) -> str:
     largest = shares.max(axis=1)
     client = largest.idxmax()
     kind = shares.loc[client].idxmax()
-    who, what = as_label(client), as_label(kind)
-    return f"{who}: {largest[client]:.0%} of its samples are {what}"
+    client_name, what = as_label(client), as_label(kind)
+    return f"{client_name}: {largest[client]:.0%} of its samples are {what}"
 
 
 def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:

@@ -250,20 +250,20 @@ class Tuned(Displayed):
             UsageError: there is no such file, or :meth:`save` did not write it.
         """
         path = Path(path)
-        wrong = "it has no known format"
+        fault = "it has no known format"
         try:
             content = storage.parsed_json(storage.read_text(path, storage.JSON_BYTES))
             if isinstance(content, dict) and check_version(
                 path, content.pop("format", None), FORMAT
             ):
-                wrong = validate(content, FORM) or _unknown(content)
+                fault = validate(content, FORM) or _unknown(content)
         except UsageError:
             raise
         except (OSError, ValueError) as error:
-            wrong = str(error)
-        if wrong:
+            fault = str(error)
+        if fault:
             raise UsageError(
-                f"tuned must be a file of fedlayers tune; got {path}: {wrong}. Run fedlayers tune again."
+                f"tuned must be a file of fedlayers tune; got {path}: {fault}. Run fedlayers tune again."
             )
         return cls(**{**content, "seeds": tuple(content["seeds"])})
 
@@ -291,9 +291,9 @@ class Tuned(Displayed):
             raise UsageError(
                 f"algorithms must have one that was tuned: {listing(self.settings)}; got {listing(algorithms)}."
             )
-        if seen := sorted(set(self.seeds) & set(seeds)):
+        if tuned_seeds := sorted(set(self.seeds) & set(seeds)):
             raise UsageError(
-                f"Seed {seen[0]} was used for tuning. Use others to compare, such as {max(self.seeds) + 1}."
+                f"Seed {tuned_seeds[0]} was used for tuning. Use others to compare, such as {max(self.seeds) + 1}."
             )
         if resolve(config, **given).data.dataset != self.dataset:
             warn(f"tuned on {self.dataset}, compared on {config.data.dataset}")

@@ -128,8 +128,8 @@ def _linear(
                 modules[client] = _module(
                     losses, template, weights, client, centre, scale
                 )
-    tried = [_of_modules(losses, name, modules) for modules in fitted]
-    return min(tried, key=lambda one: losses.scores(one, VALIDATION)["loss"])
+    candidates = [_of_modules(losses, name, modules) for modules in fitted]
+    return min(candidates, key=lambda one: losses.scores(one, VALIDATION)["loss"])
 
 
 def _of_modules(

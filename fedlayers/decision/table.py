@@ -180,8 +180,8 @@ class LossTable:
         (:func:`fl_core.statistics.mean_over_seeds`). The spread over seeds is pooled over pairs of sound ways.
         """
         gains = self.sign * (self.means(one, split) - self.means(other, split))
-        within = [self._above(seed, one, other, split) for seed in self.seeds]
-        sampled = _pooled([estimate for estimate in within if estimate is not None])
+        per_seed = [self._above(seed, one, other, split) for seed in self.seeds]
+        sampled = _pooled([estimate for estimate in per_seed if estimate is not None])
         return statistics.mean_over_seeds(
             gains, sampled, self._spread(split), self.overlap[split]
         )
@@ -190,10 +190,10 @@ class LossTable:
         """Return :meth:`gain` for each client with samples, over its groups. The score must be a mean over samples."""
         gains_of, spreads = {}, []
         for number, name in enumerate(self.clients):
-            within = [
+            per_seed = [
                 self._above(seed, one, other, split, number) for seed in self.seeds
             ]
-            estimates = [estimate for estimate in within if estimate is not None]
+            estimates = [estimate for estimate in per_seed if estimate is not None]
             if len(estimates) == len(self.seeds):
                 gains = np.array([estimate.value for estimate in estimates])
                 gains_of[name] = gains, _pooled(estimates)

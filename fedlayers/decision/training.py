@@ -587,8 +587,8 @@ def _best_rate(
         tell(f"training failed at every rate; {lower:g} is tried")
         jobs = question.jobs(way, lower, [seed])
     lr = float(ranked[0].config.training.lr or 0)
-    tried = listing(f"{rate:g}" for rate in rates)
-    tell(f"{way.name}: of the learning rates {tried}, {lr:g} is used")
+    rates_text = listing(f"{rate:g}" for rate in rates)
+    tell(f"{way.name}: of the learning rates {rates_text}, {lr:g} is used")
     return lr
 
 
@@ -798,8 +798,8 @@ def describe_rates(trained: Trained) -> str:
     """Return the rates that were tried for FedAvg, and the one that is used; empty without a search."""
     if not trained.rates or trained.lr is None:
         return ""
-    tried = listing(f"{lr:g}" for lr in trained.rates)
-    text = f"Learning rates tried for {FEDAVG}: {tried}. Used: {trained.lr:g}."
+    rates_text = listing(f"{lr:g}" for lr in trained.rates)
+    text = f"Learning rates tried for {FEDAVG}: {rates_text}. Used: {trained.lr:g}."
     for end, name in ((min, "smallest"), (max, "largest")):
         if trained.lr == end(trained.rates):
             text += f" It is the {name}: try more with --lr."

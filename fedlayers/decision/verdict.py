@@ -151,12 +151,12 @@ def _digits(ends: Sequence[tuple[float, float]]) -> int:
     >>> _digits([(0.39, 1.02), (-0.01, 0.02)]), _digits([(3.0, 12.0)])
     (3, 2)
     """
-    needed = [LEAST_DIGITS]
+    digits = [LEAST_DIGITS]
     for low, high in ends:
         size = max(abs(low), abs(high))
         if math.isfinite(size) and size > 0:
-            needed.append(1 - math.floor(math.log10(size)))
-    return min(MOST_DIGITS, max(needed))
+            digits.append(1 - math.floor(math.log10(size)))
+    return min(MOST_DIGITS, max(digits))
 
 
 def _rivals(
@@ -165,10 +165,10 @@ def _rivals(
     """Return the ways with which the recommended one is compared in words; each is chosen by validation samples."""
 
     def best(ways: Sequence[str]) -> list[str]:
-        there = [name for name in ways if name in table.ways and name != way]
-        score = {name: table.sign * table.mean(name, VALIDATION) for name in there}
-        if there:
-            return [max(there, key=score.__getitem__)]
+        present = [name for name in ways if name in table.ways and name != way]
+        score = {name: table.sign * table.mean(name, VALIDATION) for name in present}
+        if present:
+            return [max(present, key=score.__getitem__)]
         return []
 
     rivals = best(["local"]) + best(SIMPLE)
@@ -186,23 +186,25 @@ def _also_good(lines: Sequence[Line], action: str, way: str) -> tuple[Line, ...]
     """Return at most two lines of other actions within one standard error, those that do not federate first."""
     if not way:
         return ()
-    near = [
+    near_lines = [
         line
         for line in lines[1:]
         if line.action not in ("", action)
         and abs(line.difference) <= line.error
         and not line.shown
     ]
-    near.sort(key=lambda line: line.action != ALONE)
-    return tuple(near[:2])
+    near_lines.sort(key=lambda line: line.action != ALONE)
+    return tuple(near_lines[:2])
 
 
 def _pooled_line(table: LossTable, lines: Sequence[Line], way: str) -> Line | None:
     """Return the best pooled model by validation samples, if it is shown to be better than the recommended way."""
-    there = [line for line in lines[1:] if line.way in POOLED]
-    if not there or not way:
+    pooled_lines = [line for line in lines[1:] if line.way in POOLED]
+    if not pooled_lines or not way:
         return None
-    best = max(there, key=lambda one: table.sign * table.mean(one.way, VALIDATION))
+    best = max(
+        pooled_lines, key=lambda one: table.sign * table.mean(one.way, VALIDATION)
+    )
     better = best.shown and table.sign * best.difference > 0
     if better:
         return best

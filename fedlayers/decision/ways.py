@@ -191,11 +191,11 @@ def way_of(name: str | LayerPlan, layers: tuple[Layer, ...], algorithm: str) -> 
     if isinstance(name, LayerPlan):
         plan = _checked(name, layers)
         return Way(f"plan_{plan.digest[:6]}", algorithm, plan)
-    over, _, cut = name.rpartition(":")
+    base, _, cut = name.rpartition(":")
     cut = OLD_NAMES.get(cut, cut)
-    name = f"{over}:{cut}" if over else cut
-    if over and _is_cut(cut):
-        return Way(name, over, _plan(cut, layers, over))
+    name = f"{base}:{cut}" if base else cut
+    if base and _is_cut(cut):
+        return Way(name, base, _plan(cut, layers, base))
     if name not in CUTS and (name in ALGORITHMS or is_outside(name)):
         return Way(name, name, None)
     plan = _plan(name, layers, algorithm)

@@ -65,11 +65,11 @@ def check_alike(facts: Mapping[str, Mapping[str, Any]]) -> None:
             name: json.dumps(facts_of_site[key])
             for name, facts_of_site in facts.items()
         }
-        usual = statistics.mode(values.values())
-        if odd := [name for name in values if values[name] != usual]:
+        commonest = statistics.mode(values.values())
+        if odd := [name for name in values if values[name] != commonest]:
             rest = listing(name for name in values if name not in odd)
             raise UsageError(
-                f"{key} must be the same at all sites; got {usual:.60} at {rest}, and {values[odd[0]]:.60} at "
+                f"{key} must be the same at all sites; got {commonest:.60} at {rest}, and {values[odd[0]]:.60} at "
                 f"{listing(odd)}. Let all sites have the same."
             )
 
@@ -225,14 +225,18 @@ def _check_message(
     names = clients.algorithm.uploaded(request.rnd, request.client)
     for kind, tensors in message.trees.items():
         for name, tensor in tensors.items():
-            like = initial.get(name)
-            if like is not None and tensor.shape != like.shape:
-                expected = list(like.shape)
+            reference = initial.get(name)
+            if reference is not None and tensor.shape != reference.shape:
+                expected = list(reference.shape)
                 got_shape = list(tensor.shape)
                 raise UsageError(
                     f"tensor {name!r} of {kind} must have shape {expected}; got {got_shape}."
                 )
-            matches = like is not None and name in names and tensor.dtype == like.dtype
+            matches = (
+                reference is not None
+                and name in names
+                and tensor.dtype == reference.dtype
+            )
             if kind == "model" and not matches:
                 raise UsageError(
                     f"tensor {name!r} must be one that was asked, of the model's type; got {tensor.dtype}."
@@ -290,13 +294,13 @@ def check_forms(replies: Mapping[str, ClientReply], last: Form) -> Form:
     if not forms:
         return last
     texts = {name: str(sorted(form.items())) for name, form in forms.items()}
-    (usual, times), *others = Counter(texts.values()).most_common()
+    (commonest, times), *others = Counter(texts.values()).most_common()
     if others and others[0][1] == times:
-        usual = str(sorted(last.items()))
+        commonest = str(sorted(last.items()))
     for name, form in forms.items():
-        if texts[name] == usual:
+        if texts[name] == commonest:
             continue
-        right = next((forms[site] for site in forms if texts[site] == usual), None)
+        right = next((forms[site] for site in forms if texts[site] == commonest), None)
         if right is None:
             raise UsageError(
                 f"trees and numbers must have one form at all sites; got {len(others) + 1} forms at "
@@ -310,7 +314,7 @@ def check_forms(replies: Mapping[str, ClientReply], last: Form) -> Form:
             f"site {name!r}: trees and numbers must be as those of others; got {form_text!s:.200} "
             f"as {place!r}, and others have {right_text!s:.200}."
         )
-    return next(forms[name] for name in forms if texts[name] == usual)
+    return next(forms[name] for name in forms if texts[name] == commonest)
 
 
 def _form(message: Message) -> Form:

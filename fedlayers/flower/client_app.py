@@ -111,17 +111,17 @@ def work(site: Site, packet: Packet) -> Packet:
     runner.use(algorithm)
     models = _models(algorithm, head, packet.trees["sent"], state)
     received = received_bytes(models, state)
-    where = (head["from"], head["done"])
+    place = (head["from"], head["done"])
     request: ClientRequest
     if head["kind"] == "tune":
         models = {algorithm.evaluates: models[algorithm.evaluates]}
         request = FinetuneRequest(number, head["done"], models=models)
     else:
-        models = dict(sorted((models | states.tuned(*where)).items()))
+        models = dict(sorted((models | states.tuned(*place)).items()))
         request = ScoreRequest(number, head["done"], models=models)
     reply = runner.run(request)
     if head["kind"] == "tune":
-        states.save_tuned(*where, reply.models)
+        states.save_tuned(*place, reply.models)
     reply.received = received
     return _packet(head, reply, Message(), state)
 
@@ -146,7 +146,7 @@ def losses(site: Site, packet: Packet) -> Packet:
             f"client {own_name!r} must have a whole model to score; got a part of it."
         )
     model, client = copy_with(task.model, weights), task.data.clients[number]
-    here = SeedLosses(task, only=own_name)
+    seed_losses = SeedLosses(task, only=own_name)
     tuner = Tuner(
         model,
         task.criterion,
@@ -177,7 +177,7 @@ def losses(site: Site, packet: Packet) -> Packet:
             for split, part in zip(SCORED, parts, strict=True)
             if len(part)
         }
-        sent.append(sums.sums_of_halves(here, Predictor("", outputs), own_name))
+        sent.append(sums.sums_of_halves(seed_losses, Predictor("", outputs), own_name))
         by_amount[str(place)] = {
             split: tensor[own_name] for split, tensor in outputs.items()
         }
@@ -186,10 +186,10 @@ def losses(site: Site, packet: Packet) -> Packet:
         {
             "run": head["run"],
             "sums": sent,
-            "base": sums.sums_of_halves(here, here.base_rate, own_name),
-            "weights": sums.weights_of_halves(here, own_name),
-            "labels": sums.labels_of_halves(here, own_name),
-            "excess": here.excess(own_name, model),
+            "base": sums.sums_of_halves(seed_losses, seed_losses.base_rate, own_name),
+            "weights": sums.weights_of_halves(seed_losses, own_name),
+            "labels": sums.labels_of_halves(seed_losses, own_name),
+            "excess": seed_losses.excess(own_name, model),
         }
     )
 
@@ -202,8 +202,8 @@ def products(site: Site, packet: Packet) -> Packet:
     head, own_name = packet.head, site.name
     job, start = States(site.folder, head["ways"][0]["run"]).job()
     task = _task(site, job, start)
-    here, ways = SeedLosses(task, only=own_name), []
-    ways.append((here.base_rate, sums.Calibration(*head["base"])))
+    seed_losses, ways = SeedLosses(task, only=own_name), []
+    ways.append((seed_losses.base_rate, sums.Calibration(*head["base"])))
     for way in head["ways"]:
         outputs = States(site.folder, way["run"]).outputs(str(way["amount"]))
         one = Predictor(
@@ -214,7 +214,7 @@ def products(site: Site, packet: Packet) -> Packet:
     seed = task.config.execution.seed
     sums_of_split = {}
     for split in SCORED:
-        sums_of_split[split] = sums.group_sums(here, split, own_name, ways)
+        sums_of_split[split] = sums.group_sums(seed_losses, split, own_name, ways)
         shared = site.shared(number, first, seed, job["data"]["split_seed"], split)
         sums_of_split[split]["shared"] = shared
     return Packet(sums_of_split)

@@ -229,8 +229,8 @@ class Sites:
         unasked, missing = list(packets), set(packets)
         while missing and time.monotonic() < end:
             lost = unasked and tries
-            there = set(self.grid.get_node_ids() if lost else self.nodes.values())
-            todo = [name for name in unasked if self.nodes[name] in there]
+            connected = set(self.grid.get_node_ids() if lost else self.nodes.values())
+            todo = [name for name in unasked if self.nodes[name] in connected]
             unasked = [name for name in unasked if name not in todo]
             messages = [
                 FlowerMessage(packets[name].records(), self.nodes[name], kind)

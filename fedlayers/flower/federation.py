@@ -152,10 +152,10 @@ def packet_of(records: RecordDict, most_bytes: int) -> Packet:
 def raise_error(site: str, head: Mapping[str, Any]) -> None:
     """Raise the error in a site's message, if there is one."""
     if "error" in head:
-        begun = f"site {site!r}: "  # a site may write any name into its text
+        start = f"site {site!r}: "  # a site may write any name into its text
         text = printable(" ".join(str(head.get("text")).split())[:2000])
         kind = ERRORS.get(str(head["error"]), RunError)
-        raise kind(begun + text.removeprefix(begun))
+        raise kind(start + text.removeprefix(start))
 
 
 # --- descriptions of sites --------------------------------------------------------------------------------------
@@ -245,14 +245,14 @@ def common(
     preparation = _preparation(facts, sites, ends)
     if preparation is not None and any(preparation.categories):
         shape[0] += sum(map(len, preparation.categories))
-    some = {*chain.from_iterable(site["classes"] for site in sites.values())}
+    present_classes = {*chain.from_iterable(site["classes"] for site in sites.values())}
     return {
         **{key: facts[key] for key in KEPT},
         "name": facts["dataset"] or OWN,
         "split_seed": split_seed,
         "shape": shape,
         "preprocessing": None if preparation is None else preparation.to_json(),
-        "empty": [k for k in range(len(facts["classes"])) if k not in some],
+        "empty": [k for k in range(len(facts["classes"])) if k not in present_classes],
         "sites": {name: list(site["sizes"]) for name, site in sites.items()},
         "digest": digest_of({name: site["digest"] for name, site in sites.items()}),
     }
@@ -314,11 +314,13 @@ def settled(
         np.sum([reply[key] for reply in replies.values()], axis=0)
         for key in ("known", "outside")
     )
-    many = outside > MOST_OUTSIDE * counted
-    low[many], high[many] = -NO_FENCE, NO_FENCE
+    too_many = outside > MOST_OUTSIDE * counted
+    low[too_many], high[too_many] = -NO_FENCE, NO_FENCE
     if cells := [
         f"{name!r} ({count:,})"
-        for name, count, is_kept in zip(facts["columns"], outside, many, strict=False)
+        for name, count, is_kept in zip(
+            facts["columns"], outside, too_many, strict=False
+        )
         if count and not is_kept
     ]:
         warn(
@@ -329,10 +331,10 @@ def settled(
     for name, site in sites.items():
         moments = site["moments"]
         if moments is not None:
-            raw, within = np.array(moments), np.array(replies[name]["moments"])
+            raw, inner = np.array(moments), np.array(replies[name]["moments"])
             plain = np.zeros(raw.shape[1], dtype=bool)  # the last can be targets
-            plain[: len(many)] = many
-            moments = np.where(plain, raw, within).tolist()
+            plain[: len(too_many)] = too_many
+            moments = np.where(plain, raw, inner).tolist()
         settled_sites[name] = {**site, "moments": moments}
     bounded = bool((np.abs([low, high]) < NO_FENCE).any())
     clips = (tuple(low.tolist()), tuple(high.tolist())) if bounded else ((), ())
@@ -387,12 +389,14 @@ def _preparation(
         others = np.delete(moments, k, axis=0)
         counts = np.maximum(others[:, 0].sum(0), 1)
         middle = (others[:, 0] * others[:, 1]).sum(0) / counts
-        usual = others[:, 2].sum(0) / counts
-        far = np.abs(means[k] - middle) > FAR * np.sqrt(usual)
+        usual_variance = others[:, 2].sum(0) / counts
+        is_far = np.abs(means[k] - middle) > FAR * np.sqrt(usual_variance)
         with np.errstate(over="ignore"):
-            far |= (usual > 0) & (spreads[k] > FAR**2 * usual * count[k])
-        if len(sites) > 2 and (far & (count[k] > 0)).any():
-            column = [*columns, "target"][int(np.argmax(far & (count[k] > 0)))]
+            is_far |= (usual_variance > 0) & (
+                spreads[k] > FAR**2 * usual_variance * count[k]
+            )
+        if len(sites) > 2 and (is_far & (count[k] > 0)).any():
+            column = [*columns, "target"][int(np.argmax(is_far & (count[k] > 0)))]
             warn(
                 f"site {name!r}: the mean of {column} is {FAR:g} standard deviations or more from that of the others, "
                 f"or its standard deviation is {FAR:g} times theirs"

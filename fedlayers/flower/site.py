@@ -194,14 +194,14 @@ class Site:
     ) -> dict[str, Any]:
         """Return the sizes of the client's splits, their digest and classes, and what a table's preparation needs."""
         source, parts = self.source, self._split(number, seed, split_seed)
-        several = source.task == CLASSIFICATION
+        has_classes = source.task == CLASSIFICATION
         moments = None
         if source.prepares:
             moments = self._moments(self._numbers(parts[0]), parts[0])
         return {
             "sizes": [len(part) for part in parts],
             "digest": source.digest,
-            "classes": np.unique(source.y).tolist() if several else [],
+            "classes": np.unique(source.y).tolist() if has_classes else [],
             "words": learn_categories(source.x[parts[0]], source.categories),
             "moments": moments,
             "fences": self._fences(parts[0]) if self._clips else None,
@@ -358,8 +358,8 @@ class States:
         """Return {name: model} with the model that was fine-tuned from a state after a round; empty without one."""
         if not self.files.has(TUNED):
             return {}
-        models, of = self._read(TUNED)
-        if of == [version, done]:
+        models, labels = self._read(TUNED)
+        if labels == [version, done]:
             return models
         return {}
 

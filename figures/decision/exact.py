@@ -109,13 +109,13 @@ def made(sizes: Sizes, draw: int, seed: int) -> tuple[Task, Any]:
     x = (x - x.mean(axis=0)) / (x.std(axis=0) + 1e-6)
     order = np.random.default_rng(draw).permutation(len(x))
     draws = np.random.default_rng((draw, seed))
-    parts, held_out, at = {}, [], 0
+    parts, held_out, position = {}, [], 0
     for k, train in enumerate(sizes.train):
-        most = (len(x) - at) // (len(sizes.train) - k) - train - sizes.validation
-        test = order[at : at + min(TEST, most)]
-        at += len(test)
-        rest = order[at : at + train + sizes.validation]
-        at += len(rest)
+        most = (len(x) - position) // (len(sizes.train) - k) - train - sizes.validation
+        test = order[position : position + min(TEST, most)]
+        position += len(test)
+        rest = order[position : position + train + sizes.validation]
+        position += len(rest)
         rest = draws.permutation(rest)
         held_out.append(rest[train:])
         parts[f"client {k + 1}"] = {

@@ -113,11 +113,11 @@ def images() -> str:
     rows["test"] = rows["test_macro_f1"].map(np.mean)
     keys = ["source", "dose", "seed"]
     rows = rows.pivot(index=keys, columns="arm", values=["validation_macro_f1", "test"])
-    seen, score = rows["validation_macro_f1"], 100 * rows["test"]
-    differ = seen[["0", "own"]].max(axis=1) > seen["all"]
+    validation_score, score = rows["validation_macro_f1"], 100 * rows["test"]
+    differ = validation_score[["0", "own"]].max(axis=1) > validation_score["all"]
 
     def best(arms: list[str]) -> pd.Series:
-        chosen = seen[arms].idxmax(axis=1)
+        chosen = validation_score[arms].idxmax(axis=1)
         return pd.Series([score.loc[name] for name in chosen.items()], chosen.index)
 
     race, shared = best(["0", "6", "12", "all"]), best(["all", "own"])

@@ -67,9 +67,9 @@ def read() -> pd.DataFrame:
 
 def of(rows: pd.DataFrame, arm: str, dealt: bool = False) -> dict[Any, Any]:
     """Return what jobs of an arm found, by federation, seed and draw. Of failed ones nothing is known."""
-    its = rows[(rows["arm"] == arm) & ((rows["draw"] > 0) == dealt)]
-    keys = zip(its["federation"], its["seed"], its["draw"], strict=True)
-    return dict(zip(keys, its["found"], strict=True))
+    arm_rows = rows[(rows["arm"] == arm) & ((rows["draw"] > 0) == dealt)]
+    keys = zip(arm_rows["federation"], arm_rows["seed"], arm_rows["draw"], strict=True)
+    return dict(zip(keys, arm_rows["found"], strict=True))
 
 
 def count(
@@ -96,9 +96,9 @@ def tested() -> pd.DataFrame:
 
 def whether(rows: pd.DataFrame) -> str:
     """Return how often clients are called different, by the test and by the second rule."""
-    true, dealt = of(rows, "differ"), of(rows, "differ", dealt=True)
+    true, of_dealt = of(rows, "differ"), of(rows, "differ", dealt=True)
     second = {
-        "dealt": count(dealt, "loss", DEALT),
+        "dealt": count(of_dealt, "loss", DEALT),
         "alike": count(true, "loss", [ALIKE]),
         "known": count(true, "loss", [name for name in KNOWN if name != ALIKE]),
         "unseen": count(true, "loss", CONFIRMED),
@@ -278,14 +278,14 @@ def algorithms(_: pd.DataFrame) -> str:
     lines = []
     rows = pd.read_parquet(ROWS.with_name("known_plans.parquet"))
     for (name, algorithm), of_pair in rows.groupby(["data", "algorithm"], sort=False):
-        both = 100 * of_pair.pivot(index="seed", columns="plan", values="value")
-        gap = mean_interval(both["known"] - both["default"])
+        both_plans = 100 * of_pair.pivot(index="seed", columns="plan", values="value")
+        gap = mean_interval(both_plans["known"] - both_plans["default"])
         lines.append(
             {
                 "federation": f"`{name}`",
                 "algorithm": f"`{algorithm}`",
-                "default plan": f"{both['default'].mean():.1f}",
-                "plan of the known answer": f"{both['known'].mean():.1f}",
+                "default plan": f"{both_plans['default'].mean():.1f}",
+                "plan of the known answer": f"{both_plans['known'].mean():.1f}",
                 "difference, 95 %": f"{gap[0]:+.1f} [{gap[1]:+.1f}, {gap[2]:+.1f}]",
             }
         )
@@ -338,16 +338,16 @@ def adapters(rows: pd.DataFrame) -> str:
         if name in ADAPTED:
             head, first = (of(rows, arm)[name, seed, 0] for arm in ends(name))
             *before, last = answer["layer_tuning"]
-            says = "first half"
+            named_end = "first half"
             if last > max(before):
-                says = "head"
+                named_end = "head"
             named = first
-            if says == "head":
+            if named_end == "head":
                 named = head
-            both = min(head, first, key=lambda each: each["validation"])
-            loss = 100 * (named["test"] - both["test"])
+            better_end = min(head, first, key=lambda each: each["validation"])
+            loss = 100 * (named["test"] - better_end["test"])
             scores = [*plans(rows, name, seed), score(rows, name, seed, FACTOR_A), loss]
-            cells = says, *numbers(scores, ".1f")
+            cells = named_end, *numbers(scores, ".1f")
             lines.append([name.split()[2], seed, answer["verdict, loss"], *cells])
     columns = ["what differs", "seed", "second rule", "the profile names", *PLANS[1:]]
     columns += ["lora_A", "named against both"]

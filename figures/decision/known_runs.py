@@ -254,16 +254,16 @@ def federation(name: str, seed: int = 0) -> tuple[FederatedData, str, int]:
         shares = draw.dirichlet(np.full(classes, 0.2), clients)
     pools = [draw.permutation(np.flatnonzero(y == k)) for k in range(classes)]
     for _ in range(ATTEMPTS):
-        drawn = [draw.choice(classes, train + validation + TEST, p=p) for p in shares]
-        wanted = np.bincount(np.concatenate(drawn), minlength=classes)
+        labels = [draw.choice(classes, train + validation + TEST, p=p) for p in shares]
+        wanted = np.bincount(np.concatenate(labels), minlength=classes)
         if all(n <= len(pool) for n, pool in zip(wanted, pools, strict=True)):
             break
         shares = draw.dirichlet(np.full(classes, 0.2), clients)  # too few of a class
     else:
         raise ValueError(f"{name} must have pictures of each class; got too few.")
     used = [0] * classes
-    xs, ys, indices, at = [], [], {}, 0
-    for client, label in enumerate(drawn):
+    xs, ys, indices, position = [], [], {}, 0
+    for client, label in enumerate(labels):
         picked = np.zeros(len(label), int)
         for k in range(classes):
             places = np.flatnonzero(label == k)
@@ -273,33 +273,33 @@ def federation(name: str, seed: int = 0) -> tuple[FederatedData, str, int]:
         xs.append(picked_samples[0])
         ys.append(picked_samples[1])
         ends = [0, train, train + validation, len(label)]
-        parts = [at + np.arange(a, b) for a, b in itertools.pairwise(ends)]
+        parts = [position + np.arange(a, b) for a, b in itertools.pairwise(ends)]
         indices[f"client {client + 1}"] = dict(zip(SPLITS, parts, strict=True))
-        at += len(label)
+        position += len(label)
     samples = np.concatenate(xs)
     if network == "lora":
         samples = tweets.states(samples)
     federation_source = Source(
         name, samples, np.concatenate(ys), tuple(map(str, range(classes)))
     )
-    dealt = Partition(
+    partition = Partition(
         "known", {}, 0, indices, len(federation_source.y), federation_source.digest
     )
-    return gather(federation_source, dealt), network, rounds
+    return gather(federation_source, partition), network, rounds
 
 
 def task_of(job: Job, lr: float) -> Task:
     """Return the task of a job, with samples that are dealt if it has a draw."""
-    how: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "algorithm": "fedper",
         "seed": job.seed,
         "lr": lr,
         "keep_optimizer": job.federation == CHOSEN[-1],  # as the data set has it
     }
     if job.federation in CHOSEN:
-        task = fl.assemble(fl.RunConfig(dataset=job.federation, **how))
+        task = fl.assemble(fl.RunConfig(dataset=job.federation, **keys))
         data, config = task.data, task.config
-        how |= {
+        keys |= {
             "model": "mlp",
             "rounds": config.federation.rounds,
             "batch_size": config.training.batch_size,
@@ -307,7 +307,7 @@ def task_of(job: Job, lr: float) -> Task:
     else:
         data, network, rounds = federation(job.federation, job.seed)
         model, options, _ = NETWORKS[network]
-        how |= {
+        keys |= {
             "model": model,
             "model_options": options,
             "rounds": rounds,
@@ -315,11 +315,11 @@ def task_of(job: Job, lr: float) -> Task:
             "adapt": tweets.ADAPT if network == "lora" else None,
         }
     if job.arm == "profile":
-        how["rounds"] = PROFILED
-    how["eval_every"] = how["checkpoint_every"] = how["rounds"]
+        keys["rounds"] = PROFILED
+    keys["eval_every"] = keys["checkpoint_every"] = keys["rounds"]
     if job.draw:
         data = null_data(data, "clients", job.seed, job.draw)
-    return fl.assemble(fl.RunConfig(**how, patience=0), data=data)
+    return fl.assemble(fl.RunConfig(**keys, patience=0), data=data)
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -411,11 +411,13 @@ def rate(rows: pd.DataFrame, name: str) -> float:
     tuned = name
     if name in ADAPTED:
         tuned = ADAPTED[0]
-    its = where(rows, federation=tuned, arm="rate")
-    if its.empty:
+    rate_rows = where(rows, federation=tuned, arm="rate")
+    if rate_rows.empty:
         return RATES[1]
-    losses = its["found"].map(lambda text: json.loads(text).get("validation", np.inf))
-    return float(its.loc[losses.idxmin(), "lr"])
+    losses = rate_rows["found"].map(
+        lambda text: json.loads(text).get("validation", np.inf)
+    )
+    return float(rate_rows.loc[losses.idxmin(), "lr"])
 
 
 def at_chance(scores: dict[str, Any]) -> bool:
@@ -440,8 +442,8 @@ def main(hours: float = 24.0, name: str = "") -> None:
     for job in jobs():
         if tuple(job) in done or not job.federation.startswith(name):
             continue
-        its = where(rows, federation=job.federation, arm="whether", seed=job.seed)
-        if any(at_chance(json.loads(text)) for text in its["found"]):
+        job_rows = where(rows, federation=job.federation, arm="whether", seed=job.seed)
+        if any(at_chance(json.loads(text)) for text in job_rows["found"]):
             continue
         if rows["seconds"].sum() > 3600 * hours:
             return

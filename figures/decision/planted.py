@@ -152,9 +152,12 @@ def counts(name: str, seed: int, metrics: Sequence[str]) -> dict[str, tuple[int,
         if not all(metric in network_curves for network_curves in planted):
             continue
         values = np.array([network_curves[metric] for network_curves in planted])
-        there = values.diagonal()
-        elsewhere = (values.sum(0) - there) / (len(layers) - 1)
-        higher, lower = int((there > elsewhere).sum()), int((there < elsewhere).sum())
+        own_values = values.diagonal()
+        elsewhere = (values.sum(0) - own_values) / (len(layers) - 1)
+        higher, lower = (
+            int((own_values > elsewhere).sum()),
+            int((own_values < elsewhere).sum()),
+        )
         kind = METRICS[metric]
         if kind.pairs and not kind.distance:  # a curve has 1 - value of a similarity
             higher, lower = lower, higher

@@ -70,12 +70,12 @@ def with_wrong_cells(table: Asked, draw: int) -> pd.DataFrame:
     roles = list(table.keys.values())
     features = table.frame.drop(columns=roles, errors="ignore")
     values = features.select_dtypes("number").astype(float)
-    there = np.argwhere(np.nan_to_num(values.to_numpy()) != 0)
-    drawn = np.random.default_rng(draw)
-    chosen = there[drawn.choice(len(there), CELLS, replace=False)]
-    wrong = values.to_numpy(copy=True)
-    wrong[tuple(chosen.T)] *= FACTOR
-    return table.frame.assign(**dict(zip(values.columns, wrong.T, strict=True)))
+    places = np.argwhere(np.nan_to_num(values.to_numpy()) != 0)
+    generator = np.random.default_rng(draw)
+    chosen = places[generator.choice(len(places), CELLS, replace=False)]
+    changed = values.to_numpy(copy=True)
+    changed[tuple(chosen.T)] *= FACTOR
+    return table.frame.assign(**dict(zip(values.columns, changed.T, strict=True)))
 
 
 def decided(name: str, draw: int, first: str) -> tuple[Any, ...]:
@@ -108,11 +108,11 @@ def verdicts(rows: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for name, of_table in rows.groupby("table", sort=False):
         first = of_table[of_table["draw"] == 0].iloc[0]
-        drawn = of_table[of_table["draw"] > 0]
-        moved = (drawn["loss"] - first["loss"]).abs()
-        same = (drawn["way"] == first["way"]).sum()
-        within = (moved < first["error"]).sum()
-        others = drawn.loc[drawn["way"] != first["way"], "way"].value_counts()
+        of_draws = of_table[of_table["draw"] > 0]
+        moved = (of_draws["loss"] - first["loss"]).abs()
+        n_same = (of_draws["way"] == first["way"]).sum()
+        n_within = (moved < first["error"]).sum()
+        others = of_draws.loc[of_draws["way"] != first["way"], "way"].value_counts()
         names = [f"`{way}` {count}" for way, count in others.items()]
         lines.append(
             {
@@ -120,9 +120,9 @@ def verdicts(rows: pd.DataFrame) -> pd.DataFrame:
                 "way without wrong cells": f"`{first['way']}`",
                 "its test loss": f"{first['loss']:.3f}",
                 "its error": f"{first['error']:.3f}",
-                "the way stays": f"{same} of {len(drawn)}",
+                "the way stays": f"{n_same} of {len(of_draws)}",
                 "other ways": ", ".join(names),
-                "the loss moves by less than its error": f"{within} of {len(drawn)}",
+                "the loss moves by less than its error": f"{n_within} of {len(of_draws)}",
                 "it moves at most": f"{moved.max():.3f}",
             }
         )

@@ -146,7 +146,7 @@ def judged() -> pd.DataFrame:
             source_interval = (
                 f"{careful.value:+.2f} [{careful.low:+.2f}, {careful.high:+.2f}]"
             )
-        same = not any(gains)  # the line names the head everywhere
+        is_same = not any(gains)  # the line names the head everywhere
         judged_lines.append(
             {
                 "line": line.name,
@@ -156,7 +156,7 @@ def judged() -> pd.DataFrame:
                 "gain": float(np.mean(gains)),
                 "low": test.confidence_interval().low,
                 "high": test.confidence_interval().high,
-                "p": 1.0 if same else test.pvalue,
+                "p": 1.0 if is_same else test.pvalue,
                 "federations": len(held_out),
                 "sources": len(by_source),
                 "by source": source_interval,

@@ -95,9 +95,9 @@ def repeat(label: str, seed: int, changed: bool, names: Sequence[str]) -> None:
         model = None
         if changed:
             model = changed_model(name, seed)
-        how: Any = {"dataset": name, "seed": seed, "seeds": 3, "progress": False}
+        arguments: Any = {"dataset": name, "seed": seed, "seeds": 3, "progress": False}
         with TemporaryDirectory() as folder:
-            answer = fl.choose(out=Path(folder) / "out", model=model, **how)
+            answer = fl.choose(out=Path(folder) / "out", model=model, **arguments)
         line = {
             "label": label,
             "seed": seed,

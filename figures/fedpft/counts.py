@@ -136,10 +136,16 @@ def _lines(frame: pd.DataFrame) -> pd.DataFrame:
             lines.append(
                 (network, title, cell, totals[name], whole[name][PARAMETERS].sum())
             )
-        more = printed.loc[(network, "fedpft", "")]
+        prompted = printed.loc[(network, "fedpft", "")]
         trained = [whole[name][PARAMETERS].sum() for name in ALGORITHMS]
         lines.append(
-            (network, INCREASE, more, _increase(*totals.values()), _increase(*trained))
+            (
+                network,
+                INCREASE,
+                prompted,
+                _increase(*totals.values()),
+                _increase(*trained),
+            )
         )
     table = pd.DataFrame(
         [
@@ -167,28 +173,28 @@ def _increase(before: float, after: float) -> float:
 
 def _draw_sent(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = _lines(frame)
-    same = table["printed"] == table["counted_as_printed"]
+    agrees = table["printed"] == table["counted_as_printed"]
     parts = table["what"].isin(PARTS)
-    others = table[~parts & ~same]
-    gone = ", ".join(
+    others = table[~parts & ~agrees]
+    differing = ", ".join(
         f"{row.what} of {row.model} is {row.counted_as_printed}, printed {row.printed}"
         for row in others.itertuples()
     )
     findings = (
         Finding(
             "each module has as many numbers as Table 10 prints, running statistics counted",
-            f"{int(same[parts].sum())} of {int(parts.sum())} agree in all printed digits",
-            bool(same[parts].all()),
+            f"{int(agrees[parts].sum())} of {int(parts.sum())} agree in all printed digits",
+            bool(agrees[parts].all()),
         ),
         Finding(
             "so have the sums and the increases",
-            f"{int(same[~parts].sum())} of {int((~parts).sum())} agree"
+            f"{int(agrees[~parts].sum())} of {int((~parts).sum())} agree"
             + (
-                f"; {gone}: these two follow from the rounded entries of the modules"
-                if gone
+                f"; {differing}: these two follow from the rounded entries of the modules"
+                if differing
                 else ""
             ),
-            bool(same[~parts].all()),
+            bool(agrees[~parts].all()),
         ),
     )
     cells = {

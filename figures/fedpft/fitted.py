@@ -369,8 +369,8 @@ def far(frame: pd.DataFrame, data: str, ours: str = OURS) -> str:
 
 def setting(header: Mapping[str, Any], values: pd.DataFrame) -> str:
     """Describe the federation, its training and the seeds for a caption. The drawn numbers are lines x seeds."""
-    drawn = [str(line) for line, _ in values.index if line in header["runs"]]
-    config = header["runs"][(drawn or list(header["runs"]))[0]]["config"]
+    run_lines = [str(line) for line, _ in values.index if line in header["runs"]]
+    config = header["runs"][(run_lines or list(header["runs"]))[0]]["config"]
     counts = values.notna().sum(axis=1)
     counts_text = span(counts)
     return (

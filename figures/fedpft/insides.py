@@ -358,8 +358,8 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "Colours are classes and markers are clients. The panels' axes are not related. The silhouettes are by class, "
         f"of the inputs themselves, higher if classes stand further apart. {sizes} {last_words}"
     )
-    apart = set_apart(findings, far(frame, shown))
-    return Drawing(figure, table, caption, apart, text)
+    exclusion = set_apart(findings, far(frame, shown))
+    return Drawing(figure, table, caption, exclusion, text)
 
 
 # --- two kinds of prompts (Fig. 3) -----------------------------------------------------------------------------
@@ -411,8 +411,8 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     cells = {"quantity": list(wide.index)}
     for kind, title in KINDS.items():
         cells[title] = numbers(wide[kind], "+.3f")
-    apart = set_apart(findings, far(frame, [FEDPFT]))
-    return Drawing(figure, table, caption, apart, markdown(cells))
+    exclusion = set_apart(findings, far(frame, [FEDPFT]))
+    return Drawing(figure, table, caption, exclusion, markdown(cells))
 
 
 # --- attention (Fig. 6) ----------------------------------------------------------------------------------------
@@ -421,11 +421,11 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     shown = [FEDPFT, MILD]
     alphas = {run: header["runs"][run]["config"]["alpha"] for run in shown}
-    seen = where(frame, metric=ATTENTION, seed=0)
+    attention_rows = where(frame, metric=ATTENTION, seed=0)
     weights = {}
     for kind, title in KINDS.items():
         for run, alpha in alphas.items():
-            attention = by_key(where(seen, run=run, layer=kind))
+            attention = by_key(where(attention_rows, run=run, layer=kind))
             weights[f"{title}, α = {alpha:g}"] = attention.drop(columns="feature")
     high = max(float(table.max(axis=None)) for table in weights.values())
     with sheet(8.4, 5.6) as figure:
@@ -473,8 +473,8 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     for alpha in wide:
         cells[f"α = {alpha:g}"] = numbers(wide[alpha], ".3g")
     images, client = (
-        seen["variant"].str.partition(">")[0].nunique(),
-        seen["client"].iloc[0],
+        attention_rows["variant"].str.partition(">")[0].nunique(),
+        attention_rows["client"].iloc[0],
     )
     sizes, last_words = setting(header), _last_words(header)
     caption = (
@@ -485,9 +485,9 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "Spread is the standard deviation of the weight on a prompt over a client's samples. It is a mean over the "
         "prompts. Evenness is the entropy of a sample's weights divided by its largest possible value."
     )
-    apart = set_apart(findings, far(frame, [FEDPFT]))
+    exclusion = set_apart(findings, far(frame, [FEDPFT]))
     text = "\n\n".join([markdown(cells), note])
-    return Drawing(figure, table, caption, apart, text)
+    return Drawing(figure, table, caption, exclusion, text)
 
 
 # --- how far classes stand apart (Sec. 4.5) --------------------------------------------------------------------
@@ -527,13 +527,13 @@ def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     kinds = ("silhouette_class", "silhouette_client")
     by_kind = pd.DataFrame({kind: values[kind].loc["no_contrast"] for kind in kinds}).T
-    over = compared(
+    claim = compared(
         "FedPFT w/o contrast's features stand apart by class more than by client (silhouette)",
         by_kind,
         *kinds,
         {"silhouette_class": "by class", "silhouette_client": "by client"},
     )
-    findings = set_apart([finding, over], far(frame, shown))
+    findings = set_apart([finding, claim], far(frame, shown))
     return Drawing(figure, table, caption, findings, text)
 
 

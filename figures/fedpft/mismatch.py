@@ -93,12 +93,14 @@ def fit(model: nn.Module, train: Batch, lr: float, epochs: int, seed: int) -> No
     free = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.SGD(free, lr=lr, momentum=MOMENTUM)
     for epoch in range(epochs):
-        drawn = torch_generator(seed, "probe", epoch)
-        order = torch.randperm(len(y), generator=drawn).to(y.device)
+        generator = torch_generator(seed, "probe", epoch)
+        order = torch.randperm(len(y), generator=generator).to(y.device)
         with torch.enable_grad():
-            for some in order.split(BATCH):
+            for batch_rows in order.split(BATCH):
                 optimiser.zero_grad()
-                nn.functional.cross_entropy(model(x[some]), y[some]).backward()
+                nn.functional.cross_entropy(
+                    model(x[batch_rows]), y[batch_rows]
+                ).backward()
                 optimiser.step()
 
 

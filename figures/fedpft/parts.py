@@ -138,7 +138,7 @@ TABLE = Table(
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawing:
     values = fitted.measured(frame)
     names = {value: (sweep.run(value), ORIGIN) for value in sweep.values}
-    drawn = values.loc[[names[value] for value in sweep.values]]
+    shown_values = values.loc[[names[value] for value in sweep.values]]
     intervals = {
         value: mean_interval(values.loc[names[value]].dropna())
         for value in sweep.values
@@ -164,7 +164,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
             xlabel=sweep.axis,
             ylabel="points above the default",
         )
-    setting_text = fitted.setting(header, drawn)
+    setting_text = fitted.setting(header, shown_values)
     missing_text = missing_runs(header, [sweep.run(value) for value in sweep.values])
     caption = (
         "Mean test accuracy of the clients minus that of the default, paired by seed, with 95 % intervals. "
@@ -191,11 +191,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
 
 def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
     """Return the paper's claims on a sweep. Prompts matter little on CIFAR-10; epochs have a best number between."""
-    usual = (OURS, ORIGIN)
+    methods = (OURS, ORIGIN)
     if sweep.option == "feature_epochs":
         gaps = {
             f"{sweep.usual} over {value}": difference(
-                values, usual, (sweep.run(value), ORIGIN)
+                values, methods, (sweep.run(value), ORIGIN)
             )
             for value in (sweep.values[0], sweep.values[-1])
         }
@@ -206,7 +206,7 @@ def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
             "points more: ",
         )
     gaps = {
-        f"{value}:": difference(values, (sweep.run(value), ORIGIN), usual)
+        f"{value}:": difference(values, (sweep.run(value), ORIGIN), methods)
         for value in sweep.values
         if value != sweep.usual
     }

@@ -334,7 +334,7 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
     )
     clients = list(accuracy["client"].unique())  # in the order that depths follow
     held_most = held_most.reindex(clients, level="client")
-    over = [
+    too_deep = [
         run
         for (run, client), n in held_most.items()
         if n > SAME.get(run, DEPTHS[clients.index(client)])
@@ -346,7 +346,9 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
     listed = "; ".join(most_of_runs)
     findings.append(
         Finding(
-            "no client holds more blocks than its depth", f"at most {listed}", not over
+            "no client holds more blocks than its depth",
+            f"at most {listed}",
+            not too_deep,
         )
     )
     return (*findings, *_learns(_curves(frame), far(means)))

@@ -65,7 +65,7 @@ def attended(model: nn.Module, task: runner.Task) -> Pool:
         int(task.config.model.model_options["embed_dim"]),
     )
     share, classes = POOLED // len(task.data.clients), task.data.classes
-    parts, named, who, places = [], [], [], []
+    parts, named, clients, places = [], [], [], []
     for client in task.data.clients:
         features = collect(
             model,
@@ -76,12 +76,12 @@ def attended(model: nn.Module, task: runner.Task) -> Pool:
         )
         parts.append(features.at(path)[:, :width])
         named += [classes[k] for k in features.y]
-        who += [client.name] * len(features.y)
+        clients += [client.name] * len(features.y)
         places.append(features.sample)
     return Pool(
         np.concatenate(parts),
         np.array(named, dtype=object),
-        np.array(who, dtype=object),
+        np.array(clients, dtype=object),
         np.concatenate(places),
     )
 

@@ -115,9 +115,11 @@ def _measure_held(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     for index in range(int(task.config.federation.rounds or 0)):
         for client, name in enumerate(engine.names):
             blocks = algorithm.blocks_of(Round(index, sampled=everyone), client)
-            which = {"client": name, "variant": ",".join(map(str, blocks))}
+            columns = {"client": name, "variant": ",".join(map(str, blocks))}
             lines.append(
-                rows.row(BLOCKS, len(blocks), round=index + 1, **which, **labels(task))
+                rows.row(
+                    BLOCKS, len(blocks), round=index + 1, **columns, **labels(task)
+                )
             )
     return pd.concat(
         [accuracy[accuracy["model"] == "global"], rows.frame(lines)], ignore_index=True
@@ -360,9 +362,11 @@ def _findings(
     means: pd.DataFrame, before: pd.DataFrame, published: pd.DataFrame, table: Table
 ) -> Iterator[Finding]:
     """Yield whether FedRA learns, and how it compares with each method as published, all settings together."""
-    both = pd.concat({"end": means, "start": before}).swaplevel()
+    start_and_end = pd.concat({"end": means, "start": before}).swaplevel()
     gains = table.by_setting(
-        lambda setting: difference(both.loc[f"{setting}.fedra"], "end", "start")
+        lambda setting: difference(
+            start_and_end.loc[f"{setting}.fedra"], "end", "start"
+        )
     )
     verdict = judged(gains)
     yield verdict.finding("FedRA learns", "points gained ")
@@ -398,11 +402,11 @@ def _findings(
 def _only_the_head(means: pd.DataFrame) -> Finding:
     """Return the findings of Tables 2 to 6: FedRA's accuracy seed by seed, for every place of its adapters."""
     scores = means.loc[[f"{setting}.fedra" for setting in PLACES]].dropna(axis=1)
-    apart = 100 * float((scores.max() - scores.min()).max())
+    spread = 100 * float((scores.max() - scores.min()).max())
     return Finding(
         "FedRA outperforms other methods in Tables 2 to 6",
         f"nothing but the head has learned: with adapters at {len(scores)} places FedRA's accuracies differ by at most "
-        f"{apart:.2f} points in {scores.shape[1]} seeds",
+        f"{spread:.2f} points in {scores.shape[1]} seeds",
         None,
     )
 
@@ -429,12 +433,12 @@ def _covered(frame: pd.DataFrame) -> Finding:
 def _page(
     styles: pd.DataFrame, means: pd.DataFrame, published: pd.DataFrame, table: Table
 ) -> str:
-    beside = {
+    published_columns = {
         f"{data} (published)": numbers(100 * published[data].reindex(means.index))
         for data in published
     }
     final = styles.rename(lambda style: style.replace("_", " "), level="style")
-    return markdown(columns(final, means, "method", table.named) | beside)
+    return markdown(columns(final, means, "method", table.named) | published_columns)
 
 
 items.register(Item(

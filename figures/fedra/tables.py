@@ -57,12 +57,12 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             figure.subplots(1, 2, sharey=True), shown.items(), strict=True
         ):
             kinds = []
-            for where, scores in table.groupby("where", sort=False):
+            for place, scores in table.groupby("where", sort=False):
                 values = scores.set_index("method").reindex(ours)[
                     ["value", "low", "high"]
                 ]
-                look = LOOKS.get(str(where), {})
-                kinds.append(Kind(values, str(where), look=look))
+                look = LOOKS.get(str(place), {})
+                kinds.append(Kind(values, str(place), look=look))
             marks(ax, kinds, list(map(title, ours)), factor=100, xlabel=AXES[what])
         key_above(figure, 3, of=ax)
     depths, seeds = enumeration(DEPTHS), int(means.notna().sum(axis=1).min())
@@ -95,10 +95,10 @@ def _scores(here: pd.DataFrame, printed: Mapping[str, pd.Series]) -> pd.DataFram
         for run, values in here.iterrows()
         if values.notna().any()  # of an accuracy of 0 there are no shares
     ]
-    for where, values in printed.items():
+    for place, values in printed.items():
         printed_values = values.reindex(here.index)  # of the methods that were run
         lines += [
-            {"method": run, "where": f"{where}, published", "value": value}
+            {"method": run, "where": f"{place}, published", "value": value}
             for run, value in printed_values.items()
         ]
     return pd.DataFrame(lines)
@@ -123,18 +123,18 @@ def _order(means: pd.DataFrame) -> Finding:
             f"{better_title} - {worse_title} {points}"
         )
     sentences = []
-    for how in sorted(pairs_by_way, key=lambda how: how != "above"):
-        pairs = pairs_by_way[how]
-        sentence = " ".join([str(len(pairs)), words.get(how, how)])
-        if how != "above":
+    for relation in sorted(pairs_by_way, key=lambda relation: relation != "above"):
+        pairs = pairs_by_way[relation]
+        sentence = " ".join([str(len(pairs)), words.get(relation, relation)])
+        if relation != "above":
             sentence += f" ({listing(pairs)})"
         sentences.append(sentence)
-    wrong = {"below", "equal"} & set(pairs_by_way)
+    broken = {"below", "equal"} & set(pairs_by_way)
     domains = " and ".join(TITLES.values())
     return Finding(
         f"each pair of methods lies as on {domains}",
         "; ".join(sentences),
-        verdict(set(pairs_by_way) == {"above"}, bool(wrong)),
+        verdict(set(pairs_by_way) == {"above"}, bool(broken)),
         far(means),
     )
 

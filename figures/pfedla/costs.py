@@ -62,12 +62,12 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         **named,
     }
     server, rnd = algorithm.server_state(model), Round(0)
-    down = Message(
+    download = Message(
         {"model": algorithm.mixture(server, 0, rnd, skip=frozenset(retained))}
     )
-    up = Message({"model": tree.select(model, algorithm.uploaded(rnd, 0))})
+    upload = Message({"model": tree.select(model, algorithm.uploaded(rnd, 0))})
     messages = int(task.config.federation.rounds or 0) * len(task.task_info.n_train)
-    for metric, message in (("bytes_down", down), ("bytes_up", up)):
+    for metric, message in (("bytes_down", download), ("bytes_up", upload)):
         lines.append(rows.row(metric, messages * message.bytes, unit="byte", **what))
     return rows.frame(lines)
 

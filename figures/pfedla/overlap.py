@@ -68,10 +68,10 @@ def correlations(
     weights: pd.DataFrame, shared: pd.DataFrame
 ) -> tuple[float | None, float | None]:
     """Pearson's and Spearman's correlation of off-diagonal entries; None if all weights are equal."""
-    off = ~np.eye(len(shared), dtype=bool)
+    off_diagonal = ~np.eye(len(shared), dtype=bool)
     x, y = (
-        weights.loc[shared.index, shared.columns].to_numpy(float)[off],
-        shared.to_numpy(float)[off],
+        weights.loc[shared.index, shared.columns].to_numpy(float)[off_diagonal],
+        shared.to_numpy(float)[off_diagonal],
     )
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return None, None
@@ -159,10 +159,10 @@ def shared_classes(frame: pd.DataFrame) -> pd.DataFrame:
 
 def chosen_pairs(shared: pd.DataFrame) -> list[tuple[str, str]]:
     """The pair of different clients with most classes in common, and the one with fewest."""
-    apart = shared.where(~np.eye(len(shared), dtype=bool)).stack()
+    other_pairs = shared.where(~np.eye(len(shared), dtype=bool)).stack()
     return [
         (str(receiver), str(sender))
-        for receiver, sender in (apart.idxmax(), apart.idxmin())
+        for receiver, sender in (other_pairs.idxmax(), other_pairs.idxmin())
     ]
 
 

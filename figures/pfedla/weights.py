@@ -59,12 +59,12 @@ def periods(rounds: pd.Series) -> pd.Series:
 
 def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     mixing = where(frame, run="pfedla")
-    drawn = where(mixing, metric=WEIGHT, seed=0)
+    weight_rows = where(mixing, metric=WEIGHT, seed=0)
     shared = shared_classes(mixing)
-    layers = list(drawn["layer"].unique())
-    parts = {ITSELF: drawn[drawn["client"] == drawn["client_b"]]}
+    layers = list(weight_rows["layer"].unique())
+    parts = {ITSELF: weight_rows[weight_rows["client"] == weight_rows["client_b"]]}
     for receiver, sender in chosen_pairs(shared):
-        of_pair = where(drawn, client=receiver, client_b=sender)
+        of_pair = where(weight_rows, client=receiver, client_b=sender)
         parts[
             f"{receiver} ← {sender}, {shared.loc[receiver, sender]:.0%} of its classes"
         ] = of_pair
@@ -135,15 +135,15 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     mixing = where(frame, run="pfedla")
     shared = shared_classes(mixing)
-    drawn = where(mixing, metric=WEIGHT, seed=0)
-    drawn = drawn[drawn["round"] == drawn["round"].max()]
-    layers = list(drawn["layer"].unique())
+    weight_rows = where(mixing, metric=WEIGHT, seed=0)
+    weight_rows = weight_rows[weight_rows["round"] == weight_rows["round"].max()]
+    layers = list(weight_rows["layer"].unique())
     deep = -(-len(layers) // ACROSS)
     with sheet(8.4, 0.7 + 1.75 * deep) as figure:
         halves: Any = figure.subfigures(1, 2, width_ratios=[1, 2.6])
         classes(halves[0].subplots(), shared)
         grid = halves[1].subplots(deep, ACROSS, squeeze=False)
-        matrices = {layer: weights_of(drawn, layer) for layer in layers}
+        matrices = {layer: weights_of(weight_rows, layer) for layer in layers}
         for ax, (layer, weights) in zip(grid.flat, matrices.items(), strict=False):
             image = matrix(ax, weights, high=1, square=True)
             most = weights.to_numpy(float).argmax(axis=1)
@@ -185,7 +185,7 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             holds,
         ),
     )
-    table = drawn[["layer", "client", "client_b", "value"]].rename(
+    table = weight_rows[["layer", "client", "client_b", "value"]].rename(
         columns={"client": "receiver", "client_b": "sender"}
     )
     setting_text = setting(header)

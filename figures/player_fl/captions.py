@@ -140,12 +140,12 @@ def in_brackets(cells: Iterable[str], published: Iterable[str]) -> list[str]:
 
 def tests(table: Table, ours: Cells, code: Cells) -> str:
     """Friedman's test of the methods and of the datasets, here and of the printed cells."""
-    again = table.printed_ranking()
+    printed = table.printed_ranking()
     return markdown(
         {
             "treatments": ["methods", "datasets (released code)"],
             "here": [ours.ranking.says, _p(code.ranking.transposed)],
-            "printed cells": [again.says, _p(again.transposed)],
+            "printed cells": [printed.says, _p(printed.transposed)],
             "printed p": [friedman_printed(table) or "–", "–"],
         }
     )
@@ -153,11 +153,11 @@ def tests(table: Table, ours: Cells, code: Cells) -> str:
 
 def remarks(header: Mapping[str, Any]) -> list[str]:
     """Paragraphs on datasets that are not comparable, and on learning rates."""
-    far = [
+    remarks_on_cases = [
         f"{CASES[name].title} is not comparable: {why}."
         for name, why in incomparable(header).items()
     ]
-    return [*far, *rates(header)]
+    return [*remarks_on_cases, *rates(header)]
 
 
 def rates(header: Mapping[str, Any]) -> list[str]:
@@ -181,12 +181,12 @@ def _tuned(header: Mapping[str, Any]) -> str:
 
 def spreads(result: Cells) -> str:
     """Describe the ends of the medians' intervals, by the number of seeds."""
-    few = result.cells["n"] < RANGE_BELOW
-    if few.all():
+    has_few = result.cells["n"] < RANGE_BELOW
+    if has_few.all():
         return "the range of the seeds"
-    if not few.any():
+    if not has_few.any():
         return "its 95 % interval"
-    names = result.cells.index[~few].get_level_values("dataset").unique()
+    names = result.cells.index[~has_few].get_level_values("dataset").unique()
     large = ", ".join(CASES[str(name)].title for name in names)
     return f"the range of the seeds (for {large} its 95 % interval)"
 
@@ -234,7 +234,7 @@ def _random(frame: pd.DataFrame) -> list[str]:
 
 
 def order(
-    table: Table, result: Cells, far: Mapping[str, str] | None = None
+    table: Table, result: Cells, cases: Mapping[str, str] | None = None
 ) -> tuple[Finding, ...]:
     """Findings on whether the table's best method is the best here and, for scores, how far off the baselines are.
 
@@ -242,11 +242,11 @@ def order(
     printed cells of our data sets have another method first, they cannot test the claim.
 
     Args:
-        far: datasets that are not comparable with the paper's, each with the reason (:func:`.runs.incomparable`).
+        cases: datasets that are not comparable with the paper's, each with the reason (:func:`.runs.incomparable`).
     """
-    far = far or {}
+    cases = cases or {}
     ranks, best = result.ranking.ranks, str(table.printed_ranks().idxmin())
-    text, holds, apart = "no dataset has all methods", None, _mixed(result, far)
+    text, holds, remark = "no dataset has all methods", None, _mixed(result, cases)
     if ranks.notna().all():
         first = str(ranks.idxmin())
         text = f"{NAMES[best]} {ranks[best]:.1f}, which is the least"
@@ -256,12 +256,12 @@ def order(
         theirs = Ranking(table.printed()[shown], table.higher_is_better).ranks
         ours = map(str, result.ranking.blocks.columns)
         narrow = [CASES[name].title for name in ours if narrower(name)]
-        if 2 * len(narrow) > len(shown) and not apart:
-            apart = (
+        if 2 * len(narrow) > len(shown) and not remark:
+            remark = (
                 f"the networks of {listing(narrow)} have a part of the paper's channels"
             )
-        if theirs[best] > theirs.min() and not apart:
-            apart = f"on these data sets the paper's cells have {NAMES[str(theirs.idxmin())]} first"
+        if theirs[best] > theirs.min() and not remark:
+            remark = f"on these data sets the paper's cells have {NAMES[str(theirs.idxmin())]} first"
         if not result.enough:
             text += f". Some runs have fewer than {LEAST_SEEDS} seeds: no order"
         else:
@@ -275,12 +275,12 @@ def order(
     if table.kind != SCORE:
         what = f" of {table.kind}"
     expected = f"{NAMES[best]} has the best mean rank{what}, as in {table.place} ({table.printed_ranks().min():.1f})"
-    findings = [Finding(expected, text, holds, apart)]
+    findings = [Finding(expected, text, holds, remark)]
     if table.kind == SCORE:
         others = ["local", "fedavg"]
         if table.metric == "macro_f1":
             others.append("playerfl_random")
-        findings += [_above(table, result, other, far) for other in others]
+        findings += [_above(table, result, other, cases) for other in others]
     return tuple(findings)
 
 
@@ -371,19 +371,19 @@ def evenness(frame: pd.DataFrame, far: Mapping[str, str]) -> tuple[Finding, ...]
         gains = values.sub(values["local"], axis=0).groupby(level="seed")
         lost = (values.lt(values["local"], axis=0)).groupby(level="seed").mean()
         for gaps, values_by_seed in ((spread, gains.std(ddof=0)), (losers, lost)):
-            both = pd.DataFrame(
+            both_methods = pd.DataFrame(
                 {
                     CONTROL: values_by_seed[CONTROL],
                     "others": values_by_seed[others].mean(axis=1),
                 }
             ).T
-            gaps[case.title] = difference(both, CONTROL, "others")
+            gaps[case.title] = difference(both_methods, CONTROL, "others")
         theirs = gaining[case.printed].drop(CONTROL).mean()
         theirs -= gaining.loc[CONTROL, case.printed]
         losers[case.title] = replace(losers[case.title], printed=theirs / 100)
-    even, fewer = judged(spread, TRAIL), judged(losers, TRAIL)
+    is_even, fewer = judged(spread, TRAIL), judged(losers, TRAIL)
     return (
-        even.finding(
+        is_even.finding(
             f"{NAMES[CONTROL]}'s gains over Local are spread more evenly over clients than the other methods'",
             "standard deviation over clients minus the others' in points: ",
         ),
@@ -413,11 +413,11 @@ def methods_differ(
 
 def printed_ranks(table: Table) -> Finding:
     """A finding on whether the printed ranks follow from the printed (rounded) cells."""
-    again = table.printed_ranking()
-    gaps = (again.ranks - table.printed_ranks()).abs()
+    printed = table.printed_ranking()
+    gaps = (printed.ranks - table.printed_ranks()).abs()
     return Finding(
         f"the mean ranks of {table.place} follow from its cells to within 0.7",
         f"the largest gap is {gaps.max():.1f} at {NAMES[str(gaps.idxmax())]}. Friedman's test of the cells gives "
-        f"{again.says}",
+        f"{printed.says}",
         bool(gaps.max() <= 0.7 + 1e-9),
     )

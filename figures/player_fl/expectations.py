@@ -39,10 +39,10 @@ def decided(
     values: pd.DataFrame,
 ) -> Finding:
     """A finding on one network's curves (layers x (seed, client)), open with fewer than three seeds."""
-    expected, apart = f"{network.title}: {expected}", network.incomparable
+    expected, reason = f"{network.title}: {expected}", network.incomparable
     if values.columns.get_level_values(0).nunique() < LEAST_SEEDS:
-        return Finding(expected, f"{measured} ({FEWEST})", None, apart)
-    return Finding(expected, measured, holds, apart)
+        return Finding(expected, f"{measured} ({FEWEST})", None, reason)
+    return Finding(expected, measured, holds, reason)
 
 
 def seed_by_seed(
@@ -224,7 +224,7 @@ def rises(
             ),
         ]
     least = values.median(axis=1) / values.median(axis=1).min()
-    far = (
+    claim = (
         f"{what} is at least {TEN} times its smallest at fc1 and {HUNDRED} times at fc2"
     )
     sizes = f"by the medians {least['fc1']:.3g} times and {least['fc2']:.3g} times"
@@ -238,7 +238,7 @@ def rises(
         ),
         seed_by_seed(
             network,
-            far,
+            claim,
             far_larger,
             values,
             sizes,
@@ -298,7 +298,7 @@ def offset(
     dense, middle = values.loc[full], values.median(axis=1)
     low, high = (printed[end].astype(float)[full] for end in ("low", "high"))
     published = (low + high) / 2
-    apart, less = (
+    mean_offset, mean_distance = (
         float((middle[full] - centre).abs().mean())
         for centre in (published, published - OFFSET)
     )
@@ -306,8 +306,11 @@ def offset(
     expected = (
         f"from fc1 on medians of {what} lie within the published ranges less {OFFSET}"
     )
-    far = f"{less:.3g} from the middle of these ranges and {apart:.3g} from that of the published ones on average"
-    return [decided(network, expected, f"{far}; {text}", verdict, values)]
+    measured_text = (
+        f"{mean_distance:.3g} from the middle of these ranges and {mean_offset:.3g} "
+        "from that of the published ones on average"
+    )
+    return [decided(network, expected, f"{measured_text}; {text}", verdict, values)]
 
 
 def kink(

@@ -171,15 +171,15 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     dataset, _, moment = run.rpartition("-")
     network = NETWORKS[dataset].at(moment)
     sites = Epoch(task) if moment == FIRST else after_run(task)
-    many, few, batch = (
+    for_gradients, for_curvature, batch = (
         sites.subset(size)
         for size in (network.gradient, network.curvature, FIGURE_BATCH)
     )
     probe = probe_set(task.data, network.probe)
     parts = [
-        sites.frame(["grad_variance", SENSITIVITY], many),
+        sites.frame(["grad_variance", SENSITIVITY], for_gradients),
         sites.frame("grad_variance", batch, FIGURE_BATCH, reduction="batch"),
-        sites.frame("hessian_trace", few),
+        sites.frame("hessian_trace", for_curvature),
         sites.frame(f"{RELEASED}:hessian_trace", batch, FIGURE_BATCH),
         sites.frame("cka", probe=probe),
         sites.frame(f"{RELEASED}:{SENSITIVITY}"),

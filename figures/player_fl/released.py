@@ -368,14 +368,16 @@ class Published(Sensitivity):
 
 def published_sensitivity(measurement: Measurement, options: Published) -> list[Row]:
     """Return rows of S_l for each client and combined (client ""), and of I_l for each client."""
-    drawn = [
+    single_batches = [
         replace(s, data=_draw(s, options.single_batch, measurement.seed))
         for s in measurement.subjects
     ]
     with ExitStack() as hooks:
-        for drawn_client in drawn:
+        for drawn_client in single_batches:
             hooks.enter_context(_looks(drawn_client.model, options.seen))
-        return one_pass(replace(measurement, subjects=drawn, batch=None), [options])
+        return one_pass(
+            replace(measurement, subjects=single_batches, batch=None), [options]
+        )
 
 
 def _draw(subject: ClientModel, size: int, seed: int) -> Data:

@@ -65,7 +65,7 @@ def choices(frame: pd.DataFrame, dataset: str) -> Curves:
     They are layers x (seed, client).
     """
     of_first = frame[frame["run"] == run_of(dataset, FIRST)]
-    again = of_first[of_first["metric"] == "grad_variance"].assign(
+    of_variance = of_first[of_first["metric"] == "grad_variance"].assign(
         value=lambda rows: rows["value"] / rows["n_params"]
     )
     curves_of = {
@@ -73,7 +73,7 @@ def choices(frame: pd.DataFrame, dataset: str) -> Curves:
         "whole": curves(of_first, "hessian_trace", "absolute", "first"),
         "nuclear": curves(of_first, "hessian_trace", "released", "first"),
         "variance": curves(of_first, "grad_variance", "batch", "first"),
-        "divided": curves(again, "grad_variance", "batch", "first"),
+        "divided": curves(of_variance, "grad_variance", "batch", "first"),
         "apart": dissimilarity(of_first),
     }
     if "procrustes" in set(of_first["metric"]):
@@ -133,8 +133,8 @@ def _lines(network: Network, curves: Curves) -> list[dict[str, Any]]:
         )
         nothing = read_off("", "", list(values.index))
         quantity = words + (" / first" if name in SHOWN else "")
-        over = f"{values.shape[1]} clients and seeds"
-        lines += lines_beside(quantity, network.title, nothing, values, over)
+        averaged = f"{values.shape[1]} clients and seeds"
+        lines += lines_beside(quantity, network.title, nothing, values, averaged)
     return lines
 
 
@@ -204,7 +204,7 @@ def _step(values: pd.DataFrame) -> str:
 def _findings(network: Network, curves: Curves) -> list[Finding]:
     middle = {name: values.median(axis=1) for name, values in curves.items()}
     whole = middle["whole"]
-    like = float(middle["trace"].rank().corr(middle["nuclear"].rank()))
+    rank_correlation = float(middle["trace"].rank().corr(middle["nuclear"].rank()))
     traces = curves["trace"]
     return [
         seed_by_seed(
@@ -220,7 +220,7 @@ def _findings(network: Network, curves: Curves) -> list[Finding]:
             "the nuclear norm of H v orders the layers as the trace per parameter does",
             lambda curve: curve.rank().equals(traces[curve.name].rank()),
             curves["nuclear"],
-            f"rank correlation of the medians {like:.2g}",
+            f"rank correlation of the medians {rank_correlation:.2g}",
         ),
     ]
 
@@ -229,9 +229,9 @@ def _test_findings(tests: pd.DataFrame) -> tuple[Finding, ...]:
     """Return findings on Table 1, on its best method, and on tables of the appendix that print a significant p."""
     first = tests.loc["Table 1", "p"]
     pairs = TABLES["table1"].printed_ranking().nemenyi[CONTROL].drop(CONTROL)
-    apart = [NAMES[str(name)] for name in pairs.index[pairs <= ALPHA]]
+    differing = [NAMES[str(name)] for name in pairs.index[pairs <= ALPHA]]
     significant = tests[tests["high"] <= ALPHA]
-    gone = significant[significant["p"] > ALPHA]
+    lost = significant[significant["p"] > ALPHA]
     return (
         Finding(
             f"Table 1's methods differ at {ALPHA:g} when the algorithms are compared",
@@ -240,18 +240,18 @@ def _test_findings(tests: pd.DataFrame) -> tuple[Finding, ...]:
         ),
         Finding(
             f"in Table 1 {NAMES[CONTROL]}'s mean rank differs from each other method's by Nemenyi's test at {ALPHA:g}",
-            f"it differs from {len(apart)} of {len(pairs)} methods, {listing(apart)}; "
+            f"it differs from {len(differing)} of {len(pairs)} methods, {listing(differing)}; "
             f"Friedman's test has p = {first:.2g}",
-            len(apart) == len(pairs),
+            len(differing) == len(pairs),
         ),
         Finding(
             f"what the appendix prints as significant at {ALPHA:g} is significant when the algorithms are compared",
-            f"in {len(significant) - len(gone)} of {len(significant)} tables"
+            f"in {len(significant) - len(lost)} of {len(significant)} tables"
             + "".join(
                 f"; {place} ({row['words']}) has p = {row['p']:.2g}"
-                for place, row in gone.iterrows()
+                for place, row in lost.iterrows()
             ),
-            bool(gone.empty),
+            bool(lost.empty),
         ),
     )
 

@@ -176,12 +176,12 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     plan = engine.algorithm.plan
     if plan is None or plan.cut is None:
         return final
-    where: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "layer": plan.last_shared,
         "round": task.config.federation.rounds,
         "estimator": plan.why.rule,
     }
-    last = rows.row(LAST, plan.cut, **where, **labels(task))
+    last = rows.row(LAST, plan.cut, **columns, **labels(task))
     return pd.concat([final, rows.frame([last])], ignore_index=True)
 
 

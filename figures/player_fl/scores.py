@@ -330,10 +330,10 @@ def friedman_printed(table: Table) -> str:
     rows = where(rows, place=table.place, quantity="friedman p")
     if rows.empty:
         return ""
-    only = rows.iloc[0]
-    if math.isnan(only["value"]):
-        return f"< {only['high']:g}"
-    return f"{only['value']:g}"
+    printed_row = rows.iloc[0]
+    if math.isnan(printed_row["value"]):
+        return f"< {printed_row['high']:g}"
+    return f"{printed_row['value']:g}"
 
 
 def frame_of(table_lines: list[dict[str, Any]]) -> pd.DataFrame:

@@ -56,8 +56,8 @@ def least_angle(x: Tensor, y: Tensor) -> float:
     norms = torch.linalg.matrix_norm(products)
     order = norms.argsort(descending=True)
     most, best = math.sqrt(min(products.shape[1:])), 0.0
-    for some in order.split(_SHIFTS):
-        if most * float(norms[some[0]]) <= best:
+    for shifts in order.split(_SHIFTS):
+        if most * float(norms[shifts[0]]) <= best:
             break
-        best = max(best, float(torch.linalg.svdvals(products[some]).sum(1).max()))
+        best = max(best, float(torch.linalg.svdvals(products[shifts]).sum(1).max()))
     return math.acos(min(best, 1.0))

@@ -173,18 +173,18 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"Colour: layers fewer (orange) or more (violet) than Table A.2. {sizes_text} Replacements: {stand}. "
         f"{absent_names} are not available.{missing_text}"
     )
-    far = {name: f"not {title}" for name, title in STAND_IN.items()} | FEW
+    exclusions = {name: f"not {title}" for name, title in STAND_IN.items()} | FEW
     return Drawing(
         figure,
         _table(decided),
         caption,
-        (_printed(), *_findings(decided, far)),
+        (_printed(), *_findings(decided, exclusions)),
         _page(decided),
     )
 
 
 def _matrix(ax: Axes, decided: list[Decisions]) -> None:
-    texts, apart = {}, {}
+    texts, remarks = {}, {}
     ways = [*LISTS, *decided[0].counts.index]
     for decision in decided:
         names, gaps = [], []
@@ -193,9 +193,9 @@ def _matrix(ax: Axes, decided: list[Decisions]) -> None:
             layer, count = listed if way in LISTS else decision.usual(way)
             names.append(f"{layer}  {count}/{decision.seeds}" if count else layer)
             gaps.append(decision.layers_later(layer))
-        texts[decision.dataset], apart[_title(decision.dataset)] = names, gaps
+        texts[decision.dataset], remarks[_title(decision.dataset)] = names, gaps
     thresholds = (f"threshold {way:g}" for way in ways if isinstance(way, float))
-    table = pd.DataFrame(apart, [*LISTS.values(), *thresholds, JUMP], dtype=float)
+    table = pd.DataFrame(remarks, [*LISTS.values(), *thresholds, JUMP], dtype=float)
     matrix(
         ax,
         table.fillna(0),
@@ -350,13 +350,13 @@ def _stable(decided: list[Decisions], far: Mapping[str, str]) -> Finding:
     The paper gives no range. Its own Fig. 4 has one for each dataset, in which its curves give its layer.
     """
     limits = thresholds()
-    near = [
+    own_datasets = [
         decision
         for decision in decided
         if decision.dataset not in STAND_IN and decision.dataset not in far
     ]
     counts = {}
-    for decision in near:
+    for decision in own_datasets:
         low, high = limits.loc[CASES[decision.dataset].printed, ["low", "high"]]
         in_range = np.linspace(low + TOLERANCE, high - TOLERANCE, STEPS)
         name = f"{CASES[decision.dataset].title} from {low:.3g} to {high:.3g}"
@@ -367,7 +367,7 @@ def _stable(decided: list[Decisions], far: Mapping[str, str]) -> Finding:
             f"{name} in {count} of {seeds} seeds"
             for name, (count, seeds) in counts.items()
         )
-        + f" ({len(near)} parts)",
+        + f" ({len(own_datasets)} parts)",
         joint(of_parts([of_share(*count) for count in counts.values()])),
     )
 
@@ -390,11 +390,11 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
     best = dict.fromkeys(
         listing(matches[way]) for way in limits if len(matches[way]) == most
     )
-    at = {
+    limits_of = {
         names: [f"{way:g}" for way in limits if listing(matches[way]) == names]
         for names in best
     }
-    choices = [(names or "none", ways) for names, ways in at.items()]
+    choices = [(names or "none", ways) for names, ways in limits_of.items()]
     choices_text = "; ".join(f"{names} at {listing(ways)}" for names, ways in choices)
     ours = matches[select.THRESHOLD]
     small = [
@@ -402,7 +402,7 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
         for decision in decided
         if decision.dataset in far and decision.dataset not in STAND_IN
     ]
-    apart = f"{listing(small)} are too small here"
+    remark = f"{listing(small)} are too small here"
     ours_text = listing(ours) or "none"
     findings = [
         _stable(decided, far),
@@ -410,18 +410,18 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
             "a single threshold gives Table A.2's last shared layer on every available dataset of the paper",
             f"at best {most} of {len(titles)}: {choices_text}. The largest jump gives {len(matches[JUMP])}",
             most == len(titles) if enough else None,
-            apart,
+            remark,
         ),
         Finding(
             f"the default threshold {select.THRESHOLD:g} gives Table A.2's layer on most of them",
             f"on {len(ours)} of {len(titles)}: {ours_text}",
             len(ours) > len(titles) / 2 if enough else None,
-            apart,
+            remark,
         ),
     ]
     for decision in decided:
-        same = [decision.usual(way)[0] for way in limits]
-        spread = Counter(same)
+        decisions = [decision.usual(way)[0] for way in limits]
+        spread = Counter(decisions)
         findings.append(
             Finding(
                 f"on {CASES[decision.dataset].title} every threshold from {limits[0]:g} to {limits[-1]:g} "
@@ -446,10 +446,13 @@ def _page(decided: list[Decisions]) -> str:
         ]
     }
     for decision in decided:
-        usual = [decision.usual(way) for way in decision.counts.index]
+        usual_decisions = [decision.usual(way) for way in decision.counts.index]
         columns[_title(decision.dataset).replace("\n", " ")] = [
             *(decision.lists.get(place, "–") for place in LISTS),
-            *(f"{layer} ({count} of {decision.seeds})" for layer, count in usual),
+            *(
+                f"{layer} ({count} of {decision.seeds})"
+                for layer, count in usual_decisions
+            ),
         ]
     table_text = markdown(columns)
     return (

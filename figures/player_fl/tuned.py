@@ -58,10 +58,10 @@ def base(dataset: str, method: str) -> RunConfig:
 
 def grid(dataset: str, method: str) -> tuple[float, ...]:
     """The learning rates that a method tries, the same number for each method."""
-    tried = GRIDS[dataset]
+    grid_values = GRIDS[dataset]
     if method == "pfedme":
-        return PFEDME[: len(tried)]
-    return tried
+        return PFEDME[: len(grid_values)]
+    return grid_values
 
 
 def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:

@@ -195,10 +195,10 @@ class Shown:
     @property
     def drawn(self) -> list[pd.DataFrame]:
         """Return all values that are drawn, with a row for each layer."""
-        drawn = [self.values]
+        tables = [self.values]
         if self.banded:
-            drawn.append(self.published[["low", "high"]].astype(float))
-        return [values.reset_index(drop=True) for values in drawn]
+            tables.append(self.published[["low", "high"]].astype(float))
+        return [values.reset_index(drop=True) for values in tables]
 
     def bands(self, way: Way) -> list[Band]:
         """Return the published range, and where a constant was added to it also the range without."""
@@ -206,9 +206,9 @@ class Shown:
             return []
         bands = [Band(self.published, PRINTED)]
         if way.metric == "procrustes" and self.network.last_conv:
-            less = self.published[["low", "high"]].astype(float) - OFFSET
-            full = [layer for layer in less.index if layer.startswith("fc")]
-            bands.append(Band(less.loc[full].reindex(less.index), LESS, LESS_LOOK))
+            ends = self.published[["low", "high"]].astype(float) - OFFSET
+            full = [layer for layer in ends.index if layer.startswith("fc")]
+            bands.append(Band(ends.loc[full].reindex(ends.index), LESS, LESS_LOOK))
         return bands
 
     def lines(self) -> list[Line]:
@@ -257,17 +257,17 @@ def _draw(
                 marks |= _panel(ax, way, panel)
             of_row = list(chain.from_iterable(panels))
             for part in of_row:
-                over = f"{part.values.shape[1]} clients and seeds"
+                averaged = f"{part.values.shape[1]} clients and seeds"
                 labels = {"dataset": part.dataset, "moment": MOMENT[part.moment]}
                 of_layers = lines_beside(
-                    way.quantity, way.what, part.published, part.values, over
+                    way.quantity, way.what, part.published, part.values, averaged
                 )
                 lines += [labels | line for line in of_layers]
                 findings += way.expect(
                     part.network, way.what, part.values, part.published
                 )
-            drawn = list(chain.from_iterable(part.drawn for part in of_row))
-            set_scale(row[0], pd.concat(drawn, axis=1), way.log)
+            tables = list(chain.from_iterable(part.drawn for part in of_row))
+            set_scale(row[0], pd.concat(tables, axis=1), way.log)
             if not way.log:
                 row[0].set_ylim(bottom=0)
             row[0].set_ylabel(way.label, fontsize=7)

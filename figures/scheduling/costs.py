@@ -88,9 +88,11 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         moving = set(chain.from_iterable(phase.train for phase in phases))
         if moving != before:
             for part in task.layers:
-                on = float(not moving.isdisjoint(part.tensors))
+                is_moving = float(not moving.isdisjoint(part.tensors))
                 lines.append(
-                    rows.row(TRAINED, on, round=index + 1, layer=part.name, **named)
+                    rows.row(
+                        TRAINED, is_moving, round=index + 1, layer=part.name, **named
+                    )
                 )
         before = moving
     return rows.frame(lines)
@@ -226,11 +228,11 @@ def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table["published"] = (
         table["tensor"].map(printed).where(table["dataset"] == DATASETS[0])
     )
-    same = mine == printed
+    agrees = mine == printed
     finding = Finding(
         "the network for MNIST has the paper's number of parameters in every tensor",
-        f"{sum(same)} of {len(same)} numbers agree, in all {mine['total']:,}",
-        all(same),
+        f"{sum(agrees)} of {len(agrees)} numbers agree, in all {mine['total']:,}",
+        all(agrees),
     )
     cells = {
         "tensor": list(printed.index),

@@ -75,13 +75,13 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         {seed: counts_of_seed.sum(axis=1) for seed, counts_of_seed in tables.items()}
     )
     half = counts.shape[1] / 2
-    few = int((of_all < half).sum())
+    n_few = int((of_all < half).sum())
     finding = Finding(
         f"most clients have effectively fewer than {half:g} of the {counts.shape[1]} classes "
         "(exp of the entropy of their labels)",
-        f"{few} of {len(of_all)} over {len(tables)} seeds, median {of_all.median():.1f}; {sizes.min():.0f} to "
+        f"{n_few} of {len(of_all)} over {len(tables)} seeds, median {of_all.median():.1f}; {sizes.min():.0f} to "
         f"{sizes.max():.0f} images a client",
-        few > len(of_all) / 2,
+        n_few > len(of_all) / 2,
     )
     ends = [f"{name}  ({total:,})" for name, total in counts.sum(axis=1).items()]
     with sheet(6.4, 3.6) as figure:
@@ -169,12 +169,12 @@ def _of_rounds(
     parts["end"] = values[values["round"] == last].pivot(
         index="algorithm", columns="seed", values="value"
     )
-    gaps: dict[str, dict[str, Difference]] = {when: {} for when in parts}
-    for when, means in parts.items():
+    gaps: dict[str, dict[str, Difference]] = {moment: {} for moment in parts}
+    for moment, means in parts.items():
         for method in SCHEDULES:
             for other in ("fedavg", "fedbabu"):
                 gap = difference(means, method, other)
-                gaps[when][f"{method} − {other}"] = gap
+                gaps[moment][f"{method} − {other}"] = gap
     frozen, end = judge(gaps["frozen"], TRAIL), judge(gaps["end"], NO_LOWER)
     return [
         frozen.finding(
@@ -260,10 +260,10 @@ def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]
     for method in SCHEDULES:
         gaps: dict[str, Difference] = {}
         for p in POINTS:
-            both = pd.DataFrame(
+            both_methods = pd.DataFrame(
                 {name: main[name].quantile(p / 100) for name in (method, "fedbabu")}
             ).T
-            gaps[f"percentile {p}"] = difference(both, method, "fedbabu")
+            gaps[f"percentile {p}"] = difference(both_methods, method, "fedbabu")
         gaps = {"worst client": gaps.pop("percentile 0"), **gaps}
         title = names.title(method)
         findings.append(

@@ -378,16 +378,16 @@ def incomparable(
     final = published_rows[published_rows["setting"] == f"{printed} rounds"].set_index(
         "method"
     )["value"]
-    here = 100 * values.mean(axis=1)
+    means = 100 * values.mean(axis=1)
     if has_images(trained_on, dataset):
         return little_learned({
-            names.title(method): (here.get((f"{dataset}.{method}", last), math.nan) / 100, final[method] / 100)
+            names.title(method): (means.get((f"{dataset}.{method}", last), math.nan) / 100, final[method] / 100)
             for method in methods
         }, CHANCE)  # fmt: skip
     scores_here = [
-        here[f"{dataset}.{method}", last]
+        means[f"{dataset}.{method}", last]
         for method in methods
-        if (f"{dataset}.{method}", last) in here.index
+        if (f"{dataset}.{method}", last) in means.index
     ]
     levels = ""
     if scores_here:

@@ -168,15 +168,17 @@ def _findings(
                 "methods",
                 apart=incomparable(header, final, dataset, [*OTHERS, method]),
             )
-    near = own_images(header)
-    far = [NAMES[dataset] for dataset in columns(header) if dataset not in near]
-    where = "on every dataset"
-    if far:
-        far_names = " and ".join(far)
-        where += f" of the paper's own images (without {far_names})"
-    where += " (after the last round)"
+    own_data = own_images(header)
+    other_data = [
+        NAMES[dataset] for dataset in columns(header) if dataset not in own_data
+    ]
+    place = "on every dataset"
+    if other_data:
+        far_names = " and ".join(other_data)
+        place += f" of the paper's own images (without {far_names})"
+    place += " (after the last round)"
     parts = []
-    for dataset in near:
+    for dataset in own_data:
         column = columns(header)[dataset]
         if column.at[-1] < column.papers[-1]:
             parts.append(
@@ -184,11 +186,12 @@ def _findings(
                 f"the last layers begin at {column.unfreeze[-1]}"
             )
     shorter = "; ".join(parts)
-    yield from _beside_fedbabu(header, final, near, where, shorter)
+    yield from _beside_fedbabu(header, final, own_data, place, shorter)
     verdict = judge(
-        {NAMES[d]: at_the_end(header, final, d, "vanilla", "anti") for d in near}, LEVEL
+        {NAMES[d]: at_the_end(header, final, d, "vanilla", "anti") for d in own_data},
+        LEVEL,
     )
-    yield verdict.finding(f"Vanilla and Anti are level {where}", apart=shorter)
+    yield verdict.finding(f"Vanilla and Anti are level {place}", apart=shorter)
 
 
 def _beside_fedbabu(
@@ -482,11 +485,11 @@ def _draw_whole(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     table["published"] = list(printed[list(methods)])
     learned = zip(table["accuracy"] / 100, table["published"] / 100, strict=True)
-    apart = little_learned(
+    exclusion = little_learned(
         dict(zip(map(names.title, methods), learned, strict=True)), (0.1, 0.1)
     )
     place = f"on {NAMES[dataset]} (after the last round)"
-    findings = tuple(_beside_fedbabu(header, values, [dataset], place, apart))
+    findings = tuple(_beside_fedbabu(header, values, [dataset], place, exclusion))
     missing = missing_runs(header, list(header["runs"]))
     sizes = setting(header, frame, dataset)
     caption = f"Accuracy after fine-tuning, after the last round, with 95 % intervals.{missing} {sizes}"

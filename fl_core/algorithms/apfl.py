@@ -178,11 +178,11 @@ class FedALA(OwnModel):
         passes = self.config.later
         if WEIGHTS not in state.trees:
             passes = self.config.first
-        there = [
+        on_device = [
             {name: tensor.to(ctx.labels.device) for name, tensor in part.items()}
             for part in (weights, start, select(personal, names))
         ]
-        weights, fixed = there[0], (there[1], there[2])
+        weights, fixed = on_device[0], (on_device[1], on_device[2])
         losses: list[float] = []
         if passes:
             batches = list(ctx.batches("adaptive aggregation", self.config.share))

@@ -671,11 +671,11 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
                     f"{where}: {name} must have the arguments ({arguments}); got {parameters}."
                 ) from error
         elif not any(hasattr(parent, name) for parent in algorithm.__mro__[1:]):
-            near = get_close_matches(name, hooks.keys() - {"loss"}, 1, 0.7)
-            if near and [*parameters.parameters] == hooks[near[0]]:
+            nearest_hooks = get_close_matches(name, hooks.keys() - {"loss"}, 1, 0.7)
+            if nearest_hooks and [*parameters.parameters] == hooks[nearest_hooks[0]]:
                 raise UsageError(
                     f"{where}: a method with the arguments of a hook must be one; got {name!r}. "
-                    f"Name it {near[0]!r}, or begin its name with an underscore."
+                    f"Name it {nearest_hooks[0]!r}, or begin its name with an underscore."
                 )
 
 

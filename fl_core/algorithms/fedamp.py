@@ -367,10 +367,12 @@ class FedFomo(Keeping):
         parameters = set(self.units[0].parameters) - self.task_info.frozen
         weights = {}
         for peer, peer_model in message.trees.items():
-            far = tree.distance(
+            distance = tree.distance(
                 tree.select(peer_model, parameters), tree.select(personal, parameters)
             )
-            weights[peer] = (losses["own"] - losses[peer]) / far if far > 0 else 0.0
+            weights[peer] = (
+                (losses["own"] - losses[peer]) / distance if distance > 0 else 0.0
+            )
         state.meta["weights"] = weights
         helping = {peer: weight for peer, weight in weights.items() if weight > 0}
         return {
@@ -540,7 +542,7 @@ class FedCAC(ServerMade):
         others = [
             server.trees[f"model/{c}"] for c in server.meta[COLLABORATORS][str(client)]
         ]
-        near = tree.mean(
+        near_mean = tree.mean(
             [tree.select(model, mask.keys() & model.keys()) for model in others],
             [1] * len(others),
             self.task_info.buffers,
@@ -548,8 +550,8 @@ class FedCAC(ServerMade):
         merged = {
             **average,
             **{
-                name: torch.where(where, near[name], average[name])
-                for name, where in mask.items()
+                name: torch.where(mask_of_tensor, near_mean[name], average[name])
+                for name, mask_of_tensor in mask.items()
             },
         }
         self.task_info.buffers.renew(merged)
@@ -610,10 +612,10 @@ def _overlaps(masks: list[Tree]) -> Tensor:
         nothing = torch.zeros_like(next(mask[name] for mask in masks if name in mask))
         flat = torch.stack([mask.get(name, nothing).flatten() for mask in masks])
         for part in flat.split(CHUNK, dim=1):
-            ones = part.float()  # counts below 2^24 are exact
-            common += (ones @ ones.T).double()
+            marks = part.float()  # counts below 2^24 are exact
+            common += (marks @ marks.T).double()
     count = common.diagonal()
-    apart = count[:, None] + count[None, :] - 2 * common
+    differences = count[:, None] + count[None, :] - 2 * common
     return torch.where(
-        count[:, None] > 0, 1 - apart / (2 * count[:, None]).clamp(min=1), 0.0
+        count[:, None] > 0, 1 - differences / (2 * count[:, None]).clamp(min=1), 0.0
     )

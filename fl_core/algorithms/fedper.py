@@ -144,11 +144,11 @@ class FedLP(Algorithm):
 
     def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
         layers = self.task_info.layers
-        drawn = seeds.numpy_generator(
+        numbers = seeds.numpy_generator(
             self.task_info.seed, "sent layers", rnd.index, client
         ).random(len(layers))
-        pairs = zip(layers, drawn, strict=True)
-        sent = [layer for layer, at in pairs if at < self.config.keep]
+        pairs = zip(layers, numbers, strict=True)
+        sent = [layer for layer, number in pairs if number < self.config.keep]
         return super().uploaded(rnd, client) & {*tensors_in(sent)}
 
 

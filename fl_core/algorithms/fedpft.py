@@ -390,9 +390,9 @@ class FedPFT(Algorithm):
 
     def contrast_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take one optimiser step on a batch together with its views."""
-        seen = self.draw_views(steps, batch, ctx)
-        steps.descend(steps.gradients(seen))
-        self.enqueue(seen, ctx)
+        views = self.draw_views(steps, batch, ctx)
+        steps.descend(steps.gradients(views))
+        self.enqueue(views, ctx)
 
     # --- what is evaluated ---
 

@@ -360,9 +360,9 @@ def draw_cover(
     for place in draws.permutation(len(depths)):
         client, depth = depths[place]
         new = draws.permutation(sorted(missing))[:depth]
-        more = draws.permutation(sorted(set(range(blocks)).difference(new)))[
+        further = draws.permutation(sorted(set(range(blocks)).difference(new)))[
             : depth - len(new)
         ]
-        positions[client] = tuple(sorted(int(k) for k in (*new, *more)))
+        positions[client] = tuple(sorted(int(k) for k in (*new, *further)))
         missing.difference_update(positions[client])
     return positions

@@ -55,11 +55,11 @@ class InclusiveFL(LimitedDepth):
         if config.momentum:
             first, *others = paths_of_blocks(built)
             for other in others:
-                here, there = (
+                first_state, other_state = (
                     tree.state_dict(built.get_submodule(path))
                     for path in (first, other)
                 )
-                tree.check_same(here, there, first, other)
+                tree.check_same(first_state, other_state, first, other)
         return built
 
     def mix(self, server: State, updates: Iterable[Update], rnd: Round) -> None:

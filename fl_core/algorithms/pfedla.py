@@ -173,14 +173,14 @@ class PFedHN(ServerMade):
         return Message({"delta": tree.subtract(began, ended)}, message.meta)
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        like = server.trees["model"]
+        shapes = server.trees["model"]
         replies = list(updates)  # all clients have been served before the first step
         net = tree.clone(server.trees[PURPOSE])
         speed = tree.clone(server.trees["momentum"])
         for update in (
             replies
         ):  # in place: the network has a hundred times as many parameters as the model
-            generated = partial(self.generate, like=like, client=update.client)
+            generated = partial(self.generate, like=shapes, client=update.client)
             grads = pull_back(generated, net, update.message.trees["delta"])
             scale = min(1.0, self.config.clip / (tree.dot(grads, grads) ** 0.5 + 1e-6))
             for name, tensor in net.items():
@@ -311,8 +311,8 @@ class PFedLA(Mixing):
             changed = [
                 (k, change[name]) for k, change in enumerate(changes) if name in change
             ]
-            for at in range(0, start.numel() if moves and changed else 0, CHUNK):
-                part = slice(at, at + CHUNK)
+            for begin in range(0, start.numel() if moves and changed else 0, CHUNK):
+                part = slice(begin, begin + CHUNK)
                 left, right = (
                     torch.stack([t.flatten()[part].double() for _, t in entries])
                     for entries in (changed, moves)

@@ -154,12 +154,12 @@ class FedLAMA(Algorithm):
             names = [name for name in self._trained(layer) if name in trees[0]]
             if layer.name in due and names:
                 mean = tree.select(server.trees["model"], names)
-                apart = sum(
+                discrepancy = sum(
                     tree.distance(tree.select(model, names), mean) ** 2
                     for model in trees
                 ) / len(trees)
                 size = sum(mean[name].numel() for name in names)
-                noted[layer.name] = apart / (intervals[layer.name] * size)
+                noted[layer.name] = discrepancy / (intervals[layer.name] * size)
 
     def _adjust(self, server: State) -> None:
         noted: Mapping[str, float] = server.meta[DISCREPANCY]
@@ -210,8 +210,8 @@ def long_layers(
     parts = zip(lost, saved, strict=True)
     first = next(
         k
-        for k, (at, part) in enumerate(parts)
-        if at * all_saved > (all_saved - part) * all_lost
+        for k, (loss, part) in enumerate(parts)
+        if loss * all_saved > (all_saved - part) * all_lost
     )
     return order[: first + 1]
 

@@ -188,9 +188,9 @@ def check_spellings(
 
     >>> check_spellings("labels", ["9007199254740992", "9007199254740993"])
     """
-    seen: dict[Decimal, str] = {}
+    word_of: dict[Decimal, str] = {}
     for word in filter(is_number, words):
-        first = seen.setdefault(exact(word), word)
+        first = word_of.setdefault(exact(word), word)
         if first != word:
             rule = f"{what} must not be one number in two spellings"
             raise DataFault(f"{rule}; got {first!r}, {word!r}.", way)

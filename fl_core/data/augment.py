@@ -75,13 +75,13 @@ class MoCoViews:
                 chosen = torch.nonzero(order[:, place] == k).squeeze(1)
                 if len(chosen):
                     chosen = chosen.to(x.device, non_blocking=True)
-                    by, old = strengths[chosen, k].view(-1, 1, 1, 1), x[chosen]
+                    strength, old = strengths[chosen, k].view(-1, 1, 1, 1), x[chosen]
                     if k == 3:
-                        new = _rotate_hue(old, by)
+                        new = _rotate_hue(old, strength)
                     else:  # away from black, from its mean grey, or from grey
                         mean_grey = grey(old).mean((1, 2, 3), True)
                         base = [old.new_zeros(()), mean_grey, grey(old)][k]
-                        new = base + (1 + by) * (old - base)
+                        new = base + (1 + strength) * (old - base)
                     x[chosen] = new.clamp(low, high)
         if self.mean:
             return (x - mean) / std
@@ -123,8 +123,10 @@ def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
         start = boxes[:, side]
         length = boxes[:, 2 + side]
         size = images.shape[2 + side]
-        at = (torch.arange(size, device=images.device, dtype=images.dtype) + 0.5) / size
-        places = at * length[:, None] - 0.5
+        centres = (
+            torch.arange(size, device=images.device, dtype=images.dtype) + 0.5
+        ) / size
+        places = centres * length[:, None] - 0.5
         places = start[:, None] + torch.minimum(
             places.clamp(min=0), length[:, None] - 1.0
         )
@@ -133,8 +135,8 @@ def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
         grids.append(2 * places / max(size - 1, 1) - 1)
     rows, columns = grids
     across = columns[:, None].expand(-1, rows.shape[1], -1)
-    down = rows[..., None].expand(-1, -1, columns.shape[1])
-    grid = torch.stack([across, down], -1)
+    row_index = rows[..., None].expand(-1, -1, columns.shape[1])
+    grid = torch.stack([across, row_index], -1)
     return grid_sample(
         images, grid.to(images.dtype), align_corners=True, padding_mode="border"
     )

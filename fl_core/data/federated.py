@@ -263,9 +263,11 @@ class FederatedData(Displayed):
             sizes = {client.name: len(client.split(split)) for client in self.clients}
             return pd.DataFrame({"samples": sizes})
         ys = [client.split(split).y.cpu() for client in self.clients]
-        several = self.task == MULTILABEL
+        several_labels = self.task == MULTILABEL
         counts = [
-            y.sum(0).long() if several else torch.bincount(y, minlength=self.n_classes)
+            y.sum(0).long()
+            if several_labels
+            else torch.bincount(y, minlength=self.n_classes)
             for y in ys
         ]
         return pd.DataFrame(
@@ -413,12 +415,13 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
             client.split(split).x.numpy() for client in data.clients
         )
         keys[split] = [hash(row.tobytes()) for row in rows]
-    seen = {*keys["train"]}
+    training_keys = {*keys["train"]}
     for split in SPLITS[1:]:
-        again = sum(key in seen for key in keys[split])
-        if again > REPEATED * len(keys[split]):
+        n_repeated = sum(key in training_keys for key in keys[split])
+        if n_repeated > REPEATED * len(keys[split]):
             sentences.append(
-                f"{again:,} of {len(keys[split]):,} {split} samples equal a training sample: scores may be too good"
+                f"{n_repeated:,} of {len(keys[split]):,} {split} samples equal a training sample: "
+                "scores may be too good"
             )
     if data.copies_note:
         sentences.append(data.copies_note)
@@ -438,8 +441,10 @@ def client_notes(data: FederatedData) -> list[str]:
     sentences = []
     for what, names in kinds.items():
         if len(names) > MANY:
-            some = listing(in_order(names), 3)
-            sentences.append(f"{len(names)} of {len(ys)} clients have {what}: {some}")
+            clients_text = listing(in_order(names), 3)
+            sentences.append(
+                f"{len(names)} of {len(ys)} clients have {what}: {clients_text}"
+            )
         else:
             sentences += [f"client {name!r} has {what}" for name in names]
     if data.task == REGRESSION and not getattr(data.preprocessing, "target", ()):

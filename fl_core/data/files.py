@@ -83,25 +83,25 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
     Raises:
         UsageError: not an .npz file, or arrays are missing, unknown, of unequal length, or have invalid content.
     """
-    there = headers(path)
-    split = "x_train" in there
+    headers_of = headers(path)
+    split = "x_train" in headers_of
     parts = ("_train", "_test") if split else ("",)
-    needed: list[str] = []
+    needed_keys: list[str] = []
     for part in parts:
-        needed += [f"x{part}", f"y{part}"]
-    owner_key = next((key for key in OWNER_KEYS if key in there), "client")
+        needed_keys += [f"x{part}", f"y{part}"]
+    owner_key = next((key for key in OWNER_KEYS if key in headers_of), "client")
     aside = [] if split else ["is_train", owner_key]
-    named = [f"{owner_key}_names"] if owner_key in there and not split else []
-    for key in there:
-        check_known(f"array in {path}", key, [*needed, *aside, *named, "classes"])
-    for key in needed:
-        if key not in there:
-            got = listing(there) or "none"
+    named = [f"{owner_key}_names"] if owner_key in headers_of and not split else []
+    for key in headers_of:
+        check_known(f"array in {path}", key, [*needed_keys, *aside, *named, "classes"])
+    for key in needed_keys:
+        if key not in headers_of:
+            got = listing(headers_of) or "none"
             raise UsageError(
                 f"{path} must have arrays x y, or x_train y_train x_test y_test; "
                 f"got no {key!r} among {got}."
             )
-    data = read_arrays(path, list(there))
+    data = read_arrays(path, list(headers_of))
 
     def names(key: str) -> Names | None:
         values = data.get(key)
@@ -153,9 +153,9 @@ def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, Array]:
     Raises:
         UsageError: not such a file, no such array, or an array of Python objects.
     """
-    there = headers(path)
+    headers_of = headers(path)
     for key in keys:
-        check_known(f"array in {path}", key, there)
+        check_known(f"array in {path}", key, headers_of)
     what, way = f"{path} must hold plain numbers and text", "Save no Python objects."
     with (
         about(what, storage.DAMAGED, way=way),

@@ -232,19 +232,19 @@ class Inputs:
         if isinstance(new, str | Path):
             path = path_of(new)
         if path is not None and path.suffix == ".npz":
-            there: list[str] = list(files.headers(path))
+            header: list[str] = list(files.headers(path))
         elif path is not None or isinstance(new, pd.DataFrame):
             table = self._opened(new if path is None else path, [name])
-            there = table.header
+            header = table.header
         else:
             new_type = type(new).__name__
             raise UsageError(
                 f"new samples must be a table with the column {name!r}, the client of each row; got "
                 f"{new_type}. Predict them with one client's model."
             )
-        if name not in there:
+        if name not in header:
             what = "the table" if path is None else path
-            client_names = listing(map(repr, there))
+            client_names = listing(map(repr, header))
             raise UsageError(
                 f"{what} must have the column {name!r}, the client of each row; got "
                 f"{client_names}. Add it, or predict the rows of one client with its model alone."
@@ -316,24 +316,24 @@ class Inputs:
         Raises:
             UsageError: it is written otherwise. The message says how.
         """
-        how = self.reading
+        reading = self.reading
         typed = isinstance(source, Path) and source.suffix.lower() not in (".csv", ".tsv")  # fmt: skip
         if typed or isinstance(source, pd.DataFrame):
-            options = {k: v for k, v in (how.csv or {}).items() if k == EARLIER}
-            how = replace(how, csv=options or None)
-        opened = open_table(source, how, texts)
+            options = {k: v for k, v in (reading.csv or {}).items() if k == EARLIER}
+            reading = replace(reading, csv=options or None)
+        opened = open_table(source, reading, texts)
         for fault in opened.faults:
             raise DataFault(fault.rule, WRITTEN_ALIKE)
         return opened
 
     def _table(self, source: Path | pd.DataFrame, ids: Sequence[str] | None) -> Samples:
-        how, words, names = self.reading, self._words, list(self.columns)
-        spelt = [name for name in ids or () if name not in names]
-        table = self._opened(source, [*words, *spelt])
+        reading, words, names = self.reading, self._words, list(self.columns)
+        missing = [name for name in ids or () if name not in names]
+        table = self._opened(source, [*words, *missing])
         path, header = table.where, table.header
-        labels = replace(how, task=CLASSIFICATION).labels
+        labels = replace(reading, task=CLASSIFICATION).labels
         if not names:
-            names = [k for k in header if k not in (how.client_column, *labels)]
+            names = [k for k in header if k not in (reading.client_column, *labels)]
             if len(names) != self.shape[0]:
                 raise UsageError(
                     f"{path}: samples must have {self.shape[0]} columns of features; got {len(names)}."
@@ -342,11 +342,11 @@ class Inputs:
             check_known(f"column of {path} (ids)", name, header)
         named = list(ids or ())
         if ids is None and self.columns:
-            read = {*names, how.client_column, *labels}
+            read = {*names, reading.client_column, *labels}
             others = [name for name in header if name not in read]
             named = list(filter(is_named_as_identifier, others))
         lacking = [name for name in names if name not in header]
-        if lacking and not (how.fill_missing_columns and len(lacking) < len(names)):
+        if lacking and not (reading.fill_missing_columns and len(lacking) < len(names)):
             lacking_names = listing(map(repr, lacking))
             header_names = listing(map(repr, header))
             raise UsageError(

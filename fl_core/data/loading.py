@@ -146,19 +146,19 @@ def opened(
     Raises:
         UsageError: an unknown dataset, or missing or bad files.
     """
-    how = Reading.with_keys(reading)
+    settings = Reading.with_keys(reading)
     if isinstance(dataset, Source):
         source, defaults = dataset, recipe(dataset)
     elif _is_named(dataset):
-        how.check_plain(str(dataset))
-        source, defaults = _open(str(dataset), data_root, download, how.task)
+        settings.check_plain(str(dataset))
+        source, defaults = _open(str(dataset), data_root, download, settings.task)
     else:
-        source, notes = _read(dataset, how)
+        source, notes = _read(dataset, settings)
         defaults = recipe(source)
         for note in notes:
             warn(note)
-    source = source.with_methods(how.scale or defaults.scale, how.impute)
-    source = replace(source, clip=how.clip)
+    source = source.with_methods(settings.scale or defaults.scale, settings.impute)
+    source = replace(source, clip=settings.clip)
     if max_samples is None:  # a file may hold fewer samples than the published pool
         max_samples = min(defaults.max_samples or len(source), len(source))
     return source.first(max_samples), defaults
@@ -179,7 +179,7 @@ def recipe(
     Raises:
         UsageError: the argument is not a name, a function, or an existing path of a known kind.
     """
-    how = Reading.with_keys(reading)
+    settings = Reading.with_keys(reading)
     if isinstance(dataset, Source):
         raw = dataset.columns and dataset.preprocessing is None
         scale = "none"
@@ -189,8 +189,8 @@ def recipe(
         return general(dataset.shape, has_clients, dataset.task, scale=scale)
     if _is_named(dataset):
         own_recipe = DATASETS[str(dataset)].recipe
-        return own_recipe or _open(str(dataset), data_root, download, how.task)[1]
-    return recipe(_read(dataset, how)[0])
+        return own_recipe or _open(str(dataset), data_root, download, settings.task)[1]
+    return recipe(_read(dataset, settings)[0])
 
 
 def _read(dataset: Location, how: Reading) -> tuple[Source, list[str]]:
@@ -357,11 +357,11 @@ def from_clients(
     Raises:
         UsageError: names the client and the first bad row, or the difference between clients.
     """
-    how = Reading(scale=scale, impute=impute, task=task)
+    reading = Reading(scale=scale, impute=impute, task=task)
     if classes is not None:
         classes = as_list("classes", classes)
     source = source_from_clients(
-        silos, classes=classes, name=name, missing=how.may_be_missing, task=task
+        silos, classes=classes, name=name, missing=reading.may_be_missing, task=task
     )
     if groups is not None:
         for client, size in zip(silos, np.bincount(source.owner), strict=True):  # type: ignore[arg-type]
@@ -372,8 +372,8 @@ def from_clients(
             source, groups=arrays.nested_groups(groups[client] for client in silos)
         )
     source = source.with_methods(scale, impute)
-    drawn = make(source, "natural", seed=seed, split_seed=split_seed, splits=splits)
-    return gather(source, drawn)
+    partition = make(source, "natural", seed=seed, split_seed=split_seed, splits=splits)
+    return gather(source, partition)
 
 
 def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> Source:

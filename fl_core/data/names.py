@@ -40,8 +40,8 @@ def nearly_equal(words: Iterable[str]) -> list[list[str]]:
     for word in words:
         plain = composed("".join(word.split())).casefold()
         if not plain.isascii():
-            seen = [sign for sign in plain if unicodedata.category(sign) != "Cf"]
-            plain = "".join(seen)
+            visible = [sign for sign in plain if unicodedata.category(sign) != "Cf"]
+            plain = "".join(visible)
         groups.setdefault(plain, []).append(word)
     return [group for group in groups.values() if len(group) > 1]
 

@@ -242,9 +242,9 @@ class Preprocessing:
             elif self.low:
                 low, high = self.low[k], self.high[k]
                 total = int((~np.isnan(values)).sum())
-                apart = np.abs(values - np.clip(values, low, high))
-                most = (apart > 0).sum() > max(total, 10) / 2  # as in another unit
-                odd = apart > (0 if most else 3 * (high - low))
+                distances = np.abs(values - np.clip(values, low, high))
+                most = (distances > 0).sum() > max(total, 10) / 2  # as in another unit
+                odd = distances > (0 if most else 3 * (high - low))
                 ends = f"{low:g} to {high:g}"
                 what = f"far outside of the training samples' range, {ends}"
             else:
@@ -409,8 +409,8 @@ def fitted(
     highest: tuple[float, ...] = ()
     if owner is not None:
         low, high, outside = fences(values, owner, categories)
-        many = outside > MOST_OUTSIDE * (~np.isnan(values)).sum(axis=0)
-        low[many], high[many] = -NO_FENCE, NO_FENCE
+        too_many = outside > MOST_OUTSIDE * (~np.isnan(values)).sum(axis=0)
+        low[too_many], high[too_many] = -NO_FENCE, NO_FENCE
         if (np.abs(np.concatenate([low, high])) < NO_FENCE).any():
             lowest, highest = tuple(low.tolist()), tuple(high.tolist())
             values = clipped(values, low, high)

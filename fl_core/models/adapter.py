@@ -160,7 +160,7 @@ def check_tables(pairs: Mapping[str, Any]) -> None:
         UsageError: x and y of a pair have other rows or another order, or two x have other columns.
     """
     first_columns: tuple[str, list[Any]] | None = None
-    for where, pair in pairs.items():
+    for name, pair in pairs.items():
         if isinstance(pair, tuple | list) and len(pair) == 2:
             x, y = pair
         else:
@@ -170,18 +170,18 @@ def check_tables(pairs: Mapping[str, Any]) -> None:
         ]
         if len(indices) == 2 and not indices[0].equals(indices[1]):
             raise UsageError(
-                f"{where}: x and y must have the same index; got other rows or another order. Write y.loc[x.index]; "
+                f"{name}: x and y must have the same index; got other rows or another order. Write y.loc[x.index]; "
                 "or pass arrays, if rows agree by position."
             )
         if not isinstance(x, pd.DataFrame):
             continue
         columns = list(x.columns)
-        first_columns = first_columns or (where, columns)
+        first_columns = first_columns or (name, columns)
         if columns != first_columns[1]:
             expected = listing(map(str, first_columns[1]))
             got = listing(map(str, columns))
             raise UsageError(
-                f"{where} must have the columns of {first_columns[0]} in their order, "
+                f"{name} must have the columns of {first_columns[0]} in their order, "
                 f"{expected}; got {got}. Write x[columns], or name "
                 "them alike."
             )
@@ -305,7 +305,7 @@ def output_of(output: Any, model: nn.Module) -> Tensor:
 def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
     """Return notes on two passes of a model in evaluation mode: several tensors, or passes that differ."""
     with torch.no_grad():
-        output, again = (
+        output, second_output = (
             model.own(x) if isinstance(model, Adapter) else model(x) for _ in range(2)
         )
     notes, tensors = [], []
@@ -323,7 +323,7 @@ def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
             f"the model returns {len(tensors)} tensors: the first, {first_shape} a sample, is taken as "
             "its output"
         )
-    pair = output_of(output, model), output_of(again, model)
+    pair = output_of(output, model), output_of(second_output, model)
     if not torch.allclose(*pair, *CLOSE, equal_nan=True):
         notes.append(
             "two passes of the model in evaluation mode differ, so results are random: call F.dropout with "
@@ -382,8 +382,8 @@ class Adapter(nn.Module):
         if self.layout is None:
             return forward(x)
         floats = (p.dtype for p in self.parameters() if p.is_floating_point())
-        like = next(floats, torch.float32)
-        args, named = self.layout.unpack(x, like)
+        dtype = next(floats, torch.float32)
+        args, named = self.layout.unpack(x, dtype)
         parameters = inspect.signature(forward).parameters
         if not any(p.kind in _MORE for p in parameters.values()):
             if not named and len(parameters) == 1:

@@ -55,9 +55,9 @@ class BoostedTrees(nn.Module):
             node = torch.where(below < 0, node, below)
         leaves = value[tree, node].view(len(x), *self.nodes.shape[:2])
         outputs = self.base + leaves.sum(1)
-        gone = self.absent < 0
-        total = outputs.masked_fill(gone, -torch.inf).logsumexp(1, keepdim=True)
-        return torch.where(gone, total + self.absent, outputs)
+        is_absent = self.absent < 0
+        total = outputs.masked_fill(is_absent, -torch.inf).logsumexp(1, keepdim=True)
+        return torch.where(is_absent, total + self.absent, outputs)
 
 
 def _fixed(*shape: int) -> nn.Parameter:

@@ -333,7 +333,7 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
         UsageError: gradients cannot be computed, or training changes a buffer that has no mean.
     """
     x = example(shape, n=8)
-    few = x[:2]
+    pair = x[:2]
     persistent = model.state_dict(keep_vars=True)
     named = {key: p for key, p in model.named_parameters() if p.requires_grad}
 
@@ -360,20 +360,20 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
         trained_model(x)
     with torch_seeded(0), preserve_state(model):
         with torch.no_grad():
-            notes = pass_notes(model.eval(), few)
+            notes = pass_notes(model.eval(), pair)
             outputs = model(x)
         model.train()
-        trained = output(few)
+        trained = output(pair)
         left = idle(trained, [*named])
         with torch.no_grad():
-            again = output(few)
+            second_output = output(pair)
         if left:  # by chance, as by stochastic depth, or an expert that got no sample
             model.eval()
             left = idle(output(example(shape, n=16)[8:]), left)
             with torch.no_grad():  # what a module stores has no graph then
-                output(few)
+                output(pair)
     notes += training_notes(model, trained_model)
-    if not torch.allclose(trained, again, *CLOSE, equal_nan=True):
+    if not torch.allclose(trained, second_output, *CLOSE, equal_nan=True):
         notes.append(
             "two passes of the model in training mode with one seed differ, so it has a state that clients share and a "
             "resumed run loses: keep it by register_buffer, and draw by torch alone"
@@ -650,10 +650,10 @@ def from_timm(
     )
     if not pretrained["pretrained"]:
         return _call_maker(full, make, options, size)
-    drawn = torch.random.get_rng_state()
+    random_state = torch.random.get_rng_state()
     try:
         model = _call_maker(full, make, options, size)
-        torch.random.set_rng_state(drawn)
+        torch.random.set_rng_state(random_state)
         fresh = _call_maker(
             full, functools.partial(make, pretrained=False), options, size
         )

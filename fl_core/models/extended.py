@@ -167,8 +167,8 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise images [n, C, H, W]."""
         batch: list[tuple[Tensor, Tensor]] = []
-        for over in ((2, 3), (1, 2, 3), (0, 2, 3)):
-            variance, mean = torch.var_mean(x, over, correction=0, keepdim=True)
+        for dims in ((2, 3), (1, 2, 3), (0, 2, 3)):
+            variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
             batch.append((mean, variance))
         if self.running_mean is not None and self.running_var is not None:
             if self.training:
@@ -302,16 +302,16 @@ class Gated(nn.Module):
 
     def _entry_factors(self, scales: Tensor) -> Iterator[Tensor]:
         """Yield the factor of every entry of each tensor, in the tensor's shape."""
-        at = 0
+        position = 0
         for sizes, parameter in zip(
             self.blocks.values(), self.inner.parameters(), strict=True
         ):
             repeats = torch.tensor(sizes, device=scales.device)
-            repeated = scales[at : at + len(sizes)].repeat_interleave(
+            repeated = scales[position : position + len(sizes)].repeat_interleave(
                 repeats, output_size=parameter.numel()
             )
             yield repeated.view(parameter.shape)
-            at += len(sizes)
+            position += len(sizes)
 
 
 def head_path(model: nn.Module, example: Tensor, exact: bool = True) -> str:
@@ -523,7 +523,7 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
 def _can_be_left_out(model: nn.Module, blocks: Any, example: Tensor) -> bool:
     """Return whether a model runs its blocks in order, each with an output of its input's shape, or none of them."""
     names = [name for name, _ in blocks.named_children()]
-    seen: list[tuple[str, bool]] = []
+    calls: list[tuple[str, bool]] = []
 
     def note(name: str) -> Hook:
         def hook(_module: nn.Module, args: Any, output: Any) -> None:
@@ -533,15 +533,15 @@ def _can_be_left_out(model: nn.Module, blocks: Any, example: Tensor) -> bool:
                 and leaving is not None
                 and entering.shape == leaving.shape
             )
-            seen.append((name, alike))
+            calls.append((name, alike))
 
         return hook
 
     hooks = {name: note(name) for name in names}
     with with_hooks(blocks, hooks), in_mode(model, False), torch.no_grad():
         model(example)
-        whole = seen == [(name, True) for name in names]
-        seen.clear()
+        whole = calls == [(name, True) for name in names]
+        calls.clear()
         if whole:
             blocks.absent = frozenset(names)
             try:
@@ -550,7 +550,7 @@ def _can_be_left_out(model: nn.Module, blocks: Any, example: Tensor) -> bool:
                 return False
             finally:
                 blocks.absent = frozenset()
-    return whole and not seen
+    return whole and not calls
 
 
 def paths_of_blocks(model: nn.Module) -> tuple[str, ...]:
@@ -665,10 +665,10 @@ class Exits(nn.Module):
         blocks: Any = self.model.get_submodule(self._chain)
         absent = blocks.absent
         names = [name for name, _ in blocks.named_children()]
-        seen: list[Tensor] = []
+        inputs: list[Tensor] = []
 
         def note(_module: nn.Module, args: Any) -> None:
-            seen.append(args[0])
+            inputs.append(args[0])
 
         handle = self.model.get_submodule(self._head).register_forward_pre_hook(note)
         try:
@@ -677,7 +677,7 @@ class Exits(nn.Module):
         finally:
             blocks.absent = absent
             handle.remove()
-        return seen[-1]
+        return inputs[-1]
 
 
 class Classifiers(nn.ModuleDict, Optional):

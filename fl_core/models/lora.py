@@ -114,8 +114,8 @@ def parse(text: str) -> Lora:
             raise UsageError(
                 f"{key} of adapt must be given once; got {text!r}. Separate targets by +."
             )
-        several = key in ("targets", "rank_pattern", "rates")
-        values[key] = value.split("+") if several else value
+        takes_several = key in ("targets", "rank_pattern", "rates")
+        values[key] = value.split("+") if takes_several else value
     adapters: Lora = read_options("adapt", Lora, values)
     return adapters
 

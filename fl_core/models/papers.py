@@ -276,9 +276,9 @@ class WordCounts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return how often each token occurs, float32 [n, counts]."""
-        ones = (x != PAD).float()
+        is_token = (x != PAD).float()
         place = x if self.counts == self.tokens else x % self.counts
-        return ones.new_zeros(len(x), self.counts).scatter_add(1, place, ones)
+        return is_token.new_zeros(len(x), self.counts).scatter_add(1, place, is_token)
 
 
 @model
@@ -498,12 +498,12 @@ class TextBlocks(nn.Module):
         self.head = _linear(width, n_classes)
 
     def forward(self, ids: Tensor) -> Tensor:
-        there = ids != PAD
+        is_token = ids != PAD
         x = self.embedding(ids)
         for block in self.blocks:
-            x = block(x, there)
-        counts = there.sum(1, keepdim=True).clamp(min=1)
-        weights = there.to(x.dtype) / counts
+            x = block(x, is_token)
+        counts = is_token.sum(1, keepdim=True).clamp(min=1)
+        weights = is_token.to(x.dtype) / counts
         return self.head((x * weights.unsqueeze(-1)).sum(1))
 
 
@@ -600,14 +600,14 @@ def _cut(
 ) -> tuple[int, tuple[int, int], int]:
     """Return channels, (height, width), and side of a patch, for images of this shape."""
     channels, height, width = image_shape(name, shape)
-    both = math.gcd(height, width)
+    common = math.gcd(height, width)
     if patch is None:
         patch = next(
             k
-            for k in range(1, both + 1)
-            if (both % k == 0 and 8 * k >= max(height, width)) or k == both
+            for k in range(1, common + 1)
+            if (common % k == 0 and 8 * k >= max(height, width)) or k == common
         )
-    if both % patch:
+    if common % patch:
         raise UsageError(
             f"{name}: patch must divide the image's sides {height} x {width}; got {patch}."
         )

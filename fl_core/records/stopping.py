@@ -84,16 +84,16 @@ def best_round(scores: Mapping[str, Mapping[int, float]]) -> int | None:
             for done, value in moving_mean(of_round).items()
         }
     first = next(iter(smooth.values()))
-    seen: dict[str, list[float]] = {name: [] for name in smooth}
+    scores_so_far: dict[str, list[float]] = {name: [] for name in smooth}
     best: int | None = None
     for done in (done for done, value in first.items() if value != math.inf):
         for name, values in smooth.items():
-            insort(seen[name], values.get(done, math.inf))
+            insort(scores_so_far[name], values.get(done, math.inf))
 
         def order(candidate: int) -> tuple[float, float]:
             ranks = (
-                bisect_left(seen[name], values.get(candidate, math.inf))
-                + bisect_right(seen[name], values.get(candidate, math.inf))
+                bisect_left(scores_so_far[name], values.get(candidate, math.inf))
+                + bisect_right(scores_so_far[name], values.get(candidate, math.inf))
                 for name, values in smooth.items()
             )
             return sum(ranks), first[candidate]
@@ -177,8 +177,11 @@ class StoppingRule:
         """Return the rule and its scores so far as plain data for JSON."""
         models = {
             model: {
-                name: {str(k): None if math.isnan(v) else v for k, v in seen.items()}
-                for name, seen in scores.items()
+                name: {
+                    str(k): None if math.isnan(v) else v
+                    for k, v in scores_of_rounds.items()
+                }
+                for name, scores_of_rounds in scores.items()
             }
             for model, scores in sorted(self.scores.items())
         }
@@ -201,8 +204,8 @@ class StoppingRule:
         if not metrics:
             raise UsageError(f"{STATE} must have a score; got none.")
         rule = cls(stored["patience"], metrics)
-        for model, seen in stored["models"].items():
-            if seen.keys() != set(metrics):
+        for model, stored_scores in stored["models"].items():
+            if stored_scores.keys() != set(metrics):
                 raise UsageError(
                     f"{STATE} must have each score of {model}; got others."
                 )
@@ -210,6 +213,6 @@ class StoppingRule:
                 name: {
                     int(k): math.nan if v is None else v for k, v in of_round.items()
                 }
-                for name, of_round in seen.items()
+                for name, of_round in stored_scores.items()
             }
         return rule

@@ -296,15 +296,15 @@ class Run:
         checked = self.check_files()
         ends = [self.config["rows"]]
         blobs: set[str] = set()
-        for which in self.rounds:
-            manifest = self.manifest(which)
+        for number in self.rounds:
+            manifest = self.manifest(number)
             new = blobs_of(manifest) - blobs
             for blob in sorted(new):
                 self.folder.read_checked(blob_name(blob), blob)
             blobs |= new
             ends.append(manifest["rows"])
             checked.append(
-                f"checkpoint after round {which}: {len(manifest['states'])} states"
+                f"checkpoint after round {number}: {len(manifest['states'])} states"
             )
         self.check_rows(*ends)
         covered = ends[-1]["bytes"]
@@ -326,9 +326,11 @@ class Run:
             checked.append(f"best round of the {model} models: {best}")
         began = {"code": self.config["code"]}
         changes = self._meta().get(CODE, [])
-        for before, now in pairwise([began, *changes]):
-            parts = listing(changed_parts(before["code"], now["code"]))
-            checked.append(f"code of {parts}: changed after round {now['round']}")
+        for before, environment in pairwise([began, *changes]):
+            parts = listing(changed_parts(before["code"], environment["code"]))
+            checked.append(
+                f"code of {parts}: changed after round {environment['round']}"
+            )
         last = max(self.rounds, default=0)
         planned_rounds = self.config.get("rounds")
         if last == planned_rounds:
@@ -351,14 +353,16 @@ class Run:
         """
         data = self.folder.read(ROWS)
         digest = hashlib.sha256()
-        at = 0
+        position = 0
         for end in ends:
-            digest.update(data[at : end["bytes"]])
-            at = end["bytes"]
-            if at > len(data) or digest.hexdigest() != end["sha256"]:
+            digest.update(data[position : end["bytes"]])
+            position = end["bytes"]
+            if position > len(data) or digest.hexdigest() != end["sha256"]:
                 path = self.path / ROWS
-                raise CorruptError(f"{path} is damaged within its first {at:,} bytes")
-        return data[:at]
+                raise CorruptError(
+                    f"{path} is damaged within its first {position:,} bytes"
+                )
+        return data[:position]
 
     def check_files(self) -> list[str]:
         """Check the files that were written before training.

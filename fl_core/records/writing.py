@@ -267,7 +267,7 @@ def _sweep_parts(folder: Folder) -> None:
 def unnamed_blobs(run: Run) -> list[str]:
     """Return the files of tensors that no checkpoint names; none if a damaged checkpoint may name them."""
     try:
-        manifests = [run.manifest(which) for which in run.rounds]
+        manifests = [run.manifest(number) for number in run.rounds]
     except CorruptError:  # of an earlier round, which is not needed
         return []
     named = chain.from_iterable(map(blobs_of, manifests))
@@ -304,10 +304,12 @@ def _removable(run: Run) -> list[str]:
     if not run.rounds:
         return []
     rule = run.stopping_rule()
-    needed = {run.rounds[-1], run.early_round}
+    needed_rounds = {run.rounds[-1], run.early_round}
     if rule is not None:
-        needed.update(rule.best.values())
-    earlier = [checkpoint_name(which) for which in run.rounds if which not in needed]
+        needed_rounds.update(rule.best.values())
+    earlier = [
+        checkpoint_name(number) for number in run.rounds if number not in needed_rounds
+    ]
     return earlier or unnamed_blobs(run)
 
 

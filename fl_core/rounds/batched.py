@@ -67,8 +67,8 @@ class BatchedClients(Serial):
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield replies in order."""
         queue = map(self.client_runner.parts, requests)
-        while some := list(islice(queue, TOGETHER)):
-            for outcome in self._outcomes(some):
+        while together := list(islice(queue, TOGETHER)):
+            for outcome in self._outcomes(together):
                 if isinstance(outcome, Exception):
                     raise outcome
                 yield outcome
@@ -165,20 +165,20 @@ class BatchedClients(Serial):
             losses, *(value for name, value in values.items() if name in phase.train)
         )
         counts = (batches.weights > 0).sum((0, 2)).tolist()
-        for at, k in enumerate(batches.order):
-            if sound[at]:
+        for place, k in enumerate(batches.order):
+            if sound[place]:
                 work = parts[k].ctx.work
-                work[f"{phase.name}/steps"] = batches.steps[at]
-                work[f"{phase.name}/samples"] = counts[at]
-                work[f"{phase.name}/loss"] = float(losses[at]) / counts[at]
+                work[f"{phase.name}/steps"] = batches.steps[place]
+                work[f"{phase.name}/samples"] = counts[place]
+                work[f"{phase.name}/loss"] = float(losses[place]) / counts[place]
                 after = Tree()
                 if training.keep_optimizer:
                     rows = {
-                        name: {key: value[at] for key, value in values.items()}
+                        name: {key: value[place] for key, value in values.items()}
                         for name, values in state.items()
                     }
                     after = loop.to_tree(rows, parts[k].phase)
-                results[k] = {n: v[at].clone() for n, v in values.items()}, after
+                results[k] = {n: v[place].clone() for n, v in values.items()}, after
         return results
 
 
@@ -215,7 +215,7 @@ class _Batches:
         )
         weights = torch.zeros(indices.shape, dtype=x.dtype)
         first = 0
-        for at, k in enumerate(order):
+        for place, k in enumerate(order):
             ctx = parts[k].ctx
             n = len(splits[k])
             most = per_epoch[k]
@@ -232,8 +232,8 @@ class _Batches:
                 filled[epoch, :n] = torch.randperm(n, generator=draws) + first
             for part in batch_slices(n, size, whole=False):
                 shares[part] = 1 / (part.stop - part.start)
-            indices[:, :most, at] = filled.view(epochs, most, size)
-            weights[:, :most, at] = shares.view(most, size)
+            indices[:, :most, place] = filled.view(epochs, most, size)
+            weights[:, :most, place] = shares.view(most, size)
             first += n
         steps = [epochs * per_epoch[k] for k in order]
         # a client's epochs have no gaps between them, so at every step the remaining clients are the first ones
@@ -246,9 +246,9 @@ class _Batches:
         """Yield samples [left, b, d], labels and weights [left, b] of some steps, for the first ``left`` clients."""
         size = left * self.indices.shape[2] * self.x[0].nbytes or 1
         # steps whose samples are fetched at once, to save time
-        some = loop.GATHERED // size or 1
-        for at in range(start, end, some):
-            steps = slice(at, min(at + some, end))
+        steps_at_once = loop.GATHERED // size or 1
+        for step in range(start, end, steps_at_once):
+            steps = slice(step, min(step + steps_at_once, end))
             chosen = self.indices[steps, :left]
             yield from zip(
                 self.x[chosen], self.y[chosen], self.weights[steps, :left], strict=True
@@ -259,10 +259,10 @@ def _close_up(values: Tensor, per_epoch: list[int], order: list[int]) -> Tensor:
     """Join the epochs of each client without gaps: [epochs, steps, clients, b] -> [all steps, clients, b]."""
     epochs, most, *_ = values.shape
     joined = values.new_zeros(epochs * most, *values.shape[2:])
-    for at, k in enumerate(order):
-        joined[: epochs * per_epoch[k], at] = values[:, : per_epoch[k], at].flatten(
-            0, 1
-        )
+    for place, k in enumerate(order):
+        joined[: epochs * per_epoch[k], place] = values[
+            :, : per_epoch[k], place
+        ].flatten(0, 1)
     return joined
 
 
@@ -289,8 +289,8 @@ def _descend(
     while done < batches.steps[0]:
         left = sum(steps > done for steps in batches.steps)
         end = batches.steps[left - 1]
-        now = {name: value[:left].clone() for name, value in values.items()}
-        params = [now[name].requires_grad_() for name in state]
+        values_before = {name: value[:left].clone() for name, value in values.items()}
+        params = [values_before[name].requires_grad_() for name in state]
         optimizer = training.build(params)
         for param, entries in zip(params, state.values(), strict=True):
             for key, value in entries.items():  # all have one count of steps
@@ -300,7 +300,7 @@ def _descend(
         step_losses = []
         for x, y, weights in batches.iterate(done, end, left):
             losses = criterion.per_sample(
-                _forward(operations, now, x).flatten(0, 1), y.flatten(0, 1)
+                _forward(operations, values_before, x).flatten(0, 1), y.flatten(0, 1)
             ).view_as(weights)
             # weights as an argument of backward would import sympy
             (losses * weights).sum().backward()

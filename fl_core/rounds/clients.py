@@ -224,13 +224,13 @@ class ClientRunner:
         if "model" not in request.message.trees:
             ctx.reference = self._there(start)
         trained = {**state.trees, "model": start}
-        beside = {**state.trees, **request.message.trees}
+        trees = {**state.trees, **request.message.trees}
         ctx.trees = {
-            name: self._there(t) for name, t in beside.items() if name != "model"
+            name: self._there(t) for name, t in trees.items() if name != "model"
         }
         for phase in algorithm.call("phases", request.rnd, client):
-            of = f"tree of phase {phase.name!r}"
-            key = check_known(of, phase.state_key, trained)
+            place = f"tree of phase {phase.name!r}"
+            key = check_known(place, phase.state_key, trained)
             answer = yield Part(phase, trained[key], ctx, optimizer)
             assert answer is not None
             trained[key], optimizer = answer[0], {**optimizer, **answer[1]}
@@ -353,8 +353,8 @@ class ClientRunner:
                     for part in parts
                 ]
             )
-            who = f"{self.algorithm.name}, round {done}, client {self.data.clients[client].name!r}"
-            what = f"{who}, scoring the {model} model on {name}"
+            place = f"{self.algorithm.name}, round {done}, client {self.data.clients[client].name!r}"
+            what = f"{place}, scoring the {model} model on {name}"
             with about(what, NonFiniteError, NonFiniteError):
                 scores[name] = evaluate.scores(
                     logits,

@@ -174,14 +174,14 @@ class Timer(Listener):
         self.seconds[part] += self._without_saving() - self._exchange
 
     def after_round(self, engine: Engine) -> None:
-        seconds, now = self.seconds, time.perf_counter()
-        seconds["other"] = now - self._began - sum(seconds.values())
+        seconds, time_now = self.seconds, time.perf_counter()
+        seconds["other"] = time_now - self._began - sum(seconds.values())
         seconds = {part: max(0.0, value) for part, value in seconds.items()}
         record = {"round": engine.done, "steps": self._steps, **seconds}
         self.pace.add(record)
         if self._writer:
             self._writer.add_timing(record)
-        self._began, self._steps = now, 0
+        self._began, self._steps = time_now, 0
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
     def _without_saving(self) -> float:
@@ -283,8 +283,8 @@ class Trackio(Logger):
         name = str(run.config.get("algorithm"))
         if run.path is not None:
             name = run.path.name
-        how = {"resume": "allow", **self.options}
-        self.tracker.init(project="fedlayers", name=name, config=config, **how)
+        arguments = {"resume": "allow", **self.options}
+        self.tracker.init(project="fedlayers", name=name, config=config, **arguments)
 
     def log(self, rows: Sequence[Row]) -> None:
         """Send a round's numbers."""
@@ -388,8 +388,8 @@ class Recorder(Listener):
     ) -> None:
         """Record a number after ``done`` rounds, of a client by its position; None for all clients together."""
         if client is not None:
-            of = self._data.clients[client]
-            columns |= {"client": of.name, "n_train": len(of.train)}
+            client_data = self._data.clients[client]
+            columns |= {"client": client_data.name, "n_train": len(client_data.train)}
         columns = {"round": done, "status": why_missing(metric, value), **columns}
         self.add([rows.row(metric, value, unit=UNITS.get(metric, ""), **columns)])
         if len(self.rows) >= BUFFER:

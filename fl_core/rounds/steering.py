@@ -107,10 +107,10 @@ class EarlyStopping(Listener):
             self.best = engine.server.clone(), copies
         if self.keeps_best and best.get("local", best.get(rule.main)) == engine.done:
             self.local = engine.clients.kept.get("local", {})
-        for model, at in best.items() if engine.finished else ():
+        for model, best_round in best.items() if engine.finished else ():
             self.recorder.row(
                 BEST_ROUND,
-                at,
+                best_round,
                 engine.done,
                 None,
                 model=model,
@@ -241,9 +241,9 @@ class Divergence(Listener):
             DIVERGENCE, math.nan, done, reply.client, status=status, **columns
         )
         self._recorder.flush()
-        where = f"{engine.algorithm.name}, round {done}, client {name!r}"
+        place = f"{engine.algorithm.name}, round {done}, client {name!r}"
         if not self._noted:
-            warn(f"{where}: training diverges, with {reason}. Use a smaller lr.")
+            warn(f"{place}: training diverges, with {reason}. Use a smaller lr.")
         self._noted = True
 
 

@@ -227,27 +227,27 @@ def in_order(
             is lost. Another worker then takes its request.
     """
     queue = enumerate(requests)
-    again = deque[tuple[int, ClientRequest]]()
+    repeated = deque[tuple[int, ClientRequest]]()
     done: dict[int, tuple[str, Any]] = {}
-    begun = yielded = 0
+    n_begun = yielded = 0
     ahead, exhausted = AHEAD * len(idle), False
     while True:
-        while idle and (again or (not exhausted and begun - yielded < ahead)):
-            task = again.popleft() if again else next(queue, None)
+        while idle and (repeated or (not exhausted and n_begun - yielded < ahead)):
+            task = repeated.popleft() if repeated else next(queue, None)
             if task is None:
                 exhausted = True
                 break
             position, request = task
             worker = idle.popleft()
             busy[begin(worker, request)] = worker, position, request
-            begun = max(begun, position + 1)
+            n_begun = max(n_begun, position + 1)
         while yielded in done:
             kind, value = done.pop(yielded)
             yielded += 1
             if kind == "error":
                 raise value
             yield value
-        if not busy and not again:
+        if not busy and not repeated:
             if exhausted:
                 return
             continue
@@ -255,7 +255,7 @@ def in_order(
             worker, position, request = busy.pop(handle)
             reply = answer(worker, handle)
             if reply is None:
-                again.append((position, request))
+                repeated.append((position, request))
             else:
                 done[position] = reply
                 idle.append(worker)
@@ -346,23 +346,23 @@ def send(stream: Stream, message: object, last: Sent | None = None) -> None:
     body = io.BytesIO()
     pickler = _Pickler(body)
     pickler.dump(message)
-    now: Sent = {}
+    sent: Sent = {}
     for key, tensor in pickler.tensors.items():
         dense = tensor.detach().resolve_neg()
         if not dense.is_contiguous():
             dense = dense.clone()  # has fewer gaps in memory
         form = dense.dtype, dense.shape, dense.stride(), tensor.requires_grad
         memory = _bytes_of(dense)
-        now[key] = form, memory if last is None else bytes(memory)
-    changed = {key for key in now if now[key] != (last or {}).get(key)}
-    forms = {key: form for key, (form, _) in now.items()}
+        sent[key] = form, memory if last is None else bytes(memory)
+    changed = {key for key in sent if sent[key] != (last or {}).get(key)}
+    forms = {key: form for key, (form, _) in sent.items()}
     pickle.dump((forms, changed, body.tell()), stream)
-    for key, (_, data) in now.items():
+    for key, (_, data) in sent.items():
         if key in changed:
             stream.write(data)
     stream.write(body.getbuffer())
     stream.flush()
-    _replace(last, now)
+    _replace(last, sent)
 
 
 def receive(stream: Stream, last: Sent | None = None) -> Any:
@@ -376,7 +376,7 @@ def receive(stream: Stream, last: Sent | None = None) -> Any:
     """
     forms, changed, size = pickle.load(stream)
     tensors: dict[int, Tensor] = {}
-    now: Sent = {}
+    received: Sent = {}
     for key, (dtype, shape, stride, _) in forms.items():
         tensors[key] = torch.empty_strided(shape, stride, dtype=dtype)
         memory = _bytes_of(tensors[key])
@@ -384,8 +384,8 @@ def receive(stream: Stream, last: Sent | None = None) -> Any:
             _fill(stream, memory)
         elif last is not None:
             memory[:] = last[key][1]
-        now[key] = forms[key], memory if last is None else bytes(memory)
-    _replace(last, now)
+        received[key] = forms[key], memory if last is None else bytes(memory)
+    _replace(last, received)
     body = bytearray(size)  # all of it, whatever may fail on loading it
     _fill(stream, memoryview(body))
     for key, (*_, requires_grad) in forms.items():
@@ -443,8 +443,8 @@ def answer_of(client_runner: ClientRunner, request: ClientRequest) -> tuple[str,
 
 def portable(error: Exception) -> Exception:
     """Return an error for another process with its traceback as a note, or its text if it cannot be pickled."""
-    where = "".join(traceback.format_exception(error))
-    note = f"in a worker process:\n{where}"
+    traceback_text = "".join(traceback.format_exception(error))
+    note = f"in a worker process:\n{traceback_text}"
     error.add_note(note)
     try:
         pickle.loads(pickle.dumps(error))

@@ -290,14 +290,14 @@ def module_layers(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
 def nodes(*roots: Node) -> list[Node]:
     """Return every node of an autograd graph that the roots depend on, each after its inputs. A single root is last."""
     order: list[Node] = []
-    seen: set[Node] = set()
+    visited: set[Node] = set()
     stack = [(root, False) for root in roots]
     while stack:
         node, expanded = stack.pop()
         if expanded:
             order.append(node)
-        elif node not in seen:
-            seen.add(node)
+        elif node not in visited:
+            visited.add(node)
             stack.append((node, True))
             stack.extend(
                 (node_in, False)

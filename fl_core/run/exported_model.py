@@ -94,10 +94,10 @@ class ExportedModel(Displayed):
 
     def summary(self) -> Summary:
         run = self.about["run"]
-        whose = ""
+        client_text = ""
         if run["client"]:
-            whose = f" of client {run['client']}"
-        lead = f"{self.path}: the {run['model']} model{whose}, {run['algorithm']}, round {run['round']}"
+            client_text = f" of client {run['client']}"
+        lead = f"{self.path}: the {run['model']} model{client_text}, {run['algorithm']}, round {run['round']}"
         classes = listing(map(str, self.classes), 6)
         return Summary(f"{lead}\n{self.task}: {classes}" if classes else lead)
 
@@ -267,17 +267,17 @@ def read(path: Path | str) -> ExportedModel:
     current_format = check_version(
         path.parent / name, about.pop("format", None), FORMAT
     )
-    wrong = "it has no known format"
+    fault = "it has no known format"
     if current_format:
-        wrong = validate(about, _FORM)
-    if not wrong and about["temperature"] <= 0:
-        wrong = f"temperature must be above 0; got {about['temperature']:g}"
-    base = () if wrong else about["base_rate"]
+        fault = validate(about, _FORM)
+    if not fault and about["temperature"] <= 0:
+        fault = f"temperature must be above 0; got {about['temperature']:g}"
+    base = () if fault else about["base_rate"]
     if base and len(base) != len(about["classes"]):
-        wrong = f"base_rate must have a number for each class; got {len(base)}"
-    if wrong:
+        fault = f"base_rate must have a number for each class; got {len(base)}"
+    if fault:
         raise UsageError(
-            f"{path.parent / name} must describe an exported model: {wrong}. Export the model again."
+            f"{path.parent / name} must describe an exported model: {fault}. Export the model again."
         )
     return ExportedModel(path, about)
 
@@ -479,9 +479,9 @@ def built_from(
         )
     if (
         stored.get(
-            "code", now := own_code.of_model(new_model, model, stored["callable"])
+            "code", fault := own_code.of_model(new_model, model, stored["callable"])
         )
-        != now
+        != fault
     ):
         warn(
             f"{path} was exported with other code of its model: its predictions may be those of that code"

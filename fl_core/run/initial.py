@@ -68,16 +68,16 @@ class ExtendedModel:
         self.model = model
         self.tensors = tree.named_tensors(model)
         self._parameters = {name for name, _ in model.named_parameters()}
-        now = {id(tensor): name for name, tensor in self.tensors.items()}
+        name_of = {id(tensor): name for name, tensor in self.tensors.items()}
         for name, tensor in plain.tensors.items():
-            if id(tensor) not in now and not cuts:
+            if id(tensor) not in name_of and not cuts:
                 raise TypeError(
                     f"a wrapped model must keep the original tensors; got another {name!r}."
                 )
         self.names = {
-            name: now[id(tensor)]
+            name: name_of[id(tensor)]
             for name, tensor in plain.tensors.items()
-            if id(tensor) in now
+            if id(tensor) in name_of
         }
         self._frozen = frozen_tensors(model)
         self.added: tuple[Layer, ...] = ()
@@ -177,10 +177,12 @@ class ExtendedModel:
         """Return an original tensor of the module around a new tensor: the nearest module that has any."""
         path = _owner(name)
         while path:
-            near = [old for old, now in self.names.items() if is_inside(now, path)]
-            if near:
-                first = min(near, key=lambda old: len(_owner(old)))
-                if _owner(first) and all(is_inside(old, _owner(first)) for old in near):
+            old_names = [old for old, now in self.names.items() if is_inside(now, path)]
+            if old_names:
+                first = min(old_names, key=lambda old: len(_owner(old)))
+                if _owner(first) and all(
+                    is_inside(old, _owner(first)) for old in old_names
+                ):
                     return first
                 break
             path = _owner(path)
@@ -189,11 +191,11 @@ class ExtendedModel:
         )
 
     def _carry(self, layer: Layer) -> Layer:
-        joining = sorted(
+        adapters = sorted(
             name for name, near in self._adapters.items() if near in layer.tensors
         )
-        added = [name for name in joining if name in self._parameters]
-        others = (name for name in joining if name not in added)
+        added = [name for name in adapters if name in self._parameters]
+        others = (name for name in adapters if name not in added)
         carried = replace(
             layer,
             parameters=(*self._now(layer.parameters), *added),

@@ -123,12 +123,14 @@ def task_of(
     if data_root is not None:
         config = config.with_keys(data_root=absolute("data_root", data_root))
     config = config.with_keys(download=False)
-    dealt = {} if isinstance(given["data"], FederatedData) else _dealt(run, stored)
+    partition_arguments = (
+        {} if isinstance(given["data"], FederatedData) else _dealt(run, stored)
+    )
     if trained:
         options = without_weights(str(config.model.model), config.model.model_options)
         config = config.with_keys(model_options=options)
     with about(str(run.path)):
-        return assemble(config, **given, **dealt, plan=plan, start=start)
+        return assemble(config, **given, **partition_arguments, plan=plan, start=start)
 
 
 def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,20 +244,20 @@ def check_given(path: Path, stored: Mapping[str, Any], **given: object) -> None:
 def check_same_start(task: Task, path: Path, weights: bool) -> None:
     """Check that data and initial model equal the ones in the rows' header. A base of adapters is stored nowhere."""
     began = Run(path).header()
-    now = task.header("")
+    header = task.header("")
     names = [
         [
             [layer["name"], *layer["parameters"], *layer["buffers"]]
             for layer in start["layers"]
         ]
-        for start in (began, now)
+        for start in (began, header)
     ]
     for same, what, got in (
-        (began["data"] == now["data"], "data", "other data"),
+        (began["data"] == header["data"], "data", "other data"),
         (names[0] == names[1], "model", "other layers"),
         (
             not (weights or tree.frozen_base(task.model))
-            or began["checkpoint"] == now["checkpoint"],
+            or began["checkpoint"] == header["checkpoint"],
             "model",
             "other weights",
         ),
@@ -268,12 +270,12 @@ def check_same_start(task: Task, path: Path, weights: bool) -> None:
 
 def changes(began: Mapping[str, Any]) -> list[str]:
     """Return versions that differ from an earlier environment, such as ``torch 2.14.0 (now 2.14.1)``."""
-    now = writing.versions()
+    versions_now = writing.versions()
     pairs = {
-        name: (old, now["versions"].get(name, ""))
+        name: (old, versions_now["versions"].get(name, ""))
         for name, old in began["versions"].items()
     }
-    pairs["python"] = (began["python"], now["python"])
+    pairs["python"] = (began["python"], versions_now["python"])
     differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
     lines = []
     for name, pair in differing.items():
@@ -389,19 +391,19 @@ def _trees_of_first(
         run.checkpoint_path(checkpoint.round), Exception
     ):  # what a hook raises for states that do not fit
         trees = trees_of(checkpoint, algorithm)
-    which = next((kind for kind in order if kind in trees), None)
-    if which is None:
+    kind_name = next((kind for kind in order if kind in trees), None)
+    if kind_name is None:
         raise UsageError(
             f"model must be one of {listing(trees)} after round {checkpoint.round}; got {order[0]!r}."
         )
     whole = tree.named_tensors(task.model).keys()
-    chosen = trees[which]
+    chosen = trees[kind_name]
     for client, model in chosen.items():
         if model.keys() < whole:
             raise UsageError(
-                f"client {client!r} must have a whole {which!r} model to load; got a part of it."
+                f"client {client!r} must have a whole {kind_name!r} model to load; got a part of it."
             )
-    return which, {name: chosen[name] for name in task.data.names if name in chosen}
+    return kind_name, {name: chosen[name] for name in task.data.names if name in chosen}
 
 
 def trees_of(

@@ -152,11 +152,11 @@ def run(
     _measuring(task, used)
     if out is not None:
         writing.check_free(Path(out))
-    how = Execution(**execution)
+    settings = Execution(**execution)
     if announce:
         task.announce()
     if out is None:
-        return _execute(task, used, None, how)
+        return _execute(task, used, None, settings)
     data, config = task.data, task.config
     stored = {
         **config.to_json(),
@@ -172,7 +172,9 @@ def run(
     in_force = task.algorithm(task.plan).plan
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
-    own_kinds = [kind for kind, thing in task.own.items() if thing is not None]
+    own_kinds = [
+        kind for kind, own_object in task.own.items() if own_object is not None
+    ]
     stored |= {"command": command, "code": own_code.digests(task), "own": own_kinds}
     header = {"run": Path(out).name, **task.header(command)}
     stored["environment"] = {
@@ -188,7 +190,7 @@ def run(
             storage.json_bytes(value)
     partition = data.partition.to_tree()
     with writing.create(out, stored, partition, header, task.start) as writer:
-        return _execute(task, used, writer, how)
+        return _execute(task, used, writer, settings)
 
 
 def resume(
@@ -257,9 +259,9 @@ def resume(
                 f"{path} began with {listing(others)}: what follows may differ in its last bits from an "
                 "undisturbed run's"
             )
-        how = Execution(**execution)
+        settings = Execution(**execution)
         code = own_code.digests(task) if changed else {}
-        return _execute(task, used, writer, how, done, code)
+        return _execute(task, used, writer, settings, done, code)
 
 
 def check_device(name: str, task: Task | None = None) -> None:
@@ -422,8 +424,8 @@ def listeners_of(
     listeners = [selection, divergence, costs]
     stopping = None
     if config.federation.patience:
-        by = selecting_scores(data.task, config.federation.monitor)
-        rule = StoppingRule(config.federation.patience, by)
+        ranking_scores = selecting_scores(data.task, config.federation.monitor)
+        rule = StoppingRule(config.federation.patience, ranking_scores)
         stopping = EarlyStopping(rule, recorder, keeps_best=writer is None)
         listeners.append(stopping)
     listeners += _measuring(task, instruments)
@@ -493,15 +495,16 @@ def train_first_round(
     client_runner = task.client_runner(observers)
     everyone = Schedule(1, 1.0, eval_every=1, checkpoint_every=1)
     initial = tree.state_dict(task.model)
-    home = LocalClients(client_runner, Serial(client_runner), initial)
-    engine = Engine(Scout(task.task_info), task.data, initial, home, everyone)
+    clients_here = LocalClients(client_runner, Serial(client_runner), initial)
+    engine = Engine(Scout(task.task_info), task.data, initial, clients_here, everyone)
     names = engine.names
     chosen = names if clients is None else as_list("clients", clients)
     for name in chosen:
         check_known("client", name, names)
     engine.measure(tuple(k for k, n in enumerate(names) if n in chosen), keep=True)
     local = {
-        name: copy_with(task.model, model) for name, model in home.kept["local"].items()
+        name: copy_with(task.model, model)
+        for name, model in clients_here.kept["local"].items()
     }
     return local, {
         names[reply["client"]]: reply for reply in engine.server.meta[MEASURED]

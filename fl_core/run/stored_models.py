@@ -263,7 +263,7 @@ def predict(
         CorruptError: a file of the model is damaged.
         NonFiniteError: the model's output is NaN or infinite.
     """
-    path, how = Path(path), {"ids": ids, "model": model, "allow_code": allow_code}
+    path, arguments = Path(path), {"ids": ids, "model": model, "allow_code": allow_code}
     folder = None
     if isinstance(new, str | Path) and Path(new).is_dir():
         folder = Path(new)
@@ -274,7 +274,7 @@ def predict(
         descriptions = sorted(path.glob("*.safetensors.json"))
         files = [path.with_suffix("") for path in descriptions]
     elif folder is None or exported_model.read(path).inputs.images:
-        return exported_model.predict(path, new, **how)
+        return exported_model.predict(path, new, **arguments)
     models = {}  # one file is also a model; without a client it is for all
     for file in files:
         models[exported_model.read(file).about["run"]["client"] or ""] = file
@@ -282,7 +282,7 @@ def predict(
         raise wrong_kind(path, "exported model", "what fedlayers export wrote")
     if folder is None:
         exports = {name: exported_model.read(file) for name, file in models.items()}
-        return _predict_rows(path, exports, new, **how)
+        return _predict_rows(path, exports, new, **arguments)
     predictions = ByName("client")
     for part in sorted(folder.glob("[!.]*")):
         stem = part.stem
@@ -293,7 +293,7 @@ def predict(
                 "predict it alone with one client's model."
             )
         predictions[client or stem] = exported_model.predict(
-            models[client], part, **how
+            models[client], part, **arguments
         )
     if not predictions:
         raise UsageError(f"{folder} must have a file for each client; got none.")

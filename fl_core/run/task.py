@@ -85,8 +85,10 @@ class Task(Displayed):
 
     def summary(self) -> Summary:
         data, layers = self.data, listing(labels_of(self.layers).values())
-        who = f"{self.config.federation.algorithm} on {data.name}"
-        return Summary(f"{who}: {plural(len(data.clients), 'client')}; layers {layers}")
+        title = f"{self.config.federation.algorithm} on {data.name}"
+        return Summary(
+            f"{title}: {plural(len(data.clients), 'client')}; layers {layers}"
+        )
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """Return the configured algorithm with the plan that it derives from the given one."""
@@ -453,17 +455,19 @@ def _with_stopping(
     if config.federation.monitor is not None:
         check_score(config.federation.monitor, data.task)
     # the samples of an R2, or of a pair
-    needed = 2 if data.task in (REGRESSION, SURVIVAL) else 1
-    few = [client.name for client in data.clients if len(client.validation) < needed]
-    if not config.federation.patience or not few:
+    least = 2 if data.task in (REGRESSION, SURVIVAL) else 1
+    lacking_clients = [
+        client.name for client in data.clients if len(client.validation) < least
+    ]
+    if not config.federation.patience or not lacking_clients:
         return config, []
-    without = f"{data.name} has too few for {listing(few)}"
+    reason = f"{data.name} has too few for {listing(lacking_clients)}"
     if given_patience:
         raise UsageError(
-            f"patience must have validation samples to judge by; {without}. Use patience=0."
+            f"patience must have validation samples to judge by; {reason}. Use patience=0."
         )
     return config.with_keys(patience=0), [
-        f"the run trains all rounds, because only validation samples can stop it, and {without}"
+        f"the run trains all rounds, because only validation samples can stop it, and {reason}"
     ]
 
 

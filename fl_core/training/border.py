@@ -193,19 +193,19 @@ class FittedLoss(Loss):
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         y, base = self.labels(y), self.base
-        how = getattr(base, "reduction", None)
+        reduction = getattr(base, "reduction", None)
         counts = y != getattr(base, "ignore_index", self.ignored)
         if isinstance(base, Loss):
             labels = y if self.axis is None else y.where(counts, 0)
             values = base.per_sample(
                 logits.reshape(-1, self.classes), labels.reshape(-1)
             )
-        elif how is None:
+        elif reduction is None:
             return torch.as_tensor(base(self._output(logits, y), y))
         else:
             values = self._copy(logits, "none")(*self._pair(logits, y))
         values, counts = values.reshape(len(y), -1), counts.reshape(len(y), -1)
-        summed = how in ("sum", "batchmean")
+        summed = reduction in ("sum", "batchmean")
         if self.axis is None or values.shape != counts.shape:
             if summed:
                 return values.sum(1)
@@ -385,8 +385,10 @@ def fit_loss(
     if users_function and y.ndim == 1 and not numbers and output[0].numel() > 1:
         return FittedLoss(loss, shape, 1, CLASSIFICATION)
     if users_function:
-        same = numbers and output.numel() == y.numel() and not isinstance(loss, _SIGNS)
-        return FittedLoss(loss, shape, kind=REGRESSION if same else OWN)
+        same_size = (
+            numbers and output.numel() == y.numel() and not isinstance(loss, _SIGNS)
+        )
+        return FittedLoss(loss, shape, kind=REGRESSION if same_size else OWN)
     if loss.task == REGRESSION and (output.ndim != 2 or y.ndim != 1):
         return FittedLoss(loss, shape)
     if output.ndim > 2:

@@ -100,8 +100,8 @@ def restore(
     """Put copies of the entries into a new optimiser of these tensors. Tensors without an entry begin fresh."""
     for name, param in params.items():
         for key, value in entries.get(name, {}).items():
-            like = param if value.shape == param.shape else value  # its memory layout
-            placed = torch.empty_like(like, dtype=value.dtype, device=param.device)
+            entry = param if value.shape == param.shape else value  # its memory layout
+            placed = torch.empty_like(entry, dtype=value.dtype, device=param.device)
             optimizer.state[param][key] = placed.copy_(value)
     if any(
         MOMENTUM in state for state in optimizer.state.values()
@@ -214,8 +214,8 @@ def train(
     bad = tree.first_nonfinite(tree.select(result, phase.train), before=source)
     if bad is not None:
         tensor = tensor_in_layer(bad, layers)
-        where = ctx.location(phase.name)
-        raise NonFiniteError(f"{where}: {tensor} is not finite. Use a smaller lr.")
+        place = ctx.location(phase.name)
+        raise NonFiniteError(f"{place}: {tensor} is not finite. Use a smaller lr.")
     ctx.observed.update(
         {name: observer.result() for name, observer in watching.items()}
     )
@@ -329,9 +329,9 @@ class Steps:
         for param in params:
             param.grad = None
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            where = self.ctx.location(self.phase.name)
+            place = self.ctx.location(self.phase.name)
             raise UsageError(
-                f"{where}: {self.phase.loss} must return a tensor of one number, for the "
+                f"{place}: {self.phase.loss} must return a tensor of one number, for the "
                 f"whole batch, that depends on what trains; got {loss!r:.80}. Compute it from params, with gradients."
             )
         # lays gradients out in memory as the parameters are, unlike autograd.grad
@@ -345,10 +345,10 @@ class Steps:
             param.grad = None
         value, size = loss.item(), len(batch[1])
         if not math.isfinite(value):
-            where = self.ctx.location(self.phase.name)
+            place = self.ctx.location(self.phase.name)
             origin = self._origin(batch[0])
             raise NonFiniteError(
-                f"{where}: the loss of step {self.taken + 1} is {value}. {origin}"
+                f"{place}: the loss of step {self.taken + 1} is {value}. {origin}"
             )
         self.loss += value * size
         self.samples += size
@@ -416,8 +416,8 @@ class Steps:
         """Return the phase's random generator for a purpose, on the CPU; it continues from step to step."""
         key = purpose + stream
         if key not in self._draws:
-            where = f"{self.phase.batch_stream}{stream}"
+            stream_name = f"{self.phase.batch_stream}{stream}"
             self._draws[key] = seeds.torch_generator(
-                self.seed, purpose, self.ctx.round, self.ctx.client, where
+                self.seed, purpose, self.ctx.round, self.ctx.client, stream_name
             )
         return self._draws[key]

@@ -107,11 +107,11 @@ class Loss:
                 f"labels must be class indices [n]; got {y.dtype} {label_shape}. Name the loss of other labels."
             )
         classes = self.logits(z).shape[1]
-        wrong = [int(end) for end in y.aminmax() if not 0 <= int(end) < classes]
-        if wrong:
+        wrong_labels = [int(end) for end in y.aminmax() if not 0 <= int(end) < classes]
+        if wrong_labels:
             raise UsageError(
-                f"labels must be from 0 to {classes - 1}, for {classes} outputs; got label {wrong[0]}. Number them so, "
-                "or name another loss."
+                f"labels must be from 0 to {classes - 1}, for {classes} outputs; got label {wrong_labels[0]}. "
+                "Number them so, or name another loss."
             )
 
     def check(self, n_classes: int, task: str = "") -> None:

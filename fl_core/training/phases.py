@@ -252,7 +252,7 @@ class Context:
     def location(self, phase: str) -> str:
         """Return the algorithm, round, client and phase, for an error message."""
         if self.finetuning:
-            when = f"after round {self.round}"
+            round_text = f"after round {self.round}"
         else:
-            when = f"round {self.round + 1}"
-        return f"{self.algorithm}, {when}, client {self.client_name!r}, phase {phase!r}"
+            round_text = f"round {self.round + 1}"
+        return f"{self.algorithm}, {round_text}, client {self.client_name!r}, phase {phase!r}"

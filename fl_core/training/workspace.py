@@ -151,8 +151,8 @@ class Workspace:
         else:
             outputs = self.model(x, **options)
         if torch.is_autocast_enabled(self.device.type):
-            several = isinstance(outputs, tuple)
-            if several:
+            is_tuple = isinstance(outputs, tuple)
+            if is_tuple:
                 return tuple(map(Tensor.float, outputs))
             return outputs.float()
         return outputs
@@ -308,8 +308,8 @@ class FrozenPrefixCache:
             self._kept.clear()
             self._modules = modules
             self._weights = [tensor.detach().clone() for tensor in weights]
-        seen, outputs = self._kept.pop(client, (None, None))
-        if outputs is None or seen is not samples:
+        known_samples, outputs = self._kept.pop(client, (None, None))
+        if outputs is None or known_samples is not samples:
             if in_chunks(first, x[:1]).nbytes * len(x) > KEPT:
                 return None
             outputs = in_chunks(first, x)

@@ -265,5 +265,5 @@ def tweets_adapters(data_root: Location | None) -> Source:
     tweets = tweets.take(np.random.default_rng(0).permutation(len(tweets)))
     place = pd.Series(tweets.owner).groupby(tweets.owner).cumcount().to_numpy()
     is_train = place < TWEET_SAMPLES
-    few = np.flatnonzero(place < TWEET_SAMPLES + TWEET_TESTS)
-    return replace(tweets, is_train=is_train).take(few)
+    chosen = np.flatnonzero(place < TWEET_SAMPLES + TWEET_TESTS)
+    return replace(tweets, is_train=is_train).take(chosen)

@@ -148,8 +148,8 @@ class Partitioning:
         parts = self.assign(train_pool, clients, seed)
         tests: list[Any] = [None] * len(parts)
         if not together:
-            drawn = self.follow(train_pool, parts, pool.take(test), seed)
-            tests = [test[part] for part in drawn]
+            test_parts = self.follow(train_pool, parts, pool.take(test), seed)
+            tests = [test[part] for part in test_parts]
         names = self.names(pool, clients)
         check_divisible(names, list(map(len, parts)), shares[: 3 if together else 2])
         return [
@@ -236,8 +236,8 @@ def split_groups(
         )
     shuffled = seeds.numpy_generator(seed, "split", number).permutation(len(distinct))
     sizes = split_sizes(name, len(distinct), shares if test is None else shares[:2])
-    drawn = np.split(shuffled, np.cumsum(sizes)[:-1])
-    splits = [positions[np.isin(group, part)] for part in drawn]
+    parts = np.split(shuffled, np.cumsum(sizes)[:-1])
+    splits = [positions[np.isin(group, part)] for part in parts]
     return tuple(splits if test is None else [*splits, test])
 
 
@@ -258,8 +258,8 @@ def redraw_groups(
     distinct = np.unique(keys)
     count = len(np.unique(validation if groups is None else groups[validation]))
     shuffled = seeds.numpy_generator(seed, "split", number).permutation(distinct)
-    drawn = np.isin(keys, shuffled[:count])
-    return positions[~drawn], positions[drawn], test
+    is_training = np.isin(keys, shuffled[:count])
+    return positions[~is_training], positions[is_training], test
 
 
 def follow(
@@ -323,17 +323,17 @@ def check_divisible(
         UsageError: some clients have too few. The message names them.
     """
     pairs = zip(names, sizes, strict=True)
-    few = [f"{n} at {name!r}" for name, n in pairs if n < len(shares)]
-    if few:
+    too_few = [f"{n} at {name!r}" for name, n in pairs if n < len(shares)]
+    if too_few:
         kinds = ", ".join(SPLITS[: len(shares)])
         way = "Remove its samples, or give them to another client."
-        same = [listing(map(repr, group)) for group in nearly_equal(names)]
-        if same:
-            same_text = "; ".join(same[:3])
+        near_names = [listing(map(repr, group)) for group in nearly_equal(names)]
+        if near_names:
+            same_text = "; ".join(near_names[:3])
             way = f"Spell clients alike that are one: {same_text}. Or r{way[1:]}"
         raise UsageError(
-            f"each client must have at least {len(shares)} samples, one for each of {kinds}; got {listing(few, 6)}. "
-            f"{way}"
+            f"each client must have at least {len(shares)} samples, one for each of {kinds}; "
+            f"got {listing(too_few, 6)}. {way}"
         )
 
 
@@ -387,8 +387,8 @@ def check_classes(classes_per_client: Any, classes: int) -> int:
         UsageError: there are more. The message names the value and the number of classes.
     """
     rule = f"a whole number from 1 to {classes}, the number of classes"
-    few = Bound(rule, lambda few: WHOLE.holds(few) and few <= classes)
-    check_value("classes_per_client", classes_per_client, few)
+    number = Bound(rule, lambda number: WHOLE.holds(number) and number <= classes)
+    check_value("classes_per_client", classes_per_client, number)
     return classes_per_client
 
 
@@ -507,8 +507,10 @@ class Partition:
         others = [part["train"] for part in clients]
         others += [part["validation"] for part in clients]
         trained = np.concatenate(others)
-        both = np.concatenate([tested, trained])
-        fits = not len(both) or (both.min() >= 0 and both.max() < len(source))
+        train_and_test = np.concatenate([tested, trained])
+        fits = not len(train_and_test) or (
+            train_and_test.min() >= 0 and train_and_test.max() < len(source)
+        )
         if fits:
             is_tested = np.zeros(len(source), dtype=bool)
             is_tested[tested] = True

@@ -130,12 +130,12 @@ class Pathological(Partitioning):
     classes_per_client: int = 2
 
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
-        labels, few = pool.labels, self.classes_per_client
+        labels, per_client = pool.labels, self.classes_per_client
         check_clients(clients, len(labels))
         present, sizes = np.unique(labels, return_counts=True)
-        check_classes(few, len(present))
+        check_classes(per_client, len(present))
         generator = seeds.numpy_generator(seed, "partition", "pathological")
-        holders = class_holders(len(present), clients, few, generator)
+        holders = class_holders(len(present), clients, per_client, generator)
         parts: list[list[Integers]] = [[] for _ in range(clients)]
         for label, size, clients_of_class in zip(present, sizes, holders, strict=True):
             if size < len(clients_of_class):
@@ -249,10 +249,10 @@ class NaturalDirichlet(WithAlpha):
         per_owner = clients // len(pool.owner_names)
         assigned: list[Integers] = []
         for number, rows in enumerate(Natural().assign(pool, clients, seed)):
-            of = f"of {pool.owner_names[number]!r}"
-            check_clients(per_owner, len(rows), self.min_size, f"clients {of}")
+            owner_text = f"of {pool.owner_names[number]!r}"
+            check_clients(per_owner, len(rows), self.min_size, f"clients {owner_text}")
             generator = seeds.numpy_generator(seed, "partition", self.name, number)
-            labels, what = pool.labels[rows], f"{self.name} {of}"
+            labels, what = pool.labels[rows], f"{self.name} {owner_text}"
             parts = _capped(
                 labels, per_owner, self.alpha, generator, self.min_size, what
             )

@@ -46,12 +46,12 @@ class _PFedLA(Partitioning):
 
     def fitted(self, pool: Source, clients: int) -> Self:
         classes = len(np.unique(pool.labels))
-        few, samples = self.classes_per_client, self.samples_per_client
-        if few is None:
-            few = min(self.usual_classes[classes >= 100], classes)
+        per_client, samples = self.classes_per_client, self.samples_per_client
+        if per_client is None:
+            per_client = min(self.usual_classes[classes >= 100], classes)
         if samples is None:
             samples = min(len(pool) // max(clients, 100), 700)
-        return replace(self, classes_per_client=few, samples_per_client=samples)
+        return replace(self, classes_per_client=per_client, samples_per_client=samples)
 
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         """Return each client's samples, with the share ``dominance`` from its own few classes.
@@ -69,19 +69,19 @@ class _PFedLA(Partitioning):
         dominance = getattr(self, "dominance", 1.0)
         check_clients(clients, len(labels))
         present, sizes = np.unique(labels, return_counts=True)
-        few = check_classes(options.classes_per_client, len(present))
-        n_classes = few if dominance == 1 else len(present)
+        per_client = check_classes(options.classes_per_client, len(present))
+        n_classes = per_client if dominance == 1 else len(present)
         rule = f"at least {n_classes}, one for each of the client's classes"
         enough = Bound(rule, lambda count: WHOLE.holds(count) and count >= n_classes)
         samples = options.samples_per_client or 0
         check_value("samples_per_client", samples, enough)
         generator = seeds.numpy_generator(seed, "partition", "dominated")
-        holders = class_holders(len(present), clients, few, generator)
+        holders = class_holders(len(present), clients, per_client, generator)
         holds = np.array(
             [[k in classes for classes in holders] for k in range(clients)]
         )
         mine = samples
-        if few < len(present):
+        if per_client < len(present):
             mine = round(dominance * samples)
         groups: list[tuple[int, Any, int]] = []
         for client in range(clients):
@@ -114,9 +114,9 @@ class _PFedLA(Partitioning):
                 f"with {samples} each; got {int(sizes[scarce])}. Use fewer samples_per_client or fewer clients."
             )
         parts: list[list[Integers]] = [[] for _ in range(clients)]
-        for at, label in enumerate(present):
+        for place, label in enumerate(present):
             order = generator.permutation(np.flatnonzero(labels == label))
-            pieces = np.split(order, np.cumsum(counts[:, at]))[:-1]
+            pieces = np.split(order, np.cumsum(counts[:, place]))[:-1]
             for part, piece in zip(parts, pieces, strict=True):
                 part.append(piece)
         return [np.sort(np.concatenate(part)) for part in parts]
@@ -259,15 +259,17 @@ class FedPFTPathological(_FedPFT):
     def fitted(self, pool: Source, clients: int) -> Self:
         if self.classes_per_client is not None:
             return self
-        few = max(1, len(np.unique(pool.labels)) // 5)
-        return replace(self, classes_per_client=few)
+        per_client = max(1, len(np.unique(pool.labels)) // 5)
+        return replace(self, classes_per_client=per_client)
 
     def label_distributions(self, classes: int, clients: int, seed: int) -> Floats:
-        few = check_classes(self.classes_per_client, classes)
+        per_client = check_classes(self.classes_per_client, classes)
         generator = seeds.numpy_generator(seed, "partition", "few classes")
         shares = np.zeros((clients, classes))
         for row in shares:
-            row[generator.choice(classes, size=few, replace=False)] = 1 / few
+            row[generator.choice(classes, size=per_client, replace=False)] = (
+                1 / per_client
+            )
         return shares
 
 
@@ -280,12 +282,12 @@ def rounded(shares: Floats, size: int, most: Integers) -> Integers | None:
             return None
         missing = size - counts.sum()
         exact = np.where(below_most, shares, 0.0) / shares[below_most].sum() * missing
-        more = np.floor(exact).astype(np.int64)
+        whole_numbers = np.floor(exact).astype(np.int64)
         # the largest remainders, then the largest shares
-        order = np.lexsort((-shares, more - exact))
+        order = np.lexsort((-shares, whole_numbers - exact))
         order = order[below_most[order]]
-        more[order[: missing - more.sum()]] += 1
-        counts = np.minimum(counts + more, most)
+        whole_numbers[order[: missing - whole_numbers.sum()]] += 1
+        counts = np.minimum(counts + whole_numbers, most)
     return counts
 
 

@@ -138,13 +138,13 @@ def likely_columns(role: str, wanted: str, header: Sequence[str]) -> list[str]:
     ['label', 'died']
     """
     words = {word.removesuffix("s") for word in LIKELY[role].split()}
-    near = difflib.get_close_matches(wanted, header, n=1, cutoff=0.7)
+    nearest_names = difflib.get_close_matches(wanted, header, n=1, cutoff=0.7)
     named = [
         name
         for name in header
         if {word.lower().removesuffix("s") for word in _PARTS.findall(name)} & words
     ]
-    return list(dict.fromkeys([*near, *named]))[:3]
+    return list(dict.fromkeys([*nearest_names, *named]))[:3]
 
 
 def roles_of(
@@ -159,12 +159,14 @@ def roles_of(
     """
     roles: dict[str, str] = {}
     faults: list[DataFault] = []
-    several = {SURVIVAL: "TIME,EVENT", MULTILABEL: "LABEL,LABEL,..."}.get(how.task)
+    form_of_labels = {SURVIVAL: "TIME,EVENT", MULTILABEL: "LABEL,LABEL,..."}.get(
+        how.task
+    )
     most = 2 if how.task == SURVIVAL else len(header)
     named = [(name, "label") for name in how.labels]
-    if several and not 2 <= len({*how.labels}) == len(how.labels) <= most:
-        rule = f"label columns of task {how.task} must be {several}; got {how.label_column!r}."
-        way = f"Name them: {spelled(label_column=several)}."
+    if form_of_labels and not 2 <= len({*how.labels}) == len(how.labels) <= most:
+        rule = f"label columns of task {how.task} must be {form_of_labels}; got {how.label_column!r}."
+        way = f"Name them: {spelled(label_column=form_of_labels)}."
         faults.append(DataFault(f"{where}: {rule}", way))
         named = []
     named += [(how.client_column, "client"), (how.text_column, "text")]
@@ -209,15 +211,15 @@ def _lacking_fault(
             ("Predict a time until an event", {"task": SURVIVAL}),
         ]
     elif key != "label_column" or len(how.labels) == 1:
-        also = {}
+        settings = {}
         clients = likely_columns("client_column", how.client_column, header)
         if key == "label_column" and clients and how.client_column not in header:
-            also = {"client_column": clients[0]}
+            settings = {"client_column": clients[0]}
         likely = likely_columns(key, name, header)
-        ways = [("Name it", {key: candidate, **also}) for candidate in likely]
-        if also and not ways:
+        ways = [("Name it", {key: candidate, **settings}) for candidate in likely]
+        if settings and not ways:
             rule += f" It has {listing(header)}."
-            ways = [("Name it, and the clients", also)]
+            ways = [("Name it, and the clients", settings)]
     return DataFault(rule, *(ways or [f"It has {listing(header)}."]))
 
 
@@ -343,8 +345,8 @@ def _texts(name: str, cells: pd.Categorical, how: Reading) -> Described:
         return described.refused(DataFault(rule, *ways, line=line))
     fault = dates_fault(name, distinct) or measures_fault(name, cells)
     if fault := fault or other_numbers_fault(name, distinct):
-        without = filled & ~words.str.contains("[0-9]").to_numpy()
-        described.emptied = without[cells.codes]
+        without_digits = filled & ~words.str.contains("[0-9]").to_numpy()
+        described.emptied = without_digits[cells.codes]
         return described.refused(fault)
     if share < SOME:
         count = int(counts[numeric].sum())
@@ -491,8 +493,8 @@ def dates_fault(name: str, words: Sequence[str]) -> DataFault | None:
     "table['day'] = (pd.to_datetime(table['day'], format='%d.%m.%Y', utc=True) - ...) / pd.Timedelta(days=1)"
     """
     distinct = sorted({word.strip() for word in words})
-    some = distinct[:: len(distinct) // SAMPLE or 1]
-    if sum(1 for word in some if _DATE.fullmatch(word)) <= least_alike(some):
+    sampled = distinct[:: len(distinct) // SAMPLE or 1]
+    if sum(1 for word in sampled if _DATE.fullmatch(word)) <= least_alike(sampled):
         return None
     column = f"table[{name!r}]"
     lines = [*days_of(pd.Series(distinct), column)]
@@ -719,8 +721,8 @@ KNOWN = 10
 def outside_fences(cells: Floats, owner: Integers | None) -> str:
     """Return a remark on a few numbers far outside all clients' quartiles; empty if there are none."""
     clients = np.zeros(len(cells), dtype=np.int64) if owner is None else owner
-    some = slice(None, None, len(cells) // SAMPLE or 1)
-    low, high, _ = fences(cells[some, None], clients[some])
+    sampled = slice(None, None, len(cells) // SAMPLE or 1)
+    low, high, _ = fences(cells[sampled, None], clients[sampled])
     margin = (high - low) / 4  # most columns are within half of their fences
     if (
         low[0] > -NO_FENCE
@@ -771,8 +773,8 @@ def gives_away(cells: Cells, y: NDArray[Any]) -> bool:
     >>> gives_away(2.0 * y, y), gives_away(np.arange(60.0), (np.arange(60) > 20).astype(int)), gives_away(y % 2, y)
     (True, True, False)
     """
-    some = slice(None, None, len(y) // SAMPLE or 1)
-    if len(y) > 2 * SAMPLE and not gives_away(cells[some], y[some]):
+    sampled = slice(None, None, len(y) // SAMPLE or 1)
+    if len(y) > 2 * SAMPLE and not gives_away(cells[sampled], y[sampled]):
         return False
     code, values = pd.factorize(cells)
     counts = np.bincount(y)
@@ -786,8 +788,8 @@ def gives_away(cells: Cells, y: NDArray[Any]) -> bool:
         return False
     order = np.argsort(cells, kind="stable")
     ends = np.append(np.diff(cells[order]) > 0, True)
-    ones = np.cumsum(y[order])
-    right = np.arange(1, len(y) + 1) - ones + (ones[-1] - ones)
+    cumulated = np.cumsum(y[order])
+    right = np.arange(1, len(y) + 1) - cumulated + (cumulated[-1] - cumulated)
     right = np.maximum(right, len(y) - right)[ends]
     return bool(right.max() >= CLEAR * len(y))
 
@@ -817,8 +819,8 @@ def unlike_clients(cells: Cells, owner: Integers, names: Sequence[str]) -> str:
 
 def _unlike_ranges(cells: Floats, owner: Integers, names: Sequence[str]) -> str:
     """Return what is said of numbers of which a client's range is below or above those of all others."""
-    some = slice(None, None, len(owner) // SAMPLE or 1)
-    for rows in (some, slice(None)):  # more rows only widen the ranges
+    sampled = slice(None, None, len(owner) // SAMPLE or 1)
+    for rows in (sampled, slice(None)):  # more rows only widen the ranges
         clients, values = owner[rows], cells[rows]
         low, high = np.full((2, len(names)), np.nan)
         np.fmin.at(low, clients, values)
@@ -830,14 +832,14 @@ def _unlike_ranges(cells: Floats, owner: Integers, names: Sequence[str]) -> str:
             continue
         below = (low == low.min()) & (high < np.partition(low, 1)[1])
         above = (high == high.max()) & (low > np.partition(high, -2)[-2])
-        apart = np.flatnonzero(below | above)
-        if not len(apart) and len(compared) == len(names):
+        outside = np.flatnonzero(below | above)
+        if not len(outside) and len(compared) == len(names):
             return ""
-    if len(compared) < 2 or not len(apart):
+    if len(compared) < 2 or not len(outside):
         return ""
-    k = apart[0]
-    where = f"{names[compared[k]]!r} ({low[k]:.3g} to {high[k]:.3g})"
-    return f"no value at {where} is in the range of the others: another unit?"
+    k = outside[0]
+    range_text = f"{names[compared[k]]!r} ({low[k]:.3g} to {high[k]:.3g})"
+    return f"no value at {range_text} is in the range of the others: another unit?"
 
 
 GROUPS = 30
@@ -879,8 +881,8 @@ def binds_rows(
         owner: the client of each row, since one value at two clients is two groups.
     """
     numeric = isinstance(cells, np.ndarray)
-    few = isinstance(cells, pd.Categorical) and len(cells.categories) < GROUPS
-    if few or (numeric and has_fractions(cells)):
+    has_few_words = isinstance(cells, pd.Categorical) and len(cells.categories) < GROUPS
+    if has_few_words or (numeric and has_fractions(cells)):
         return False
     if len(cells) > 2 * BLOCKS * BLOCK:  # most columns bind nothing in some rows
         starts = np.arange(BLOCKS) * (len(cells) // BLOCKS)
@@ -923,15 +925,17 @@ def binds_rows(
 
     def bound(step: int) -> tuple[bool, bool]:
         """Return whether pairs of values at a distance have one label, and whether they are near."""
-        at = np.flatnonzero(steps == step)
-        at = draw.permutation(at)[:MOST_PAIRS]
-        if len(at) < PAIRS:
+        positions = np.flatnonzero(steps == step)
+        positions = draw.permutation(positions)[:MOST_PAIRS]
+        if len(positions) < PAIRS:
             return False, False
-        one, other = rows[at], rows[at + 1]
+        one, other = rows[positions], rows[positions + 1]
         least = 1 if step == 0 else ALIKE
-        labelled = alike(one, other) >= least and chance ** len(at) < CHANCE
-        near = [gap(others[k], one, other) < NEAR * usual[k] for k in measured]
-        return labelled, len(near) >= OTHERS and sum(near) >= ALIKE * len(near)
+        labelled = alike(one, other) >= least and chance ** len(positions) < CHANCE
+        is_near = [gap(others[k], one, other) < NEAR * usual[k] for k in measured]
+        return labelled, len(is_near) >= OTHERS and sum(is_near) >= ALIKE * len(is_near)
 
-    same, following = bound(0), bound(1) if numeric else (False, False)
-    return any(one and not other for one, other in zip(same, following, strict=True))
+    same_bound, following = bound(0), bound(1) if numeric else (False, False)
+    return any(
+        one and not other for one, other in zip(same_bound, following, strict=True)
+    )

@@ -321,8 +321,8 @@ class _Table:
                 continue
             key: Any = name
             if fault.line in ("", dropping([name])):
-                says = [say for say, _ in fault.ways]
-                key = fault.rule.partition(";")[0], *says
+                sentences = [say for say, _ in fault.ways]
+                key = fault.rule.partition(";")[0], *sentences
             groups.setdefault(key, []).append(name)
         for names in groups.values():
             fault = self.columns[names[0]].fault
@@ -358,31 +358,31 @@ class _Table:
 
     def _check_labelled(self) -> bool:
         """Return whether each row has its labels. Rows without are refused, or left out if that is asked for."""
-        how, frame = self.how, self.frame
+        reading, frame = self.how, self.frame
         lacking = np.zeros(len(frame), dtype=bool)
-        for name in filter(frame.__contains__, how.labels):
+        for name in filter(frame.__contains__, reading.labels):
             unlabelled = frame[name].isna().to_numpy()
             marks: list[str] = []
             if not pd.api.types.is_numeric_dtype(frame[name]):
                 with suppress(DataFault):  # its description has the fault
                     cells = self.texts[name] = texts_of(frame[name])
-                    unlabelled = unlabelled | _lacks_name(name, cells, how)
+                    unlabelled = unlabelled | _lacks_name(name, cells, reading)
                     marks = sorted({word for word in cells[unlabelled] if word.strip()})
             lacking |= unlabelled
-            if unlabelled.any() and not how.drop_missing_labels:
+            if unlabelled.any() and not reading.drop_missing_labels:
                 got = listing(map(repr, marks), 3) or "an empty cell"
                 ways: list[Way] = [
                     ("Leave these rows out", {"drop_missing_labels": True})
                 ]
-                if marks and how.task == CLASSIFICATION:
+                if marks and reading.task == CLASSIFICATION:
                     ways.append((f"Keep {got} as a class", {"categories": [name]}))
                 self.refuse(fault_where(unlabelled, got, arrays.LABELLED, *ways), name)
         if lacking.all():
             raise UsageError(
-                f"{self.where}, column {how.label_column!r}: each sample must have a label; got none at all. "
+                f"{self.where}, column {reading.label_column!r}: each sample must have a label; got none at all. "
                 "Check the label column."
             )
-        if lacking.any() and how.drop_missing_labels:
+        if lacking.any() and reading.drop_missing_labels:
             warn(
                 f"{self.where}: {lacking.sum():,} of {len(lacking):,} rows have no label and are left out"
             )
@@ -394,32 +394,32 @@ class _Table:
 
     def _add_targets(self, labelled: bool) -> None:
         """Add the targets and the names of the classes, if the label columns are there and have no fault."""
-        how, count = self.how, len(self.faults)
-        labels = [self.columns[name] for name in how.labels if name in self.columns]
-        if len(labels) < len(how.labels):
+        reading, count = self.how, len(self.faults)
+        labels = [self.columns[name] for name in reading.labels if name in self.columns]
+        if len(labels) < len(reading.labels):
             return
         if any(len(column.cells) < len(self.frame) for column in labels):
             return  # they could not be read
         for column in labels:
-            fault = class_fault(column, how)
+            fault = class_fault(column, reading)
             if fault:
                 self.refuse(fault, column.name)
             column.kind, column.fault = "label", None
         if len(self.faults) > count or not labelled:
             return
-        with self.checked(how.label_column):
+        with self.checked(reading.label_column):
             y: Any = labels[0].cells
             names: Sequence[str] | None = None
             if len(labels) > 1:
                 y = np.column_stack([column.cells for column in labels])
-            if how.task == MULTILABEL:
-                names = how.labels
-            elif how.labels[0] in (how.categories or ()):
+            if reading.task == MULTILABEL:
+                names = reading.labels
+            elif reading.labels[0] in (reading.categories or ()):
                 words = words_of(y)
                 names = sorted(words)
                 if all(map(is_number, words)):
                     names.sort(key=float)
-            y, classes = arrays.answers(y, how.task, names)
+            y, classes = arrays.answers(y, reading.task, names)
             self.source = replace(self.source, y=y, classes=classes)
 
     # --- clients, groups and identifiers ---------------------------------------------------------------------------
@@ -445,10 +445,10 @@ class _Table:
 
     def _refuse_identifiers(self) -> None:
         """Refuse features that number the rows, or what several rows belong to."""
-        how, owner = self.how, self.source.owner
+        reading, owner = self.how, self.source.owner
         ids = pd.DataFrame()
         for name, column in self.columns.items():
-            is_named = name in (how.columns or ()) or name.startswith(NAMELESS)
+            is_named = name in (reading.columns or ()) or name.startswith(NAMELESS)
             named = column.kind == REFUSED and is_named_as_identifier(name)
             if (
                 (column.is_feature or named)
@@ -456,8 +456,12 @@ class _Table:
                 and identifies(column, owner)
             ):
                 ids[name] = by_clients(column.cells, owner)
-        several = [k for k in ids if not how.group_column and ids[k].duplicated().any()]
-        whole = [k for k in several if is_named_as_identifier(k) and ids[k].min() >= 0]
+        repeating = [
+            k for k in ids if not reading.group_column and ids[k].duplicated().any()
+        ]
+        whole = [
+            k for k in repeating if is_named_as_identifier(k) and ids[k].min() >= 0
+        ]
         outer = [  # rows of one value of any other have one value of it
             k
             for k in whole
@@ -467,12 +471,12 @@ class _Table:
             column = self.columns[name]
             column.odd.append("like an identifier")
             say, got = "Leave it out", "values like an identifier's"
-            if name in several:
+            if name in repeating:
                 say = "Leave it out; its rows may then lie in training and test alike"
                 row = int(np.argmax(ids[name].duplicated() & (ids[name] >= 0)))
                 count = int((ids[name] == ids[name][row]).sum())
-                some = text_of(column.cells[row]).strip()
-                got = f"{some!r} in {plural(count, 'row')}, like an identifier"
+                value_text = text_of(column.cells[row]).strip()
+                got = f"{value_text!r} in {plural(count, 'row')}, like an identifier"
             ways: list[Way | str] = [(say, {"exclude_columns": [name]})]
             if name in outer[:1]:
                 ways.insert(0, ("Keep its rows in one split", {"group_column": name}))
@@ -480,7 +484,11 @@ class _Table:
             rule = f"features must say something about a new sample; got {got}."
             column.refused(DataFault(rule, *ways))
         for name, role in self.roles.items():
-            if role != LEFT_OUT or how.group_column or not is_named_as_identifier(name):
+            if (
+                role != LEFT_OUT
+                or reading.group_column
+                or not is_named_as_identifier(name)
+            ):
                 continue
             if self.frame[name].duplicated().any():
                 self.columns[name].odd.append("its rows may be in training and test")
@@ -493,7 +501,7 @@ class _Table:
 
     def _refuse_gaps(self) -> None:
         """Leave out columns without a value at some client, and refuse other missing numbers."""
-        how, source = self.how, self.source
+        reading, source = self.how, self.source
         holes: dict[str, Bools] = {}
         for name, column in self.columns.items():
             lacking = column.lacking
@@ -505,11 +513,11 @@ class _Table:
         if source.owner is not None and holes:
             empty = pd.DataFrame(holes).groupby(source.owner).all()
             lost = list(empty.columns[empty.any() & ~empty.all()])
-        filled = how.fill_missing_columns
+        filled = reading.fill_missing_columns
         for name in lost:
-            some = [source.owner_names[k] for k in empty.index[empty[name]]]
+            clients = [source.owner_names[k] for k in empty.index[empty[name]]]
             done = "filled" if filled else "left out"
-            self.columns[name].odd.append(f"no value at {listing(some, 4)}: {done}")
+            self.columns[name].odd.append(f"no value at {listing(clients, 4)}: {done}")
         if lost and not filled:
             fill = spelled(fill_missing_columns=True, impute="median")
             shown = listing(map(repr, lost), 6)
@@ -528,7 +536,7 @@ class _Table:
             if lacking.all():
                 rule = "the column must have a value; got none."
                 column.refused(DataFault(rule, line=dropping([name])))
-            elif not how.may_be_missing:
+            elif not reading.may_be_missing:
                 missing.append(name)
         if missing:
             ways: list[Way] = [
@@ -542,7 +550,7 @@ class _Table:
 
     def _mark(self, used: Mapping[str, Described]) -> None:
         """Add what is odd about features and labels."""
-        source, how = self.source, self.how
+        source, reading = self.source, self.how
         numeric = {k: other.cells for k, other in used.items() if other.kind == NUMBER}
         for name, column in self.columns.items():
             cells, feature = column.cells, name in used
@@ -564,7 +572,11 @@ class _Table:
                 oddities.append("gives the label away")
             if source.owner is not None:
                 oddities.append(unlike_clients(cells, source.owner, source.owner_names))
-            if feature and not how.group_column and name not in (how.categories or ()):
+            if (
+                feature
+                and not reading.group_column
+                and name not in (reading.categories or ())
+            ):
                 others = [other for key, other in numeric.items() if key != name]
                 oddities.append(self._binding(name, cells, others[:MOST_OTHERS]))
             column.odd += [text for text in oddities if text]
@@ -753,8 +765,8 @@ def class_fault(column: Described, how: Reading) -> DataFault | None:
         return DataFault(rule, arrays.PREDICT, keep)
     order = np.argsort(values)
     for end, others in ((order[0], values[order[1:]]), (order[-1], values[order[:-1]])):
-        far = len(others) > 1 and np.abs(others - values[end]).min() > np.ptp(others)
-        if far and {*text_of(values[end])} <= {*"-9"}:
+        is_far = len(others) > 1 and np.abs(others - values[end]).min() > np.ptp(others)
+        if is_far and {*text_of(values[end])} <= {*"-9"}:
             rule = "labels must be classes, not marks of a missing one"
             marks = [words[end]]
             return refused(marks, rule, line=_without(name, marks))
@@ -783,7 +795,7 @@ def new_rows(
     features: list[Array] = []
     named = replace(PLAIN, columns=list(columns))
     for name in columns:
-        at = f"{opened.where}, column {name!r}"
+        place = f"{opened.where}, column {name!r}"
         try:
             if name not in opened.frame:
                 features.append(np.full(len(opened.frame), np.nan))
@@ -796,5 +808,5 @@ def new_rows(
                     raise DataFault(described.fault.rule, way, row=described.fault.row)
                 features.append(numbers(described.cells, way))
         except DataFault as fault:
-            raise fault.at(at, opened.place) from fault
+            raise fault.at(place, opened.place) from fault
     return np.column_stack(features)

@@ -119,9 +119,9 @@ def files_of(path: Path) -> list[Path]:
         )
     twice = first_duplicate([composed(part.stem) for part in parts])
     if twice is not None:
-        both = [str(part) for part in parts if composed(part.stem) == twice]
+        equal_files = [str(part) for part in parts if composed(part.stem) == twice]
         raise UsageError(
-            f"each file must have its own name, the name of its client; got {twice!r} in {listing(both)}. "
+            f"each file must have its own name, the name of its client; got {twice!r} in {listing(equal_files)}. "
             "Rename one of them."
         )
     return parts
@@ -158,14 +158,14 @@ def open_table(
     Raises:
         UsageError: a file is not readable, or has no rows.
     """
-    spelt = how.texts if texts is None else texts
+    text_columns = how.texts if texts is None else texts
     if isinstance(data, pd.DataFrame):
         index = [name for name in data.index.names if name not in {None, *data}]
         opened = Opened("the table", data.reset_index(index).reset_index(drop=True))
     elif files := files_of(data):
-        opened = _joined(data, files, how, spelt)
+        opened = _joined(data, files, how, text_columns)
     else:
-        opened = _open_file(data, how, spelt)
+        opened = _open_file(data, how, text_columns)
     if not len(opened.frame):
         raise UsageError(f"{opened.where} must have rows; got no rows. Add samples.")
     names = opened.frame.columns = [composed(str(name)) for name in opened.frame]
@@ -252,16 +252,16 @@ def _open_file(
     path: Path, how: Reading, texts: Sequence[str], several: bool = False
 ) -> Opened:
     """Open one file by its suffix."""
-    kind, where = path.suffix.lower(), repr(str(path))
+    kind, path_text = path.suffix.lower(), repr(str(path))
     if kind not in (PARQUET, JSONL):
         return Csv(path, how, texts).opened(several)
     if not several and {*(how.csv or ())} - {EARLIER}:
         how.check_unasked(f"{path} says itself how it is written", "csv")
     if kind == PARQUET:
         frame = _parquet(path, how.exclude_columns or ())
-        return Opened(str(path), frame, sources={path: f"pd.read_parquet({where})"})
+        return Opened(str(path), frame, sources={path: f"pd.read_parquet({path_text})"})
     frame, lines = _json_lines(path)
-    source = f"pd.read_json({where}, lines=True, dtype=False, convert_dates=False)"
+    source = f"pd.read_json({path_text}, lines=True, dtype=False, convert_dates=False)"
     return Opened(
         str(path), frame, lambda row: f"line {lines[row]}", sources={path: source}
     )
@@ -301,8 +301,8 @@ class Csv:
             name if name.strip() else f"{NAMELESS}{k}"
             for k, name in enumerate(first.iloc[0].fillna(""))
         ]
-        again = pd.Series(names_in_file).groupby(names_in_file).cumcount()
-        pairs = zip(names_in_file, again, strict=True)
+        repeats = pd.Series(names_in_file).groupby(names_in_file).cumcount()
+        pairs = zip(names_in_file, repeats, strict=True)
         header = [f"{name}.{n}" if n else name for name, n in pairs]  # as pandas does
         frame = self._rows(header, first)
         if self._has_commas(frame):
@@ -318,9 +318,9 @@ class Csv:
             faults.append(DataFault(rule, line=f"table = {source}"))
         elif self.rules:
             faults.append(DataFault(rule, ("Read it so", {"csv": self.given_options})))
-        if again.any():
-            twice = list(frame.columns[again > 0])
-            got = names_in_file[int(again.argmax())]
+        if repeats.any():
+            twice = list(frame.columns[repeats > 0])
+            got = names_in_file[int(repeats.argmax())]
             rule = f"names of columns must be distinct; got {got!r} twice."
             line = f"table = table.drop({twice!r}, axis=1)"
             faults.append(DataFault(f"{self.path}: {rule}", line=line))
@@ -350,18 +350,18 @@ class Csv:
         """
         encoding = self.options.get("encoding", "utf-8")
         first = self.data[:4]
-        tried = [encoding, "utf-8", "latin-1", "cp1252"]
+        encodings = [encoding, "utf-8", "latin-1", "cp1252"]
         if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            tried = [encoding, "utf-16"]
+            encodings = [encoding, "utf-16"]
         elif first[:1] == b"\0":
-            tried = [encoding, "utf-16-be"]
+            encodings = [encoding, "utf-16-be"]
         elif b"\0" in first:
-            tried = [encoding, "utf-16-le"]
+            encodings = [encoding, "utf-16-le"]
         plain = self.data.isascii()
-        for name in tried:
-            some = LOOKED_AT if plain and name in ("utf-8", "latin-1") else None
+        for name in encodings:
+            n_bytes = LOOKED_AT if plain and name in ("utf-8", "latin-1") else None
             try:
-                text = self.data[:some].decode(name)
+                text = self.data[:n_bytes].decode(name)
             except UnicodeError:
                 continue
             if _CONTROL.search(text if name == "latin-1" else text[:LOOKED_AT]):
@@ -532,8 +532,8 @@ class Csv:
             elif composed(name) in self.texts or any(map(_CODE.fullmatch, distinct)):
                 types[k] = "str"
             elif sign:
-                between, after = re.escape(sign), re.escape(point)
-                form = rf"\s*[+-]?[0-9]{{1,3}}({between}[0-9]{{3}})*({after}[0-9]*)?\s*"
+                separator_pattern, after = re.escape(sign), re.escape(point)
+                form = rf"\s*[+-]?[0-9]{{1,3}}({separator_pattern}[0-9]{{3}})*({after}[0-9]*)?\s*"
                 filled = cells[~cells.isin(marks)].astype("str")
                 signed = filled[filled.str.contains(sign, regex=False)]
                 if not signed.str.fullmatch(form).all():
