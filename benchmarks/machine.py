@@ -62,7 +62,7 @@ class Steps:
     job: Callable[[], tuple[Any, ...]] | None = None
 
     def prepared(self) -> Callable[[], object]:
-        """One pass over the data, as a function."""
+        """Return one pass over the data, as a function."""
         model = copy.deepcopy(self.model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(not self.layer or name.split(".")[0] == self.layer)
@@ -70,7 +70,7 @@ class Steps:
         return partial(plain_epoch, model, self.data, self.batch, make)
 
     def kernels(self) -> Callable[[], object]:
-        """The matrix products and convolutions of one pass over the data, as repetitions of its first batch."""
+        """Return the matrix products and convolutions of one pass over the data, as repetitions of its first batch."""
         first = Split(self.data.x[: self.batch], self.data.y[: self.batch])
         return alone(
             replace(self, data=first).prepared(),
@@ -78,12 +78,12 @@ class Steps:
         )
 
     def operations(self) -> int:
-        """Floating-point operations of one pass, of matrix products and convolutions forward and backward."""
+        """Return floating-point operations of one pass, of matrix products and convolutions forward and backward."""
         return counted(self.prepared())
 
 
 def products() -> Callable[[], object]:
-    """Products of two matrices in float32, as a function; of 2 SIDE^3 operations each."""
+    """Return products of two matrices in float32, as a function; of 2 SIDE^3 operations each."""
     a, b = torch.ones(SIDE, SIDE), torch.ones(SIDE, SIDE)
     out = torch.empty(SIDE, SIDE)
 
@@ -298,13 +298,13 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def cross_device(pairs: int = PAIRS) -> list[Measured]:
-    """Shares of the machine that the rounds and runs of S1 reach."""
+    """Return shares of the machine that the rounds and runs of S1 reach."""
     training.tuned()
     return _of_rounds("S1", partial(training._cross_device, held_out=167), SGD, pairs)
 
 
 def long_runs(turns: int = LONG_RUNS) -> list[Measured]:
-    """The share of the machine that runs of S1 of 100 rounds reach, with evaluation and saving.
+    """Return the share of the machine that runs of S1 of 100 rounds reach, with evaluation and saving.
 
     With so few runs the interval of their median is their range.
     """
@@ -326,13 +326,13 @@ def long_runs(turns: int = LONG_RUNS) -> list[Measured]:
 
 
 def cross_silo(pairs: int = PAIRS) -> list[Measured]:
-    """Shares of the machine that the rounds and runs of S2 reach."""
+    """Return shares of the machine that the rounds and runs of S2 reach."""
     training.tuned()
     return _of_rounds("S2", partial(training._cross_silo, held_out=667), ADAMW, pairs)
 
 
 def scheduling(pairs: int = FEWER) -> list[Measured]:
-    """Shares of the machine that the rounds of S4 reach, each layer alone, clients seen before."""
+    """Return shares of the machine that the rounds of S4 reach, each layer alone, clients seen before."""
     training.tuned()
     job = partial(training._cross_device, held_out=167)
     rows: list[Measured] = []

@@ -55,7 +55,7 @@ def images() -> tuple[Tensor, Tensor]:
 
 
 def network(activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
-    """The CNN with 582,026 parameters: 2 conv + 2 fc."""
+    """Return the CNN with 582,026 parameters: 2 conv + 2 fc."""
     torch.manual_seed(0)
     return nn.Sequential(
         *(nn.Conv2d(1, 32, 5), activation(), nn.MaxPool2d(2)),
@@ -65,7 +65,7 @@ def network(activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
 
 
 def trained(model: nn.Module, steps: int = 150, client: int | None = None) -> nn.Module:
-    """The network after some steps of SGD on data of a client with three of the ten classes."""
+    """Return the network after some steps of SGD on data of a client with three of the ten classes."""
     x, y = images()
     pool = torch.arange(SAMPLES, len(y))
     if client is not None:
@@ -81,7 +81,7 @@ def trained(model: nn.Module, steps: int = 150, client: int | None = None) -> nn
 
 
 def held_out(n: int = SAMPLES) -> tuple[Tensor, Tensor]:
-    """Samples to measure metrics on; no model was trained on them."""
+    """Return samples to measure metrics on; no model was trained on them."""
     x, y = images()
     return x[:n].clone(), y[:n].clone()
 
@@ -250,7 +250,7 @@ def _against_backpack(
 
 
 def peak_memory(repeats: int = 6) -> list[Measured]:
-    """Rise of the peak memory by the trace, each in a fresh process, against PyHessian's."""
+    """Return rise of the peak memory by the trace, each in a fresh process, against PyHessian's."""
     code = "from benchmarks.measurements import peak; peak({!r})"
 
     def peaks(how: str) -> list[float]:

@@ -42,7 +42,7 @@ class _Kept(TorchDispatchMode):
 
 
 def alone(work: Callable[[], object], times: int = 1) -> Callable[[], None]:
-    """A function that makes the matrix products and convolutions of another one, and nothing else of it.
+    """Return a function that makes the matrix products and convolutions of another one, and nothing else of it.
 
     >>> a = torch.ones(2, 2)
     >>> counted(alone(lambda: torch.relu(a @ a) + 1, times=3)) == 3 * counted(lambda: a @ a)
@@ -64,7 +64,7 @@ def alone(work: Callable[[], object], times: int = 1) -> Callable[[], None]:
 
 
 def least(model: nn.Module, layer: str, x: Tensor, y: Tensor) -> float:
-    """The least operations of a step that trains one layer alone, as a share of a step that trains all.
+    """Return the least operations of a step that trains one layer alone, as a share of a step that trains all.
 
     Count the forward pass from that layer on, the backward pass to it and its weights' gradients. Earlier layers are
     frozen and known.

@@ -130,7 +130,7 @@ def judged(
     baseline_seconds: float | None = None,
     unit: str = "time",
 ) -> Measured:
-    """The median of ratios with its interval, compared with a target."""
+    """Return the median of ratios with its interval, compared with a target."""
     interval = median_interval(ratios)
     target, holds = "", ""
     reason = f"too few values: {len(ratios)}" if math.isnan(interval.low) else ""

@@ -45,7 +45,7 @@ def ours(job: Job) -> Iterator[Side]:
 
 @contextmanager
 def bare(job: Job) -> Iterator[Side]:
-    """A plain PyTorch loop that takes the same steps."""
+    """Give a plain PyTorch loop that takes the same steps."""
     data = job.data()
     loop = training.BareLoop(job.model(data), data, job.batch, job.optimizer, job.taken)
     yield Plain(loop, lambda: list(loop.model.parameters()))
@@ -78,7 +78,7 @@ class Peer:
         return ""
 
     def versions(self) -> str:
-        """Versions of the packages that it needs."""
+        """Return versions of the packages that it needs."""
         versions = map(importlib.metadata.version, self.needs)
         return ", ".join(map("{} {}".format, self.needs, versions))
 

@@ -65,7 +65,7 @@ def scale(repeats: int = REPEATS) -> list[Measured]:
 
 
 def read() -> pd.DataFrame:
-    """The points measured so far: curve, size, repeat, seconds, megabytes."""
+    """Return the points measured so far: curve, size, repeat, seconds, megabytes."""
     lines = POINTS.read_text(encoding="utf-8").splitlines() if POINTS.exists() else []
     return pd.DataFrame(
         map(json.loads, lines), columns=["curve", "size", "repeat", *MEASURES]
@@ -73,7 +73,7 @@ def read() -> pd.DataFrame:
 
 
 def wanted(repeats: int) -> list[tuple[str, int, int]]:
-    """The points yet to be measured: curve, size and repeat, each curve once before any a second time."""
+    """Return the points yet to be measured: curve, size and repeat, each curve once before any a second time."""
     done = set(
         zip(*(read()[column] for column in ("curve", "size", "repeat")), strict=True)
     )
@@ -145,7 +145,7 @@ def slope(
 
 
 def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
-    """A curve's exponents at its largest sizes, each against theory: equal, slower or faster growth."""
+    """Return a curve's exponents at its largest sizes, each against theory: equal, slower or faster growth."""
     curve, rows = CURVES[name], []
     for measure, theory in (("seconds", curve.time), ("megabytes", curve.memory)):
         tail = frame[(frame["curve"] == name) & frame["size"].isin(curve.sizes[-TAIL:])]
@@ -203,7 +203,7 @@ def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
 
 
 def draw(frame: pd.DataFrame, path: Path = PICTURE, columns: int = 5) -> Path:
-    """Each curve's points on logarithmic axes, time above memory, with theory's slope through the last size."""
+    """Return each curve's points on logarithmic axes, time above memory, with theory's slope through the last size."""
     blocks = -(-len(CURVES) // columns)
     with style():
         figure, axes = plt.subplots(

@@ -74,12 +74,12 @@ class Job:
 
     @property
     def batch(self) -> int:
-        """Samples per step."""
+        """Return samples per step."""
         return int(self.config.training.batch_size or 1)
 
     @property
     def lr(self) -> float:
-        """The learning rate."""
+        """Return the learning rate."""
         return float(self.config.training.lr or 0.0)
 
     @property
@@ -94,15 +94,15 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of a round, summed over clients."""
+        """Return optimiser steps of a round, summed over clients."""
         return self.taken * (self.samples // self.batch)
 
     def data(self) -> FederatedData:
-        """The clients' samples."""
+        """Return the clients' samples."""
         return federation(self.clients, self.samples, self.shape, self.classes)
 
     def model(self, data: FederatedData) -> nn.Module:
-        """The model with which every side starts."""
+        """Return the model with which every side starts."""
         return assemble(
             self.config, data=data, model=self.network() if self.network else None
         ).model
@@ -127,10 +127,10 @@ class Side(Protocol):
         """
 
     def weights(self) -> list[Tensor]:
-        """The global model's parameters, in the PyTorch model's shapes and order."""
+        """Return the global model's parameters, in the PyTorch model's shapes and order."""
 
     def peak(self) -> int:
-        """The most bytes of PyTorch on a CUDA device in the rounds since the last reset; 0 without one."""
+        """Return the most bytes of PyTorch on a CUDA device in the rounds since the last reset; 0 without one."""
 
 
 @dataclass
@@ -169,7 +169,7 @@ class Remote:
         return float(seconds)
 
     def weights(self) -> list[Tensor]:
-        """The global model's parameters."""
+        """Return the global model's parameters."""
         return [torch.from_numpy(array) for array in self.ask("weights")[0]]
 
     def ask(self, what: str) -> tuple:

@@ -111,7 +111,7 @@ def rounds(
     model: nn.Module | None = None,
     count: int = 10**6,
 ) -> Iterator[Engine]:
-    """A started engine; each call of its ``step`` is a round without evaluation.
+    """Give a started engine; each call of its ``step`` is a round without evaluation.
 
     Args:
         data, make, model: samples, algorithm and model, if they are not the configuration's.
@@ -190,7 +190,7 @@ class BareLoop:
 def plain_epoch(
     model: nn.Module, split: Split, batch: int, make: Callable[[Any], Any]
 ) -> int:
-    """One pass over a client's samples with a new optimiser; returns the number of steps."""
+    """Return one pass over a client's samples with a new optimiser; returns the number of steps."""
     optimizer = make(model.parameters())
     parts = torch.randperm(len(split)).split(batch)
     for part in parts:
@@ -286,7 +286,7 @@ def cross_device(pairs: int = PAIRS) -> list[Measured]:
 
 
 def silo_network() -> nn.Sequential:
-    """A 3Conv-2FC CNN of 122,570 parameters on 3 x 32 x 32."""
+    """Return a 3Conv-2FC CNN of 122,570 parameters on 3 x 32 x 32."""
     torch.manual_seed(0)
     return nn.Sequential(
         *(

@@ -31,7 +31,7 @@ class Entry:
 
     @property
     def paper(self) -> str:
-        """The paper, or the family of items, with which the name begins."""
+        """Return the paper, or the family of items, with which the name begins."""
         return self.name.partition(".")[0]
 
     def told(self) -> tuple[str, str, str]:
@@ -56,7 +56,7 @@ class Entry:
 
 
 def published() -> list[Entry]:
-    """The papers' figures and tables, paper by paper in their order."""
+    """Return the papers' figures and tables, paper by paper in their order."""
     with PATH.open(encoding="utf-8", newline="") as file:
         return [Entry(**line) for line in csv.DictReader(file)]
 

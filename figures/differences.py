@@ -93,7 +93,7 @@ NOTHING = Difference(pd.Series(dtype=float))
 
 
 def difference(scores: pd.DataFrame, run: Hashable, reference: Hashable) -> Difference:
-    """A run's score minus the reference's, paired by seed; without pairs all is NaN.
+    """Return a run's score minus the reference's, paired by seed; without pairs all is NaN.
 
     Args:
         scores: runs x seeds.
@@ -130,7 +130,7 @@ def settled(
     paper_rounds: float = math.inf,
     printed: float = math.nan,
 ) -> Difference:
-    """A run's score minus the reference's, each the mean of the last three evaluations that both have.
+    """Return a run's score minus the reference's, each the mean of the last three evaluations that both have.
 
     Args:
         curves: scores of (run, round) x seeds; the start, round 0, is no evaluation.
@@ -168,7 +168,7 @@ def _shrinks(gaps: pd.DataFrame) -> str:
 
 
 def joint(verdicts: list[bool | None]) -> bool | None:
-    """The verdict on a statement whose parts must all hold: False if one does not, None if one is open."""
+    """Return the verdict on a statement whose parts must all hold: False if one does not, None if one is open."""
     if False in verdicts:
         return False
     if verdicts and None not in verdicts:

@@ -45,7 +45,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """One of :data:`VERDICTS`; not comparable goes before all others."""
+        """Return one of :data:`VERDICTS`; not comparable goes before all others."""
         if self.incomparable:
             return "not comparable"
         if self.held is None:
@@ -75,7 +75,7 @@ _DETAIL = re.compile(r"(;.*| \([^()]*\)|(, [^\s,]+ \d[\d.-]*)+)$")
 
 
 def set_apart(findings: Iterable[Finding], reason: str) -> tuple[Finding, ...]:
-    """The findings as not comparable with the paper's, for a reason; without a reason as they are."""
+    """Return the findings as not comparable with the paper's, for a reason; without a reason as they are."""
     return tuple(
         replace(finding, incomparable=reason) if reason else finding
         for finding in findings

@@ -42,7 +42,7 @@ class Definition:
     colour: str
 
     def rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The clients' rows by this definition."""
+        """Return the clients' rows by this definition."""
         of_run = (
             (frame["run"] == self.run)
             & (frame["metric"] == SENSITIVITY)
@@ -97,7 +97,7 @@ class Sites:
         batch: int = 256,
         **options: Any,
     ) -> pd.DataFrame:
-        """Rows of one metric, or of several that share a pass and the options, on the clients' own data."""
+        """Return rows of one metric, or of several that share a pass and the options, on the clients' own data."""
         config, metrics = (
             self.task.config,
             [metric] if isinstance(metric, str) else metric,
@@ -143,7 +143,7 @@ class Epoch(Sites):
 
 
 def after_run(task: runner.Task) -> Sites:
-    """Every client's model of a run's last round, after local training and before aggregation.
+    """Return every client's model of a run's last round, after local training and before aggregation.
 
     The run is kept in a temporary folder while it lasts.
     """

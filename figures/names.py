@@ -82,7 +82,7 @@ OPTIMISERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
 def title(run: str) -> str:
-    """The name of a run: its algorithm's, and what follows it as words.
+    """Return the name of a run: its algorithm's, and what follows it as words.
 
     >>> title("fedavg@resnet8"), title("fedra_cover"), title("my_own")
     ('FedAvg', 'FedRA, cover', 'my_own')
@@ -100,7 +100,7 @@ def title(run: str) -> str:
 
 
 def titles(text: str) -> str:
-    """A text with the display name of every algorithm.
+    """Return a text with the display name of every algorithm.
 
     >>> titles("anti over lg_fedavg")
     'Anti over LG-FedAvg'
@@ -109,10 +109,10 @@ def titles(text: str) -> str:
 
 
 def dataset(name: str) -> str:
-    """A dataset's name; of one that is not listed its own."""
+    """Return a dataset's name; of one that is not listed its own."""
     return DATASETS.get(name, name)
 
 
 def network(name: str) -> str:
-    """A network in words; of one that is not listed its own name."""
+    """Return a network in words; of one that is not listed its own name."""
     return NETWORKS.get(name, name)

@@ -31,7 +31,7 @@ def in_markdown(text: str) -> str:
 
 
 def percent(mean: float, low: float, high: float, sign: str = "") -> str:
-    """A share in percent with half the width of its interval; a dash without a value."""
+    """Return a share in percent with half the width of its interval; a dash without a value."""
     if math.isnan(mean):
         return "–"
     half = "" if math.isnan(low) else f" ± {100 * (high - low) / 2:.1f}"
@@ -39,7 +39,7 @@ def percent(mean: float, low: float, high: float, sign: str = "") -> str:
 
 
 def seeds_in_words(count: int | str) -> str:
-    """A number of seeds as text: ``1 seed``, ``3 seeds``, ``3-5 seeds``."""
+    """Return a number of seeds as text: ``1 seed``, ``3 seeds``, ``3-5 seeds``."""
     return f"{count} seed{'s' * (str(count) != '1')}"
 
 
@@ -52,7 +52,7 @@ def seeds_behind(header: Mapping[str, Any], runs: Collection[str] = ()) -> str:
 
 
 def span(numbers: Iterable[int]) -> str:
-    """The least and the greatest of some numbers, as text: ``3-4``, or ``4`` if they are one."""
+    """Return the least and the greatest of some numbers, as text: ``3-4``, or ``4`` if they are one."""
     ordered = sorted(numbers)
     if ordered[0] == ordered[-1]:
         return f"{ordered[0]}"
@@ -75,7 +75,7 @@ def means(values: pd.DataFrame, keys: Iterable[Any]) -> list[str]:
 
 
 def markdown(columns: Mapping[str, Sequence[Any]] | pd.DataFrame) -> str:
-    """A Markdown table from columns of equal length."""
+    """Return a Markdown table from columns of equal length."""
     cells = zip(*(columns[name] for name in columns), strict=True)
     rows = [list(columns), ["---"] * len(list(columns)), *cells]
     lines = [" | ".join(in_markdown(str(cell)) for cell in row) for row in rows]
@@ -252,7 +252,7 @@ def of_figure(
 
 
 def missing_runs(header: Mapping[str, Any], runs: Collection[str] | None = None) -> str:
-    """A sentence on missing or diverged runs; empty without any.
+    """Return a sentence on missing or diverged runs; empty without any.
 
     Args:
         header: as :meth:`figures.items.Item.read` gives it.

@@ -17,7 +17,7 @@ COLUMNS = ("place", "how", *KEY[1:], *NUMBERS, "note")
 
 
 def published(paper: str) -> pd.DataFrame:
-    """A paper's published numbers, one per row, in printed order.
+    """Return a paper's published numbers, one per row, in printed order.
 
     What does not apply to a number is empty: ``""`` in a column of text, NaN among the numbers. Differences that a
     paper prints in brackets after its values are left out.
@@ -65,7 +65,7 @@ def published_table(
     values: str = "value",
     **chosen: str,
 ) -> pd.DataFrame:
-    """One published table: methods x its other columns, in printed order.
+    """Return one published table: methods x its other columns, in printed order.
 
     ``published_table("player_fl", "Table 1", quantity="macro_f1")`` has methods x datasets. Columns are those of
     :data:`KEY` in which the chosen numbers differ, as levels where they are several; a cell that is not printed is NaN.

@@ -31,7 +31,7 @@ MEANING = (
 def scored(
     pooled: Pool, named: Mapping[str, Any], neighbours: int = 10
 ) -> Iterator[rows.Row]:
-    """Rows of how well the features separate classes and clients.
+    """Yield rows of how well the features separate classes and clients.
 
     * ``silhouette_class``, ``silhouette_client``: mean silhouette with the classes (clients) as clusters, from -1 to 1
       (Rousseeuw 1987). Higher means further apart. Good shared features are high in the first and low in the second.
@@ -62,7 +62,7 @@ def scored(
 
 
 def placed(pooled: Pool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.Row]:
-    """Every sample's place in the plane of t-SNE, and the perplexity; :func:`plane` reads them back.
+    """Yield every sample's place in the plane of t-SNE, and the perplexity; :func:`plane` reads them back.
 
     Args:
         named: columns of every row.
@@ -84,7 +84,7 @@ def placed(pooled: Pool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.R
 def plane(
     frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0
 ) -> pd.DataFrame:
-    """A run's samples in the plane, as :func:`diagnostics.representation.embedding.embed` returns them.
+    """Return a run's samples in the plane, as :func:`diagnostics.representation.embedding.embed` returns them.
 
     A sample's two rows have the metrics ``tsne_x`` and ``tsne_y``. The column ``layer`` names the place of the
     feature, or FedPFT's prompts. ``variant`` has its place among the client's test samples and its class: ``sample

@@ -117,7 +117,7 @@ class Ranking:
 
     @property
     def says(self) -> str:
-        """The result of Friedman's test in words."""
+        """Return the result of Friedman's test in words."""
         test = self.friedman
         if test.status == "ok":
             return f"p = {test.p_value:.2g} over {test.n_blocks} datasets"

@@ -33,7 +33,7 @@ def by_method(
     methods: Iterable[str],
     method_keys: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, RunConfig]:
-    """A configuration for each algorithm, under its name.
+    """Return a configuration for each algorithm, under its name.
 
     Args:
         method_keys: what a method has beyond the base, by its name.
@@ -45,7 +45,7 @@ def by_method(
 
 
 def scored_at_end(config: RunConfig) -> RunConfig:
-    """The configuration with evaluation and saving after the last round only."""
+    """Return the configuration with evaluation and saving after the last round only."""
     return config.with_keys(
         eval_every=config.federation.rounds, checkpoint_every=config.federation.rounds
     )
@@ -109,7 +109,7 @@ def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
 
 
 def labels(task: runner.Task) -> dict[str, Any]:
-    """The columns that identify a run in its rows: algorithm and seed."""
+    """Return the columns that identify a run in its rows: algorithm and seed."""
     return {
         "algorithm": task.config.federation.algorithm,
         "seed": task.config.execution.seed,
@@ -117,7 +117,7 @@ def labels(task: runner.Task) -> dict[str, Any]:
 
 
 def held(counts: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
-    """Rows of the samples of each class that each client holds, from clients x classes."""
+    """Yield rows of the samples of each class that each client holds, from clients x classes."""
     for (client, label), n in counts.stack().items():
         yield rows.row(COUNT, int(n), client=str(client), variant=str(label), **named)
 
@@ -138,12 +138,12 @@ def where(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
 
 
 def tested(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of test accuracy, of every model and round."""
+    """Return the rows of test accuracy, of every model and round."""
     return where(frame, metric="accuracy", split="test")
 
 
 def mean_accuracy(frame: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
-    """Rows of the clients' mean test accuracy, of every round and model of a run."""
+    """Yield rows of the clients' mean test accuracy, of every round and model of a run."""
     for (done, model), part in tested(frame).groupby(["round", "model"]):
         n = int(part["n_samples"].sum())
         columns: dict[str, Any] = {

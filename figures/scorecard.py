@@ -99,7 +99,7 @@ HEAD = ("the paper claims", "paper", "here", "distance", "setting", "verdict")
 
 
 def table() -> str:
-    """The scorecard in Markdown: for each paper its counts, a table, and the words that are judged.
+    """Return the scorecard in Markdown: for each paper its counts, a table, and the words that are judged.
 
     Behind a verdict stands what its page shows of the claim: a picture, or a table where no picture is kept.
     """
@@ -140,7 +140,7 @@ _KNOWN = {
 
 
 def renewed(text: str) -> str:
-    """A page's text with its scorecard made again.
+    """Return a page's text with its scorecard made again.
 
     Raises:
         UsageError: the text has no place for it.

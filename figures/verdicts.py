@@ -153,7 +153,7 @@ class Odds(NamedTuple):
 
 
 def of_share(successes: int, trials: int) -> Odds:
-    """The p-values of a share above and below one half, by the exact binomial test."""
+    """Return the p-values of a share above and below one half, by the exact binomial test."""
     sides = (
         stats.binomtest(successes, trials, HALF, alternative=way).pvalue
         for way in ("greater", "less")
@@ -293,12 +293,12 @@ def _no_test(gap: Difference, test: Check) -> str:
 
 
 def points(values: Interval) -> str:
-    """A difference of accuracies in percentage points with half its interval."""
+    """Return a difference of accuracies in percentage points with half its interval."""
     return percent(*values, sign="+")
 
 
 def plain(values: Interval) -> str:
-    """A difference with half its interval, in its own unit."""
+    """Return a difference with half its interval, in its own unit."""
     return f"{values.value:+.2f}" + (
         "" if math.isnan(values.low) else f" ± {(values.high - values.low) / 2:.2f}"
     )
@@ -369,7 +369,7 @@ def judged(
 def little_learned(
     sides: Mapping[str, tuple[float, float]], chance: tuple[float, float]
 ) -> str:
-    """Evidence that a side of a comparison has learned less than half of what is printed; empty without any.
+    """Return evidence that a side of a comparison has learned less than half of what is printed; empty without any.
 
     Args:
         sides: by name the accuracy measured and the one printed, as shares; a NaN is no evidence.

@@ -95,7 +95,7 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def origins(frame: pd.DataFrame, named: Mapping[str, Any]) -> pd.DataFrame:
-    """Rows of Origin accuracy from a run's rows: of the personal models, else of the global one."""
+    """Return rows of Origin accuracy from a run's rows: of the personal models, else of the global one."""
     personal = main_model(tested(frame), "algorithm")
     personal = personal[(personal["round"] > 0) & (personal["client"] != "")]
     what = zip(
@@ -195,7 +195,7 @@ class Table:
     whole: str = ""
 
     def published(self) -> pd.Series:
-        """The published shares, by line and quantity."""
+        """Return the published shares, by line and quantity."""
         every = items.published("fedpft")
         of_table = where(every, place=self.place, dataset=self.dataset)
         printed = of_table.set_index(["setting", "method", "quantity"])["value"] / 100
@@ -207,7 +207,7 @@ class Table:
         return pd.Series(values)
 
     def named(self, line: str) -> str:
-        """A line in words: its method, or where FedPFT's own are compared what the features passed."""
+        """Return a line in words: its method, or where FedPFT's own are compared what the features passed."""
         method, _, kind = line.partition(">")
         if self.place == "Table 5":
             return KINDS[kind]
@@ -258,7 +258,7 @@ TABLES = {
 
 
 def curves(frame: pd.DataFrame) -> pd.DataFrame:
-    """Means over clients, (line, quantity, round) x seeds."""
+    """Return means over clients, (line, quantity, round) x seeds."""
     chosen = frame[frame["metric"].isin(list(QUANTITIES))]
     lines = pd.Series(
         [
@@ -277,7 +277,7 @@ def curves(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def measured(frame: pd.DataFrame) -> pd.DataFrame:
-    """Means over clients and the last three evaluations, (line, quantity) x seeds."""
+    """Return means over clients and the last three evaluations, (line, quantity) x seeds."""
     by_line = (
         curves(frame).groupby(level=["line", "metric"], sort=False).tail(EVALUATIONS)
     )
@@ -287,7 +287,7 @@ def measured(frame: pd.DataFrame) -> pd.DataFrame:
 def gap(
     values: pd.DataFrame, one: Side, other: Side, published: pd.Series
 ) -> Difference:
-    """One line's quantity minus another's by their last three evaluations.
+    """Return one line's quantity minus another's by their last three evaluations.
 
     Args:
         values: from :func:`curves`.
@@ -350,7 +350,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
 
 
 def far(frame: pd.DataFrame, data: str, ours: str = OURS) -> str:
-    """Evidence that rows are not comparable with the paper's: other images than its data, or FedPFT's low level.
+    """Return evidence that rows are not comparable with the paper's: other images than its data, or FedPFT's low level.
 
     Args:
         ours: the run of FedPFT as it is.

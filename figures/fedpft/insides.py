@@ -114,7 +114,7 @@ CLAIMS = (
 
 
 def behind(model: Prompted, prompts: str) -> Prompted:
-    """The same model with other prompts before the classifier, whose inputs FedPFT's Fig. 3 shows.
+    """Return the same model with other prompts before the classifier, whose inputs FedPFT's Fig. 3 shows.
 
     Args:
         prompts: one of :data:`fl_core.models.extended.PROMPTS`.
@@ -144,7 +144,7 @@ def by_prompts(
 
 
 def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
-    """Distance between the mean features of two classes / the mean of that over all pairs of classes.
+    """Return distance between the mean features of two classes / the mean of that over all pairs of classes.
 
     Below 1 these two are closer than usual. None if one of them has no sample, or all means are equal.
     """
@@ -231,7 +231,7 @@ def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[row
 
 
 def setting(header: Mapping[str, Any]) -> str:
-    """A sentence on the federation and its training."""
+    """Return a sentence on the federation and its training."""
     config = next(iter(header["runs"].values()))["config"]
     network = names.network(config["model"])
     return (
@@ -277,7 +277,7 @@ def by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, str
 
 
 def scores(frame: pd.DataFrame) -> pd.DataFrame:
-    """Mean accuracy over clients of the personal models, or of the global one without any, runs x seeds."""
+    """Return mean accuracy over clients of the personal models, or of the global one without any, runs x seeds."""
     final = main_model(frame[frame["metric"] == "accuracy"], "run", "seed")
     means = final.groupby(["run", "seed"], sort=False)["value"].mean()
     return means.unstack("seed").sort_index(axis=1)
@@ -294,7 +294,7 @@ def published() -> pd.Series:
 
 
 def far(frame: pd.DataFrame, runs: Sequence[str]) -> str:
-    """Evidence that rows are not comparable with the paper's: the runs' levels against its Table 7."""
+    """Return evidence that rows are not comparable with the paper's: the runs' levels against its Table 7."""
     accuracy, printed = scores(frame).mean(axis=1), published() / 100
     sides = {TITLES[run]: (accuracy.get(run, math.nan), printed[run]) for run in runs}
     return little_learned(sides, (GUESSING, GUESSING))
@@ -321,7 +321,7 @@ def compared(
 
 
 def of_runs(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A score of the inputs of each run's classifier, runs x seeds."""
+    """Return a score of the inputs of each run's classifier, runs x seeds."""
     part = frame[(frame["metric"] == metric) & frame["layer"].isin(["", PROMPTS[0]])]
     return part.pivot(index="run", columns="seed", values="value")
 

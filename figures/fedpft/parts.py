@@ -51,7 +51,7 @@ class Sweep:
     usual: int
 
     def run(self, value: int) -> str:
-        """The name of the run with a value."""
+        """Return the name of the run with a value."""
         if value == self.usual:
             return OURS
         return f"{self.option}_{value}"
@@ -79,7 +79,7 @@ RUNS = {
 
 
 def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Each client's test accuracy after the last round, with the model as it is (Origin)."""
+    """Return each client's test accuracy after the last round, with the model as it is (Origin)."""
     engine, frame = trained(task)
     final = tested(frame)
     final = where(final, round=task.config.federation.rounds, model="personal")

@@ -54,7 +54,7 @@ PACS = RunConfig(
 
 
 def recipes() -> dict[str, RunConfig]:
-    """The pretraining, the algorithms at unequal depth, and FedRA with equally many blocks for everyone.
+    """Return the pretraining, the algorithms at unequal depth, and FedRA with equally many blocks for everyone.
 
     InclusiveFL and DepthFL also run ``plain``, nearer to FedRA's comparison. InclusiveFL then has no momentum
     distillation. DepthFL predicts by its last head and weights clients by samples.
@@ -95,7 +95,7 @@ TITLES = {"domainnet": "DomainNet", "nico++": "NICO++"}
 
 
 def doubled(model: Tree, classes: int) -> Tree:
-    """A transformer's weights adapted to images of twice the side, with a new last layer of zeros.
+    """Return a transformer's weights adapted to images of twice the side, with a new last layer of zeros.
 
     The patches' kernel is stretched to twice its side and divided by 4. Patches of a large image then equal the patches
     of its 2 x 2 means.
@@ -258,7 +258,7 @@ def columns(
     heading: str = "run",
     named: Callable[[str], str] = title,
 ) -> dict[str, list[Any]]:
-    """A row for each run in ``means``: its seeds, and its accuracy on each style and on average."""
+    """Return a row for each run in ``means``: its seeds, and its accuracy on each style and on average."""
     runs = list(means.index)
     return {
         heading: list(map(named, runs)),

@@ -51,12 +51,12 @@ CLASS, CLIENT = "silhouette_class", "silhouette_client"
 
 
 def last_attention(model: nn.Module) -> str:
-    """The path of the attention in a transformer's last block, also of one with early exits."""
+    """Return the path of the attention in a transformer's last block, also of one with early exits."""
     return [path for path, _ in model.named_modules() if path.endswith(".attn")][-1]
 
 
 def attended(model: nn.Module, task: runner.Task) -> Pool:
-    """The class token as the last attention layer leaves it, of the clients' test images, equally many of each.
+    """Return the class token as the last attention layer leaves it, of the clients' test images, equally many of each.
 
     Attention is a part of a layer, so that :func:`diagnostics.representation.embedding.pool` cannot name it.
     """
@@ -87,7 +87,7 @@ def attended(model: nn.Module, task: runner.Task) -> Pool:
 
 
 def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """The global model's accuracy at every client; scores of its features, and with seed 0 their plane."""
+    """Return the global model's accuracy at every client; scores of its features, and with seed 0 their plane."""
     engine, frame = trained(task)
     accuracy = tested(frame)
     model = final_models(engine, task.model)[engine.names[0]]
@@ -110,7 +110,7 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def values(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A metric after the last round, runs x seeds; of the clients' accuracies the mean."""
+    """Return a metric after the last round, runs x seeds; of the clients' accuracies the mean."""
     of_metric = frame[frame["metric"] == metric]
     of_metric = of_metric[
         of_metric["round"]

@@ -165,14 +165,14 @@ class Table:
 
     @property
     def runs(self) -> list[str]:
-        """Its runs, setting by setting."""
+        """Return its runs, setting by setting."""
         runs = []
         for setting in self.settings:
             runs += [f"{setting}.{name}" for name in self.methods]
         return runs
 
     def published(self) -> pd.DataFrame:
-        """The published means over domains, runs x data sets, as shares; of the transformer."""
+        """Return the published means over domains, runs x data sets, as shares; of the transformer."""
         every = items.published("fedra")
         printed = where(every, place=self.place, client="")
         printed = printed[printed["model"].isin(["vit", ""])]
@@ -186,21 +186,21 @@ class Table:
         return pd.DataFrame(columns)
 
     def named(self, run: str) -> str:
-        """A run in words: its method, and its setting if there are several."""
+        """Return a run in words: its method, and its setting if there are several."""
         setting, _, method = run.partition(".")
         if len(self.settings) == 1:
             return title(method)
         return ", ".join([title(method), self.settings[setting]])
 
     def by_setting(self, compare: Callable[[str], Difference]) -> dict[str, Difference]:
-        """Differences in each setting, by its words; a single setting needs none."""
+        """Return differences in each setting, by its words; a single setting needs none."""
         gaps = {words: compare(setting) for setting, words in self.settings.items()}
         if len(gaps) == 1:
             return dict(zip([""], gaps.values(), strict=True))
         return gaps
 
     def gaps(self, means: pd.DataFrame, one: str, other: str) -> dict[str, Difference]:
-        """Differences between two methods, setting by setting."""
+        """Return differences between two methods, setting by setting."""
         return self.by_setting(
             lambda setting: difference(means, f"{setting}.{one}", f"{setting}.{other}")
         )
@@ -246,7 +246,7 @@ TABLES = {
 
 
 def by_style(frame: pd.DataFrame, when: str) -> pd.DataFrame:
-    """Accuracy at the ``start`` or the ``end``, (run, style) x seeds; of several clients a style their mean.
+    """Return accuracy at the ``start`` or the ``end``, (run, style) x seeds; of several clients a style their mean.
 
     Clients of a style are weighted by their test samples, as if the style's were one set.
     """

@@ -73,7 +73,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def lines(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row for each column of Table 3: MBytes (2^20) published and really sent, and the accuracy."""
+    """Return a row for each column of Table 3: MBytes (2^20) published and really sent, and the accuracy."""
     table3 = items.published("pfedla")
     table3 = table3[table3["place"] == "Table 3"].set_index(
         ["dataset", "setting", "quantity"]

@@ -84,7 +84,7 @@ def scores(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def retaining(k: int, quantity: str = BEFORE) -> tuple[str, str]:
-    """The run with k retained layers, and the quantity that is shown of it."""
+    """Return the run with k retained layers, and the quantity that is shown of it."""
     return {0: OURS, **overlap.RETAINING}[k], quantity
 
 
@@ -113,7 +113,7 @@ def curves(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def compromises(frame: pd.DataFrame, quantity: str) -> Finding:
-    """A finding on whether retaining one, two and three layers costs accuracy, as the paper says of CIFAR-10."""
+    """Return a finding on whether retaining one, two and three layers costs accuracy, as the paper says of CIFAR-10."""
     learnt = curves(frame)[quantity]
     table = where(
         items.published("pfedla"),

@@ -59,7 +59,7 @@ ROUNDS = 180
 
 
 def overlap(counts: pd.DataFrame) -> pd.DataFrame:
-    """The share of the receiver's classes that the sender has too, clients x clients."""
+    """Return the share of the receiver's classes that the sender has too, clients x clients."""
     has = (counts > 0).astype(float)
     return (has @ has.T).div(has.sum(axis=1), axis=0)
 
@@ -152,13 +152,13 @@ def self_largest(weights: pd.DataFrame) -> float:
 
 
 def shared_classes(frame: pd.DataFrame) -> pd.DataFrame:
-    """The stored class overlap of seed 0, clients x clients."""
+    """Return the stored class overlap of seed 0, clients x clients."""
     overlaps = where(frame, metric=OVERLAP, seed=0)
     return overlaps.pivot(index="client", columns="client_b", values="value")
 
 
 def chosen_pairs(shared: pd.DataFrame) -> list[tuple[str, str]]:
-    """The pair of different clients with most classes in common, and the one with fewest."""
+    """Return the pair of different clients with most classes in common, and the one with fewest."""
     other_pairs = shared.where(~np.eye(len(shared), dtype=bool)).stack()
     return [
         (str(receiver), str(sender))
@@ -240,7 +240,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def weights_of(frame: pd.DataFrame, layer: str) -> pd.DataFrame:
-    """A layer's weights in the last round of one run and seed, receivers x senders."""
+    """Return a layer's weights in the last round of one run and seed, receivers x senders."""
     weights = where(frame, metric=WEIGHT, layer=layer)
     last = weights[weights["round"] == weights["round"].max()]
     return last.pivot(index="client", columns="client_b", values="value")
@@ -262,7 +262,7 @@ def classes(ax: Axes, shared: pd.DataFrame) -> None:
 
 
 def setting(header: Mapping[str, Any]) -> str:
-    """A sentence on the sizes of the runs."""
+    """Return a sentence on the sizes of the runs."""
     config = next(iter(header["runs"].values()))["config"]
     return (
         f"CIFAR-10: {config['clients']} clients with {config['classes_per_client']} classes and "
@@ -380,7 +380,7 @@ def _sent(frame: pd.DataFrame) -> pd.Series:
 def through_training(
     frame: pd.DataFrame, metric: str, variant: str = "", run: str = "pfedla"
 ) -> pd.DataFrame:
-    """A quantity of the layers through training, (layer, round) x seeds."""
+    """Return a quantity of the layers through training, (layer, round) x seeds."""
     part = where(frame, run=run, metric=metric, variant=variant)
     return part.pivot_table(
         index=["layer", "round"], columns="seed", values="value", sort=False

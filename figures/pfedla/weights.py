@@ -49,7 +49,7 @@ FULLY_CONNECTED = "fc1"
 
 
 def periods(rounds: pd.Series) -> pd.Series:
-    """The third of training of each recorded round; none for the start, round 0."""
+    """Return the third of training of each recorded round; none for the start, round 0."""
     third = np.ceil(len(PERIODS) * rounds.astype(float) / rounds.max()).astype(int)
     return third.map(dict(enumerate(PERIODS, start=1)))
 

@@ -93,7 +93,7 @@ def page(
     code: Cells,
     frame: pd.DataFrame,
 ) -> str:
-    """The page's table, with the paper's values in brackets, and the results of the tests."""
+    """Return the page's table, with the paper's values in brackets, and the results of the tests."""
     text = [cells_beside(table, ours, code), IN_BRACKETS, *_random(frame)]
     return "\n\n".join([*text, TESTED, tests(table, ours, code), *remarks(header)])
 
@@ -107,7 +107,7 @@ TESTED = (
 
 
 def cells_beside(table: Table, ours: Cells, code: Cells) -> str:
-    """The measured cells and mean ranks, methods x datasets, with the paper's in brackets."""
+    """Return the measured cells and mean ranks, methods x datasets, with the paper's in brackets."""
     digits = 1 if table.factor == 100 else None
     shown = list(ours.ranking.values.columns)
     methods = (*table.methods, *BESIDE)
@@ -161,7 +161,7 @@ def remarks(header: Mapping[str, Any]) -> list[str]:
 
 
 def rates(header: Mapping[str, Any]) -> list[str]:
-    """A paragraph on the learning rates: those of methods that were tuned alike, or one rate by method."""
+    """Return a paragraph on the learning rates: those of methods that were tuned alike, or one rate by method."""
     return [_tuned(header) if tuned_alike(header) else BY_METHOD]
 
 
@@ -345,7 +345,7 @@ def _above(
 
 
 def evenness(frame: pd.DataFrame, far: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Findings on PLayer-FL's gains over Local, client by client, against the other methods that federate.
+    """Return findings on PLayer-FL's gains over Local, client by client, against the other methods that federate.
 
     Each is judged dataset by dataset, paired by seed, against the mean of the other methods; ``far`` decides nothing.
     The paper prints the clients above both baselines (Table A.6). Where they are no more than with the others, its own
@@ -397,7 +397,7 @@ def evenness(frame: pd.DataFrame, far: Mapping[str, str]) -> tuple[Finding, ...]
 def methods_differ(
     table: Table, result: Cells, far: Mapping[str, str] | None = None
 ) -> Finding:
-    """A finding on Friedman's test of the methods; ``far`` as for :func:`order`."""
+    """Return a finding on Friedman's test of the methods; ``far`` as for :func:`order`."""
     test, printed = result.ranking.friedman, friedman_printed(table)
     expected = f"the methods differ by Friedman's test at {ALPHA:g}"
     if printed:
@@ -412,7 +412,7 @@ def methods_differ(
 
 
 def printed_ranks(table: Table) -> Finding:
-    """A finding on whether the printed ranks follow from the printed (rounded) cells."""
+    """Return a finding on whether the printed ranks follow from the printed (rounded) cells."""
     printed = table.printed_ranking()
     gaps = (printed.ranks - table.printed_ranks()).abs()
     return Finding(

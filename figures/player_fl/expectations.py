@@ -38,7 +38,7 @@ def decided(
     holds: bool | None,
     values: pd.DataFrame,
 ) -> Finding:
-    """A finding on one network's curves (layers x (seed, client)), open with fewer than three seeds."""
+    """Return a finding on one network's curves (layers x (seed, client)), open with fewer than three seeds."""
     expected, reason = f"{network.title}: {expected}", network.incomparable
     if values.columns.get_level_values(0).nunique() < LEAST_SEEDS:
         return Finding(expected, f"{measured} ({FEWEST})", None, reason)
@@ -268,7 +268,7 @@ def gradual(curve: pd.Series) -> bool:
 
 
 def largest_step(values: pd.DataFrame) -> str:
-    """The largest step of the curves' medians, as text."""
+    """Return the largest step of the curves' medians, as text."""
     middle = values.median(axis=1)
     steps = middle.diff().iloc[1:]
     rise = middle.max() - middle.min()

@@ -146,12 +146,12 @@ NETWORKS = {
 
 
 def run_of(dataset: str, moment: str) -> str:
-    """The name of a run."""
+    """Return the name of a run."""
     return f"{dataset}-{moment}"
 
 
 def recipes() -> dict[str, RunConfig]:
-    """The runs by name, three per dataset."""
+    """Return the runs by name, three per dataset."""
     runs = {}
     for dataset, network in NETWORKS.items():
         for moment in MOMENTS:

@@ -186,7 +186,7 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def network(config: Mapping[str, Any]) -> str:
-    """A run's network and its options in words."""
+    """Return a run's network and its options in words."""
     options = {"width": 1, **(config["model_options"] or {})}
     network_name = names.network(config["model"])
     options_text = ", ".join(f"{name} {value:g}" for name, value in options.items())

@@ -73,7 +73,7 @@ class Table:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The ranked methods. For fairness and incentive only methods that federate, except FedAvg."""
+        """Return the ranked methods. For fairness and incentive only methods that federate, except FedAvg."""
         return tuple(
             name for name in METHODS if self.kind == SCORE or name not in BASELINES
         )
@@ -94,21 +94,21 @@ class Table:
 
     @property
     def quantity(self) -> str:
-        """The quantity's name in the published numbers."""
+        """Return the quantity's name in the published numbers."""
         if self.kind == SCORE:
             return self.metric
         return f"{self.metric} {self.kind}"
 
     @property
     def word(self) -> str:
-        """What the metric is called."""
+        """Return what the metric is called."""
         if self.metric == "macro_f1":
             return "macro-F1"
         return self.metric
 
     @property
     def label(self) -> str:
-        """The axis label: the quantity in its printed unit."""
+        """Return the axis label: the quantity in its printed unit."""
         return {
             SCORE: f"{self.word} × 100" if self.metric == "loss" else f"{self.word} %",
             FAIRNESS: f"variance of {self.word}",
@@ -116,14 +116,14 @@ class Table:
         }[self.kind]
 
     def printed(self, values: str = "value") -> pd.DataFrame:
-        """The printed table, methods x datasets; ``values`` may be ``spread``."""
+        """Return the printed table, methods x datasets; ``values`` may be ``spread``."""
         printed_scores = published_table(
             "player_fl", self.place, quantity=self.quantity, values=values
         )
         return printed_scores.reindex(index=list(self.methods))
 
     def printed_ranks(self) -> pd.Series:
-        """The printed mean ranks."""
+        """Return the printed mean ranks."""
         return (
             published_table("player_fl", self.place, quantity="mean rank")
             .iloc[:, 0]
@@ -131,7 +131,7 @@ class Table:
         )
 
     def printed_ranking(self) -> Ranking:
-        """Ranks and tests recomputed from the printed cells."""
+        """Return ranks and tests recomputed from the printed cells."""
         return Ranking(self.printed(), self.higher_is_better)
 
 
@@ -213,7 +213,7 @@ class Cells:
 
 
 def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cells:
-    """The values of a published table, computed from the runs' rows in one reading."""
+    """Return the values of a published table, computed from the runs' rows in one reading."""
     seeds_table = by_seed(clients(frame, reading), table)
     lines = {}
     for key, part in seeds_table.groupby(["dataset", "method"], sort=False):
@@ -325,7 +325,7 @@ def _measured(value: float, ranking: Ranking, status: str = "ok") -> dict[str, A
 
 
 def friedman_printed(table: Table) -> str:
-    """The printed p of Friedman's test; empty if unknown."""
+    """Return the printed p of Friedman's test; empty if unknown."""
     rows = published("player_fl")
     rows = where(rows, place=table.place, quantity="friedman p")
     if rows.empty:
@@ -337,7 +337,7 @@ def friedman_printed(table: Table) -> str:
 
 
 def frame_of(table_lines: list[dict[str, Any]]) -> pd.DataFrame:
-    """A table's rows as a frame with all its columns."""
+    """Return a table's rows as a frame with all its columns."""
     return pd.DataFrame(table_lines, columns=list(LINE))
 
 

@@ -57,7 +57,7 @@ FEW = {
 
 
 def recipes() -> dict[str, RunConfig]:
-    """Runs of the paper's networks by dataset; also of the transformer at the paper's width."""
+    """Return runs of the paper's networks by dataset; also of the transformer at the paper's width."""
     runs_of = {
         name: RunConfig(
             dataset=name, model=NETWORKS.get(name), rounds=1, keep_optimizer=False
@@ -100,7 +100,7 @@ class Decisions:
         return len(self.sensitivity)
 
     def usual(self, way: Any) -> tuple[str, int]:
-        """A threshold's most frequent last shared layer, and its number of seeds; of ties the earlier layer."""
+        """Return a threshold's most frequent last shared layer, and its number of seeds; of ties the earlier layer."""
         row = self.counts.loc[way]
         return str(row.idxmax()), int(row.max())
 
@@ -118,7 +118,7 @@ def largest_jump(values: Sequence[float]) -> int:
 
 
 def decisions(frame: pd.DataFrame, dataset: str) -> Decisions:
-    """The rule's decisions on the rows of a dataset."""
+    """Return the rule's decisions on the rows of a dataset."""
     way = Definition(dataset, "training", "", True, COLOURS[0])
     combined = way.combined(frame)
     counts = cuts(combined)

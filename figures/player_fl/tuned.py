@@ -52,12 +52,12 @@ CHOSEN = "chosen_lr"
 
 
 def base(dataset: str, method: str) -> RunConfig:
-    """The configuration of one method on one dataset, without a learning rate."""
+    """Return the configuration of one method on one dataset, without a learning rate."""
     return untuned.config(dataset, method).with_keys(lr=None)
 
 
 def grid(dataset: str, method: str) -> tuple[float, ...]:
-    """The learning rates that a method tries, the same number for each method."""
+    """Return the learning rates that a method tries, the same number for each method."""
     grid_values = GRIDS[dataset]
     if method == "pfedme":
         return PFEDME[: len(grid_values)]

@@ -106,12 +106,12 @@ class Way:
 
     @property
     def quantity(self) -> str:
-        """The quantity's name in the table."""
+        """Return the quantity's name in the table."""
         parts = filter(None, [self.metric, self.relative_to])
         return self.published or " / ".join(parts)
 
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """One run's curves, layers x (seed, client); no columns if it was not measured."""
+        """Return one run's curves, layers x (seed, client); no columns if it was not measured."""
         rows = where(frame, metric=self.metric, variant=self.variant)
         if rows.empty:
             return pd.DataFrame()

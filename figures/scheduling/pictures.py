@@ -60,7 +60,7 @@ def _dealt(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def effective(counts: pd.DataFrame) -> pd.Series:
-    """The effective number of classes of a client: exp of its labels' entropy, 1 to the number of classes."""
+    """Return the effective number of classes of a client: exp of its labels' entropy, 1 to the number of classes."""
     return pd.Series(np.exp(entropy(counts, axis=1)), counts.index)
 
 
@@ -192,7 +192,7 @@ def _of_rounds(
 
 
 def ordered(frame: pd.DataFrame, run: str) -> pd.DataFrame:
-    """Every client's accuracy after the last round, ascending within each seed: rank from 1 on x seeds."""
+    """Return every client's accuracy after the last round, ascending within each seed: rank from 1 on x seeds."""
     last = frame[
         (frame["run"] == run) & (frame["metric"] == ACCURACY) & (frame["client"] != "")
     ]

@@ -126,7 +126,7 @@ FINETUNE = 5
 
 
 def recipes(columns: Mapping[str, Column], base: RunConfig) -> dict[str, RunConfig]:
-    """Every run of Table 2 by name: DATASET.METHOD."""
+    """Return every run of Table 2 by name: DATASET.METHOD."""
     runs = {}
     for name, column in columns.items():
         for method in METHODS:
@@ -170,7 +170,7 @@ def _sized(base: RunConfig, column: Column) -> RunConfig:
 
 
 def over_heads(column: Column, base: RunConfig) -> dict[str, RunConfig]:
-    """The runs of Sec. 5.4 by name: DATASET.METHOD, and under Anti DATASET.anti_METHOD."""
+    """Return the runs of Sec. 5.4 by name: DATASET.METHOD, and under Anti DATASET.anti_METHOD."""
     shared, runs = _sized(base, column), {}
     for below in BELOW:
         runs[f"{WRAPPED}.{below}"] = shared.with_keys(algorithm=below)
@@ -253,7 +253,7 @@ def finished(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def learnt(frame: pd.DataFrame, dataset: str, methods: Sequence[str]) -> pd.DataFrame:
-    """Rows of accuracy by round without fine-tuned models, to be drawn with one algorithm per method."""
+    """Return rows of accuracy by round without fine-tuned models, to be drawn with one algorithm per method."""
     accuracy = where(frame, metric=ACCURACY, variant=POOLED, client="")
     parts = []
     for method in methods:
@@ -270,12 +270,12 @@ def learnt(frame: pd.DataFrame, dataset: str, methods: Sequence[str]) -> pd.Data
 
 
 def columns(header: Mapping[str, Any]) -> Mapping[str, Column]:
-    """The datasets of a study."""
+    """Return the datasets of a study."""
     return COLUMNS[header["item"]]
 
 
 def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> str:
-    """Text on the sizes of these datasets' runs, and how they differ from the paper's."""
+    """Return text on the sizes of these datasets' runs, and how they differ from the paper's."""
     shown = [run for run in header["runs"] if run.partition(".")[0] in datasets]
     sentences = [
         _sizes(
@@ -322,7 +322,7 @@ def _sizes(
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Numbers as text on one line."""
+    """Return numbers as text on one line."""
     return ", ".join(map(str, numbers))
 
 
@@ -357,7 +357,7 @@ def incomparable(
     dataset: str,
     methods: Sequence[str] = IN_TABLE2,
 ) -> str:
-    """Evidence that a dataset's runs are not comparable with the paper's, with both levels.
+    """Return evidence that a dataset's runs are not comparable with the paper's, with both levels.
 
     Other data are evidence. With the paper's data at another resolution it is a method that has learned little.
 

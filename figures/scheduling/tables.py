@@ -77,7 +77,7 @@ def interval(values: pd.DataFrame, line: Hashable) -> tuple[int, float, float, f
 def table2(
     header: Mapping[str, Any], pooled: pd.DataFrame, means: pd.DataFrame
 ) -> pd.DataFrame:
-    """A row per dataset, number of rounds and method: measured with its interval over seeds, and published.
+    """Return a row per dataset, number of rounds and method: measured with its interval over seeds, and published.
 
     Args:
         pooled, means: scores of all samples together, and means over clients.
