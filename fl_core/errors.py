@@ -758,7 +758,7 @@ def check_values(
         way: what to do, for the message.
 
     Raises:
-        UsageError: names the first value out of bounds.
+        UsageError: a value is out of bounds. The message names the first.
     """
     for name, bound in _bounds(stated):
         value = values.get(name)
@@ -904,7 +904,7 @@ def read_as(kind: Any, value: Any, what: str, name: str = "") -> Any:
         name: name of the value within it.
 
     Raises:
-        UsageError: names the first field that is unknown (and the nearest known one), missing, or of another type.
+        UsageError: a field is unknown, missing, or of another type. The message names the first.
     """
     parts, prefix = get_args(kind), f"{name}." if name else ""
     if isinstance(value, tuple):

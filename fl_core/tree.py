@@ -203,7 +203,7 @@ def check_same(
     """Check that two trees have the same keys and shapes.
 
     Raises:
-        UsageError: names the first keys that differ, or the first shape.
+        UsageError: they differ. The message names the first keys or shape.
     """
     if a.keys() != b.keys():
         only_a = sorted(a.keys() - b.keys())

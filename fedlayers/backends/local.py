@@ -441,7 +441,7 @@ def check_backend(name: str) -> None:
     """Refuse an unknown name of a backend.
 
     Raises:
-        UsageError: lists the names.
+        UsageError: the name is unknown. The message lists the known ones.
 
     >>> check_backend("local:2"), check_backend("ray"), check_backend("ray:10.0.0.1:6379")
     (None, None, None)

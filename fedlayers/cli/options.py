@@ -411,7 +411,7 @@ def _check_flags(
     """Refuse a flag that the command does not have, and name what was meant.
 
     Raises:
-        UsageError: names the option, the nearest one, or how an option of an algorithm or a model is written.
+        UsageError: there is such a flag. The message has the nearest one, or how an option is written.
     """
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")
@@ -482,7 +482,7 @@ def _check_unflagged(words: Sequence[str], known: Collection[str]) -> None:
     """Refuse names of algorithms, metrics or models that stand without their flag.
 
     Raises:
-        UsageError: names the flag.
+        UsageError: there is such a name. The message has the flag.
     """
     bare = takewhile(lambda word: not word.startswith("--"), words)
     bare_names = ",".join(bare).split(",")
@@ -515,7 +515,7 @@ def _check_one_value(words: Sequence[str], flags: Collection[str]) -> None:
     """Refuse several values of a flag that takes one, and name the flag that takes them.
 
     Raises:
-        UsageError: names both flags.
+        UsageError: there are several values. The message names both flags.
     """
     for place, word in enumerate(words):
         flag, _, value = word.partition("=")

@@ -482,7 +482,7 @@ def check_same_data(folder: Path, task: Task) -> None:
     """Refuse a folder with runs of the same seed on other data.
 
     Raises:
-        UsageError: names the first run.
+        UsageError: there is such a run. The message names the first.
     """
     seed = task.config.execution.seed
     for path in sorted(folder.glob(f"*-{seed}")):

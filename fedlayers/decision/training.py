@@ -173,7 +173,7 @@ class Question:
 
     @property
     def score(self) -> str:
-        """Return the score that ranks: the loss, or the one that is named."""
+        """Return the name of the score that ranks the ways: ``loss``, or the one that was asked for."""
         return self.task.config.federation.monitor or "loss"
 
     def way(self, name: str) -> Way:
@@ -313,7 +313,7 @@ def check_scored(losses: SeedLosses) -> None:
     Whether a score has a value depends on the samples alone, so the base rate is scored.
 
     Raises:
-        UsageError: names the score, and why it has no value.
+        UsageError: it has none. The message has the score, and the reason.
     """
     if not losses.labels[VALIDATION]:
         raise UsageError(

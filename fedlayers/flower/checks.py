@@ -58,7 +58,7 @@ def check_alike(facts: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse sites whose data differ in kind, such as in columns or classes.
 
     Raises:
-        UsageError: names all sites of both sides.
+        UsageError: two kinds of data occur. The message names the sites of each.
     """
     for key in [key for key in FACTS if key not in ("name", "samples")]:
         values = {
@@ -94,7 +94,7 @@ def reply_of(
         data: the federation without samples, for the clients' sizes. most_bytes: bytes that a site may have received.
 
     Raises:
-        UsageError: names the site and the first fault.
+        UsageError: they are not. The message names the site and the first fault.
     """
     head = checked(site, packet.head, REPLY)
     with about(f"site {site!r}"):
@@ -284,7 +284,7 @@ def check_forms(replies: Mapping[str, ClientReply], last: Form) -> Form:
         The form of most replies in this round.
 
     Raises:
-        UsageError: names the site, or all sites if none has the form of most.
+        UsageError: a reply has another form. The message names its site, or all sites if no form is the commonest.
     """
     forms = {
         name: _form(reply.message)

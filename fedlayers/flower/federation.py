@@ -207,7 +207,7 @@ def checked(site: str, values: Mapping[str, Any], form: object) -> dict[str, Any
     """Return a site's names and numbers, if they have the types of ``form``.
 
     Raises:
-        UsageError: names the site and the first fault.
+        UsageError: they have not. The message names the site and the first fault.
     """
     if fault := validate(values, form):
         raise UsageError(f"site {site!r}: {fault}.")
@@ -347,7 +347,7 @@ def _check_moments(
     """Refuse moments that no training samples have.
 
     Raises:
-        UsageError: names the site.
+        UsageError: a site has sent such moments. The message names it.
     """
     numbers = facts["shape"][0] + (facts["task"] == REGRESSION)
     moments = moments or []

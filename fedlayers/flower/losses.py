@@ -120,7 +120,7 @@ class SiteLosses(SeedLosses):
         """Refuse sums that no site can send.
 
         Raises:
-            UsageError: names the site.
+            UsageError: a site has sent such sums. The message names it.
         """
         checked(name, head, REPLY)
         size, classes = self.sizes[name], max(2, self.task.data.n_classes)
@@ -223,7 +223,7 @@ class SiteLosses(SeedLosses):
         """Refuse sums over groups that no site can send.
 
         Raises:
-            UsageError: names the site.
+            UsageError: a site has sent such sums. The message names it.
         """
         checked(name, head, PRODUCTS)
         for split in SCORED:

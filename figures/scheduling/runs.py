@@ -182,7 +182,7 @@ def over_heads(column: Column, base: RunConfig) -> dict[str, RunConfig]:
 
 
 def plain(*datasets: str, methods: Sequence[str] = METHODS) -> list[str]:
-    """Names of the runs that compare the methods on these datasets, without the variants of Secs. 5.3 and 5.4."""
+    """Return the runs that compare the methods on these datasets, without the variants of Secs. 5.3 and 5.4."""
     names_of_runs = []
     for dataset in datasets:
         names_of_runs += [f"{dataset}.{method}" for method in methods]

@@ -641,7 +641,7 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
     so these are left alone.
 
     Raises:
-        UsageError: names the method, and the hook; or options are no dataclass; or evaluates is unknown.
+        UsageError: there is such a hook (the message names it), options are no dataclass, or evaluates is unknown.
     """
     check_known(
         f"model of {algorithm.name}", algorithm.evaluates, ("global", "personal")

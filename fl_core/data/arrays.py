@@ -217,7 +217,7 @@ def whole_numbers(values: Array, *ways: str | Way) -> Integers:
         ways: repairs that an error proposes for numbers with a fraction.
 
     Raises:
-        DataFault: names the first value that is not a whole number.
+        DataFault: a value is not a whole number. The message names the first.
     """
     check_flat(values)
     rule = "values must be whole numbers"
@@ -392,7 +392,7 @@ def targets(y: Array) -> NDArray[np.float32 | np.float64]:
     They are float64 if different values would be equal in float32.
 
     Raises:
-        DataFault: names the first value that is not a finite float32, or there are several targets for a sample.
+        DataFault: a value is not a finite float32, or there are several targets for a sample.
     """
     if y.ndim == 2 and len(y):
         raise DataFault(
@@ -418,7 +418,7 @@ def events(y: Array) -> NDArray[np.float32]:
     """Check times and events, numbers [n, 2] or text of them, as float32 [n, 2].
 
     Raises:
-        DataFault: names the first time below 0, or the first event other than 0 and 1.
+        DataFault: a time is below 0, or an event is not 0 or 1. The message names the first.
     """
     if y.ndim != 2 or y.shape[1] != 2 or not len(y):
         got_shape = list(y.shape)

@@ -355,7 +355,7 @@ def from_clients(
         groups: {client: group of each sample}, such as patients with several samples. Each is in one split.
 
     Raises:
-        UsageError: names the client and the first bad row, or the difference between clients.
+        UsageError: a row is invalid, or clients differ in form. The message names the client and the row.
     """
     reading = Reading(scale=scale, impute=impute, task=task)
     if classes is not None:

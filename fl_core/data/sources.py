@@ -404,7 +404,7 @@ def source_of_parts(
         name: name of the data. classes: names of the classes. missing: whether features may be NaN.
 
     Raises:
-        UsageError: names the part and the first bad row, or the difference between parts.
+        UsageError: a row is invalid, or parts differ in form. The message names the part and the row.
     """
     from fl_core.models.adapter import as_array, check_tables, pack
 
@@ -505,7 +505,7 @@ def encode(
         where: the data's name, for a warning that many texts are cut. Empty means no warning.
 
     Raises:
-        DataFault: names the first blank text.
+        DataFault: a text is blank. The message names the first.
     """
     blank = np.array([not text.strip() for text in texts], dtype=bool)
     rule, way = "the text must not be empty", "Fill it, or remove the row."

@@ -103,7 +103,7 @@ def numbers(cells: Cells, *ways: str | Way) -> Floats:
         ways: repairs that an error proposes for other cells.
 
     Raises:
-        DataFault: names the first cell that is not a number.
+        DataFault: a cell is not a number. The message names the first.
     """
     if isinstance(cells, np.ndarray):
         return cells

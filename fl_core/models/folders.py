@@ -172,7 +172,7 @@ def check_entries(where: str, entries: Any, key: str = "") -> None:
     fl_core.errors.UsageError: config.json must be without '_attn_implementation', which loads code or other files. ...
 
     Raises:
-        UsageError: names the key.
+        UsageError: there is such a key or number. The message names the key.
     """
     if isinstance(entries, dict):
         for name, value in entries.items():
@@ -273,7 +273,7 @@ def _check_stored(planned: nn.Module, stored: int, files: storage.Folder) -> Non
     """Refuse a model whose body has more numbers than are stored, and buffers that take far more memory.
 
     Raises:
-        UsageError: says both numbers.
+        UsageError: it has. The message has both numbers.
     """
     named = planned.named_parameters()
     wanted = sum(p.numel() for key, p in named if _is_body(planned, key))

@@ -65,7 +65,7 @@ class BatchedClients(Serial):
         self._flat = isinstance(first, nn.Flatten)
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
-        """Yield replies in order."""
+        """Carry out requests, clients of equal phases together, and yield the replies in order."""
         queue = map(self.client_runner.parts, requests)
         while together := list(islice(queue, TOGETHER)):
             for outcome in self._outcomes(together):

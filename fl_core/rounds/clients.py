@@ -393,7 +393,7 @@ class Serial:
         self.client_runner.use(algorithm)
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
-        """Yield replies in order."""
+        """Carry out requests one after another, and yield their replies in order."""
         for request in requests:
             yield self.client_runner.run(request)
 
@@ -517,7 +517,7 @@ class LocalClients:
         self.kept = {}
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Resume from a checkpoint."""
+        """Set the clients to their states in a checkpoint."""
         self.states = ClientStates(
             self.names, checkpoint.clients.__getitem__, self._frozen()
         )

@@ -790,7 +790,7 @@ def new_rows(
         words: the words of each column of words. way: advice on how to write new samples, for errors.
 
     Raises:
-        DataFault: names the first cell that is no number.
+        DataFault: a cell is no number. The message names the first.
     """
     features: list[Array] = []
     named = replace(PLAIN, columns=list(columns))

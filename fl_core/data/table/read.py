@@ -602,7 +602,7 @@ class Csv:
         A cell that swallows m line ends holds the cells of m rows: m times the separators of a row.
 
         Raises:
-            UsageError: names the line.
+            UsageError: there is such a line. The message has its number.
         """
         width, sign = 0, self.options["sep"]
         for first, last, cells in self._lines():
@@ -654,7 +654,7 @@ def _json_lines(path: Path) -> tuple[pd.DataFrame, Sequence[int]]:
     """Return the rows of a .jsonl file, and their lines. The keys of the first line are the columns of all.
 
     Raises:
-        UsageError: names the line that is no object, or says that there is none.
+        UsageError: a line is no object, or there is no line.
     """
     data = storage.read_bytes(path)
     columns: dict[str, list[Any]] = {}
