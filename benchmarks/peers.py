@@ -59,7 +59,7 @@ class Peer:
         open: prepares it for a job.
         needs: packages without which it cannot run; their versions are in the table.
         checkout: whether the environment variable PFLLIB has to name its sources.
-        reach: by job, how many times its speed this package is to reach.
+        reach: for each job, how many times its speed this package is to reach.
     """
 
     open: Open

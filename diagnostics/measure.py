@@ -121,8 +121,8 @@ def diagnose(
         null: names of :data:`diagnostics.null.NULLS`, or :class:`~diagnostics.null.Nulls`. The same is measured again
             on each null, for the report's ``nulls``. :func:`~diagnostics.select.select` compares them. Data of a
             metric's option ``test`` are shuffled too. A probe is not.
-        model, round: which of a run's models, ``local``, ``personal`` or ``global``, and of which round. By default
-            it is the round of ``result.models``. See :func:`diagnose_run`.
+        model, round: the kind of a run's models, ``local``, ``personal`` or ``global``, and their round. By default it
+            is the round of ``result.models``. See :func:`diagnose_run`.
         progress: show a bar. All rows come at the end, so there is no picture to draw before (``live``).
         options: options of single metrics, {metric: {option: value}}, and the rarer settings of
             :class:`~diagnostics.request.Request` by name.
@@ -374,7 +374,7 @@ def tsne(
         samples: maximum number of samples, drawn with the seed, equally many of each client.
         perplexity: about how many neighbours count. With few samples it is at most a third of them.
         iterations: steps of t-SNE, at least 250.
-        seed: of the drawn samples and of t-SNE.
+        seed: seed of the drawn samples and of t-SNE.
 
     Returns:
         A row for each sample: client, class, its place x and y, and its position in the client's data.
@@ -700,7 +700,7 @@ def _for_task(
 
     Args:
         knows_start: whether the task's model has the weights of the common start.
-        round: of the models.
+        round: the round of the models.
     """
     of_run = {"round": round, "training": Training.of(task.config.training)}
     options, splits = {}, {}

@@ -69,7 +69,7 @@ class Nulls:
     """The nulls to measure again on.
 
     Attributes:
-        names: of :data:`NULLS`.
+        names: names of :data:`NULLS`.
         draws: random draws of each null that shuffles.
         retrain: a function that trains on a null's data: {client: data} -> models, in the form of ``models`` of
             :func:`~diagnostics.measure.diagnose`. Without it the same models are measured on the shuffled data. They
@@ -230,7 +230,7 @@ def _shuffled(
     """Yield each client's samples on a null, in the order of their places, and these places.
 
     Args:
-        places: of all clients' samples, one client after another.
+        places: positions of all clients' samples, one client after another.
     """
     import torch
 

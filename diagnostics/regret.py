@@ -369,7 +369,7 @@ class Regret(Displayed):
         Federations of one source resemble each other, so this interval is the more careful one.
 
         Args:
-            way, half: as of :meth:`mean`.
+            way, half: as for :meth:`mean`.
 
         Raises:
             UsageError: there are fewer than :data:`LEAST_SOURCES` sources.

@@ -56,7 +56,7 @@ class SensitivityAccumulator:
     nor in n. An embedding table counts at each step with the rows that have a gradient.
 
     Args:
-        layers: in the order of the network.
+        layers: the layers, in the order of the network.
         tensors: ``"weights"`` (default) or ``"all"`` parameters.
         reduce: ``"pooled"`` sums over all entries of a layer and divides by their number (Eq. 2). With
             ``"mean_of_tensors"`` a layer is the plain mean of its tensors' own importances (the published figures).

@@ -80,7 +80,7 @@ def through_time(
         metrics: names of metrics. Without any, those of the layer map are measured: the clients' gradients and
             nearest neighbours at the global model, and their weights after one more local round from it, each with
             ``draws`` of the null ``clients``. Models that differ between clients have no such null.
-        model: which models of a run, if metrics are named: local, personal or global.
+        model: the kind of a run's models, if metrics are named: local, personal or global.
         rounds, clients: the rounds and the clients to measure. Default: all; for the layer map at most 6 and 20,
             evenly spaced.
         draws: draws of the layer map's null, at least 2.

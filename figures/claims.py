@@ -34,9 +34,9 @@ class Claim:
 
     Attributes:
         line: its name, by which a change of its verdict is recorded.
-        claim: in plain words.
+        claim: the claim in plain words.
         place, words: where in the paper, and a quotation from there; ``…`` stands for what is left out.
-        figure: whose page decides it.
+        figure: the figure whose page decides it.
         finding: how the expectation on that page begins.
         shown: regular expression of what is shown of the measurement.
         theirs: the paper's value.

@@ -33,7 +33,7 @@ class Waiting:
     Attributes:
         study: its name.
         seeds: number of seeds of each run.
-        lines: of the scorecard, which wait for these runs.
+        lines: lines of the scorecard that wait for these runs.
         runs: their names; default all runs of the study.
     """
 
@@ -46,7 +46,7 @@ class Waiting:
         """Yield a line for each run that lacks seeds: which, and how long one took elsewhere.
 
         Args:
-            folder: of the stored runs; default the project's.
+            folder: the folder of the stored runs; default the project's.
         """
         study = items.find(self.study)
         stored = study.headers(study.path(folder))

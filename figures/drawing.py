@@ -87,7 +87,7 @@ class Drawing:
     """A table with its caption and findings, and most often a picture, as a drawing function returns it.
 
     Attributes:
-        figure: in the package's style, without a caption; None of what is a table only.
+        figure: the picture in the package's style, without a caption; None for a table alone.
         table: columns :data:`COLUMNS`, or an item's own.
         caption: what is shown, and then the sizes behind it: the first sentences stand beneath the picture.
         findings: each expectation with its verdict.

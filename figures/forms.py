@@ -90,7 +90,7 @@ class Line:
 
     Attributes:
         values: y by x; of a frame every column is a line of the same look.
-        label: in the legend; empty for none.
+        label: the label in the legend; empty for none.
         ends: lower and upper end of its band, by x; None for none.
         look: options in place of the colour and the marker of its place.
         band: options in place of the band's own look.
@@ -109,7 +109,7 @@ class Band:
 
     Attributes:
         ends: ``low`` and ``high`` of each place along x; none where they are missing.
-        label: in the legend; empty for none.
+        label: the label in the legend; empty for none.
         look: options of matplotlib's ``fill_between``.
     """
 
@@ -180,8 +180,8 @@ class Kind:
 
     Attributes:
         values: with the columns ``value``, and ``low`` and ``high`` where there are intervals.
-        label: in the legend; empty for none.
-        offset: from the place of the name.
+        label: the label in the legend; empty for none.
+        offset: distance from the place of the name.
         look: options in place of the colour and the marker of its place.
     """
 
@@ -248,7 +248,7 @@ def beside_paper(
     Args:
         values: (line, quantity) x seeds; what is not there is left out.
         published: by (line, quantity); as above.
-        lines: in their order.
+        lines: the lines in their order.
         quantities: what each quantity is called in the legend.
     """
     ours: list[Kind] = []
@@ -278,12 +278,12 @@ def marks(
     """Draw marks with their intervals in lines from the top, the k-th kind in the k-th colour and marker.
 
     Args:
-        names: of the lines, in their order.
+        names: names of the lines, in their order.
         factor: of all values, 100 for shares in percent.
         upright: whether the names stand along x.
         level: a value that a thin line marks.
         level_look: options in place of that line's own look.
-        size: of the names' letters, unless they stand along x.
+        size: size of the names' letters, unless they stand along x.
         axes: labels and limits, as for :meth:`matplotlib.axes.Axes.set`.
     """
     for k, each_kind in enumerate(kinds):
@@ -346,7 +346,7 @@ def matrix(
         bar_below: whether the bar lies beneath.
         high: end of the scale; default the largest value.
         named: whether a matrix without texts names its rows and columns.
-        size: of the letters of the names.
+        size: size of the letters of the names.
         looks: further options of seaborn's heat map, for a matrix with texts.
     """
     if high is None:

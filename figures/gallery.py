@@ -55,7 +55,7 @@ class Entry(NamedTuple):
     """One picture of the gallery.
 
     Attributes:
-        name: of the picture's file.
+        name: name of the picture's file.
         says: what it shows, which direction is which, and the unit.
         concludes: what to conclude from it, with the name of a layer or a client.
         command: what makes such a picture.
@@ -217,7 +217,7 @@ def redraw(path: Path, out: Path | None = None) -> Path:
     """Draw the stored rows as pictures, and write the page that shows them; return the page.
 
     Raises:
-        UsageError, CorruptError: as of :meth:`figures.items.Item.read` and :func:`entries`.
+        UsageError, CorruptError: as for :meth:`figures.items.Item.read` and :func:`entries`.
     """
     if out is None:
         page, pictures = (PAGE, items.PICTURES / NAME)

@@ -75,7 +75,7 @@ def paused(
     """Train a task; yield the run and all its rows so far after each of these rounds.
 
     Args:
-        rounds: in order; the last is the run's end.
+        rounds: the rounds in order; the last is the run's end.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"

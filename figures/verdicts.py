@@ -193,7 +193,7 @@ class JointVerdict(NamedTuple):
         """Return the verdict as a finding.
 
         Args:
-            prefix: of what was measured.
+            prefix: the beginning of the measured text.
             apart: why it is not comparable, before any such evidence of its own.
         """
         return Finding(

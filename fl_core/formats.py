@@ -286,7 +286,7 @@ def check_images(
         where: their folder, for the message.
         sizes: width and height of each.
         prepared: width and height of all when they are prepared.
-        channels: of the prepared images.
+        channels: number of channels of the prepared images.
 
     Raises:
         UsageError: an image, or all together, would take far more memory than their files have bytes.

@@ -302,7 +302,7 @@ class Score:
         label: its name in tables and pictures.
         higher_is_better: otherwise lower is.
         share: whether it is between 0 and 1 and shown in percent.
-        task: of :data:`TASKS`. The loss, of :data:`OWN`, is of all.
+        task: one of :data:`TASKS`. The loss belongs to all tasks, and has :data:`OWN`.
         missing: the reason if it has no value.
         range: its least and greatest value, if it is not a share.
     """

@@ -581,7 +581,7 @@ def opened(path: Path | str, most: int | None = None) -> Iterator[BinaryIO]:
     """Open a regular file that a user names, to read its bytes.
 
     Raises:
-        UsageError: as of :func:`check_regular`.
+        UsageError: as for :func:`check_regular`.
     """
     check_regular(path, most)
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -593,7 +593,7 @@ def read_bytes(path: Path | str, most: int | None = None) -> bytes:
     """Return the bytes of a regular file that a user names.
 
     Raises:
-        UsageError: as of :func:`check_regular`.
+        UsageError: as for :func:`check_regular`.
     """
     size = check_regular(path, most)
     with opened(path, most) as file:

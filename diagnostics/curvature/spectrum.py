@@ -39,7 +39,7 @@ class SpectrumResult:
     """The largest Hessian eigenvalues of one layer.
 
     Attributes:
-        eigenvalues: in descending order. They may be negative.
+        eigenvalues: the eigenvalues in descending order. They may be negative.
         errors: the norm of each residual H v - lambda v. An eigenvalue of H lies within this distance.
         weights: the weight of each eigenvalue in the spectral density that the first random vector gives.
         estimator: for instance ``"lanczos(tol=0.001), error = residual"``.

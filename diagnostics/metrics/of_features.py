@@ -184,7 +184,7 @@ def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
 
     See :mod:`diagnostics.representation.similarity`.
 
-    Memory: as of :func:`~diagnostics.metrics.of_features.cka`.
+    Memory: as for :func:`~diagnostics.metrics.of_features.cka`.
 
     Raises:
         UsageError: the probe does not fit the models.
@@ -250,7 +250,7 @@ def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
 
     See :func:`~diagnostics.metrics.of_features.cca` and :func:`diagnostics.representation.similarity.svcca_measure`.
 
-    Memory: as of :func:`~diagnostics.metrics.of_features.cca`.
+    Memory: as for :func:`~diagnostics.metrics.of_features.cca`.
 
     Raises:
         UsageError: the probe does not fit the models.
@@ -277,7 +277,7 @@ def procrustes(measurement: Measurement, options: SimilarityOptions) -> list[Row
 
     0 means same up to a rotation, pi / 2 unrelated. See :data:`diagnostics.representation.similarity.PROCRUSTES`.
 
-    Memory: as of :func:`~diagnostics.metrics.of_features.cca`.
+    Memory: as for :func:`~diagnostics.metrics.of_features.cca`.
 
     Raises:
         UsageError: the probe does not fit the models.

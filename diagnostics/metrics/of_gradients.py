@@ -88,7 +88,7 @@ class GradNorm(Statistic):
 def grad_norm(measurement: Measurement, options: GradNorm) -> list[Row]:
     """Return three rows a client and layer: length and mean of the layer's gradient (see :class:`GradNorm`).
 
-    Memory: as of :func:`diagnostics.metrics.of_gradients.grad_variance`.
+    Memory: as for :func:`diagnostics.metrics.of_gradients.grad_variance`.
 
     Raises:
         UsageError: as in :func:`diagnostics.gradients.one_pass`.
@@ -384,7 +384,7 @@ class GaussNewtonTrace:
     """The options of the Gauss-Newton trace.
 
     Attributes:
-        estimator, probes, dtype: as of :func:`diagnostics.curvature.trace.hessian_trace`.
+        estimator, probes, dtype: as for :func:`diagnostics.curvature.trace.hessian_trace`.
 
     Raises:
         UsageError: a choice is unknown, or there are too few probes for a standard error.
@@ -427,7 +427,7 @@ class HessianTrace(GaussNewtonTrace):
     """The options of the Hessian trace.
 
     Attributes:
-        estimator, probes, dtype, backend: as of :func:`diagnostics.curvature.trace.hessian_trace`.
+        estimator, probes, dtype, backend: as for :func:`diagnostics.curvature.trace.hessian_trace`.
 
     Raises:
         UsageError: a choice is unknown, or there are too few probes for a standard error.

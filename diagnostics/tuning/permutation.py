@@ -140,7 +140,7 @@ def permutation_test(
     Args:
         seeds: the losses in each seed, with the same kinds and clients in the same order.
         parts: blocks of clients, the same in all seeds, as of :func:`blocks`. Default: one block.
-        seed: of the deals.
+        seed: seed of the random assignments.
         deals: number of deals.
 
     Raises:

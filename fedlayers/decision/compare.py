@@ -141,7 +141,7 @@ def compare(
     Args:
         seeds: the seeds, or their number. The default is three, from the configuration's seed on.
         out: the output folder, by default ``out/compare`` as for the command.
-        data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
+        data, model, keys: as for :func:`fedlayers.run <fedlayers.runs.run>`.
         options: each algorithm's own configuration, by name.
         plan: a plan or its path, for all algorithms that use one. By default each uses its own.
         tuned: the choice of :func:`~fedlayers.decision.compare.tune` for each algorithm, or the path of its file.
@@ -149,7 +149,7 @@ def compare(
         baselines: add rows of baselines that need no federation (:mod:`fedlayers.decision.simple`).
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.local`);
             default this process.
-        live: as of :func:`~fedlayers.decision.choose.choose`.
+        live: as for :func:`~fedlayers.decision.choose.choose`.
 
     Raises:
         UsageError: an unknown name or an invalid value, before the first run.
@@ -349,7 +349,7 @@ def tune(
     Args:
         config: the configuration of all runs. Its ``workers`` train runs side by side.
         out: the output folder, by default ``out/tune`` as for the command.
-        data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
+        data, model, keys: as for :func:`fedlayers.run <fedlayers.runs.run>`.
         search: the values to search, by key; see :func:`~fedlayers.decision.search.spaces`.
         trials: the number of settings that each algorithm tries.
         seeds: the seeds of the runs. A later comparison must use others. The default is the configuration's seed +
@@ -358,7 +358,7 @@ def tune(
         options: fixed keys of the algorithms, by algorithm.
         backend: where runs are trained; see :func:`~fedlayers.decision.choose.choose`.
         progress: show the runs that are done.
-        live: as of :func:`~fedlayers.decision.choose.choose`.
+        live: as for :func:`~fedlayers.decision.choose.choose`.
         tell: receives the estimated cost, and a line whenever a run is done.
 
     Raises:

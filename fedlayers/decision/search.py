@@ -220,7 +220,7 @@ class Tuned(Displayed):
         values: their score on validation samples, by algorithm.
         trials: number of settings that were tried, by algorithm.
         score, dataset, rounds, seeds: the conditions of the tuning.
-        version: of this package.
+        version: the version of this package.
         table: a line per trial, by algorithm: the values tried, ``value`` (the score, mean over seeds; NaN if a run
             failed), ``best`` (whether it is the algorithm's choice), and ``failed`` (why, if it did). A file has none.
     """

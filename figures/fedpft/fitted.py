@@ -173,12 +173,12 @@ class Table:
     """One of the tables.
 
     Attributes:
-        place: in the paper.
+        place: the place in the paper.
         lines: what is compared, methods or ``fedpft>KIND`` (:data:`KINDS`), with its name in the published numbers.
         quantities: metrics in their order.
         claims: a line, and those that the paper has below it.
         competitive: lines of the claims that the paper calls competitive, so that a point less is enough.
-        dataset: of the published numbers.
+        dataset: the dataset of the published numbers.
         usual: the run of FedPFT as it is.
         names: what the lines are called, where not as :data:`figures.fedpft.insides.TITLES` have it.
         whole: what all claims say together, where the paper says it too.

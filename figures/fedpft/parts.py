@@ -37,7 +37,7 @@ class Sweep:
     """A setting of FedPFT with an accuracy in the paper.
 
     Attributes:
-        place: in the paper.
+        place: the place in the paper.
         option: the algorithm's.
         axis: what it is, in words.
         values: those that are tried, in order.

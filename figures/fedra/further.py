@@ -146,9 +146,9 @@ class Table:
     """One of the tables.
 
     Attributes:
-        place: in the paper.
-        title: of the page.
-        what: in which way its clients are other than Table 1's.
+        place: the place in the paper.
+        title: the title of the page.
+        what: how its clients differ from those of Table 1.
         settings: its settings in words, by the beginning of its runs' names.
         printed: the same settings as the published numbers have them.
         methods: by the end of the runs' names, the end of the setting in the published numbers.

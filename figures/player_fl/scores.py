@@ -27,7 +27,7 @@ class Reading:
     """One way to read scores from the runs' rows.
 
     Attributes:
-        title: in words.
+        title: the title in words.
         trained: whether a method is judged by what each client has after its last local training, also where the
             method's result is a global model.
         random: the method that stands in the row PLayer-FL-Random.
@@ -64,7 +64,7 @@ class Table:
     Attributes:
         place: where it is printed.
         kind: the score itself, its variance over clients (``fairness``), or the share of clients above both baselines.
-        metric: of :data:`fl_core.rows.SCORES`.
+        metric: one of :data:`fl_core.rows.SCORES`.
     """
 
     place: str

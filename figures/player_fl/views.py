@@ -86,9 +86,9 @@ class Way:
     """One definition of a quantity, drawn as a row of panels.
 
     Attributes:
-        metric, variant: of the rows.
-        what: in words, for tables and findings.
-        label: of the axis.
+        metric, variant: metric and variant of the rows.
+        what: the metric in words, for tables and findings.
+        label: the label of the axis.
         expect: what is expected of its curves.
         relative_to: ``first`` or ``min``, see :func:`figures.layerwise.curves`.
         published: the quantity of the published ranges that it is comparable with.
@@ -174,8 +174,8 @@ class Shown:
     """The curves of one network at one moment, by one definition.
 
     Attributes:
-        dataset: of the network.
-        moment: of its runs.
+        dataset: the network's dataset.
+        moment: the moment of its runs.
         network: as it is at this moment.
         values: layers x (seed, client).
         published: range of each layer; empty where nothing was published.

@@ -390,7 +390,7 @@ def fitted(
 
     Args:
         x: training samples [n, d] of all clients together. Missing values are NaN.
-        scale, impute: of :data:`fl_core.data.reading.SCALES` and :data:`IMPUTES`.
+        scale, impute: methods of :data:`fl_core.data.reading.SCALES` and :data:`IMPUTES`.
         columns: names of the columns.
         categories: the words of each column. Columns of words are neither filled nor scaled.
         owner: the client of each sample, to clip values to the clients' fences. None clips nothing.

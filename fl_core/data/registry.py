@@ -111,7 +111,7 @@ def general(
     Args:
         shape: shape of one sample.
         has_clients: whether the data name natural clients.
-        task: of :data:`fl_core.rows.TASKS`.
+        task: one of :data:`fl_core.rows.TASKS`.
         stops: whether a run stops when validation no longer improves (:class:`fl_core.records.stopping.StoppingRule`).
         scale: scaling of the features.
     """

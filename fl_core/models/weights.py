@@ -114,7 +114,7 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
     modules' formats stand where torch has them (:func:`with_versions`).
 
     Args:
-        key: which of several dictionaries of tensors in a file of torch.save is meant, such as ``ema``, or the
+        key: the name of one of several dictionaries of tensors in a file of torch.save, such as ``ema``, or the
             beginning of its names.
 
     Raises:

@@ -306,7 +306,7 @@ def predict(
             for :func:`fl_core.data.files.read` but without labels; or an array [n, ...], or a list of texts.
         ids: columns of a table that name its records. The predictions get them. By default these are columns with
             such a name, like ``record_id``, that are not features.
-        model, allow_code: as of :meth:`ExportedModel.model`.
+        model, allow_code: as for :meth:`ExportedModel.model`.
 
     Raises:
         UsageError: there is no exported model, its code is not allowed, or the samples differ in kind from training.
@@ -424,7 +424,7 @@ def built_from(
 
     Args:
         path: path of the file of weights, for messages.
-        model, allow_code: as of :meth:`ExportedModel.model`.
+        model, allow_code: as for :meth:`ExportedModel.model`.
 
     Raises:
         UsageError: code or a model is missing, the weights do not fit, or the samples are too large for an algorithm
@@ -534,7 +534,7 @@ class Predictions(Displayed):
         outputs: the model's outputs, float32 [n, C]. They are [n, 1] for one logit of the second of two classes, or for
             a predicted number, in the targets' unit.
         ids: the cells of columns that identify a table's records, by column.
-        task: of :data:`fl_core.rows.TASKS`. For survival the output is the log relative hazard: higher is earlier.
+        task: one of :data:`fl_core.rows.TASKS`. For survival the output is the log relative hazard: higher is earlier.
             For multilabel the classes are labels, each with a logit of its own.
         temperature: the number by which logits are divided before they become probabilities.
         base_rate: numbers that are then added to the logits, [C]; empty for zeros.

@@ -200,7 +200,7 @@ def _areas(
     """Return the area under the ROC curve and the average precision: the means over some classes.
 
     Args:
-        order, ends: as of :func:`_rank`. labels: [n]. classes: [K], each with samples of its own and others.
+        order, ends: as for :func:`_rank`. labels: [n]. classes: [K], each with samples of its own and others.
     """
     n = len(labels)
     positive = labels[order] == classes[:, None]  # [K, n], the highest p first
@@ -318,7 +318,7 @@ def log_losses(logits: Tensor, y: Tensor) -> Tensor:
     """Return each sample's log loss, float64 [n].
 
     Args:
-        logits: of classes or labels, float64 [n, C].
+        logits: logits of classes or labels, float64 [n, C].
         y: classes [n], or labels of 0 and 1 [n, C], whose losses are averaged.
     """
     if y.ndim == 1:

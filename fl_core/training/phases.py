@@ -44,7 +44,7 @@ class Training:
         batch_size: samples in a step. The last, smaller batch is used too. Reported losses weight it by its samples.
         lr: learning rate.
         optimizer: ``sgd``, ``adam`` (coupled L2) or ``adamw`` (decoupled).
-        momentum: of SGD.
+        momentum: momentum of SGD.
         weight_decay, amsgrad: as in PyTorch.
         max_grad_norm: largest Euclidean norm of a gradient over all that the phase trains. A longer gradient is
             scaled down to it. None = never.
@@ -129,9 +129,9 @@ class Phase:
         train: names of the tensors that move (parameters, and the buffers of their normalisations); the rest has no
             gradient, is in no optimiser, and its normalisations run in evaluation mode.
         epochs: passes over the training data.
-        state_key: which of the client's trees is trained.
+        state_key: name of the client's tree that is trained.
         loss: name of the algorithm's method that gives the objective.
-        batch_stream: which stream of batches. Phases that have FedAvg or Local as a limit use ``main``.
+        batch_stream: name of the stream of batches. Phases that have FedAvg or Local as a limit use ``main``.
         observe: names of observers that see parameters and gradients of every step of the first pass: those of the
             loss, not clipped, or with a ``step`` of its own what that follows.
         lr, momentum, weight_decay, optimizer, max_grad_norm: settings that replace the run's; None keeps the run's.

@@ -379,7 +379,7 @@ class Csv:
         """Refuse a table whose first lines have more cells than a table may have columns, whatever stands between.
 
         Raises:
-            UsageError: as of :func:`fl_core.formats.check_table`.
+            UsageError: as for :func:`fl_core.formats.check_table`.
         """
         signs = {self.options["sep"], *SEPARATORS}
         for line in islice(self._lines_of_text(), TITLES + 1):
@@ -390,7 +390,7 @@ class Csv:
         """Refuse lines that pandas would fill with far more cells than the file has bytes.
 
         Raises:
-            UsageError: as of :func:`fl_core.formats.check_table`.
+            UsageError: as for :func:`fl_core.formats.check_table`.
         """
         *_, header = next(self._lines(), (0, 0, []))
         rows = max(self._count(b"\n"), self._count(b"\r"))
