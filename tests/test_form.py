@@ -1,10 +1,12 @@
 """The code reads as comparable packages do: few conditional expressions, plain texts, names that say what they hold."""
 
+import ast
 import itertools
+import pathlib
 
 import pytest
 
-from tests import form
+from tests import form, made
 
 LIMITS = {"conditional": 2, "nested": 0, "two for": 4, "code in text": 0, "vague": 1}
 
@@ -22,6 +24,15 @@ def test_names_in_tests_say_what_they_hold():
     paths = form.files("tests")
     assert len(paths) > 200
     assert form.densities(paths)["vague"] <= 1, "python -m tests.form FILE names them"
+
+
+def test_helpers_of_all_tests_take_at_most_four_arguments():
+    tree = ast.parse(pathlib.Path(made.__file__).read_text(encoding="utf-8"))
+    helpers = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert len(helpers) > 10
+    for helper in helpers:
+        arguments = helper.args
+        assert len(arguments.args + arguments.kwonlyargs) <= 4, helper.name
 
 
 def test_no_name_only_dodges_another():
