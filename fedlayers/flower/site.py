@@ -358,8 +358,8 @@ class States:
         """Return {name: model} with the model that was fine-tuned from a state after a round; empty without one."""
         if not self.files.has(TUNED):
             return {}
-        models, labels = self._read(TUNED)
-        if labels == [version, done]:
+        models, version_and_round = self._read(TUNED)
+        if version_and_round == [version, done]:
             return models
         return {}
 
