@@ -112,8 +112,10 @@ def test_a_table_of_one_s_own_goes_the_way_that_each_answer_proposes(fresh, caps
     """From check to predictions. A stranger adds what only they know: the client, the label and the new file."""
     own_table().to_csv("patienten.csv", index=False)
     own_table().drop(columns="ausgang").head(20).to_csv("neu.csv", index=False)
-    said = printed("fedlayers check patienten.csv", capsys, code=1)
-    assert "--label-column COLUMN" in said
+    own_table().to_csv("offen.csv", sep=";", index=False)
+    for file in ("patienten.csv", "offen.csv"):  # one has a line of pandas to write
+        said = printed(f"fedlayers check {file}", capsys, code=1)
+        assert "--label-column COLUMN" in said.partition("Then try")[2]
     roles = "--client-column zentrum --label-column ausgang"
     said = printed(f"fedlayers check patienten.csv {roles}", capsys, code=1)
     (choose,) = re.findall(r"(?m)^Then try: (fedlayers .+)", said)

@@ -217,7 +217,7 @@ class Preprocessing:
             x = clipped(x.astype(np.float64), *ends)
         if not self.fill and not self.centre:
             return one_hot(np.ascontiguousarray(x, dtype=np.float32), self.categories)
-        values = x.astype(np.float64)
+        values = np.asarray(x, dtype=np.float64)
         if self.fill:
             values = np.where(np.isnan(values), self.fill, values)
         if self.centre:
@@ -413,7 +413,8 @@ def fitted(
         low[too_many], high[too_many] = -NO_FENCE, NO_FENCE
         if (np.abs(np.concatenate([low, high])) < NO_FENCE).any():
             lowest, highest = tuple(low.tolist()), tuple(high.tolist())
-            values = clipped(values, low, high)
+            if outside[~too_many].any():
+                values = clipped(values, low, high)
     shares = 0.01, 0.99
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a column without values

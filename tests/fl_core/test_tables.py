@@ -29,7 +29,10 @@ from fl_core.data import loading, preprocessing
 from fl_core.data.inputs import Inputs
 from fl_core.data.loading import as_data
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.data.reading import Reading
+from fl_core.data.reading import PLAIN, Reading
+from fl_core.data.table import read as tables
+from fl_core.data.table.prepare import find_faults
+from fl_core.data.values import texts_of
 from fl_core.records.store import Run
 from fl_core.run import runner
 from fl_core.run.exported_model import Predictions
@@ -447,3 +450,42 @@ def test_a_column_that_a_client_lacks_is_left_out_or_filled(tmp_path, kind):
         Inputs.from_federation(federated, reading).samples(new).x,
     ):
         assert np.allclose(x[:, age], filled)
+
+
+LAST = {
+    "numbers": ("7", "2.5"),
+    "missing": ("7", ""),
+    "a late word": ("7", "many"),
+    "a late mark": ("7", "-"),
+    "truth values": ("True", "False"),
+    "codes": ("007", "7"),
+    "large": ("7", "9007199254740993"),
+    "fractions": ("0.1", "1e-3"),
+    "words": ("red", "blue"),
+    "late kinds of words": ("red", "7"),
+    "nothing": ("", ""),
+}
+"""What a column has in its first rows, and in its last one."""
+
+
+@pytest.mark.parametrize("kind", LAST)
+def test_a_large_file_is_read_in_parts_as_a_small_one_at_once(
+    tmp_path, monkeypatch, kind
+):
+    """Cells, missing ones and words are equal, and so is what is found."""
+    first, last = LAST[kind]
+    end = "\r\n" if kind == "missing" else "\n"
+    rows = [f"{k % 3}.5,{first},{k % 2},{'ab'[k % 2]}" for k in range(130)]
+    lines = ["v,x,label,client", *rows, f"4,{last},1,b"]
+    path = tmp_path / "t.csv"
+    path.write_bytes(end.join(lines).encode())
+    frames, faults = [], []
+    for large, part in ((2**25, 50_000), (0, 40)):
+        monkeypatch.setattr(tables, "LARGE", large)
+        monkeypatch.setattr(tables, "PART", part)
+        frames.append(tables.open_table(path, PLAIN).frame)
+        faults.append(list(map(str, find_faults(path, PLAIN).faults)))
+    small, parts = frames
+    assert faults[0] == faults[1]
+    for name in small:
+        assert list(texts_of(small[name])) == list(texts_of(parts[name]))

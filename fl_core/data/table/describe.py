@@ -79,6 +79,11 @@ class Described:
         """Return whether each cell has no value, bool [n]."""
         return lacks_value(self.cells)
 
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        """Return the least and the largest of its numbers, NaN without a number."""
+        return float(np.fmin.reduce(self.cells)), float(np.fmax.reduce(self.cells))
+
     @property
     def is_feature(self) -> bool:
         """Return whether the column makes inputs of a model."""
@@ -275,7 +280,7 @@ def dropping(names: Sequence[str]) -> str:
 def _numbers(name: str, column: pd.Series, how: Reading) -> Described:
     values = column.to_numpy(dtype=np.float64, na_value=np.nan)
     described = Described(name, NUMBER, values)
-    low, high = np.fmin.reduce(values), np.fmax.reduce(values)  # NaN without a number
+    low, high = described.ends
     may_be_days = low >= FIRST_DAY and high <= LAST_DAY
     is_named = name in (how.columns or ())
     if may_be_days and not is_named and are_days(values[~described.lacking]):
@@ -742,17 +747,19 @@ REPEATED = 3
 """Cells from which a number of nines may mark missing values."""
 
 
-def mark_of_nines(cells: Floats) -> float | None:
+def mark_of_nines(column: Described) -> float | None:
     """Return a number of nines that stands for missing values, such as -999 or 9999, or None.
 
     It is repeated, and further from the other values than these are from each other, or the only one below 0.
 
-    >>> amounts = np.arange(60.0)
-    >>> mark_of_nines(np.append(amounts, [-9, -9, -9])), mark_of_nines(np.append(amounts, [99, 99, 99]))
+    >>> amounts = np.append(np.arange(60.0), [-9.0, -9.0, -9.0])
+    >>> mark_of_nines(Described("dose", NUMBER, amounts)), mark_of_nines(Described("dose", NUMBER, abs(amounts)))
     (-9.0, None)
     """
-    for mark in (np.fmin.reduce(cells), np.fmax.reduce(cells)):
-        digits = text_of(float(mark)).removeprefix("-")
+    cells = column.cells
+    assert isinstance(cells, np.ndarray)
+    for mark in column.ends:
+        digits = text_of(mark).removeprefix("-")
         if {*digits} != {"9"} or -9 < mark < 99:
             continue
         equal = cells == mark
@@ -761,7 +768,7 @@ def mark_of_nines(cells: Floats) -> float | None:
             continue
         gap = np.abs(others - mark).min()
         if gap > np.ptp(others) or mark < 0 <= others.min():
-            return float(mark)
+            return mark
     return None
 
 

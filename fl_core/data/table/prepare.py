@@ -105,9 +105,7 @@ class Findings(UsageError):
         self.error = faults[0] if len(faults) == 1 else self
         self.reading = replace(reading, **proposed(reading, faults))
         self.opened = opened
-        settings, name = self.reading.changed, "data"
-        if opened is not None and not {*self.reading.labels} <= {*opened.header}:
-            settings = {**settings, "label_column": "COLUMN"}  # the user knows it
+        settings, name = self._changed(), "data"
         if isinstance(data, Path):
             name = str(data)
             settings = {"dataset": name, **settings}
@@ -117,6 +115,14 @@ class Findings(UsageError):
             *(f"  {number}. {fault}" for number, fault in enumerate(faults, 1)),
         ]
         super().__init__("\n".join(self.lines))
+
+    def _changed(self) -> dict[str, Any]:
+        """Return the settings other than the defaults. A label that is not known has a word in its place."""
+        settings = self.reading.changed
+        labels = {*self.reading.labels}
+        if self.opened is not None and not labels <= {*self.opened.header}:
+            settings = {**settings, "label_column": "COLUMN"}
+        return settings
 
     @property
     def repairs(self) -> list[str]:
@@ -129,7 +135,7 @@ class Findings(UsageError):
 
     def settings_of(self, tidy: Path) -> str:
         """Return the settings for the file that the script writes, as the caller types them."""
-        settings = {"dataset": str(tidy), **self.reading.changed}
+        settings = {"dataset": str(tidy), **self._changed()}
         settings.pop("csv", None)
         dropped = " ".join(line for line in self.repairs if ".drop(" in line)
         names = settings.pop("columns", None) or []
@@ -561,7 +567,7 @@ class _Table:
                 continue
             oddities: list[str] = []
             if name in numeric:
-                oddities.append(self._marking(name, numeric[name]))
+                oddities.append(self._marking(column))
                 if not oddities[0]:
                     oddities[0] = outside_fences(numeric[name], source.owner)
             if (
@@ -581,12 +587,12 @@ class _Table:
                 oddities.append(self._binding(name, cells, others[:MOST_OTHERS]))
             column.odd += [text for text in oddities if text]
 
-    def _marking(self, name: str, cells: Any) -> str:
+    def _marking(self, column: Described) -> str:
         """Return what is said of a column whose missing values seem to be a number such as -999, and warn of it."""
-        mark = mark_of_nines(cells)
+        mark, name = mark_of_nines(column), column.name
         if mark is None:
             return ""
-        count = plural(int(np.count_nonzero(cells == mark)), "cell")
+        count = plural(int(np.count_nonzero(column.cells == mark)), "cell")
         way = f"table[{name!r}] = table[{name!r}].replace({mark:.0f}, None)"
         if isinstance(self.data, Path) and self.data.suffix.lower() in TEXTS:
             marks = [*(self.how.csv or {}).get("na_values", ()), f"{mark:.0f}"]

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,8 @@ LOOKED_AT = 2**20
 UNPACK = "Unpack an archive, rename a text of commas to .csv, and put tables of clients into one folder."
 """What makes tables of a file or folder of another kind."""
 CORRECT = "Correct the file."
-PART = 20_000
-"""Rows that are read at once."""
+LARGE, PART = 2**25, 50_000
+"""Bytes from which a file is read in parts, and the rows of a part."""
 DAYS = pd.Timedelta(days=1)
 DAY_0 = pd.Timestamp("1970-01-01", tz="UTC")
 NAMELESS = "Unnamed: "
@@ -393,8 +394,12 @@ class Csv:
             UsageError: as for :func:`fl_core.formats.check_table`.
         """
         *_, header = next(self._lines(), (0, 0, []))
-        rows = max(self._count(b"\n"), self._count(b"\r"))
-        formats.check_table(self.path, rows, len(header))
+        formats.check_table(self.path, self.most_rows, len(header))
+
+    @cached_property
+    def most_rows(self) -> int:
+        """Return the number of its lines if all end alike, without the last."""
+        return max(self._count(b"\n"), self._count(b"\r"))
 
     def _find_header(self) -> None:
         """Find the line and the separator of a header with the label, a fault if they are not those asked for."""
@@ -433,6 +438,8 @@ class Csv:
         names, types = list(range(len(header))), self._types(header, first)
         options = {"header": 0, "names": names, "dtype": types}
         numeric = [k for k in names if k not in types]
+        if len(self.data) < LARGE:
+            return self._at_once(**options)
         with self._checked():
             try:
                 numbers, others = self._in_parts(numeric, options)
@@ -450,18 +457,17 @@ class Csv:
         Raises:
             DtypeWarning, TypeError: some cells of a column are no numbers, or a number is not exact.
         """
-        most = max(self._count(b"\n"), self._count(b"\r")) + 1
-        values, count = np.empty((len(numeric), most)), 0
+        values, count = np.empty((len(numeric), self.most_rows + 1)), 0
         texts: list[pd.DataFrame] = []
         for part in self._opened(**options, chunksize=PART):
-            numbers = part[list(numeric)]
-            whole = numbers.select_dtypes("int64").to_numpy()
-            inexact = bool((np.abs(whole) >= EXACT).any())
-            others = {*numbers.dtypes} - {np.dtype("int64"), np.dtype("float64")}
             stop = count + len(part)
-            if others or inexact or stop > most:
-                raise TypeError("a column must be of exact numbers")
-            values[:, count:stop] = numbers.to_numpy(np.float64).T
+            for row, k in zip(values, numeric, strict=True):
+                cells = part[k].to_numpy()
+                whole = cells.dtype == np.int64
+                inexact = whole and bool((np.abs(cells) >= EXACT).any())
+                if inexact or not (whole or cells.dtype == np.float64):
+                    raise TypeError("a column must be of exact numbers")
+                row[count:stop] = cells
             texts.append(part.drop(columns=list(numeric)))
             count = stop
         read = pd.DataFrame(values[:, :count].T, columns=numeric, copy=False)
