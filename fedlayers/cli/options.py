@@ -310,7 +310,8 @@ def _refusal(text: str, words: Sequence[str], name: str, command: type[Command])
         examples = re.findall(rf"fedlayers {name} .*", inspect.getdoc(command) or "")
         example = next(iter(examples), f"fedlayers {name}")
         needed = " and ".join(filter(None, lacking))
-        return f"fedlayers {name} must have {needed}; got none. Such as: {example}. For options, run fedlayers {name} --help"
+        rule = f"fedlayers {name} must have {needed}; got none."
+        return f"{rule} Such as: {example}. For options, run fedlayers {name} --help"
     text = re.sub("^(Unrecognized options|Value error|Missing argument)\\. ", "", text)
     missing = r"Missing value for argument '(.*?)'"
     text = re.sub(missing, r"\1 must have a value; got none", text)
