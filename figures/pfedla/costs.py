@@ -120,6 +120,7 @@ def _findings(table: pd.DataFrame, learnt: pd.DataFrame) -> tuple[Finding, ...]:
         ),
         *(methods.compromises(learnt, quantity) for quantity in methods.QUANTITIES),
         methods.costs_little(learnt),
+        methods.number_matters_little(learnt),
     )
 
 

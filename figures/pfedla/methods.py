@@ -18,7 +18,7 @@ from figures.names import title
 from figures.page import markdown, means, missing_runs, numbers, seeds_in_words, span
 from figures.pfedla import overlap
 from figures.recipe import by_method, labels, mean_accuracy, trained, where
-from figures.verdicts import TRAIL, judged, points
+from figures.verdicts import LEVEL, MARGIN, TRAIL, judged, points
 from fl_core import rows
 from fl_core.run import runner
 from fl_core.statistics import mean_interval
@@ -150,6 +150,27 @@ def costs_little(frame: pd.DataFrame) -> Finding:
         f"points lost {loss_text}",
         room.held,
         room.incomparable,
+    )
+
+
+def number_matters_little(frame: pd.DataFrame) -> Finding:
+    """Return whether accuracy with two and three retained layers is that with one, as the paper says in Sec. 4.5."""
+    learnt = curves(frame)[BEFORE]
+    table = where(
+        items.published("pfedla"),
+        place="Table 3",
+        dataset="cifar10",
+        quantity="accuracy",
+    )
+    theirs = table["value"].to_numpy() / 100
+    one, _ = retaining(1)
+    gaps = {}
+    for k in (2, 3):
+        run, _ = retaining(k)
+        gaps[f"k = {k}"] = settled(learnt, run, one, printed=theirs[k] - theirs[1])
+    return judged(gaps, LEVEL).finding(
+        f"before local training two and three retained layers are within {100 * MARGIN:g} point of one",
+        "points against one ",
     )
 
 

@@ -98,6 +98,7 @@ DIFFERENCES = {
     "scheduling.timing_matters_little": (thawed, [(f"{TINY}.vanilla_early", f"{TINY}.vanilla")], {"level": 0.9}),
     "scheduling.vanilla_no_loss_tiny": (thawed, [(f"{TINY}.vanilla", f"{TINY}.fedbabu")], {"level": 0.9}),
     "pfedla.one_layer_costs_little": (before, [("pfedla", "heurpfedla")], {}),
+    "pfedla.number_retained": (before, [(f"heurpfedla_{k}", "heurpfedla") for k in (2, 3)], {"level": 0.9}),
     "scheduling.anti_over_fedbabu": (whole, [("cifar10.anti", "cifar10.fedbabu")], {}),
     "scheduling.vanilla_no_loss": (whole, [("cifar10.vanilla", "cifar10.fedbabu")], {"level": 0.9}),
     "scheduling.anti_over_heads": (heads, [
