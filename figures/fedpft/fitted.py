@@ -31,6 +31,7 @@ from figures.verdicts import (
     LEAD,
     LEVEL,
     MARGIN,
+    NO_HIGHER,
     NO_LOWER,
     Check,
     judged,
@@ -415,9 +416,22 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
             check, order = NO_LOWER, f"lies no more than {100 * MARGIN:g} point below"
         expected = f"{what}: {best_name} {order} {listing(other_names)}"
         pairs_apart.append(above(values, expected, sides, check))
+    if table.place == "Table 7":
+        pairs_apart.append(_without_contrast(values))
     if not table.whole:
         return pairs_apart
     return [above(values, table.whole, pairs), *pairs_apart]
+
+
+def _without_contrast(values: pd.DataFrame) -> Finding:
+    """Return whether prompts alone match features and classifier: a new classifier hardly gains."""
+    tables = [TABLES[name].published() for name in ("fedpft.table4", "fedpft.table7")]
+    gain = gap(values, (HALF, PROBE), (HALF, ORIGIN), pd.concat(tables))
+    half_name = called(HALF)
+    return judged({"": gain}, NO_HIGHER).finding(
+        f"a new classifier gains no more than {100 * MARGIN:g} point over that of {half_name}",
+        "points more: ",
+    )
 
 
 def _of_fedavg(frame: pd.DataFrame, published: pd.Series) -> tuple[Finding, ...]:

@@ -467,6 +467,7 @@ LINES |= {
     "fedpft.best": partial(fedpft_leads, "fedpft", OWN_WAY, ALL, OWN_WAY),
     "fedpft.no_contrast": partial(fedpft_leads, "no_contrast", OWN_WAY, ALL, OWN_WAY, 0.9),
     "fedpft.matched": partial(fedpft_leads, "fedpft", NEW, {"fedpft": ""}, OWN_WAY, 0.9),
+    "fedpft.no_contrast_matched": partial(fedpft_leads, "no_contrast", NEW, {"no_contrast": ""}, OWN_WAY, 0.9),
     "fedpft.fedavg_extractor": partial(fedpft_leads, "fedavg", NEW, OTHERS, NEW),
     "fedpft.fedavg_linear_map": partial(fedpft_leads, "fedavg", MAPPED, OTHERS, OWN_WAY),
 }  # fmt: skip
