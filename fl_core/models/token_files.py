@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from fl_core import storage
@@ -55,6 +56,11 @@ SAMPLES = (
     *(" " * 2000, "1" * 2000, "aA1 !?" * 400, "\n\t" * 1000, "\u0301" * 1000),
 )
 """Texts that must not end the process, also long ones of one sign."""
+START = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from fl_core.models.token_files import main; main(int(sys.argv[1]))"
+)
+"""Code that the process starts with. It finds modules in the folders that it is given, and nowhere else."""
 SECONDS, MEGABYTES = 8, 256
 """Time of the processor and memory of a process that reads a small file. A larger one gets more."""
 
@@ -73,18 +79,22 @@ def facts(content: bytes) -> dict[str, int]:
 @functools.lru_cache(maxsize=4)
 def _facts(content: bytes) -> dict[str, int]:
     try:
-        import tokenizers  # noqa: F401
+        import tokenizers  # noqa: F401 - the process imports it, too
     except ImportError:
         raise needs_package("tokenizers", "read texts by it", "lora") from None
-    paths = os.pathsep.join(filter(None, sys.path))
-    variables = {"PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
+    variables = {
+        **os.environ,
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+    }
+    variables.pop("PYTHONPATH", None)  # it is part of the paths
     seconds = SECONDS + len(content) // 2**20
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "fl_core.models.token_files", str(len(content))],
+            [sys.executable, "-P", "-c", START, str(len(content)), *_paths()],
             input=content,
             capture_output=True,
-            env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
+            env=variables,
             timeout=10 * seconds,
             check=False,
         )
@@ -100,6 +110,23 @@ def _facts(content: bytes) -> dict[str, int]:
     if "fault" in answer:
         raise UsageError(answer["fault"])
     return dict(answer)
+
+
+def _paths() -> list[str]:
+    """Return the folders where modules are found here, but not the working directory, nor that of the script.
+
+    Both may hold a stranger's files, such as a ``tokenizers.py`` next to a model. They count last, and only if the
+    packages stand there.
+    """
+    script = getattr(sys.modules["__main__"], "__file__", None) or ""
+    open_folders = {Path.cwd(), Path(script).resolve().parent}
+    paths = [
+        path for path in sys.path if path and Path(path).resolve() not in open_folders
+    ]
+    packages = (__name__.partition(".")[0], "tokenizers")
+    return paths + [
+        str(Path(str(sys.modules[name].__file__)).parents[1]) for name in packages
+    ]
 
 
 def _megabytes(size: int) -> int:
@@ -267,7 +294,8 @@ def _limit(what: int, most: int) -> None:
     resource.setrlimit(what, (most, most))
 
 
-def _main(size: int) -> None:
+def main(size: int) -> None:
+    """Read a tokenizer of some bytes from the input, and write its facts or its fault as JSON."""
     _limit(resource.RLIMIT_CPU, SECONDS + size // 2**20)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_DATA, _megabytes(size) * 2**20)
@@ -277,7 +305,3 @@ def _main(size: int) -> None:
     except BaseException as error:  # a panic of Rust is no Exception
         answer = {"fault": printable(" ".join(str(error).split()))[:300].rstrip(".")}
     sys.stdout.write(json.dumps(answer))
-
-
-if __name__ == "__main__":
-    _main(int(sys.argv[1]))

@@ -45,6 +45,8 @@ ALLOCATOR = {
 """Settings of glibc's allocator that keep the memory of one training step for the next.
 
 Otherwise it returns the memory and every page faults again. They are read when a process starts."""
+SAFE = {"PYTHONSAFEPATH": "1"}
+"""A process does not look for modules in the working directory first, where a stranger's file could have any name."""
 
 
 class Child:
@@ -68,11 +70,11 @@ class Child:
         main = sys.modules["__main__"]
         if getattr(main, "__file__", "") == "<stdin>":
             del main.__file__  # the process could not read it
-        resource_tracker.ensure_running()  # or the first process would start it, and let interrupts through
         self.link, theirs = socket.socketpair()
         context = multiprocessing.get_context("spawn")
         self.process = context.Process(target=serve, args=(theirs,), daemon=True)
-        with delay_signals(), environment(settings):
+        with delay_signals(), environment({**settings, **SAFE}):
+            resource_tracker.ensure_running()  # or the start would do it, and let interrupts through
             self.process.start()
         theirs.close()
         self.stream = stream_of(self.link)

@@ -43,6 +43,36 @@ GUARDS = [
         "tests/fl_core/test_token_files.py::test_a_process_that_aborts_is_one_line",
     ),
     (
+        "fl_core/models/token_files.py",
+        '"-P", "-c", START',
+        '"-c", START',
+        "tests/faults/test_shadows.py::test_the_process_that_tries_a_tokenizer",
+    ),
+    (
+        "fl_core/models/token_files.py",
+        "if path and Path(path).resolve() not in open_folders",
+        "if path",
+        "tests/faults/test_shadows.py::test_the_process_that_tries_a_tokenizer",
+    ),
+    (
+        "fl_core/rounds/workers.py",
+        "{**settings, **SAFE}",
+        "settings",
+        "tests/faults/test_shadows.py::test_a_worker_process",
+    ),
+    (
+        "fl_core/records/store.py",
+        "programs |= dict.fromkeys(",
+        "dict.fromkeys(",
+        "tests/faults/test_shadows.py::test_the_commit_of_a_stranger_s_repository",
+    ),
+    (
+        "fl_core/records/store.py",
+        '"GIT_ALLOW_PROTOCOL": ""',
+        '"GIT_ALLOW_NOTHING": ""',
+        "tests/faults/test_shadows.py::test_the_commit_of_a_repository_that_would_fetch",
+    ),
+    (
         "fl_core/storage.py",
         "if sha(data) != digest:",
         "if False:",
