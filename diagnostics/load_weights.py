@@ -373,7 +373,7 @@ def _arrays(path: Path, target: Tree, by_position: bool) -> Tree:
     headers = files.headers(path)
     names = list(headers)
     for name, (_, dtype) in headers.items():
-        if dtype.kind not in "biuf":
+        if dtype.kind not in "biuf" or dtype.itemsize > 8:
             shown_name = printable(name)
             raise UsageError(
                 f"array {shown_name!r} of {path} must be numbers; got {dtype}."
@@ -393,7 +393,10 @@ def _arrays(path: Path, target: Tree, by_position: bool) -> Tree:
             f"{path} has arrays without names of tensors. Pass by_position=True "
             "if they are in the order of the module's state_dict()."
         )
-    return dict(zip(names, map(torch.as_tensor, arrays), strict=True))
+    native = (
+        array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays
+    )
+    return dict(zip(names, map(torch.as_tensor, native), strict=True))
 
 
 def _fit(into: nn.Module, tensors: Tree, target: Tree, path: Path) -> Tree:

@@ -18,7 +18,7 @@ from fl_core import storage
 from fl_core.errors import UsageError, about, needs_package
 
 if TYPE_CHECKING:
-    from pyarrow import Table
+    import pandas as pd
     from pyarrow.parquet import FileMetaData, ParquetFile
 
 COLUMNS = 2**16
@@ -99,14 +99,18 @@ def open_parquet(path: Path, excluded: Collection[str] = ()) -> ParquetFile:
         return parquet.ParquetFile(path, read_dictionary=words)
 
 
-def read_parquet(path: Path, file: ParquetFile, names: Sequence[str]) -> Table:
+def read_parquet(path: Path, file: ParquetFile, names: Sequence[str]) -> pd.DataFrame:
     """Return columns of a file from :func:`open_parquet`, without what pandas has stored of them.
+
+    Its texts may be no UTF-8, and its dates and zones of time may be none: that shows when they are converted.
 
     Raises:
         UsageError: the file is damaged.
     """
     with _readable_parquet(path):
-        return file.read([*names]).replace_schema_metadata()
+        table = file.read([*names]).replace_schema_metadata()
+        frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)
+        return frame
 
 
 @contextmanager
@@ -115,7 +119,10 @@ def _readable_parquet(path: Path) -> Iterator[None]:
         import pyarrow
     except ModuleNotFoundError as error:
         raise needs_package("pyarrow", f"read {path}", "parquet") from error
-    kinds = (pyarrow.ArrowException, OSError, ValueError, IndexError, RecursionError)
+    kinds = (
+        *(pyarrow.ArrowException, OSError, ValueError, LookupError, RecursionError),
+        OverflowError,
+    )
     with about(f"{path} must be a readable .parquet file", kinds, way="Save it again."):
         yield
 

@@ -709,6 +709,8 @@ DIRECTORY_BYTES = 2**22
 """Bytes that a zip archive's list of files may have; a file in it takes at least 46, and ten times that in memory."""
 ENTRIES = 10_000
 """Files of a zip archive at most, each of which takes time."""
+PACKINGS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+"""Ways of packing. Others unpack all at once, however little is read: 700 bytes are then 400 MB."""
 DAMAGED = (
     *(ValueError, TypeError, AttributeError, LookupError, OSError, EOFError),
     *(RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error, struct.error),
@@ -739,9 +741,13 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     check_regular(path)
     with _Bounded(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:
         file.bounded = False
-        count = len(archive.infolist())
-        if count > ENTRIES:
+        entries = archive.infolist()
+        if len(entries) > ENTRIES:
             raise ValueError(f"it has more than {ENTRIES:,} files")
+        if not {entry.compress_type for entry in entries} <= PACKINGS:
+            raise ValueError(
+                "its files must be stored or deflated; got another packing"
+            )
         yield archive
 
 

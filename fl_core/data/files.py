@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -161,7 +162,24 @@ def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, Array]:
         about(what, storage.DAMAGED, way=way),
         np.load(path, allow_pickle=False) as file,
     ):
-        return {key: file[key] for key in keys}
+        arrays_by_key = {key: file[key] for key in keys}
+        for key, array in arrays_by_key.items():
+            if array.dtype.kind == "U":
+                check_signs(key, array)
+        return arrays_by_key
+
+
+def check_signs(key: str, array: Array) -> None:
+    """Refuse an array of text with numbers that stand for no sign of Unicode.
+
+    Raises:
+        ValueError: names the array.
+    """
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    codes = np.ascontiguousarray(native).reshape(-1).view(np.uint32)
+    wrong = (codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))
+    if wrong.any():
+        raise ValueError(f"array {key!r} has a sign of number {codes[wrong][0]:,}")
 
 
 def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:

@@ -211,12 +211,13 @@ def tensor(values: Any) -> Tensor:
             return values.float()
         return values
     array = as_array(values)
-    if array.dtype == np.float64:
+    if array.dtype.kind == "f" and array.dtype.itemsize > 4:
         array = array.astype(np.float32)
-    if array.dtype.kind not in "biufc":
+    if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16:
         raise UsageError(
             f"values must be numbers; got {array.dtype}. Turn words into numbers first."
         )
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.as_tensor(array if array.flags.writeable else array.copy())
 
 

@@ -198,6 +198,15 @@ def test_by_hand():
     assert plan.why.alternatives == {}
 
 
+def test_a_diagnosis_without_a_seed_is_resampled_as_with_seed_0():
+    def drawn(seed):
+        plan = select(measured(rows_of(), seed=seed), "sensitivity_ratio")
+        return plan.why.detail["stability"]["cuts"]
+
+    assert drawn(None) == drawn(0)
+    assert len({str(drawn(seed)) for seed in range(4)}) > 1
+
+
 @pytest.mark.parametrize("rule", DECIDE)
 def test_what_a_rule_says_of_clients_and_thresholds(rule):
     """Votes are the rule on one client."""

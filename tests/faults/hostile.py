@@ -126,9 +126,9 @@ def many_tensors(count):
     return packed_header(("{" + ",".join(f'"{k}":{entry}' for k in range(count)) + "}").encode())  # fmt: skip
 
 
-def archive(shape, n_bytes=0, count=1):
+def archive(shape, n_bytes=0, count=1, packing=zipfile.ZIP_DEFLATED):
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as target:
+    with zipfile.ZipFile(file, "w", packing, compresslevel=1) as target:
         for k in range(count):
             name = ("x", "y")[k] if k < 2 else f"x{k}"
             head = {"descr": "<f4", "shape": shape, "fortran_order": False}
@@ -160,6 +160,20 @@ def large_dictionary():
         at = entry.header_offset + 30 + len(entry.filename) + 5
         content[at : at + 4] = b"\xff" * 4
     return bytes(content)
+
+
+def text_arrays(sign, x=None):
+    """Return an archive of samples and of labels that are texts of one sign each."""
+    file, y = io.BytesIO(), np.full(60, sign, np.uint32).view("U1")
+    np.savez(file, x=np.zeros((60, 4), np.float32) if x is None else x, y=y)
+    return file.getvalue()
+
+
+def undecodable(count):
+    """Return texts of Arrow that are no UTF-8."""
+    ends = np.arange(0, 2 * count + 2, 2, dtype=np.int32)
+    parts = [None, pyarrow.py_buffer(ends), pyarrow.py_buffer(b"\xff\xfe" * count)]
+    return pyarrow.Array.from_buffers(pyarrow.string(), count, parts)
 
 
 def numbered(count, form):
@@ -287,6 +301,7 @@ BOMBS = {
         "keys times lines": lambda: b"{" + numbered(2000, b'"k%d": 1, ') + b'"label": 1}\n' + b"{}\n" * 20_000,
         "repeated keys": lambda: HEADER + b"{" + b'"text": 1, ' * 100_000 + b'"label": 1}\n',
         "huge numbers": lambda: HEADER + b'{"value": ' + b"9" * N + b"}\n",
+        "whole numbers beyond all": lambda: (b'{"x": ' + b"1" * 400 + b', "label": 0}\n{"x": 2, "label": 1}\n') * 30,
     },
     "toml": {
         "many values": lambda: b"a = [" + b"1," * (N // 3) + b"]",
@@ -322,6 +337,11 @@ BOMBS = {
         "wide": lambda: archive((1,), n_bytes=4, count=20_000),
         "one block in all entries": lambda: one_block(9000),
         "a large dictionary": large_dictionary,
+        "another packing": lambda: archive((96 * N,), n_bytes=384 * N, count=2, packing=zipfile.ZIP_BZIP2),
+        "half a sign": lambda: text_arrays(0xD800),
+        "a sign beyond all": lambda: text_arrays(0x7FFFFFFF),
+        "another order of bytes": lambda: text_arrays(65, np.zeros((60, 4), ">f4")),
+        "long numbers": lambda: text_arrays(65, np.zeros((60, 4), np.longdouble)),
         "a long string": lambda: b"PK\x05\x06" + b"a" * (4 * N),
         "repeated keys": lambda: b"PK\x05\x06" + bytes(18) + archive((1,), 4, 1) * 2,
     },
@@ -347,6 +367,7 @@ BOMBS = {
         "repeated keys": lambda: b"x," * 100_000 + b"label\n",
         "huge numbers": lambda: b"x,label\n" + b"9" * N + b",1\n",
         "a number beyond all": lambda: b"x,label\n" + b"1e999999999,1\n" * 60,
+        "whole numbers beyond all": lambda: b"x,label\n" + b"1" * 400 + b",1\n2,0\n" * 30,
         "no UTF-8": lambda: "x,label\n".encode("utf-16") + b"\xd8" * 999,
         "zeros": lambda: b"x,label\n" + bytes(N),
         "lines of a Mac": lambda: b"a,b,c,d,e,label\r" + b"1\r" * (2 * N),
@@ -373,6 +394,12 @@ BOMBS = {
         "a pickled type": lambda: noted(PICKLED, {}),
         "an index of pandas": lambda: noted({}, INDEX),
         "many notes": lambda: noted({}, {f"k{k}": "v" for k in range(200_000)}),
+        "a zone of time that is a path": lambda: table(
+            x=pyarrow.array([1] * 50, pyarrow.timestamp("ns", "../../etc/passwd")), label=[0, 1] * 25
+        ),
+        "dates beyond all": lambda: table(x=pyarrow.array([2**31 - 1] * 50, pyarrow.date32()), label=[0, 1] * 25),
+        "times beyond all": lambda: table(x=pyarrow.array([-1] * 50, pyarrow.time32("s")), label=[0, 1] * 25),
+        "no UTF-8": lambda: table(x=undecodable(50), label=[0, 1] * 25),
         "many groups": lambda: table({"row_group_size": 1}, x=np.zeros(5000), label=np.zeros(5000)),
         "a claimed size": lambda: table(x=[0.0] * 50, label=[0, 1] * 25)[:-8] + b"\xff\xff\xff\x7fPAR1",
         "no end": lambda: b"PAR1" + bytes(N),

@@ -44,12 +44,6 @@ GUARDS = [
     ),
     (
         "fl_core/models/token_files.py",
-        '"-P", "-c", START',
-        '"-c", START',
-        "tests/faults/test_shadows.py::test_the_process_that_tries_a_tokenizer",
-    ),
-    (
-        "fl_core/models/token_files.py",
         "if path and Path(path).resolve() not in open_folders",
         "if path",
         "tests/faults/test_shadows.py::test_the_process_that_tries_a_tokenizer",
@@ -128,7 +122,7 @@ GUARDS = [
     ),
     (
         "fedlayers/flower/checks.py",
-        "if like is not None and tensor.shape != like.shape:",
+        "if reference is not None and tensor.shape != reference.shape:",
         "if False:",
         "tests/faults/test_sites.py::test_forged_replies_are_refused_by_the_site_s_name",
     ),
@@ -140,7 +134,7 @@ GUARDS = [
     ),
     (
         "fedlayers/flower/checks.py",
-        "if texts[name] == usual:",
+        "if texts[name] == commonest:",
         "if True:",
         "tests/faults/test_sites.py::test_forged_replies_are_refused_by_the_site_s_name",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import random
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 PACKAGES = ("fl_core", "diagnostics", "fedlayers")
@@ -33,10 +34,12 @@ class Mutant:
 
     def find(self, root):
         """Return the file that has the code today, its source, and the function; None if the code is gone."""
-        others = sorted(
-            path for package in PACKAGES for path in (root / package).rglob("*.py")
+        others = (
+            path
+            for package in PACKAGES
+            for path in sorted((root / package).rglob("*.py"))
         )
-        for path in filter(Path.is_file, (root / self.file, *others)):
+        for path in filter(Path.is_file, chain([root / self.file], others)):
             source = path.read_text(encoding="utf-8")
             for name, node in functions(source) if self.old in source else ():
                 start, end = span(source, node)

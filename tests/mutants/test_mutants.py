@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from tests.mutants.changes import Mutant, changes, draw, functions
-from tests.mutants.running import load, reach, run, run_all
+from tests.mutants.running import ROOT, load, reach, run, run_all
 
 SOURCE = '''\
 def part(values, low=0, *, strict=False):
@@ -136,3 +136,8 @@ def test_stored_mutants_have_tests_and_a_state():
         and stored.state in ("killed", "survived", "untested", "stopped")
         for stored in mutants
     )
+
+
+def test_stored_mutants_change_code_of_today():
+    gone = [(each.file, each.function) for each in load() if each.find(ROOT) is None]
+    assert gone == [], "make mutants removes them"

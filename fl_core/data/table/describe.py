@@ -258,7 +258,10 @@ def take(name: str, column: pd.Series, how: Reading) -> Described:
         fault = DataFault(f"cells must be numbers or words; got {got}.", line=line)
         return Described(name, REFUSED, texts_of(column), fault=fault)
     if types.is_object_dtype(column.dtype) and types.infer_dtype(column) in _NUMERIC:
-        column = pd.to_numeric(column.where(column.notna(), np.nan))
+        try:
+            column = pd.to_numeric(column.where(column.notna(), np.nan))
+        except OverflowError:  # beyond float64
+            return _inexact(name, column, how)
         if types.is_object_dtype(column.dtype):  # whole numbers beyond 64 bits
             return _inexact(name, column, how)
     if types.is_numeric_dtype(column.dtype):

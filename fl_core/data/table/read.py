@@ -694,8 +694,6 @@ def _parquet(path: Path, excluded: Collection[str]) -> pd.DataFrame:
     file = formats.open_parquet(path, excluded)
     names = [name for name in file.schema_arrow.names if not _UNNAMED.fullmatch(name)]
     read = [name for name in names if name not in excluded]
-    plain = formats.read_parquet(path, file, read)
-    frame: pd.DataFrame = plain.to_pandas(integer_object_nulls=True)
-    frame = frame.reindex(columns=names)
+    frame = formats.read_parquet(path, file, read).reindex(columns=names)
     frame.columns = [composed(str(name)) for name in names]
     return frame
