@@ -62,23 +62,25 @@ def key_above(
     figure: Figure,
     columns: int,
     *,
-    of: Axes | None = None,
+    panel: Axes | None = None,
     handles: Sequence[Any] = (),
     size: float = 7,
 ) -> None:
     """Draw a legend above all panels.
 
     Args:
-        of: the panel whose lines it names; default all panels.
+        panel: the panel whose lines it names; default all panels.
         handles: what it shows instead, each with its label.
     """
-    named: dict[str, Any] = {}
-    if of is not None:
-        lines, labels = of.get_legend_handles_labels()
-        named = {"handles": lines, "labels": labels}
+    legend_options: dict[str, Any] = {}
+    if panel is not None:
+        artists, labels = panel.get_legend_handles_labels()
+        legend_options = {"handles": artists, "labels": labels}
     if handles:
-        named = {"handles": list(handles)}
-    figure.legend(**named, loc="outside upper center", ncols=columns, fontsize=size)
+        legend_options = {"handles": list(handles)}
+    figure.legend(
+        **legend_options, loc="outside upper center", ncols=columns, fontsize=size
+    )
 
 
 # --- curves ----------------------------------------------------------------------------------------------------
@@ -240,7 +242,7 @@ def over_seeds(values: pd.DataFrame, keys: Iterable[Hashable]) -> list[Interval]
 def beside_paper(
     values: pd.DataFrame,
     published: pd.Series,
-    lines: Iterable[Hashable],
+    line_names: Iterable[Hashable],
     quantities: Mapping[str, str],
 ) -> list[Kind]:
     """Return marks of each quantity with its interval over seeds, and the published ones at the same heights.
@@ -248,19 +250,23 @@ def beside_paper(
     Args:
         values: (line, quantity) x seeds; what is not there is left out.
         published: by (line, quantity); as above.
-        lines: the lines in their order.
+        line_names: the lines in their order.
         quantities: what each quantity is called in the legend.
     """
-    ours: list[Kind] = []
-    theirs: list[Kind] = []
-    for k, (quantity, words) in enumerate(quantities.items()):
+    measured_marks: list[Kind] = []
+    published_marks: list[Kind] = []
+    for k, (quantity, label) in enumerate(quantities.items()):
         offset = 0.22 * (k - (len(quantities) - 1) / 2)
-        keys = [(line, quantity) for line in lines]
-        ours.append(with_intervals(over_seeds(values, keys), words, offset))
-        printed = published.reindex(keys)
-        if printed.notna().any():
-            theirs.append(from_paper(printed, "" if theirs else "published", offset))
-    return [*ours, *theirs]
+        keys = [(line_name, quantity) for line_name in line_names]
+        measured_marks.append(with_intervals(over_seeds(values, keys), label, offset))
+        published_values = published.reindex(keys)
+        if published_values.notna().any():
+            published_marks.append(
+                from_paper(
+                    published_values, "" if published_marks else "published", offset
+                )
+            )
+    return [*measured_marks, *published_marks]
 
 
 def marks(
@@ -286,30 +292,30 @@ def marks(
         size: size of the names' letters, unless they stand along x.
         axes: labels and limits, as for :meth:`matplotlib.axes.Axes.set`.
     """
-    for k, each_kind in enumerate(kinds):
+    for k, kind in enumerate(kinds):
         look = {
             "linestyle": "none",
             "color": COLOURS[k % len(COLOURS)],
             "marker": MARKERS[k % len(MARKERS)],
             "markersize": 4.5,
-            **each_kind.look,
+            **kind.look,
         }
-        values = factor * each_kind.values.astype(float)
-        positions = np.arange(len(values)) + each_kind.offset
+        values = factor * kind.values.astype(float)
+        positions = np.arange(len(values)) + kind.offset
         if "low" in values:
             draw_ends = ax.vlines if upright else ax.hlines
-            width = 0.8 if look["color"] == PUBLISHED["color"] else 1.4
+            line_width = 0.8 if look["color"] == PUBLISHED["color"] else 1.4
             draw_ends(
                 positions,
                 values["low"],
                 values["high"],
                 color=look["color"],
-                linewidth=width,
+                linewidth=line_width,
             )
-        place = [values["value"], positions]
+        coordinates = [values["value"], positions]
         if upright:
-            place.reverse()
-        ax.plot(*place, label=each_kind.label, **look)
+            coordinates.reverse()
+        ax.plot(*coordinates, label=kind.label, **look)
     if level is not None:
         draw_level = ax.axhline if upright else ax.axvline
         look = {"color": FAINT, "linewidth": 0.9, "zorder": 0, **(level_look or {})}
@@ -334,7 +340,7 @@ def matrix(
     bar_below: bool = False,
     high: float | None = None,
     colours: Any = "viridis",
-    named: bool = False,
+    with_names: bool = False,
     size: float = 7.5,
     **looks: Any,
 ) -> Any:
@@ -345,14 +351,14 @@ def matrix(
         bar: title of a bar of colours; empty for none.
         bar_below: whether the bar lies beneath.
         high: end of the scale; default the largest value.
-        named: whether a matrix without texts names its rows and columns.
+        with_names: whether a matrix without texts names its rows and columns.
         size: size of the letters of the names.
         looks: further options of seaborn's heat map, for a matrix with texts.
     """
     if high is None:
         high = float(np.nanmax(table.to_numpy(float)))
     if texts is None:
-        panel = Panel(ax, named, named)
+        panel = Panel(ax, with_names, with_names)
         square = bool(looks.get("square"))
         image = heat(
             panel, table, high=high, cmap=colours, square=square, names=(40, 40)

@@ -339,7 +339,7 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     counts = held_by(where(frame, run=shown[0], seed=0))
     with sheet(9.2, 5.6) as figure:
         first, *rest = figure.subplots(2, 4).flat
-        matrix(first, counts, colours="Blues", named=True)
+        matrix(first, counts, colours="Blues", with_names=True)
         first.set_title("training images")
         planes(frames, rest)
     table, text = by_run(frame, shown)
@@ -431,7 +431,7 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     with sheet(8.4, 5.6) as figure:
         grid = figure.subplots(2, len(shown))
         for ax, (title, table) in zip(grid.flat, weights.items(), strict=True):
-            image = matrix(ax, table, high=high, named=True)
+            image = matrix(ax, table, high=high, with_names=True)
             ax.set_title(title)
         for ax in grid[:, 0]:
             ax.set_ylabel("test image")

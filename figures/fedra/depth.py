@@ -194,7 +194,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     with sheet(5.6, 3.4) as figure:
         ax = figure.subplots()
         marks(ax, kinds, list(map(title, compared)), factor=100, xlabel="accuracy %")
-        key_above(figure, len(styles), of=ax)
+        key_above(figure, len(styles), panel=ax)
     learnt = where(frame, run=PRETRAINING, metric="accuracy")
     start = (
         " The transformer was pretrained on Tiny-ImageNet at 32 pixels. Its accuracy there is "

@@ -64,7 +64,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 look = LOOKS.get(str(place), {})
                 kinds.append(Kind(values, str(place), look=look))
             marks(ax, kinds, list(map(title, ours)), factor=100, xlabel=AXES[what])
-        key_above(figure, 3, of=ax)
+        key_above(figure, 3, panel=ax)
     depths, seeds = enumeration(DEPTHS), int(means.notna().sum(axis=1).min())
     whole_title = title(WHOLE)
     seeds_text = seeds_in_words(seeds)

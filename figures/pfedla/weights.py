@@ -87,7 +87,7 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 ylim=(-0.02, 1.02),
             )
         axes[0].set_ylabel("mean weight")
-        key_above(figure, 2, of=axes[0])
+        key_above(figure, 2, panel=axes[0])
     selves = through_training(mixing, SELF).drop(index="", level="layer")
     rounds = selves.index.get_level_values("round")
     gains = (

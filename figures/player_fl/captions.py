@@ -47,55 +47,67 @@ SURE = 0.975
 
 def sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
     """Clients, training samples, rounds, widths and seeds of every dataset."""
-    parts = []
+    sentences = []
     for dataset, case in CASES.items():
         runs = [
-            name
-            for name in header["runs"]
-            if name.startswith(f"{dataset}.") and header["had"][name]
+            run
+            for run in header["runs"]
+            if run.startswith(f"{dataset}.") and header["had"][run]
         ]
-        rows = frame[(frame["run"].isin(runs)) & (frame["client"] != "")]
-        if rows.empty:
+        client_rows = frame[(frame["run"].isin(runs)) & (frame["client"] != "")]
+        if client_rows.empty:
             continue
         config = header["runs"][runs[0]]["config"]
-        counts = rows.groupby("client")["n_train"].median()
-        seeds = span([len(header["had"][name]) for name in runs])
-        trained = network(config)
-        parts.append(
-            f"{case.title[0].upper()}{case.title[1:]}: {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} "
-            f"training samples and {seeds} seeds. They train {trained} in {config['rounds']} rounds "
+        sample_counts = client_rows.groupby("client")["n_train"].median()
+        seeds_text = span([len(header["had"][run]) for run in runs])
+        network_text = network(config)
+        sentences.append(
+            f"{case.title[0].upper()}{case.title[1:]}: {len(sample_counts)} clients × "
+            f"{sample_counts.min():.0f}-{sample_counts.max():.0f} "
+            f"training samples and {seeds_text} seeds. They train {network_text} in {config['rounds']} rounds "
             f"with batch {config['batch_size']}."
         )
-    return " ".join(parts)
+    return " ".join(sentences)
 
 
-def placeholder_client(shown: Sequence[str]) -> str:
+def placeholder_client(datasets: Sequence[str]) -> str:
     texts = [
-        f"{STAND_IN[name]}'s next to {CASES[name].title}"
-        for name in shown
-        if name in STAND_IN
+        f"{STAND_IN[dataset]}'s next to {CASES[dataset].title}"
+        for dataset in datasets
+        if dataset in STAND_IN
     ]
     if not texts:
         return ""
-    listed = ", ".join(texts)
-    return f" ({listed})"
+    texts_joined = ", ".join(texts)
+    return f" ({texts_joined})"
 
 
 def missing(header: Mapping[str, Any]) -> str:
-    absent, runs = " and ".join(ABSENT.values()), missing_runs(header)
-    return f"{absent} are not available.{runs}"
+    absent_text, runs_text = " and ".join(ABSENT.values()), missing_runs(header)
+    return f"{absent_text} are not available.{runs_text}"
 
 
 def page(
     header: Mapping[str, Any],
     table: Table,
-    ours: Cells,
-    code: Cells,
+    default_cells: Cells,
+    released_cells: Cells,
     frame: pd.DataFrame,
 ) -> str:
     """Return the page's table, with the paper's values in brackets, and the results of the tests."""
-    text = [cells_beside(table, ours, code), IN_BRACKETS, *_random(frame)]
-    return "\n\n".join([*text, TESTED, tests(table, ours, code), *remarks(header)])
+    sections = [
+        cells_beside(table, default_cells, released_cells),
+        IN_BRACKETS,
+        *_random(frame),
+    ]
+    return "\n\n".join(
+        [
+            *sections,
+            TESTED,
+            tests(table, default_cells, released_cells),
+            *remarks(header),
+        ]
+    )
 
 
 RATES = "Learning rates with the best macro-F1 on validation. The number of rates tried is the same for every method:"
@@ -106,24 +118,31 @@ TESTED = (
 )
 
 
-def cells_beside(table: Table, ours: Cells, code: Cells) -> str:
+def cells_beside(table: Table, default_cells: Cells, released_cells: Cells) -> str:
     """Return the measured cells and mean ranks, methods x datasets, with the paper's in brackets."""
     digits = 1 if table.factor == 100 else None
-    shown = list(ours.ranking.values.columns)
+    datasets = list(default_cells.ranking.values.columns)
     methods = (*table.methods, *BESIDE)
     columns: dict[str, list[str]] = {"method": [NAMES[name] for name in methods]}
-    printed, ranks = table.printed(), table.printed_ranks()
-    for dataset in shown:
-        medians = ours.cells.loc[dataset]["value"].reindex(list(methods))
-        theirs = printed[CASES[dataset].printed]
-        cells = [number(value, digits) for value in medians]
-        brackets = [number(value, digits) for value in theirs.reindex(list(methods))]
-        columns[CASES[dataset].title] = in_brackets(cells, brackets)
-    for title, result in (("mean rank", ours), ("released mean rank", code)):
-        measured = result.ranking.ranks.reindex(list(methods))
-        columns[title] = [number(rank, 1) for rank in measured]
-    brackets = [number(rank, 1) for rank in ranks.reindex(list(methods))]
-    columns["mean rank"] = in_brackets(columns["mean rank"], brackets)
+    published_table, published_ranks = table.printed(), table.printed_ranks()
+    for dataset in datasets:
+        medians = default_cells.cells.loc[dataset]["value"].reindex(list(methods))
+        published_scores = published_table[CASES[dataset].printed]
+        measured_texts = [number(value, digits) for value in medians]
+        published_texts = [
+            number(value, digits) for value in published_scores.reindex(list(methods))
+        ]
+        columns[CASES[dataset].title] = in_brackets(measured_texts, published_texts)
+    for title, result in (
+        ("mean rank", default_cells),
+        ("released mean rank", released_cells),
+    ):
+        measured_ranks = result.ranking.ranks.reindex(list(methods))
+        columns[title] = [number(rank, 1) for rank in measured_ranks]
+    published_texts = [
+        number(rank, 1) for rank in published_ranks.reindex(list(methods))
+    ]
+    columns["mean rank"] = in_brackets(columns["mean rank"], published_texts)
     return markdown(columns)
 
 
@@ -138,14 +157,14 @@ def in_brackets(cells: Iterable[str], published: Iterable[str]) -> list[str]:
     return texts
 
 
-def tests(table: Table, ours: Cells, code: Cells) -> str:
+def tests(table: Table, default_cells: Cells, released_cells: Cells) -> str:
     """Friedman's test of the methods and of the datasets, here and of the printed cells."""
-    printed = table.printed_ranking()
+    printed_ranking = table.printed_ranking()
     return markdown(
         {
             "treatments": ["methods", "datasets (released code)"],
-            "here": [ours.ranking.says, _p(code.ranking.transposed)],
-            "printed cells": [printed.says, _p(printed.transposed)],
+            "here": [default_cells.ranking.says, _p(released_cells.ranking.transposed)],
+            "printed cells": [printed_ranking.says, _p(printed_ranking.transposed)],
             "printed p": [friedman_printed(table) or "–", "–"],
         }
     )
@@ -154,8 +173,8 @@ def tests(table: Table, ours: Cells, code: Cells) -> str:
 def remarks(header: Mapping[str, Any]) -> list[str]:
     """Paragraphs on datasets that are not comparable, and on learning rates."""
     remarks_on_cases = [
-        f"{CASES[name].title} is not comparable: {why}."
-        for name, why in incomparable(header).items()
+        f"{CASES[dataset].title} is not comparable: {reason}."
+        for dataset, reason in incomparable(header).items()
     ]
     return [*remarks_on_cases, *rates(header)]
 
@@ -168,12 +187,15 @@ def rates(header: Mapping[str, Any]) -> list[str]:
 def _tuned(header: Mapping[str, Any]) -> str:
     """The learning rates that tuning chose, methods x datasets."""
     methods = list(dict.fromkeys(run.partition(".")[2] for run in header["runs"]))
-    columns = {"method": [NAMES[name] for name in methods]}
+    columns = {"method": [NAMES[method] for method in methods]}
     for dataset, case in CASES.items():
-        abouts = {name: header["runs"].get(f"{dataset}.{name}") for name in methods}
-        if any(abouts.values()):
+        run_records = {
+            method: header["runs"].get(f"{dataset}.{method}") for method in methods
+        }
+        if any(run_records.values()):
             rates_of_methods = [
-                about["config"]["lr"] if about else None for about in abouts.values()
+                record["config"]["lr"] if record else None
+                for record in run_records.values()
             ]
             columns[case.title] = numbers(rates_of_methods, "g")
     return "\n\n".join([RATES, markdown(columns)])
@@ -186,9 +208,9 @@ def spreads(result: Cells) -> str:
         return "the range of the seeds"
     if not has_few.any():
         return "its 95 % interval"
-    names = result.cells.index[~has_few].get_level_values("dataset").unique()
-    large = ", ".join(CASES[str(name)].title for name in names)
-    return f"the range of the seeds (for {large} its 95 % interval)"
+    datasets = result.cells.index[~has_few].get_level_values("dataset").unique()
+    large_titles = ", ".join(CASES[str(dataset)].title for dataset in datasets)
+    return f"the range of the seeds (for {large_titles} its 95 % interval)"
 
 
 def _p(test: Any) -> str:
@@ -211,20 +233,20 @@ def _random(frame: pd.DataFrame) -> list[str]:
     plans = frame[frame["metric"] == LAST]
     plans = plans[plans["run"].str.endswith(f".{CONTROL}")]
     columns: dict[str, list[str]] = {"dataset": [], "last shared layer": []}
-    for run, part in plans.groupby("run", sort=False):
+    for run, run_plans in plans.groupby("run", sort=False):
         columns["dataset"].append(CASES[str(run).partition(".")[0]].title)
-        counts = part["layer"].value_counts()
+        layer_counts = run_plans["layer"].value_counts()
         columns["last shared layer"].append(
-            ", ".join(f"{layer} in {count}" for layer, count in counts.items())
+            ", ".join(f"{layer} in {count}" for layer, count in layer_counts.items())
         )
-    shared = []
+    paragraphs = []
     if columns["dataset"]:
-        shared = [
+        paragraphs = [
             f"The last layer that {NAMES[CONTROL]}'s rule shares, with the number of seeds:",
             markdown(columns),
         ]
     return [
-        *shared,
+        *paragraphs,
         f"{NAMES['playerfl_random']} draws a prefix for each seed. By its development code, the paper's row of that "
         f"name has {NAMES['playerfl_minus']}. The reading `released` does the same.",
     ]
@@ -234,7 +256,7 @@ def _random(frame: pd.DataFrame) -> list[str]:
 
 
 def order(
-    table: Table, result: Cells, cases: Mapping[str, str] | None = None
+    table: Table, result: Cells, reasons: Mapping[str, str] | None = None
 ) -> tuple[Finding, ...]:
     """Findings on whether the table's best method is the best here and, for scores, how far off the baselines are.
 
@@ -242,45 +264,54 @@ def order(
     printed cells of our data sets have another method first, they cannot test the claim.
 
     Args:
-        cases: datasets that are not comparable with the paper's, each with the reason (:func:`.runs.incomparable`).
+        reasons: datasets that are not comparable with the paper's, each with the reason (:func:`.runs.incomparable`).
     """
-    cases = cases or {}
-    ranks, best = result.ranking.ranks, str(table.printed_ranks().idxmin())
-    text, holds, remark = "no dataset has all methods", None, _mixed(result, cases)
+    reasons = reasons or {}
+    ranks, best_method = result.ranking.ranks, str(table.printed_ranks().idxmin())
+    text, holds, remark = "no dataset has all methods", None, _mixed(result, reasons)
     if ranks.notna().all():
-        first = str(ranks.idxmin())
-        text = f"{NAMES[best]} {ranks[best]:.1f}, which is the least"
-        if first != best:
-            text = f"{NAMES[best]} {ranks[best]:.1f} and {NAMES[first]} the least with {ranks[first]:.1f}"
-        shown = [CASES[str(name)].printed for name in result.ranking.blocks.columns]
-        theirs = Ranking(table.printed()[shown], table.higher_is_better).ranks
-        ours = map(str, result.ranking.blocks.columns)
-        narrow = [CASES[name].title for name in ours if narrower(name)]
-        if 2 * len(narrow) > len(shown) and not remark:
-            remark = (
-                f"the networks of {listing(narrow)} have a part of the paper's channels"
+        first_method = str(ranks.idxmin())
+        text = f"{NAMES[best_method]} {ranks[best_method]:.1f}, which is the least"
+        if first_method != best_method:
+            text = (
+                f"{NAMES[best_method]} {ranks[best_method]:.1f} and {NAMES[first_method]} the least "
+                f"with {ranks[first_method]:.1f}"
             )
-        if theirs[best] > theirs.min() and not remark:
-            remark = f"on these data sets the paper's cells have {NAMES[str(theirs.idxmin())]} first"
+        published_names = [
+            CASES[str(name)].printed for name in result.ranking.blocks.columns
+        ]
+        published_ranks = Ranking(
+            table.printed()[published_names], table.higher_is_better
+        ).ranks
+        datasets = map(str, result.ranking.blocks.columns)
+        narrow_titles = [CASES[name].title for name in datasets if narrower(name)]
+        if 2 * len(narrow_titles) > len(published_names) and not remark:
+            remark = f"the networks of {listing(narrow_titles)} have a part of the paper's channels"
+        if published_ranks[best_method] > published_ranks.min() and not remark:
+            remark = f"on these data sets the paper's cells have {NAMES[str(published_ranks.idxmin())]} first"
         if not result.enough:
             text += f". Some runs have fewer than {LEAST_SEEDS} seeds: no order"
         else:
             shares = first_shares(result.each, result.ranking)
-            named = dict.fromkeys([best, str(shares.idxmax())])
+            named_methods = dict.fromkeys([best_method, str(shares.idxmax())])
             text += ". In resampled seeds " + " and ".join(
-                f"{NAMES[name]} is first in {shares[name]:.0%}" for name in named
+                f"{NAMES[name]} is first in {shares[name]:.0%}"
+                for name in named_methods
             )
-            holds = verdict(shares[best] > SURE, shares[best] < 1 - SURE)
-    what = ""
+            holds = verdict(shares[best_method] > SURE, shares[best_method] < 1 - SURE)
+    kind_text = ""
     if table.kind != SCORE:
-        what = f" of {table.kind}"
-    expected = f"{NAMES[best]} has the best mean rank{what}, as in {table.place} ({table.printed_ranks().min():.1f})"
+        kind_text = f" of {table.kind}"
+    expected = (
+        f"{NAMES[best_method]} has the best mean rank{kind_text}, as in {table.place} "
+        f"({table.printed_ranks().min():.1f})"
+    )
     findings = [Finding(expected, text, holds, remark)]
     if table.kind == SCORE:
-        others = ["local", "fedavg"]
+        baselines = ["local", "fedavg"]
         if table.metric == "macro_f1":
-            others.append("playerfl_random")
-        findings += [_above(table, result, other, cases) for other in others]
+            baselines.append("playerfl_random")
+        findings += [_above(table, result, baseline, reasons) for baseline in baselines]
     return tuple(findings)
 
 
@@ -289,21 +320,22 @@ def narrower(dataset: str) -> bool:
     return float(CASES[dataset].sizes.get("model_options", {}).get("width", 1)) < 1
 
 
-def _mixed(result: Cells, far: Mapping[str, str]) -> str:
+def _mixed(result: Cells, reasons: Mapping[str, str]) -> str:
     """Return the reason why ranks over datasets are not comparable, or an empty text."""
     ranked = list(result.ranking.blocks.columns)
-    among = sum(name in far for name in ranked)
-    if among > len(ranked) / 2:
-        return f"{among} of the {len(ranked)} datasets are not"
+    incomparable_count = sum(dataset in reasons for dataset in ranked)
+    if incomparable_count > len(ranked) / 2:
+        return f"{incomparable_count} of the {len(ranked)} datasets are not"
     return ""
 
 
 def _above(
-    table: Table, result: Cells, baseline: str, far: Mapping[str, str]
+    table: Table, result: Cells, baseline: str, reasons: Mapping[str, str]
 ) -> Finding:
-    """A finding on PLayer-FL against a baseline, dataset by dataset, paired by seed.
+    """Return a finding on PLayer-FL against a baseline, dataset by dataset, paired by seed.
 
-    Datasets that are not comparable, ``far``, decide nothing, nor do printed ties: differences within their ±.
+    Datasets that are not comparable (the keys of ``reasons``) decide nothing. Nor do printed ties: differences within
+    their ±.
     """
     printed, spread = table.printed(), table.printed("spread")
     texts: list[str] = []
@@ -315,79 +347,94 @@ def _above(
         if not {CONTROL, baseline} <= set(values.index):
             continue
         gap = difference(values, CONTROL, baseline)
-        theirs = CASES[dataset].printed
-        wanted = printed.loc[CONTROL, theirs] - printed.loc[baseline, theirs]
-        tie = abs(wanted) < math.hypot(
-            spread.loc[CONTROL, theirs], spread.loc[baseline, theirs]
+        published_name = CASES[dataset].printed
+        published_gap = (
+            printed.loc[CONTROL, published_name] - printed.loc[baseline, published_name]
+        )
+        is_tie = abs(published_gap) < math.hypot(
+            spread.loc[CONTROL, published_name], spread.loc[baseline, published_name]
         )
         low, high = gap.interval.low, gap.interval.high
-        measured = f"{CASES[dataset].title} {gap.interval.value:+.1f}"
+        measured_text = f"{CASES[dataset].title} {gap.interval.value:+.1f}"
         if not math.isnan(low):
-            measured += f" ± {(high - low) / 2:.1f}"
-        why = ""
-        if dataset in far:
-            why = ", not comparable"
-        elif tie:
-            why = ", a tie"
-        texts.append(f"{measured} (paper {wanted:+.1f}{why})")
-        if not why:
-            odds.append((LEAD if wanted > 0 else TRAIL).odds(gap))
-    sides = of_parts(odds)
-    agree, differ, undecided = (sides.count(side) for side in (True, False, None))
-    counts = f"As printed {agree}, the other way {differ} and undecided {undecided}"
-    if len(sides) > 1:
-        counts += f" ({len(sides)} parts)"
+            measured_text += f" ± {(high - low) / 2:.1f}"
+        note = ""
+        if dataset in reasons:
+            note = ", not comparable"
+        elif is_tie:
+            note = ", a tie"
+        texts.append(f"{measured_text} (paper {published_gap:+.1f}{note})")
+        if not note:
+            odds.append((LEAD if published_gap > 0 else TRAIL).odds(gap))
+    verdicts = of_parts(odds)
+    agree_count, differ_count, undecided_count = (
+        verdicts.count(side_verdict) for side_verdict in (True, False, None)
+    )
+    counts_text = f"As printed {agree_count}, the other way {differ_count} and undecided {undecided_count}"
+    if len(verdicts) > 1:
+        counts_text += f" ({len(verdicts)} parts)"
     expected = f"{NAMES[CONTROL]} lies on the same side of {NAMES[baseline]} as in {table.place}"
     if not table.higher_is_better:
         expected += " (less is better)"
-    parts = "; ".join(texts) or "no runs"
-    return Finding(expected, f"{parts}. {counts}", joint(sides))
+    parts_text = "; ".join(texts) or "no runs"
+    return Finding(expected, f"{parts_text}. {counts_text}", joint(verdicts))
 
 
-def evenness(frame: pd.DataFrame, far: Mapping[str, str]) -> tuple[Finding, ...]:
+def evenness(frame: pd.DataFrame, reasons: Mapping[str, str]) -> tuple[Finding, ...]:
     """Return findings on PLayer-FL's gains over Local, client by client, against the other methods that federate.
 
-    Each is judged dataset by dataset, paired by seed, against the mean of the other methods; ``far`` decides nothing.
-    The paper prints the clients above both baselines (Table A.6). Where they are no more than with the others, its own
-    numbers do not claim that fewer lose.
+    Each is judged dataset by dataset, paired by seed, against the mean of the other methods. The paper prints the
+    clients above both baselines (Table A.6). Where they are no more than with the others, its own numbers do not claim
+    that fewer lose.
+
+    Args:
+        reasons: datasets that are not comparable with the paper's, each with the reason; they decide nothing.
     """
-    scored = clients(frame, DEFAULT)
-    scored = scored[
-        (scored["metric"] == "macro_f1") & ~scored["dataset"].isin(list(far))
+    client_scores = clients(frame, DEFAULT)
+    client_scores = client_scores[
+        (client_scores["metric"] == "macro_f1")
+        & ~client_scores["dataset"].isin(list(reasons))
     ]
-    spread: dict[str, Difference] = {}
-    losers: dict[str, Difference] = {}
-    gaining = Table("Table A.6", INCENTIVE, "macro_f1").printed()
-    for dataset, part in scored.groupby("dataset", sort=False):
+    spread_gaps: dict[str, Difference] = {}
+    loser_gaps: dict[str, Difference] = {}
+    published_shares = Table("Table A.6", INCENTIVE, "macro_f1").printed()
+    for dataset, dataset_scores in client_scores.groupby("dataset", sort=False):
         case = CASES[str(dataset)]
-        values = part.pivot(index=["seed", "client"], columns="method", values="value")
+        values = dataset_scores.pivot(
+            index=["seed", "client"], columns="method", values="value"
+        )
         others = [
-            name
-            for name in METHODS
-            if name not in (CONTROL, "local") and name in values
+            method
+            for method in METHODS
+            if method not in (CONTROL, "local") and method in values
         ]
         if not {CONTROL, "local"} <= set(values.columns) or not others:
             continue
         gains = values.sub(values["local"], axis=0).groupby(level="seed")
-        lost = (values.lt(values["local"], axis=0)).groupby(level="seed").mean()
-        for gaps, values_by_seed in ((spread, gains.std(ddof=0)), (losers, lost)):
-            both_methods = pd.DataFrame(
+        loser_shares = (values.lt(values["local"], axis=0)).groupby(level="seed").mean()
+        for gaps, values_by_seed in (
+            (spread_gaps, gains.std(ddof=0)),
+            (loser_gaps, loser_shares),
+        ):
+            methods_by_seed = pd.DataFrame(
                 {
                     CONTROL: values_by_seed[CONTROL],
                     "others": values_by_seed[others].mean(axis=1),
                 }
             ).T
-            gaps[case.title] = difference(both_methods, CONTROL, "others")
-        theirs = gaining[case.printed].drop(CONTROL).mean()
-        theirs -= gaining.loc[CONTROL, case.printed]
-        losers[case.title] = replace(losers[case.title], printed=theirs / 100)
-    is_even, fewer = judged(spread, TRAIL), judged(losers, TRAIL)
+            gaps[case.title] = difference(methods_by_seed, CONTROL, "others")
+        published_gap = published_shares[case.printed].drop(CONTROL).mean()
+        published_gap -= published_shares.loc[CONTROL, case.printed]
+        loser_gaps[case.title] = replace(
+            loser_gaps[case.title], printed=published_gap / 100
+        )
+    is_even, fewer_losers = judged(spread_gaps, TRAIL), judged(loser_gaps, TRAIL)
     return (
         is_even.finding(
             f"{NAMES[CONTROL]}'s gains over Local are spread more evenly over clients than the other methods'",
             "standard deviation over clients minus the others' in points: ",
         ),
-        fewer.finding(
+        fewer_losers.finding(
             f"with {NAMES[CONTROL]} fewer clients lose against Local than with the other methods",
             "share of clients minus the others' in points: ",
         ),
@@ -395,29 +442,29 @@ def evenness(frame: pd.DataFrame, far: Mapping[str, str]) -> tuple[Finding, ...]
 
 
 def methods_differ(
-    table: Table, result: Cells, far: Mapping[str, str] | None = None
+    table: Table, result: Cells, reasons: Mapping[str, str] | None = None
 ) -> Finding:
-    """Return a finding on Friedman's test of the methods; ``far`` as for :func:`order`."""
-    test, printed = result.ranking.friedman, friedman_printed(table)
+    """Return a finding on Friedman's test of the methods; ``reasons`` as for :func:`order`."""
+    test, printed_p = result.ranking.friedman, friedman_printed(table)
     expected = f"the methods differ by Friedman's test at {ALPHA:g}"
-    if printed:
-        expected += f" ({table.place} prints p {printed})"
-    differ = test.status == "ok" and result.enough and test.p_value < ALPHA
+    if printed_p:
+        expected += f" ({table.place} prints p {printed_p})"
+    is_significant = test.status == "ok" and result.enough and test.p_value < ALPHA
     return Finding(
         expected,
         result.ranking.says,
-        True if differ else None,
-        _mixed(result, far or {}),
+        True if is_significant else None,
+        _mixed(result, reasons or {}),
     )
 
 
 def printed_ranks(table: Table) -> Finding:
     """Return a finding on whether the printed ranks follow from the printed (rounded) cells."""
-    printed = table.printed_ranking()
-    gaps = (printed.ranks - table.printed_ranks()).abs()
+    printed_ranking = table.printed_ranking()
+    gaps = (printed_ranking.ranks - table.printed_ranks()).abs()
     return Finding(
         f"the mean ranks of {table.place} follow from its cells to within 0.7",
         f"the largest gap is {gaps.max():.1f} at {NAMES[str(gaps.idxmax())]}. Friedman's test of the cells gives "
-        f"{printed.says}",
+        f"{printed_ranking.says}",
         bool(gaps.max() <= 0.7 + 1e-9),
     )

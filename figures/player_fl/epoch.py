@@ -55,97 +55,102 @@ def _measure_heart(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     layers = list(frame["layer"].unique())
     n = header["seeds"]
-    expected = read_off("heart", SENSITIVITY, layers, "recomputed")
-    figure_4 = read_off("heart", SENSITIVITY, layers, "Fig. 4G")
-    lines: list[dict[str, Any]] = []
+    recomputed_ranges = read_off("heart", SENSITIVITY, layers, "recomputed")
+    published_ranges = read_off("heart", SENSITIVITY, layers, "Fig. 4G")
+    table_rows: list[dict[str, Any]] = []
     findings = []
     with sheet(7.2, 4.5) as figure:
-        axes = figure.subplot_mosaic(
+        panels = figure.subplot_mosaic(
             [["S", "figure"], ["S", "default"]], width_ratios=[1.15, 1]
         )
-        drawn = []
-        for way in (PAPERS, OURS):
-            combined = way.combined(frame)
-            middle, low, high = (combined.quantile(q) for q in (0.5, 0.05, 0.95))
-            look = {"color": way.colour, "marker": "o"}
-            drawn.append(Line(middle, way.label, (low, high), look, {"alpha": 0.2}))
-            lines += lines_beside(
+        curve_lines = []
+        for definition in (PAPERS, OURS):
+            sensitivity = definition.combined(frame)
+            medians, low, high = (sensitivity.quantile(q) for q in (0.5, 0.05, 0.95))
+            look = {"color": definition.colour, "marker": "o"}
+            curve_lines.append(
+                Line(medians, definition.label, (low, high), look, {"alpha": 0.2})
+            )
+            table_rows += lines_beside(
                 SENSITIVITY,
-                way.label,
-                figure_4,
-                combined.T,
+                definition.label,
+                published_ranges,
+                sensitivity.T,
                 f"{n} seeds of the clients' mean",
             )
-            sites = (
-                way.rows(frame)
+            client_medians = (
+                definition.rows(frame)
                 .groupby(["layer", "client"], sort=False)["value"]
                 .median()
                 .unstack()
             )
-            lines += lines_beside(
+            table_rows += lines_beside(
                 SENSITIVITY,
-                way.label,
-                figure_4,
-                sites,
+                definition.label,
+                published_ranges,
+                client_medians,
                 "sites of their medians over seeds",
                 True,
             )
-            if way is PAPERS:
-                lines += lines_beside(
+            if definition is PAPERS:
+                table_rows += lines_beside(
                     SENSITIVITY,
-                    way.label,
-                    expected,
-                    combined.T,
+                    definition.label,
+                    recomputed_ranges,
+                    sensitivity.T,
                     f"{n} seeds of the clients' mean",
                 )
                 findings += [
-                    _falls("S", combined.T, printed) for printed in (figure_4, expected)
+                    _falls("S", sensitivity.T, ranges)
+                    for ranges in (published_ranges, recomputed_ranges)
                 ]
-            counts = cuts(combined)
-            lines += cut_lines(
-                way, counts, "Table A.2: shared up to fc2; no threshold is given"
+            counts = cuts(sensitivity)
+            table_rows += cut_lines(
+                definition, counts, "Table A.2: shared up to fc2; no threshold is given"
             )
             findings += [
-                decides(way, counts, *expectation)
+                decides(definition, counts, *expectation)
                 for expectation in ((1.2, "fc1", 0.5), (2.0, "fc2", 5 / 6))
             ]
             shares = counts.div(counts.sum(axis=1), axis=0).T
             shares.columns = [f"{threshold:g}" for threshold in shares]
             matrix(
-                axes[way.run],
+                panels[definition.run],
                 shares,
                 texts=shares.map("{:.0%}".format).replace("0%", ""),
                 colours="Blues",
                 vmin=0,
                 high=1,
             )
-            way_name = way.label.partition(" (")[0]
-            axes[way.run].set_title(f"last shared layer, % of seeds, {way_name}")
-        ax = axes["S"]
+            definition_name = definition.label.partition(" (")[0]
+            panels[definition.run].set_title(
+                f"last shared layer, % of seeds, {definition_name}"
+            )
+        ax = panels["S"]
         curves(
             ax,
-            drawn,
+            curve_lines,
             names=layers,
-            bands=[Band(figure_4, "published, range over sites")],
+            bands=[Band(published_ranges, "published, range over sites")],
             xlabel="layer, input to output",
             ylabel="federation sensitivity S\nfirst layer = 1",
         )
         set_scale(
             ax,
-            pd.concat([high, figure_4["high"], low], axis=1).astype(float),
+            pd.concat([high, published_ranges["high"], low], axis=1).astype(float),
             True,
         )
         ax.legend(loc="lower left", bbox_to_anchor=(-0.1, 1.0), borderaxespad=0.2)
-        axes["default"].set_xlabel("threshold on the ratio of consecutive layers")
-    printed_settings = settings(header, PAPERS.run)
-    own_settings = settings(header, OURS.run)
+        panels["default"].set_xlabel("threshold on the ratio of consecutive layers")
+    paper_settings = settings(header, PAPERS.run)
+    default_settings = settings(header, OURS.run)
     caption = (
         f"Fed-Heart's {frame['client'].nunique()} hospitals after one local epoch in {n} seeds. Lines are medians and "
         f"bands reach from 5 to 95 % of the seeds. The paper's definition is trained by "
-        f"{printed_settings}. The default is trained by "
-        f"{own_settings}. Grey: read off the paper's Fig. 4."
+        f"{paper_settings}. The default is trained by "
+        f"{default_settings}. Grey: read off the paper's Fig. 4."
     )
-    table = items.table(lines)
+    table = items.table(table_rows)
     mean_curves = table[table["measured_what"].str.endswith("clients' mean")]
     return Drawing(
         figure,
@@ -163,18 +168,18 @@ def _medians(lines: pd.DataFrame, headings: Mapping[str, str]) -> str:
     return f"{BY_LAYER}\n\n{table_text}"
 
 
-def _falls(name: str, values: pd.DataFrame, reference: pd.DataFrame) -> Finding:
+def _falls(quantity: str, values: pd.DataFrame, reference: pd.DataFrame) -> Finding:
     """A finding on whether the medians of curves (layers x curves) are within the ranges of a reference."""
-    where = reference.attrs["where"].partition(",")[0]
-    source = f"the paper's {where}"
-    if where == "recomputed":
+    place_name = reference.attrs["where"].partition(",")[0]
+    source = f"the paper's {place_name}"
+    if place_name == "recomputed":
         source = "a second computation of ours"
-    sentence, holds = of_ranges(
+    text, holds = of_ranges(
         values, reference["low"].astype(float), reference["high"].astype(float)
     )
     return Finding(
-        f"medians of {name} lie within the ranges of {source}",
-        sentence,
+        f"medians of {quantity} lie within the ranges of {source}",
+        text,
         holds,
     )
 

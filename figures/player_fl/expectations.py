@@ -64,27 +64,27 @@ def whole(expected: str, parts: Mapping[str, tuple[str, Odds, str]]) -> Finding:
     Args:
         parts: by dataset what was measured, its p-values, and why it is not comparable; empty where it is.
     """
-    sides = of_parts([odds for _, odds, _ in parts.values()])
-    fair = [
-        None if far and side is False else side
-        for side, (_, _, far) in zip(sides, parts.values(), strict=True)
+    verdicts = of_parts([odds for _, odds, _ in parts.values()])
+    fair_verdicts = [
+        None if reason and verdict is False else verdict
+        for verdict, (_, _, reason) in zip(verdicts, parts.values(), strict=True)
     ]
-    texts = [part_of(title, text, far) for title, (text, _, far) in parts.items()]
-    return Finding(expected, listed(texts), joint(fair))
+    texts = [part_of(title, text, reason) for title, (text, _, reason) in parts.items()]
+    return Finding(expected, listed(texts), joint(fair_verdicts))
 
 
-def part_of(title: str, text: str, far: str) -> str:
+def part_of(title: str, text: str, reason: str) -> str:
     """Return what was measured of a network, with its title, and whether it is not comparable."""
     words = [f"{title} {text}"]
-    if far:
+    if reason:
         words.append("not comparable")
     return ", ".join(words)
 
 
 def listed(texts: Sequence[str]) -> str:
     """Return the parts of a measurement as a text, with their number."""
-    parts = "; ".join(texts)
-    return f"{parts} ({len(texts)} parts)"
+    parts_text = "; ".join(texts)
+    return f"{parts_text} ({len(texts)} parts)"
 
 
 def later_layers(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
@@ -96,11 +96,13 @@ def later_layers(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Findin
     for run, network in networks.items():
         if not network.last_conv:
             continue
-        seeds = by_seed(dissimilarity(frame[frame["run"] == run]))
-        count = sum(rises_late(seeds[seed], network.last_conv) for seed in seeds)
-        odds = of_share(count, seeds.shape[1])
+        seed_curves = by_seed(dissimilarity(frame[frame["run"] == run]))
+        late_count = sum(
+            rises_late(seed_curves[seed], network.last_conv) for seed in seed_curves
+        )
+        odds = of_share(late_count, seed_curves.shape[1])
         parts[network.title] = (
-            f"in {count} of {seeds.shape[1]} seeds",
+            f"in {late_count} of {seed_curves.shape[1]} seeds",
             odds,
             network.incomparable,
         )
@@ -111,9 +113,12 @@ def later_layers(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Findin
 
 def rises_late(curve: pd.Series, last_conv: str) -> bool:
     """Return whether a curve rises more after the last convolution than before, to dense layers above all others."""
-    conv, dense = curve.loc[:last_conv], curve.loc[last_conv:].iloc[1:]
-    late, early = dense.iloc[-1] - conv.iloc[-1], conv.iloc[-1] - conv.iloc[0]
-    return bool(dense.min() > conv.max() and late > early)
+    conv_values, dense_values = curve.loc[:last_conv], curve.loc[last_conv:].iloc[1:]
+    late_rise, early_rise = (
+        dense_values.iloc[-1] - conv_values.iloc[-1],
+        conv_values.iloc[-1] - conv_values.iloc[0],
+    )
+    return bool(dense_values.min() > conv_values.max() and late_rise > early_rise)
 
 
 def correlates(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
@@ -124,22 +129,28 @@ def correlates(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
     down to +0.22, so that no higher bound than 0 can be asked.
     """
     findings = {}
-    for method, words in (("pearson", "Pearson's r"), ("spearman", "Spearman's rho")):
+    for method, coefficient_name in (
+        ("pearson", "Pearson's r"),
+        ("spearman", "Spearman's rho"),
+    ):
         parts = {}
         for run, network in networks.items():
             rows = frame[frame["run"] == run]
             variance = by_seed(curves(rows, "grad_variance", "epoch"))
             sensitivity = by_seed(curves(rows, SENSITIVITY, "training"))
-            gap = Difference(sensitivity.corrwith(variance, method=method))
-            odds = LEAD.odds(gap)
-            theirs = of_the_paper(run.partition("-")[0], method)
-            text = plain(gap.interval) + theirs
+            correlation = Difference(sensitivity.corrwith(variance, method=method))
+            odds = LEAD.odds(correlation)
+            published_text = of_the_paper(run.partition("-")[0], method)
+            text = plain(correlation.interval) + published_text
             parts[network.title] = (text, odds, network.incomparable)
-        findings[words] = whole("", parts)
+        findings[coefficient_name] = whole("", parts)
     verdicts = {finding.held for finding in findings.values()}
     return Finding(
         "S correlates with the gradient variance over layers, by Pearson's and Spearman's coefficient",
-        "; ".join(f"{name}: {part.measured}" for name, part in findings.items()),
+        "; ".join(
+            f"{name}: {network_finding.measured}"
+            for name, network_finding in findings.items()
+        ),
         verdicts.pop() if len(verdicts) == 1 else None,
     )
 
@@ -173,33 +184,38 @@ def late_spike(curve: pd.Series) -> bool:
 
 def of_the_paper(dataset: str, method: str) -> str:
     """Return the coefficient of the midpoints of the paper's Figs. 1 and 4, in brackets; empty without both."""
-    printed = where(published("player_fl"), dataset=dataset)
-    variance, s = (
-        printed[printed["quantity"] == name]
+    published_values = where(published("player_fl"), dataset=dataset)
+    variance, sensitivity = (
+        published_values[published_values["quantity"] == quantity]
         .set_index("layer")[["low", "high"]]
         .mean(axis=1)
-        for name in ("grad_variance / min", SENSITIVITY)
+        for quantity in ("grad_variance / min", SENSITIVITY)
     )
-    if variance.empty or s.empty:
+    if variance.empty or sensitivity.empty:
         return ""
-    coefficient = s.corr(variance, method=method)
+    coefficient = sensitivity.corr(variance, method=method)
     return f" (paper's figures {coefficient:+.2f})"
 
 
 def medians_within(
-    network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame
+    network: Network,
+    quantity: str,
+    values: pd.DataFrame,
+    published_ranges: pd.DataFrame,
 ) -> list[Finding]:
     """Return whether the medians are within the published ranges."""
-    if printed["low"].isna().any():
+    if published_ranges["low"].isna().any():
         return []
-    where = printed.attrs["where"].partition(",")[0]
+    place_name = published_ranges.attrs["where"].partition(",")[0]
     text, verdict = of_ranges(
-        values, printed["low"].astype(float), printed["high"].astype(float)
+        values,
+        published_ranges["low"].astype(float),
+        published_ranges["high"].astype(float),
     )
     return [
         decided(
             network,
-            f"medians of {what} lie within the ranges of the paper's {where}",
+            f"medians of {quantity} lie within the ranges of the paper's {place_name}",
             text,
             verdict,
             values,
@@ -208,31 +224,32 @@ def medians_within(
 
 
 def rises(
-    network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame
+    network: Network,
+    quantity: str,
+    values: pd.DataFrame,
+    published_ranges: pd.DataFrame,
 ) -> list[Finding]:
     """Gradient variance and curvature: smallest at the last convolution, and far larger in the last layers."""
-    findings = medians_within(network, what, values, printed)
+    findings = medians_within(network, quantity, values, published_ranges)
     if not network.last_conv:
-        last = values.index[-1]
+        last_layer = values.index[-1]
         return [
             *findings,
             seed_by_seed(
                 network,
-                f"{what} is largest at {last}",
+                f"{quantity} is largest at {last_layer}",
                 largest_last,
                 values,
             ),
         ]
-    least = values.median(axis=1) / values.median(axis=1).min()
-    claim = (
-        f"{what} is at least {TEN} times its smallest at fc1 and {HUNDRED} times at fc2"
-    )
-    sizes = f"by the medians {least['fc1']:.3g} times and {least['fc2']:.3g} times"
+    relative_medians = values.median(axis=1) / values.median(axis=1).min()
+    claim = f"{quantity} is at least {TEN} times its smallest at fc1 and {HUNDRED} times at fc2"
+    sizes_text = f"by the medians {relative_medians['fc1']:.3g} times and {relative_medians['fc2']:.3g} times"
     return [
         *findings,
         seed_by_seed(
             network,
-            f"{what} is smallest at the last convolution",
+            f"{quantity} is smallest at the last convolution",
             lambda curve: curve.idxmin() == network.last_conv,
             values,
         ),
@@ -241,15 +258,15 @@ def rises(
             claim,
             far_larger,
             values,
-            sizes,
+            sizes_text,
         ),
     ]
 
 
 def far_larger(curve: pd.Series) -> bool:
     """Return whether a curve is far above its smallest value in both dense layers."""
-    least = curve.min()
-    return bool(curve["fc1"] >= TEN * least and curve["fc2"] >= HUNDRED * least)
+    smallest = curve.min()
+    return bool(curve["fc1"] >= TEN * smallest and curve["fc2"] >= HUNDRED * smallest)
 
 
 def largest_last(curve: pd.Series) -> bool:
@@ -269,43 +286,49 @@ def gradual(curve: pd.Series) -> bool:
 
 def largest_step(values: pd.DataFrame) -> str:
     """Return the largest step of the curves' medians, as text."""
-    middle = values.median(axis=1)
-    steps = middle.diff().iloc[1:]
-    rise = middle.max() - middle.min()
+    medians = values.median(axis=1)
+    steps = medians.diff().iloc[1:]
+    rise = medians.max() - medians.min()
     return f"the largest step of the medians is {steps.max():.3g} of {rise:.3g} at {steps.idxmax()}"
 
 
 def no_cliff(
-    network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame
+    network: Network,
+    quantity: str,
+    values: pd.DataFrame,
+    published_ranges: pd.DataFrame,
 ) -> list[Finding]:
     """1 - CKA grows with depth, in no single step."""
-    half = f"{what} makes no more than half of its rise in a single step"
+    claim = f"{quantity} makes no more than half of its rise in a single step"
     return [
         seed_by_seed(
-            network, f"{what} grows from each layer to the next", grows, values
+            network, f"{quantity} grows from each layer to the next", grows, values
         ),
-        seed_by_seed(network, half, gradual, values, largest_step(values)),
+        seed_by_seed(network, claim, gradual, values, largest_step(values)),
     ]
 
 
 def offset(
-    network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame
+    network: Network,
+    quantity: str,
+    values: pd.DataFrame,
+    published_ranges: pd.DataFrame,
 ) -> list[Finding]:
     """Procrustes angles. Fully connected layers after convolutions are published with an added constant."""
-    if not network.last_conv or printed["low"].isna().any():
-        return medians_within(network, what, values, printed)
-    full = [layer for layer in values.index if layer.startswith("fc")]
-    dense, middle = values.loc[full], values.median(axis=1)
-    low, high = (printed[end].astype(float)[full] for end in ("low", "high"))
-    published = (low + high) / 2
+    if not network.last_conv or published_ranges["low"].isna().any():
+        return medians_within(network, quantity, values, published_ranges)
+    dense_layers = [layer for layer in values.index if layer.startswith("fc")]
+    dense_values, medians = values.loc[dense_layers], values.median(axis=1)
+    low, high = (
+        published_ranges[end].astype(float)[dense_layers] for end in ("low", "high")
+    )
+    published_centres = (low + high) / 2
     mean_offset, mean_distance = (
-        float((middle[full] - centre).abs().mean())
-        for centre in (published, published - OFFSET)
+        float((medians[dense_layers] - centre).abs().mean())
+        for centre in (published_centres, published_centres - OFFSET)
     )
-    text, verdict = of_ranges(dense, low - OFFSET, high - OFFSET)
-    expected = (
-        f"from fc1 on medians of {what} lie within the published ranges less {OFFSET}"
-    )
+    text, verdict = of_ranges(dense_values, low - OFFSET, high - OFFSET)
+    expected = f"from fc1 on medians of {quantity} lie within the published ranges less {OFFSET}"
     measured_text = (
         f"{mean_distance:.3g} from the middle of these ranges and {mean_offset:.3g} "
         "from that of the published ones on average"
@@ -314,12 +337,15 @@ def offset(
 
 
 def kink(
-    network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame
+    network: Network,
+    quantity: str,
+    values: pd.DataFrame,
+    published_ranges: pd.DataFrame,
 ) -> list[Finding]:
     """Federation sensitivity is flat up to the last convolution, or up to the classifier."""
-    findings = medians_within(network, what, values, printed)
+    findings = medians_within(network, quantity, values, published_ranges)
     if network.last_conv:
-        expected = f"{what} stays below {FLAT} up to {network.last_conv} and grows by more than {FLAT} times at fc1"
+        expected = f"{quantity} stays below {FLAT} up to {network.last_conv} and grows by more than {FLAT} times at fc1"
         return [
             *findings,
             seed_by_seed(
@@ -330,7 +356,9 @@ def kink(
             ),
         ]
     if values.index[0] == "embedding":
-        expected = f"{what} stays below 1.5 before the classifier and is above 50 at it"
+        expected = (
+            f"{quantity} stays below 1.5 before the classifier and is above 50 at it"
+        )
         return [
             *findings,
             seed_by_seed(

@@ -170,27 +170,27 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record every figure's quantity by the default definition and by the one behind the published figure."""
     dataset, _, moment = run.rpartition("-")
     network = NETWORKS[dataset].at(moment)
-    sites = Epoch(task) if moment == FIRST else after_run(task)
-    for_gradients, for_curvature, batch = (
-        sites.subset(size)
+    models = Epoch(task) if moment == FIRST else after_run(task)
+    gradient_data, curvature_data, single_batch = (
+        models.subset(size)
         for size in (network.gradient, network.curvature, FIGURE_BATCH)
     )
     probe = probe_set(task.data, network.probe)
-    parts = [
-        sites.frame(["grad_variance", SENSITIVITY], for_gradients),
-        sites.frame("grad_variance", batch, FIGURE_BATCH, reduction="batch"),
-        sites.frame("hessian_trace", for_curvature),
-        sites.frame(f"{RELEASED}:hessian_trace", batch, FIGURE_BATCH),
-        sites.frame("cka", probe=probe),
-        sites.frame(f"{RELEASED}:{SENSITIVITY}"),
+    frames = [
+        models.frame(["grad_variance", SENSITIVITY], gradient_data),
+        models.frame("grad_variance", single_batch, FIGURE_BATCH, reduction="batch"),
+        models.frame("hessian_trace", curvature_data),
+        models.frame(f"{RELEASED}:hessian_trace", single_batch, FIGURE_BATCH),
+        models.frame("cka", probe=probe),
+        models.frame(f"{RELEASED}:{SENSITIVITY}"),
     ]
     if network.angle:
-        fewer = probe_set(task.data, network.angle)
-        parts.append(sites.frame(f"{RELEASED}:procrustes", probe=fewer))
-    if isinstance(sites, Epoch):
-        parts.append(sites.sensitivity("training"))
-    measured = pd.concat(parts, ignore_index=True)
-    return measured[(measured["client"] != "") & (measured["variant"] != "importance")]
+        angle_probe = probe_set(task.data, network.angle)
+        frames.append(models.frame(f"{RELEASED}:procrustes", probe=angle_probe))
+    if isinstance(models, Epoch):
+        frames.append(models.sensitivity("training"))
+    rows = pd.concat(frames, ignore_index=True)
+    return rows[(rows["client"] != "") & (rows["variant"] != "importance")]
 
 
 FURTHER_SEEDS = {

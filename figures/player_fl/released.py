@@ -130,22 +130,24 @@ def by_batch(
         gradients = torch.autograd.grad(
             losses.sum(), tensors, create_graph=True, allow_unused=True
         )
-        gradient = dict(zip(names, gradients, strict=True))
-        for layer, group in layers.items():
+        gradient_by_name = dict(zip(names, gradients, strict=True))
+        for layer, parameter_names in layers.items():
             if layer in failures:
                 continue
-            if index == 0 and differentiable_once(gradient[name] for name in group):
+            if index == 0 and differentiable_once(
+                gradient_by_name[name] for name in parameter_names
+            ):
                 failures[layer] = CUT
                 continue
             try:
-                probe(layer, group, gradient)
+                probe(layer, parameter_names, gradient_by_name)
             except NoValue as reason:
                 failures[layer] = str(reason)
         n += len(y)
         del (
             losses,
             gradients,
-            gradient,
+            gradient_by_name,
         )  # this batch's graph, before the next one's is built
     return failures, n
 
@@ -218,21 +220,21 @@ def _norms(
     run: Differentiable, data: Data, layers: Sequence[Layer], batch: int
 ) -> tuple[dict[str, float], dict[str, str], int]:
     """Return what :func:`released` does, and why other layers have no value."""
-    first = next(batches(data, batch, run.model))
+    first_batch = next(batches(data, batch, run.model))
     try:
-        reached, _ = verdicts(run.forward(*first, 0)[0], run.parameters)
+        reached_names, _ = verdicts(run.forward(*first_batch, 0)[0], run.parameters)
         groups = {
-            layer.name: [name for name in layer.weights if name in reached]
+            layer.name: [name for name in layer.weights if name in reached_names]
             for layer in layers
         }
-        used = {name: group for name, group in groups.items() if group}
-        values, failures, n = released(run, data, used, batch)
+        used_groups = {name: group for name, group in groups.items() if group}
+        values, failures, n = released(run, data, used_groups, batch)
     except NoValue as error:
-        why = str(error)
+        reason = str(error)
         n = sum(len(y) for _, y in batches(data, batch))
-        return {}, {layer.name: why for layer in layers}, n
+        return {}, {layer.name: reason for layer in layers}, n
     for layer in layers:
-        if layer.name not in used:
+        if layer.name not in used_groups:
             failures[layer.name] = why_unreadable(layer, "weights", False)
     return values, failures, n
 
@@ -277,13 +279,13 @@ def by_shifts(comparison: LayerComparison) -> tuple[Faults, Value]:
             return x
 
         def side(x: Tensor, flat: list[bool] = flat) -> Tensor:
-            single = torch.promote_types(x.dtype, torch.float32)
+            dtype = torch.promote_types(x.dtype, torch.float32)
             if flat[0]:
                 return PROCRUSTES.side(x)
-            return unit_maps(x.to(single))
+            return unit_maps(x.to(dtype))
 
-        sides, lacking = comparison.sides(side, [path], arrange)
-        faults |= lacking
+        sides, new_faults = comparison.sides(side, [path], arrange)
+        faults |= new_faults
         for a, b in itertools.combinations(sides, 2):
             if flat[0]:
                 values[a, b] = PROCRUSTES.between(sides[a], sides[b])
@@ -315,25 +317,28 @@ class ReleasedTables(SensitivityAccumulator):
     def update(self, params: Tree, grads: Tree, n: int = 1) -> None:
         """Add one step of ``n`` samples."""
         for name in self._tables & self._known & grads.keys():
-            used, width = (params[name], grads[name]), params[name][0].numel()
+            table_tensors, width = (params[name], grads[name]), params[name][0].numel()
             for ids in self._ids.pop(name, []):
                 batched = ids.ndim > 1 and len(ids) == n
-                w, g = (tensor[ids].mean(0) if batched else tensor for tensor in used)
+                w, g = (
+                    tensor[ids].mean(0) if batched else tensor
+                    for tensor in table_tensors
+                )
                 norm = torch.linalg.vector_norm(w * g, dtype=torch.float64)
                 self._add(name, norm.square_(), width, w.numel() // width)
-        others = {name: g for name, g in grads.items() if name not in self._tables}
-        super().update(params, others, n)
+        other_grads = {name: g for name, g in grads.items() if name not in self._tables}
+        super().update(params, other_grads, n)
 
 
 Looked = dict[str, list[Tensor]]
 
 
-def _looks(model: nn.Module, seen: Looked) -> AbstractContextManager[None]:
+def _looks(model: nn.Module, looked_rows: Looked) -> AbstractContextManager[None]:
     """Record which rows the model's embedding tables look up inside a block."""
 
     def hook_for(name: str) -> Hook:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            seen.setdefault(name, []).append(inputs[0].detach())
+            looked_rows.setdefault(name, []).append(inputs[0].detach())
 
         return hook
 
@@ -368,15 +373,15 @@ class Published(Sensitivity):
 
 def published_sensitivity(measurement: Measurement, options: Published) -> list[Row]:
     """Return rows of S_l for each client and combined (client ""), and of I_l for each client."""
-    single_batches = [
-        replace(s, data=_draw(s, options.single_batch, measurement.seed))
-        for s in measurement.subjects
+    batch_clients = [
+        replace(subject, data=_draw(subject, options.single_batch, measurement.seed))
+        for subject in measurement.subjects
     ]
     with ExitStack() as hooks:
-        for drawn_client in single_batches:
-            hooks.enter_context(_looks(drawn_client.model, options.seen))
+        for client in batch_clients:
+            hooks.enter_context(_looks(client.model, options.seen))
         return one_pass(
-            replace(measurement, subjects=single_batches, batch=None), [options]
+            replace(measurement, subjects=batch_clients, batch=None), [options]
         )
 
 
@@ -385,8 +390,8 @@ def _draw(subject: ClientModel, size: int, seed: int) -> Data:
     with torch_seeded(
         seed_of(seed, "diagnose", subject.client)
     ):  # a shuffling loader draws its order
-        parts = list(batches(subject.data, None))
-    x, y = (torch.cat([part[k] for part in parts]) for k in (0, 1))
+        data_batches = list(batches(subject.data, None))
+    x, y = (torch.cat([data_batch[k] for data_batch in data_batches]) for k in (0, 1))
     index = torch.randint(
         len(x),
         (size,),

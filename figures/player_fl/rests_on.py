@@ -39,24 +39,28 @@ def both_ways_round() -> pd.DataFrame:
     Algorithms are the treatments and datasets the blocks; transposed, it is asked whether the datasets differ. The
     paper prints the bounds.
     """
-    published = items.published("player_fl")
-    printed = published[published["quantity"] == "friedman p"].set_index("place")
-    lines = {}
+    published_rows = items.published("player_fl")
+    printed_p = published_rows[published_rows["quantity"] == "friedman p"].set_index(
+        "place"
+    )
+    rows_by_place = {}
     for table in TABLES.values():
-        word, again = (
+        metric_name, ranking = (
             table.metric.removeprefix("macro_").replace("f1", "F1"),
             table.printed_ranking(),
         )
-        of_table = printed.reindex([table.place]).iloc[0]
-        ends = of_table[["low", "high"]].fillna(of_table["value"])
-        lines[table.place] = {
-            "words": word if table.kind == SCORE else f"{word}, {table.kind}",
+        printed_row = printed_p.reindex([table.place]).iloc[0]
+        ends = printed_row[["low", "high"]].fillna(printed_row["value"])
+        rows_by_place[table.place] = {
+            "words": metric_name
+            if table.kind == SCORE
+            else f"{metric_name}, {table.kind}",
             "printed": friedman_printed(table) or "–",
-            "p": again.friedman.p_value,
-            "transposed": again.transposed.p_value,
+            "p": ranking.friedman.p_value,
+            "transposed": ranking.transposed.p_value,
             **ends,
         }
-    return pd.DataFrame.from_dict(lines, orient="index")
+    return pd.DataFrame.from_dict(rows_by_place, orient="index")
 
 
 def choices(frame: pd.DataFrame, dataset: str) -> Curves:
@@ -64,49 +68,55 @@ def choices(frame: pd.DataFrame, dataset: str) -> Curves:
 
     They are layers x (seed, client).
     """
-    of_first = frame[frame["run"] == run_of(dataset, FIRST)]
-    of_variance = of_first[of_first["metric"] == "grad_variance"].assign(
+    first_rows = frame[frame["run"] == run_of(dataset, FIRST)]
+    variance_rows = first_rows[first_rows["metric"] == "grad_variance"].assign(
         value=lambda rows: rows["value"] / rows["n_params"]
     )
-    curves_of = {
-        "trace": curves(of_first, "hessian_trace", "per_parameter", "first"),
-        "whole": curves(of_first, "hessian_trace", "absolute", "first"),
-        "nuclear": curves(of_first, "hessian_trace", "released", "first"),
-        "variance": curves(of_first, "grad_variance", "batch", "first"),
-        "divided": curves(of_variance, "grad_variance", "batch", "first"),
-        "apart": dissimilarity(of_first),
+    choice_curves = {
+        "trace": curves(first_rows, "hessian_trace", "per_parameter", "first"),
+        "whole": curves(first_rows, "hessian_trace", "absolute", "first"),
+        "nuclear": curves(first_rows, "hessian_trace", "released", "first"),
+        "variance": curves(first_rows, "grad_variance", "batch", "first"),
+        "divided": curves(variance_rows, "grad_variance", "batch", "first"),
+        "apart": dissimilarity(first_rows),
     }
-    if "procrustes" in set(of_first["metric"]):
-        curves_of["angle"] = dissimilarity(of_first, "procrustes")
-    return curves_of
+    if "procrustes" in set(first_rows["metric"]):
+        choice_curves["angle"] = dissimilarity(first_rows, "procrustes")
+    return choice_curves
 
 
 def with_offset(angle: pd.DataFrame, network: Network) -> pd.DataFrame:
     """Angles with the constant that the code behind the published figure adds after convolutions, from fc1 on."""
-    moved = [
+    has_offset = [
         bool(network.last_conv) and layer.startswith("fc") for layer in angle.index
     ]
-    return angle.add(OFFSET * np.array(moved, dtype=float), axis=0)
+    return angle.add(OFFSET * np.array(has_offset, dtype=float), axis=0)
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    networks = {dataset: choices(frame, dataset) for dataset in NETWORKS}
+    curves_by_dataset = {dataset: choices(frame, dataset) for dataset in NETWORKS}
     tests = both_ways_round()
-    lines, findings = [], []
-    for dataset, network_curves in networks.items():
-        lines += _lines(NETWORKS[dataset], network_curves)
+    table_rows, findings = [], []
+    for dataset, network_curves in curves_by_dataset.items():
+        table_rows += _lines(NETWORKS[dataset], network_curves)
         findings += _findings(NETWORKS[dataset].at(FIRST), network_curves)
     for place, row in tests.iterrows():
-        printed = {
+        shared_columns = {
             "quantity": f"Friedman's p, {row['words']}",
             "published_low": row["low"],
             "published_high": row["high"],
             "published_where": place,
             "measured_what": "from the printed values",
         }
-        algorithms = {"definition": "algorithms compared", "measured": row["p"]}
-        datasets = {"definition": "datasets compared", "measured": row["transposed"]}
-        lines += [printed | algorithms, printed | datasets]
+        algorithm_columns = {"definition": "algorithms compared", "measured": row["p"]}
+        dataset_columns = {
+            "definition": "datasets compared",
+            "measured": row["transposed"],
+        }
+        table_rows += [
+            shared_columns | algorithm_columns,
+            shared_columns | dataset_columns,
+        ]
     seeds_text = seeds_in_words(header["seeds"])
     caption = (
         f"Each choice next to its alternative after one epoch: medians over clients and "
@@ -115,10 +125,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     return Drawing(
         None,
-        items.table(lines),
+        items.table(table_rows),
         caption,
         (*findings, *_test_findings(tests)),
-        _text(networks, tests),
+        _text(curves_by_dataset, tests),
     )
 
 
@@ -126,20 +136,22 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _lines(network: Network, curves: Curves) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
+    table_rows: list[dict[str, Any]] = []
     for name, values in curves.items():
-        words = SHOWN.get(
+        quantity_name = SHOWN.get(
             name, {"apart": "1 - CKA", "angle": "Procrustes angle"}.get(name, name)
         )
-        nothing = read_off("", "", list(values.index))
-        quantity = words + (" / first" if name in SHOWN else "")
-        averaged = f"{values.shape[1]} clients and seeds"
-        lines += lines_beside(quantity, network.title, nothing, values, averaged)
-    return lines
+        no_ranges = read_off("", "", list(values.index))
+        quantity = quantity_name + (" / first" if name in SHOWN else "")
+        sample_text = f"{values.shape[1]} clients and seeds"
+        table_rows += lines_beside(
+            quantity, network.title, no_ranges, values, sample_text
+        )
+    return table_rows
 
 
-def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
-    parts = [
+def _text(curves_by_dataset: Mapping[str, Curves], tests: pd.DataFrame) -> str:
+    sections = [
         "[Another page](../player_fl_what_figures_rest_on.md) explains each choice. Here are the numbers.",
         "Friedman's test of the printed tables. The last two columns test whether the algorithms differ and whether "
         "the datasets differ:",
@@ -154,37 +166,39 @@ def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
             }
         ),
     ]
-    last = {
+    last_ratios = {
         d: {name: network_curves[name].iloc[-1].median() for name in SHOWN}
-        for d, network_curves in networks.items()
+        for d, network_curves in curves_by_dataset.items()
     }
-    parts += [
+    sections += [
         "The last layer relative to the first by each choice (median over clients and seeds):",
         markdown(
-            {"network": [NETWORKS[dataset].title for dataset in networks]}
+            {"network": [NETWORKS[dataset].title for dataset in curves_by_dataset]}
             | {
-                words: [f"{last[dataset][name]:.3g}" for dataset in networks]
-                for name, words in SHOWN.items()
+                label: [
+                    f"{last_ratios[dataset][name]:.3g}" for dataset in curves_by_dataset
+                ]
+                for name, label in SHOWN.items()
             }
         ),
     ]
-    angles = {
+    angle_curves = {
         dataset: network_curves
-        for dataset, network_curves in networks.items()
+        for dataset, network_curves in curves_by_dataset.items()
         if "angle" in network_curves
     }
-    ends: list[Mapping[str, pd.DataFrame]] = [
+    moved_curves: list[Mapping[str, pd.DataFrame]] = [
         network_curves
         | {"moved": with_offset(network_curves["angle"], NETWORKS[dataset])}
-        for dataset, network_curves in angles.items()
+        for dataset, network_curves in angle_curves.items()
     ]
-    parts += [
+    sections += [
         "The largest step between two layers as a share of the whole rise, with the layer at which it ends:",
         markdown(
-            {"network": [NETWORKS[dataset].title for dataset in angles]}
+            {"network": [NETWORKS[dataset].title for dataset in angle_curves]}
             | {
-                words: [_step(network_curves[name]) for network_curves in ends]
-                for name, words in (
+                label: [_step(network_curves[name]) for network_curves in moved_curves]
+                for name, label in (
                     ("apart", "1 - CKA"),
                     ("angle", "angle"),
                     ("moved", "angle as published"),
@@ -192,19 +206,21 @@ def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
             }
         ),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(sections)
 
 
 def _step(values: pd.DataFrame) -> str:
-    middle = values.median(axis=1)
-    steps = middle.diff().iloc[1:]
-    return f"{steps.max() / (middle.max() - middle.min()):.0%} at {steps.idxmax()}"
+    medians = values.median(axis=1)
+    steps = medians.diff().iloc[1:]
+    return f"{steps.max() / (medians.max() - medians.min()):.0%} at {steps.idxmax()}"
 
 
 def _findings(network: Network, curves: Curves) -> list[Finding]:
-    middle = {name: values.median(axis=1) for name, values in curves.items()}
-    whole = middle["whole"]
-    rank_correlation = float(middle["trace"].rank().corr(middle["nuclear"].rank()))
+    medians_by_choice = {name: values.median(axis=1) for name, values in curves.items()}
+    layer_traces = medians_by_choice["whole"]
+    rank_correlation = float(
+        medians_by_choice["trace"].rank().corr(medians_by_choice["nuclear"].rank())
+    )
     traces = curves["trace"]
     return [
         seed_by_seed(
@@ -212,8 +228,8 @@ def _findings(network: Network, curves: Curves) -> list[Finding]:
             "the trace of whole layers (not divided by their parameters) is not largest at the last layer",
             lambda curve: bool(curve.iloc[-1] <= curve.iloc[:-1].max()),
             curves["whole"],
-            f"by the medians {whole.iloc[-1]:.3g} times the first layer's at the last and at most "
-            f"{whole.iloc[:-1].max():.3g} times before it",
+            f"by the medians {layer_traces.iloc[-1]:.3g} times the first layer's at the last and at most "
+            f"{layer_traces.iloc[:-1].max():.3g} times before it",
         ),
         seed_by_seed(
             network,
@@ -227,31 +243,33 @@ def _findings(network: Network, curves: Curves) -> list[Finding]:
 
 def _test_findings(tests: pd.DataFrame) -> tuple[Finding, ...]:
     """Return findings on Table 1, on its best method, and on tables of the appendix that print a significant p."""
-    first = tests.loc["Table 1", "p"]
-    pairs = TABLES["table1"].printed_ranking().nemenyi[CONTROL].drop(CONTROL)
-    differing = [NAMES[str(name)] for name in pairs.index[pairs <= ALPHA]]
+    table1_p = tests.loc["Table 1", "p"]
+    nemenyi_p = TABLES["table1"].printed_ranking().nemenyi[CONTROL].drop(CONTROL)
+    different_methods = [
+        NAMES[str(method)] for method in nemenyi_p.index[nemenyi_p <= ALPHA]
+    ]
     significant = tests[tests["high"] <= ALPHA]
-    lost = significant[significant["p"] > ALPHA]
+    lost_rows = significant[significant["p"] > ALPHA]
     return (
         Finding(
             f"Table 1's methods differ at {ALPHA:g} when the algorithms are compared",
-            f"p = {first:.2g}, from the printed cells",
-            bool(first < ALPHA),
+            f"p = {table1_p:.2g}, from the printed cells",
+            bool(table1_p < ALPHA),
         ),
         Finding(
             f"in Table 1 {NAMES[CONTROL]}'s mean rank differs from each other method's by Nemenyi's test at {ALPHA:g}",
-            f"it differs from {len(differing)} of {len(pairs)} methods, {listing(differing)}; "
-            f"Friedman's test has p = {first:.2g}",
-            len(differing) == len(pairs),
+            f"it differs from {len(different_methods)} of {len(nemenyi_p)} methods, {listing(different_methods)}; "
+            f"Friedman's test has p = {table1_p:.2g}",
+            len(different_methods) == len(nemenyi_p),
         ),
         Finding(
             f"what the appendix prints as significant at {ALPHA:g} is significant when the algorithms are compared",
-            f"in {len(significant) - len(lost)} of {len(significant)} tables"
+            f"in {len(significant) - len(lost_rows)} of {len(significant)} tables"
             + "".join(
                 f"; {place} ({row['words']}) has p = {row['p']:.2g}"
-                for place, row in lost.iterrows()
+                for place, row in lost_rows.iterrows()
             ),
-            bool(lost.empty),
+            bool(lost_rows.empty),
         ),
     )
 

@@ -95,43 +95,53 @@ def pattern(quantity: str, network: Network) -> Callable[[pd.Series], bool] | No
 def parts(frame: pd.DataFrame) -> Iterator[Part]:
     """Yield every part that was measured."""
     for quantity in QUANTITIES:
-        for dataset, whole in NETWORKS.items():
+        for dataset, base_network in NETWORKS.items():
             for moment in MOMENTS:
-                network = whole.at(moment)
-                holds = pattern(quantity, network)
-                own = frame[frame["run"] == run_of(dataset, moment)]
-                values = way_of(quantity, moment).curves(own)
-                if holds is None or values.empty:
+                network = base_network.at(moment)
+                has_pattern = pattern(quantity, network)
+                run_rows = frame[frame["run"] == run_of(dataset, moment)]
+                values = way_of(quantity, moment).curves(run_rows)
+                if has_pattern is None or values.empty:
                     continue
-                text, held = of_seeds(values, holds)
-                seeds = by_seed(values)
-                count = sum(holds(seeds[seed]) for seed in seeds)
-                yield Part(quantity, network, moment, text, held, count, seeds.shape[1])
+                text, verdict = of_seeds(values, has_pattern)
+                seed_curves = by_seed(values)
+                pattern_count = sum(
+                    has_pattern(seed_curves[seed]) for seed in seed_curves
+                )
+                yield Part(
+                    quantity,
+                    network,
+                    moment,
+                    text,
+                    verdict,
+                    pattern_count,
+                    seed_curves.shape[1],
+                )
 
 
-def judged(found: list[Part]) -> Finding:
+def judged(measured_parts: list[Part]) -> Finding:
     """Return whether every part holds in the final models.
 
     A network that is not comparable may leave it open, not contradict it.
     """
-    final = [part for part in found if part.moment != FIRST]
-    fair = [part for part in final if not part.network.incomparable]
+    final_parts = [part for part in measured_parts if part.moment != FIRST]
+    comparable_parts = [part for part in final_parts if not part.network.incomparable]
     verdicts = []
-    for part in final:
+    for part in final_parts:
         verdict = part.held
         if part.network.incomparable:
             verdict = verdict or None
         verdicts.append(verdict)
-    held = sum(part.held is True for part in fair)
-    others = [
+    held_count = sum(part.held is True for part in comparable_parts)
+    missing_parts = [
         f"{part.title} in {part.count} of {part.seeds}"
-        for part in fair
+        for part in comparable_parts
         if not part.held
     ]
-    text = f"{held} of {len(fair)} comparable parts are there"
-    if others:
-        listed = "; ".join(others)
-        text = f"{text}; not shown: {listed}"
+    text = f"{held_count} of {len(comparable_parts)} comparable parts are there"
+    if missing_parts:
+        missing_text = "; ".join(missing_parts)
+        text = f"{text}; not shown: {missing_text}"
     return Finding(
         "the pattern of all four quantities is there in the last round's models, trained alone and federated",
         text,
@@ -140,27 +150,28 @@ def judged(found: list[Part]) -> Finding:
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    found = list(parts(frame))
-    columns = [(dataset, moment) for dataset in NETWORKS for moment in MOMENTS]
+    measured_parts = list(parts(frame))
+    dataset_moments = [(dataset, moment) for dataset in NETWORKS for moment in MOMENTS]
     titles = [
-        f"{NETWORKS[dataset].title}, {SHORT[moment]}" for dataset, moment in columns
+        f"{NETWORKS[dataset].title}, {SHORT[moment]}"
+        for dataset, moment in dataset_moments
     ]
     shares = pd.DataFrame(np.nan, index=titles, columns=list(QUANTITIES))
     counts = pd.DataFrame("–", index=titles, columns=shares.columns)
-    findings, table = [judged(found)], []
-    for part in found:
-        place = f"{part.network.title}, {SHORT[part.moment]}"
-        shares.loc[place, part.quantity] = part.count / part.seeds
-        counts.loc[place, part.quantity] = f"{part.count} of {part.seeds}"
-        apart, moment = part.network.incomparable, MOMENT[part.moment]
+    findings, table_rows = [judged(measured_parts)], []
+    for part in measured_parts:
+        title = f"{part.network.title}, {SHORT[part.moment]}"
+        shares.loc[title, part.quantity] = part.count / part.seeds
+        counts.loc[title, part.quantity] = f"{part.count} of {part.seeds}"
+        reason, moment = part.network.incomparable, MOMENT[part.moment]
         expected = (
             f"{part.network.title} ({moment}): the pattern of {part.quantity} is there"
         )
         if part.moment != FIRST:
-            findings.append(Finding(expected, part.text, part.held, apart))
-        table.append({
+            findings.append(Finding(expected, part.text, part.held, reason))
+        table_rows.append({
             "quantity": part.quantity, "dataset": part.network.title, "moment": moment,
-            "seeds_with_pattern": part.count, "seeds": part.seeds, "comparable": not apart,
+            "seeds_with_pattern": part.count, "seeds": part.seeds, "comparable": not reason,
         })  # fmt: skip
     with sheet(6.8, 4.8) as figure:
         matrix(
@@ -172,18 +183,18 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             vmin=0,
             colours="Blues",
         )
-    cells = {"network and models": titles}
+    columns = {"network and models": titles}
     for quantity in QUANTITIES:
-        cells[quantity] = list(counts[quantity])
-    seeds, missing = seeds_behind(header), missing_runs(header)
+        columns[quantity] = list(counts[quantity])
+    seeds_text, missing_text = seeds_behind(header), missing_runs(header)
     caption = (
         "Seeds with the pattern that the paper describes, of each network after one epoch and of its final models. "
         "Gradient variance and curvature: at least 10 times the smallest at fc1 and 100 times at fc2, or without "
         "convolutions largest at the last layer. Federation sensitivity: the largest step is in the later half. "
-        f"1 - CKA: it rises most in the dense layers. There are {seeds} seeds.{missing}"
+        f"1 - CKA: it rises most in the dense layers. There are {seeds_text} seeds.{missing_text}"
     )
     return Drawing(
-        figure, pd.DataFrame(table), caption, tuple(findings), markdown(cells)
+        figure, pd.DataFrame(table_rows), caption, tuple(findings), markdown(columns)
     )
 
 

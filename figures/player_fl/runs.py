@@ -144,9 +144,11 @@ def tuned_alike(header: Mapping[str, Any]) -> bool:
 
 def config(dataset: str, method: str) -> RunConfig:
     """The configuration of one run. All runs of a dataset share its learning rate, but for Fed-Heart and pFedMe."""
-    rates: dict[str, Any] = {"lr": HEART_RATES[method]} if dataset == "heart" else {}
+    rate_options: dict[str, Any] = (
+        {"lr": HEART_RATES[method]} if dataset == "heart" else {}
+    )
     if method == "pfedme":  # the paper: AdamW for all but pFedMe
-        rates = {"optimizer": "sgd", "lr": PFEDME_RATES[dataset]}
+        rate_options = {"optimizer": "sgd", "lr": PFEDME_RATES[dataset]}
     return scored_at_end(
         RunConfig(
             dataset=dataset,
@@ -155,7 +157,7 @@ def config(dataset: str, method: str) -> RunConfig:
             keep_optimizer=True,
             options=dict(OPTIONS.get(method, {})),
             **CASES[dataset].sizes,
-            **rates,
+            **rate_options,
         )
     )
 
@@ -170,19 +172,21 @@ for _data in CASES:
 def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record each client's final test scores, for every model that exists, and the shared layers."""
     engine, frame = trained(task)
-    done = frame["round"] == task.config.federation.rounds
-    scored = frame["metric"].isin(SHOWN[CLASSIFICATION])
-    final = frame[done & scored & (frame["split"] == "test") & (frame["client"] != "")]
+    is_last_round = frame["round"] == task.config.federation.rounds
+    is_score = frame["metric"].isin(SHOWN[CLASSIFICATION])
+    final_rows = frame[
+        is_last_round & is_score & (frame["split"] == "test") & (frame["client"] != "")
+    ]
     plan = engine.algorithm.plan
     if plan is None or plan.cut is None:
-        return final
+        return final_rows
     columns: dict[str, Any] = {
         "layer": plan.last_shared,
         "round": task.config.federation.rounds,
         "estimator": plan.why.rule,
     }
-    last = rows.row(LAST, plan.cut, **columns, **labels(task))
-    return pd.concat([final, rows.frame([last])], ignore_index=True)
+    layer_row = rows.row(LAST, plan.cut, **columns, **labels(task))
+    return pd.concat([final_rows, rows.frame([layer_row])], ignore_index=True)
 
 
 def network(config: Mapping[str, Any]) -> str:

@@ -137,53 +137,76 @@ class Table:
 
 def clients(frame: pd.DataFrame, reading: Reading) -> pd.DataFrame:
     """Return every client's test scores in a reading."""
-    scored = frame[frame["metric"].isin(list(SCORES))]
+    client_scores = frame[frame["metric"].isin(list(SCORES))]
     if reading.trained:
-        scored = scored[scored["model"] == "local"]
+        client_scores = client_scores[client_scores["model"] == "local"]
     else:
-        scored = main_model(scored, "run", "seed")
-    names = scored["run"].str.split(".", n=1, expand=True)
-    scored = scored.assign(dataset=names[0], method=names[1])
+        client_scores = main_model(client_scores, "run", "seed")
+    run_parts = client_scores["run"].str.split(".", n=1, expand=True)
+    client_scores = client_scores.assign(dataset=run_parts[0], method=run_parts[1])
     if reading.random != "playerfl_random":
-        swapped = scored[scored["method"] == reading.random].assign(
-            method="playerfl_random"
+        replacement_rows = client_scores[
+            client_scores["method"] == reading.random
+        ].assign(method="playerfl_random")
+        client_scores = pd.concat(
+            [
+                client_scores[client_scores["method"] != "playerfl_random"],
+                replacement_rows,
+            ]
         )
-        scored = pd.concat([scored[scored["method"] != "playerfl_random"], swapped])
-    return scored[["dataset", "method", "seed", "client", "metric", "value", "n_train"]]
+    return client_scores[
+        ["dataset", "method", "seed", "client", "metric", "value", "n_train"]
+    ]
 
 
-def by_seed(scored: pd.DataFrame, table: Table) -> pd.DataFrame:
+def by_seed(client_scores: pd.DataFrame, table: Table) -> pd.DataFrame:
     """Return the table's quantity in its printed unit, one row a dataset, method and seed.
 
     It is NaN where a client has no value. Incentive needs both baselines.
     """
-    of_metric, keys = scored[scored["metric"] == table.metric], ["dataset", "seed"]
-    values = of_metric.pivot(index=[*keys, "client"], columns="method", values="value")
+    metric_rows, keys = (
+        client_scores[client_scores["metric"] == table.metric],
+        ["dataset", "seed"],
+    )
+    values = metric_rows.pivot(
+        index=[*keys, "client"], columns="method", values="value"
+    )
     if table.kind == SCORE:
         weights = (
-            of_metric.groupby([*keys, "client"])["n_train"].first().loc[values.index]
+            metric_rows.groupby([*keys, "client"])["n_train"].first().loc[values.index]
         )
-        total = weights.groupby(level=keys).transform("sum")
-        combined = values.mul(weights / total, axis=0).groupby(level=keys).sum()
+        total_weights = weights.groupby(level=keys).transform("sum")
+        combined = values.mul(weights / total_weights, axis=0).groupby(level=keys).sum()
     elif table.kind == FAIRNESS:
         combined = values.groupby(level=keys).var(ddof=0)
     else:
-        best = values.reindex(columns=list(BASELINES))
-        higher = SCORES[table.metric]
-        if higher:
-            bar = best.max(axis=1, skipna=False)
+        baseline_scores = values.reindex(columns=list(BASELINES))
+        higher_is_better = SCORES[table.metric]
+        if higher_is_better:
+            threshold = baseline_scores.max(axis=1, skipna=False)
         else:
-            bar = best.min(axis=1, skipna=False)
-        better = values.gt(bar, axis=0) if higher else values.lt(bar, axis=0)
-        combined = (
-            better.astype(float).where(bar.notna(), axis=0).groupby(level=keys).mean()
+            threshold = baseline_scores.min(axis=1, skipna=False)
+        is_better = (
+            values.gt(threshold, axis=0)
+            if higher_is_better
+            else values.lt(threshold, axis=0)
         )
-    whole = values.notna().groupby(level=keys).all()
-    lines = (
-        (table.factor * combined.where(whole)).stack(future_stack=True).rename("value")
+        combined = (
+            is_better.astype(float)
+            .where(threshold.notna(), axis=0)
+            .groupby(level=keys)
+            .mean()
+        )
+    is_complete = values.notna().groupby(level=keys).all()
+    long_values = (
+        (table.factor * combined.where(is_complete))
+        .stack(future_stack=True)
+        .rename("value")
     )
-    present = pd.MultiIndex.from_frame(of_metric[[*keys, "method"]].drop_duplicates())
-    return lines[lines.index.isin(present)].reset_index()
+    present_keys = pd.MultiIndex.from_frame(
+        metric_rows[[*keys, "method"]].drop_duplicates()
+    )
+    return long_values[long_values.index.isin(present_keys)].reset_index()
 
 
 @dataclass(frozen=True)
@@ -206,27 +229,36 @@ class Cells:
     @property
     def enough(self) -> bool:
         """Return whether every ranked cell has enough seeds for an order."""
-        ranked = self.cells[
+        ranked_cells = self.cells[
             self.cells.index.isin(list(self.ranking.blocks.columns), level="dataset")
         ]
-        return bool(len(ranked)) and bool((ranked["n"] >= LEAST_SEEDS).all())
+        return bool(len(ranked_cells)) and bool(
+            (ranked_cells["n"] >= LEAST_SEEDS).all()
+        )
 
 
 def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cells:
     """Return the values of a published table, computed from the runs' rows in one reading."""
     seeds_table = by_seed(clients(frame, reading), table)
-    lines = {}
-    for key, part in seeds_table.groupby(["dataset", "method"], sort=False):
-        lines[key] = {**median_ends(part["value"])._asdict(), "n": len(part)}
-    index = pd.MultiIndex.from_tuples(list(lines), names=["dataset", "method"])
+    cell_rows = {}
+    for key, cell_values in seeds_table.groupby(["dataset", "method"], sort=False):
+        cell_rows[key] = {
+            **median_ends(cell_values["value"])._asdict(),
+            "n": len(cell_values),
+        }
+    index = pd.MultiIndex.from_tuples(list(cell_rows), names=["dataset", "method"])
     cell_table = pd.DataFrame(
-        list(lines.values()), index=index, columns=["value", "low", "high", "n"]
+        list(cell_rows.values()), index=index, columns=["value", "low", "high", "n"]
     )
     medians = cell_table["value"].unstack("dataset")
-    order = [name for name in CASES if name in medians.columns]
-    ranked = medians.reindex(index=list(table.methods), columns=order)
+    datasets = [name for name in CASES if name in medians.columns]
+    ranked_medians = medians.reindex(index=list(table.methods), columns=datasets)
     return Cells(
-        table, reading, seeds_table, cell_table, Ranking(ranked, table.higher_is_better)
+        table,
+        reading,
+        seeds_table,
+        cell_table,
+        Ranking(ranked_medians, table.higher_is_better),
     )
 
 
@@ -236,63 +268,73 @@ def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cell
 def lines(result: Cells) -> list[dict[str, Any]]:
     """Return a table's rows in one reading, published next to measured. They hold cells, mean ranks and p values."""
     table, reading, ranking = result.table, result.reading, result.ranking
-    value, spread = (
+    printed_values, printed_spreads = (
         table.printed(),
         table.printed("spread") if table.kind == SCORE else None,
     )
-    shown = [
+    methods = [
         name for name in (*METHODS, *BESIDE) if name in table.methods or name in BESIDE
     ]
-    table_lines: list[dict[str, Any]] = []
+    table_rows: list[dict[str, Any]] = []
     for dataset in (*CASES, *ABSENT):
-        printed = dataset
+        published_dataset = dataset
         if dataset in CASES:
-            printed = CASES[dataset].printed
-        for method in shown:
-            line: dict[str, Any] = {
+            published_dataset = CASES[dataset].printed
+        for method in methods:
+            table_row: dict[str, Any] = {
                 "quantity": table.quantity,
                 "dataset": dataset,
                 "method": method,
             }
-            if method in value.index:
-                line |= {
-                    "published": value.loc[method, printed],
-                    "published_dataset": printed,
+            if method in printed_values.index:
+                table_row |= {
+                    "published": printed_values.loc[method, published_dataset],
+                    "published_dataset": published_dataset,
                 }
-                if spread is None:
-                    line |= {}
+                if printed_spreads is None:
+                    table_row |= {}
                 else:
-                    line |= {"published_spread": spread.loc[method, printed]}
-            table_lines.append(line | _cell(result.cells, dataset, method))
-    ranks, again = table.printed_ranks(), table.printed_ranking()
+                    table_row |= {
+                        "published_spread": printed_spreads.loc[
+                            method, published_dataset
+                        ]
+                    }
+            table_rows.append(table_row | _cell(result.cells, dataset, method))
+    printed_ranks, printed_ranking = table.printed_ranks(), table.printed_ranking()
     for method in table.methods:
-        line = {"quantity": "mean rank", "method": method, "published": ranks[method]}
-        table_lines.append(
-            line
+        table_row = {
+            "quantity": "mean rank",
+            "method": method,
+            "published": printed_ranks[method],
+        }
+        table_rows.append(
+            table_row
             | {
-                "published_recomputed": again.ranks[method],
+                "published_recomputed": printed_ranking.ranks[method],
                 **_measured(ranking.ranks[method], ranking),
             }
         )
-        line = {
+        table_row = {
             "quantity": f"nemenyi p against {CONTROL}",
             "method": method,
-            "published_recomputed": again.nemenyi.loc[method, CONTROL],
+            "published_recomputed": printed_ranking.nemenyi.loc[method, CONTROL],
         }
         p_value = ranking.nemenyi.loc[method, CONTROL]
-        table_lines.append(line | _measured(p_value, ranking, ranking.status))
+        table_rows.append(table_row | _measured(p_value, ranking, ranking.status))
     p_value = friedman_printed(table)
-    used, before = (
-        test.transposed if reading.transposed else test.friedman
-        for test in (ranking, again)
+    measured_test, printed_test = (
+        source_ranking.transposed if reading.transposed else source_ranking.friedman
+        for source_ranking in (ranking, printed_ranking)
     )
-    line = {
+    table_row = {
         "quantity": "friedman p",
         "published": p_value,
-        "published_recomputed": before.p_value,
+        "published_recomputed": printed_test.p_value,
     }
-    table_lines.append(line | _measured(used.p_value, ranking, used.status))
-    return [{"definition": reading.name, **line} for line in table_lines]
+    table_rows.append(
+        table_row | _measured(measured_test.p_value, ranking, measured_test.status)
+    )
+    return [{"definition": reading.name, **table_row} for table_row in table_rows]
 
 
 def _cell(cells: pd.DataFrame, dataset: str, method: str) -> dict[str, Any]:
@@ -314,13 +356,13 @@ def _cell(cells: pd.DataFrame, dataset: str, method: str) -> dict[str, Any]:
 
 
 def _measured(value: float, ranking: Ranking, status: str = "ok") -> dict[str, Any]:
-    missing = "no dataset has all methods"
+    value_status = "no dataset has all methods"
     if math.isfinite(value):
-        missing = "ok"
+        value_status = "ok"
     return {
         "measured": value,
         "datasets": ranking.blocks.shape[1],
-        "status": status if status != "ok" else missing,
+        "status": status if status != "ok" else value_status,
     }
 
 
@@ -336,9 +378,9 @@ def friedman_printed(table: Table) -> str:
     return f"{printed_row['value']:g}"
 
 
-def frame_of(table_lines: list[dict[str, Any]]) -> pd.DataFrame:
+def frame_of(table_rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Return a table's rows as a frame with all its columns."""
-    return pd.DataFrame(table_lines, columns=list(LINE))
+    return pd.DataFrame(table_rows, columns=list(LINE))
 
 
 LINE: Mapping[str, str] = {

@@ -20,14 +20,16 @@ def unit_maps(x: Tensor) -> Tensor:
     Raises:
         NoValue: there are fewer than two rows, or the maps are not finite or constant.
     """
-    rows = x[..., 0].numel()
-    if rows < 2:
-        raise NoValue(f"{rows} rows, at least 2 are needed")
+    row_count = x[..., 0].numel()
+    if row_count < 2:
+        raise NoValue(f"{row_count} rows, at least 2 are needed")
     means = x.flatten(0, -2).mean(0, dtype=torch.float64)
     x = x - means.to(x.dtype)
-    total = torch.linalg.vector_norm(x, dtype=torch.float64).square()
-    check_features(total, means.square().sum() * rows, torch.finfo(x.dtype).eps)
-    return x / total.sqrt().to(x.dtype)
+    squared_norm = torch.linalg.vector_norm(x, dtype=torch.float64).square()
+    check_features(
+        squared_norm, means.square().sum() * row_count, torch.finfo(x.dtype).eps
+    )
+    return x / squared_norm.sqrt().to(x.dtype)
 
 
 def least_angle(x: Tensor, y: Tensor) -> float:
@@ -39,25 +41,27 @@ def least_angle(x: Tensor, y: Tensor) -> float:
     axes = tuple(range(1, x.ndim - 1))
     size = x.shape[1:-1]
     spectrum: Tensor | None = None
-    for left, right in zip(x.split(_SAMPLES), y.split(_SAMPLES), strict=True):
-        a, b = (torch.fft.rfftn(side.double(), dim=axes) for side in (left, right))
+    for x_part, y_part in zip(x.split(_SAMPLES), y.split(_SAMPLES), strict=True):
+        a, b = (torch.fft.rfftn(maps.double(), dim=axes) for maps in (x_part, y_part))
         a, b = (
-            side.flatten(1, -2).transpose(0, 1) for side in (a, b)
+            maps.flatten(1, -2).transpose(0, 1) for maps in (a, b)
         )  # [frequencies, n, d]
-        part = a.mH @ b
-        spectrum = part if spectrum is None else spectrum + part
+        product = a.mH @ b
+        spectrum = product if spectrum is None else spectrum + product
     assert spectrum is not None  # there are samples
-    half = (*size[:-1], size[-1] // 2 + 1)
+    half_size = (*size[:-1], size[-1] // 2 + 1)
     products = torch.fft.irfftn(
-        spectrum.reshape(*half, *spectrum.shape[1:]),
+        spectrum.reshape(*half_size, *spectrum.shape[1:]),
         s=size,
         dim=tuple(range(len(size))),
     ).flatten(0, -3)
     norms = torch.linalg.matrix_norm(products)
-    order = norms.argsort(descending=True)
-    most, best = math.sqrt(min(products.shape[1:])), 0.0
-    for shifts in order.split(_SHIFTS):
-        if most * float(norms[shifts[0]]) <= best:
+    shift_order = norms.argsort(descending=True)
+    norm_factor, best_norm = math.sqrt(min(products.shape[1:])), 0.0
+    for shifts in shift_order.split(_SHIFTS):
+        if norm_factor * float(norms[shifts[0]]) <= best_norm:
             break
-        best = max(best, float(torch.linalg.svdvals(products[shifts]).sum(1).max()))
-    return math.acos(min(best, 1.0))
+        best_norm = max(
+            best_norm, float(torch.linalg.svdvals(products[shifts]).sum(1).max())
+        )
+    return math.acos(min(best_norm, 1.0))

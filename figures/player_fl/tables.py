@@ -81,46 +81,49 @@ OURS, CODE = (
 def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
     """Draw one table of scores: every dataset's cells, mean ranks, and a critical-difference diagram."""
     results = {reading.name: cells(frame, table, reading) for reading in READINGS}
-    ours, code = results[DEFAULT.name], results[RELEASED.name]
-    shown = list(ours.ranking.values.columns)
-    deep = 0.19 * len(table.methods)
-    with sheet(8.6, 1.6 + deep + 2.3) as figure:
-        halves: Any = figure.subfigures(2, 1, height_ratios=[1.3 + deep, 2.3])
-        above, below = halves
-        panels = list(above.subplots(1, len(shown) + 1))
-        for ax, dataset in zip(panels, shown, strict=False):
-            _scores(ax, ours, dataset)
-        _one_scale(panels[: len(shown)], logarithmic=table.kind == FAIRNESS)
-        _ranks(panels[-1], table, ours, code)
+    default_cells, released_cells = results[DEFAULT.name], results[RELEASED.name]
+    datasets = list(default_cells.ranking.values.columns)
+    table_height = 0.19 * len(table.methods)
+    with sheet(8.6, 1.6 + table_height + 2.3) as figure:
+        halves: Any = figure.subfigures(2, 1, height_ratios=[1.3 + table_height, 2.3])
+        top_figure, bottom_figure = halves
+        panels = list(top_figure.subplots(1, len(datasets) + 1))
+        for ax, dataset in zip(panels, datasets, strict=False):
+            _scores(ax, default_cells, dataset)
+        _one_scale(panels[: len(datasets)], logarithmic=table.kind == FAIRNESS)
+        _ranks(panels[-1], table, default_cells, released_cells)
         for ax in panels[1:]:
             ax.set_yticklabels([])
-        key_above(above, 3, of=panels[-1])
-        diagram(below.subplots(), ours.ranking, NAMES)
-    table_lines = list(chain.from_iterable(map(lines, results.values())))
-    spread, stand_ins = spreads(ours), placeholder_client(shown)
+        key_above(top_figure, 3, panel=panels[-1])
+        diagram(bottom_figure.subplots(), default_cells.ranking, NAMES)
+    table_rows = list(chain.from_iterable(map(lines, results.values())))
+    spread_text, stand_ins_text = spreads(default_cells), placeholder_client(datasets)
     sizes_text, missing_text = sizes(header, frame), missing(header)
     caption = (
-        f"{table.label[0].upper()}{table.label[1:]}: median over seeds with {spread}. Scores are of the test split "
-        f"after the last round. Diamonds: {table.place}{stand_ins}. Ranks are means over "
-        f"{ours.ranking.blocks.shape[1]} datasets. Triangles follow the authors' code: {RELEASED.title}. "
+        f"{table.label[0].upper()}{table.label[1:]}: median over seeds with {spread_text}. Scores are of the "
+        "test split "
+        f"after the last round. Diamonds: {table.place}{stand_ins_text}. Ranks are means over "
+        f"{default_cells.ranking.blocks.shape[1]} datasets. Triangles follow the authors' code: {RELEASED.title}. "
         f"{sizes_text} {missing_text}"
     )
     findings = [
-        *order(table, ours, incomparable(header)),
-        methods_differ(table, ours, incomparable(header)),
+        *order(table, default_cells, incomparable(header)),
+        methods_differ(table, default_cells, incomparable(header)),
         printed_ranks(table),
     ]
     if table.kind == SCORE and table.metric == "macro_f1":
         findings += evenness(frame, incomparable(header))
     if tuned_alike(header):
-        for also in (TABLES["tableA5"], TABLES["tableA6"]):
-            findings.append(order(also, cells(frame, also), incomparable(header))[0])
+        for other_table in (TABLES["tableA5"], TABLES["tableA6"]):
+            findings.append(
+                order(other_table, cells(frame, other_table), incomparable(header))[0]
+            )
     return Drawing(
         figure,
-        frame_of(table_lines),
+        frame_of(table_rows),
         caption,
         tuple(findings),
-        page(header, table, ours, code, frame),
+        page(header, table, default_cells, released_cells, frame),
     )
 
 
@@ -130,24 +133,24 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
 def _scores(ax: Axes, result: Cells, dataset: str) -> None:
     """Draw one dataset: measured medians with intervals, and printed values."""
     table = result.table
-    printed = table.printed()[CASES[dataset].printed].to_frame("value")
+    printed_values = table.printed()[CASES[dataset].printed].to_frame("value")
     if table.kind == SCORE:
         spread = table.printed("spread")[CASES[dataset].printed]
-        printed["low"] = printed["value"] - spread
-        printed["high"] = printed["value"] + spread
-    measured = result.cells.loc[dataset].reindex(list(table.methods))
+        printed_values["low"] = printed_values["value"] - spread
+        printed_values["high"] = printed_values["value"] + spread
+    measured_values = result.cells.loc[dataset].reindex(list(table.methods))
     label = table.label
     if table.kind == INCENTIVE:
         label = "% of clients"
     marks(
         ax,
         [
-            Kind(printed, offset=0.17, look=PUBLISHED),
-            Kind(measured[["value", "low", "high"]], offset=-0.17, look=OURS),
+            Kind(printed_values, offset=0.17, look=PUBLISHED),
+            Kind(measured_values[["value", "low", "high"]], offset=-0.17, look=OURS),
         ],
         [METHODS[name] for name in table.methods],
         size=7,
-        ylim=(len(printed) - 0.4, -0.6),
+        ylim=(len(printed_values) - 0.4, -0.6),
     )
     _small(ax, CASES[dataset].title, label)
 
@@ -172,35 +175,39 @@ def _one_scale(panels: Sequence[Axes], logarithmic: bool) -> None:
     )
     for ax in panels:
         if logarithmic:
-            beyond = (
+            exponents = (
                 math.floor(math.log10(0.8 * low)),
                 math.ceil(math.log10(1.25 * high)),
             )
-            ax.set(xscale="log", xlim=(10.0 ** beyond[0], 10.0 ** beyond[1]))
+            ax.set(xscale="log", xlim=(10.0 ** exponents[0], 10.0 ** exponents[1]))
             ax.xaxis.set_minor_formatter(NullFormatter())
         else:
-            room = 0.05 * (high - low)
-            ax.set_xlim(low - room, high + room)
+            margin = 0.05 * (high - low)
+            ax.set_xlim(low - margin, high + margin)
 
 
 def _ranks(
-    ax: Axes, table: Table, ours: Cells, code: Cells, title: str = "mean rank"
+    ax: Axes,
+    table: Table,
+    default_cells: Cells,
+    released_cells: Cells,
+    title: str = "mean rank",
 ) -> None:
     """Draw mean ranks (1 is best): printed, measured, and measured by the reading of the authors' code."""
-    count = len(table.methods)
+    method_count = len(table.methods)
     kinds = [
         Kind(table.printed_ranks().to_frame("value"), f"paper, {table.place}", 0.2, PUBLISHED),
-        Kind(ours.ranking.ranks.to_frame("value"), "measured", -0.2, OURS),
-        Kind(code.ranking.ranks.to_frame("value"), CODES, 0, CODE),
+        Kind(default_cells.ranking.ranks.to_frame("value"), "measured", -0.2, OURS),
+        Kind(released_cells.ranking.ranks.to_frame("value"), CODES, 0, CODE),
     ]  # fmt: skip
     marks(
         ax,
         kinds,
         [METHODS[name] for name in table.methods],
         size=7,
-        ylim=(count - 0.4, -0.6),
-        xlim=(0.5, count + 0.5),
-        xticks=range(1, count + 1, 3),
+        ylim=(method_count - 0.4, -0.6),
+        xlim=(0.5, method_count + 0.5),
+        xticks=range(1, method_count + 1, 3),
     )
     _small(ax, title, "1 = best")
 
@@ -210,53 +217,61 @@ def _ranks(
 
 def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     """Draw mean ranks by fairness and by incentive of macro-F1, with critical-difference diagrams."""
-    parts = {
+    tables = {
         kind: TABLES[name]
         for kind, name in ((FAIRNESS, "tableA5"), (INCENTIVE, "tableA6"))
     }
     results = {
-        kind: {r.name: cells(frame, table, r) for r in READINGS}
-        for kind, table in parts.items()
+        kind: {reading.name: cells(frame, table, reading) for reading in READINGS}
+        for kind, table in tables.items()
     }
     with sheet(7.2, 6.2) as figure:
-        grid = figure.subplot_mosaic(
+        panels = figure.subplot_mosaic(
             [[FAIRNESS, INCENTIVE], ["d1", "d1"], ["d2", "d2"]],
             height_ratios=[2.2, 1.7, 1.7],
         )
-        for kind, table in parts.items():
+        for kind, table in tables.items():
             _ranks(
-                grid[kind],
+                panels[kind],
                 table,
                 results[kind][DEFAULT.name],
                 results[kind][RELEASED.name],
                 f"mean rank of {kind}",
             )
-        grid[INCENTIVE].set_yticklabels([])
-        handles, _ = grid[FAIRNESS].get_legend_handles_labels()
+        panels[INCENTIVE].set_yticklabels([])
+        handles, _ = panels[FAIRNESS].get_legend_handles_labels()
         figure.legend(
             handles, ["paper, Table 2", "measured", CODES],
             loc="outside upper center", ncols=3, fontsize=7,
         )  # fmt: skip
         for name, kind in (("d1", FAIRNESS), ("d2", INCENTIVE)):
-            diagram(grid[name], results[kind][DEFAULT.name].ranking, NAMES)
-            grid[name].set_title(kind, fontsize=8, loc="left")
-    table_lines = []
+            diagram(panels[name], results[kind][DEFAULT.name].ranking, NAMES)
+            panels[name].set_title(kind, fontsize=8, loc="left")
+    table_rows = []
     findings: list[Finding] = []
-    for kind, table in parts.items():
-        printed = published_table(
+    for kind, table in tables.items():
+        printed_ranks = published_table(
             "player_fl", "Table 2", quantity=f"{kind} mean rank"
         ).iloc[:, 0]
         for result in results[kind].values():
-            ranks = [line for line in lines(result) if line["quantity"] == "mean rank"]
-            quantity = {"quantity": f"{kind} mean rank"}
-            table_lines += [
-                {**line, **quantity, "published": printed[line["method"]]}
-                for line in ranks
+            ranks = [
+                table_row
+                for table_row in lines(result)
+                if table_row["quantity"] == "mean rank"
             ]
-        measured = results[kind][DEFAULT.name]
+            quantity_column = {"quantity": f"{kind} mean rank"}
+            table_rows += [
+                {
+                    **table_row,
+                    **quantity_column,
+                    "published": printed_ranks[table_row["method"]],
+                }
+                for table_row in ranks
+            ]
+        default_cells = results[kind][DEFAULT.name]
         findings += [
-            *order(table, measured, incomparable(header)),
-            methods_differ(table, measured, incomparable(header)),
+            *order(table, default_cells, incomparable(header)),
+            methods_differ(table, default_cells, incomparable(header)),
         ]
     sizes_text, missing_text = sizes(header, frame), missing(header)
     caption = (
@@ -264,16 +279,16 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "clients. Incentive is the share of clients above both Local and FedAvg. Below: critical-difference diagrams. "
         f"{sizes_text} {missing_text}"
     )
-    columns = {"method": [NAMES[name] for name in parts[FAIRNESS].methods]}
-    for kind, table in parts.items():
-        for mark, ranks in (
+    columns = {"method": [NAMES[name] for name in tables[FAIRNESS].methods]}
+    for kind, table in tables.items():
+        for suffix, ranks in (
             ("", results[kind][DEFAULT.name].ranking.ranks),
             (", released", results[kind][RELEASED.name].ranking.ranks),
             (", paper", table.printed_ranks()),
         ):
-            columns[f"{kind}{mark}"] = numbers(ranks, ".1f")
+            columns[f"{kind}{suffix}"] = numbers(ranks, ".1f")
     text = "\n\n".join([markdown(columns), *rates(header)])
-    return Drawing(figure, frame_of(table_lines), caption, tuple(findings), text)
+    return Drawing(figure, frame_of(table_rows), caption, tuple(findings), text)
 
 
 def _title(table: Table) -> str:
@@ -287,55 +302,61 @@ def _title(table: Table) -> str:
 def _draw_appendix(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     """Draw the mean ranks of eight tables as two matrices, the paper's and ours; the page has all cells."""
     results = {name: cells(frame, TABLES[name]) for name in APPENDIX}
-    released = {name: cells(frame, TABLES[name], RELEASED) for name in APPENDIX}
-    columns = {}
+    released_cells = {name: cells(frame, TABLES[name], RELEASED) for name in APPENDIX}
+    column_titles = {}
     for name in APPENDIX:
         table = TABLES[name]
         place = table.place.removeprefix("Table ")
-        columns[name] = f"{place}\n{table.word}\n{WORDS[table.kind]}"
-    published = pd.DataFrame({name: TABLES[name].printed_ranks() for name in APPENDIX})
-    measured = pd.DataFrame({name: results[name].ranking.ranks for name in APPENDIX})
-    best = published.mean(axis=1).sort_values().index
+        column_titles[name] = f"{place}\n{table.word}\n{WORDS[table.kind]}"
+    published_ranks = pd.DataFrame(
+        {name: TABLES[name].printed_ranks() for name in APPENDIX}
+    )
+    measured_ranks = pd.DataFrame(
+        {name: results[name].ranking.ranks for name in APPENDIX}
+    )
+    method_order = published_ranks.mean(axis=1).sort_values().index
     with sheet(8.6, 4.2) as figure:
-        for ax, ranks, title, bar in zip(
+        for ax, ranks, title, bar_title in zip(
             figure.subplots(1, 2, sharey=True),
-            (published, measured),
+            (published_ranks, measured_ranks),
             ("published", "here"),
             ("", "mean rank, 1 is best"),
             strict=True,
         ):
-            table = ranks.loc[best].rename(columns=columns, index=NAMES)
+            table = ranks.loc[method_order].rename(columns=column_titles, index=NAMES)
             matrix(
                 ax,
                 table,
                 texts=table.map("{:.1f}".format),
                 colours="Blues_r",
-                bar=bar,
+                bar=bar_title,
                 vmin=1,
                 high=len(METHODS),
                 size=6.5,
             )
             ax.set_title(title)
-    findings, text = [], [IN_BRACKETS, TESTED]
+    findings, sections = [], [IN_BRACKETS, TESTED]
     for name, result in results.items():
         table = TABLES[name]
-        judged = [
+        table_findings = [
             *order(table, result, incomparable(header)),
             methods_differ(table, result, incomparable(header)),
             printed_ranks(table),
         ]
-        for finding in judged:
+        for finding in table_findings:
             if table.place not in finding.expected:
                 finding = replace(
                     finding, expected=f"{table.place}: {finding.expected}"
                 )
             findings.append(finding)
-        text += [
+        sections += [
             " ".join(["##", _title(table)]),
-            cells_beside(table, result, released[name]),
-            tests(table, result, released[name]),
+            cells_beside(table, result, released_cells[name]),
+            tests(table, result, released_cells[name]),
         ]
-    lines_of = [lines(result) for result in (*results.values(), *released.values())]
+    row_lists = [
+        lines(result) for result in (*results.values(), *released_cells.values())
+    ]
     sizes_text, missing_text = sizes(header, frame), missing(header)
     caption = (
         "Mean ranks of the methods in the eight tables of the appendix, 1 is best. A method without a rank is a "
@@ -343,22 +364,24 @@ def _draw_appendix(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     return Drawing(
         figure,
-        frame_of(list(chain.from_iterable(lines_of))),
+        frame_of(list(chain.from_iterable(row_lists))),
         caption,
         tuple(findings),
-        "\n\n".join([*text, *remarks(header)]),
-        _first_of(published, measured),
+        "\n\n".join([*sections, *remarks(header)]),
+        _first_of(published_ranks, measured_ranks),
     )
 
 
-def _first_of(published: pd.DataFrame, measured: pd.DataFrame) -> str:
+def _first_of(published_ranks: pd.DataFrame, measured_ranks: pd.DataFrame) -> str:
     """Say in how many tables PLayer-FL has the best mean rank, published and here."""
-    theirs, ours = (
-        int((ranks.idxmin() == CONTROL).sum()) for ranks in (published, measured)
+    published_count, measured_count = (
+        int((ranks.idxmin() == CONTROL).sum())
+        for ranks in (published_ranks, measured_ranks)
     )
-    count = published.shape[1]
+    table_count = published_ranks.shape[1]
     return (
-        f"**{NAMES[CONTROL]} has the best mean rank in {theirs} of the paper's {count} tables, and here in {ours}.** "
+        f"**{NAMES[CONTROL]} has the best mean rank in {published_count} of the paper's {table_count} tables, "
+        f"and here in {measured_count}.** "
         "Most of our datasets are not comparable with the paper's."
     )
 

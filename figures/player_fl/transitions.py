@@ -58,16 +58,16 @@ FEW = {
 
 def recipes() -> dict[str, RunConfig]:
     """Return runs of the paper's networks by dataset; also of the transformer at the paper's width."""
-    runs_of = {
+    configs = {
         name: RunConfig(
             dataset=name, model=NETWORKS.get(name), rounds=1, keep_optimizer=False
         )
         for name in CASES
     }
-    runs_of["airline_tweets"] = runs_of["airline_tweets"].with_keys(
+    configs["airline_tweets"] = configs["airline_tweets"].with_keys(
         model_options={"width": 768}
     )
-    return {name: config.with_keys(**SIZES[name]) for name, config in runs_of.items()}
+    return {name: config.with_keys(**SIZES[name]) for name, config in configs.items()}
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -99,10 +99,10 @@ class Decisions:
     def seeds(self) -> int:
         return len(self.sensitivity)
 
-    def usual(self, way: Any) -> tuple[str, int]:
+    def usual(self, threshold: Any) -> tuple[str, int]:
         """Return a threshold's most frequent last shared layer, and its number of seeds; of ties the earlier layer."""
-        row = self.counts.loc[way]
-        return str(row.idxmax()), int(row.max())
+        seed_counts = self.counts.loc[threshold]
+        return str(seed_counts.idxmax()), int(seed_counts.max())
 
     def layers_later(self, layer: str) -> int | None:
         """Count how many layers later than Table A.2's a decision is; None without a decision."""
@@ -119,20 +119,26 @@ def largest_jump(values: Sequence[float]) -> int:
 
 def decisions(frame: pd.DataFrame, dataset: str) -> Decisions:
     """Return the rule's decisions on the rows of a dataset."""
-    way = Definition(dataset, "training", "", True, COLOURS[0])
-    combined = way.combined(frame)
-    counts = cuts(combined)
-    jumps = combined.apply(
-        lambda row: combined.columns[largest_jump(row.tolist()) - 1], axis=1
+    definition = Definition(dataset, "training", "", True, COLOURS[0])
+    sensitivity = definition.combined(frame)
+    counts = cuts(sensitivity)
+    jumps = sensitivity.apply(
+        lambda row: sensitivity.columns[largest_jump(row.tolist()) - 1], axis=1
     )
     counts.loc[JUMP] = jumps.value_counts().reindex(counts.columns, fill_value=0)
-    rows = published("player_fl")
-    of_dataset = where(rows, quantity="shared layers", dataset=CASES[dataset].printed)
-    of_dataset = of_dataset[
-        (of_dataset["method"] == "playerfl") & of_dataset["place"].isin(list(LISTS))
+    published_rows = published("player_fl")
+    dataset_rows = where(
+        published_rows, quantity="shared layers", dataset=CASES[dataset].printed
+    )
+    dataset_rows = dataset_rows[
+        (dataset_rows["method"] == "playerfl") & dataset_rows["place"].isin(list(LISTS))
     ]
-    lists = dict(zip(of_dataset["place"], of_dataset["layer"], strict=True))
-    return Decisions(dataset, tuple(combined.columns), combined, counts, lists)
+    layer_by_place = dict(
+        zip(dataset_rows["place"], dataset_rows["layer"], strict=True)
+    )
+    return Decisions(
+        dataset, tuple(sensitivity.columns), sensitivity, counts, layer_by_place
+    )
 
 
 COLOURS_APART = plt.get_cmap("PuOr")
@@ -143,63 +149,77 @@ COLOURS_APART = plt.get_cmap("PuOr")
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    decided = [decisions(frame, name) for name in CASES]
+    all_decisions = [decisions(frame, name) for name in CASES]
     with sheet(7.4, 4.4) as figure:
-        _matrix(figure.subplots(), decided)
-        keys = [
+        _matrix(figure.subplots(), all_decisions)
+        legend_patches = [
             Patch(facecolor=COLOURS_APART(0.25), label="fewer layers than Table A.2"),
             Patch(facecolor=COLOURS_APART(0.75), label="more"),
         ]
-        key_above(figure, 2, handles=keys, size=7.5)
-    sizes = []
-    for decision in decided:
+        key_above(figure, 2, handles=legend_patches, size=7.5)
+    size_texts = []
+    for decision in all_decisions:
         config = header["runs"][decision.dataset]["config"]
-        of_clients = frame[(frame["run"] == decision.dataset) & (frame["client"] != "")]
-        counts = of_clients.groupby("client")["n_train"].median()
+        client_rows = frame[
+            (frame["run"] == decision.dataset) & (frame["client"] != "")
+        ]
+        sample_counts = client_rows.groupby("client")["n_train"].median()
         title = CASES[decision.dataset].title
-        sizes.append(
-            f"{title[0].upper()}{title[1:]}: {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} training "
+        size_texts.append(
+            f"{title[0].upper()}{title[1:]}: {len(sample_counts)} clients × "
+            f"{sample_counts.min():.0f}-{sample_counts.max():.0f} training "
             f"samples in batches of {config['batch_size']} ({decision.seeds} seeds)."
         )
-    stand = ", ".join(
+    stand_ins_text = ", ".join(
         f"{CASES[name].title} for {title}" for name, title in STAND_IN.items()
     )
-    sizes_text = " ".join(sizes)
-    absent_names = " and ".join(ABSENT.values())
+    sizes_text = " ".join(size_texts)
+    absent_text = " and ".join(ABSENT.values())
     missing_text = missing_runs(header)
     caption = (
         f"The last federated layer after one epoch on the paper's networks. A row is a threshold on the ratio of "
         f"consecutive federation sensitivities. A cell is the most frequent decision with its share of the seeds. "
-        f"Colour: layers fewer (orange) or more (violet) than Table A.2. {sizes_text} Replacements: {stand}. "
-        f"{absent_names} are not available.{missing_text}"
+        f"Colour: layers fewer (orange) or more (violet) than Table A.2. {sizes_text} Replacements: {stand_ins_text}. "
+        f"{absent_text} are not available.{missing_text}"
     )
     exclusions = {name: f"not {title}" for name, title in STAND_IN.items()} | FEW
     return Drawing(
         figure,
-        _table(decided),
+        _table(all_decisions),
         caption,
-        (_printed(), *_findings(decided, exclusions)),
-        _page(decided),
+        (_printed(), *_findings(all_decisions, exclusions)),
+        _page(all_decisions),
     )
 
 
-def _matrix(ax: Axes, decided: list[Decisions]) -> None:
-    texts, remarks = {}, {}
-    ways = [*LISTS, *decided[0].counts.index]
-    for decision in decided:
-        names, gaps = [], []
-        for way in ways:
-            listed = decision.lists.get(str(way), "–"), 0
-            layer, count = listed if way in LISTS else decision.usual(way)
-            names.append(f"{layer}  {count}/{decision.seeds}" if count else layer)
+def _matrix(ax: Axes, all_decisions: list[Decisions]) -> None:
+    cell_texts, layer_gaps = {}, {}
+    row_keys = [*LISTS, *all_decisions[0].counts.index]
+    for decision in all_decisions:
+        layer_texts, gaps = [], []
+        for row_key in row_keys:
+            listed_layer = decision.lists.get(str(row_key), "–"), 0
+            layer, seed_count = (
+                listed_layer if row_key in LISTS else decision.usual(row_key)
+            )
+            layer_texts.append(
+                f"{layer}  {seed_count}/{decision.seeds}" if seed_count else layer
+            )
             gaps.append(decision.layers_later(layer))
-        texts[decision.dataset], remarks[_title(decision.dataset)] = names, gaps
-    thresholds = (f"threshold {way:g}" for way in ways if isinstance(way, float))
-    table = pd.DataFrame(remarks, [*LISTS.values(), *thresholds, JUMP], dtype=float)
+        cell_texts[decision.dataset], layer_gaps[_title(decision.dataset)] = (
+            layer_texts,
+            gaps,
+        )
+    threshold_titles = (
+        f"threshold {row_key:g}" for row_key in row_keys if isinstance(row_key, float)
+    )
+    table = pd.DataFrame(
+        layer_gaps, [*LISTS.values(), *threshold_titles, JUMP], dtype=float
+    )
     matrix(
         ax,
         table.fillna(0),
-        texts=pd.DataFrame(texts),
+        texts=pd.DataFrame(cell_texts),
         colours=COLOURS_APART,
         vmin=-6,
         high=6,
@@ -207,7 +227,9 @@ def _matrix(ax: Axes, decided: list[Decisions]) -> None:
         linewidths=0,
         annot_kws={"fontsize": 7, "color": "black"},
     )
-    ax.hlines([len(LISTS), len(ways) - 1], 0, len(decided), color="0.2", linewidth=1)
+    ax.hlines(
+        [len(LISTS), len(row_keys) - 1], 0, len(all_decisions), color="0.2", linewidth=1
+    )
     ax.tick_params(top=False, labeltop=True, labelbottom=False)
 
 
@@ -220,55 +242,61 @@ def _title(dataset: str) -> str:
 # --- table, page and findings ----------------------------------------------------------------------------------
 
 
-def _table(decided: list[Decisions]) -> pd.DataFrame:
+def _table(all_decisions: list[Decisions]) -> pd.DataFrame:
     """Every threshold's decisions, and the ratios of consecutive layers here and in the paper's Fig. 4."""
-    rows = published("player_fl")
-    ratios = rows[rows["quantity"] == f"{SENSITIVITY} / layer before"]
-    last = "last shared layer"
-    lines: list[dict[str, Any]] = []
-    for decision in decided:
-        printed = CASES[decision.dataset].printed
-        named: dict[str, Any] = {
+    published_rows = published("player_fl")
+    published_ratios = published_rows[
+        published_rows["quantity"] == f"{SENSITIVITY} / layer before"
+    ]
+    quantity = "last shared layer"
+    table_rows: list[dict[str, Any]] = []
+    for decision in all_decisions:
+        published_dataset = CASES[decision.dataset].printed
+        shared_columns: dict[str, Any] = {
             "dataset": decision.dataset,
-            "published_dataset": printed,
+            "published_dataset": published_dataset,
         }
-        lines += [
-            named | {"quantity": last, "published": layer, "place": place, "status": "published only"}
+        table_rows += [
+            shared_columns | {"quantity": quantity, "published": layer, "place": place, "status": "published only"}
             for place, layer in decision.lists.items()
         ]  # fmt: skip
-        named["seeds"] = decision.seeds
-        lines += [
-            named | {
-                "quantity": f"seeds with this {last}", "layer": layer, "published": decision.lists.get(PRINTED),
-                "place": PRINTED, "threshold": way, "measured": int(count), "status": "ok",
+        shared_columns["seeds"] = decision.seeds
+        table_rows += [
+            shared_columns | {
+                "quantity": f"seeds with this {quantity}", "layer": layer, "published": decision.lists.get(PRINTED),
+                "place": PRINTED, "threshold": threshold, "measured": int(count), "status": "ok",
             }
-            for (way, layer), count in decision.counts.stack().items()
+            for (threshold, layer), count in decision.counts.stack().items()
         ]  # fmt: skip
-        printed_ratios = ratios[ratios["dataset"] == printed].set_index("layer")
+        printed_ratios = published_ratios[
+            published_ratios["dataset"] == published_dataset
+        ].set_index("layer")
         values = decision.sensitivity.T
-        for layer, before in zip(decision.layers[1:], decision.layers, strict=False):
-            ratio = values.loc[layer] / values.loc[before]
-            line = {"published": None, "place": None}
+        for layer, previous_layer in zip(
+            decision.layers[1:], decision.layers, strict=False
+        ):
+            ratio = values.loc[layer] / values.loc[previous_layer]
+            published_columns = {"published": None, "place": None}
             if layer in printed_ratios.index:
-                line = (
+                published_columns = (
                     printed_ratios.loc[layer, ["value", "place"]]
                     .rename({"value": "published"})
                     .to_dict()
                 )
-            sound = bool(np.isfinite(ratio.median()))
-            lines.append(named | line | {
+            is_finite = bool(np.isfinite(ratio.median()))
+            table_rows.append(shared_columns | published_columns | {
                 "quantity": "sensitivity / layer before", "layer": layer, "measured": ratio.median(),
-                "low": ratio.min(), "high": ratio.max(), "status": "ok" if sound else "not finite",
+                "low": ratio.min(), "high": ratio.max(), "status": "ok" if is_finite else "not finite",
             })  # fmt: skip
     for dataset, title in ABSENT.items():
         printed_ratios = where(
-            rows, quantity="shared layers", dataset=dataset, place=PRINTED
+            published_rows, quantity="shared layers", dataset=dataset, place=PRINTED
         )
-        lines.append({
-            "quantity": last, "dataset": dataset, "published_dataset": dataset, "place": PRINTED,
+        table_rows.append({
+            "quantity": quantity, "dataset": dataset, "published_dataset": dataset, "place": PRINTED,
             "published": printed_ratios["layer"].iloc[0], "status": f"{title} is not available",
         })  # fmt: skip
-    return pd.DataFrame(lines, columns=list(COLUMNS))
+    return pd.DataFrame(table_rows, columns=list(COLUMNS))
 
 
 COLUMNS = (
@@ -277,19 +305,19 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def _matches(decided: list[Decisions]) -> dict[Any, list[str]]:
+def _matches(all_decisions: list[Decisions]) -> dict[Any, list[str]]:
     """For every threshold and the largest jump, the paper's datasets where the usual decision is that of Table A.2."""
-    ways = decided[0].counts.index
-    own_networks = [
-        decision for decision in decided if decision.dataset not in STAND_IN
+    row_keys = all_decisions[0].counts.index
+    paper_decisions = [
+        decision for decision in all_decisions if decision.dataset not in STAND_IN
     ]
     return {
-        way: [
+        row_key: [
             CASES[decision.dataset].title
-            for decision in own_networks
-            if decision.layers_later(decision.usual(way)[0]) == 0
+            for decision in paper_decisions
+            if decision.layers_later(decision.usual(row_key)[0]) == 0
         ]
-        for way in ways
+        for row_key in row_keys
     }
 
 
@@ -301,17 +329,17 @@ def thresholds() -> pd.DataFrame:
     """
     rows = published("player_fl")
     ratios = rows[rows["quantity"] == f"{SENSITIVITY} / layer before"]
-    lists = where(rows, quantity="shared layers", place=PRINTED).set_index("dataset")[
-        "layer"
-    ]
-    limits_of = {}
-    for dataset, of_dataset in ratios.groupby("dataset", sort=False):
-        last = list(of_dataset["layer"]).index(lists[dataset])
-        limits_of[dataset] = {
-            "low": of_dataset["value"].iloc[: last + 1].max(),
-            "high": of_dataset["value"].iloc[last + 1],
+    printed_layers = where(rows, quantity="shared layers", place=PRINTED).set_index(
+        "dataset"
+    )["layer"]
+    limits_by_dataset = {}
+    for dataset, dataset_ratios in ratios.groupby("dataset", sort=False):
+        last_index = list(dataset_ratios["layer"]).index(printed_layers[dataset])
+        limits_by_dataset[dataset] = {
+            "low": dataset_ratios["value"].iloc[: last_index + 1].max(),
+            "high": dataset_ratios["value"].iloc[last_index + 1],
         }
-    return pd.DataFrame(limits_of).T
+    return pd.DataFrame(limits_by_dataset).T
 
 
 def _printed() -> Finding:
@@ -322,11 +350,11 @@ def _printed() -> Finding:
         for case in CASES.values()
         if case.printed not in STAND_IN
     }
-    least, most = limits["high"].idxmin(), limits["low"].idxmax()
+    lowest_dataset, highest_dataset = limits["high"].idxmin(), limits["low"].idxmax()
     ranges = []
-    for name in (least, most):
-        title = titles.get(name, name)
-        low, high = limits.loc[name, "low"], limits.loc[name, "high"]
+    for dataset in (lowest_dataset, highest_dataset):
+        title = titles.get(dataset, dataset)
+        low, high = limits.loc[dataset, "low"], limits.loc[dataset, "high"]
         ranges.append(f"{title} asks for {low:.3g} to {high:.3g}")
     return Finding(
         "one threshold on the ratios of the paper's Fig. 4 gives Table A.2's last shared layer on all seven datasets",
@@ -337,116 +365,142 @@ def _printed() -> Finding:
 
 def stable(decisions: Decisions, thresholds: Sequence[float]) -> int:
     """Return the number of seeds with the same last shared layer at every threshold."""
-    lines = decisions.sensitivity.to_numpy(dtype=np.float64)
+    sensitivity_rows = decisions.sensitivity.to_numpy(dtype=np.float64)
     return sum(
-        len({select.sensitivity_ratio(line.tolist(), way) for way in thresholds}) == 1
-        for line in lines
+        len(
+            {
+                select.sensitivity_ratio(row.tolist(), threshold)
+                for threshold in thresholds
+            }
+        )
+        == 1
+        for row in sensitivity_rows
     )
 
 
-def _stable(decided: list[Decisions], far: Mapping[str, str]) -> Finding:
+def _stable(all_decisions: list[Decisions], reasons: Mapping[str, str]) -> Finding:
     """Return whether the transition point remains stable, on every dataset of the paper's that is comparable.
 
     The paper gives no range. Its own Fig. 4 has one for each dataset, in which its curves give its layer.
     """
     limits = thresholds()
-    own_datasets = [
+    comparable_decisions = [
         decision
-        for decision in decided
-        if decision.dataset not in STAND_IN and decision.dataset not in far
+        for decision in all_decisions
+        if decision.dataset not in STAND_IN and decision.dataset not in reasons
     ]
-    counts = {}
-    for decision in own_datasets:
+    counts_by_title = {}
+    for decision in comparable_decisions:
         low, high = limits.loc[CASES[decision.dataset].printed, ["low", "high"]]
-        in_range = np.linspace(low + TOLERANCE, high - TOLERANCE, STEPS)
-        name = f"{CASES[decision.dataset].title} from {low:.3g} to {high:.3g}"
-        counts[name] = (stable(decision, in_range.tolist()), decision.seeds)
+        range_thresholds = np.linspace(low + TOLERANCE, high - TOLERANCE, STEPS)
+        title = f"{CASES[decision.dataset].title} from {low:.3g} to {high:.3g}"
+        counts_by_title[title] = (
+            stable(decision, range_thresholds.tolist()),
+            decision.seeds,
+        )
     return Finding(
         "the transition point is stable: in most seeds all thresholds in the range of Fig. 4 decide alike",
         ", ".join(
-            f"{name} in {count} of {seeds} seeds"
-            for name, (count, seeds) in counts.items()
+            f"{title} in {count} of {seeds} seeds"
+            for title, (count, seeds) in counts_by_title.items()
         )
-        + f" ({len(own_datasets)} parts)",
-        joint(of_parts([of_share(*count) for count in counts.values()])),
+        + f" ({len(comparable_decisions)} parts)",
+        joint(of_parts([of_share(*count) for count in counts_by_title.values()])),
     )
 
 
-def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding, ...]:
+def _findings(
+    all_decisions: list[Decisions], reasons: Mapping[str, str]
+) -> tuple[Finding, ...]:
     """Return the findings on the decisions by thresholds.
 
     Args:
-        far: reasons why a dataset is not comparable with the paper's.
+        reasons: reasons why a dataset is not comparable with the paper's.
     """
-    enough = all(decision.seeds >= LEAST_SEEDS for decision in decided)
-    matches = _matches(decided)
-    limits = [way for way in matches if way != JUMP]
-    most = max(len(matches[way]) for way in limits)
+    has_enough_seeds = all(decision.seeds >= LEAST_SEEDS for decision in all_decisions)
+    matches = _matches(all_decisions)
+    threshold_values = [threshold for threshold in matches if threshold != JUMP]
+    most_matches = max(len(matches[threshold]) for threshold in threshold_values)
     titles = [
         CASES[decision.dataset].title
-        for decision in decided
+        for decision in all_decisions
         if decision.dataset not in STAND_IN
     ]
-    best = dict.fromkeys(
-        listing(matches[way]) for way in limits if len(matches[way]) == most
+    best_texts = dict.fromkeys(
+        listing(matches[threshold])
+        for threshold in threshold_values
+        if len(matches[threshold]) == most_matches
     )
-    limits_of = {
-        names: [f"{way:g}" for way in limits if listing(matches[way]) == names]
-        for names in best
+    thresholds_by_titles = {
+        titles_text: [
+            f"{threshold:g}"
+            for threshold in threshold_values
+            if listing(matches[threshold]) == titles_text
+        ]
+        for titles_text in best_texts
     }
-    choices = [(names or "none", ways) for names, ways in limits_of.items()]
-    choices_text = "; ".join(f"{names} at {listing(ways)}" for names, ways in choices)
-    ours = matches[select.THRESHOLD]
-    small = [
-        CASES[decision.dataset].title
-        for decision in decided
-        if decision.dataset in far and decision.dataset not in STAND_IN
+    best_choices = [
+        (titles_text or "none", threshold_texts)
+        for titles_text, threshold_texts in thresholds_by_titles.items()
     ]
-    remark = f"{listing(small)} are too small here"
-    ours_text = listing(ours) or "none"
+    choices_text = "; ".join(
+        f"{titles_text} at {listing(threshold_texts)}"
+        for titles_text, threshold_texts in best_choices
+    )
+    default_titles = matches[select.THRESHOLD]
+    small_titles = [
+        CASES[decision.dataset].title
+        for decision in all_decisions
+        if decision.dataset in reasons and decision.dataset not in STAND_IN
+    ]
+    remark = f"{listing(small_titles)} are too small here"
+    default_text = listing(default_titles) or "none"
     findings = [
-        _stable(decided, far),
+        _stable(all_decisions, reasons),
         Finding(
             "a single threshold gives Table A.2's last shared layer on every available dataset of the paper",
-            f"at best {most} of {len(titles)}: {choices_text}. The largest jump gives {len(matches[JUMP])}",
-            most == len(titles) if enough else None,
+            f"at best {most_matches} of {len(titles)}: {choices_text}. The largest jump gives {len(matches[JUMP])}",
+            most_matches == len(titles) if has_enough_seeds else None,
             remark,
         ),
         Finding(
             f"the default threshold {select.THRESHOLD:g} gives Table A.2's layer on most of them",
-            f"on {len(ours)} of {len(titles)}: {ours_text}",
-            len(ours) > len(titles) / 2 if enough else None,
+            f"on {len(default_titles)} of {len(titles)}: {default_text}",
+            len(default_titles) > len(titles) / 2 if has_enough_seeds else None,
             remark,
         ),
     ]
-    for decision in decided:
-        decisions = [decision.usual(way)[0] for way in limits]
-        spread = Counter(decisions)
+    for decision in all_decisions:
+        usual_layers = [decision.usual(threshold)[0] for threshold in threshold_values]
+        layer_counts = Counter(usual_layers)
         findings.append(
             Finding(
-                f"on {CASES[decision.dataset].title} every threshold from {limits[0]:g} to {limits[-1]:g} "
+                f"on {CASES[decision.dataset].title} every threshold from {threshold_values[0]:g} to "
+                f"{threshold_values[-1]:g} "
                 "decides alike",
-                ", ".join(f"{layer} at {count}" for layer, count in spread.items())
-                + f" of {len(limits)} thresholds",
-                len(spread) == 1 if decision.seeds >= LEAST_SEEDS else None,
-                far.get(decision.dataset, ""),
+                ", ".join(
+                    f"{layer} at {count}" for layer, count in layer_counts.items()
+                )
+                + f" of {len(threshold_values)} thresholds",
+                len(layer_counts) == 1 if decision.seeds >= LEAST_SEEDS else None,
+                reasons.get(decision.dataset, ""),
             )
         )
     return tuple(findings)
 
 
-def _page(decided: list[Decisions]) -> str:
+def _page(all_decisions: list[Decisions]) -> str:
     columns: dict[str, list[str]] = {
         "decision": [
             *LISTS.values(),
             *(
-                f"{w:g}" if isinstance(w, float) else str(w)
-                for w in decided[0].counts.index
+                f"{key:g}" if isinstance(key, float) else str(key)
+                for key in all_decisions[0].counts.index
             ),
         ]
     }
-    for decision in decided:
-        usual_decisions = [decision.usual(way) for way in decision.counts.index]
+    for decision in all_decisions:
+        usual_decisions = [decision.usual(row_key) for row_key in decision.counts.index]
         columns[_title(decision.dataset).replace("\n", " ")] = [
             *(decision.lists.get(place, "–") for place in LISTS),
             *(

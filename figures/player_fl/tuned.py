@@ -74,42 +74,42 @@ def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         data_root=config.data.data_root,
         options={},
     )
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as temporary_folder:
         result = tune(
             untuned_config,
             [method],
             {"lr": ",".join(f"{rate:g}" for rate in grid(dataset, method))},
-            place,
+            temporary_folder,
             trials=len(GRIDS[dataset]),
             seeds=(APART, APART + 1),
             options={method: dict(config.federation.options)},
         )
-    named = labels(task)
-    lines = []
-    for _, line in result.table.iterrows():
-        status = {"status": line["failed"]} if line["failed"] else {}
-        lines.append(
+    label_columns = labels(task)
+    table_rows = []
+    for _, trial in result.table.iterrows():
+        status = {"status": trial["failed"]} if trial["failed"] else {}
+        table_rows.append(
             rows.row(
                 SCORE,
-                line["value"],
+                trial["value"],
                 split="validation",
-                variant=f"lr={line['lr']:g}",
+                variant=f"lr={trial['lr']:g}",
                 **status,
-                **named,
+                **label_columns,
             )
         )
     chosen = result.settings[method]["lr"]
-    return rows.frame([*lines, rows.row(CHOSEN, chosen, **named)])
+    return rows.frame([*table_rows, rows.row(CHOSEN, chosen, **label_columns)])
 
 
 def _with_its_rate(config: RunConfig, run: str, folder: Path) -> RunConfig:
     """The configuration with the learning rate that tuning chose for this method on this dataset."""
-    part = SEARCH.parts(folder.parent / TUNING).get((run, 0))
-    if part is None:
+    stored_part = SEARCH.parts(folder.parent / TUNING).get((run, 0))
+    if stored_part is None:
         raise UsageError(
             f"{run} must be tuned first. Run {SEARCH.command} --only {run}."
         )
-    frame = part[1]
+    frame = stored_part[1]
     return config.with_keys(
         lr=float(frame.loc[frame["metric"] == CHOSEN, "value"].iloc[0])
     )
@@ -117,32 +117,39 @@ def _with_its_rate(config: RunConfig, run: str, folder: Path) -> RunConfig:
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     """Return the score of every method and learning rate; the best is in bold."""
-    tried = frame[frame["metric"] == SCORE]
-    rates = tried["variant"].str.removeprefix("lr=").astype(float)
-    values = 100 * tried.set_index([tried["run"], rates.rename("lr")])["value"]
-    lines, ends, parts, whole = [], [], [], 0
-    for dataset, of_dataset in GRIDS.items():
+    trial_rows = frame[frame["metric"] == SCORE]
+    rates = trial_rows["variant"].str.removeprefix("lr=").astype(float)
+    values = (
+        100 * trial_rows.set_index([trial_rows["run"], rates.rename("lr")])["value"]
+    )
+    table_rows, end_choices, sections, choice_count = [], [], [], 0
+    for dataset, dataset_rates in GRIDS.items():
         cells: dict[str, list[str]] = {CASES[dataset].title: []}
-        cells |= {f"{rate:g}": [] for rate in of_dataset}
+        cells |= {f"{rate:g}": [] for rate in dataset_rates}
         for method in (*METHODS, *BESIDE):
             if (run := f"{dataset}.{method}") not in values.index:
                 continue
             scores = values[run].reindex(list(grid(dataset, method)))
-            best, whole = int(scores.argmax()), whole + 1
-            if best in (0, len(scores) - 1):
-                ends.append(f"{NAMES[method]} on {CASES[dataset].title}")
-            named = {"dataset": dataset, "method": method}
-            lines += [
-                {**named, "lr": rate, "measured": value, "chosen": k == best}
+            best_index, choice_count = int(scores.argmax()), choice_count + 1
+            if best_index in (0, len(scores) - 1):
+                end_choices.append(f"{NAMES[method]} on {CASES[dataset].title}")
+            run_columns = {"dataset": dataset, "method": method}
+            table_rows += [
+                {
+                    **run_columns,
+                    "lr": rate,
+                    "measured": value,
+                    "chosen": k == best_index,
+                }
                 for k, (rate, value) in enumerate(scores.items())
             ]
-            shown = numbers(scores, ".1f")
-            shown[best] = f"**{shown[best]}**"
+            score_texts = numbers(scores, ".1f")
+            score_texts[best_index] = f"**{score_texts[best_index]}**"
             for column, text in zip(
-                cells.values(), [NAMES[method], *shown], strict=True
+                cells.values(), [NAMES[method], *score_texts], strict=True
             ):
                 column.append(text)
-        parts.append(markdown(cells))
+        sections.append(markdown(cells))
     pfedme = " / ".join(f"{rate:g}" for rate in PFEDME)
     missing_text = missing_runs(header)
     caption = (
@@ -151,12 +158,16 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "of ten evaluations. Methods with fine-tuning at the end have one evaluation. pFedMe's rates are those of its "
         f"outer step: {pfedme}.{missing_text}"
     )
-    ends_text = ", ".join(ends)
-    measured = f"none of {whole} does"
-    if ends:
-        measured = f"{len(ends)} of {whole} do: {ends_text}"
-    finding = Finding("no chosen rate lies at an end of its grid", measured, not ends)
-    return Drawing(None, pd.DataFrame(lines), caption, (finding,), "\n\n".join(parts))
+    ends_text = ", ".join(end_choices)
+    measured = f"none of {choice_count} does"
+    if end_choices:
+        measured = f"{len(end_choices)} of {choice_count} do: {ends_text}"
+    finding = Finding(
+        "no chosen rate lies at an end of its grid", measured, not end_choices
+    )
+    return Drawing(
+        None, pd.DataFrame(table_rows), caption, (finding,), "\n\n".join(sections)
+    )
 
 
 RUNS = {}

@@ -198,7 +198,7 @@ class Shown:
         tables = [self.values]
         if self.banded:
             tables.append(self.published[["low", "high"]].astype(float))
-        return [values.reset_index(drop=True) for values in tables]
+        return [table.reset_index(drop=True) for table in tables]
 
     def bands(self, way: Way) -> list[Band]:
         """Return the published range, and where a constant was added to it also the range without."""
@@ -207,23 +207,33 @@ class Shown:
         bands = [Band(self.published, PRINTED)]
         if way.metric == "procrustes" and self.network.last_conv:
             ends = self.published[["low", "high"]].astype(float) - OFFSET
-            full = [layer for layer in ends.index if layer.startswith("fc")]
-            bands.append(Band(ends.loc[full].reindex(ends.index), LESS, LESS_LOOK))
+            dense_layers = [layer for layer in ends.index if layer.startswith("fc")]
+            bands.append(
+                Band(ends.loc[dense_layers].reindex(ends.index), LESS, LESS_LOOK)
+            )
         return bands
 
     def lines(self) -> list[Line]:
         """Return a thin line for each client and seed, and their median."""
         colour, values = COLOUR[self.moment], self.values.reset_index(drop=True)
-        thin = {"color": colour, "linewidth": 0.5, "alpha": 0.35, "marker": ""}
-        bold = {"color": colour, "linewidth": 1.8, "marker": "o", "markersize": 3.5}
-        return [Line(values, look=thin), Line(values.median(axis=1), look=bold)]
+        thin_look = {"color": colour, "linewidth": 0.5, "alpha": 0.35, "marker": ""}
+        bold_look = {
+            "color": colour,
+            "linewidth": 1.8,
+            "marker": "o",
+            "markersize": 3.5,
+        }
+        return [
+            Line(values, look=thin_look),
+            Line(values.median(axis=1), look=bold_look),
+        ]
 
 
 def shown(
     frame: pd.DataFrame, way: Way, dataset: str, moments: Sequence[str]
 ) -> list[Shown]:
     """Return the curves of one network, of each moment at which the quantity was measured."""
-    network, parts = NETWORKS[dataset], []
+    network, shown_curves = NETWORKS[dataset], []
     for moment in moments:
         values = way.curves(frame[frame["run"] == run_of(dataset, moment)])
         if values.empty:
@@ -232,10 +242,10 @@ def shown(
         if moment == FIRST:
             quantity = way.published
         published = read_off(network.published, quantity, list(values.index))
-        titled = f"{network.title} ({MOMENT[moment]})"
-        at_moment = replace(network.at(moment), title=titled)
-        parts.append(Shown(dataset, moment, at_moment, values, published))
-    return parts
+        title = f"{network.title} ({MOMENT[moment]})"
+        at_moment = replace(network.at(moment), title=title)
+        shown_curves.append(Shown(dataset, moment, at_moment, values, published))
+    return shown_curves
 
 
 def _draw(
@@ -246,40 +256,52 @@ def _draw(
     moments: Sequence[str],
     together: Sequence[Callable[[pd.DataFrame, Mapping[str, Network]], Finding]] = (),
 ) -> Drawing:
-    lines: list[dict[str, Any]] = []
+    table_rows: list[dict[str, Any]] = []
     findings: list[Finding] = []
-    marks: set[str] = set()
+    range_labels: set[str] = set()
     with sheet(7.2, 4.4) as figure:
-        grid = figure.subplots(len(ways), len(EVERY), squeeze=False, sharey="row")
-        for row, way in zip(grid, ways, strict=True):
+        axes_grid = figure.subplots(len(ways), len(EVERY), squeeze=False, sharey="row")
+        for row_axes, way in zip(axes_grid, ways, strict=True):
             panels = [shown(frame, way, dataset, moments) for dataset in EVERY]
-            for ax, panel in zip(row, panels, strict=True):
-                marks |= _panel(ax, way, panel)
-            of_row = list(chain.from_iterable(panels))
-            for part in of_row:
-                averaged = f"{part.values.shape[1]} clients and seeds"
-                labels = {"dataset": part.dataset, "moment": MOMENT[part.moment]}
-                of_layers = lines_beside(
-                    way.quantity, way.what, part.published, part.values, averaged
+            for ax, panel in zip(row_axes, panels, strict=True):
+                range_labels |= _panel(ax, way, panel)
+            row_curves = list(chain.from_iterable(panels))
+            for shown_curves in row_curves:
+                sample_text = f"{shown_curves.values.shape[1]} clients and seeds"
+                label_columns = {
+                    "dataset": shown_curves.dataset,
+                    "moment": MOMENT[shown_curves.moment],
+                }
+                layer_rows = lines_beside(
+                    way.quantity,
+                    way.what,
+                    shown_curves.published,
+                    shown_curves.values,
+                    sample_text,
                 )
-                lines += [labels | line for line in of_layers]
+                table_rows += [label_columns | table_row for table_row in layer_rows]
                 findings += way.expect(
-                    part.network, way.what, part.values, part.published
+                    shown_curves.network,
+                    way.what,
+                    shown_curves.values,
+                    shown_curves.published,
                 )
-            tables = list(chain.from_iterable(part.drawn for part in of_row))
-            set_scale(row[0], pd.concat(tables, axis=1), way.log)
+            tables = list(
+                chain.from_iterable(shown_curves.drawn for shown_curves in row_curves)
+            )
+            set_scale(row_axes[0], pd.concat(tables, axis=1), way.log)
             if not way.log:
-                row[0].set_ylim(bottom=0)
-            row[0].set_ylabel(way.label, fontsize=7)
-        for ax, dataset in zip(grid[0], EVERY, strict=True):
+                row_axes[0].set_ylim(bottom=0)
+            row_axes[0].set_ylabel(way.label, fontsize=7)
+        for ax, dataset in zip(axes_grid[0], EVERY, strict=True):
             ax.set_title(NETWORKS[dataset].title)
-        key_above(figure, 4, handles=list(_legend(moments, marks)))
-    table = pd.DataFrame(lines, columns=list(COLUMNS))
+        key_above(figure, 4, handles=list(_legend(moments, range_labels)))
+    table = pd.DataFrame(table_rows, columns=list(COLUMNS))
     networks = {
         run_of(dataset, FIRST): NETWORKS[dataset].at(FIRST) for dataset in EVERY
     }
-    findings += [ask(frame, networks) for ask in together]
-    caption = _caption(header, frame, ways, moments, bool(marks))
+    findings += [check(frame, networks) for check in together]
+    caption = _caption(header, frame, ways, moments, bool(range_labels))
     return Drawing(figure, table, caption, tuple(findings), _medians(table))
 
 
@@ -289,8 +311,12 @@ def _panel(ax: Axes, way: Way, panel: Sequence[Shown]) -> set[str]:
         ax.text(0.5, 0.5, "not in the paper", transform=ax.transAxes, **_CENTRED)
         ax.set_xticks([])
         return set()
-    bands = list(chain.from_iterable(part.bands(way) for part in panel))
-    curves(ax, chain.from_iterable(part.lines() for part in panel), bands=bands)
+    bands = list(chain.from_iterable(shown_curves.bands(way) for shown_curves in panel))
+    curves(
+        ax,
+        chain.from_iterable(shown_curves.lines() for shown_curves in panel),
+        bands=bands,
+    )
     layers = list(panel[0].values.index)
     ax.set_xticks(range(len(layers)), layers, rotation=90, fontsize=6.5)
     ax.set_xlim(-0.4, len(layers) - 0.6)
@@ -300,28 +326,30 @@ def _panel(ax: Axes, way: Way, panel: Sequence[Shown]) -> set[str]:
 
 def _medians(table: pd.DataFrame) -> str:
     """The medians by layer, in a table for each dataset."""
-    model = {}
+    moment_heading = {}
     if table["moment"].nunique() > 1:
-        model = {"moment": "model"}
-    parts = [
-        by_layer(part, {"definition": NETWORKS[str(dataset)].title} | model)
-        for dataset, part in table.groupby("dataset", sort=False)
+        moment_heading = {"moment": "model"}
+    tables = [
+        by_layer(
+            dataset_rows, {"definition": NETWORKS[str(dataset)].title} | moment_heading
+        )
+        for dataset, dataset_rows in table.groupby("dataset", sort=False)
     ]
-    return "\n\n".join([BY_LAYER, *parts])
+    return "\n\n".join([BY_LAYER, *tables])
 
 
-def _legend(moments: Sequence[str], marks: set[str]) -> Iterator[Any]:
+def _legend(moments: Sequence[str], range_labels: set[str]) -> Iterator[Any]:
     """Yield what the legend shows: both kinds of lines of each moment, and the published ranges."""
     for moment in moments:
         colour = COLOUR[moment]
-        bold: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 3.5}
-        thin: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.6}
-        median = f"median, {MOMENT[moment]}"
-        yield Line2D([], [], color=colour, label=median, **bold)
-        yield Line2D([], [], color=colour, label="one client in one seed", **thin)
-    if PRINTED in marks:
+        bold_look: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 3.5}
+        thin_look: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.6}
+        median_label = f"median, {MOMENT[moment]}"
+        yield Line2D([], [], color=colour, label=median_label, **bold_look)
+        yield Line2D([], [], color=colour, label="one client in one seed", **thin_look)
+    if PRINTED in range_labels:
         yield Patch(facecolor="0.85", edgecolor="0.55", label=PRINTED)
-    if LESS in marks:
+    if LESS in range_labels:
         look = {key: value for key, value in LESS_LOOK.items() if key != "linewidth"}
         yield Patch(label=LESS, **look)
 
@@ -336,14 +364,16 @@ def _caption(
     """The caption on the two definitions, whether published ranges are drawn, and the sizes behind each panel."""
     texts = [_sizes(header, frame, ways, moments, dataset) for dataset in EVERY]
     runs = runs_of(moments)
-    upper, lower = (way.what for way in ways)
-    seeds = seeds_behind(header, runs)
-    printed = "Its ranges are grey" if banded else "No values of it were read off"
-    sizes, missing = " ".join(texts), missing_runs(header, runs)
+    upper_quantity, lower_quantity = (way.what for way in ways)
+    seeds_text = seeds_behind(header, runs)
+    ranges_text = "Its ranges are grey" if banded else "No values of it were read off"
+    sizes_text, missing_text = " ".join(texts), missing_runs(header, runs)
     return (
-        f"Top: {upper}. Bottom: {lower}. The published picture rests on the lower one. {printed}. "
-        f"Rows have {seeds} seeds a network. The airline tweets stand for Sent-140 and have its network. EMNIST's 62 "
-        f"classes and MIMIC-III cannot be had. {sizes}{missing}"
+        f"Top: {upper_quantity}. Bottom: {lower_quantity}. The published picture rests on the lower one. "
+        f"{ranges_text}. "
+        f"Rows have {seeds_text} seeds a network. The airline tweets stand for Sent-140 and have its network. "
+        "EMNIST's 62 "
+        f"classes and MIMIC-III cannot be had. {sizes_text}{missing_text}"
     )
 
 
@@ -364,26 +394,28 @@ def _sizes(
 ) -> str:
     """The sizes of the runs behind one column of panels, in words."""
     runs = [run_of(dataset, moment) for moment in moments]
-    rows = frame[frame["run"].isin(runs)]
+    run_rows = frame[frame["run"].isin(runs)]
     config = header["runs"][runs[0]]["config"]
-    clients = rows[["seed", "client", "n_train"]].dropna().drop_duplicates()
-    total = clients.groupby("seed")["n_train"].sum().astype(float).mean()
-    sizes = {
-        way.metric: rows.loc[rows["metric"] == way.metric, "n_samples"].max()
+    clients = run_rows[["seed", "client", "n_train"]].dropna().drop_duplicates()
+    sample_total = clients.groupby("seed")["n_train"].sum().astype(float).mean()
+    measured_sizes = {
+        way.metric: run_rows.loc[run_rows["metric"] == way.metric, "n_samples"].max()
         for way in ways
     }
-    most = " and ".join(
-        dict.fromkeys(f"{size}" for size in sizes.values() if pd.notna(size))
+    most_text = " and ".join(
+        dict.fromkeys(f"{size}" for size in measured_sizes.values() if pd.notna(size))
     )
-    title, network = NETWORKS[dataset].title, names.network(config["model"])
+    title, network_text = NETWORKS[dataset].title, names.network(config["model"])
     if width := config["model_options"].get("width"):
-        network = f"{network} of width {width}"
-    rounds = ""
+        network_text = f"{network_text} of width {width}"
+    rounds_text = ""
     if FIRST not in moments:
-        rounds = f" in {config['rounds']} rounds"
+        rounds_text = f" in {config['rounds']} rounds"
     return (
-        f"{title[0].upper()}{title[1:]}: {rows['client'].nunique()} clients with {total:,.0f} training samples. They "
-        f"train {network}{rounds} with lr {config['lr']:g} and batch {config['batch_size']}. They measure up to {most} "
+        f"{title[0].upper()}{title[1:]}: {run_rows['client'].nunique()} clients with {sample_total:,.0f} "
+        "training samples. They "
+        f"train {network_text}{rounds_text} with lr {config['lr']:g} and batch {config['batch_size']}. They "
+        f"measure up to {most_text} "
         "samples."
     )
 

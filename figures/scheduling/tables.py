@@ -238,7 +238,7 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             ax.set_xlim(-20, 70)
             ax.set_xlabel(f"points above it\nafter {part['rounds'].max()} rounds")
             ax.set_title(_title(part), fontsize=8)
-        key_above(figure, 3, of=panels[0])
+        key_above(figure, 3, panel=panels[0])
     text = "\n\n".join(_page(part) for _, part in table.groupby("dataset", sort=False))
     text += "\n\nA cell has our value ± half its 95 % interval over seeds. The paper's value is in brackets."
     text += f" With {FEWEST}."

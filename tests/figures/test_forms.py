@@ -94,7 +94,7 @@ def test_a_dot_stands_for_each_seed_and_a_bar_for_their_mean():
 
 def test_a_matrix_shows_its_values_from_the_top(ax):
     table = pd.DataFrame([[0.0, 1.0], [3.0, 2.0]], index=["a", "b"], columns=["x", "y"])
-    image = forms.matrix(ax, table, named=True, bar="size")
+    image = forms.matrix(ax, table, with_names=True, bar="size")
     np.testing.assert_array_equal(np.ravel(image.get_array()), [0, 1, 3, 2])
     assert image.get_clim() == (0, 3)
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b"]
@@ -109,7 +109,7 @@ def test_a_legend_above_names_each_line_once():
     with forms.sheet(3, 2) as figure:
         for ax in figure.subplots(1, 2):
             forms.curves(ax, [forms.Line(pd.Series([1.0, 2.0]), "a")])
-        forms.key_above(figure, 2, of=ax)
+        forms.key_above(figure, 2, panel=ax)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a"]
     plt.close(figure)
 
