@@ -54,10 +54,12 @@ def within(pooled: Pool) -> float | None:
     """
     scores = []
     for client in np.unique(pooled.clients):
-        own = pooled.clients == client
-        classes = pooled.classes[own]
+        is_client = pooled.clients == client
+        classes = pooled.classes[is_client]
         if 1 < len(set(classes)) < len(classes):
-            scores.append(silhouette_score(pooled.x[own].astype(np.float64), classes))
+            scores.append(
+                silhouette_score(pooled.x[is_client].astype(np.float64), classes)
+            )
     return float(np.mean(scores)) if scores else None
 
 
@@ -69,22 +71,26 @@ def across(pooled: Pool) -> float | None:
     client has counts not. None if none counts.
     """
     x = pooled.x.astype(np.float64)
-    kinds, of_class = np.unique(pooled.classes, return_inverse=True)
-    member = np.eye(len(kinds))[of_class]
-    total, count = np.zeros((2, len(x), len(kinds)))
+    class_names, class_index = np.unique(pooled.classes, return_inverse=True)
+    one_hot = np.eye(len(class_names))[class_index]
+    distance_sums, sample_counts = np.zeros((2, len(x), len(class_names)))
     for client in np.unique(pooled.clients):
-        own = pooled.clients == client
-        total[own] = cdist(x[own], x[~own]) @ member[~own]
-        count[own] = member[~own].sum(axis=0)
-    distances = np.full(total.shape, np.nan)
-    np.divide(total, count, out=distances, where=count > 0)
-    same = member == 1
-    inside = distances[same]
-    outside = np.where(same | np.isnan(distances), np.inf, distances).min(axis=1)
-    counts = np.isfinite(inside) & np.isfinite(outside)
-    if not counts.any():
+        is_client = pooled.clients == client
+        distance_sums[is_client] = (
+            cdist(x[is_client], x[~is_client]) @ one_hot[~is_client]
+        )
+        sample_counts[is_client] = one_hot[~is_client].sum(axis=0)
+    distances = np.full(distance_sums.shape, np.nan)
+    np.divide(distance_sums, sample_counts, out=distances, where=sample_counts > 0)
+    is_same_class = one_hot == 1
+    own_class_distances = distances[is_same_class]
+    other_class_distances = np.where(
+        is_same_class | np.isnan(distances), np.inf, distances
+    ).min(axis=1)
+    is_counted = np.isfinite(own_class_distances) & np.isfinite(other_class_distances)
+    if not is_counted.any():
         return None
-    a, b = inside[counts], outside[counts]
+    a, b = own_class_distances[is_counted], other_class_distances[is_counted]
     largest = np.maximum(a, b)
     scores = np.divide(b - a, largest, out=np.zeros_like(a), where=largest > 0)
     return float(scores.mean())
@@ -94,69 +100,73 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record accuracy, and silhouettes and purities of the inputs of the classifiers."""
     engine, frame = trained(task)
     rounds, seed = task.config.federation.rounds, task.config.execution.seed
-    final = tested(frame)
-    final = final[final["round"] == rounds]
-    final = final[final["model"].isin(["global", "personal"])]
+    final_rows = tested(frame)
+    final_rows = final_rows[final_rows["round"] == rounds]
+    final_rows = final_rows[final_rows["model"].isin(["global", "personal"])]
     data = {client.name: client.test for client in task.data.clients}
     prompts, models = next(by_prompts(final_models(engine, task.model), run))
     pooled = pool(models, data, classes=task.data.classes, samples=POOLED, seed=seed)
-    named: dict[str, Any] = {
+    label_columns: dict[str, Any] = {
         "round": rounds,
         "split": "test",
         "layer": prompts,
         **labels(task),
     }
-    lines = list(scored(pooled, named))
+    table_rows = list(scored(pooled, label_columns))
     for metric, score in ((WITHIN, within(pooled)), (ACROSS, across(pooled))):
-        named["status"] = "ok" if score is not None else "no client with two classes"
-        lines.append(rows.row(metric, score, n_samples=len(pooled.x), **named))
-    return pd.concat([final, rows.frame(lines)], ignore_index=True)
+        label_columns["status"] = (
+            "ok" if score is not None else "no client with two classes"
+        )
+        table_rows.append(
+            rows.row(metric, score, n_samples=len(pooled.x), **label_columns)
+        )
+    return pd.concat([final_rows, rows.frame(table_rows)], ignore_index=True)
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    shown = list(LONGER)
+    runs = list(LONGER)
     values = {metric: of_runs(frame, metric) for metric in MEASURES}
-    named = [TITLES[run] for run in shown]
+    titles = [TITLES[run] for run in runs]
     with sheet(6.6, 2.7) as figure:
-        for ax, (metric, words) in zip(
+        for ax, (metric, relation) in zip(
             figure.subplots(1, 2), MEASURES.items(), strict=True
         ):
             marks(
                 ax,
-                seeds_and_mean(values[metric].loc[shown]),
-                named,
+                seeds_and_mean(values[metric].loc[runs]),
+                titles,
                 upright=True,
-                xlim=(-0.6, len(shown) - 0.4),
-                ylabel=f"silhouette by class\n{words}",
+                xlim=(-0.6, len(runs) - 0.4),
+                ylabel=f"silhouette by class\n{relation}",
             )
-    table, whole_text = by_run(frame, shown)
-    cells: dict[str, list[str]] = {"method": named}
-    for metric, words in MEASURES.items():
-        table[metric] = [values[metric].loc[run].mean() for run in shown]
-        cells[f"silhouette by class {words}"] = numbers(table[metric], "+.3f")
+    table, pooled_text = by_run(frame, runs)
+    columns: dict[str, list[str]] = {"method": titles}
+    for metric, relation in MEASURES.items():
+        table[metric] = [values[metric].loc[run].mean() for run in runs]
+        columns[f"silhouette by class {relation}"] = numbers(table[metric], "+.3f")
     findings = [
         compared(
-            f"classes stand further apart {words} in the features of FedPFT w/o contrast than in FedAvg's",
+            f"classes stand further apart {relation} in the features of FedPFT w/o contrast than in FedAvg's",
             values[metric],
             "no_contrast",
             "fedavg",
             TITLES,
         )
-        for metric, words in MEASURES.items()
+        for metric, relation in MEASURES.items()
     ]
-    sizes, missing = setting(header), missing_runs(header)
-    seeds = seeds_in_words(seeds_behind(header)).capitalize()
+    setting_text, missing_text = setting(header), missing_runs(header)
+    seeds_text = seeds_in_words(seeds_behind(header)).capitalize()
     caption = (
         "How far classes stand apart in the classifier's inputs: among one client's samples, and by distances to "
         f"other clients' samples. A dot is a seed and a bar the mean. There are {POOLED:,} test samples of all "
-        f"clients together. {sizes} The split is Dirichlet(0.1). {seeds}.{missing}"
+        f"clients together. {setting_text} The split is Dirichlet(0.1). {seeds_text}.{missing_text}"
     )
     note = (
         "Within a client: the silhouette by class among its own samples, a mean over the clients with two classes or "
         "more. Across clients: the same formula with distances to samples of other clients only."
     )
-    text = "\n\n".join([markdown(cells), note, "All samples together:", whole_text])
-    return Drawing(figure, table, caption, set_apart(findings, far(frame, shown)), text)
+    text = "\n\n".join([markdown(columns), note, "All samples together:", pooled_text])
+    return Drawing(figure, table, caption, set_apart(findings, far(frame, runs)), text)
 
 
 items.register(Item(

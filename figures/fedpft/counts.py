@@ -46,48 +46,59 @@ def _count(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     model = tree.state_dict(task.model)
     algorithm = task.algorithm(task.plan)
     message = algorithm.server_message(algorithm.server_state(model), 0, Round(0))
-    named = labels(task)
-    trained, sizes = (
+    label_columns = labels(task)
+    trained_names, tensor_sizes = (
         task.task_info.parameters,
         pd.Series({name: tensor.numel() for name, tensor in model.items()}),
     )
-    holder = pd.Series(
+    module_names = pd.Series(
         {name: HOLDERS.get(name.partition(".")[0], "extractor") for name in model}
     )
-    lines = []
-    for part, part_sizes in sizes.groupby(holder):
+    table_rows = []
+    for module, module_sizes in tensor_sizes.groupby(module_names):
         parameters = int(
-            part_sizes[[name in trained for name in part_sizes.index]].sum()
+            module_sizes[[name in trained_names for name in module_sizes.index]].sum()
         )
-        lines.append(
+        table_rows.append(
             rows.row(
-                PARAMETERS, parameters, layer=str(part), n_params=parameters, **named
+                PARAMETERS,
+                parameters,
+                layer=str(module),
+                n_params=parameters,
+                **label_columns,
             )
         )
-        lines.append(
+        table_rows.append(
             rows.row(
                 STATE,
-                int(part_sizes.sum()),
-                layer=str(part),
+                int(module_sizes.sum()),
+                layer=str(module),
                 n_params=parameters,
-                **named,
+                **label_columns,
             )
         )
-    tensors = chain.from_iterable(kind.values() for kind in message.trees.values())
-    sent = sum(tensor.numel() for tensor in tensors)
-    lines.append(
-        rows.row(SENT, sent, estimator="the server's message to a client", **named)
+    tensors = chain.from_iterable(
+        message_tree.values() for message_tree in message.trees.values()
     )
-    lines.append(
+    sent_count = sum(tensor.numel() for tensor in tensors)
+    table_rows.append(
+        rows.row(
+            SENT,
+            sent_count,
+            estimator="the server's message to a client",
+            **label_columns,
+        )
+    )
+    table_rows.append(
         rows.row(
             "bytes_down",
             message.bytes,
             unit="byte",
             estimator="the server's message to a client",
-            **named,
+            **label_columns,
         )
     )
-    return rows.frame(lines)
+    return rows.frame(table_rows)
 
 
 def as_printed(count: float, note: str) -> str:
@@ -105,99 +116,114 @@ def as_printed(count: float, note: str) -> str:
 
 def _lines(frame: pd.DataFrame) -> pd.DataFrame:
     """A row for each number of Table 10: published, counted, and counted without running statistics."""
-    printed = items.published("fedpft")
-    printed = printed[printed["place"] == "Table 10"].set_index(
+    published_rows = items.published("fedpft")
+    published_rows = published_rows[published_rows["place"] == "Table 10"].set_index(
         ["model", "method", "layer"]
     )
     values = frame.pivot(index=["run", "layer"], columns="metric", values="value")
-    lines = []
+    table_rows = []
     for network in NETWORKS:
-        parts = values.loc[f"{network}.fedpft"]
+        module_values = values.loc[f"{network}.fedpft"]
         totals = {
-            name: values.loc[(f"{network}.{name}", ""), SENT] for name in ALGORITHMS
+            method: values.loc[(f"{network}.{method}", ""), SENT]
+            for method in ALGORITHMS
         }
-        whole = {
-            name: values.loc[f"{network}.{name}"].drop(["", "prompts"], errors="ignore")
-            for name in ALGORITHMS
+        values_by_method = {
+            method: values.loc[f"{network}.{method}"].drop(
+                ["", "prompts"], errors="ignore"
+            )
+            for method in ALGORITHMS
         }
-        for part in PARTS:
-            cell = printed.loc[(network, "", part)]
-            lines.append(
+        for module in PARTS:
+            cell = published_rows.loc[(network, "", module)]
+            table_rows.append(
                 (
                     network,
-                    part,
+                    module,
                     cell,
-                    parts.loc[part, STATE],
-                    parts.loc[part, PARAMETERS],
+                    module_values.loc[module, STATE],
+                    module_values.loc[module, PARAMETERS],
                 )
             )
-        for name, title in zip(ALGORITHMS, ("FedAvg", "FedPFT"), strict=True):
-            cell = printed.loc[(network, name, "total")]
-            lines.append(
-                (network, title, cell, totals[name], whole[name][PARAMETERS].sum())
+        for method, title in zip(ALGORITHMS, ("FedAvg", "FedPFT"), strict=True):
+            cell = published_rows.loc[(network, method, "total")]
+            table_rows.append(
+                (
+                    network,
+                    title,
+                    cell,
+                    totals[method],
+                    values_by_method[method][PARAMETERS].sum(),
+                )
             )
-        prompted = printed.loc[(network, "fedpft", "")]
-        trained = [whole[name][PARAMETERS].sum() for name in ALGORITHMS]
-        lines.append(
+        increase_cell = published_rows.loc[(network, "fedpft", "")]
+        trained_totals = [
+            values_by_method[method][PARAMETERS].sum() for method in ALGORITHMS
+        ]
+        table_rows.append(
             (
                 network,
                 INCREASE,
-                prompted,
+                increase_cell,
                 _increase(*totals.values()),
-                _increase(*trained),
+                _increase(*trained_totals),
             )
         )
     table = pd.DataFrame(
         [
-            (network, what, cell["value"], count, parameters)
-            for network, what, cell, count, parameters in lines
+            (network, quantity, cell["value"], count, parameters)
+            for network, quantity, cell, count, parameters in table_rows
         ],
         columns=["model", "what", "published", "counted", "trained"],
     )
-    notes = [cell["note"] for _, _, cell, _, _ in lines]
-    percent = table["what"] == INCREASE
+    notes = [cell["note"] for _, _, cell, _, _ in table_rows]
+    is_share = table["what"] == INCREASE
     table["counted_as_printed"] = [
-        f"{count:.2f}" if share else as_printed(count, note)
-        for count, note, share in zip(table["counted"], notes, percent, strict=True)
+        f"{count:.2f}" if in_percent else as_printed(count, note)
+        for count, note, in_percent in zip(
+            table["counted"], notes, is_share, strict=True
+        )
     ]
     table["printed"] = [
-        f"{value:.2f}" if share else as_printed(value, note)
-        for value, note, share in zip(table["published"], notes, percent, strict=True)
+        f"{value:.2f}" if in_percent else as_printed(value, note)
+        for value, note, in_percent in zip(
+            table["published"], notes, is_share, strict=True
+        )
     ]
     return table
 
 
-def _increase(before: float, after: float) -> float:
-    return 100 * (after / before - 1)
+def _increase(fedavg_count: float, fedpft_count: float) -> float:
+    return 100 * (fedpft_count / fedavg_count - 1)
 
 
 def _draw_sent(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = _lines(frame)
-    agrees = table["printed"] == table["counted_as_printed"]
-    parts = table["what"].isin(PARTS)
-    others = table[~parts & ~agrees]
-    differing = ", ".join(
+    is_equal = table["printed"] == table["counted_as_printed"]
+    is_module = table["what"].isin(PARTS)
+    other_rows = table[~is_module & ~is_equal]
+    different_text = ", ".join(
         f"{row.what} of {row.model} is {row.counted_as_printed}, printed {row.printed}"
-        for row in others.itertuples()
+        for row in other_rows.itertuples()
     )
     findings = (
         Finding(
             "each module has as many numbers as Table 10 prints, running statistics counted",
-            f"{int(agrees[parts].sum())} of {int(parts.sum())} agree in all printed digits",
-            bool(agrees[parts].all()),
+            f"{int(is_equal[is_module].sum())} of {int(is_module.sum())} agree in all printed digits",
+            bool(is_equal[is_module].all()),
         ),
         Finding(
             "so have the sums and the increases",
-            f"{int(agrees[~parts].sum())} of {int((~parts).sum())} agree"
+            f"{int(is_equal[~is_module].sum())} of {int((~is_module).sum())} agree"
             + (
-                f"; {differing}: these two follow from the rounded entries of the modules"
-                if differing
+                f"; {different_text}: these two follow from the rounded entries of the modules"
+                if different_text
                 else ""
             ),
-            bool(agrees[~parts].all()),
+            bool(is_equal[~is_module].all()),
         ),
     )
-    cells = {
+    columns = {
         "network": list(table["model"]),
         "what": list(table["what"]),
         "published": list(table["printed"]),
@@ -210,11 +236,11 @@ def _draw_sent(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "Numbers that a client sends or receives in a round, with 100 classes. The modules include running statistics "
         "and their counters, as in the server's message. Prompts stay with the client."
     )
-    return Drawing(None, table, caption, findings, markdown(cells))
+    return Drawing(None, table, caption, findings, markdown(columns))
 
 
-def _readable(value: float, what: str) -> str:
-    if what == INCREASE:
+def _readable(value: float, quantity: str) -> str:
+    if quantity == INCREASE:
         return f"{value:.2f}"
     return f"{value:,.0f}"
 

@@ -80,35 +80,40 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
     Of FedPFT there is Probe behind the other prompts too.
     """
-    every, rounds = (
+    eval_every, rounds = (
         int(task.config.execution.eval_every or 1),
         int(task.config.federation.rounds or 1),
     )
-    last = list(range(every, rounds + 1, every))[-EVALUATIONS:]
-    fitted, scored = [], [pd.DataFrame()]
-    for engine, frame in paused(task, last):
-        fitted.append(_fitted(engine, task).assign(round=engine.done, **labels(task)))
-        scored.append(frame)
-    earlier = origins(scored[-1], labels(task))
+    last_rounds = list(range(eval_every, rounds + 1, eval_every))[-EVALUATIONS:]
+    fitted_frames, score_frames = [], [pd.DataFrame()]
+    for engine, frame in paused(task, last_rounds):
+        fitted_frames.append(
+            _fitted(engine, task).assign(round=engine.done, **labels(task))
+        )
+        score_frames.append(frame)
+    origin_rows = origins(score_frames[-1], labels(task))
     return pd.concat(
-        [earlier[~earlier["round"].isin(last)], *fitted], ignore_index=True
+        [origin_rows[~origin_rows["round"].isin(last_rounds)], *fitted_frames],
+        ignore_index=True,
     )
 
 
-def origins(frame: pd.DataFrame, named: Mapping[str, Any]) -> pd.DataFrame:
+def origins(frame: pd.DataFrame, label_columns: Mapping[str, Any]) -> pd.DataFrame:
     """Return rows of Origin accuracy from a run's rows: of the personal models, else of the global one."""
-    personal = main_model(tested(frame), "algorithm")
-    personal = personal[(personal["round"] > 0) & (personal["client"] != "")]
-    what = zip(
-        personal["value"],
-        personal["client"],
-        personal["round"],
-        personal["n_samples"],
+    personal_rows = main_model(tested(frame), "algorithm")
+    personal_rows = personal_rows[
+        (personal_rows["round"] > 0) & (personal_rows["client"] != "")
+    ]
+    row_values = zip(
+        personal_rows["value"],
+        personal_rows["client"],
+        personal_rows["round"],
+        personal_rows["n_samples"],
         strict=True,
     )
     return rows.frame([
-        rows.row(ORIGIN, value, client=client, round=int(done), split="test", n_samples=n, **named)
-        for value, client, done, n in what
+        rows.row(ORIGIN, value, client=client, round=int(round_number), split="test", n_samples=n, **label_columns)
+        for value, client, round_number, n in row_values
     ])  # fmt: skip
 
 
@@ -117,40 +122,42 @@ def _fitted(engine: Engine, task: runner.Task) -> pd.DataFrame:
     models, seed = final_models(engine, task.model), task.config.execution.seed
     train, test = (
         {
-            client.name: (client.split(name).x, client.split(name).y)
+            client.name: (client.split(split_name).x, client.split(split_name).y)
             for client in task.data.clients
         }
-        for name in ("train", "test")
+        for split_name in ("train", "test")
     )
     table = mismatch(models, train, test, seed=seed)
-    lines = []
+    table_rows = []
     for client, model in models.items():
         if not isinstance(model, Prompted) or model.contrast_prompts is None:
             continue
-        for kind, (used, layer) in {
+        for kind, (prompted_model, layer) in {
             BARE: (model, "transform"),
             CONTRAST: (behind(model, CONTRAST), "head"),
         }.items():
-            fitted, tested_on = (
-                classifier_input(used, layer, data[client], seed=seed)
-                for data in (train, test)
+            train_input, test_input = (
+                classifier_input(prompted_model, layer, split_data[client], seed=seed)
+                for split_data in (train, test)
             )
-            right = right_after(PROBE, fitted, tested_on, model.head, seed=seed)
-            lines.append(
+            is_right = right_after(
+                PROBE, train_input, test_input, model.head, seed=seed
+            )
+            table_rows.append(
                 rows.row(
                     PROBE,
-                    float(right.double().mean()),
+                    float(is_right.double().mean()),
                     variant=kind,
                     client=client,
                     layer=layer,
                     split="test",
                     seed=seed,
-                    n_samples=len(tested_on[1]),
-                    n_train=len(fitted[1]),
+                    n_samples=len(test_input[1]),
+                    n_train=len(train_input[1]),
                 )
             )
-    if lines:
-        return pd.concat([table, rows.frame(lines)], ignore_index=True)
+    if table_rows:
+        return pd.concat([table, rows.frame(table_rows)], ignore_index=True)
     return table
 
 
@@ -197,14 +204,20 @@ class Table:
 
     def published(self) -> pd.Series:
         """Return the published shares, by line and quantity."""
-        every = items.published("fedpft")
-        of_table = where(every, place=self.place, dataset=self.dataset)
-        printed = of_table.set_index(["setting", "method", "quantity"])["value"] / 100
+        published_rows = items.published("fedpft")
+        table_rows = where(published_rows, place=self.place, dataset=self.dataset)
+        published_shares = (
+            table_rows.set_index(["setting", "method", "quantity"])["value"] / 100
+        )
         values = {}
-        for line, name in self.lines.items():
+        for line, published_name in self.lines.items():
             for quantity in self.quantities:
-                key = f"dirichlet {ALPHA}", name, CALLED.get(self.place, quantity)
-                values[line, quantity] = printed[key]
+                key = (
+                    f"dirichlet {ALPHA}",
+                    published_name,
+                    CALLED.get(self.place, quantity),
+                )
+                values[line, quantity] = published_shares[key]
         return pd.Series(values)
 
     def named(self, line: str) -> str:
@@ -260,33 +273,35 @@ TABLES = {
 
 def curves(frame: pd.DataFrame) -> pd.DataFrame:
     """Return means over clients, (line, quantity, round) x seeds."""
-    chosen = frame[frame["metric"].isin(list(QUANTITIES))]
-    lines = pd.Series(
+    chosen_rows = frame[frame["metric"].isin(list(QUANTITIES))]
+    line_names = pd.Series(
         [
             _line(run, kind)
-            for run, kind in zip(chosen["run"], chosen["variant"], strict=True)
+            for run, kind in zip(
+                chosen_rows["run"], chosen_rows["variant"], strict=True
+            )
         ],
-        chosen.index,
+        chosen_rows.index,
     )
     keys = [
-        lines.rename("line"),
-        chosen["metric"],
-        chosen["round"].astype(int),
-        chosen["seed"],
+        line_names.rename("line"),
+        chosen_rows["metric"],
+        chosen_rows["round"].astype(int),
+        chosen_rows["seed"],
     ]
-    return chosen.groupby(keys)["value"].mean().unstack("seed")
+    return chosen_rows.groupby(keys)["value"].mean().unstack("seed")
 
 
 def measured(frame: pd.DataFrame) -> pd.DataFrame:
     """Return means over clients and the last three evaluations, (line, quantity) x seeds."""
-    by_line = (
+    last_values = (
         curves(frame).groupby(level=["line", "metric"], sort=False).tail(EVALUATIONS)
     )
-    return by_line.groupby(level=["line", "metric"], sort=False).mean()
+    return last_values.groupby(level=["line", "metric"], sort=False).mean()
 
 
 def gap(
-    values: pd.DataFrame, one: Side, other: Side, published: pd.Series
+    values: pd.DataFrame, minuend: Side, subtrahend: Side, published: pd.Series
 ) -> Difference:
     """Return one line's quantity minus another's by their last three evaluations.
 
@@ -294,13 +309,13 @@ def gap(
         values: from :func:`curves`.
         published: shares by line and quantity.
     """
-    if not {one, other} <= set(values.index.droplevel("round")):
+    if not {minuend, subtrahend} <= set(values.index.droplevel("round")):
         return NOTHING
     return settled(
-        pd.concat([values.loc[one], values.loc[other]], keys=["one", "other"]),
+        pd.concat([values.loc[minuend], values.loc[subtrahend]], keys=["one", "other"]),
         "one",
         "other",
-        printed=published[one] - published[other],
+        printed=published[minuend] - published[subtrahend],
     )
 
 
@@ -309,8 +324,8 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     values, published = measured(frame), table.published()
     values = values.reindex([key for key in published.index if key in values.index])
     quantities = {name: QUANTITIES[name] for name in table.quantities}
-    deep = 0.2 + 0.14 * len(quantities)
-    with sheet(6.4, 2.3 + deep * len(table.lines)) as figure:
+    line_height = 0.2 + 0.14 * len(quantities)
+    with sheet(6.4, 2.3 + line_height * len(table.lines)) as figure:
         marks(
             figure.subplots(),
             beside_paper(values, published, table.lines, quantities),
@@ -320,22 +335,22 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
         )
         key_above(figure, 2, size=7.5)
     if len(table.quantities) > 1:
-        what = "three classifiers"
+        classifier_text = "three classifiers"
     else:
-        what = QUANTITIES[table.quantities[0]]
+        classifier_text = QUANTITIES[table.quantities[0]]
     if table.dataset == _BASE.data.dataset:
-        theirs = table.place
+        published_place = table.place
     else:
         dataset_name = dataset(table.dataset)
-        theirs = f"{table.place}, {dataset_name}"
+        published_place = f"{table.place}, {dataset_name}"
     setting_text = setting(header, values)
     missing_text = missing_runs(header, table.lines)
     caption = (
-        f"Mean test accuracy of the clients with {what}. The intervals (95 %) are over seeds. "
-        f"Hollow marks are the paper's values ({theirs}). "
+        f"Mean test accuracy of the clients with {classifier_text}. The intervals (95 %) are over seeds. "
+        f"Hollow marks are the paper's values ({published_place}). "
         f"{setting_text}{missing_text}"
     )
-    shown = pd.DataFrame([
+    drawn_table = pd.DataFrame([
         {
             "line": table.named(line), "quantity": quantity, **mean_interval(score.dropna())._asdict(),
             "seeds": int(score.notna().sum()), "published": published[line, quantity],
@@ -347,38 +362,45 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     )
     if table.place == "Table 1":
         findings += _of_fedavg(frame, published)
-    return Drawing(figure, shown, caption, findings, _page(values, published, table))
+    return Drawing(
+        figure, drawn_table, caption, findings, _page(values, published, table)
+    )
 
 
-def far(frame: pd.DataFrame, data: str, ours: str = OURS) -> str:
+def far(frame: pd.DataFrame, dataset_name: str, usual_run: str = OURS) -> str:
     """Return evidence that rows are not comparable with the paper's: other images than its data, or FedPFT's low level.
 
     Args:
-        ours: the run of FedPFT as it is.
+        usual_run: the run of FedPFT as it is.
     """
-    printed = items.published_table("fedpft", "Table 7", setting=f"dirichlet {ALPHA}")
-    values = measured(frame).reindex([(ours, ORIGIN)])
-    sides = (float(values.mean(axis=None)), printed["accuracy"][OURS] / 100)
-    level = little_learned({called(OURS): sides}, (GUESSING, GUESSING))
-    other = data != _BASE.data.dataset
-    images = ""
-    if other:
-        dataset_name = dataset(data)
-        images = f"images of CIFAR-10, not of {dataset_name}"
-    return "; ".join(filter(None, [images, level]))
+    published_accuracies = items.published_table(
+        "fedpft", "Table 7", setting=f"dirichlet {ALPHA}"
+    )
+    values = measured(frame).reindex([(usual_run, ORIGIN)])
+    levels = (
+        float(values.mean(axis=None)),
+        published_accuracies["accuracy"][OURS] / 100,
+    )
+    level_text = little_learned({called(OURS): levels}, (GUESSING, GUESSING))
+    has_other_images = dataset_name != _BASE.data.dataset
+    images_text = ""
+    if has_other_images:
+        dataset_title = dataset(dataset_name)
+        images_text = f"images of CIFAR-10, not of {dataset_title}"
+    return "; ".join(filter(None, [images_text, level_text]))
 
 
 def setting(header: Mapping[str, Any], values: pd.DataFrame) -> str:
     """Describe the federation, its training and the seeds for a caption. The drawn numbers are lines x seeds."""
-    run_lines = [str(line) for line, _ in values.index if line in header["runs"]]
-    config = header["runs"][(run_lines or list(header["runs"]))[0]]["config"]
-    counts = values.notna().sum(axis=1)
-    counts_text = span(counts)
+    runs = [str(line) for line, _ in values.index if line in header["runs"]]
+    config = header["runs"][(runs or list(header["runs"]))[0]]["config"]
+    seed_counts = values.notna().sum(axis=1)
+    counts_text = span(seed_counts)
     return (
         f"CIFAR-10 is split over {config['clients']} clients by Dirichlet({config['alpha']:g}). "
         f"Each client has {config['samples_per_client']} training images. "
         f"ResNet-8 trains for {config['rounds']} of 1000 rounds of {config['epochs']} epochs, "
-        f"with {counts_text} seed{'s' * (int(counts.max()) > 1)}."
+        f"with {counts_text} seed{'s' * (int(seed_counts.max()) > 1)}."
     )
 
 
@@ -394,33 +416,40 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
         ]  # fmt: skip
     if table.place == "Table 5":
         return [
-            level(values, f"features behind {words} serve a new classifier as those behind classification prompts do",
+            level(values,
+                  f"features behind {prompt_name} serve a new classifier as those behind classification prompts do",
                   (_line(OURS, kind), PROBE), (OURS, PROBE))
-            for kind, words in KINDS.items() if kind
+            for kind, prompt_name in KINDS.items() if kind
         ]  # fmt: skip
     quantity = table.quantities[0]
-    what = "accuracy of a new classifier"
+    quantity_text = "accuracy of a new classifier"
     if quantity == ORIGIN:
-        what = "accuracy"
-    pairs_apart, pairs = [], {}
-    for best, others in table.claims:
-        best_name, other_names = table.named(best), list(map(table.named, others))
-        sides = {}
-        for other, other_name in zip(others, other_names, strict=True):
-            side = (best, quantity), (other, quantity)
-            sides[f"{other_name} "] = side
-            short = (name.partition(":")[0] for name in (best_name, other_name))
-            pairs[" over ".join(short)] = side
-        check, order = LEAD, "lies above"
-        if best in table.competitive:
-            check, order = NO_LOWER, f"lies no more than {100 * MARGIN:g} point below"
-        expected = f"{what}: {best_name} {order} {listing(other_names)}"
-        pairs_apart.append(above(values, expected, sides, check))
+        quantity_text = "accuracy"
+    claim_findings, all_pairs = [], {}
+    for upper_line, lower_lines in table.claims:
+        upper_name, lower_names = (
+            table.named(upper_line),
+            list(map(table.named, lower_lines)),
+        )
+        line_pairs = {}
+        for lower_line, lower_name in zip(lower_lines, lower_names, strict=True):
+            line_pair = (upper_line, quantity), (lower_line, quantity)
+            line_pairs[f"{lower_name} "] = line_pair
+            short_names = (name.partition(":")[0] for name in (upper_name, lower_name))
+            all_pairs[" over ".join(short_names)] = line_pair
+        check, relation = LEAD, "lies above"
+        if upper_line in table.competitive:
+            check, relation = (
+                NO_LOWER,
+                f"lies no more than {100 * MARGIN:g} point below",
+            )
+        expected = f"{quantity_text}: {upper_name} {relation} {listing(lower_names)}"
+        claim_findings.append(above(values, expected, line_pairs, check))
     if table.place == "Table 7":
-        pairs_apart.append(_without_contrast(values))
+        claim_findings.append(_without_contrast(values))
     if not table.whole:
-        return pairs_apart
-    return [above(values, table.whole, pairs), *pairs_apart]
+        return claim_findings
+    return [above(values, table.whole, all_pairs), *claim_findings]
 
 
 def _without_contrast(values: pd.DataFrame) -> Finding:
@@ -436,29 +465,32 @@ def _without_contrast(values: pd.DataFrame) -> Finding:
 
 def _of_fedavg(frame: pd.DataFrame, published: pd.Series) -> tuple[Finding, ...]:
     """Return the abstract's two claims on FedAvg and other methods. No run of FedPFT is behind them."""
-    values, means = curves(frame), measured(frame)
+    values, mean_values = curves(frame), measured(frame)
     above = partial(_above, published)
     levels = {
-        called(run): (means.loc[(run, ORIGIN)].mean(), published[run, ORIGIN])
+        called(run): (mean_values.loc[(run, ORIGIN)].mean(), published[run, ORIGIN])
         for run in REST
     }
     rest_names = listing(map(called, REST[1:]))
     comparison = (
-        above(values, f"{words} is more accurate than {rest_names} {theirs}",
-              {called(other): ((FEDAVG, ours), (other, kind)) for other in REST[1:]})
-        for words, ours, theirs, kind in (
+        above(values, f"{claim} is more accurate than {rest_names} {condition}",
+              {called(other): ((FEDAVG, quantity), (other, kind)) for other in REST[1:]})
+        for claim, quantity, condition, kind in (
             ("a new classifier behind FedAvg's extractor", PROBE, "with one", PROBE),
             ("FedAvg with a linear map", MATCH, "as they are", ORIGIN),
         )
     )  # fmt: skip
-    mine, theirs = (
+    measured_gap, published_gap = (
         100 * (source_values[FEDAVG, MATCH] - source_values[FEDAVG, PROBE])
-        for source_values in (means.mean(axis=1), published)
+        for source_values in (mean_values.mean(axis=1), published)
     )
-    fit = f"FedAvg's map lies {mine:+.1f} points from a new classifier, {theirs:+.1f} in the paper: not explained"
+    fit_text = (
+        f"FedAvg's map lies {measured_gap:+.1f} points from a new classifier, {published_gap:+.1f} in "
+        "the paper: not explained"
+    )
     unexplained = ""
-    if abs(mine - theirs) > 100 * MARGIN:
-        unexplained = fit
+    if abs(measured_gap - published_gap) > 100 * MARGIN:
+        unexplained = fit_text
     return set_apart(
         comparison, little_learned(levels, (GUESSING, GUESSING)) or unexplained
     )
@@ -480,23 +512,27 @@ def _above(
 
 
 def _level(
-    published: pd.Series, values: pd.DataFrame, expected: str, one: Side, other: Side
+    published: pd.Series,
+    values: pd.DataFrame,
+    expected: str,
+    line_key: Side,
+    reference_key: Side,
 ) -> Finding:
     """A finding on whether one lies within :data:`figures.verdicts.MARGIN` of the other."""
-    verdict = judged({"": gap(values, one, other, published)}, LEVEL)
+    verdict = judged({"": gap(values, line_key, reference_key, published)}, LEVEL)
     expected = f"{expected}, within {100 * MARGIN:g} point"
     return verdict.finding(expected, "points more: ")
 
 
 def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
     """The numbers as a table, and what they are."""
-    cells: dict[str, list[str]] = {"": [table.named(line) for line in table.lines]}
+    columns: dict[str, list[str]] = {"": [table.named(line) for line in table.lines]}
     for quantity in table.quantities:
         quantity_name = quantity.removesuffix("_accuracy").capitalize()
-        head = f"{quantity_name} %"
+        column_title = f"{quantity_name} %"
         keys = [(line, quantity) for line in table.lines]
-        cells[head] = means(values, keys)
-        cells[f"{head} (published)"] = numbers(100 * published[keys])
+        columns[column_title] = means(values, keys)
+        columns[f"{column_title} (published)"] = numbers(100 * published[keys])
     sentences = ["± is half the 95 % interval over seeds."]
     if ORIGIN in table.quantities:
         sentences.append("Origin is the model as it is. The paper has its best round.")
@@ -506,7 +542,7 @@ def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
             "classifier. Both train for 100 epochs of SGD on the client's training images. The extractor stays fixed."
         )
     note = " ".join(sentences)
-    table_text = markdown(cells)
+    table_text = markdown(columns)
     return f"{table_text}\n\n{note}"
 
 

@@ -119,19 +119,19 @@ def behind(model: Prompted, prompts: str) -> Prompted:
     Args:
         prompts: one of :data:`fl_core.models.extended.PROMPTS`.
     """
-    turned = copy.deepcopy(model)
-    turned.prompts, turned.contrast_prompts = getattr(turned, prompts), None
-    return turned
+    model_copy = copy.deepcopy(model)
+    model_copy.prompts, model_copy.contrast_prompts = getattr(model_copy, prompts), None
+    return model_copy
 
 
 def by_prompts(
     models: Mapping[str, nn.Module], run: str
 ) -> Iterator[tuple[str, dict[str, nn.Module]]]:
     """The prompts that features pass through ("" for none), with the models that use them; FedPFT has both kinds."""
-    prompted = {
+    prompted_models = {
         name: model for name, model in models.items() if isinstance(model, Prompted)
     }
-    if not prompted:
+    if not prompted_models:
         yield "", dict(models)
         return
     for prompts in PROMPTS:
@@ -139,7 +139,7 @@ def by_prompts(
             continue
         yield (
             prompts,
-            {name: behind(model, prompts) for name, model in prompted.items()},
+            {name: behind(model, prompts) for name, model in prompted_models.items()},
         )
 
 
@@ -154,45 +154,49 @@ def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
     }
     if not set(pair) <= set(means):
         return None
-    gaps = pdist(np.stack(list(means.values())))
-    if not gaps.any():
+    distances = pdist(np.stack(list(means.values())))
+    if not distances.any():
         return None
-    return float(np.linalg.norm(means[pair[0]] - means[pair[1]]) / gaps.mean())
+    return float(np.linalg.norm(means[pair[0]] - means[pair[1]]) / distances.mean())
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record accuracy, class counts and attention, and scores and places of the test samples' features."""
     engine, frame = trained(task)
-    final, seed = tested(frame), task.config.execution.seed
-    final = final[final["round"] == task.config.federation.rounds]
+    final_rows, seed = tested(frame), task.config.execution.seed
+    final_rows = final_rows[final_rows["round"] == task.config.federation.rounds]
     data = {client.name: client.test for client in task.data.clients}
-    lines = list(held(task.data.class_counts(), {"split": "train", **labels(task)}))
+    table_rows = list(
+        held(task.data.class_counts(), {"split": "train", **labels(task)})
+    )
     for prompts, models in by_prompts(final_models(engine, task.model), run):
         pooled = pool(
             models, data, classes=task.data.classes, samples=POOLED, seed=seed
         )
-        named: dict[str, Any] = {
+        label_columns: dict[str, Any] = {
             "round": task.config.federation.rounds,
             "split": "test",
             "layer": prompts,
             **labels(task),
         }
-        lines += scored(pooled, named)
+        table_rows += scored(pooled, label_columns)
         if run != MILD:  # whose plane no figure shows
-            lines += placed(pooled, seed, named)
+            table_rows += placed(pooled, seed, label_columns)
         for pair in PAIRS:
             distance = class_distance(pooled, pair)
-            named["status"] = "ok"
+            label_columns["status"] = "ok"
             if distance is None:
-                named["status"] = "no samples of both classes, or no distances"
+                label_columns["status"] = "no samples of both classes, or no distances"
             variant = " and ".join(pair)
-            lines.append(rows.row(SIMILAR, distance, variant=variant, **named))
-    frames = [final[final["model"].isin(["global", "personal"])]]
-    attended = frame[frame["metric"] == ATTENTION]
+            table_rows.append(
+                rows.row(SIMILAR, distance, variant=variant, **label_columns)
+            )
+    frames = [final_rows[final_rows["model"].isin(["global", "personal"])]]
+    attention_rows = frame[frame["metric"] == ATTENTION]
     if run in (FEDPFT, MILD):
-        lines += _attended(attended, labels(task))
-        frames.append(attended[attended["client"] == engine.names[0]])
-    return pd.concat([*frames, rows.frame(lines)], ignore_index=True)
+        table_rows += _attended(attention_rows, labels(task))
+        frames.append(attention_rows[attention_rows["client"] == engine.names[0]])
+    return pd.concat([*frames, rows.frame(table_rows)], ignore_index=True)
 
 
 def by_key(attention: pd.DataFrame) -> pd.DataFrame:
@@ -204,10 +208,14 @@ def by_key(attention: pd.DataFrame) -> pd.DataFrame:
     return table.loc[keys["query"].unique(), keys["key"].unique()]
 
 
-def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
+def _attended(
+    attention: pd.DataFrame, label_columns: Mapping[str, Any]
+) -> Iterator[rows.Row]:
     """Summarise each client's attention to each kind of prompts: weight on the feature itself, spread, evenness."""
-    for (client, layer), part in attention.groupby(["client", "layer"], sort=False):
-        table = by_key(part)
+    for (client, layer), layer_rows in attention.groupby(
+        ["client", "layer"], sort=False
+    ):
+        table = by_key(layer_rows)
         summaries = {
             SELF: (table["feature"].mean(), "mean over samples"),
             SPREAD: (
@@ -222,8 +230,8 @@ def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[row
         }
         for metric, (value, estimator) in summaries.items():
             yield rows.row(
-                metric, float(value), client=str(client), layer=str(layer), round=int(part["round"].max()),
-                split="test", n_samples=len(table), estimator=estimator, **named,
+                metric, float(value), client=str(client), layer=str(layer), round=int(layer_rows["round"].max()),
+                split="test", n_samples=len(table), estimator=estimator, **label_columns,
             )  # fmt: skip
 
 
@@ -242,44 +250,44 @@ def setting(header: Mapping[str, Any]) -> str:
 
 def _last_words(header: Mapping[str, Any], plane: pd.DataFrame | None = None) -> str:
     """The last sentences of a caption: the split and t-SNE of a plane, and the seeds."""
-    seeds, missing = seeds_in_words(header["seeds"]), missing_runs(header)
-    text = f"Drawn: seed 0 of {seeds}.{missing}"
+    seeds_text, missing_text = seeds_in_words(header["seeds"]), missing_runs(header)
+    text = f"Drawn: seed 0 of {seeds_text}.{missing_text}"
     if plane is None:
         return text
     perplexity = plane.attrs["perplexity"]
     return f"The split is Dirichlet(0.1). The t-SNE has perplexity {perplexity:.3g}. {text}"
 
 
-def by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, str]:
+def by_run(frame: pd.DataFrame, runs: Sequence[str]) -> tuple[pd.DataFrame, str]:
     """Return a row for each run with its means over seeds and the published accuracy, and the same in Markdown."""
-    accuracy, printed = scores(frame), published()
+    accuracy, published_accuracy = scores(frame), published()
     values = {metric: of_runs(frame, metric) for metric in CLUSTERED}
     table = pd.DataFrame(
         {
-            "run": shown,
-            "seeds": [int(accuracy.loc[run].notna().sum()) for run in shown],
-            "accuracy": [accuracy.loc[run].mean() for run in shown],
-            "published_accuracy": [printed[run] for run in shown],
+            "run": runs,
+            "seeds": [int(accuracy.loc[run].notna().sum()) for run in runs],
+            "accuracy": [accuracy.loc[run].mean() for run in runs],
+            "published_accuracy": [published_accuracy[run] for run in runs],
         }
     )
     for metric, scores_of_metric in values.items():
-        table[metric] = [scores_of_metric.loc[run].mean() for run in shown]
-    cells = {
-        "method": [TITLES[run] for run in shown],
+        table[metric] = [scores_of_metric.loc[run].mean() for run in runs]
+    columns = {
+        "method": [TITLES[run] for run in runs],
         "seeds": list(table["seeds"]),
         "accuracy %": numbers(100 * table["accuracy"], ".1f"),
         "published, 40 clients": numbers(table["published_accuracy"]),
     }
     for metric, title in CLUSTERED.items():
-        cells[title] = numbers(table[metric], "+.3f")
+        columns[title] = numbers(table[metric], "+.3f")
     note = "Published: Table 7, whose federations differ from ours. It has the best round and we have the last."
-    return table, "\n\n".join([markdown(cells), f"{note} {MEANING}"])
+    return table, "\n\n".join([markdown(columns), f"{note} {MEANING}"])
 
 
 def scores(frame: pd.DataFrame) -> pd.DataFrame:
     """Return mean accuracy over clients of the personal models, or of the global one without any, runs x seeds."""
-    final = main_model(frame[frame["metric"] == "accuracy"], "run", "seed")
-    means = final.groupby(["run", "seed"], sort=False)["value"].mean()
+    final_rows = main_model(frame[frame["metric"] == "accuracy"], "run", "seed")
+    means = final_rows.groupby(["run", "seed"], sort=False)["value"].mean()
     return means.unstack("seed").sort_index(axis=1)
 
 
@@ -295,22 +303,25 @@ def published() -> pd.Series:
 
 def far(frame: pd.DataFrame, runs: Sequence[str]) -> str:
     """Return evidence that rows are not comparable with the paper's: the runs' levels against its Table 7."""
-    accuracy, printed = scores(frame).mean(axis=1), published() / 100
-    sides = {TITLES[run]: (accuracy.get(run, math.nan), printed[run]) for run in runs}
-    return little_learned(sides, (GUESSING, GUESSING))
+    accuracy, published_accuracy = scores(frame).mean(axis=1), published() / 100
+    levels = {
+        TITLES[run]: (accuracy.get(run, math.nan), published_accuracy[run])
+        for run in runs
+    }
+    return little_learned(levels, (GUESSING, GUESSING))
 
 
 def compared(
     expected: str,
     values: pd.DataFrame,
     run: str,
-    other: str,
-    named: Mapping[str, str],
+    other_run: str,
+    titles: Mapping[str, str],
     above: bool = True,
 ) -> Finding:
     """A finding on whether a run's value is above (or below) another's, paired by seed; values are runs x seeds."""
-    gap = difference(values, run, other)
-    means = [(named[name], values.loc[name].mean()) for name in (run, other)]
+    gap = difference(values, run, other_run)
+    means = [(titles[name], values.loc[name].mean()) for name in (run, other_run)]
     text = ", ".join(f"{name} {mean:.3g}" for name, mean in means)
     if gap.few:
         text += f" ({gap.few})"
@@ -322,200 +333,210 @@ def compared(
 
 def of_runs(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Return a score of the inputs of each run's classifier, runs x seeds."""
-    part = frame[(frame["metric"] == metric) & frame["layer"].isin(["", PROMPTS[0]])]
-    return part.pivot(index="run", columns="seed", values="value")
+    score_rows = frame[
+        (frame["metric"] == metric) & frame["layer"].isin(["", PROMPTS[0]])
+    ]
+    return score_rows.pivot(index="run", columns="seed", values="value")
 
 
 # --- seven methods (Fig. 2) ------------------------------------------------------------------------------------
 
 
 def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    shown = [run for run in RUNS if run != MILD]
+    runs = [run for run in RUNS if run != MILD]
     values = of_runs(frame, "silhouette_class")
-    frames = {}
-    for run in shown:
+    planes_by_title = {}
+    for run in runs:
         silhouette = values.loc[run].mean()
-        frames[f"{TITLES[run]}\nsilhouette {silhouette:+.2f}"] = plane(frame, run)
-    counts = held_by(where(frame, run=shown[0], seed=0))
+        planes_by_title[f"{TITLES[run]}\nsilhouette {silhouette:+.2f}"] = plane(
+            frame, run
+        )
+    counts = held_by(where(frame, run=runs[0], seed=0))
     with sheet(9.2, 5.6) as figure:
-        first, *rest = figure.subplots(2, 4).flat
-        matrix(first, counts, colours="Blues", with_names=True)
-        first.set_title("training images")
-        planes(frames, rest)
-    table, text = by_run(frame, shown)
+        counts_ax, *plane_axes = figure.subplots(2, 4).flat
+        matrix(counts_ax, counts, colours="Blues", with_names=True)
+        counts_ax.set_title("training images")
+        planes(planes_by_title, plane_axes)
+    table, text = by_run(frame, runs)
     findings = []
-    for run, other in CLAIMS:
+    for run, other_run in CLAIMS:
         expected = (
-            f"classes stand further apart in the features of {TITLES[run]} than in those of {TITLES[other]} "
+            f"classes stand further apart in the features of {TITLES[run]} than in those of {TITLES[other_run]} "
             "(silhouette)"
         )
-        findings.append(compared(expected, values, run, other, TITLES))
-    one = next(iter(frames.values()))
-    sizes, last_words = setting(header), _last_words(header, one)
+        findings.append(compared(expected, values, run, other_run, TITLES))
+    first_plane = next(iter(planes_by_title.values()))
+    setting_text, last_words = setting(header), _last_words(header, first_plane)
     caption = (
         f"Top left: the training images of each client; a darker cell has more, up to {counts.max().max():.0f}. "
-        f"Other panels: t-SNE of the classifier's inputs for {len(one)} test images of all clients. "
+        f"Other panels: t-SNE of the classifier's inputs for {len(first_plane)} test images of all clients. "
         "Colours are classes and markers are clients. The panels' axes are not related. The silhouettes are by class, "
-        f"of the inputs themselves, higher if classes stand further apart. {sizes} {last_words}"
+        f"of the inputs themselves, higher if classes stand further apart. {setting_text} {last_words}"
     )
-    exclusion = set_apart(findings, far(frame, shown))
-    return Drawing(figure, table, caption, exclusion, text)
+    marked_findings = set_apart(findings, far(frame, runs))
+    return Drawing(figure, table, caption, marked_findings, text)
 
 
 # --- two kinds of prompts (Fig. 3) -----------------------------------------------------------------------------
 
 
 def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    rows = frame[frame["run"] == FEDPFT]
-    frames = {title: plane(frame, FEDPFT, kind) for kind, title in KINDS.items()}
+    method_rows = frame[frame["run"] == FEDPFT]
+    planes_by_title = {
+        title: plane(frame, FEDPFT, kind) for kind, title in KINDS.items()
+    }
     with sheet(7.6, 3.3) as figure:
-        planes(frames, figure, centres=True)
-    pairs = [" and ".join(pair) for pair in PAIRS]
+        planes(planes_by_title, figure, centres=True)
+    pair_names = [" and ".join(pair) for pair in PAIRS]
     quantities = {(metric, ""): title for metric, title in CLUSTERED.items()}
-    for pair in pairs:
+    for pair in pair_names:
         quantities[SIMILAR, pair] = f"distance of {pair} / mean of all pairs"
-    by_kind = {
-        (metric, variant): where(rows, metric=metric, variant=variant).pivot(
+    scores_by_quantity = {
+        (metric, variant): where(method_rows, metric=metric, variant=variant).pivot(
             index="layer", columns="seed", values="value"
         )
         for metric, variant in quantities
     }
-    lines = []
+    table_rows = []
     for key, title in quantities.items():
-        for kind, scores_of_kind in by_kind[key].loc[list(KINDS)].iterrows():
-            line = {"quantity": title, "prompts": kind, "value": scores_of_kind.mean()}
-            lines.append({**line, "seeds": len(scores_of_kind)})
-    table = pd.DataFrame(lines)
+        for kind, scores_of_kind in scores_by_quantity[key].loc[list(KINDS)].iterrows():
+            table_row = {
+                "quantity": title,
+                "prompts": kind,
+                "value": scores_of_kind.mean(),
+            }
+            table_rows.append({**table_row, "seeds": len(scores_of_kind)})
+    table = pd.DataFrame(table_rows)
     findings = [
         compared(
             "features behind classification prompts follow the clients more than those behind contrastive ones (purity "
             "by client)",
-            by_kind["purity_client", ""],
+            scores_by_quantity["purity_client", ""],
             *PROMPTS,
             KINDS,
         )
     ]
-    for pair in pairs:
+    for pair in pair_names:
         expected = f"{pair} are closer to each other behind contrastive prompts, relative to all pairs of classes"
-        values = by_kind[SIMILAR, pair]
+        values = scores_by_quantity[SIMILAR, pair]
         findings.append(compared(expected, values, *PROMPTS[::-1], KINDS, above=False))
-    one = next(iter(frames.values()))
-    sizes, last_words = setting(header), _last_words(header, one)
+    first_plane = next(iter(planes_by_title.values()))
+    setting_text, last_words = setting(header), _last_words(header, first_plane)
     caption = (
-        f"t-SNE of FedPFT's features behind either kind of prompts, for {len(one)} test images of all clients. "
+        f"t-SNE of FedPFT's features behind either kind of prompts, for {len(first_plane)} test images of all clients. "
         "Large markers are the centres of a client's images of one class. "
-        f"{sizes} {last_words}"
+        f"{setting_text} {last_words}"
     )
-    wide = table.pivot(index="quantity", columns="prompts", values="value")
-    wide = wide.loc[list(quantities.values())]
-    cells = {"quantity": list(wide.index)}
+    wide_table = table.pivot(index="quantity", columns="prompts", values="value")
+    wide_table = wide_table.loc[list(quantities.values())]
+    columns = {"quantity": list(wide_table.index)}
     for kind, title in KINDS.items():
-        cells[title] = numbers(wide[kind], "+.3f")
-    exclusion = set_apart(findings, far(frame, [FEDPFT]))
-    return Drawing(figure, table, caption, exclusion, markdown(cells))
+        columns[title] = numbers(wide_table[kind], "+.3f")
+    marked_findings = set_apart(findings, far(frame, [FEDPFT]))
+    return Drawing(figure, table, caption, marked_findings, markdown(columns))
 
 
 # --- attention (Fig. 6) ----------------------------------------------------------------------------------------
 
 
 def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    shown = [FEDPFT, MILD]
-    alphas = {run: header["runs"][run]["config"]["alpha"] for run in shown}
+    runs = [FEDPFT, MILD]
+    alphas = {run: header["runs"][run]["config"]["alpha"] for run in runs}
     attention_rows = where(frame, metric=ATTENTION, seed=0)
     weights = {}
     for kind, title in KINDS.items():
         for run, alpha in alphas.items():
             attention = by_key(where(attention_rows, run=run, layer=kind))
             weights[f"{title}, α = {alpha:g}"] = attention.drop(columns="feature")
-    high = max(float(table.max(axis=None)) for table in weights.values())
+    highest_weight = max(float(table.max(axis=None)) for table in weights.values())
     with sheet(8.4, 5.6) as figure:
-        grid = figure.subplots(2, len(shown))
-        for ax, (title, table) in zip(grid.flat, weights.items(), strict=True):
-            image = matrix(ax, table, high=high, with_names=True)
+        axes_grid = figure.subplots(2, len(runs))
+        for ax, (title, table) in zip(axes_grid.flat, weights.items(), strict=True):
+            image = matrix(ax, table, high=highest_weight, with_names=True)
             ax.set_title(title)
-        for ax in grid[:, 0]:
+        for ax in axes_grid[:, 0]:
             ax.set_ylabel("test image")
-        figure.colorbar(image, ax=grid, shrink=0.6, label="attention to a prompt")
+        figure.colorbar(image, ax=axes_grid, shrink=0.6, label="attention to a prompt")
     metrics = {
         SELF: "weight on the own feature",
         SPREAD: "spread over samples",
         ENTROPY: "evenness",
     }
-    means = (
+    mean_values = (
         frame[frame["metric"].isin(list(metrics))]
         .groupby(["metric", "layer", "run", "seed"])["value"]
         .mean()
     )
-    named = {run: f"α = {alpha:g}:" for run, alpha in alphas.items()}
+    run_titles = {run: f"α = {alpha:g}:" for run, alpha in alphas.items()}
     findings = [
         compared(
             f"the larger α is, the more samples differ in their weights on the {title} (spread, mean of all clients)",
-            means.loc[SPREAD, kind].unstack("seed"),
+            mean_values.loc[SPREAD, kind].unstack("seed"),
             MILD,
             FEDPFT,
-            named,
+            run_titles,
         )
         for kind, title in KINDS.items()
     ]
     table = (
-        means.groupby(["metric", "layer", "run"])
+        mean_values.groupby(["metric", "layer", "run"])
         .agg(value="mean", seeds="size")
         .reset_index()
     )
     table["alpha"] = table["run"].map(alphas)
-    wide = table.pivot(index=["metric", "layer"], columns="alpha", values="value")
-    wide = wide.loc[pd.MultiIndex.from_product([metrics, KINDS])]
-    cells = {
+    wide_table = table.pivot(index=["metric", "layer"], columns="alpha", values="value")
+    wide_table = wide_table.loc[pd.MultiIndex.from_product([metrics, KINDS])]
+    columns = {
         "mean of all clients": [
-            f"{metrics[metric]}, {KINDS[kind]}" for metric, kind in wide.index
+            f"{metrics[metric]}, {KINDS[kind]}" for metric, kind in wide_table.index
         ]
     }
-    for alpha in wide:
-        cells[f"α = {alpha:g}"] = numbers(wide[alpha], ".3g")
-    images, client = (
+    for alpha in wide_table:
+        columns[f"α = {alpha:g}"] = numbers(wide_table[alpha], ".3g")
+    image_count, client = (
         attention_rows["variant"].str.partition(">")[0].nunique(),
         attention_rows["client"].iloc[0],
     )
-    sizes, last_words = setting(header), _last_words(header)
+    setting_text, last_words = setting(header), _last_words(header)
     caption = (
-        f"Attention of {images} test images of {client} to each prompt. The rest, up to 1, is to the "
-        f"image's own feature. {sizes} {last_words}"
+        f"Attention of {image_count} test images of {client} to each prompt. The rest, up to 1, is to the "
+        f"image's own feature. {setting_text} {last_words}"
     )
     note = (
         "Spread is the standard deviation of the weight on a prompt over a client's samples. It is a mean over the "
         "prompts. Evenness is the entropy of a sample's weights divided by its largest possible value."
     )
-    exclusion = set_apart(findings, far(frame, [FEDPFT]))
-    text = "\n\n".join([markdown(cells), note])
-    return Drawing(figure, table, caption, exclusion, text)
+    marked_findings = set_apart(findings, far(frame, [FEDPFT]))
+    text = "\n\n".join([markdown(columns), note])
+    return Drawing(figure, table, caption, marked_findings, text)
 
 
 # --- how far classes stand apart (Sec. 4.5) --------------------------------------------------------------------
 
 
 def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    shown = list(LONGER)
-    table, text = by_run(frame, shown)
+    runs = list(LONGER)
+    table, text = by_run(frame, runs)
     values = {metric: of_runs(frame, metric) for metric in CLUSTERED}
-    named = [TITLES[run] for run in shown]
+    titles = [TITLES[run] for run in runs]
     with sheet(6.6, 2.7) as figure:
         for ax, metric in zip(
             figure.subplots(1, 2), ("silhouette_class", "purity_class"), strict=True
         ):
-            by_seed = values[metric].loc[shown]
+            seed_scores = values[metric].loc[runs]
             marks(
                 ax,
-                seeds_and_mean(by_seed),
-                named,
+                seeds_and_mean(seed_scores),
+                titles,
                 upright=True,
-                xlim=(-0.6, len(shown) - 0.4),
+                xlim=(-0.6, len(runs) - 0.4),
                 ylabel=CLUSTERED[metric],
             )
-    sizes, missing = setting(header), missing_runs(header)
-    seeds = seeds_in_words(seeds_behind(header)).capitalize()
+    setting_text, missing_text = setting(header), missing_runs(header)
+    seeds_text = seeds_in_words(seeds_behind(header)).capitalize()
     caption = (
         "How far classes stand apart in the classifier's inputs. A dot is a seed and a bar the mean. "
-        f"{sizes} The split is Dirichlet(0.1). {seeds}.{missing}"
+        f"{setting_text} The split is Dirichlet(0.1). {seeds_text}.{missing_text}"
     )
     finding = compared(
         f"after {ROUNDS} rounds classes stand further apart in the features of FedPFT w/o contrast than in FedAvg's "
@@ -526,14 +547,16 @@ def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         TITLES,
     )
     kinds = ("silhouette_class", "silhouette_client")
-    by_kind = pd.DataFrame({kind: values[kind].loc["no_contrast"] for kind in kinds}).T
-    claim = compared(
+    scores_by_kind = pd.DataFrame(
+        {kind: values[kind].loc["no_contrast"] for kind in kinds}
+    ).T
+    class_finding = compared(
         "FedPFT w/o contrast's features stand apart by class more than by client (silhouette)",
-        by_kind,
+        scores_by_kind,
         *kinds,
         {"silhouette_class": "by class", "silhouette_client": "by client"},
     )
-    findings = set_apart([finding, claim], far(frame, shown))
+    findings = set_apart([finding, class_finding], far(frame, runs))
     return Drawing(figure, table, caption, findings, text)
 
 

@@ -52,10 +52,10 @@ def right_after(
         UsageError: features or labels do not fit.
         NonFiniteError: the training diverged.
     """
-    whole = nn.Sequential(nn.Identity(), copy.deepcopy(head).eval())
-    whole.requires_grad_(False)
+    classifier = nn.Sequential(nn.Identity(), copy.deepcopy(head).eval())
+    classifier.requires_grad_(False)
     with torch.no_grad():
-        classes = int(whole(train[0][:1]).shape[-1])
+        classes = int(classifier(train[0][:1]).shape[-1])
     d = train[0].shape[-1]
     for x, y in (train, test):
         if x.ndim != 2 or x.shape[1] != d or y.shape != x.shape[:1] or not len(y):
@@ -70,16 +70,16 @@ def right_after(
             )
     if kind == PROBE:
         with torch_seeded(seed_of(seed, "probe", "init")):
-            whole[1] = nn.Linear(d, classes).to(train[0])
+            classifier[1] = nn.Linear(d, classes).to(train[0])
     elif kind == MATCH:
-        first = nn.Linear(d, d).to(train[0])
-        nn.init.eye_(first.weight)
-        nn.init.zeros_(first.bias)
-        whole[0] = first
+        linear_map = nn.Linear(d, d).to(train[0])
+        nn.init.eye_(linear_map.weight)
+        nn.init.zeros_(linear_map.bias)
+        classifier[0] = linear_map
     if kind != ORIGIN:
-        fit(whole, train, RATES[kind], epochs, seed)
+        fit(classifier, train, RATES[kind], epochs, seed)
     with torch.no_grad():
-        logits = whole(test[0])
+        logits = classifier(test[0])
     if not bool(torch.isfinite(logits).all()):
         raise NonFiniteError(
             "the logits must be finite; got NaN or infinity. Train again with a smaller lr."
@@ -90,13 +90,15 @@ def right_after(
 def fit(model: nn.Module, train: Batch, lr: float, epochs: int, seed: int) -> None:
     """Train what is not frozen of a model by cross-entropy, shuffling the samples in every epoch."""
     x, y = train
-    free = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.SGD(free, lr=lr, momentum=MOMENTUM)
+    free_parameters = [
+        parameter for parameter in model.parameters() if parameter.requires_grad
+    ]
+    optimiser = torch.optim.SGD(free_parameters, lr=lr, momentum=MOMENTUM)
     for epoch in range(epochs):
         generator = torch_generator(seed, "probe", epoch)
-        order = torch.randperm(len(y), generator=generator).to(y.device)
+        sample_order = torch.randperm(len(y), generator=generator).to(y.device)
         with torch.enable_grad():
-            for batch_rows in order.split(BATCH):
+            for batch_rows in sample_order.split(BATCH):
                 optimiser.zero_grad()
                 nn.functional.cross_entropy(
                     model(x[batch_rows]), y[batch_rows]
@@ -123,38 +125,39 @@ def mismatch(
     Raises:
         UsageError: a client has no data, or the classifier's input is not [n, d].
     """
-    table = []
+    table_rows = []
     for client, model in models.items():
-        for name, data in (("train", train), ("test", test)):
-            check_known(f"client with {name} data", client, data)
+        for split_name, split_data in (("train", train), ("test", test)):
+            check_known(f"client with {split_name} data", client, split_data)
         x, _ = next(batches(train[client], 2))
-        used = [
+        used_layers = [
             layer for layer in layers_of(model, to_device(model, x[:2])) if layer.used
         ]
-        path = used[-1].output
-        fitted, tested = (
-            classifier_input(model, path, data[client], seed=seed)
-            for data in (train, test)
+        path = used_layers[-1].output
+        train_input, test_input = (
+            classifier_input(model, path, split_data[client], seed=seed)
+            for split_data in (train, test)
         )
         head = model.get_submodule(path)
         for kind, estimator in KINDS.items():
             value: float | None = None
             status, stderr = "ok", None
             try:
-                right = right_after(
-                    kind, fitted, tested, head, epochs=epochs, seed=seed
+                is_right = right_after(
+                    kind, train_input, test_input, head, epochs=epochs, seed=seed
                 )
-                value = float(right.double().mean())
-                stderr = accuracy_error(right.numpy())
+                value = float(is_right.double().mean())
+                stderr = accuracy_error(is_right.numpy())
             except NonFiniteError as error:
                 status = f"client {client!r}: {error}"
-            table.append(
+            table_rows.append(
                 rows.row(
                     kind, value, status=status, client=client, layer=path, split="test", stderr=stderr,
-                    estimator=estimator.format(epochs), n_samples=len(tested[1]), n_train=len(fitted[1]), seed=seed,
+                    estimator=estimator.format(epochs), n_samples=len(test_input[1]), n_train=len(train_input[1]),
+                    seed=seed,
                 )
             )  # fmt: skip
-    return rows.frame(table)
+    return rows.frame(table_rows)
 
 
 def classifier_input(

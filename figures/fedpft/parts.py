@@ -81,13 +81,19 @@ RUNS = {
 def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Return each client's test accuracy after the last round, with the model as it is (Origin)."""
     engine, frame = trained(task)
-    final = tested(frame)
-    final = where(final, round=task.config.federation.rounds, model="personal")
-    named = {"round": task.config.federation.rounds, "split": "test", **labels(task)}
-    of_clients = final[final["client"].isin(list(engine.names))]
+    final_rows = tested(frame)
+    final_rows = where(
+        final_rows, round=task.config.federation.rounds, model="personal"
+    )
+    label_columns = {
+        "round": task.config.federation.rounds,
+        "split": "test",
+        **labels(task),
+    }
+    client_rows = final_rows[final_rows["client"].isin(list(engine.names))]
     return rows.frame([
-        rows.row(ORIGIN, value, client=client, n_samples=n, **named)
-        for client, value, n in zip(of_clients["client"], of_clients["value"], of_clients["n_samples"], strict=True)
+        rows.row(ORIGIN, value, client=client, n_samples=n, **label_columns)
+        for client, value, n in zip(client_rows["client"], client_rows["value"], client_rows["n_samples"], strict=True)
     ])  # fmt: skip
 
 
@@ -137,18 +143,18 @@ TABLE = Table(
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawing:
     values = fitted.measured(frame)
-    names = {value: (sweep.run(value), ORIGIN) for value in sweep.values}
-    shown_values = values.loc[[names[value] for value in sweep.values]]
+    run_keys = {value: (sweep.run(value), ORIGIN) for value in sweep.values}
+    shown_values = values.loc[[run_keys[value] for value in sweep.values]]
     intervals = {
-        value: mean_interval(values.loc[names[value]].dropna())
+        value: mean_interval(values.loc[run_keys[value]].dropna())
         for value in sweep.values
     }
     gaps = {
-        value: difference(values, names[value], names[sweep.usual]).interval
+        value: difference(values, run_keys[value], run_keys[sweep.usual]).interval
         for value in sweep.values
     }
-    named = {value: f"{value}" for value in sweep.values}
-    named[sweep.usual] += "\n(default)"
+    tick_names = {value: f"{value}" for value in sweep.values}
+    tick_names[sweep.usual] += "\n(default)"
     with sheet(4.8, 3.0) as figure:
         ax = figure.subplots()
         if sweep.option == "prompts":
@@ -156,7 +162,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
         marks(
             ax,
             [with_intervals(gaps.values(), look={"linestyle": "-"})],
-            list(named.values()),
+            list(tick_names.values()),
             factor=100,
             upright=True,
             level=0,
@@ -170,32 +176,32 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
         "Mean test accuracy of the clients minus that of the default, paired by seed, with 95 % intervals. "
         f"{setting_text} The paper shows its numbers only in a picture.{missing_text}"
     )
-    shown = pd.DataFrame([
-        {sweep.option: value, **intervals[value]._asdict(), "seeds": int(values.loc[names[value]].notna().sum())}
+    table = pd.DataFrame([
+        {sweep.option: value, **intervals[value]._asdict(), "seeds": int(values.loc[run_keys[value]].notna().sum())}
         for value in sweep.values
     ])  # fmt: skip
-    page = markdown({
+    page_text = markdown({
         sweep.axis: [f"{value}" for value in sweep.values],
         "Accuracy %": [percent(*intervals[value]) for value in sweep.values],
     })  # fmt: skip
     return Drawing(
         figure,
-        shown,
+        table,
         caption,
         set_apart(
             [_finding(values, sweep)], fitted.far(frame, BASE.data.dataset, OURS)
         ),
-        page,
+        page_text,
     )
 
 
 def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
     """Return the paper's claims on a sweep. Prompts matter little on CIFAR-10; epochs have a best number between."""
-    methods = (OURS, ORIGIN)
+    default_key = (OURS, ORIGIN)
     if sweep.option == "feature_epochs":
         gaps = {
             f"{sweep.usual} over {value}": difference(
-                values, methods, (sweep.run(value), ORIGIN)
+                values, default_key, (sweep.run(value), ORIGIN)
             )
             for value in (sweep.values[0], sweep.values[-1])
         }
@@ -206,7 +212,7 @@ def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
             "points more: ",
         )
     gaps = {
-        f"{value}:": difference(values, (sweep.run(value), ORIGIN), methods)
+        f"{value}:": difference(values, (sweep.run(value), ORIGIN), default_key)
         for value in sweep.values
         if value != sweep.usual
     }

@@ -42,56 +42,68 @@ for _dataset, _units in RETAINED.items():
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record the parameters of each unit, and the bytes of real messages over the whole run."""
     dataset, _, k = run.rpartition(".")
-    retained = RETAINED[dataset][: int(k)]
+    retained_units = RETAINED[dataset][: int(k)]
     algorithm = task.algorithm(task.plan)
     if not isinstance(algorithm, PFedLA):
         raise TypeError(f"{run} is a run of {algorithm.name}")
     model = tree.state_dict(task.model)
-    sizes = {
+    unit_sizes = {
         unit.name: sum(model[name].numel() for name in unit.parameters)
         for unit in algorithm.units
     }
-    named = labels(task)
-    lines = [
-        rows.row(PARAMETERS, n, layer=name, n_params=n, **named)
-        for name, n in sizes.items()
+    label_columns = labels(task)
+    table_rows = [
+        rows.row(PARAMETERS, n, layer=name, n_params=n, **label_columns)
+        for name, n in unit_sizes.items()
     ]
-    what = {
-        "variant": " + ".join(retained),
+    message_columns = {
+        "variant": " + ".join(retained_units),
         "estimator": "always the same retained layers",
-        **named,
+        **label_columns,
     }
-    server, rnd = algorithm.server_state(model), Round(0)
+    server, first_round = algorithm.server_state(model), Round(0)
     download = Message(
-        {"model": algorithm.mixture(server, 0, rnd, skip=frozenset(retained))}
+        {
+            "model": algorithm.mixture(
+                server, 0, first_round, skip=frozenset(retained_units)
+            )
+        }
     )
-    upload = Message({"model": tree.select(model, algorithm.uploaded(rnd, 0))})
-    messages = int(task.config.federation.rounds or 0) * len(task.task_info.n_train)
+    upload = Message({"model": tree.select(model, algorithm.uploaded(first_round, 0))})
+    message_count = int(task.config.federation.rounds or 0) * len(
+        task.task_info.n_train
+    )
     for metric, message in (("bytes_down", download), ("bytes_up", upload)):
-        lines.append(rows.row(metric, messages * message.bytes, unit="byte", **what))
-    return rows.frame(lines)
+        table_rows.append(
+            rows.row(
+                metric, message_count * message.bytes, unit="byte", **message_columns
+            )
+        )
+    return rows.frame(table_rows)
 
 
 def lines(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each column of Table 3: MBytes (2^20) published and really sent, and the accuracy."""
-    table3 = items.published("pfedla")
-    table3 = table3[table3["place"] == "Table 3"].set_index(
+    published_rows = items.published("pfedla")
+    published_rows = published_rows[published_rows["place"] == "Table 3"].set_index(
         ["dataset", "setting", "quantity"]
     )["value"]
-    of_network = frame[frame["layer"] == ""]
-    values = of_network.pivot(index="run", columns="metric", values="value") / 2**20
-    retained = of_network.groupby("run")["variant"].first()
-    table = []
+    network_rows = frame[frame["layer"] == ""]
+    values = network_rows.pivot(index="run", columns="metric", values="value") / 2**20
+    retained_names = network_rows.groupby("run")["variant"].first()
+    table_rows = []
     for run in (run for run in STUDY.runs if run in values.index):
         dataset, _, k = run.partition(".")
-        printed = table3[CALLED[dataset]][f"non-iid 1, 10 clients, {k} retained"]
-        table.append({
-            "dataset": CALLED[dataset], "retained": int(k), "layers": retained[run],
-            "published": printed["communication, MB"], "down": values.loc[run, "bytes_down"],
+        published_values = published_rows[CALLED[dataset]][
+            f"non-iid 1, 10 clients, {k} retained"
+        ]
+        table_rows.append({
+            "dataset": CALLED[dataset], "retained": int(k), "layers": retained_names[run],
+            "published": published_values["communication, MB"], "down": values.loc[run, "bytes_down"],
             "up": values.loc[run, "bytes_up"], "moved": values.loc[run].sum(),
-            "published_accuracy": printed["accuracy"],
+            "published_accuracy": published_values["accuracy"],
         })  # fmt: skip
-    return pd.DataFrame(table)
+    return pd.DataFrame(table_rows)
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -108,7 +120,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
 
 
-def _findings(table: pd.DataFrame, learnt: pd.DataFrame) -> tuple[Finding, ...]:
+def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
     ratios = table["moved"] / table["published"]
     bytes_each = 4 * ROUNDS * CLIENTS
     return (
@@ -118,16 +130,16 @@ def _findings(table: pd.DataFrame, learnt: pd.DataFrame) -> tuple[Finding, ...]:
             f"of {CLIENTS} clients send {bytes_each} bytes a parameter and direction. The table has an eighth of that",
             bool((ratios - 1).abs().max() < 0.01),
         ),
-        *(methods.compromises(learnt, quantity) for quantity in methods.QUANTITIES),
-        methods.costs_little(learnt),
-        methods.number_matters_little(learnt),
+        *(methods.compromises(frame, quantity) for quantity in methods.QUANTITIES),
+        methods.costs_little(frame),
+        methods.number_matters_little(frame),
     )
 
 
 def _page(table: pd.DataFrame, accuracies: pd.DataFrame) -> str:
     keys = [
-        methods.retaining(line.retained) if line.dataset == "cifar10" else ("", "")
-        for line in table.itertuples()
+        methods.retaining(row.retained) if row.dataset == "cifar10" else ("", "")
+        for row in table.itertuples()
     ]
     return markdown(
         {

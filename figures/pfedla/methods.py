@@ -76,11 +76,13 @@ def joined(frame: pd.DataFrame) -> pd.DataFrame:
 
 def scores(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the mean accuracy of the last three evaluations, (run, quantity) x seeds."""
-    means_of = {
-        quantity: last_evaluations(of_quantity)
-        for quantity, of_quantity in curves(frame).items()
+    means_by_quantity = {
+        quantity: last_evaluations(quantity_curves)
+        for quantity, quantity_curves in curves(frame).items()
     }
-    return pd.concat(means_of, names=["quantity"]).reorder_levels(["run", "quantity"])
+    return pd.concat(means_by_quantity, names=["quantity"]).reorder_levels(
+        ["run", "quantity"]
+    )
 
 
 def retaining(k: int, quantity: str = BEFORE) -> tuple[str, str]:
@@ -93,40 +95,45 @@ def curves(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
     Before local training the personal model counts, or the global one of a method that has no other.
     """
-    accuracy = frame[
+    accuracy_rows = frame[
         (frame["metric"] == "accuracy")
         & frame["model"].isin(["global", "personal", "local"])
     ]
-    table = accuracy.pivot(
+    table = accuracy_rows.pivot(
         index=["run", "round", "seed"], columns="model", values="value"
     )
     table = table.reindex(columns=["global", "personal", "local"])
-    unfinished = table.index.get_level_values("run").isin(UNFINISHED)
-    curves_of = {
+    is_unfinished = table.index.get_level_values("run").isin(UNFINISHED)
+    curves_by_quantity = {
         BEFORE: table["personal"].fillna(table["global"]),
-        AFTER: table["local"].mask(unfinished),
+        AFTER: table["local"].mask(is_unfinished),
     }
     return {
         quantity: values.dropna().unstack("seed")
-        for quantity, values in curves_of.items()
+        for quantity, values in curves_by_quantity.items()
     }
 
 
 def compromises(frame: pd.DataFrame, quantity: str) -> Finding:
     """Return a finding on whether retaining one, two and three layers costs accuracy, as the paper says of CIFAR-10."""
-    learnt = curves(frame)[quantity]
+    accuracy_curves = curves(frame)[quantity]
     table = where(
         items.published("pfedla"),
         place="Table 3",
         dataset="cifar10",
         quantity="accuracy",
     )
-    theirs = table["value"].to_numpy() / 100
+    published_accuracies = table["value"].to_numpy() / 100
     if quantity == AFTER:  # the paper has no such numbers
-        theirs = theirs + math.nan
+        published_accuracies = published_accuracies + math.nan
     verdict = judged(
         {
-            f"k = {k}": settled(learnt, run, OURS, printed=theirs[k] - theirs[0])
+            f"k = {k}": settled(
+                accuracy_curves,
+                run,
+                OURS,
+                printed=published_accuracies[k] - published_accuracies[0],
+            )
             for k, run in overlap.RETAINING.items()
         },
         TRAIL,
@@ -139,17 +146,19 @@ def compromises(frame: pd.DataFrame, quantity: str) -> Finding:
 
 def costs_little(frame: pd.DataFrame) -> Finding:
     """Return whether one retained layer costs no more accuracy than the paper prints, which it calls negligible."""
-    learnt = curves(frame)[BEFORE]
-    theirs = printed()[OURS, BEFORE] - printed()["heurpfedla", BEFORE]
+    accuracy_curves = curves(frame)[BEFORE]
+    published_loss = printed()[OURS, BEFORE] - printed()["heurpfedla", BEFORE]
     run, _ = retaining(1)
-    loss = settled(learnt, OURS, run)
-    room = judged({"": replace(loss, each=theirs - loss.each)})
-    loss_text = points(loss.interval)
+    accuracy_loss = settled(accuracy_curves, OURS, run)
+    room_verdict = judged(
+        {"": replace(accuracy_loss, each=published_loss - accuracy_loss.each)}
+    )
+    loss_text = points(accuracy_loss.interval)
     return Finding(
-        f"before local training one retained layer costs no more than the printed {100 * theirs:.1f} points",
+        f"before local training one retained layer costs no more than the printed {100 * published_loss:.1f} points",
         f"points lost {loss_text}",
-        room.held,
-        room.incomparable,
+        room_verdict.held,
+        room_verdict.incomparable,
     )
 
 
@@ -179,35 +188,41 @@ def number_matters_little(frame: pd.DataFrame) -> Finding:
 
 def printed() -> pd.Series:
     """Table 1's published accuracies on CIFAR-10 with ten clients, as shares by (method, before local training)."""
-    every = items.published("pfedla")
-    of_table = where(
-        every, place="Table 1", dataset="cifar10", setting="non-iid 1, 10 clients"
+    published_rows = items.published("pfedla")
+    table_rows = where(
+        published_rows,
+        place="Table 1",
+        dataset="cifar10",
+        setting="non-iid 1, 10 clients",
     )
     return pd.Series(
-        {(line.method, BEFORE): line.value / 100 for line in of_table.itertuples()}
+        {
+            (table_row.method, BEFORE): table_row.value / 100
+            for table_row in table_rows.itertuples()
+        }
     )
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     frame = joined(frame)
     values, published = scores(frame), printed()
-    lines = {
+    titles = {
         method: title(method) for method in METHODS if (method, BEFORE) in values.index
     }
-    order = pd.MultiIndex.from_product([lines, QUANTITIES])
-    values = values.reindex(order).dropna(how="all")
-    with sheet(6.4, 0.8 + 0.33 * len(lines)) as figure:
+    row_index = pd.MultiIndex.from_product([titles, QUANTITIES])
+    values = values.reindex(row_index).dropna(how="all")
+    with sheet(6.4, 0.8 + 0.33 * len(titles)) as figure:
         marks(
             figure.subplots(),
-            beside_paper(values, published, lines, QUANTITIES),
-            list(lines.values()),
+            beside_paper(values, published, titles, QUANTITIES),
+            list(titles.values()),
             factor=100,
             xlabel="accuracy, %",
         )
         key_above(figure, 3, size=7.5)
     setting_text = overlap.setting(header)
     seeds_text = seeds_in_words(span(values.notna().sum(axis=1))).capitalize()
-    missing_text = missing_runs(header, lines)
+    missing_text = missing_runs(header, titles)
     caption = (
         "Mean test accuracy of the clients before and after local training, the mean of the last three evaluations. "
         "Intervals (95 %) are over seeds. Before local training "
@@ -215,18 +230,18 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"{setting_text} {seeds_text}. The paper has "
         f"{overlap.PAPER_ROUNDS} rounds. It does not give the number of images a client.{missing_text}"
     )
-    shown = pd.DataFrame([
+    drawn_table = pd.DataFrame([
         {
-            "method": lines[method], "quantity": QUANTITIES[quantity], **mean_interval(score.dropna())._asdict(),
+            "method": titles[method], "quantity": QUANTITIES[quantity], **mean_interval(score.dropna())._asdict(),
             "seeds": int(score.notna().sum()), "published": published.get((method, quantity)),
         }
         for (method, quantity), score in values.iterrows()
     ])  # fmt: skip
-    page_text = _page(values, published, lines)
+    page_text = _page(values, published, titles)
     rates_text = of_rates(frame)
     return Drawing(
         figure,
-        shown,
+        drawn_table,
         caption,
         _findings(curves(frame)[BEFORE]),
         f"{page_text}\n\nBefore local training, by the rate of the hypernetwork, three seeds:\n\n"
@@ -234,56 +249,69 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
 
 
-def _findings(learnt: pd.DataFrame) -> tuple[Finding, ...]:
+def _findings(accuracy_curves: pd.DataFrame) -> tuple[Finding, ...]:
     """Return the claims of Table 1, before local training, as the paper seems to have tested."""
-    others = [method for method in METHODS if method != OURS]
-    gaps = {method: lead(learnt, method) for method in others}
-    best = judged({title(method): gap for method, gap in gaps.items()})
-    whole = judged({"": gaps["fedfomo"]})
+    other_methods = [method for method in METHODS if method != OURS]
+    gaps = {method: lead(accuracy_curves, method) for method in other_methods}
+    all_verdict = judged({title(method): gap for method, gap in gaps.items()})
+    fedfomo_verdict = judged({"": gaps["fedfomo"]})
     return (
-        best.finding(
-            f"before local training pFedLA lies above the other {len(others)} methods, as in Table 1",
+        all_verdict.finding(
+            f"before local training pFedLA lies above the other {len(other_methods)} methods, as in Table 1",
             "points more: ",
         ),
-        whole.finding(
+        fedfomo_verdict.finding(
             "before local training pFedLA lies above FedFomo, which weighs whole models",
             "points more: ",
         ),
     )
 
 
-def lead(learnt: pd.DataFrame, other: str) -> Difference:
+def lead(accuracy_curves: pd.DataFrame, other_method: str) -> Difference:
     """Return pFedLA's lead over another method, before local training, with the printed lead."""
-    theirs = printed().xs(BEFORE, level=1)
-    return settled(learnt, OURS, other, printed=theirs[OURS] - theirs[other])
+    published_accuracies = printed().xs(BEFORE, level=1)
+    return settled(
+        accuracy_curves,
+        OURS,
+        other_method,
+        printed=published_accuracies[OURS] - published_accuracies[other_method],
+    )
 
 
 def of_rates(frame: pd.DataFrame) -> str:
     """Return the table of the hypernetwork's rates before local training, over the seeds that all rates have."""
-    others = overlap.RATES.read(overlap.RATES.path())[1]
-    of_both_rates = frame[frame["seed"].isin(others["seed"])]
-    score = last_evaluations(curves(pd.concat([of_both_rates, others]))[BEFORE])
+    rate_rows = overlap.RATES.read(overlap.RATES.path())[1]
+    common_rows = frame[frame["seed"].isin(rate_rows["seed"])]
+    final_accuracies = last_evaluations(
+        curves(pd.concat([common_rows, rate_rows]))[BEFORE]
+    )
     runs = {"0.5": OURS} | {run.partition("_")[2]: run for run in overlap.RATES.runs}
     leads = {
-        "minus " + title(other): [
-            points(mean_interval(score.loc[run] - score.loc[other]))
+        "minus " + title(other_method): [
+            points(
+                mean_interval(
+                    final_accuracies.loc[run] - final_accuracies.loc[other_method]
+                )
+            )
             for run in runs.values()
         ]
-        for other in ("local", "fedavg", "fedfomo")
+        for other_method in ("local", "fedavg", "fedfomo")
     }
-    of_both_rates = numbers(100 * score.loc[[*runs.values()]].mean(axis=1))
-    return markdown({"rate": [*runs], "pFedLA %": of_both_rates, **leads})
+    accuracies = numbers(100 * final_accuracies.loc[[*runs.values()]].mean(axis=1))
+    return markdown({"rate": [*runs], "pFedLA %": accuracies, **leads})
 
 
-def _page(values: pd.DataFrame, published: pd.Series, lines: Mapping[str, str]) -> str:
-    theirs = [100 * published.get((method, BEFORE), math.nan) for method in lines]
+def _page(values: pd.DataFrame, published: pd.Series, titles: Mapping[str, str]) -> str:
+    published_values = [
+        100 * published.get((method, BEFORE), math.nan) for method in titles
+    ]
     table = markdown({
-        "": list(lines.values()),
+        "": list(titles.values()),
         **{
-            f"{words} %": means(values, [(method, quantity) for method in lines])
-            for quantity, words in QUANTITIES.items()
+            f"{quantity_text} %": means(values, [(method, quantity) for method in titles])
+            for quantity, quantity_text in QUANTITIES.items()
         },
-        "published %": numbers(theirs),
+        "published %": numbers(published_values),
     })  # fmt: skip
     note = (
         "± is half the 95 % interval over seeds.\n\n"

@@ -60,8 +60,8 @@ ROUNDS = 180
 
 def overlap(counts: pd.DataFrame) -> pd.DataFrame:
     """Return the share of the receiver's classes that the sender has too, clients x clients."""
-    has = (counts > 0).astype(float)
-    return (has @ has.T).div(has.sum(axis=1), axis=0)
+    has_class = (counts > 0).astype(float)
+    return (has_class @ has_class.T).div(has_class.sum(axis=1), axis=0)
 
 
 def correlations(
@@ -81,62 +81,72 @@ def correlations(
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record mean accuracies over the rounds, bytes sent, and how a mixing run's weights follow the classes."""
     _, frame = trained(task)
-    named = labels(task)
-    lines = list(mean_accuracy(frame, named))
+    label_columns = labels(task)
+    table_rows = list(mean_accuracy(frame, label_columns))
     for metric in ("bytes_down", "bytes_up"):
-        sent = frame[frame["metric"] == metric]["value"].mean()
-        lines.append(
+        mean_bytes = frame[frame["metric"] == metric]["value"].mean()
+        table_rows.append(
             rows.row(
                 metric,
-                sent,
+                mean_bytes,
                 unit="byte",
                 estimator="mean over rounds and clients",
-                **named,
+                **label_columns,
             )
         )
     weights = frame[frame["metric"] == WEIGHT]
     if weights.empty:
-        return rows.frame(lines)
-    shared = overlap(task.data.class_counts())
-    lines += _weights(weights, shared, named)
+        return rows.frame(table_rows)
+    class_overlap = overlap(task.data.class_counts())
+    table_rows += _weights(weights, class_overlap, label_columns)
     if task.config.execution.seed:
-        return rows.frame(lines)
-    lines += (
-        rows.row(OVERLAP, value, client=str(receiver), client_b=str(sender), **named)
-        for (receiver, sender), value in shared.stack().items()
+        return rows.frame(table_rows)
+    table_rows += (
+        rows.row(
+            OVERLAP, value, client=str(receiver), client_b=str(sender), **label_columns
+        )
+        for (receiver, sender), value in class_overlap.stack().items()
     )
-    parts_kept = [_drawn(weights, shared), frame[frame["metric"] == RETAINED]]
-    return pd.concat([rows.frame(lines), *parts_kept], ignore_index=True)
+    stored_parts = [_drawn(weights, class_overlap), frame[frame["metric"] == RETAINED]]
+    return pd.concat([rows.frame(table_rows), *stored_parts], ignore_index=True)
 
 
 def _weights(
-    weights: pd.DataFrame, shared: pd.DataFrame, named: Mapping[str, Any]
+    weights: pd.DataFrame, class_overlap: pd.DataFrame, label_columns: Mapping[str, Any]
 ) -> Iterator[rows.Row]:
     """Rows of each layer's weights and of their mean: correlation with the classes, and weights on oneself."""
-    for done, part in weights.groupby("round"):
-        layers = {
-            str(layer): of_layer
-            for layer, of_layer in part.groupby("layer", sort=False)
+    for round_number, round_rows in weights.groupby("round"):
+        rows_by_layer = {
+            str(layer): layer_rows
+            for layer, layer_rows in round_rows.groupby("layer", sort=False)
         }
-        tables = {
-            layer: of_layer.pivot(index="client", columns="client_b", values="value")
-            for layer, of_layer in layers.items()
+        weights_by_layer = {
+            layer: layer_rows.pivot(index="client", columns="client_b", values="value")
+            for layer, layer_rows in rows_by_layer.items()
         }
-        tables[""] = (
-            part.groupby(["client", "client_b"])["value"].mean().unstack("client_b")
+        weights_by_layer[""] = (
+            round_rows.groupby(["client", "client_b"])["value"]
+            .mean()
+            .unstack("client_b")
         )
-        for layer, table in tables.items():
-            columns = {"round": int(done), "layer": layer, **named}
-            diagonal = float(np.diag(table.loc[shared.index, shared.index]).mean())
+        for layer, layer_weights in weights_by_layer.items():
+            columns = {"round": int(round_number), "layer": layer, **label_columns}
+            diagonal = float(
+                np.diag(
+                    layer_weights.loc[class_overlap.index, class_overlap.index]
+                ).mean()
+            )
             yield rows.row(SELF, diagonal, estimator="mean over clients", **columns)
             yield rows.row(
                 SELF_LARGEST,
-                self_largest(table),
+                self_largest(layer_weights),
                 estimator="share of clients",
                 **columns,
             )
             for variant, value in zip(
-                ("pearson", "spearman"), correlations(table, shared), strict=True
+                ("pearson", "spearman"),
+                correlations(layer_weights, class_overlap),
+                strict=True,
             ):
                 status = "all weights are equal"
                 if value is not None:
@@ -157,22 +167,22 @@ def shared_classes(frame: pd.DataFrame) -> pd.DataFrame:
     return overlaps.pivot(index="client", columns="client_b", values="value")
 
 
-def chosen_pairs(shared: pd.DataFrame) -> list[tuple[str, str]]:
+def chosen_pairs(class_overlap: pd.DataFrame) -> list[tuple[str, str]]:
     """Return the pair of different clients with most classes in common, and the one with fewest."""
-    other_pairs = shared.where(~np.eye(len(shared), dtype=bool)).stack()
+    pair_overlaps = class_overlap.where(~np.eye(len(class_overlap), dtype=bool)).stack()
     return [
         (str(receiver), str(sender))
-        for receiver, sender in (other_pairs.idxmax(), other_pairs.idxmin())
+        for receiver, sender in (pair_overlaps.idxmax(), pair_overlaps.idxmin())
     ]
 
 
-def _drawn(weights: pd.DataFrame, shared: pd.DataFrame) -> pd.DataFrame:
+def _drawn(weights: pd.DataFrame, class_overlap: pd.DataFrame) -> pd.DataFrame:
     """The weights to draw: all of the last round; of earlier rounds self-weights and the chosen pairs."""
-    pairs = pd.MultiIndex.from_frame(weights[["client", "client_b"]])
-    followed = (weights["client"] == weights["client_b"]) | pairs.isin(
-        chosen_pairs(shared)
+    client_pairs = pd.MultiIndex.from_frame(weights[["client", "client_b"]])
+    is_followed = (weights["client"] == weights["client_b"]) | client_pairs.isin(
+        chosen_pairs(class_overlap)
     )
-    return weights[followed | (weights["round"] == weights["round"].max())]
+    return weights[is_followed | (weights["round"] == weights["round"].max())]
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------
@@ -180,50 +190,52 @@ def _drawn(weights: pd.DataFrame, shared: pd.DataFrame) -> pd.DataFrame:
 
 def _learnt(frame: pd.DataFrame, *models: str) -> pd.DataFrame:
     """Return accuracy of a kind of model through training, (run, round) x seeds."""
-    accuracy = frame[(frame["metric"] == "accuracy") & frame["model"].isin(models)]
-    return accuracy.pivot(index=["run", "round"], columns="seed", values="value")
+    accuracy_rows = frame[(frame["metric"] == "accuracy") & frame["model"].isin(models)]
+    return accuracy_rows.pivot(index=["run", "round"], columns="seed", values="value")
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     frame = frame[frame["run"].isin(SHOWN)]
-    shown = where(frame, run="pfedla", seed=0)
-    final = last_evaluations(_learnt(frame, "global", "personal"))
-    follows = _last(frame, CORRELATION, "pearson").drop(index="")
-    most = str(follows.mean(axis=1).idxmax())
-    weights = weights_of(shown, most)
-    itself = np.eye(len(weights), dtype=bool)
+    seed_rows = where(frame, run="pfedla", seed=0)
+    final_accuracies = last_evaluations(_learnt(frame, "global", "personal"))
+    layer_correlations = _last(frame, CORRELATION, "pearson").drop(index="")
+    best_layer = str(layer_correlations.mean(axis=1).idxmax())
+    weights = weights_of(seed_rows, best_layer)
+    is_diagonal = np.eye(len(weights), dtype=bool)
     with sheet(8.4, 5.4) as figure:
-        parts: Any = figure.subfigures(2, 1, height_ratios=[2.8, 2.6])
-        top, bottom = parts
-        left, middle, following = top.subplots(1, 3, width_ratios=[1, 1, 1.1])
-        classes(left, shared_classes(shown))
+        halves: Any = figure.subfigures(2, 1, height_ratios=[2.8, 2.6])
+        top_figure, bottom_figure = halves
+        class_ax, weight_ax, correlation_ax = top_figure.subplots(
+            1, 3, width_ratios=[1, 1, 1.1]
+        )
+        classes(class_ax, shared_classes(seed_rows))
         matrix(
-            middle,
-            weights.mask(itself),
+            weight_ax,
+            weights.mask(is_diagonal),
             bar="aggregation weight",
             bar_below=True,
             square=True,
         )
-        middle.set(xlabel="sender", ylabel="receiver")
-        middle.set_title(f"weight on the others, {most}", fontsize=8)
+        weight_ax.set(xlabel="sender", ylabel="receiver")
+        weight_ax.set_title(f"weight on the others, {best_layer}", fontsize=8)
         curves(
-            following,
+            correlation_ax,
             _correlation(frame),
             level=0,
             level_look={"linestyle": "-", "linewidth": 0.8},
             xlabel="round",
             ylim=(-1, 1),
         )
-        following.set_title("correlation of the two, all layers", fontsize=8)
-        below = bottom.subplots()
+        correlation_ax.set_title("correlation of the two, all layers", fontsize=8)
+        accuracy_ax = bottom_figure.subplots()
         curves(
-            below,
+            accuracy_ax,
             _learning(frame),
             factor=100,
             xlabel="round",
             ylabel="accuracy %,\nbefore local training",
         )
-        for ax in (following, below):
+        for ax in (correlation_ax, accuracy_ax):
             ax.legend(fontsize=6.5)
     setting_text = setting(header)
     missing_text = missing_runs(header, SHOWN)
@@ -235,15 +247,19 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"{setting_text} At most {header['seeds']} seeds, matrices of seed 0.{missing_text}"
     )
     return Drawing(
-        figure, _table(frame, final), caption, _findings(frame), _page(frame, final)
+        figure,
+        _table(frame, final_accuracies),
+        caption,
+        _findings(frame),
+        _page(frame, final_accuracies),
     )
 
 
 def weights_of(frame: pd.DataFrame, layer: str) -> pd.DataFrame:
     """Return a layer's weights in the last round of one run and seed, receivers x senders."""
     weights = where(frame, metric=WEIGHT, layer=layer)
-    last = weights[weights["round"] == weights["round"].max()]
-    return last.pivot(index="client", columns="client_b", values="value")
+    last_rows = weights[weights["round"] == weights["round"].max()]
+    return last_rows.pivot(index="client", columns="client_b", values="value")
 
 
 def classes(ax: Axes, shared: pd.DataFrame) -> None:
@@ -273,15 +289,17 @@ def setting(header: Mapping[str, Any]) -> str:
 
 def _learning(frame: pd.DataFrame) -> list[Line]:
     """Return each method's accuracy before local training by round, with its interval over seeds."""
-    accuracy = frame[(frame["metric"] == "accuracy") & (frame["model"] != "local")]
+    accuracy_rows = frame[(frame["metric"] == "accuracy") & (frame["model"] != "local")]
     lines = []
-    for run, of_run in accuracy.groupby("run", sort=False):
-        by_seed = of_run.pivot(index="round", columns="seed", values="value")
-        by_seed.index = by_seed.index.astype(float)
-        intervals = pd.DataFrame(over_seeds(by_seed, by_seed.index), by_seed.index)
+    for run, run_rows in accuracy_rows.groupby("run", sort=False):
+        seed_curves = run_rows.pivot(index="round", columns="seed", values="value")
+        seed_curves.index = seed_curves.index.astype(float)
+        intervals = pd.DataFrame(
+            over_seeds(seed_curves, seed_curves.index), seed_curves.index
+        )
         lines.append(
             Line(
-                by_seed.mean(axis=1),
+                seed_curves.mean(axis=1),
                 names.title(str(run)),
                 (intervals["low"], intervals["high"]),
                 {"markersize": 3.5, "markevery": 2},
@@ -293,25 +311,29 @@ def _learning(frame: pd.DataFrame) -> list[Line]:
 def _correlation(frame: pd.DataFrame) -> list[Line]:
     """Return both correlations over all layers by round, a line for each seed."""
     lines = []
-    for variant, dash in (("pearson", "-"), ("spearman", "--")):
-        part = where(frame, run="pfedla", metric=CORRELATION, layer="", variant=variant)
-        by_seed = part.pivot(index="round", columns="seed", values="value")
-        by_seed.index = by_seed.index.astype(float)
-        look = {"marker": "", "linestyle": dash}
-        lines.append(Line(by_seed, f"{variant.title()}'s", look=look))
+    for variant, line_style in (("pearson", "-"), ("spearman", "--")):
+        correlation_rows = where(
+            frame, run="pfedla", metric=CORRELATION, layer="", variant=variant
+        )
+        seed_curves = correlation_rows.pivot(
+            index="round", columns="seed", values="value"
+        )
+        seed_curves.index = seed_curves.index.astype(float)
+        look = {"marker": "", "linestyle": line_style}
+        lines.append(Line(seed_curves, f"{variant.title()}'s", look=look))
     return lines
 
 
 def _last(frame: pd.DataFrame, metric: str, variant: str = "") -> pd.DataFrame:
     """A quantity of the layers after the last round, layers x seeds."""
-    by_layer = through_training(frame, metric, variant).groupby(
+    layer_groups = through_training(frame, metric, variant).groupby(
         level="layer", sort=False
     )
-    return by_layer.tail(1).droplevel("round")
+    return layer_groups.tail(1).droplevel("round")
 
 
 def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
-    lines = [
+    table_rows = [
         {
             "quantity": "accuracy before local training",
             "what": run,
@@ -327,7 +349,7 @@ def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
     ):
         for (layer, seed), value in _last(frame, metric, variant).stack().items():
             quantity = f"{metric} {variant}".strip()
-            lines.append(
+            table_rows.append(
                 {
                     "quantity": quantity,
                     "what": layer or "mean of layers",
@@ -335,78 +357,84 @@ def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
                     "value": value,
                 }
             )
-    return pd.DataFrame(lines, columns=["quantity", "what", "seed", "value"])
+    return pd.DataFrame(table_rows, columns=["quantity", "what", "seed", "value"])
 
 
 def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
-    runs, sent = list(final.index), _sent(frame)
-    lines = {
+    runs, sent_bytes = list(final.index), _sent(frame)
+    run_columns = {
         "run": list(map(names.title, runs)),
         "seeds": list(final.notna().sum(axis=1)),
         "before local training %": means(final, runs),
         "after it %": means(last_evaluations(_learnt(frame, "local")), runs),
         "sent": [
-            f"{sent[run]:.0f} bytes a client and round, {sent[run] / sent['pfedla']:.3f} of pFedLA's"
+            f"{sent_bytes[run]:.0f} bytes a client and round, {sent_bytes[run] / sent_bytes['pfedla']:.3f} of pFedLA's"
             for run in runs
         ],
     }
-    layers = _last(frame, SELF).mean(axis=1)
-    follows = {
+    self_weights = _last(frame, SELF).mean(axis=1)
+    correlations_by_variant = {
         variant: _last(frame, CORRELATION, variant).mean(axis=1)
         for variant in ("pearson", "spearman")
     }
-    inside = {
-        "layer": [name or "mean" for name in layers.index],
-        "self-weight": numbers(layers),
+    layer_columns = {
+        "layer": [name or "mean" for name in self_weights.index],
+        "self-weight": numbers(self_weights),
         **{
-            f"{name}'s r": [f"{values[layer]:+.2f}" for layer in layers.index]
-            for name, values in follows.items()
+            f"{name}'s r": [f"{values[layer]:+.2f}" for layer in self_weights.index]
+            for name, values in correlations_by_variant.items()
         },
     }
     note = (
         "With one layer retained pFedLA's Table 3 has 418.97 of 693.98 MB, a share of 0.604. From these numbers we "
         "infer that every client retains fc1."
     )
-    parts = [markdown(lines), note]
-    return "\n\n".join([*parts, markdown(inside)])
+    parts = [markdown(run_columns), note]
+    return "\n\n".join([*parts, markdown(layer_columns)])
 
 
 def _sent(frame: pd.DataFrame) -> pd.Series:
     """Bytes that a client receives and sends in a round, by run."""
-    amounts = frame[frame["metric"].isin(["bytes_down", "bytes_up"])]
-    return amounts.groupby(["run", "metric"])["value"].mean().groupby("run").sum()
+    byte_rows = frame[frame["metric"].isin(["bytes_down", "bytes_up"])]
+    return byte_rows.groupby(["run", "metric"])["value"].mean().groupby("run").sum()
 
 
 def through_training(
     frame: pd.DataFrame, metric: str, variant: str = "", run: str = "pfedla"
 ) -> pd.DataFrame:
     """Return a quantity of the layers through training, (layer, round) x seeds."""
-    part = where(frame, run=run, metric=metric, variant=variant)
-    return part.pivot_table(
+    quantity_rows = where(frame, run=run, metric=metric, variant=variant)
+    return quantity_rows.pivot_table(
         index=["layer", "round"], columns="seed", values="value", sort=False
     )
 
 
 def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
-    follows = last_evaluations(through_training(frame, CORRELATION, "pearson"))
-    verdict = judged({"r": Difference(follows.loc[""].dropna())}, show=plain)
+    layer_correlations = last_evaluations(
+        through_training(frame, CORRELATION, "pearson")
+    )
+    verdict = judged({"r": Difference(layer_correlations.loc[""].dropna())}, show=plain)
     findings = [
         verdict.finding("weights of other clients correlate with classes in common")
     ]
-    learnt = _learnt(frame, "global", "personal")
-    printed = items.published_table(
+    accuracy_curves = _learnt(frame, "global", "personal")
+    published_accuracies = items.published_table(
         "pfedla", "Table 1", setting="non-iid 1, 10 clients", dataset="cifar10"
     ).squeeze(axis=1)
     for reference in ("local", "fedavg"):
-        theirs = (printed["pfedla"] - printed[reference]) / 100
-        gap = settled(learnt, "pfedla", reference, printed=theirs)
+        published_gap = (
+            published_accuracies["pfedla"] - published_accuracies[reference]
+        ) / 100
+        gap = settled(accuracy_curves, "pfedla", reference, printed=published_gap)
         verdict = judged({"points": gap})
         expected = f"pFedLA's mixture before local training lies above {reference}"
         findings.append(verdict.finding(expected))
-    trust = _last(frame, SELF).drop(index="")
-    ranked = trust.mean(axis=1).sort_values(ascending=False)
-    listed = ", ".join(f"{layer} {value:.2f}" for layer, value in ranked.items())
-    sentence = f"{listed}. The paper does not name these layers. They are inferred from the bytes of its Table 3"
+    self_weights = _last(frame, SELF).drop(index="")
+    ranked_weights = self_weights.mean(axis=1).sort_values(ascending=False)
+    layers_text = ", ".join(
+        f"{layer} {value:.2f}" for layer, value in ranked_weights.items()
+    )
+    sentence = f"{layers_text}. The paper does not name these layers. They are inferred from the bytes of its Table 3"
     findings.append(
         Finding("clients trust themselves most in conv2, fc1 and fc3", sentence, None)
     )

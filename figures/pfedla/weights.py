@@ -58,65 +58,70 @@ def periods(rounds: pd.Series) -> pd.Series:
 
 
 def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    mixing = where(frame, run="pfedla")
-    weight_rows = where(mixing, metric=WEIGHT, seed=0)
-    shared = shared_classes(mixing)
+    mixing_rows = where(frame, run="pfedla")
+    weight_rows = where(mixing_rows, metric=WEIGHT, seed=0)
+    class_overlap = shared_classes(mixing_rows)
     layers = list(weight_rows["layer"].unique())
-    parts = {ITSELF: weight_rows[weight_rows["client"] == weight_rows["client_b"]]}
-    for receiver, sender in chosen_pairs(shared):
-        of_pair = where(weight_rows, client=receiver, client_b=sender)
-        parts[
-            f"{receiver} ← {sender}, {shared.loc[receiver, sender]:.0%} of its classes"
-        ] = of_pair
+    rows_by_target = {
+        ITSELF: weight_rows[weight_rows["client"] == weight_rows["client_b"]]
+    }
+    for receiver, sender in chosen_pairs(class_overlap):
+        pair_rows = where(weight_rows, client=receiver, client_b=sender)
+        rows_by_target[
+            f"{receiver} ← {sender}, {class_overlap.loc[receiver, sender]:.0%} of its classes"
+        ] = pair_rows
     means = {
-        name: part.assign(period=periods(part["round"]))
+        target: target_rows.assign(period=periods(target_rows["round"]))
         .pivot_table(values="value", index="period", columns="layer")
         .reindex(index=list(PERIODS), columns=layers)
-        for name, part in parts.items()
+        for target, target_rows in rows_by_target.items()
     }
     with sheet(7.6, 3.5) as figure:
         axes = figure.subplots(1, len(PERIODS), sharey=True)
         for ax, period in zip(axes, PERIODS, strict=True):
             curves(
                 ax,
-                [Line(means[name].loc[period], name) for name in parts],
+                [Line(means[target].loc[period], target) for target in rows_by_target],
                 names=layers,
-                level=1 / len(shared),
+                level=1 / len(class_overlap),
                 level_look={"label": "equal weights"},
                 title=period,
                 ylim=(-0.02, 1.02),
             )
         axes[0].set_ylabel("mean weight")
         key_above(figure, 2, panel=axes[0])
-    selves = through_training(mixing, SELF).drop(index="", level="layer")
-    rounds = selves.index.get_level_values("round")
+    self_weights = through_training(mixing_rows, SELF).drop(index="", level="layer")
+    rounds = self_weights.index.get_level_values("round")
     gains = (
-        selves.xs(rounds.max(), level="round") - selves.xs(rounds.min(), level="round")
+        self_weights.xs(rounds.max(), level="round")
+        - self_weights.xs(rounds.min(), level="round")
     ).mean()
-    changes = ", ".join(f"{gain:+.2f}" for gain in gains)
+    changes_text = ", ".join(f"{gain:+.2f}" for gain in gains)
     difference = Difference(gains)
     gain = difference.interval
-    changes += (
+    changes_text += (
         f"; mean {gain.value:+.2f}, 95 % interval {gain.low:+.2f} to {gain.high:+.2f}"
     )
-    most, fewest = (means[name].mean() for name in list(parts)[1:])
+    most_weights, fewest_weights = (
+        means[target].mean() for target in list(rows_by_target)[1:]
+    )
     findings = (
         Finding(
             "with training a client's weight on itself rises and its weights on others fall",
-            f"on itself {changes}",
+            f"on itself {changes_text}",
             difference.above,
         ),
         Finding(
             "in every layer the sender with most common classes has more weight than the one with fewest",
-            f"in {int((most > fewest).sum())} of {len(layers)} layers ({FEWEST})",
+            f"in {int((most_weights > fewest_weights).sum())} of {len(layers)} layers ({FEWEST})",
             None,
         ),
     )
-    stacked = pd.DataFrame(
-        {name: of_name.stack() for name, of_name in means.items()}
+    stacked_means = pd.DataFrame(
+        {target: period_means.stack() for target, period_means in means.items()}
     ).stack()
     table = (
-        stacked.rename("value")
+        stacked_means.rename("value")
         .rename_axis(["period", "layer", "weight on"])
         .reset_index()
     )
@@ -133,43 +138,50 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    mixing = where(frame, run="pfedla")
-    shared = shared_classes(mixing)
-    weight_rows = where(mixing, metric=WEIGHT, seed=0)
+    mixing_rows = where(frame, run="pfedla")
+    class_overlap = shared_classes(mixing_rows)
+    weight_rows = where(mixing_rows, metric=WEIGHT, seed=0)
     weight_rows = weight_rows[weight_rows["round"] == weight_rows["round"].max()]
     layers = list(weight_rows["layer"].unique())
-    deep = -(-len(layers) // ACROSS)
-    with sheet(8.4, 0.7 + 1.75 * deep) as figure:
+    row_count = -(-len(layers) // ACROSS)
+    with sheet(8.4, 0.7 + 1.75 * row_count) as figure:
         halves: Any = figure.subfigures(1, 2, width_ratios=[1, 2.6])
-        classes(halves[0].subplots(), shared)
-        grid = halves[1].subplots(deep, ACROSS, squeeze=False)
+        classes(halves[0].subplots(), class_overlap)
+        axes_grid = halves[1].subplots(row_count, ACROSS, squeeze=False)
         matrices = {layer: weights_of(weight_rows, layer) for layer in layers}
-        for ax, (layer, weights) in zip(grid.flat, matrices.items(), strict=False):
+        for ax, (layer, weights) in zip(axes_grid.flat, matrices.items(), strict=False):
             image = matrix(ax, weights, high=1, square=True)
-            most = weights.to_numpy(float).argmax(axis=1)
-            for receiver, sender in enumerate(most):
+            largest_senders = weights.to_numpy(float).argmax(axis=1)
+            for receiver, sender in enumerate(largest_senders):
                 colour = "white"
                 if receiver == sender:
                     colour = COLOURS[3]
                 ax.plot(sender + 0.5, receiver + 0.5, ".", color=colour, markersize=5)
             ax.set(xticks=[], yticks=[], xlabel="", ylabel="")
-            largest_text = self_largest(weights)
-            ax.set_title(f"{layer}\nitself most: {largest_text:.0%}", fontsize=7.5)
-        for spare in grid.flat[len(layers) :]:
-            spare.remove()
-        shown = list(grid.flat[: len(layers)])
-        halves[1].colorbar(image, ax=shown, shrink=0.7, label="aggregation weight")
-    follows = last_evaluations(through_training(mixing, CORRELATION, "pearson"))
-    verdict = judged(
-        {layer: Difference(follows.loc[layer].dropna()) for layer in layers}, show=plain
+            largest_share = self_largest(weights)
+            ax.set_title(f"{layer}\nitself most: {largest_share:.0%}", fontsize=7.5)
+        for spare_ax in axes_grid.flat[len(layers) :]:
+            spare_ax.remove()
+        used_axes = list(axes_grid.flat[: len(layers)])
+        halves[1].colorbar(image, ax=used_axes, shrink=0.7, label="aggregation weight")
+    layer_correlations = last_evaluations(
+        through_training(mixing_rows, CORRELATION, "pearson")
     )
-    largest = mixing[(mixing["metric"] == SELF_LARGEST) & (mixing["layer"] != "")]
-    largest = largest[largest["round"] == largest["round"].max()].pivot(
+    verdict = judged(
+        {layer: Difference(layer_correlations.loc[layer].dropna()) for layer in layers},
+        show=plain,
+    )
+    self_shares = mixing_rows[
+        (mixing_rows["metric"] == SELF_LARGEST) & (mixing_rows["layer"] != "")
+    ]
+    self_shares = self_shares[self_shares["round"] == self_shares["round"].max()].pivot(
         index="layer", columns="seed", values="value"
     )
-    largest[0] = {layer: self_largest(weights) for layer, weights in matrices.items()}
+    self_shares[0] = {
+        layer: self_largest(weights) for layer, weights in matrices.items()
+    }
     sentence, holds = of_seeds(
-        largest.loc[layers], lambda share: bool((share == 1).any())
+        self_shares.loc[layers], lambda share: bool((share == 1).any())
     )
     findings = (
         verdict.finding(
@@ -180,7 +192,7 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             f"{sentence}; clients, mean of seeds: "
             + ", ".join(
                 f"{layer} {share:.0%}"
-                for layer, share in largest.loc[layers].mean(axis=1).items()
+                for layer, share in self_shares.loc[layers].mean(axis=1).items()
             ),
             holds,
         ),
@@ -202,47 +214,55 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    mixing = where(frame, run="pfedla")
-    selves = through_training(mixing, SELF).drop(index="", level="layer")
-    layers = list(selves.index.get_level_values("layer").unique())
-    rounds = selves.index.get_level_values("round")
-    last = selves.xs(rounds.max(), level="round")
+    mixing_rows = where(frame, run="pfedla")
+    self_weights = through_training(mixing_rows, SELF).drop(index="", level="layer")
+    layers = list(self_weights.index.get_level_values("layer").unique())
+    rounds = self_weights.index.get_level_values("round")
+    last_weights = self_weights.xs(rounds.max(), level="round")
     with sheet(7.6, 3.4) as figure:
-        left, right = figure.subplots(1, 2)
+        curve_ax, mark_ax = figure.subplots(1, 2)
         curves(
-            left,
-            [Line(selves.loc[layer].mean(axis=1), layer) for layer in layers],
+            curve_ax,
+            [Line(self_weights.loc[layer].mean(axis=1), layer) for layer in layers],
             xlabel="round",
             ylabel="weight on oneself",
             ylim=(-0.02, 1.02),
         )
-        left.legend(fontsize=6.5, ncols=2, loc="center right", bbox_to_anchor=(1, 0.7))
+        curve_ax.legend(
+            fontsize=6.5, ncols=2, loc="center right", bbox_to_anchor=(1, 0.7)
+        )
         marks(
-            right,
-            seeds_and_mean(last),
+            mark_ax,
+            seeds_and_mean(last_weights),
             layers,
             upright=True,
             ylabel="after the last round",
             ylim=(-0.02, 1.02),
         )
-    ranked = last.mean(axis=1).sort_values(ascending=False)
-    others = [layer for layer in ranked.index if layer != FULLY_CONNECTED]
+    ranked_weights = last_weights.mean(axis=1).sort_values(ascending=False)
+    other_layers = [layer for layer in ranked_weights.index if layer != FULLY_CONNECTED]
     verdict = judged(
         {
-            f"{FULLY_CONNECTED} - {other}": settled(
-                selves, FULLY_CONNECTED, other, PAPER_ROUNDS
+            f"{FULLY_CONNECTED} - {other_layer}": settled(
+                self_weights, FULLY_CONNECTED, other_layer, PAPER_ROUNDS
             )
-            for other in others
+            for other_layer in other_layers
         },
         show=plain,
     )
     expected = f"the first fully connected layer, {FULLY_CONNECTED}, has the largest weight on CIFAR-10"
     finding = verdict.finding(expected)
-    table = last.stack().rename("value").rename_axis(["layer", "seed"]).reset_index()
+    table = (
+        last_weights.stack()
+        .rename("value")
+        .rename_axis(["layer", "seed"])
+        .reset_index()
+    )
     setting_text = setting(header)
     caption = (
         f"The clients' mean weight on themselves. Left: mean of the seeds. Right: a dot for each seed and a bar for "
-        f"their mean. {setting_text} {last.shape[1]} seeds. The paper has one target client and prints no numbers."
+        f"their mean. {setting_text} {last_weights.shape[1]} seeds. The paper has one target client and "
+        "prints no numbers."
     )
     return Drawing(figure, table, caption, (finding,))
 

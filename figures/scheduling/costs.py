@@ -55,57 +55,70 @@ for _dataset in DATASETS:
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record tensor sizes and, at each round that changes them, what trains and what a round costs."""
-    paper = replace(
+    paper_task = replace(
         task, task_info=replace(task.task_info, n_train=(SAMPLES,) * CLIENTS)
     )
-    named = {**labels(task), "estimator": "each round from here on"}
+    label_columns = {**labels(task), "estimator": "each round from here on"}
     sizes = {
         name: parameter.numel() for name, parameter in task.model.named_parameters()
     }
-    lines: list[rows.Row] = []
+    table_rows: list[rows.Row] = []
     for layer in task.layers:
         for name in layer.parameters:
-            lines.append(
+            table_rows.append(
                 rows.row(
                     PARAMETERS,
                     sizes[name],
                     n_params=sizes[name],
                     layer=layer.name,
                     variant=name.rpartition(".")[2],
-                    algorithm=named["algorithm"],
+                    algorithm=label_columns["algorithm"],
                 )
             )
-    table = cost_steps({run: paper}).set_index("round")
+    table = cost_steps({run: paper_task}).set_index("round")
     for kind, unit in UNITS.items():
         values = table[kind]
-        for done, value in values[values != values.shift()].items():
-            lines.append(
-                rows.row(COST, value, round=int(done), variant=kind, unit=unit, **named)
+        for round_number, value in values[values != values.shift()].items():
+            table_rows.append(
+                rows.row(
+                    COST,
+                    value,
+                    round=int(round_number),
+                    variant=kind,
+                    unit=unit,
+                    **label_columns,
+                )
             )
-    algorithm, before = paper.algorithm(paper.plan), None
+    algorithm, previous_tensors = paper_task.algorithm(paper_task.plan), None
     for index in range(algorithm.task_info.rounds):
         phases = algorithm.phases(Round(index), 0)
-        moving = set(chain.from_iterable(phase.train for phase in phases))
-        if moving != before:
-            for part in task.layers:
-                is_moving = float(not moving.isdisjoint(part.tensors))
-                lines.append(
+        trained_tensors = set(chain.from_iterable(phase.train for phase in phases))
+        if trained_tensors != previous_tensors:
+            for trained_layer in task.layers:
+                is_trained = float(
+                    not trained_tensors.isdisjoint(trained_layer.tensors)
+                )
+                table_rows.append(
                     rows.row(
-                        TRAINED, is_moving, round=index + 1, layer=part.name, **named
+                        TRAINED,
+                        is_trained,
+                        round=index + 1,
+                        layer=trained_layer.name,
+                        **label_columns,
                     )
                 )
-        before = moving
-    return rows.frame(lines)
+        previous_tensors = trained_tensors
+    return rows.frame(table_rows)
 
 
 def by_round(frame: pd.DataFrame, run: str, metric: str) -> pd.DataFrame:
     """Values of a run in every round, rounds x (layer or variant): those of a row hold until the next row's round."""
-    of_run = where(frame, run=run, metric=metric)
+    run_rows = where(frame, run=run, metric=metric)
     column = "variant"
     if metric == TRAINED:
         column = "layer"
-    table = of_run.pivot(index="round", columns=column, values="value")
-    table = table[list(of_run[column].unique())]
+    table = run_rows.pivot(index="round", columns=column, values="value")
+    table = table[list(run_rows[column].unique())]
     table.index = table.index.astype(int)
     rounds = STUDY.runs[run].federation.rounds or 0
     return table.reindex(range(1, rounds + 1)).ffill()
@@ -113,13 +126,13 @@ def by_round(frame: pd.DataFrame, run: str, metric: str) -> pd.DataFrame:
 
 def _setting(header: Mapping[str, Any]) -> str:
     config = header["runs"][f"{DATASETS[0]}.vanilla"]["config"]
-    thaws = ", ".join(map(str, config["options"]["unfreeze"]))
+    thaw_text = ", ".join(map(str, config["options"]["unfreeze"]))
     network_name = names.network(config["model"])
     dataset_name = names.dataset(DATASETS[0])
     return (
         f"All {CLIENTS} clients train {network_name} for {dataset_name} in "
         f"{config['rounds']} rounds. They have {SAMPLES} samples each and batches of {config['batch_size']}. "
-        f"Layers are unfrozen after {thaws} rounds."
+        f"Layers are unfrozen after {thaw_text} rounds."
     )
 
 
@@ -134,49 +147,56 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     with sheet(7.0, 4.4) as figure:
         axes = figure.subplots(2, 1)
         for ax, (name, table) in zip(axes, tables.items(), strict=True):
-            training = stages(table)
+            stage_table = stages(table)
             matrix(
                 ax,
-                training.astype(float),
-                texts=training.map({True: "trains", False: "frozen"}.get),
+                stage_table.astype(float),
+                texts=stage_table.map({True: "trains", False: "frozen"}.get),
                 colours=list(SHADES.values()),
                 high=1,
                 vmin=0,
             )
             ax.set_title(names.title(name))
         axes[-1].set_xlabel("rounds, counted from 1")
-    lines = []
+    table_rows = []
     for name, table in tables.items():
         for layer, values in table.items():
-            line = {"algorithm": name, "layer": layer, "from_round": _first(values)}
-            lines.append({**line, "rounds": int(values.sum())})
-    *body, head = tables["vanilla"].columns
-    thaws = {
-        name: [_first(table[layer]) for layer in body] for name, table in tables.items()
+            columns = {"algorithm": name, "layer": layer, "from_round": _first(values)}
+            table_rows.append({**columns, "rounds": int(values.sum())})
+    *body_layers, head_layer = tables["vanilla"].columns
+    starts_by_algorithm = {
+        name: [_first(table[layer]) for layer in body_layers]
+        for name, table in tables.items()
     }
-    mirrored = thaws["vanilla"] == thaws["anti"][::-1] == sorted(thaws["vanilla"])
-    never = not any(table[head].any() for table in tables.values())
-    orders = []
-    for name, starts in thaws.items():
-        pairs = zip(body, starts, strict=True)
-        order = ", ".join(f"{part} in round {k}" for part, k in pairs)
+    is_mirrored = (
+        starts_by_algorithm["vanilla"]
+        == starts_by_algorithm["anti"][::-1]
+        == sorted(starts_by_algorithm["vanilla"])
+    )
+    is_head_frozen = not any(table[head_layer].any() for table in tables.values())
+    order_texts = []
+    for name, starts in starts_by_algorithm.items():
+        layer_starts = zip(body_layers, starts, strict=True)
+        order_text = ", ".join(
+            f"{body_layer} in round {k}" for body_layer, k in layer_starts
+        )
         algorithm_title = names.title(name)
-        orders.append(f"{algorithm_title} {order}")
+        order_texts.append(f"{algorithm_title} {order_text}")
     findings = (
         Finding(
             "Vanilla unfreezes the body from the input on and Anti in the reverse order",
-            "; ".join(orders),
-            mirrored,
+            "; ".join(order_texts),
+            is_mirrored,
         ),
         Finding(
             "the head trains in no round before fine-tuning",
-            f"{head}: never" if never else "it does",
-            never,
+            f"{head_layer}: never" if is_head_frozen else "it does",
+            is_head_frozen,
         ),
     )
     setting_text = _setting(header)
     caption = f"The layers that train in each round. {setting_text}"
-    return Drawing(figure, pd.DataFrame(lines), caption, findings)
+    return Drawing(figure, pd.DataFrame(table_rows), caption, findings)
 
 
 def stages(table: pd.DataFrame) -> pd.DataFrame:
@@ -185,11 +205,11 @@ def stages(table: pd.DataFrame) -> pd.DataFrame:
     Args:
         table: whether each layer trains, rounds x layers.
     """
-    trains = table.astype(bool)
-    spans = (trains != trains.shift(fill_value=False)).any(axis=1).cumsum()
+    is_trained = table.astype(bool)
+    spans = (is_trained != is_trained.shift(fill_value=False)).any(axis=1).cumsum()
     columns = {}
-    for _, part in trains.groupby(spans):
-        columns[f"{part.index[0]}-{part.index[-1]}"] = part.iloc[0]
+    for _, span in is_trained.groupby(spans):
+        columns[f"{span.index[0]}-{span.index[-1]}"] = span.iloc[0]
     return pd.DataFrame(columns)
 
 
@@ -205,46 +225,50 @@ def _first(values: pd.Series) -> int:
 
 def sizes(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the parameters of every tensor and of all together, tensors x datasets."""
-    parameters = where(frame, metric=PARAMETERS, algorithm=ALGORITHMS[0])
-    parameters = parameters.assign(
-        dataset=parameters["run"].str.partition(".")[0],
-        tensor=parameters["layer"] + "." + parameters["variant"],
+    parameter_rows = where(frame, metric=PARAMETERS, algorithm=ALGORITHMS[0])
+    parameter_rows = parameter_rows.assign(
+        dataset=parameter_rows["run"].str.partition(".")[0],
+        tensor=parameter_rows["layer"] + "." + parameter_rows["variant"],
     )
-    table = parameters.pivot(index="tensor", columns="dataset", values="value").astype(
-        int
-    )
-    table = table.loc[parameters["tensor"].unique(), list(DATASETS)]
+    table = parameter_rows.pivot(
+        index="tensor", columns="dataset", values="value"
+    ).astype(int)
+    table = table.loc[parameter_rows["tensor"].unique(), list(DATASETS)]
     table.loc["total"] = table.sum()
     return table
 
 
 def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    printed = items.published("scheduling")
-    printed = printed[printed["place"] == "Table 3"].set_index("layer")["value"]
-    wide = sizes(frame).loc[list(printed.index)]
-    mine = wide[DATASETS[0]]
-    table = wide.melt(var_name="dataset", value_name="parameters", ignore_index=False)
+    published_sizes = items.published("scheduling")
+    published_sizes = published_sizes[published_sizes["place"] == "Table 3"].set_index(
+        "layer"
+    )["value"]
+    sizes_table = sizes(frame).loc[list(published_sizes.index)]
+    measured_sizes = sizes_table[DATASETS[0]]
+    table = sizes_table.melt(
+        var_name="dataset", value_name="parameters", ignore_index=False
+    )
     table = table.reset_index()[["dataset", "tensor", "parameters"]]
     table["published"] = (
-        table["tensor"].map(printed).where(table["dataset"] == DATASETS[0])
+        table["tensor"].map(published_sizes).where(table["dataset"] == DATASETS[0])
     )
-    agrees = mine == printed
+    is_equal = measured_sizes == published_sizes
     finding = Finding(
         "the network for MNIST has the paper's number of parameters in every tensor",
-        f"{sum(agrees)} of {len(agrees)} numbers agree, in all {mine['total']:,}",
-        all(agrees),
+        f"{sum(is_equal)} of {len(is_equal)} numbers agree, in all {measured_sizes['total']:,}",
+        all(is_equal),
     )
-    cells = {
-        "tensor": list(printed.index),
-        "published": numbers(printed, ",.0f"),
+    columns = {
+        "tensor": list(published_sizes.index),
+        "published": numbers(published_sizes, ",.0f"),
     }
-    for name in DATASETS:
-        cells[names.dataset(name)] = numbers(wide[name], ",")
+    for dataset in DATASETS:
+        columns[names.dataset(dataset)] = numbers(sizes_table[dataset], ",")
     caption = (
         "Parameters of the schedules' CNN. It grows with images and classes. The paper prints MNIST's network only. "
         "The network for CIFAR-100 would be that for Tiny-ImageNet at 32 x 32 pixels with 100 classes."
     )
-    return Drawing(None, table, caption, (finding,), markdown(cells))
+    return Drawing(None, table, caption, (finding,), markdown(columns))
 
 
 # --- costs (Table 4) -------------------------------------------------------------------------------------------
@@ -252,55 +276,61 @@ def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def totals(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a row per dataset and algorithm: naive and flops x 10^9, moved in GB, each also over FedAvg's."""
-    lines = []
+    table_rows = []
     for run in STUDY.runs:
         dataset, _, algorithm = run.partition(".")
         costs = by_round(frame, run, COST).sum() / 1e9
-        lines.append({"dataset": dataset, "algorithm": algorithm, **costs[list(UNITS)]})
-    table = pd.DataFrame(lines)
+        table_rows.append(
+            {"dataset": dataset, "algorithm": algorithm, **costs[list(UNITS)]}
+        )
+    table = pd.DataFrame(table_rows)
     for kind in UNITS:
-        first = table.groupby("dataset")[kind].transform("first")  # FedAvg's
-        table[f"{kind}_share"] = table[kind] / first
-    printed = items.published_table("scheduling", "Table 4").iloc[:, 0]
-    counted = table["dataset"] == DATASETS[0]  # the paper's network
-    table.insert(2, "published", table["algorithm"].map(printed).where(counted))
+        fedavg_costs = table.groupby("dataset")[kind].transform("first")  # FedAvg's
+        table[f"{kind}_share"] = table[kind] / fedavg_costs
+    published_costs = items.published_table("scheduling", "Table 4").iloc[:, 0]
+    is_paper_network = table["dataset"] == DATASETS[0]  # the paper's network
+    table.insert(
+        2, "published", table["algorithm"].map(published_costs).where(is_paper_network)
+    )
     return table
 
 
 def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
-    paper = table[table["published"].notna()].set_index("algorithm")
-    agree = [f"{row.naive:.2f}" == f"{row.published:.2f}" for row in paper.itertuples()]
-    naive = paper["naive"].rename(names.title)
-    share = {kind: paper[f"{kind}_share"] for kind in UNITS}
+    paper_rows = table[table["published"].notna()].set_index("algorithm")
+    is_equal = [
+        f"{row.naive:.2f}" == f"{row.published:.2f}" for row in paper_rows.itertuples()
+    ]
+    naive_costs = paper_rows["naive"].rename(names.title)
+    shares = {kind: paper_rows[f"{kind}_share"] for kind in UNITS}
     texts = {}
-    for kind, values in share.items():
+    for kind, values in shares.items():
         titles = values.rename(lambda name: names.title(str(name))).items()
         texts[kind] = ", ".join(f"{title} {value:.3f}" for title, value in titles)
-    cheap = {
+    is_cheapest = {
         kind: bool(values["vanilla"] < min(values["anti"], values["fedbabu"]))
-        for kind, values in share.items()
+        for kind, values in shares.items()
     }
     return (
         Finding(
             "the naive count gives the four numbers of Table 4",
-            f"{sum(agree)} of {len(agree)} agree to two decimals: "
-            + ", ".join(f"{title} {n:.3f}" for title, n in naive.items()),
-            all(agree),
+            f"{sum(is_equal)} of {len(is_equal)} agree to two decimals: "
+            + ", ".join(f"{title} {cost:.3f}" for title, cost in naive_costs.items()),
+            all(is_equal),
         ),
         Finding(
             "by the naive count Vanilla is the cheapest",
             f"of FedAvg's: {texts['naive']}",
-            cheap["naive"],
+            is_cheapest["naive"],
         ),
         Finding(
             "in floating-point operations (forward and backward) Vanilla is the cheapest as well",
             f"of FedAvg's: {texts['flops']}; errors pass back through all that is frozen above the first layer",
-            cheap["flops"],
+            is_cheapest["flops"],
         ),
         Finding(
             "in bytes sent Vanilla is the cheapest as well",
             f"of FedAvg's: {texts['moved']}",
-            cheap["moved"],
+            is_cheapest["moved"],
         ),
     )
 
@@ -315,7 +345,7 @@ COUNTED = (
 
 def _draw_costs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = totals(frame)
-    cells = {
+    columns = {
         "network for": list(map(names.dataset, table["dataset"])),
         "algorithm": list(map(names.title, table["algorithm"])),
         "published": numbers(table["published"]),
@@ -324,10 +354,10 @@ def _draw_costs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "GB sent": numbers(table["moved"], ",.1f"),
     }
     for kind in UNITS:
-        cells[f"{kind} / FedAvg's"] = numbers(table[f"{kind}_share"], ".3f")
+        columns[f"{kind} / FedAvg's"] = numbers(table[f"{kind}_share"], ".3f")
     setting_text = _setting(header)
     caption = f"Cost of a whole run relative to FedAvg's. {setting_text} {COUNTED}"
-    return Drawing(None, table, caption, _findings(table), markdown(cells))
+    return Drawing(None, table, caption, _findings(table), markdown(columns))
 
 
 # --- costs by round (Fig. 7) -----------------------------------------------------------------------------------
@@ -340,12 +370,12 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = pd.concat(tables, names=["run"]).reset_index()
     with sheet(7.2, 3.3) as figure:
         draw_steps(table.assign(run=table["run"].map(names.title)), figure)
-    changes = table[
+    change_rows = table[
         (table[list(UNITS)].diff() != 0).any(axis=1) | (table["round"] == 1)
     ]
     setting_text = _setting(header)
     caption = f"Cost of each round for all clients together. {setting_text} {COUNTED}"
-    return Drawing(figure, changes, caption, _findings(totals(frame))[1:])
+    return Drawing(figure, change_rows, caption, _findings(totals(frame))[1:])
 
 
 STUDY = items.register(Item(

@@ -43,9 +43,9 @@ def _recipes() -> dict[str, RunConfig]:
             "finetune_epochs": min(EPOCHS),
             "finetune_at": (),
         }
-        longest = config.federation.rounds
+        rounds = config.federation.rounds
         runs[f"{DATASET}.{method}"] = config.with_keys(
-            options=options, eval_every=longest
+            options=options, eval_every=rounds
         )
     return runs
 
@@ -54,10 +54,13 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Train once, fine-tune the global model on every client, and record accuracy by the number of epochs."""
     engine, _ = trained(task)
     model = engine.models(0)["global"]
-    named, lines = labels(task), []
-    with tempfile.TemporaryDirectory() as place:
-        start = Path(place) / "global.safetensors"
-        write_atomically(start, save({key: x.contiguous() for key, x in model.items()}))
+    label_columns, table_rows = labels(task), []
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        model_file = Path(temporary_folder) / "global.safetensors"
+        write_atomically(
+            model_file,
+            save({key: tensor.contiguous() for key, tensor in model.items()}),
+        )
         for epochs in EPOCHS:
             config = task.config.with_keys(
                 algorithm="local",
@@ -67,23 +70,23 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
                 participation=1.0,
                 eval_every=1,
                 checkpoint_every=1,
-                init=str(start),
+                init=str(model_file),
             )
             _, frame = trained(runner.assemble(config, loaded=task.data))
-            last = where(tested(frame), round=1, model="local")
-            sizes = last["n_samples"].astype(float)
-            lines.append(
+            last_rows = where(tested(frame), round=1, model="local")
+            sample_counts = last_rows["n_samples"].astype(float)
+            table_rows.append(
                 rows.row(
                     ACCURACY,
-                    np.average(last["value"], weights=sizes),
+                    np.average(last_rows["value"], weights=sample_counts),
                     round=task.config.federation.rounds,
                     variant=f"{epochs}",
                     split="test",
-                    n_samples=int(sizes.sum()),
-                    **named,
+                    n_samples=int(sample_counts.sum()),
+                    **label_columns,
                 )
             )
-    return rows.frame(lines)
+    return rows.frame(table_rows)
 
 
 def scores(frame: pd.DataFrame) -> pd.DataFrame:
@@ -91,11 +94,15 @@ def scores(frame: pd.DataFrame) -> pd.DataFrame:
 
     FedPer has 0 epochs of fine-tuning.
     """
-    tuned = where(frame, metric=ACCURACY).astype({"seed": int, "variant": int})
-    keys = [tuned["run"].str.partition(".")[2], tuned["variant"], tuned["seed"]]
-    table = tuned.groupby(keys)["value"].mean().unstack("seed")
-    rival = finished(THAW.read(THAW.path())[1]).loc[f"{DATASET}.{RIVAL}"]
-    table.loc[(RIVAL, 0), :] = rival.iloc[-1].reindex(table.columns)
+    tuned_rows = where(frame, metric=ACCURACY).astype({"seed": int, "variant": int})
+    keys = [
+        tuned_rows["run"].str.partition(".")[2],
+        tuned_rows["variant"],
+        tuned_rows["seed"],
+    ]
+    table = tuned_rows.groupby(keys)["value"].mean().unstack("seed")
+    rival_scores = finished(THAW.read(THAW.path())[1]).loc[f"{DATASET}.{RIVAL}"]
+    table.loc[(RIVAL, 0), :] = rival_scores.iloc[-1].reindex(table.columns)
     return table
 
 
@@ -103,21 +110,21 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     values = scores(frame)
     leads: dict[str, Difference] = {}
     for epochs in EPOCHS:
-        for other, length in (("fedbabu", epochs), (RIVAL, 0)):
-            other_title = names.title(other)
-            name = f"Anti over {other_title} with {epochs}"
-            leads[name] = difference(values, ("anti", epochs), (other, length))
-    sides = [
-        judge({key: gap for key, gap in leads.items() if word in key}, check)
-        for word, check in (("FedBABU", LEAD), ("FedPer", TRAIL))
+        for rival, rival_epochs in (("fedbabu", epochs), (RIVAL, 0)):
+            rival_name = names.title(rival)
+            name = f"Anti over {rival_name} with {epochs}"
+            leads[name] = difference(values, ("anti", epochs), (rival, rival_epochs))
+    verdicts = [
+        judge({key: gap for key, gap in leads.items() if title in key}, check)
+        for title, check in (("FedBABU", LEAD), ("FedPer", TRAIL))
     ]
     finding = Finding(
         "after 1, 5 and 20 epochs of fine-tuning Anti lies above FedBABU and below FedPer",
-        "; ".join(side.text for side in sides),
-        joint([side.held for side in sides]),
+        "; ".join(verdict.text for verdict in verdicts),
+        joint([verdict.held for verdict in verdicts]),
     )
     rival_title = names.title(RIVAL)
-    cells = {
+    columns = {
         "epochs": list(map(str, EPOCHS)),
         **{
             names.title(method) + " %": means(values, [(method, k) for k in EPOCHS])
@@ -125,9 +132,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         },
         f"{rival_title} %": means(values, [(RIVAL, 0)] * len(EPOCHS)),
     }
-    for other in ("FedBABU", "FedPer"):
-        cells[f"Anti minus {other}"] = [
-            points(gap.interval) for name, gap in leads.items() if other in name
+    for rival in ("FedBABU", "FedPer"):
+        columns[f"Anti minus {rival}"] = [
+            points(gap.interval) for name, gap in leads.items() if rival in name
         ]
     table = pd.DataFrame(
         [
@@ -141,7 +148,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "is fine-tuned on every client. FedPer is not fine-tuned. ± is half the 95 % interval over seeds. Data and "
         f"training are those of `scheduling.sec53`.{missing_text}"
     )
-    return Drawing(None, table, caption, (finding,), markdown(cells))
+    return Drawing(None, table, caption, (finding,), markdown(columns))
 
 
 items.register(Item(

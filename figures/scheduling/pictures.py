@@ -66,24 +66,29 @@ def effective(counts: pd.DataFrame) -> pd.Series:
 
 def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     config = next(iter(header["runs"].values()))["config"]
-    tables = {int(seed): held_by(part) for seed, part in frame.groupby("seed")}
+    tables = {
+        int(seed): held_by(seed_rows) for seed, seed_rows in frame.groupby("seed")
+    }
     counts = tables[0].astype(int)
-    of_all = pd.concat(
+    effective_numbers = pd.concat(
         {seed: effective(counts_of_seed) for seed, counts_of_seed in tables.items()}
     )
-    sizes = pd.concat(
+    client_sizes = pd.concat(
         {seed: counts_of_seed.sum(axis=1) for seed, counts_of_seed in tables.items()}
     )
-    half = counts.shape[1] / 2
-    n_few = int((of_all < half).sum())
+    half_classes = counts.shape[1] / 2
+    few_count = int((effective_numbers < half_classes).sum())
     finding = Finding(
-        f"most clients have effectively fewer than {half:g} of the {counts.shape[1]} classes "
+        f"most clients have effectively fewer than {half_classes:g} of the {counts.shape[1]} classes "
         "(exp of the entropy of their labels)",
-        f"{n_few} of {len(of_all)} over {len(tables)} seeds, median {of_all.median():.1f}; {sizes.min():.0f} to "
-        f"{sizes.max():.0f} images a client",
-        n_few > len(of_all) / 2,
+        f"{few_count} of {len(effective_numbers)} over {len(tables)} seeds, median "
+        f"{effective_numbers.median():.1f}; {client_sizes.min():.0f} to "
+        f"{client_sizes.max():.0f} images a client",
+        few_count > len(effective_numbers) / 2,
     )
-    ends = [f"{name}  ({total:,})" for name, total in counts.sum(axis=1).items()]
+    tick_labels = [
+        f"{client}  ({images:,})" for client, images in counts.sum(axis=1).items()
+    ]
     with sheet(6.4, 3.6) as figure:
         ax = figure.subplots()
         matrix(
@@ -92,7 +97,7 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             texts=counts.astype(str),
             colours="Blues",
             bar="images",
-            yticklabels=ends,
+            yticklabels=tick_labels,
         )
         ax.set(xlabel="class", ylabel="client (images)")
         ax.tick_params(axis="x", labelrotation=45)
@@ -113,77 +118,96 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def _draw_rounds(
     header: Mapping[str, Any], frame: pd.DataFrame, dataset: str
 ) -> Drawing:
-    column, thaws = columns(header)[dataset], columns(header)[dataset].unfreeze
-    shown = learnt(frame, dataset, BY_ROUND)
-    wanted = plain(dataset, methods=BY_ROUND)
+    column, unfreeze_rounds = (
+        columns(header)[dataset],
+        columns(header)[dataset].unfreeze,
+    )
+    curve_rows = learnt(frame, dataset, BY_ROUND)
+    runs = plain(dataset, methods=BY_ROUND)
     with sheet(7.0, 3.8) as figure:
         ax = figure.subplots()
         curves(
             ax,
-            [_line(shown, method) for method in LATE],
+            [_line(curve_rows, method) for method in LATE],
             factor=100,
-            verticals=thaws[1:],
+            verticals=unfreeze_rounds[1:],
             xlabel="round",
             ylabel="test accuracy, % (higher is better)",
         )
         legend(ax, title="mean over seeds,\nband: lowest to highest")
-    values = shown.astype({"seed": int, "round": int})
+    values = curve_rows.astype({"seed": int, "round": int})
     table = (
         values.groupby(["algorithm", "round"], sort=False)["value"]
         .agg(["mean", "min", "max", "count"])
         .reset_index()
     ).rename(columns={"algorithm": "method", "count": "seeds"})
-    missing, sizes = missing_runs(header, wanted), setting(header, frame, dataset)
+    missing_text, setting_text = (
+        missing_runs(header, runs),
+        setting(header, frame, dataset),
+    )
     caption = (
         "Accuracy on all clients' own test samples before any fine-tuning, of the four methods that the paper compares "
-        f"here. Methods with a head of their own lie far above. Dotted lines: a layer is unfrozen.{missing} {sizes}"
+        "here. Methods with a head of their own lie far above. Dotted lines: a layer is "
+        f"unfrozen.{missing_text} {setting_text}"
     )
     return Drawing(
         figure,
         table,
         caption,
         set_apart(
-            _of_rounds(values, dataset, column.at[-1], thaws[-1]),
+            _of_rounds(values, dataset, column.at[-1], unfreeze_rounds[-1]),
             incomparable(header, scores(frame), dataset, list(LATE)),
         ),
     )
 
 
-def _line(shown: pd.DataFrame, method: str) -> Line:
+def _line(curve_rows: pd.DataFrame, method: str) -> Line:
     """Return a method's mean accuracy by round, with the lowest and the highest seed."""
-    part = shown[shown["algorithm"] == method].astype({"round": int})
-    seeds = part.pivot(index="round", columns="seed", values="value").astype(float)
-    ends = seeds.min(axis=1), seeds.max(axis=1)
-    every = max(1, len(seeds) // 8)
-    return Line(seeds.mean(axis=1), names.title(method), ends, {"markevery": every})
+    method_rows = curve_rows[curve_rows["algorithm"] == method].astype({"round": int})
+    seed_curves = method_rows.pivot(
+        index="round", columns="seed", values="value"
+    ).astype(float)
+    ends = seed_curves.min(axis=1), seed_curves.max(axis=1)
+    mark_interval = max(1, len(seed_curves) // 8)
+    return Line(
+        seed_curves.mean(axis=1),
+        names.title(method),
+        ends,
+        {"markevery": mark_interval},
+    )
 
 
 def _of_rounds(
-    values: pd.DataFrame, dataset: str, last: int, thawed: int
+    values: pd.DataFrame, dataset: str, last_round: int, thaw_round: int
 ) -> list[Finding]:
     """Findings on the curves: whether schedules are below while layers are frozen, and what happens after."""
-    early = values[(values["round"] > 0) & (values["round"] <= thawed)]
-    parts = {
-        "frozen": early.groupby(["algorithm", "seed"])["value"].mean().unstack("seed")
+    early_rows = values[(values["round"] > 0) & (values["round"] <= thaw_round)]
+    means_by_moment = {
+        "frozen": early_rows.groupby(["algorithm", "seed"])["value"]
+        .mean()
+        .unstack("seed")
     }
-    parts["end"] = values[values["round"] == last].pivot(
+    means_by_moment["end"] = values[values["round"] == last_round].pivot(
         index="algorithm", columns="seed", values="value"
     )
-    gaps: dict[str, dict[str, Difference]] = {moment: {} for moment in parts}
-    for moment, means in parts.items():
+    gaps: dict[str, dict[str, Difference]] = {moment: {} for moment in means_by_moment}
+    for moment, method_means in means_by_moment.items():
         for method in SCHEDULES:
-            for other in ("fedavg", "fedbabu"):
-                gap = difference(means, method, other)
-                gaps[moment][f"{method} − {other}"] = gap
-    frozen, end = judge(gaps["frozen"], TRAIL), judge(gaps["end"], NO_LOWER)
+            for baseline in ("fedavg", "fedbabu"):
+                gap = difference(method_means, method, baseline)
+                gaps[moment][f"{method} − {baseline}"] = gap
+    frozen_verdict, end_verdict = (
+        judge(gaps["frozen"], TRAIL),
+        judge(gaps["end"], NO_LOWER),
+    )
     return [
-        frozen.finding(
+        frozen_verdict.finding(
             f"{NAMES[dataset]}: until all layers are unfrozen the schedules lie below FedAvg and FedBABU",
-            f"mean up to round {thawed}, in points: ",
+            f"mean up to round {thaw_round}, in points: ",
         ),
-        end.finding(
+        end_verdict.finding(
             f"{NAMES[dataset]}: at the end the schedules lie at most {100 * MARGIN:g} point below both",
-            f"after {last} rounds, in points: ",
+            f"after {last_round} rounds, in points: ",
         ),
     ]
 
@@ -193,13 +217,13 @@ def _of_rounds(
 
 def ordered(frame: pd.DataFrame, run: str) -> pd.DataFrame:
     """Return every client's accuracy after the last round, ascending within each seed: rank from 1 on x seeds."""
-    last = frame[
+    client_rows = frame[
         (frame["run"] == run) & (frame["metric"] == ACCURACY) & (frame["client"] != "")
     ]
     table = pd.DataFrame(
         {
-            int(seed): np.sort(part["value"].to_numpy(float))
-            for seed, part in last.groupby("seed")
+            int(seed): np.sort(seed_rows["value"].to_numpy(float))
+            for seed, seed_rows in client_rows.groupby("seed")
         }
     )
     table.index += 1
@@ -209,22 +233,30 @@ def ordered(frame: pd.DataFrame, run: str) -> pd.DataFrame:
 def _draw_clients(
     header: Mapping[str, Any], frame: pd.DataFrame, dataset: str
 ) -> Drawing:
-    every = {method: ordered(frame, f"{dataset}.{method}") for method in METHODS}
-    main = {method: values for method, values in every.items() if method in SORTED}
+    accuracies_by_method = {
+        method: ordered(frame, f"{dataset}.{method}") for method in METHODS
+    }
+    main_accuracies = {
+        method: values
+        for method, values in accuracies_by_method.items()
+        if method in SORTED
+    }
     lines = []
-    for (method, values), dash in zip(main.items(), ("-", "--", "-."), strict=True):
+    for (method, values), line_style in zip(
+        main_accuracies.items(), ("-", "--", "-."), strict=True
+    ):
         ends = values.min(axis=1), values.max(axis=1)
-        look = {"marker": "", "linestyle": dash}
+        look = {"marker": "", "linestyle": line_style}
         lines.append(Line(values.mean(axis=1), names.title(method), ends, look))
-    others = pd.DataFrame(
+    other_means = pd.DataFrame(
         {
             method: values.mean(axis=1)
-            for method, values in every.items()
-            if method not in main
+            for method, values in accuracies_by_method.items()
+            if method not in main_accuracies
         }
     )
-    grey = {"color": "0.75", "linewidth": 0.8, "zorder": 1, "marker": ""}
-    lines.append(Line(others, "each other method", look=grey))
+    grey_look = {"color": "0.75", "linewidth": 0.8, "zorder": 1, "marker": ""}
+    lines.append(Line(other_means, "each other method", look=grey_look))
     with sheet(7.0, 3.6) as figure:
         ax = figure.subplots()
         curves(
@@ -239,31 +271,42 @@ def _draw_clients(
     table = pd.DataFrame([
         {
             "method": method, "seeds": values.shape[1],
-            **{name: 100 * values.quantile(p / 100).mean() for p, name in POINTS.items()},
+            **{label: 100 * values.quantile(percentile / 100).mean() for percentile, label in POINTS.items()},
             "mean": 100 * values.to_numpy().mean(),
         }
-        for method, values in every.items()
+        for method, values in accuracies_by_method.items()
     ])  # fmt: skip
-    missing = missing_runs(header, plain(dataset))
-    sizes = setting(header, frame, dataset)
+    missing_text = missing_runs(header, plain(dataset))
+    setting_text = setting(header, frame, dataset)
     caption = (
         "Each client's test accuracy after the last round (and after fine-tuning if the method has it). "
-        f"Lines are means over seeds. Bands reach from the lowest to the highest seed.{missing} {sizes}"
+        f"Lines are means over seeds. Bands reach from the lowest to the highest seed.{missing_text} {setting_text}"
     )
-    why = incomparable(header, scores(frame), dataset, SORTED)
-    return Drawing(figure, table, caption, set_apart(_of_clients(main, dataset), why))
+    reason = incomparable(header, scores(frame), dataset, SORTED)
+    return Drawing(
+        figure, table, caption, set_apart(_of_clients(main_accuracies, dataset), reason)
+    )
 
 
-def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]:
+def _of_clients(
+    accuracies_by_method: Mapping[str, pd.DataFrame], dataset: str
+) -> list[Finding]:
     """Findings on whether a schedule is above FedBABU at all percentiles of clients, paired by seed."""
     findings = []
     for method in SCHEDULES:
         gaps: dict[str, Difference] = {}
-        for p in POINTS:
-            both_methods = pd.DataFrame(
-                {name: main[name].quantile(p / 100) for name in (method, "fedbabu")}
+        for percentile in POINTS:
+            method_table = pd.DataFrame(
+                {
+                    compared_method: accuracies_by_method[compared_method].quantile(
+                        percentile / 100
+                    )
+                    for compared_method in (method, "fedbabu")
+                }
             ).T
-            gaps[f"percentile {p}"] = difference(both_methods, method, "fedbabu")
+            gaps[f"percentile {percentile}"] = difference(
+                method_table, method, "fedbabu"
+            )
         gaps = {"worst client": gaps.pop("percentile 0"), **gaps}
         title = names.title(method)
         findings.append(

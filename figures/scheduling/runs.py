@@ -128,21 +128,23 @@ FINETUNE = 5
 def recipes(columns: Mapping[str, Column], base: RunConfig) -> dict[str, RunConfig]:
     """Return every run of Table 2 by name: DATASET.METHOD."""
     runs = {}
-    for name, column in columns.items():
+    for dataset, column in columns.items():
         for method in METHODS:
-            runs[f"{name}.{method}"] = _run(base, column, method)
+            runs[f"{dataset}.{method}"] = _run(base, column, method)
     return runs
 
 
-def over_thawing(name: str, column: Column, base: RunConfig) -> dict[str, RunConfig]:
+def over_thawing(dataset: str, column: Column, base: RunConfig) -> dict[str, RunConfig]:
     """The runs of Sec. 5.3, DATASET.SCHEDULE, twice as early DATASET.SCHEDULE_early, and two methods beside them."""
-    sooner = replace(column, unfreeze=tuple(since // 2 for since in column.unfreeze))
+    early_column = replace(
+        column, unfreeze=tuple(start // 2 for start in column.unfreeze)
+    )
     runs = {}
     for method in SCHEDULES:
-        runs[f"{name}.{method}"] = _run(base, column, method)
-        runs[f"{name}.{method}{EARLY}"] = _run(base, sooner, method)
+        runs[f"{dataset}.{method}"] = _run(base, column, method)
+        runs[f"{dataset}.{method}{EARLY}"] = _run(base, early_column, method)
     for method in RIVALS:
-        runs[f"{name}.{method}"] = _run(base, column, method)
+        runs[f"{dataset}.{method}"] = _run(base, column, method)
     return runs
 
 
@@ -171,11 +173,11 @@ def _sized(base: RunConfig, column: Column) -> RunConfig:
 
 def over_heads(column: Column, base: RunConfig) -> dict[str, RunConfig]:
     """Return the runs of Sec. 5.4 by name: DATASET.METHOD, and under Anti DATASET.anti_METHOD."""
-    shared, runs = _sized(base, column), {}
-    for below in BELOW:
-        runs[f"{WRAPPED}.{below}"] = shared.with_keys(algorithm=below)
-        options = {"base": below, "unfreeze": column.unfreeze}
-        runs[f"{WRAPPED}.anti_{below}"] = shared.with_keys(
+    shared_config, runs = _sized(base, column), {}
+    for method in BELOW:
+        runs[f"{WRAPPED}.{method}"] = shared_config.with_keys(algorithm=method)
+        options = {"base": method, "unfreeze": column.unfreeze}
+        runs[f"{WRAPPED}.anti_{method}"] = shared_config.with_keys(
             algorithm="anti", options=options
         )
     return runs
@@ -197,46 +199,53 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
     A run of the paper's size is kept while it trains, and goes on after an interruption.
     """
-    named, long = labels(task), task.config.data.clients == FULL.data.clients
-    out = None
-    if long:
-        out = folder / f"{run}-{named['seed']}.run"
-    _, frame = trained(task, out)
-    accuracy = tested(frame)
-    accuracy = accuracy[accuracy["model"] != "local"]
-    lines: list[rows.Row] = []
-    for (done, model), part in accuracy.groupby(["round", "model"]):
-        sizes = part["n_samples"].astype(float)
+    label_columns, is_full_size = (
+        labels(task),
+        task.config.data.clients == FULL.data.clients,
+    )
+    run_folder = None
+    if is_full_size:
+        run_folder = folder / f"{run}-{label_columns['seed']}.run"
+    _, frame = trained(task, run_folder)
+    accuracy_rows = tested(frame)
+    accuracy_rows = accuracy_rows[accuracy_rows["model"] != "local"]
+    table_rows: list[rows.Row] = []
+    for (round_number, model), group_rows in accuracy_rows.groupby(["round", "model"]):
+        sample_counts = group_rows["n_samples"].astype(float)
         columns: dict[str, Any] = {
-            "round": int(done),
+            "round": int(round_number),
             "model": model,
             "split": "test",
-            "n_samples": int(sizes.sum()),
+            "n_samples": int(sample_counts.sum()),
         }
         for variant, value in (
-            (POOLED, np.average(part["value"], weights=sizes)),
-            (MEAN, part["value"].mean()),
+            (POOLED, np.average(group_rows["value"], weights=sample_counts)),
+            (MEAN, group_rows["value"].mean()),
         ):
-            lines.append(rows.row(ACCURACY, value, variant=variant, **columns, **named))
+            table_rows.append(
+                rows.row(ACCURACY, value, variant=variant, **columns, **label_columns)
+            )
     for metric, unit in SUMS.items():
-        part_of_metric = frame[frame["metric"] == metric]
-        for variant, part in part_of_metric.groupby("variant"):
+        metric_rows = frame[frame["metric"] == metric]
+        for variant, group_rows in metric_rows.groupby("variant"):
             columns = {
                 "variant": variant,
                 "unit": unit,
                 "estimator": "sum over rounds and clients",
             }
-            lines.append(rows.row(metric, part["value"].sum(), **columns, **named))
-    last = accuracy[accuracy["round"] == task.config.federation.rounds]
+            table_rows.append(
+                rows.row(metric, group_rows["value"].sum(), **columns, **label_columns)
+            )
+    last_rows = accuracy_rows[accuracy_rows["round"] == task.config.federation.rounds]
     return pd.concat(
-        [rows.frame(lines), main_model(last, "algorithm")], ignore_index=True
+        [rows.frame(table_rows), main_model(last_rows, "algorithm")], ignore_index=True
     )
 
 
 def scores(frame: pd.DataFrame, variant: str = POOLED) -> pd.DataFrame:
     """Reported accuracy of all clients together, (run, round) x seeds."""
-    accuracy = where(frame, metric=ACCURACY, variant=variant, client="")
-    main_rows = main_model(accuracy, "run", "seed", "round").astype(
+    accuracy_rows = where(frame, metric=ACCURACY, variant=variant, client="")
+    main_rows = main_model(accuracy_rows, "run", "seed", "round").astype(
         {"seed": int, "round": int}
     )
     return (
@@ -248,22 +257,22 @@ def scores(frame: pd.DataFrame, variant: str = POOLED) -> pd.DataFrame:
 
 def finished(frame: pd.DataFrame) -> pd.DataFrame:
     """Reported accuracy as :func:`scores`; of a run that is fine-tuned only the rounds at which it was."""
-    accuracy = where(frame, metric=ACCURACY, variant=POOLED, client="")
-    return scores(main_model(accuracy, "run"))
+    accuracy_rows = where(frame, metric=ACCURACY, variant=POOLED, client="")
+    return scores(main_model(accuracy_rows, "run"))
 
 
 def learnt(frame: pd.DataFrame, dataset: str, methods: Sequence[str]) -> pd.DataFrame:
     """Return rows of accuracy by round without fine-tuned models, to be drawn with one algorithm per method."""
-    accuracy = where(frame, metric=ACCURACY, variant=POOLED, client="")
-    parts = []
+    accuracy_rows = where(frame, metric=ACCURACY, variant=POOLED, client="")
+    frames = []
     for method in methods:
-        part = accuracy[accuracy["run"] == f"{dataset}.{method}"]
+        method_rows = accuracy_rows[accuracy_rows["run"] == f"{dataset}.{method}"]
         if method in TUNED:
-            part = part[part["model"] == "global"]
+            method_rows = method_rows[method_rows["model"] == "global"]
         else:
-            part = main_model(part, "run")
-        parts.append(part.assign(algorithm=method))
-    return pd.concat(parts, ignore_index=True)
+            method_rows = main_model(method_rows, "run")
+        frames.append(method_rows.assign(algorithm=method))
+    return pd.concat(frames, ignore_index=True)
 
 
 # --- what the figures say of their runs ------------------------------------------------------------------------
@@ -276,27 +285,27 @@ def columns(header: Mapping[str, Any]) -> Mapping[str, Column]:
 
 def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> str:
     """Return text on the sizes of these datasets' runs, and how they differ from the paper's."""
-    shown = [run for run in header["runs"] if run.partition(".")[0] in datasets]
+    runs = [run for run in header["runs"] if run.partition(".")[0] in datasets]
     sentences = [
         _sizes(
             header,
             frame,
-            name,
-            next(run for run in shown if run.startswith(f"{name}.")),
+            dataset,
+            next(run for run in runs if run.startswith(f"{dataset}.")),
         )
-        for name in datasets
+        for dataset in datasets
     ]
-    config = header["runs"][shown[0]]["config"]
+    config = header["runs"][runs[0]]["config"]
     taking_part = max(1, int(config["participation"] * config["clients"] + 1e-9))
-    seeds_text = seeds_in_words(seeds_behind(header, shown))
-    common = (
+    seeds_text = seeds_in_words(seeds_behind(header, runs))
+    common_text = (
         f"Each run has {config['clients']} clients by Dirichlet({config['alpha']:g}), {taking_part} of them a round. "
         f"Batches have {config['batch_size']} samples and lr is {config['lr']:g}. Fine-tuning has {FINETUNE} epochs. "
         f"There are {seeds_text}."
     )
-    papers = f"The paper has {FULL.data.clients} clients, 10 a round and lr {FULL.training.lr:g}."
+    paper_text = f"The paper has {FULL.data.clients} clients, 10 a round and lr {FULL.training.lr:g}."
     sentences_text = " ".join(sentences)
-    return f"{sentences_text} {common} {papers}"
+    return f"{sentences_text} {common_text} {paper_text}"
 
 
 def _sizes(
@@ -304,19 +313,21 @@ def _sizes(
 ) -> str:
     """Text on one dataset's images, rounds and thawing."""
     config, column = header["runs"][run]["config"], columns(header)[dataset]
-    sizes = frame.loc[
+    sample_counts = frame.loc[
         frame["run"].str.startswith(f"{dataset}.") & (frame["client"] != ""), "n_train"
     ].dropna()
-    text = f"{sizes.min()} to {sizes.max()} training samples a client and "
-    used = names.dataset(config["dataset"])
+    sizes_text = (
+        f"{sample_counts.min()} to {sample_counts.max()} training samples a client and "
+    )
+    dataset_name = names.dataset(config["dataset"])
     if has_images(config["dataset"], dataset):
-        title = used
+        title = dataset_name
     else:
-        title = f"{NAMES[dataset]}, in its place {used}"
+        title = f"{NAMES[dataset]}, in its place {dataset_name}"
     unfrozen_rounds = listed(column.unfreeze)
     usual_rounds = listed(UNFREEZE)
     return (
-        f"{title}: {text}{column.at[-1]} rounds. Layers are unfrozen at rounds {unfrozen_rounds}. "
+        f"{title}: {sizes_text}{column.at[-1]} rounds. Layers are unfrozen at rounds {unfrozen_rounds}. "
         f"The paper has {column.papers[-1]} rounds and unfreezes at {usual_rounds}."
     )
 
@@ -365,8 +376,11 @@ def incomparable(
         values: from :func:`scores`.
         methods: the methods that are compared.
     """
-    trained_on, last = columns(header)[dataset].dataset, columns(header)[dataset].at[-1]
-    if trained_on == dataset:
+    trained_dataset, last_round = (
+        columns(header)[dataset].dataset,
+        columns(header)[dataset].at[-1],
+    )
+    if trained_dataset == dataset:
         return ""
     published_rows = items.published("scheduling")
     published_rows = published_rows[
@@ -374,28 +388,30 @@ def incomparable(
         & (published_rows["dataset"] == dataset)
         & published_rows["method"].isin(methods)
     ]
-    printed = columns(header)[dataset].papers[-1]
-    final = published_rows[published_rows["setting"] == f"{printed} rounds"].set_index(
-        "method"
-    )["value"]
+    paper_rounds = columns(header)[dataset].papers[-1]
+    published_final = published_rows[
+        published_rows["setting"] == f"{paper_rounds} rounds"
+    ].set_index("method")["value"]
     means = 100 * values.mean(axis=1)
-    if has_images(trained_on, dataset):
+    if has_images(trained_dataset, dataset):
         return little_learned({
-            names.title(method): (means.get((f"{dataset}.{method}", last), math.nan) / 100, final[method] / 100)
+            names.title(method): (
+                means.get((f"{dataset}.{method}", last_round), math.nan) / 100, published_final[method] / 100,
+            )
             for method in methods
         }, CHANCE)  # fmt: skip
     scores_here = [
-        means[f"{dataset}.{method}", last]
+        means[f"{dataset}.{method}", last_round]
         for method in methods
-        if (f"{dataset}.{method}", last) in means.index
+        if (f"{dataset}.{method}", last_round) in means.index
     ]
-    levels = ""
+    levels_text = ""
     if scores_here:
         span_here = span(map(round, scores_here))
-        span_there = span(map(round, final))
-        levels = f", {span_here} % where the paper has {span_there}"
-    dataset_name = names.dataset(trained_on)
-    return f"images of {dataset_name}{levels}"
+        span_there = span(map(round, published_final))
+        levels_text = f", {span_here} % where the paper has {span_there}"
+    dataset_name = names.dataset(trained_dataset)
+    return f"images of {dataset_name}{levels_text}"
 
 
 RUNS = recipes(SIZES, SMALL)

@@ -62,13 +62,15 @@ from figures.verdicts import (
 from fl_core.statistics import mean_interval
 
 
-def interval(values: pd.DataFrame, line: Hashable) -> tuple[int, float, float, float]:
+def interval(
+    values: pd.DataFrame, row_key: Hashable
+) -> tuple[int, float, float, float]:
     """Number of seeds of a line, mean in percent, and the ends of its 95 % interval; NaN without runs."""
-    if line not in values.index or values.loc[line].isna().all():
+    if row_key not in values.index or values.loc[row_key].isna().all():
         return 0, math.nan, math.nan, math.nan
-    scores_of_line = values.loc[line].dropna()
-    mean, low, high = mean_interval(scores_of_line)
-    return len(scores_of_line), 100 * mean, 100 * low, 100 * high
+    row_scores = values.loc[row_key].dropna()
+    mean, low, high = mean_interval(row_scores)
+    return len(row_scores), 100 * mean, 100 * low, 100 * high
 
 
 # --- Table 2 ---------------------------------------------------------------------------------------------------
@@ -82,34 +84,37 @@ def table2(
     Args:
         pooled, means: scores of all samples together, and means over clients.
     """
-    printed = items.published("scheduling")
-    printed = printed[printed["place"] == "Table 2"].set_index(
-        ["dataset", "setting", "method"]
-    )["value"]
-    table = []
+    published_scores = items.published("scheduling")
+    published_scores = published_scores[
+        published_scores["place"] == "Table 2"
+    ].set_index(["dataset", "setting", "method"])["value"]
+    table_rows = []
     for dataset, column in columns(header).items():
-        for done, papers in zip(column.at, column.papers, strict=True):
+        for rounds, paper_rounds in zip(column.at, column.papers, strict=True):
             for method in METHODS:
                 run = f"{dataset}.{method}"
-                seeds, mean, low, high = interval(pooled, (run, done))
-                table.append(
+                seeds, mean, low, high = interval(pooled, (run, rounds))
+                table_rows.append(
                     {
-                        "dataset": dataset, "trained_on": column.dataset, "rounds": done, "paper_rounds": papers,
-                        "method": method, "seeds": seeds, "accuracy": mean, "low": low, "high": high,
-                        "mean_of_clients": interval(means, (run, done))[1],
-                        "published": printed.get((dataset, f"{papers} rounds", method), math.nan),
+                        "dataset": dataset, "trained_on": column.dataset, "rounds": rounds,
+                        "paper_rounds": paper_rounds, "method": method, "seeds": seeds,
+                        "accuracy": mean, "low": low, "high": high,
+                        "mean_of_clients": interval(means, (run, rounds))[1],
+                        "published": published_scores.get((dataset, f"{paper_rounds} rounds", method), math.nan),
                     }
                 )  # fmt: skip
-    return pd.DataFrame(table)
+    return pd.DataFrame(table_rows)
 
 
-def printed_lead(dataset: str, method: str, other: str, rounds: int) -> float:
+def printed_lead(dataset: str, method: str, rival: str, rounds: int) -> float:
     """Return a lead by Table 2 after so many rounds, as a share; NaN where it is not printed."""
-    printed = items.published("scheduling")
-    printed = where(
-        printed, place="Table 2", dataset=dataset, setting=f"{rounds} rounds"
+    published_scores = items.published("scheduling")
+    published_scores = where(
+        published_scores, place="Table 2", dataset=dataset, setting=f"{rounds} rounds"
     ).set_index("method")["value"]
-    return (printed.get(method, math.nan) - printed.get(other, math.nan)) / 100
+    return (
+        published_scores.get(method, math.nan) - published_scores.get(rival, math.nan)
+    ) / 100
 
 
 def over(
@@ -117,18 +122,18 @@ def over(
     dataset: str,
     method: str,
     rounds: int,
-    others: Sequence[str] = OTHERS,
+    rivals: Sequence[str] = OTHERS,
 ) -> dict[str, Difference]:
     """Return a method's leads over others on a dataset, with the printed leads after the paper's rounds."""
     return {
-        f"{dataset}.{other}": settled(
+        f"{dataset}.{rival}": settled(
             values,
             f"{dataset}.{method}",
-            f"{dataset}.{other}",
+            f"{dataset}.{rival}",
             rounds,
-            printed_lead(dataset, method, other, rounds),
+            printed_lead(dataset, method, rival, rounds),
         )
-        for other in others
+        for rival in rivals
     }
 
 
@@ -137,7 +142,7 @@ def at_the_end(
     values: pd.DataFrame,
     dataset: str,
     method: str,
-    other: str,
+    rival: str,
 ) -> Difference:
     """Return a lead after the last round, which is the one that the paper quotes.
 
@@ -145,16 +150,16 @@ def at_the_end(
         values: from :func:`figures.scheduling.runs.scores`.
     """
     column = columns(header)[dataset]
-    last = values.xs(column.at[-1], level="round")
-    lead = difference(last, f"{dataset}.{method}", f"{dataset}.{other}")
-    theirs = printed_lead(dataset, method, other, column.papers[-1])
-    return replace(lead, printed=theirs)
+    last_scores = values.xs(column.at[-1], level="round")
+    lead = difference(last_scores, f"{dataset}.{method}", f"{dataset}.{rival}")
+    published_lead = printed_lead(dataset, method, rival, column.papers[-1])
+    return replace(lead, printed=published_lead)
 
 
 def _findings(
-    header: Mapping[str, Any], frame: pd.DataFrame, final: pd.DataFrame
+    header: Mapping[str, Any], frame: pd.DataFrame, final_scores: pd.DataFrame
 ) -> Iterator[Finding]:
-    """Yield the paper's claims on the table; ``final`` are its scores."""
+    """Yield the paper's claims on the table; ``final_scores`` are its scores."""
     values = finished(frame)
 
     def gaps(dataset: str, method: str) -> dict[str, Difference]:
@@ -166,55 +171,64 @@ def _findings(
             yield verdict.finding(
                 f"{NAMES[dataset]}, mean of the last three evaluations: {title} lies above the paper's six other "
                 "methods",
-                apart=incomparable(header, final, dataset, [*OTHERS, method]),
+                apart=incomparable(header, final_scores, dataset, [*OTHERS, method]),
             )
-    own_data = own_images(header)
-    other_data = [
-        NAMES[dataset] for dataset in columns(header) if dataset not in own_data
+    own_datasets = own_images(header)
+    replaced_titles = [
+        NAMES[dataset] for dataset in columns(header) if dataset not in own_datasets
     ]
-    place = "on every dataset"
-    if other_data:
-        far_names = " and ".join(other_data)
-        place += f" of the paper's own images (without {far_names})"
-    place += " (after the last round)"
-    parts = []
-    for dataset in own_data:
+    place_text = "on every dataset"
+    if replaced_titles:
+        replaced_text = " and ".join(replaced_titles)
+        place_text += f" of the paper's own images (without {replaced_text})"
+    place_text += " (after the last round)"
+    shorter_texts = []
+    for dataset in own_datasets:
         column = columns(header)[dataset]
         if column.at[-1] < column.papers[-1]:
-            parts.append(
+            shorter_texts.append(
                 f"{NAMES[dataset]}: {column.at[-1]} of {column.papers[-1]} rounds, "
                 f"the last layers begin at {column.unfreeze[-1]}"
             )
-    shorter = "; ".join(parts)
-    yield from _beside_fedbabu(header, final, own_data, place, shorter)
+    shorter_text = "; ".join(shorter_texts)
+    yield from _beside_fedbabu(
+        header, final_scores, own_datasets, place_text, shorter_text
+    )
     verdict = judge(
-        {NAMES[d]: at_the_end(header, final, d, "vanilla", "anti") for d in own_data},
+        {
+            NAMES[own_dataset]: at_the_end(
+                header, final_scores, own_dataset, "vanilla", "anti"
+            )
+            for own_dataset in own_datasets
+        },
         LEVEL,
     )
-    yield verdict.finding(f"Vanilla and Anti are level {place}", apart=shorter)
+    yield verdict.finding(
+        f"Vanilla and Anti are level {place_text}", apart=shorter_text
+    )
 
 
 def _beside_fedbabu(
     header: Mapping[str, Any],
     values: pd.DataFrame,
     datasets: Sequence[str],
-    where: str,
-    apart: str,
+    place: str,
+    reason: str,
 ) -> Iterator[Finding]:
     """Judge both schedules against FedBABU after the last round."""
-    for method, words, check in (
+    for method, position, check in (
         ("vanilla", f"no more than {100 * MARGIN:g} point below", NO_LOWER),
         ("anti", "above", LEAD),
     ):
         verdict = judge(
             {
-                NAMES[d]: at_the_end(header, values, d, method, "fedbabu")
-                for d in datasets
+                NAMES[dataset]: at_the_end(header, values, dataset, method, "fedbabu")
+                for dataset in datasets
             },
             check,
         )
         title = names.title(method)
-        yield verdict.finding(f"{title} lies {words} FedBABU {where}", apart=apart)
+        yield verdict.finding(f"{title} lies {position} FedBABU {place}", apart=reason)
 
 
 def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -222,12 +236,12 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = table2(header, values, scores(frame, MEAN))
     with sheet(8.4, 3.6) as figure:
         panels = figure.subplots(1, len(columns(header)), sharey=True)
-        for ax, (dataset, part) in zip(
+        for ax, (dataset, dataset_rows) in zip(
             panels, table.groupby("dataset", sort=False), strict=True
         ):
             marks(
                 ax,
-                _leads(header, values, str(dataset), _same_data(part)),
+                _leads(header, values, str(dataset), _same_data(dataset_rows)),
                 list(map(names.title, OTHERS)),
                 factor=100,
                 level=0,
@@ -236,76 +250,85 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             ax.set_xticks([-10, 0, 10, 50])
             ax.xaxis.set_major_formatter("{x:g}")
             ax.set_xlim(-20, 70)
-            ax.set_xlabel(f"points above it\nafter {part['rounds'].max()} rounds")
-            ax.set_title(_title(part), fontsize=8)
+            ax.set_xlabel(
+                f"points above it\nafter {dataset_rows['rounds'].max()} rounds"
+            )
+            ax.set_title(_title(dataset_rows), fontsize=8)
         key_above(figure, 3, panel=panels[0])
-    text = "\n\n".join(_page(part) for _, part in table.groupby("dataset", sort=False))
+    text = "\n\n".join(
+        _page(dataset_rows) for _, dataset_rows in table.groupby("dataset", sort=False)
+    )
     text += "\n\nA cell has our value ± half its 95 % interval over seeds. The paper's value is in brackets."
     text += f" With {FEWEST}."
-    missing = missing_runs(header, plain(*columns(header)))
-    sizes = setting(header, frame, *columns(header))
+    missing_text = missing_runs(header, plain(*columns(header)))
+    setting_text = setting(header, frame, *columns(header))
     caption = (
         "How far both schedules lie above each of the paper's other methods: accuracy on all clients' own test samples "
         "(fine-tuned if the method is), paired by seed, with 95 % intervals. The axis is logarithmic beyond 10 points. "
         "Published leads are shown where the data "
-        f"have the paper's name. In tables, LocalAdaptation is FedAvg with the same fine-tuning.{missing} {sizes}"
+        "have the paper's name. In tables, LocalAdaptation is FedAvg with the same "
+        f"fine-tuning.{missing_text} {setting_text}"
     )
     return Drawing(
         figure, table, caption, tuple(_findings(header, frame, values)), text
     )
 
 
-def _title(part: pd.DataFrame) -> str:
+def _title(dataset_rows: pd.DataFrame) -> str:
     """Name the dataset of a panel's runs, and the one that it replaces."""
-    shown = names.dataset(str(part["trained_on"].iloc[0]))
-    if _same_data(part):
-        return shown
-    replaced = NAMES[str(part["dataset"].iloc[0])]
-    return f"{shown}\nin the place of {replaced}"
+    title = names.dataset(str(dataset_rows["trained_on"].iloc[0]))
+    if _same_data(dataset_rows):
+        return title
+    replaced_title = NAMES[str(dataset_rows["dataset"].iloc[0])]
+    return f"{title}\nin the place of {replaced_title}"
 
 
-def _same_data(part: pd.DataFrame) -> bool:
-    return has_images(str(part["trained_on"].iloc[0]), str(part["dataset"].iloc[0]))
+def _same_data(dataset_rows: pd.DataFrame) -> bool:
+    return has_images(
+        str(dataset_rows["trained_on"].iloc[0]), str(dataset_rows["dataset"].iloc[0])
+    )
 
 
 def _leads(
-    header: Mapping[str, Any], values: pd.DataFrame, dataset: str, printed: bool
+    header: Mapping[str, Any], values: pd.DataFrame, dataset: str, has_published: bool
 ) -> list[Kind]:
     """Return both schedules' leads over the paper's six other methods after the last round.
 
     Args:
-        printed: whether the published leads are of the same data.
+        has_published: whether the published leads are of the same data.
     """
-    ours, theirs = [], []
+    measured_marks, published_marks = [], []
     for method, offset, label in zip(
         SCHEDULES, (-0.15, 0.15), ("published", ""), strict=True
     ):
-        leads = [at_the_end(header, values, dataset, method, other) for other in OTHERS]
+        leads = [at_the_end(header, values, dataset, method, rival) for rival in OTHERS]
         intervals = [lead.interval for lead in leads]
-        ours.append(with_intervals(intervals, names.title(method), offset))
-        if printed:
-            papers = [lead.printed for lead in leads]
-            theirs.append(from_paper(papers, label, offset))
-    return [*ours, *theirs]
+        measured_marks.append(with_intervals(intervals, names.title(method), offset))
+        if has_published:
+            published_leads = [lead.printed for lead in leads]
+            published_marks.append(from_paper(published_leads, label, offset))
+    return [*measured_marks, *published_marks]
 
 
-def _page(part: pd.DataFrame) -> str:
-    cells: dict[str, list[str]] = {
-        _title(part).replace("\n", " "): list(map(names.title, METHODS))
+def _page(dataset_rows: pd.DataFrame) -> str:
+    columns: dict[str, list[str]] = {
+        _title(dataset_rows).replace("\n", " "): list(map(names.title, METHODS))
     }
-    for (done, papers), lines in part.groupby(["rounds", "paper_rounds"], sort=False):
-        lines = lines.set_index("method").loc[list(METHODS)]
-        title = f"{done} rounds"
-        if done != papers:
-            title += f" (paper: {papers})"
-        cells[title] = []
-        for row in lines.itertuples():
+    for (rounds, paper_rounds), method_rows in dataset_rows.groupby(
+        ["rounds", "paper_rounds"], sort=False
+    ):
+        method_rows = method_rows.set_index("method").loc[list(METHODS)]
+        title = f"{rounds} rounds"
+        if rounds != paper_rounds:
+            title += f" (paper: {paper_rounds})"
+        columns[title] = []
+        for row in method_rows.itertuples():
             cell = percent(row.accuracy / 100, row.low / 100, row.high / 100)
-            if _same_data(part) and not math.isnan(row.published):
+            if _same_data(dataset_rows) and not math.isnan(row.published):
                 cell += f" ({row.published:.2f})"
-            cells[title].append(cell)
-    cells["seeds"] = [str(count) for count in lines["seeds"]]
-    return markdown(cells)
+            columns[title].append(cell)
+    columns["seeds"] = [str(count) for count in method_rows["seeds"]]
+    return markdown(columns)
 
 
 # --- when layers are unfrozen (Sec. 5.3), and over what a schedule is laid (Sec. 5.4) ---------------------------
@@ -319,97 +342,99 @@ def accuracies(
     Args:
         values: accuracy as a share, runs x seeds.
     """
-    table = []
-    for run, named in runs.items():
+    table_rows = []
+    for run, label_columns in runs.items():
         seeds, mean, low, high = interval(values, run)
-        ends = {"seeds": seeds, "accuracy": mean, "low": low, "high": high}
-        table.append({**named, **ends})
-    return pd.DataFrame(table)
+        score_columns = {"seeds": seeds, "accuracy": mean, "low": low, "high": high}
+        table_rows.append({**label_columns, **score_columns})
+    return pd.DataFrame(table_rows)
 
 
 def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    printed_values = items.published("scheduling")
-    printed_values = printed_values[
-        printed_values["place"].isin(["Sec. 5.3", "Table 2"])
+    published_rows = items.published("scheduling")
+    published_rows = published_rows[
+        published_rows["place"].isin(["Sec. 5.3", "Table 2"])
     ].set_index(["dataset", "setting", "method"])["value"]
     ((dataset, column),) = columns(header).items()
-    rounds, runs, published = column.at[-1], {}, []
+    rounds, runs, published_scores = column.at[-1], {}, []
     for method in SCHEDULES:
-        for suffix, parts in (("", 1), (EARLY, 2)):
-            unfreeze = listed([since // parts for since in column.unfreeze])
+        for suffix, divisor in (("", 1), (EARLY, 2)):
+            unfreeze_text = listed([start // divisor for start in column.unfreeze])
             runs[f"{dataset}.{method}{suffix}"] = {
                 "dataset": dataset,
                 "method": method,
-                "unfreeze": unfreeze,
+                "unfreeze": unfreeze_text,
             }
-            printed = f"{rounds} rounds, unfrozen at {unfreeze}"
-            published.append(printed_values.get((dataset, printed, method), math.nan))
+            setting_name = f"{rounds} rounds, unfrozen at {unfreeze_text}"
+            published_scores.append(
+                published_rows.get((dataset, setting_name, method), math.nan)
+            )
     for method in RIVALS:
         runs[f"{dataset}.{method}"] = {
             "dataset": dataset,
             "method": method,
             "unfreeze": "–",
         }
-        published.append(printed_values[dataset, f"{rounds} rounds", method])
-    values, final = finished(frame), scores(frame)
+        published_scores.append(published_rows[dataset, f"{rounds} rounds", method])
+    values, final_scores = finished(frame), scores(frame)
     table = accuracies(last_evaluations(values), runs)
-    table["published"] = published
-    sooner = {
+    table["published"] = published_scores
+    early_gaps = {
         f"{dataset}.{method}": settled(
             values,
             f"{dataset}.{method}{EARLY}",
             f"{dataset}.{method}",
-            printed=(float(early) - float(late)) / 100,
+            printed=(float(early_score) - float(late_score)) / 100,
         )
-        for method, late, early in zip(
-            SCHEDULES, published[:4:2], published[1:4:2], strict=True
+        for method, late_score, early_score in zip(
+            SCHEDULES, published_scores[:4:2], published_scores[1:4:2], strict=True
         )
     }
-    losing, timing = judge(sooner, TRAIL), judge(sooner, NO_LOWER)
+    loss_verdict, margin_verdict = judge(early_gaps, TRAIL), judge(early_gaps, NO_LOWER)
     findings = [
-        losing.finding(
+        loss_verdict.finding(
             f"{NAMES[dataset]}: unfreezing twice as early costs both schedules accuracy (paper: 0.3 to 1 point)",
             "early − late, in points: ",
-            apart=incomparable(header, final, dataset, SCHEDULES),
+            apart=incomparable(header, final_scores, dataset, SCHEDULES),
         ),
-        timing.finding(
+        margin_verdict.finding(
             f"{NAMES[dataset]}: unfreezing twice as early costs no schedule more than {100 * MARGIN:g} point",
             "early − late, in points: ",
-            apart=incomparable(header, final, dataset, SCHEDULES),
+            apart=incomparable(header, final_scores, dataset, SCHEDULES),
         ),
     ]
-    for others, words in (
+    for rivals, rivals_text in (
         (RIVALS[:1], "FedBABU, on which it builds"),
         (RIVALS, "FedBABU and FedPer, two of the paper's six other methods"),
     ):
         findings.append(
-            judge(over(values, dataset, "anti", rounds, others)).finding(
-                f"{NAMES[dataset]}: Anti lies above {words}",
-                apart=incomparable(header, final, dataset, ["anti", *others]),
+            judge(over(values, dataset, "anti", rounds, rivals)).finding(
+                f"{NAMES[dataset]}: Anti lies above {rivals_text}",
+                apart=incomparable(header, final_scores, dataset, ["anti", *rivals]),
             )
         )
     findings += [
         judge(over(values, dataset, "vanilla", rounds, RIVALS[:1]), NO_LOWER).finding(
             f"{NAMES[dataset]}: Vanilla lies no more than {100 * MARGIN:g} point below FedBABU",
-            apart=incomparable(header, final, dataset, ["vanilla", "fedbabu"]),
+            apart=incomparable(header, final_scores, dataset, ["vanilla", "fedbabu"]),
         ),
         judge(in_early_rounds(header, frame, dataset), TRAIL).finding(
             f"{NAMES[dataset]}: until all layers are unfrozen both schedules lie below FedBABU before fine-tuning",
             f"mean up to round {column.unfreeze[-1]}, in points: ",
-            apart=incomparable(header, final, dataset, ["fedbabu", *SCHEDULES]),
+            apart=incomparable(header, final_scores, dataset, ["fedbabu", *SCHEDULES]),
         ),
         judge(in_last_rounds(frame, dataset), NO_LOWER).finding(
             f"{NAMES[dataset]}: at the end both schedules lie no more than {100 * MARGIN:g} point below FedBABU "
             "before fine-tuning",
             "mean of the last three evaluations, in points: ",
-            apart=incomparable(header, final, dataset, ["fedbabu", *SCHEDULES]),
+            apart=incomparable(header, final_scores, dataset, ["fedbabu", *SCHEDULES]),
         ),
     ]
-    missing = missing_runs(header, list(THAW.runs))
-    sizes = setting(header, frame, dataset)
+    missing_text = missing_runs(header, list(THAW.runs))
+    setting_text = setting(header, frame, dataset)
     caption = (
         "Accuracy after fine-tuning, with 95 % intervals. It is the mean of the last three evaluations. The labels "
-        f"give the rounds at which layers are unfrozen.{missing} {sizes}"
+        f"give the rounds at which layers are unfrozen.{missing_text} {setting_text}"
     )
     text = lines(table, ("dataset", "method", "unfreeze"))
     return Drawing(None, table, caption, tuple(findings), text)
@@ -420,10 +445,12 @@ def in_early_rounds(
 ) -> dict[str, Difference]:
     """Return both schedules' leads over FedBABU while layers are frozen, before fine-tuning, as means over rounds."""
     methods = ("fedbabu", *SCHEDULES)
-    shown = learnt(frame, dataset, methods).astype({"seed": int, "round": int})
-    last = columns(header)[dataset].unfreeze[-1]
-    early = shown[(shown["round"] > 0) & (shown["round"] <= last)]
-    values = early.groupby(["algorithm", "seed"])["value"].mean().unstack("seed")
+    curve_rows = learnt(frame, dataset, methods).astype({"seed": int, "round": int})
+    thaw_round = columns(header)[dataset].unfreeze[-1]
+    early_rows = curve_rows[
+        (curve_rows["round"] > 0) & (curve_rows["round"] <= thaw_round)
+    ]
+    values = early_rows.groupby(["algorithm", "seed"])["value"].mean().unstack("seed")
     return {
         f"{dataset}.{method} − fedbabu": difference(values, method, "fedbabu")
         for method in SCHEDULES
@@ -432,8 +459,8 @@ def in_early_rounds(
 
 def in_last_rounds(frame: pd.DataFrame, dataset: str) -> dict[str, Difference]:
     """Return both schedules' leads over FedBABU in the last three evaluations, before fine-tuning."""
-    shown = learnt(frame, dataset, ("fedbabu", *SCHEDULES))
-    values = shown.astype({"seed": int, "round": int}).pivot(
+    curve_rows = learnt(frame, dataset, ("fedbabu", *SCHEDULES))
+    values = curve_rows.astype({"seed": int, "round": int}).pivot(
         index=["algorithm", "round"], columns="seed", values="value"
     )
     return {
@@ -447,11 +474,11 @@ def in_last_rounds(frame: pd.DataFrame, dataset: str) -> dict[str, Difference]:
 def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     runs, values = {}, finished(frame)
     gaps = {}
-    for below in BELOW:
-        alone, run = f"{WRAPPED}.{below}", f"{WRAPPED}.anti_{below}"
-        runs[alone] = {"method": below, "schedule": "none"}
-        runs[run] = {"method": below, "schedule": "anti"}
-        gaps[f"{WRAPPED}.anti over {below}"] = settled(values, run, alone)
+    for method in BELOW:
+        base_run, wrapped_run = f"{WRAPPED}.{method}", f"{WRAPPED}.anti_{method}"
+        runs[base_run] = {"method": method, "schedule": "none"}
+        runs[wrapped_run] = {"method": method, "schedule": "anti"}
+        gaps[f"{WRAPPED}.anti over {method}"] = settled(values, wrapped_run, base_run)
     findings = (
         judge(gaps, NO_HIGHER).finding(
             f"Anti improves no method that trains its head by more than {100 * MARGIN:g} point"
@@ -461,54 +488,57 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ),
     )
     table = accuracies(last_evaluations(values), runs)
-    missing = missing_runs(header, list(OVER.runs))
-    sizes = setting(header, frame, WRAPPED)
+    missing_text = missing_runs(header, list(OVER.runs))
+    setting_text = setting(header, frame, WRAPPED)
     caption = (
         "Accuracy of methods that train their head, alone and under Anti. It is the mean of the last three "
         "evaluations. LG-FedAvg is left out: it shares its last layer only, and a schedule unfreezes nothing there. "
-        f"The paper gives no numbers.{missing} {sizes}"
+        f"The paper gives no numbers.{missing_text} {setting_text}"
     )
     return Drawing(None, table, caption, findings, lines(table, ("method", "schedule")))
 
 
 def _draw_whole(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     ((dataset, column),) = columns(header).items()
-    printed = items.published("scheduling")
-    printed = where(
-        printed, place="Table 2", dataset=dataset, setting=f"{column.at[-1]} rounds"
+    published_scores = items.published("scheduling")
+    published_scores = where(
+        published_scores,
+        place="Table 2",
+        dataset=dataset,
+        setting=f"{column.at[-1]} rounds",
     ).set_index("method")["value"]
     values = scores(frame)
-    last = values.xs(column.at[-1], level="round")
+    last_scores = values.xs(column.at[-1], level="round")
     methods = ("fedbabu", *SCHEDULES)
     table = accuracies(
-        last, {f"{dataset}.{method}": {"method": method} for method in methods}
+        last_scores, {f"{dataset}.{method}": {"method": method} for method in methods}
     )
-    table["published"] = list(printed[list(methods)])
-    learned = zip(table["accuracy"] / 100, table["published"] / 100, strict=True)
+    table["published"] = list(published_scores[list(methods)])
+    score_pairs = zip(table["accuracy"] / 100, table["published"] / 100, strict=True)
     exclusion = little_learned(
-        dict(zip(map(names.title, methods), learned, strict=True)), (0.1, 0.1)
+        dict(zip(map(names.title, methods), score_pairs, strict=True)), (0.1, 0.1)
     )
-    place = f"on {NAMES[dataset]} (after the last round)"
-    findings = tuple(_beside_fedbabu(header, values, [dataset], place, exclusion))
-    missing = missing_runs(header, list(header["runs"]))
-    sizes = setting(header, frame, dataset)
-    caption = f"Accuracy after fine-tuning, after the last round, with 95 % intervals.{missing} {sizes}"
+    place_text = f"on {NAMES[dataset]} (after the last round)"
+    findings = tuple(_beside_fedbabu(header, values, [dataset], place_text, exclusion))
+    missing_text = missing_runs(header, list(header["runs"]))
+    setting_text = setting(header, frame, dataset)
+    caption = f"Accuracy after fine-tuning, after the last round, with 95 % intervals.{missing_text} {setting_text}"
     return Drawing(None, table, caption, findings, lines(table, ("method",)))
 
 
 def lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
     """Return a table of :func:`accuracies` in Markdown; the keys name a row."""
-    cells = {
+    columns = {
         key: [names.dataset(names.titles(str(value))) for value in table[key]]
         for key in keys
     }
-    ends = table[["accuracy", "low", "high"]].to_numpy() / 100
-    cells["accuracy %"] = [percent(*interval) for interval in ends]
+    shares = table[["accuracy", "low", "high"]].to_numpy() / 100
+    columns["accuracy %"] = [percent(*share_ends) for share_ends in shares]
     if "published" in table:
-        cells["published"] = numbers(table["published"])
-    cells["seeds"] = [str(count) for count in table["seeds"]]
+        columns["published"] = numbers(table["published"])
+    columns["seeds"] = [str(seeds) for seeds in table["seeds"]]
     note = f"± is half the 95 % interval over seeds. With {FEWEST}."
-    return "\n\n".join([markdown(cells), note])
+    return "\n\n".join([markdown(columns), note])
 
 
 items.register(Item(
