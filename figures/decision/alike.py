@@ -34,16 +34,18 @@ def row(name: str, seed: int) -> dict[str, object]:
         dataset=name, algorithm="local", seed=seed, patience=0, progress=False
     )
     clients = result.engine.data.clients
-    crossed = fl.cross_scores(result, {one.name: one.validation for one in clients})
-    alike = crossed.alike(seed)
-    groups = "".join(map(str, alike.groups.values()))
+    cross_scores = fl.cross_scores(
+        result, {client.name: client.validation for client in clients}
+    )
+    alike_groups = cross_scores.alike(seed)
+    groups = "".join(map(str, alike_groups.groups.values()))
     return {
         "federation": name,
         "seed": seed,
         "method": METHOD,
-        "claimed": alike.significant,
+        "claimed": alike_groups.significant,
         "groups": groups,
-        "silhouette": round(alike.silhouette, 3),
+        "silhouette": round(alike_groups.silhouette, 3),
     }
 
 
@@ -54,8 +56,8 @@ def main() -> None:
     new_rows = []
     for name in CHOSEN:
         new_rows += [row(name, seed) for seed in SEEDS]
-    others = rows[rows["method"] != METHOD]
-    write_atomically(ROWS, csv_bytes(pd.concat([others, pd.DataFrame(new_rows)])))
+    other_rows = rows[rows["method"] != METHOD]
+    write_atomically(ROWS, csv_bytes(pd.concat([other_rows, pd.DataFrame(new_rows)])))
 
 
 if __name__ == "__main__":

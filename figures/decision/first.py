@@ -36,17 +36,21 @@ def decisions() -> pd.DataFrame:
     rows = rows[rows["failed"] == ""]
     answers = pd.DataFrame([*rows["found"].map(json.loads)], index=rows.index)
     value = [value.get("model", value["base_rate"]) for value in answers.pop("value")]
-    harmed = answers["loses"] / answers["clients"]
-    return rows.drop(columns="found").join(answers).assign(value=value, harmed=harmed)
+    harmed_share = answers["loses"] / answers["clients"]
+    return (
+        rows.drop(columns="found")
+        .join(answers)
+        .assign(value=value, harmed=harmed_share)
+    )
 
 
-def paired(what: str, mode: str) -> pd.DataFrame:
+def paired(column: str, mode: str) -> pd.DataFrame:
     """Return a column for each commit and a line for each table, the mean of the seeds that both have."""
-    of_mode = decisions().query("mode == @mode")
-    wide = of_mode.pivot(
-        index=["table", "seed"], columns="commit", values=what
+    mode_rows = decisions().query("mode == @mode")
+    paired_values = mode_rows.pivot(
+        index=["table", "seed"], columns="commit", values=column
     ).dropna()
-    return wide.groupby("table").mean()
+    return paired_values.groupby("table").mean()
 
 
 def sided(values: pd.Series) -> Interval:
@@ -76,25 +80,25 @@ def verdict(mode: str, gap: Interval) -> str:
 
 def table() -> str:
     """Return a line for each mode."""
-    lines = []
+    table_rows = []
     for mode in SCORES:
         values = paired("value", mode)
         factor = 1 if mode == "default" else 100
         gap = sided(factor * (values["policy"] - values["comparator"]))
-        price = paired("price", mode).mean()
-        harmed = sided(100 * paired("harmed", mode)["policy"])
-        lines.append(
+        mean_runs = paired("price", mode).mean()
+        harmed_share = sided(100 * paired("harmed", mode)["policy"])
+        table_rows.append(
             {
                 "mode, score": f"{mode}, {SCORES[mode]}",
                 "tables": len(values),
                 "policy minus comparator": shown(gap, 4 if mode == "default" else 2),
                 "verdict": verdict(mode, gap),
-                "runs, policy": f"{price['policy']:.1f}",
-                "comparator": f"{price['comparator']:.1f}",
-                "clients that lose, %": f"{harmed.value:.1f}, at most {harmed.high:.1f}",
+                "runs, policy": f"{mean_runs['policy']:.1f}",
+                "comparator": f"{mean_runs['comparator']:.1f}",
+                "clients that lose, %": f"{harmed_share.value:.1f}, at most {harmed_share.high:.1f}",
             }
         )
-    return markdown(pd.DataFrame(lines))
+    return markdown(pd.DataFrame(table_rows))
 
 
 def images() -> str:
@@ -106,59 +110,77 @@ def images() -> str:
     rows = pd.read_parquet(ROWS.with_name("depth.parquet")).query(
         "seed < 90 and arm != 'one round'"
     )
-    tuned = rows[rows["arm"] == "all"].assign(arm="own")
+    tuned_rows = rows[rows["arm"] == "all"].assign(arm="own")
     for name in ("validation_macro_f1", "test_macro_f1"):
-        tuned[name] = tuned[f"tuned_{name}"]
-    rows = pd.concat([rows, tuned])
+        tuned_rows[name] = tuned_rows[f"tuned_{name}"]
+    rows = pd.concat([rows, tuned_rows])
     rows["test"] = rows["test_macro_f1"].map(np.mean)
     keys = ["source", "dose", "seed"]
     rows = rows.pivot(index=keys, columns="arm", values=["validation_macro_f1", "test"])
     validation_score, score = rows["validation_macro_f1"], 100 * rows["test"]
-    differ = validation_score[["0", "own"]].max(axis=1) > validation_score["all"]
+    is_local_better = (
+        validation_score[["0", "own"]].max(axis=1) > validation_score["all"]
+    )
 
     def best(arms: list[str]) -> pd.Series:
-        chosen = validation_score[arms].idxmax(axis=1)
-        return pd.Series([score.loc[name] for name in chosen.items()], chosen.index)
+        chosen_arms = validation_score[arms].idxmax(axis=1)
+        return pd.Series(
+            [score.loc[name] for name in chosen_arms.items()], chosen_arms.index
+        )
 
-    race, shared = best(["0", "6", "12", "all"]), best(["all", "own"])
-    policy = best(["all", "own", "0", "12", "last 6"]).where(differ, shared)
-    lines = []
-    for way, scores_of_way, runs in (
-        ("FedAvg and own epochs", shared, 1.0),
-        ("the policy", policy, 2 + 2 * differ.mean()),
+    race_scores, shared_scores = best(["0", "6", "12", "all"]), best(["all", "own"])
+    policy_scores = best(["all", "own", "0", "12", "last 6"]).where(
+        is_local_better, shared_scores
+    )
+    table_rows = []
+    for way, scores_of_way, run_count in (
+        ("FedAvg and own epochs", shared_scores, 1.0),
+        ("the policy", policy_scores, 2 + 2 * is_local_better.mean()),
     ):
-        gap = sided((scores_of_way - race).groupby(["source", "dose"]).mean())
-        line = {"way": way, "minus the race": shown(gap, 2), "runs": f"{runs:.1f}"}
-        lines.append(line)
-    return markdown(pd.DataFrame(lines))
+        gap = sided((scores_of_way - race_scores).groupby(["source", "dose"]).mean())
+        table_row = {
+            "way": way,
+            "minus the race": shown(gap, 2),
+            "runs": f"{run_count:.1f}",
+        }
+        table_rows.append(table_row)
+    return markdown(pd.DataFrame(table_rows))
 
 
 def averages() -> str:
     """Return what the average of the predictions of the three best finished models gains over the best one."""
-    rows, lines = pd.read_csv(ROWS.with_name("averages.csv")), []
-    for mode, name, factor, digits in (
+    rows, table_rows = pd.read_csv(ROWS.with_name("averages.csv")), []
+    for mode, score_name, factor, digits in (
         ("default", "loss", 1, 4),
         ("macro_f1", "macro_f1", 100, 2),
     ):
-        gap = sided(factor * (rows[f"average_{name}"] - rows[f"best_{name}"]))
-        cells = {"average minus the best model": shown(gap, digits)}
-        lines.append({"score": SCORES[mode], "tables": len(rows), **cells})
-    return markdown(pd.DataFrame(lines))
+        gap = sided(
+            factor * (rows[f"average_{score_name}"] - rows[f"best_{score_name}"])
+        )
+        columns = {"average minus the best model": shown(gap, digits)}
+        table_rows.append({"score": SCORES[mode], "tables": len(rows), **columns})
+    return markdown(pd.DataFrame(table_rows))
 
 
 def by_rate() -> str:
     """Return the loss of the default mode's pairs, by which commit trains alone, as all its arms, at a higher rate."""
-    of_default = decisions().query("mode == 'default'")
-    alone = of_default["runs"].map(lambda names: next(filter(ALONE.match, names)))
-    of_default["rate"] = alone.str.extract(ALONE, expand=False).astype(float)
-    wide = of_default.pivot(
+    default_rows = decisions().query("mode == 'default'")
+    local_runs = default_rows["runs"].map(
+        lambda names: next(filter(ALONE.match, names))
+    )
+    default_rows["rate"] = local_runs.str.extract(ALONE, expand=False).astype(float)
+    paired_values = default_rows.pivot(
         index=["table", "seed"], columns="commit", values=["rate", "value"]
     ).dropna()
-    gap = wide["value"]["policy"] - wide["value"]["comparator"]
-    higher = (wide["rate"]["policy"] > wide["rate"]["comparator"]).map(RATES)
-    sizes = gap.groupby(higher).agg(["size", "mean"]).reindex([*RATES.values()])
-    heads = {"size": "pairs", "mean": "policy minus comparator, nats, mean"}
-    return markdown(sizes.round(4).rename(columns=heads).reset_index(names="rate"))
+    gap = paired_values["value"]["policy"] - paired_values["value"]["comparator"]
+    relation = (
+        paired_values["rate"]["policy"] > paired_values["rate"]["comparator"]
+    ).map(RATES)
+    gap_table = gap.groupby(relation).agg(["size", "mean"]).reindex([*RATES.values()])
+    headings = {"size": "pairs", "mean": "policy minus comparator, nats, mean"}
+    return markdown(
+        gap_table.round(4).rename(columns=headings).reset_index(names="rate")
+    )
 
 
 def written(page: str) -> str:
@@ -171,7 +193,9 @@ def written(page: str) -> str:
         "averages": averages(),
         "hours": f"{len(decisions())} decisions, {hours:.2f} core-hours.",
     }
-    return BLOCK.sub(lambda m: f"{m[1]}{tables[m[2]].rstrip()}\n{m[3]}", page)
+    return BLOCK.sub(
+        lambda match: f"{match[1]}{tables[match[2]].rstrip()}\n{match[3]}", page
+    )
 
 
 if __name__ == "__main__":

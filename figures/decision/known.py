@@ -76,9 +76,11 @@ def count(
     jobs: dict[Any, Any], score: str, names: Collection[str], verdict: str = DIFFER
 ) -> str:
     """Return how many jobs of some federations have a verdict, of how many."""
-    key = f"verdict, {score}"
+    verdict_key = f"verdict, {score}"
     verdicts = [
-        entry[key] for job, entry in jobs.items() if job[0] in names and key in entry
+        answer[verdict_key]
+        for job, answer in jobs.items()
+        if job[0] in names and verdict_key in answer
     ]
     if verdicts:
         n_equal = verdicts.count(verdict)
@@ -89,56 +91,62 @@ def count(
 def tested() -> pd.DataFrame:
     """Return the rows of the exact test, with whether clients are called different."""
     rows = pd.read_parquet(exact.ROWS)
-    alike = rows["federation"] == ALIKE
-    kind = rows["kind"].mask(alike & (rows["kind"] == "known"), "alike")
-    return rows.assign(kind=kind, differ=rows["p"] <= LEVEL)
+    is_alike = rows["federation"] == ALIKE
+    kinds = rows["kind"].mask(is_alike & (rows["kind"] == "known"), "alike")
+    return rows.assign(kind=kinds, differ=rows["p"] <= LEVEL)
 
 
 def whether(rows: pd.DataFrame) -> str:
     """Return how often clients are called different, by the test and by the second rule."""
-    true, of_dealt = of(rows, "differ"), of(rows, "differ", dealt=True)
-    second = {
-        "dealt": count(of_dealt, "loss", DEALT),
-        "alike": count(true, "loss", [ALIKE]),
-        "known": count(true, "loss", [name for name in KNOWN if name != ALIKE]),
-        "unseen": count(true, "loss", CONFIRMED),
+    answers, dealt_answers = of(rows, "differ"), of(rows, "differ", dealt=True)
+    second_rule_counts = {
+        "dealt": count(dealt_answers, "loss", DEALT),
+        "alike": count(answers, "loss", [ALIKE]),
+        "known": count(answers, "loss", [name for name in KNOWN if name != ALIKE]),
+        "unseen": count(answers, "loss", CONFIRMED),
     }
-    shown = tested().groupby("kind")["differ"].agg(["sum", "count"])
-    lines = []
+    test_counts = tested().groupby("kind")["differ"].agg(["sum", "count"])
+    table_rows = []
     for kind, title in MADE.items():
-        if kind in shown.index:
-            right, runs = shown.loc[kind]
-            lines.append([title, f"{right} of {runs}", second.get(kind, "–")])
+        if kind in test_counts.index:
+            different_count, runs = test_counts.loc[kind]
+            table_rows.append(
+                [
+                    title,
+                    f"{different_count} of {runs}",
+                    second_rule_counts.get(kind, "–"),
+                ]
+            )
     columns = ["federations", "called different", "by the second rule"]
-    return markdown(pd.DataFrame(lines, columns=columns))
+    return markdown(pd.DataFrame(table_rows, columns=columns))
 
 
 def groups(rows: pd.DataFrame) -> str:
     """Return how often groups of clients are claimed, and exactly those that were made. The rows are others."""
     claims = pd.read_csv(alike.ROWS, dtype={"groups": str})
-    planted = {
+    planted_texts = {
         name: "".join(map(str, planted_groups))
         for name, planted_groups in alike.PLANTED.items()
     }
-    claims["right"] = claims["groups"] == claims["federation"].map(planted)
-    lines = []
-    for name in (*planted, *sorted(set(CHOSEN) - set(planted))):
+    claims["right"] = claims["groups"] == claims["federation"].map(planted_texts)
+    table_rows = []
+    for name in (*planted_texts, *sorted(set(CHOSEN) - set(planted_texts))):
         cells = []
         for method in (alike.METHOD, "updates"):
-            of_federation = claims[
+            federation_claims = claims[
                 (claims["federation"] == name) & (claims["method"] == method)
             ]
-            right = "–"
-            if name in planted:
-                right = str(of_federation["right"].sum())
+            right_text = "–"
+            if name in planted_texts:
+                right_text = str(federation_claims["right"].sum())
             cells += [
-                f"{of_federation['claimed'].sum()} of {len(of_federation)}",
-                right,
+                f"{federation_claims['claimed'].sum()} of {len(federation_claims)}",
+                right_text,
             ]
-        lines.append([f"`{name}`", *cells])
+        table_rows.append([f"`{name}`", *cells])
     columns = ["data set", "claimed", "exactly those made"]
     columns += ["claimed by first updates", "exactly those made by first updates"]
-    return markdown(pd.DataFrame(lines, columns=columns))
+    return markdown(pd.DataFrame(table_rows, columns=columns))
 
 
 def score(rows: pd.DataFrame, name: str, seed: int, arm: str) -> float:
@@ -166,10 +174,12 @@ def plans_of(rows: pd.DataFrame, name: str) -> pd.DataFrame:
 
     Of the plans of a kind it is the one with the best mean.
     """
-    shared = of(rows, "whether")
-    runs = [key for key in of(rows, "1") if key[0] == name]
-    seeds = [key[1] for key in runs if not at_chance(shared[key])]
-    best = {}
+    scores_by_run = of(rows, "whether")
+    run_keys = [run_key for run_key in of(rows, "1") if run_key[0] == name]
+    seeds = [
+        run_key[1] for run_key in run_keys if not at_chance(scores_by_run[run_key])
+    ]
+    best_by_kind = {}
     for kind, arms_of_kind in arms(depth(name)).items():
         table = pd.DataFrame(
             {
@@ -177,36 +187,36 @@ def plans_of(rows: pd.DataFrame, name: str) -> pd.DataFrame:
                 for arm in arms_of_kind
             }
         )
-        best[kind] = table[max(arms_of_kind, key=table.mean().get)]
-    return pd.DataFrame(best)
+        best_by_kind[kind] = table[max(arms_of_kind, key=table.mean().get)]
+    return pd.DataFrame(best_by_kind)
 
 
 def truth(rows: pd.DataFrame) -> str:
     """Return the accuracy of each kind of plan on known federations, means over seeds, and the better end."""
-    lines = []
+    table_rows = []
     for name in (*KNOWN, *CONVOLUTIONAL):
         table = plans_of(rows, name)
         gap, low, high = mean_interval(table["head"] - table["before"])
-        better = "level"
+        better_end = "level"
         if low > 0:
-            better = "head"
+            better_end = "head"
         elif high < 0:
-            better = "before"
-        lines.append(
+            better_end = "before"
+        table_rows.append(
             {
                 "federation": f"`{name}`",
                 **dict(zip(table, numbers(table.mean(), ".1f"), strict=True)),
                 "head minus before, 95 %": f"{gap:.1f} [{low:.1f}, {high:.1f}]",
-                "better end": better,
+                "better end": better_end,
                 "seeds": len(table),
             }
         )
-    return markdown(pd.DataFrame(lines))
+    return markdown(pd.DataFrame(table_rows))
 
 
 def decisions(rows: pd.DataFrame) -> str:
     """Return what ``choose`` named, its accuracy on test samples, and the best arm of the truth, means over seeds."""
-    lines = []
+    table_rows = []
     for name, arm in (*product(CHOSEN, ["choose"]), ("known_inputs", "choose 60")):
         choices = {
             seed: choice
@@ -215,31 +225,33 @@ def decisions(rows: pd.DataFrame) -> str:
         }
         if not choices:
             continue
-        named = pd.Series(
+        way_counts = pd.Series(
             [choice["named"] for choice in choices.values()]
         ).value_counts()
         accuracy = 100 * np.mean([choice["test"] for choice in choices.values()])
         prices = [choice["price"] for choice in choices.values()]
-        truth = {
+        arm_means = {
             local: np.mean([score(rows, name, seed, local) for seed in choices])
             for local in ("all", "nothing", *subsets(3))
         }
-        best = np.nan if arm != "choose" else max(truth.values())
+        best_mean = np.nan if arm != "choose" else max(arm_means.values())
         mean_price = np.mean(prices)
-        lines.append(
+        table_rows.append(
             {
                 "federation": f"`{name}`"
                 + arm.replace("choose", ", at").removesuffix(", at"),
-                "named, of seeds": ", ".join(f"`{k}` {n}" for k, n in named.items()),
+                "named, of seeds": ", ".join(
+                    f"`{k}` {n}" for k, n in way_counts.items()
+                ),
                 "accuracy": f"{accuracy:.1f}",
-                "best of the truth": numbers([best], ".1f")[0],
+                "best of the truth": numbers([best_mean], ".1f")[0],
                 "undecided": sum(
                     len(choice["left"]) > 1 for choice in choices.values()
                 ),
                 "runs": f"{mean_price:.1f}",
             }
         )
-    return markdown(pd.DataFrame(lines))
+    return markdown(pd.DataFrame(table_rows))
 
 
 def picture(rows: pd.DataFrame) -> Figure:
@@ -253,18 +265,22 @@ def picture(rows: pd.DataFrame) -> Figure:
         figure, axes = plt.subplots(
             2, 3, figsize=(7.2, 3.6), sharey="row", layout="constrained"
         )
-        for (name, title), (above, below) in zip(columns.items(), axes.T, strict=True):
-            words = said(name)
-            above.set_title(f"{title}\nclients: {words}", fontsize=8)
-            tuned = of(rows, "profile")[name, 0, 0]["layer_tuning"]
-            layers = [f"fc{k + 1}" for k in range(len(tuned))]
-            above.bar(layers, tuned, color=COLOURS[0], width=0.6)
+        for (name, title), (signal_ax, score_ax) in zip(
+            columns.items(), axes.T, strict=True
+        ):
+            answer_text = said(name)
+            signal_ax.set_title(f"{title}\nclients: {answer_text}", fontsize=8)
+            recovered_losses = of(rows, "profile")[name, 0, 0]["layer_tuning"]
+            layers = [f"fc{k + 1}" for k in range(len(recovered_losses))]
+            signal_ax.bar(layers, recovered_losses, color=COLOURS[0], width=0.6)
             table = plans_of(rows, name)
             for k, kind in enumerate(table):
                 mean, low, high = mean_interval(table[kind])
-                ends = [[mean - low], [high - mean]]
-                below.errorbar([k], [mean], ends, fmt="o", color=COLOURS[1], capsize=2)
-            below.set_xticks(
+                bounds = [[mean - low], [high - mean]]
+                score_ax.errorbar(
+                    [k], [mean], bounds, fmt="o", color=COLOURS[1], capsize=2
+                )
+            score_ax.set_xticks(
                 range(table.shape[1]),
                 ["all\nshared", "first\nlocal", "head\nlocal", "all\nlocal"],
             )
@@ -275,21 +291,23 @@ def picture(rows: pd.DataFrame) -> Figure:
 
 def algorithms(_: pd.DataFrame) -> str:
     """Return a line for each data set and algorithm: both plans, and the paired difference over seeds."""
-    lines = []
+    table_rows = []
     rows = pd.read_parquet(ROWS.with_name("known_plans.parquet"))
-    for (name, algorithm), of_pair in rows.groupby(["data", "algorithm"], sort=False):
-        both_plans = 100 * of_pair.pivot(index="seed", columns="plan", values="value")
-        gap = mean_interval(both_plans["known"] - both_plans["default"])
-        lines.append(
+    for (name, algorithm), pair_rows in rows.groupby(["data", "algorithm"], sort=False):
+        plan_scores = 100 * pair_rows.pivot(
+            index="seed", columns="plan", values="value"
+        )
+        gap = mean_interval(plan_scores["known"] - plan_scores["default"])
+        table_rows.append(
             {
                 "federation": f"`{name}`",
                 "algorithm": f"`{algorithm}`",
-                "default plan": f"{both_plans['default'].mean():.1f}",
-                "plan of the known answer": f"{both_plans['known'].mean():.1f}",
+                "default plan": f"{plan_scores['default'].mean():.1f}",
+                "plan of the known answer": f"{plan_scores['known'].mean():.1f}",
                 "difference, 95 %": f"{gap[0]:+.1f} [{gap[1]:+.1f}, {gap[2]:+.1f}]",
             }
         )
-    return markdown(pd.DataFrame(lines))
+    return markdown(pd.DataFrame(table_rows))
 
 
 def said(name: str) -> str:
@@ -310,69 +328,77 @@ def plans(rows: pd.DataFrame, name: str, seed: int = 0) -> list[float]:
 
 def natural(rows: pd.DataFrame) -> str:
     """Return the second rule's verdicts and plans of the natural federations that are done."""
-    lines = []
+    table_rows = []
     for (name, *_), answer in of(rows, "differ").items():
         if "natural" in name:
             scores = numbers(plans(rows, name), ".1f")
-            lines.append([name, answer["verdict, loss"], *scores])
+            table_rows.append([name, answer["verdict, loss"], *scores])
     columns = ["federation", "second rule", *PLANS[1:]]
-    return markdown(pd.DataFrame(lines, columns=columns))
+    return markdown(pd.DataFrame(table_rows, columns=columns))
 
 
 def confirmation(rows: pd.DataFrame) -> str:
     """Return answers and plans of the unseen federations that are done."""
-    done = tested()
+    test_rows = tested()
     names = [
         name
         for name in CONFIRMED
-        if name in set(done["federation"][done["kind"] == "unseen"])
+        if name in set(test_rows["federation"][test_rows["kind"] == "unseen"])
     ]
-    lines = [[name, said(name), *numbers(plans(rows, name), ".1f")] for name in names]
-    return markdown(pd.DataFrame(lines, columns=["federation", *PLANS]))
+    table_rows = [
+        [name, said(name), *numbers(plans(rows, name), ".1f")] for name in names
+    ]
+    return markdown(pd.DataFrame(table_rows, columns=["federation", *PLANS]))
 
 
 def adapters(rows: pd.DataFrame) -> str:
     """Return verdicts and plans of tweets with adapters, and the end that the profile names."""
-    lines = []
+    table_rows = []
     for (name, seed, _), answer in of(rows, "whether").items():
         if name in ADAPTED:
-            head, first = (of(rows, arm)[name, seed, 0] for arm in ends(name))
-            *before, last = answer["layer_tuning"]
+            head_answer, first_answer = (
+                of(rows, arm)[name, seed, 0] for arm in ends(name)
+            )
+            *body_signals, head_signal = answer["layer_tuning"]
             named_end = "first half"
-            if last > max(before):
+            if head_signal > max(body_signals):
                 named_end = "head"
-            named = first
+            named_answer = first_answer
             if named_end == "head":
-                named = head
-            better_end = min(head, first, key=lambda each: each["validation"])
-            loss = 100 * (named["test"] - better_end["test"])
+                named_answer = head_answer
+            better_answer = min(
+                head_answer, first_answer, key=lambda candidate: candidate["validation"]
+            )
+            loss = 100 * (named_answer["test"] - better_answer["test"])
             scores = [*plans(rows, name, seed), score(rows, name, seed, FACTOR_A), loss]
             cells = named_end, *numbers(scores, ".1f")
-            lines.append([name.split()[2], seed, answer["verdict, loss"], *cells])
+            table_rows.append([name.split()[2], seed, answer["verdict, loss"], *cells])
     columns = ["what differs", "seed", "second rule", "the profile names", *PLANS[1:]]
     columns += ["lora_A", "named against both"]
-    return markdown(pd.DataFrame(lines, columns=columns))
+    return markdown(pd.DataFrame(table_rows, columns=columns))
 
 
 def sizes(rows: pd.DataFrame) -> str:
     """Return what the second rule says of known data sets with fewer samples."""
-    lines = []
+    table_rows = []
     for size in SMALLER:
         answers = of(rows, f"size {size}")
         cells = [count(answers, "loss", [name]) for name in (KNOWN[0], ALIKE)]
-        lines.append((size, *cells, count(answers, "loss", KNOWN, TOO_FEW)))
+        table_rows.append((size, *cells, count(answers, "loss", KNOWN, TOO_FEW)))
     names = ["samples a client", "labels coded", "nothing differs", "too few to tell"]
-    return markdown(pd.DataFrame(lines, columns=names))
+    return markdown(pd.DataFrame(table_rows, columns=names))
 
 
 def seen(rows: pd.DataFrame) -> str:
     """Return what each command says of the known data sets, seed 0."""
     answers = of(rows, "commands")
     table = pd.DataFrame({name: answer for (name, *_), answer in answers.items()})
-    words = table.map(lambda cell: cell[0])
-    words["seconds"] = numbers(table.map(lambda cell: cell[1]).mean(axis=1), ".1f")
-    words.loc["clients_differ"] = [*map(said, table), "–"]
-    return markdown(words.reset_index(names="command"))
+    answer_table = table.map(lambda cell: cell[0])
+    answer_table["seconds"] = numbers(
+        table.map(lambda cell: cell[1]).mean(axis=1), ".1f"
+    )
+    answer_table.loc["clients_differ"] = [*map(said, table), "–"]
+    return markdown(answer_table.reset_index(names="command"))
 
 
 def lines(rows: pd.DataFrame) -> str:

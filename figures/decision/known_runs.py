@@ -209,13 +209,15 @@ def pictures(source: str) -> tuple[Any, Any]:
     if source == "airline_tweets":
         return tweets.tweets()
     if source == "cifar10":
-        file = np.load(tweets.place("cifar10.npz"))
-        order = np.random.default_rng(0).permutation(len(file["y_train"]))
-        unseen = order[FIRST_UNSEEN:]  # the file has one class after the other
-        return file["x_train"][unseen], file["y_train"][unseen].astype(int)
-    kind = {"mnist": "MNIST", "fashion": "FashionMNIST"}[source]
-    data = getattr(torchvision.datasets, kind)(tweets.place(""))
-    return data.data.numpy()[FIRST_UNSEEN:], data.targets.numpy()[FIRST_UNSEEN:]
+        arrays = np.load(tweets.place("cifar10.npz"))
+        order = np.random.default_rng(0).permutation(len(arrays["y_train"]))
+        unseen_rows = order[FIRST_UNSEEN:]  # the file has one class after the other
+        return arrays["x_train"][unseen_rows], arrays["y_train"][unseen_rows].astype(
+            int
+        )
+    dataset_class = {"mnist": "MNIST", "fashion": "FashionMNIST"}[source]
+    dataset = getattr(torchvision.datasets, dataset_class)(tweets.place(""))
+    return dataset.data.numpy()[FIRST_UNSEEN:], dataset.targets.numpy()[FIRST_UNSEEN:]
 
 
 def changed(x: Any, y: Any, kind: str, client: int, classes: int) -> tuple[Any, Any]:
@@ -232,8 +234,8 @@ def changed(x: Any, y: Any, kind: str, client: int, classes: int) -> tuple[Any, 
         if client % 2:
             x = 255 - x
     elif kind == "contrast":
-        factor, added = CONTRASTS[client % len(CONTRASTS)]
-        x = np.clip(x * factor + 255 * added, 0, 255).astype(np.uint8)
+        factor, brightness = CONTRASTS[client % len(CONTRASTS)]
+        x = np.clip(x * factor + 255 * brightness, 0, 255).astype(np.uint8)
     elif kind == "words" and client % 2:
         x = tweets.coded_words(x, client)
     return x, y
@@ -242,39 +244,45 @@ def changed(x: Any, y: Any, kind: str, client: int, classes: int) -> tuple[Any, 
 @functools.lru_cache(maxsize=1)
 def federation(name: str, seed: int = 0) -> tuple[FederatedData, str, int]:
     """Return the samples of a federation, drawn by its name and a seed, its network and its rounds."""
-    network, source, kind, size, count = name.split()
+    network, source, kind, size, class_text = name.split()
     clients, train, validation, rounds = SIZES[int(size)]
     x, y = pictures(source)
-    classes = int(count)
+    classes = int(class_text)
     if classes == 2:
         y = (y < 5).astype(int)
-    draw = np.random.default_rng(zlib.crc32(name.encode()) + seed)
+    generator = np.random.default_rng(zlib.crc32(name.encode()) + seed)
     shares = np.full((clients, classes), 1 / classes)
     if kind == "shares":
-        shares = draw.dirichlet(np.full(classes, 0.2), clients)
-    pools = [draw.permutation(np.flatnonzero(y == k)) for k in range(classes)]
+        shares = generator.dirichlet(np.full(classes, 0.2), clients)
+    pools = [generator.permutation(np.flatnonzero(y == k)) for k in range(classes)]
     for _ in range(ATTEMPTS):
-        labels = [draw.choice(classes, train + validation + TEST, p=p) for p in shares]
-        wanted = np.bincount(np.concatenate(labels), minlength=classes)
-        if all(n <= len(pool) for n, pool in zip(wanted, pools, strict=True)):
+        labels = [
+            generator.choice(classes, train + validation + TEST, p=p) for p in shares
+        ]
+        class_counts = np.bincount(np.concatenate(labels), minlength=classes)
+        if all(n <= len(pool) for n, pool in zip(class_counts, pools, strict=True)):
             break
-        shares = draw.dirichlet(np.full(classes, 0.2), clients)  # too few of a class
+        shares = generator.dirichlet(
+            np.full(classes, 0.2), clients
+        )  # too few of a class
     else:
         raise ValueError(f"{name} must have pictures of each class; got too few.")
-    used = [0] * classes
+    used_counts = [0] * classes
     xs, ys, indices, position = [], [], {}, 0
     for client, label in enumerate(labels):
-        picked = np.zeros(len(label), int)
+        picked_rows = np.zeros(len(label), int)
         for k in range(classes):
-            places = np.flatnonzero(label == k)
-            picked[places] = pools[k][used[k] : used[k] + len(places)]
-            used[k] += len(places)
-        picked_samples = changed(x[picked], y[picked], kind, client, classes)
+            positions = np.flatnonzero(label == k)
+            picked_rows[positions] = pools[k][
+                used_counts[k] : used_counts[k] + len(positions)
+            ]
+            used_counts[k] += len(positions)
+        picked_samples = changed(x[picked_rows], y[picked_rows], kind, client, classes)
         xs.append(picked_samples[0])
         ys.append(picked_samples[1])
-        ends = [0, train, train + validation, len(label)]
-        parts = [position + np.arange(a, b) for a, b in itertools.pairwise(ends)]
-        indices[f"client {client + 1}"] = dict(zip(SPLITS, parts, strict=True))
+        bounds = [0, train, train + validation, len(label)]
+        splits = [position + np.arange(a, b) for a, b in itertools.pairwise(bounds)]
+        indices[f"client {client + 1}"] = dict(zip(SPLITS, splits, strict=True))
         position += len(label)
     samples = np.concatenate(xs)
     if network == "lora":
@@ -290,16 +298,16 @@ def federation(name: str, seed: int = 0) -> tuple[FederatedData, str, int]:
 
 def task_of(job: Job, lr: float) -> Task:
     """Return the task of a job, with samples that are dealt if it has a draw."""
-    keys: dict[str, Any] = {
+    config_keys: dict[str, Any] = {
         "algorithm": "fedper",
         "seed": job.seed,
         "lr": lr,
         "keep_optimizer": job.federation == CHOSEN[-1],  # as the data set has it
     }
     if job.federation in CHOSEN:
-        task = fl.assemble(fl.RunConfig(dataset=job.federation, **keys))
+        task = fl.assemble(fl.RunConfig(dataset=job.federation, **config_keys))
         data, config = task.data, task.config
-        keys |= {
+        config_keys |= {
             "model": "mlp",
             "rounds": config.federation.rounds,
             "batch_size": config.training.batch_size,
@@ -307,7 +315,7 @@ def task_of(job: Job, lr: float) -> Task:
     else:
         data, network, rounds = federation(job.federation, job.seed)
         model, options, _ = NETWORKS[network]
-        keys |= {
+        config_keys |= {
             "model": model,
             "model_options": options,
             "rounds": rounds,
@@ -315,11 +323,11 @@ def task_of(job: Job, lr: float) -> Task:
             "adapt": tweets.ADAPT if network == "lora" else None,
         }
     if job.arm == "profile":
-        keys["rounds"] = PROFILED
-    keys["eval_every"] = keys["checkpoint_every"] = keys["rounds"]
+        config_keys["rounds"] = PROFILED
+    config_keys["eval_every"] = config_keys["checkpoint_every"] = config_keys["rounds"]
     if job.draw:
         data = null_data(data, "clients", job.seed, job.draw)
-    return fl.assemble(fl.RunConfig(**keys, patience=0), data=data)
+    return fl.assemble(fl.RunConfig(**config_keys, patience=0), data=data)
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -327,14 +335,17 @@ def task_of(job: Job, lr: float) -> Task:
 
 def trained(task: Task, local: Sequence[int]) -> list[Any]:
     """Train with these layers local, and return each client's tensors after the last round."""
-    shared = [layer.name for k, layer in enumerate(task.layers) if k not in local]
-    plan = LayerPlan(task.layers, tuple(shared))
+    shared_names = [layer.name for k, layer in enumerate(task.layers) if k not in local]
+    plan = LayerPlan(task.layers, tuple(shared_names))
     engine = runner.run(
         task.config, data=task.data, plan=plan, progress=False, announce=False
     )
-    name = engine.algorithm.evaluates
+    model_name = engine.algorithm.evaluates
     clients = range(len(task.data.clients))
-    return [engine.clients.models(k, engine.server, engine.done)[name] for k in clients]
+    return [
+        engine.clients.models(k, engine.server, engine.done)[model_name]
+        for k in clients
+    ]
 
 
 def setting(task: Task, split: str) -> dict[str, Any]:
@@ -357,26 +368,31 @@ def scored(task: Task, starts: list[Any]) -> dict[str, float]:
 
     They are 0, 1, 2 or 4 at a third of the rate or at the rate.
     """
-    tuning, tests = (
+    validation_tuner, test_tuner = (
         Tuner(**setting(task, split), starts=starts) for split in ("validation", "test")
     )
-    rates = tuning.training.lr / 3, tuning.training.lr
-    tuned = [tuning.outputs(every(task.layers), rate) for rate in rates]
-    outputs = torch.cat([tuning.start[None], *tuned])
-    losses = tuning.held.losses(task.criterion, outputs) @ tuning.held.weight
-    best = int(losses.argmin())
-    after = tests.start
-    if best:
-        rate, epochs = [*itertools.product(rates, EPOCHS)][best - 1]
-        after = tests.outputs(every(task.layers), rate, (epochs,))[0]
-    validation = tests.held
+    rates = validation_tuner.training.lr / 3, validation_tuner.training.lr
+    tuned_outputs = [
+        validation_tuner.outputs(every(task.layers), rate) for rate in rates
+    ]
+    outputs = torch.cat([validation_tuner.start[None], *tuned_outputs])
+    losses = (
+        validation_tuner.held.losses(task.criterion, outputs)
+        @ validation_tuner.held.weight
+    )
+    best_index = int(losses.argmin())
+    test_outputs = test_tuner.start
+    if best_index:
+        rate, epochs = [*itertools.product(rates, EPOCHS)][best_index - 1]
+        test_outputs = test_tuner.outputs(every(task.layers), rate, (epochs,))[0]
+    test_set = test_tuner.held
     return {
-        "validation": losses[best],
-        "own": best,
-        "test": validation.right(after) @ validation.weight,
-        "loss": validation.losses(task.criterion, after) @ validation.weight,
+        "validation": losses[best_index],
+        "own": best_index,
+        "test": test_set.right(test_outputs) @ test_set.weight,
+        "loss": test_set.losses(task.criterion, test_outputs) @ test_set.weight,
         "plain_validation": losses[0],
-        "plain_test": validation.right(tests.start) @ validation.weight,
+        "plain_test": test_set.right(test_tuner.start) @ test_set.weight,
     }
 
 
@@ -387,31 +403,36 @@ def measured(job: Job, lr: float) -> dict[str, Any]:
     task = task_of(job, lr)
     layers = range(len(task.layers))
     if job.arm == "profile":
-        own_arguments = {"samples": SAMPLES, "starts": trained(task, [])}
-        signs = signals(setting(task, "validation") | own_arguments, task.layers)
-        return signs | {"inputs differ": inputs_differ(task.data)}
+        profile_arguments = {"samples": SAMPLES, "starts": trained(task, [])}
+        signal_values = signals(
+            setting(task, "validation") | profile_arguments, task.layers
+        )
+        return signal_values | {"inputs differ": inputs_differ(task.data)}
     if job.arm == "rate":
         return scored(task, trained(task, []))
     if job.arm[0].isdigit():
         return scored(task, trained(task, [*map(int, job.arm.split())]))
-    shared, alone = trained(task, []), trained(task, layers)
+    shared_models, local_models = trained(task, []), trained(task, layers)
     arguments = setting(task, "validation")
-    answer = whether.compared(**arguments, starts=shared, alone=alone)
+    answer = whether.compared(**arguments, starts=shared_models, alone=local_models)
     results: dict[str, Any] = {"p": answer.p_value, "lead": answer.lead}
     if job.arm == "whether":
-        results |= {"all": scored(task, shared), "nothing": scored(task, alone)}
+        results |= {
+            "all": scored(task, shared_models),
+            "nothing": scored(task, local_models),
+        }
     if job.federation in ADAPTED:
-        tuner = Tuner(**arguments, starts=shared)
+        tuner = Tuner(**arguments, starts=shared_models)
         results["layer_tuning"] = falls(tuner, blocks(task.layers))
     return results
 
 
 def rate(rows: pd.DataFrame, name: str) -> float:
     """Return the rate of a federation: the one of FedAvg with the lowest validation loss, or the registered one."""
-    tuned = name
+    tuned_name = name
     if name in ADAPTED:
-        tuned = ADAPTED[0]
-    rate_rows = where(rows, federation=tuned, arm="rate")
+        tuned_name = ADAPTED[0]
+    rate_rows = where(rows, federation=tuned_name, arm="rate")
     if rate_rows.empty:
         return RATES[1]
     losses = rate_rows["found"].map(
@@ -435,19 +456,19 @@ def main(hours: float = 24.0, name: str = "") -> None:
     """
     torch.set_num_threads(1)
     rows = pd.read_parquet(ROWS)
-    done = {
+    done_jobs = {
         (r.federation, r.arm, r.seed, r.draw, None if pd.isna(r.lr) else r.lr)
         for r in rows.itertuples()
     }
     for job in jobs():
-        if tuple(job) in done or not job.federation.startswith(name):
+        if tuple(job) in done_jobs or not job.federation.startswith(name):
             continue
         job_rows = where(rows, federation=job.federation, arm="whether", seed=job.seed)
         if any(at_chance(json.loads(text)) for text in job_rows["found"]):
             continue
         if rows["seconds"].sum() > 3600 * hours:
             return
-        began = time.process_time()
+        start = time.process_time()
         try:
             result = measured(job, job.lr or rate(rows, job.federation))
         except DivergedError as error:
@@ -455,12 +476,12 @@ def main(hours: float = 24.0, name: str = "") -> None:
         row = {
             **job._asdict(),
             "found": json.dumps(result),
-            "seconds": time.process_time() - began,
+            "seconds": time.process_time() - start,
         }
         rows = pd.DataFrame([*rows.to_dict("records"), row])
-        part = ROWS.with_suffix(".part")
-        rows.to_parquet(part, index=False, compression="brotli")
-        part.replace(ROWS)
+        part_file = ROWS.with_suffix(".part")
+        rows.to_parquet(part_file, index=False, compression="brotli")
+        part_file.replace(ROWS)
         print(tuple(job), f"{row['seconds']:.1f} s", flush=True)
 
 

@@ -35,16 +35,20 @@ def chosen(**arguments: Any) -> dict[str, Any]:
 
 def blocks(layers: Sequence[Layer]) -> list[frozenset[str]]:
     """Return the tensors of each block of adapters, and those of the head."""
-    tensors_of: dict[str, list[str]] = {}
+    tensors_by_block: dict[str, list[str]] = {}
     for layer in layers:
-        tensors_of.setdefault(layer.name.partition(".")[0], []).extend(layer.tensors)
-    return [*map(frozenset, tensors_of.values())]
+        tensors_by_block.setdefault(layer.name.partition(".")[0], []).extend(
+            layer.tensors
+        )
+    return [*map(frozenset, tensors_by_block.values())]
 
 
-def falls(tuner: Tuner, parts: Sequence[frozenset[str]]) -> list[float]:
+def falls(tuner: Tuner, tensor_sets: Sequence[frozenset[str]]) -> list[float]:
     """Return how much the loss falls when each part alone is tuned."""
     profile = Profile(tuner)
-    return [profile.mean(profile.of(part).nats).value for part in parts]
+    return [
+        profile.mean(profile.of(tensor_set).nats).value for tensor_set in tensor_sets
+    ]
 
 
 def signals(
@@ -55,19 +59,28 @@ def signals(
     Args:
         tuner_arguments: the arguments of a :class:`Tuner` of the shared model.
     """
-    tuner, whole = Tuner(**tuner_arguments), every(layers)
-    parts = [frozenset(layer.tensors) for layer in layers]
-    of_all, *others = falls(tuner, [whole, *(whole - part for part in parts)])
-    values_of = {
-        "layer_tuning": falls(tuner, parts),
-        "all but one layer tuned": [of_all - other for other in others],
+    tuner, all_tensors = Tuner(**tuner_arguments), every(layers)
+    layer_tensors = [frozenset(layer.tensors) for layer in layers]
+    all_fall, *other_falls = falls(
+        tuner,
+        [all_tensors, *(all_tensors - tensor_set for tensor_set in layer_tensors)],
+    )
+    values_by_signal = {
+        "layer_tuning": falls(tuner, layer_tensors),
+        "all but one layer tuned": [
+            all_fall - other_fall for other_fall in other_falls
+        ],
     }
     tuner.workspace.load(tuner_arguments["starts"][0])
-    start = {n: p.detach().clone() for n, p in tuner.workspace.params.items()}
-    names = [[n for n in layer.parameters if n in start] for layer in layers]
+    start_tensors = {n: p.detach().clone() for n, p in tuner.workspace.params.items()}
+    parameter_names = [
+        [n for n in layer.parameters if n in start_tensors] for layer in layers
+    ]
 
     def vector(tensors: dict[str, torch.Tensor], layer: int) -> torch.Tensor:
-        return torch.cat([tensors[name].detach().flatten() for name in names[layer]])
+        return torch.cat(
+            [tensors[name].detach().flatten() for name in parameter_names[layer]]
+        )
 
     gradients, changes = [], []
     for k, client in enumerate(tuner_arguments["clients"]):
@@ -78,30 +91,39 @@ def signals(
                 | {"clients": [client], "starts": tuner_arguments["starts"][:1]}
             )
         )
-        copy_of_client.outputs(whole, 3 * copy_of_client.training.lr)
+        copy_of_client.outputs(all_tensors, 3 * copy_of_client.training.lr)
         changes.append(
-            {n: p - start[n] for n, p in copy_of_client.workspace.params.items()}
+            {
+                n: p - start_tensors[n]
+                for n, p in copy_of_client.workspace.params.items()
+            }
         )
-    count = len(layers)
-    size = [float(vector(start, k).norm()) for k in range(count)]
+    layer_count = len(layers)
+    start_norms = [float(vector(start_tensors, k).norm()) for k in range(layer_count)]
 
     def relative(tensors: list[dict[str, torch.Tensor]]) -> list[float]:
         return [
             float(np.mean([vector(of_client, k).norm() for of_client in tensors]))
-            / size[k]
-            for k in range(count)
+            / start_norms[k]
+            for k in range(layer_count)
         ]
 
-    units = [
-        torch.nn.functional.normalize(torch.stack([vector(g, k) for g in gradients]))
-        for k in range(count)
+    unit_gradients = [
+        torch.nn.functional.normalize(
+            torch.stack([vector(client_gradients, k) for client_gradients in gradients])
+        )
+        for k in range(layer_count)
     ]
-    pairs = torch.ones(len(gradients), len(gradients)).triu(1).bool()
-    return values_of | {
-        "share of parameters": [float(vector(start, k).numel()) for k in range(count)],
+    is_pair = torch.ones(len(gradients), len(gradients)).triu(1).bool()
+    return values_by_signal | {
+        "share of parameters": [
+            float(vector(start_tensors, k).numel()) for k in range(layer_count)
+        ],
         "Auto-RGN": relative(gradients),
         "change after tuning all": relative(changes),
-        "gradient conflict": [-float((u @ u.T)[pairs].mean()) for u in units],
+        "gradient conflict": [
+            -float((u @ u.T)[is_pair].mean()) for u in unit_gradients
+        ],
     }
 
 
@@ -119,9 +141,11 @@ def inputs_differ(data: FederatedData) -> list[float]:
     """Return how often trees name the client of a validation sample from its pooled inputs, and by chance."""
 
     def pooled(split: str) -> tuple[Any, Any]:
-        inputs = [own_client.split(split).x.flatten(1) for own_client in data.clients]
-        client = np.repeat(np.arange(len(inputs)), [len(part) for part in inputs])
-        return torch.cat(inputs).numpy(), client
+        inputs = [member.split(split).x.flatten(1) for member in data.clients]
+        client_numbers = np.repeat(
+            np.arange(len(inputs)), [len(client_inputs) for client_inputs in inputs]
+        )
+        return torch.cat(inputs).numpy(), client_numbers
 
     trees = ExtraTreesClassifier(100, random_state=0).fit(*pooled("train"))
     _, counts = np.unique(pooled("validation")[1], return_counts=True)

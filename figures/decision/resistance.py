@@ -57,8 +57,8 @@ def table_of(name: str) -> Asked:
         frame["num"] = np.where(frame["num"] > 0, "disease", "healthy")
         return Asked(frame, {**keys, "impute": "mean"})
     frame = getattr(datasets, f"load_{name}")(as_frame=True).frame
-    order = np.random.default_rng(0).permutation(len(frame)) % CLIENTS
-    frame = frame.assign(client=[f"client {k}" for k in order])
+    client_numbers = np.random.default_rng(0).permutation(len(frame)) % CLIENTS
+    frame = frame.assign(client=[f"client {k}" for k in client_numbers])
     frame["target"] = frame["target"].map("class {}".format)
     return Asked(frame, {"client_column": "client", "label_column": "target"})
 
@@ -67,91 +67,99 @@ def with_wrong_cells(table: Asked, draw: int) -> pd.DataFrame:
     """Return the table with ten numbers other than 0 multiplied by 1,000; draw 0 as it is."""
     if not draw:
         return table.frame
-    roles = list(table.keys.values())
-    features = table.frame.drop(columns=roles, errors="ignore")
+    role_columns = list(table.keys.values())
+    features = table.frame.drop(columns=role_columns, errors="ignore")
     values = features.select_dtypes("number").astype(float)
-    places = np.argwhere(np.nan_to_num(values.to_numpy()) != 0)
+    nonzero_cells = np.argwhere(np.nan_to_num(values.to_numpy()) != 0)
     generator = np.random.default_rng(draw)
-    chosen = places[generator.choice(len(places), CELLS, replace=False)]
-    changed = values.to_numpy(copy=True)
-    changed[tuple(chosen.T)] *= FACTOR
-    return table.frame.assign(**dict(zip(values.columns, changed.T, strict=True)))
+    chosen_cells = nonzero_cells[
+        generator.choice(len(nonzero_cells), CELLS, replace=False)
+    ]
+    changed_values = values.to_numpy(copy=True)
+    changed_values[tuple(chosen_cells.T)] *= FACTOR
+    return table.frame.assign(
+        **dict(zip(values.columns, changed_values.T, strict=True))
+    )
 
 
-def decided(name: str, draw: int, first: str) -> tuple[Any, ...]:
+def decided(name: str, draw: int, first_way: str) -> tuple[Any, ...]:
     """Decide on a table with the wrong cells of a draw, and return its row.
 
     Args:
-        first: the way that draw 0 recommends; empty for draw 0.
+        first_way: the way that draw 0 recommends; empty for draw 0.
     """
     table = table_of(name)
     config = fl.RunConfig(**table.keys, rounds=ROUNDS, eval_every=ROUNDS)
     config, data = with_own(config, with_wrong_cells(table, draw), "mlp")
     with tempfile.TemporaryDirectory() as folder:
-        work = make_question(
+        question = make_question(
             config, data, Path(folder), None, SEEDS, 0, True, no_progress
         )
-        work = replace(work, pooled=False)
-        with open_backend("", 0, progress=False, live=False) as place:
-            losses = train_ways(work, place, no_progress).table()
-    names = [*actions_of(work.ways)]
-    way = recommended(losses, names) or BASE_RATE
-    part = losses.parts[losses.seeds[0], way, TEST]
-    assert isinstance(part, Part)
-    error = stratified_mean(part.value, part.weight, part.group, part.client).error
-    of_first = losses.mean(first or way, TEST)
-    return name, draw, way, losses.mean(way, TEST), error, of_first
+        question = replace(question, pooled=False)
+        with open_backend("", 0, progress=False, live=False) as backend:
+            losses = train_ways(question, backend, no_progress).table()
+    ways = [*actions_of(question.ways)]
+    way = recommended(losses, ways) or BASE_RATE
+    way_losses = losses.parts[losses.seeds[0], way, TEST]
+    assert isinstance(way_losses, Part)
+    error = stratified_mean(
+        way_losses.value, way_losses.weight, way_losses.group, way_losses.client
+    ).error
+    first_way_loss = losses.mean(first_way or way, TEST)
+    return name, draw, way, losses.mean(way, TEST), error, first_way_loss
 
 
 def verdicts(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a line for each table: the way without wrong cells, how many draws keep it, and how far losses move."""
-    lines = []
-    for name, of_table in rows.groupby("table", sort=False):
-        first = of_table[of_table["draw"] == 0].iloc[0]
-        of_draws = of_table[of_table["draw"] > 0]
-        moved = (of_draws["loss"] - first["loss"]).abs()
-        n_same = (of_draws["way"] == first["way"]).sum()
-        n_within = (moved < first["error"]).sum()
-        others = of_draws.loc[of_draws["way"] != first["way"], "way"].value_counts()
-        names = [f"`{way}` {count}" for way, count in others.items()]
-        lines.append(
+    table_rows = []
+    for name, draw_rows in rows.groupby("table", sort=False):
+        clean_row = draw_rows[draw_rows["draw"] == 0].iloc[0]
+        wrong_rows = draw_rows[draw_rows["draw"] > 0]
+        loss_moves = (wrong_rows["loss"] - clean_row["loss"]).abs()
+        same_count = (wrong_rows["way"] == clean_row["way"]).sum()
+        within_count = (loss_moves < clean_row["error"]).sum()
+        other_ways = wrong_rows.loc[
+            wrong_rows["way"] != clean_row["way"], "way"
+        ].value_counts()
+        way_texts = [f"`{way}` {count}" for way, count in other_ways.items()]
+        table_rows.append(
             {
                 "table": f"`{name}`",
-                "way without wrong cells": f"`{first['way']}`",
-                "its test loss": f"{first['loss']:.3f}",
-                "its error": f"{first['error']:.3f}",
-                "the way stays": f"{n_same} of {len(of_draws)}",
-                "other ways": ", ".join(names),
-                "the loss moves by less than its error": f"{n_within} of {len(of_draws)}",
-                "it moves at most": f"{moved.max():.3f}",
+                "way without wrong cells": f"`{clean_row['way']}`",
+                "its test loss": f"{clean_row['loss']:.3f}",
+                "its error": f"{clean_row['error']:.3f}",
+                "the way stays": f"{same_count} of {len(wrong_rows)}",
+                "other ways": ", ".join(way_texts),
+                "the loss moves by less than its error": f"{within_count} of {len(wrong_rows)}",
+                "it moves at most": f"{loss_moves.max():.3f}",
             }
         )
-    return pd.DataFrame(lines)
+    return pd.DataFrame(table_rows)
 
 
 def written(page: str) -> str:
     """Return the page of results with the table of the stored rows."""
-    head, _, rest = page.partition("<!-- rows:verdicts -->\n")
+    head, _, after_start = page.partition("<!-- rows:verdicts -->\n")
     end = "<!-- end -->"
-    _, _, tail = rest.partition(end)
+    _, _, tail = after_start.partition(end)
     table = markdown(verdicts(pd.read_csv(ROWS)))
     return f"{head}<!-- rows:verdicts -->\n{table}\n{end}{tail}"
 
 
 def main(minutes: float = 0.0) -> None:
     """Decide on the tables and draws that have no row yet, and write the page."""
-    until = time.monotonic() + 60 * minutes
+    end_time = time.monotonic() + 60 * minutes
     rows = pd.DataFrame(columns=COLUMNS)
     if ROWS.exists():
         rows = pd.read_csv(ROWS)
     for draw in range(DRAWS + 1):
         for name in NAMES:
-            of_table = rows[rows["table"] == name].set_index("draw")
-            if draw in of_table.index or time.monotonic() > until:
+            stored_draws = rows[rows["table"] == name].set_index("draw")
+            if draw in stored_draws.index or time.monotonic() > end_time:
                 continue
-            first = str(of_table["way"][0]) if draw else ""
-            line = pd.DataFrame([decided(name, draw, first)], columns=COLUMNS)
-            rows = pd.concat([rows, line], ignore_index=True)
+            first_way = str(stored_draws["way"][0]) if draw else ""
+            new_row = pd.DataFrame([decided(name, draw, first_way)], columns=COLUMNS)
+            rows = pd.concat([rows, new_row], ignore_index=True)
             ROWS.write_bytes(csv_bytes(rows.round(6)))
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -68,9 +68,9 @@ def measured(federation: str, seed: int, rounds: int) -> Iterator[tuple[str, Rep
     with TemporaryDirectory() as folder:
         result = measured_run(federation, seed, rounds, folder)
         for shared in (False, True):
-            read = [name for name in metrics if METRICS[name].shared == shared]
-            report = fl.diagnose(result, metrics=read, progress=False)
-            yield from ((name, report) for name in read)
+            read_metrics = [name for name in metrics if METRICS[name].shared == shared]
+            report = fl.diagnose(result, metrics=read_metrics, progress=False)
+            yield from ((name, report) for name in read_metrics)
 
 
 def plans(federation: str, seed: int, rounds: int) -> Iterator[dict[str, Any]]:
@@ -78,13 +78,13 @@ def plans(federation: str, seed: int, rounds: int) -> Iterator[dict[str, Any]]:
     truth = truth_of(federation, seed)
     assert truth is not None  # by known_seeds
     for metric, report in measured(federation, seed, rounds):
-        for name, options in RULES.items():
-            row = {"metric": metric, "rule": name, "rounds": rounds, "seed": seed}
+        for rule_name, options in RULES.items():
+            row = {"metric": metric, "rule": rule_name, "rounds": rounds, "seed": seed}
             row |= {"federation": federation, "shared": "", "lost": math.nan, "why": ""}
             try:
-                plan = fl.select(report, name.split()[0], metric=metric, **options)
-                line = line_of(truth, plan.shared)
-                row |= {"shared": line["shared"], "lost": line["rule"]}
+                plan = fl.select(report, rule_name.split()[0], metric=metric, **options)
+                truth_line = line_of(truth, plan.shared)
+                row |= {"shared": truth_line["shared"], "lost": truth_line["rule"]}
             except (RunError, UsageError) as error:
                 row["why"] = str(error)
             yield row
@@ -104,20 +104,29 @@ def lines(rows: pd.DataFrame) -> pd.DataFrame:
         dropna=False,
         sort=False,
     )
-    source = rows["federation"].map(source_of)
-    public = rows[source.isin(["digits", "fashion"]) & (rows["why"] == "")]
-    plans = public.groupby([*LINE, source])["shared"].nunique().groupby([*LINE]).max()
-    table.insert(0, "plans", plans.reindex(table.index).fillna(0).astype(int))
+    sources = rows["federation"].map(source_of)
+    public_rows = rows[sources.isin(["digits", "fashion"]) & (rows["why"] == "")]
+    plan_counts = (
+        public_rows.groupby([*LINE, sources])["shared"].nunique().groupby([*LINE]).max()
+    )
+    table.insert(0, "plans", plan_counts.reindex(table.index).fillna(0).astype(int))
     seeds = rows.groupby("federation")["seed"].unique()
-    constants = []
+    constant_rows = []
     for constant in ("fedavg", "head_local", "random"):
-        line: dict[str, Any] = {"metric": "", "rule": constant, "rounds": 0, "plans": 1}
-        for name in table.columns[1:]:
-            truths = [truth_of(name, int(seed)) for seed in seeds[name]]
-            line[name] = np.mean([getattr(truth, constant) for truth in truths])
-        constants.append(line)
+        constant_row: dict[str, Any] = {
+            "metric": "",
+            "rule": constant,
+            "rounds": 0,
+            "plans": 1,
+        }
+        for federation in table.columns[1:]:
+            truths = [truth_of(federation, int(seed)) for seed in seeds[federation]]
+            constant_row[federation] = np.mean(
+                [getattr(truth, constant) for truth in truths]
+            )
+        constant_rows.append(constant_row)
     table = table.dropna(how="all", subset=table.columns[1:]).reset_index()
-    return pd.concat([pd.DataFrame(constants), table], ignore_index=True)
+    return pd.concat([pd.DataFrame(constant_rows), table], ignore_index=True)
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -135,16 +144,19 @@ def judged() -> pd.DataFrame:
     """
     judged_lines = []
     for line in ranked_lines()[:BEST]:
-        held_out = [name for name in line.lost if name not in PUBLIC]
-        gains = [line.head_local[name] - line.lost[name] for name in held_out]
+        held_out = [federation for federation in line.lost if federation not in PUBLIC]
+        gains = [
+            line.head_local[federation] - line.lost[federation]
+            for federation in held_out
+        ]
         test = stats.ttest_1samp(gains, 0)
-        by_source = pd.Series(gains).groupby([*map(source_of, held_out)]).mean()
-        sources = plural(len(by_source), "source")
-        source_interval = f"none: {sources}"
-        if len(by_source) >= LEAST_SOURCES:
-            careful = mean_interval(by_source)
+        source_gains = pd.Series(gains).groupby([*map(source_of, held_out)]).mean()
+        sources_text = plural(len(source_gains), "source")
+        source_interval = f"none: {sources_text}"
+        if len(source_gains) >= LEAST_SOURCES:
+            interval = mean_interval(source_gains)
             source_interval = (
-                f"{careful.value:+.2f} [{careful.low:+.2f}, {careful.high:+.2f}]"
+                f"{interval.value:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]"
             )
         is_same = not any(gains)  # the line names the head everywhere
         judged_lines.append(
@@ -158,7 +170,7 @@ def judged() -> pd.DataFrame:
                 "high": test.confidence_interval().high,
                 "p": 1.0 if is_same else test.pvalue,
                 "federations": len(held_out),
-                "sources": len(by_source),
+                "sources": len(source_gains),
                 "by source": source_interval,
             }
         )
@@ -170,23 +182,23 @@ def judged_table() -> str:
     """Return the judgement as a table of a page."""
     table = judged()
     gains = zip(table["gain"], table["low"], table["high"], strict=True)
-    shown = table[["line", "public", "held out", "head_local, held out"]].round(2)
-    shown["better than a local head"] = [
+    shown_table = table[["line", "public", "held out", "head_local, held out"]].round(2)
+    shown_table["better than a local head"] = [
         f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]" for gain, low, high in gains
     ]
-    shown["p (Holm)"] = numbers(table["p"])
-    shown["federations"] = table["federations"]
-    shown["by source"] = table["by source"]
-    return markdown(shown)
+    shown_table["p (Holm)"] = numbers(table["p"])
+    shown_table["federations"] = table["federations"]
+    shown_table["by source"] = table["by source"]
+    return markdown(shown_table)
 
 
 def answer() -> str:
     """Return the page's first sentence: whether a line beats a local head."""
     table = judged()
-    better = table[(table["p"] < 0.05) & (table["gain"] > 0)]
-    if better.empty:
+    better_lines = table[(table["p"] < 0.05) & (table["gain"] > 0)]
+    if better_lines.empty:
         return "No diagnostic with a rule is shown to name layers better than always keeping the head local."
-    return f"{listing(better['line'])} named layers better than always keeping the head local."
+    return f"{listing(better_lines['line'])} named layers better than always keeping the head local."
 
 
 def table() -> str:
@@ -194,18 +206,22 @@ def table() -> str:
 
     Lines without a plan somewhere come last.
     """
-    stored = read_benchmark()
-    names = [name for name in stored.columns if name not in (*LINE, "plans")]
-    rows_of = []
-    for row in stored.to_dict("records"):
-        lost = {name: row[name] for name in names if not math.isnan(row[name])}
-        what = f"{row['rule']} of {row['metric']}", row["rounds"]
+    benchmark = read_benchmark()
+    federation_names = [
+        name for name in benchmark.columns if name not in (*LINE, "plans")
+    ]
+    table_rows = []
+    for row in benchmark.to_dict("records"):
+        lost_points = {
+            name: row[name] for name in federation_names if not math.isnan(row[name])
+        }
+        row_names = f"{row['rule']} of {row['metric']}", row["rounds"]
         if not row["metric"]:
-            what = f"**always {row['rule']}**", "–"
+            row_names = f"**always {row['rule']}**", "–"
             if row["rule"] == "random":
-                what = "**a random plan**", "–"
-        means = [mean_lost(lost, part) for part in ("public", "held out")]
-        rows_of.append((*what, *means, len(lost), row["plans"]))
+                row_names = "**a random plan**", "–"
+        means = [mean_lost(lost_points, part) for part in ("public", "held out")]
+        table_rows.append((*row_names, *means, len(lost_points), row["plans"]))
     columns = [
         "rule and metric",
         "rounds",
@@ -214,8 +230,8 @@ def table() -> str:
         "federations",
         "plans",
     ]
-    lines = pd.DataFrame(rows_of, columns=columns)
-    lines["part"] = lines["federations"] < len(names)
+    lines = pd.DataFrame(table_rows, columns=columns)
+    lines["part"] = lines["federations"] < len(federation_names)
     lines = lines.sort_values(["part", "public"], kind="stable").drop(columns="part")
     for half in ("public", "held out"):
         lines[half] = numbers(lines[half])
@@ -225,7 +241,7 @@ def table() -> str:
 def ledger() -> str:
     """Return the rows, and the core-hours of the measurements and of the stored truth."""
     rows, truth = pd.read_parquet(ROWS), read_truth()
-    hours = [part["seconds"].sum() / 3600 for part in (rows, truth)]
+    hours = [frame["seconds"].sum() / 3600 for frame in (rows, truth)]
     return (
         f"{len(rows)} plans of measurements, {hours[0]:.2f} core-hours. "
         f"{len(truth)} trained plans, {hours[1]:.2f} core-hours.\n"
@@ -234,9 +250,9 @@ def ledger() -> str:
 
 def wanted() -> Iterator[tuple[str, int, int]]:
     """Yield the federation, seed and rounds of each measurement: the first seed of all federations, then the next."""
-    for place in range(BENCHMARK_SEEDS):
+    for seed_index in range(BENCHMARK_SEEDS):
         for name in federations():
-            for seed in known_seeds(name)[place : place + 1]:
+            for seed in known_seeds(name)[seed_index : seed_index + 1]:
                 for rounds in ROUNDS:
                     yield name, seed, rounds
 
@@ -249,20 +265,22 @@ def main(federation: str = "") -> None:
     """
     torch.set_num_threads(1)
     rows = pd.read_parquet(ROWS) if ROWS.exists() else pd.DataFrame()
-    done = set()
+    done_keys = set()
     if len(rows):
-        done = {*zip(rows["federation"], rows["seed"], rows["rounds"], strict=True)}
+        done_keys = {
+            *zip(rows["federation"], rows["seed"], rows["rounds"], strict=True)
+        }
     for name, seed, rounds in wanted():
-        if (name, seed, rounds) in done or not name.startswith(federation):
+        if (name, seed, rounds) in done_keys or not name.startswith(federation):
             continue
-        began = time.process_time()
+        start = time.process_time()
         new_rows = pd.DataFrame(plans(name, seed, rounds))
-        seconds = time.process_time() - began
+        seconds = time.process_time() - start
         new_rows["seconds"] = seconds / len(new_rows)
         rows = pd.concat([rows, new_rows], ignore_index=True)
-        part = ROWS.with_suffix(".part")
-        rows.to_parquet(part, index=False, compression="brotli")
-        part.replace(ROWS)
+        part_file = ROWS.with_suffix(".part")
+        rows.to_parquet(part_file, index=False, compression="brotli")
+        part_file.replace(ROWS)
         say(f"{name} seed {seed} after {rounds}: {seconds:.0f} s")
     BENCHMARK.write_bytes(csv_bytes(lines(rows).round(3)))
 

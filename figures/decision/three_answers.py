@@ -91,25 +91,25 @@ def changed_model(name: str, seed: int) -> nn.Module:
 def repeat(label: str, seed: int, changed: bool, names: Sequence[str]) -> None:
     """Decide on federations of the demo from a first seed, and add a line for each."""
     for name in names:
-        began = time.process_time()
+        start = time.process_time()
         model = None
         if changed:
             model = changed_model(name, seed)
         arguments: Any = {"dataset": name, "seed": seed, "seeds": 3, "progress": False}
         with TemporaryDirectory() as folder:
             answer = fl.choose(out=Path(folder) / "out", model=model, **arguments)
-        line = {
+        new_row = {
             "label": label,
             "seed": seed,
             "data": name,
             "answer": answer.action,
             "way": answer.way,
-            "seconds": round(time.process_time() - began, 1),
+            "seconds": round(time.process_time() - start, 1),
         }
-        lines = pd.DataFrame([line])
+        repeats_table = pd.DataFrame([new_row])
         if REPEATS.exists():
-            lines = pd.concat([pd.read_csv(REPEATS), lines])
-        REPEATS.write_bytes(csv_bytes(lines))
+            repeats_table = pd.concat([pd.read_csv(REPEATS), repeats_table])
+        REPEATS.write_bytes(csv_bytes(repeats_table))
 
 
 def picture(rows: pd.DataFrame) -> Figure:
@@ -117,18 +117,21 @@ def picture(rows: pd.DataFrame) -> Figure:
     with sheet(6.6, 2.8) as figure:
         panels = figure.subplots(1, len(NAMES), sharey=True)
         for ax, name in zip(panels, NAMES, strict=True):
-            of_federation = rows[rows["data"] == name].set_index("way")
-            best, answer = of_federation.index[0], of_federation["answer"].iloc[0]
-            values = of_federation[["value", "low", "high"]].reindex(ORDER)
-            score = values.loc[best, "value"]
-            values[["low", "high"]] += score
-            rivals = values.drop(index=best).reindex(ORDER)
-            recommended = values.loc[[best], ["value"]].reindex(ORDER)
+            federation_rows = rows[rows["data"] == name].set_index("way")
+            best_way, answer = (
+                federation_rows.index[0],
+                federation_rows["answer"].iloc[0],
+            )
+            values = federation_rows[["value", "low", "high"]].reindex(ORDER)
+            best_score = values.loc[best_way, "value"]
+            values[["low", "high"]] += best_score
+            rivals = values.drop(index=best_way).reindex(ORDER)
+            recommended = values.loc[[best_way], ["value"]].reindex(ORDER)
             marks(
                 ax,
                 [Kind(rivals), Kind(recommended, look={"marker": "o"})],
                 ORDER,
-                level=score,
+                level=best_score,
                 title=f"{name}:\n{TITLES[answer]}",
             )
         figure.supxlabel("test log loss (lower is better)", fontsize="medium")
@@ -137,36 +140,36 @@ def picture(rows: pd.DataFrame) -> Figure:
 
 def scores(rows: pd.DataFrame) -> str:
     """Return the test scores of all ways as a table."""
-    lines = []
+    table_rows = []
     for row in rows.itertuples():
-        best = row.way == rows.loc[rows["data"] == row.data, "way"].iloc[0]
+        is_best = row.way == rows.loc[rows["data"] == row.data, "way"].iloc[0]
         gap = f"{row.difference:+.2f} [{row.low + 0.0:.2f}, {row.high:.2f}]"
-        lines.append(
+        table_rows.append(
             {
                 "federation": f"`{row.data}`",
                 "way": f"`{row.way}`",
                 "test log loss": f"{row.value:.2f}",
-                "minus the recommended way, 95 %": "recommended" if best else gap,
+                "minus the recommended way, 95 %": "recommended" if is_best else gap,
             }
         )
-    return markdown(pd.DataFrame(lines))
+    return markdown(pd.DataFrame(table_rows))
 
 
 def repeats(rows: pd.DataFrame) -> str:
     """Return the answers to repeated demos as a table: what they name, and of how many."""
-    lines = []
-    for (label, name), of_group in rows.groupby(["label", "data"], sort=False):
-        answers = of_group["way"].value_counts()
-        lines.append(
+    table_rows = []
+    for (label, federation), group_rows in rows.groupby(["label", "data"], sort=False):
+        way_counts = group_rows["way"].value_counts()
+        table_rows.append(
             {
                 "what": label,
-                "federation": f"`{name}`",
-                "first seeds": ", ".join(map(str, sorted(of_group["seed"]))),
-                "way": ", ".join(f"`{way}` {n}" for way, n in answers.items()),
-                "processor seconds": f"{of_group['seconds'].mean():.0f}",
+                "federation": f"`{federation}`",
+                "first seeds": ", ".join(map(str, sorted(group_rows["seed"]))),
+                "way": ", ".join(f"`{way}` {n}" for way, n in way_counts.items()),
+                "processor seconds": f"{group_rows['seconds'].mean():.0f}",
             }
         )
-    return markdown(pd.DataFrame(lines))
+    return markdown(pd.DataFrame(table_rows))
 
 
 def written(page: str) -> str:
@@ -175,7 +178,9 @@ def written(page: str) -> str:
         "scores": scores(pd.read_csv(ROWS)),
         "repeats": repeats(pd.read_csv(REPEATS)),
     }
-    return BLOCK.sub(lambda m: f"{m[1]}{tables[m[2]].rstrip()}\n{m[3]}", page)
+    return BLOCK.sub(
+        lambda match: f"{match[1]}{tables[match[2]].rstrip()}\n{match[3]}", page
+    )
 
 
 def main() -> None:

@@ -83,7 +83,7 @@ def plan_score(task: Task, shared: tuple[str, ...]) -> Score:
     """
     plan = LayerPlan(task.layers, shared)
     result = fl.run(task.config, plan=plan, progress=False)
-    clients, number = task.data.clients, len(task.data.clients)
+    clients, client_count = task.data.clients, len(task.data.clients)
     starts = [tree.state_dict(result.models[client.name]) for client in clients]
     tuner = Tuner(
         result.models[clients[0].name],
@@ -94,7 +94,7 @@ def plan_score(task: Task, shared: tuple[str, ...]) -> Score:
         result.done,
         starts,
         None,
-        near=[[k, number + k] for k in range(number)],
+        near=[[k, client_count + k] for k in range(client_count)],
         beside=[client.test for client in clients],
     )
     rate = tuner.training.lr
@@ -102,47 +102,58 @@ def plan_score(task: Task, shared: tuple[str, ...]) -> Score:
     if len(shared) == len(task.layers):
         rates.append(rate)
     candidates = [tuner.start]
-    for tried in rates:
-        candidates += [*tuner.outputs(every(task.layers), tried, EPOCHS)]
+    for tried_rate in rates:
+        candidates += [*tuner.outputs(every(task.layers), tried_rate, EPOCHS)]
     scores = [scored(task, tuner, outputs) for outputs in candidates]
     return min(scores, key=lambda score: score.validation)
 
 
 def scored(task: Task, tuner: Tuner, outputs: Tensor) -> Score:
     """Return the scores of outputs on validation and test samples, calibrated on validation samples."""
-    clients, number = task.data.clients, len(task.data.clients)
-    parts = tuner.parts(outputs)
+    clients, client_count = task.data.clients, len(task.data.clients)
+    client_outputs = tuner.parts(outputs)
     sizes = [len(client.train) for client in clients]
-    validation, tests = (
+    validation_set, test_set = (
         Held.of([client.split(split) for client in clients], sizes)
         for split in ("validation", "test")
     )
     logits, test_logits = (
         task.criterion.logits(
-            torch.cat([parts[k, first + k] for k in range(number)])
+            torch.cat([client_outputs[k, offset + k] for k in range(client_count)])
         ).double()
-        for first in (0, number)
+        for offset in (0, client_count)
     )
     bases = torch.stack(
         [evaluate.base_outputs(task.data, task.criterion, c.name) for c in clients]
     )
-    base, test_base = bases[validation.client], bases[tests.client]
-    weight = torch.as_tensor(validation.weight)
-    half = halves(validation.group, validation.client, task.config.execution.seed)
-    losses = np.zeros(len(validation.y))
-    for part in (0, 1):
-        fitted, rest = half != part, half == part
-        fit = evaluate.fit(
-            logits[fitted], validation.y[fitted], weight[fitted], base[fitted]
+    base, test_base = bases[validation_set.client], bases[test_set.client]
+    weight = torch.as_tensor(validation_set.weight)
+    sample_half = halves(
+        validation_set.group, validation_set.client, task.config.execution.seed
+    )
+    losses = np.zeros(len(validation_set.y))
+    for half_number in (0, 1):
+        is_fitted, is_left_out = sample_half != half_number, sample_half == half_number
+        calibration = evaluate.fit(
+            logits[is_fitted],
+            validation_set.y[is_fitted],
+            weight[is_fitted],
+            base[is_fitted],
         )
-        outside = evaluate.calibrated(logits[rest], *fit, base[rest])
-        losses[rest] = evaluate.log_losses(outside, validation.y[rest]).numpy()
-    whole = evaluate.fit(logits, validation.y, weight, base)
-    final = evaluate.calibrated(test_logits, *whole, test_base)
+        held_out_logits = evaluate.calibrated(
+            logits[is_left_out], *calibration, base[is_left_out]
+        )
+        losses[is_left_out] = evaluate.log_losses(
+            held_out_logits, validation_set.y[is_left_out]
+        ).numpy()
+    full_calibration = evaluate.fit(logits, validation_set.y, weight, base)
+    test_calibrated = evaluate.calibrated(test_logits, *full_calibration, test_base)
     return Score(
-        float(losses @ validation.weight),
-        100 * float(tests.right(test_logits) @ tests.weight),
-        float(evaluate.log_losses(final, tests.y).numpy() @ tests.weight),
+        float(losses @ validation_set.weight),
+        100 * float(test_set.right(test_logits) @ test_set.weight),
+        float(
+            evaluate.log_losses(test_calibrated, test_set.y).numpy() @ test_set.weight
+        ),
     )
 
 
@@ -173,25 +184,27 @@ def main(hours: float = 6.0, name: str = "") -> None:
     rows = None
     if TRUTH.exists():
         rows = read_truth()
-    done, rates, spent = set(), {}, 0.0
+    done_keys, rates, spent_seconds = set(), {}, 0.0
     if rows is not None:
-        done = {*zip(rows["federation"], rows["seed"], rows["shared"], strict=True)}
+        done_keys = {
+            *zip(rows["federation"], rows["seed"], rows["shared"], strict=True)
+        }
         rates = dict(zip(rows["federation"], rows["lr"], strict=True))
-        spent = float(rows["seconds"].sum())
+        spent_seconds = float(rows["seconds"].sum())
     else:
         TRUTH.write_text(",".join(COLUMNS) + "\n")
     for seed in range(max(SEEDS.values())):
-        for federation, count in SEEDS.items():
-            if seed >= count or not federation.startswith(name):
+        for federation, seed_count in SEEDS.items():
+            if seed >= seed_count or not federation.startswith(name):
                 continue
             names = tuple(layer.name for layer in task_of(federation, seed).layers)
             for shared in plans_of(federation, names):
                 key = federation, seed, "+".join(shared)
-                if key in done:
+                if key in done_keys:
                     continue
-                if spent > 3600 * hours:
+                if spent_seconds > 3600 * hours:
                     return
-                began = time.process_time()
+                start = time.process_time()
                 if federation not in rates:
                     rates[federation] = rate_of(federation)
                 task = task_of(federation, seed, rates[federation])
@@ -199,9 +212,9 @@ def main(hours: float = 6.0, name: str = "") -> None:
                     score = plan_score(task, shared)
                 except (NonFiniteError, RunError):
                     score = Score(math.nan, math.nan, math.nan)
-                seconds = time.process_time() - began
-                spent += seconds
-                line = [
+                seconds = time.process_time() - start
+                spent_seconds += seconds
+                new_row = [
                     *key,
                     f"{rates[federation]:g}",
                     f"{score.accuracy:.3f}",
@@ -209,8 +222,8 @@ def main(hours: float = 6.0, name: str = "") -> None:
                     f"{seconds:.1f}",
                 ]
                 with TRUTH.open("a", newline="") as file:
-                    csv.writer(file, lineterminator="\n").writerow(line)
-                print(*line, flush=True)
+                    csv.writer(file, lineterminator="\n").writerow(new_row)
+                print(*new_row, flush=True)
 
 
 if __name__ == "__main__":

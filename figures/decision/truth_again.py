@@ -56,8 +56,8 @@ def again(federation: str, shared: str) -> Score:
     """
     rows = rows_of(federation)
     rate = float(rows.loc[rows["shared"] == shared, "lr"].iloc[0])
-    names = tuple(name for name in shared.split("+") if name)
-    return plan_score(task_of(federation, SEED, rate), names)
+    layer_names = tuple(layer_name for layer_name in shared.split("+") if layer_name)
+    return plan_score(task_of(federation, SEED, rate), layer_names)
 
 
 def written(score: Score) -> tuple[str, str]:
@@ -85,43 +85,51 @@ def moves() -> pd.DataFrame:
     were trained again.
     """
     rows = read()
-    lines = []
-    for key, part in rows.groupby(
+    table_rows = []
+    for key, group_rows in rows.groupby(
         [rows["federation"].map(source_of), "instructions"], sort=False
     ):
-        moved = (part["accuracy"] - part["accuracy_truth"]).abs()
-        lines.append((*key, len(part), moved.mean(), moved.max(), *heads(part)))
+        score_moves = (group_rows["accuracy"] - group_rows["accuracy_truth"]).abs()
+        table_rows.append(
+            (
+                *key,
+                len(group_rows),
+                score_moves.mean(),
+                score_moves.max(),
+                *heads(group_rows),
+            )
+        )
     names = ["source", "instructions", "plans", "mean", "largest", "truth", "again"]
-    return pd.DataFrame(lines, columns=names)
+    return pd.DataFrame(table_rows, columns=names)
 
 
-def heads(part: pd.DataFrame) -> tuple[float, float]:
+def heads(group_rows: pd.DataFrame) -> tuple[float, float]:
     """Return the mean points lost by a local head over federations, of the truth and of the plans trained again."""
-    lost = []
-    for federation, plans in part.groupby("federation"):
+    lost_pairs = []
+    for federation, federation_plans in group_rows.groupby("federation"):
         truth = truth_of(str(federation), SEED)
         assert truth is not None  # the truth is whole
-        if len(plans) < len(truth.accuracy):
+        if len(federation_plans) < len(truth.accuracy):
             return float("nan"), float("nan")
-        scores = plans.set_index("shared")["accuracy"]
-        head = scores["+".join(truth.layers[:-1])]
-        lost.append((truth.head_local, float(scores.max() - head)))
-    stored, trained = zip(*lost, strict=True)
-    return sum(stored) / len(lost), sum(trained) / len(lost)
+        scores = federation_plans.set_index("shared")["accuracy"]
+        head_score = scores["+".join(truth.layers[:-1])]
+        lost_pairs.append((truth.head_local, float(scores.max() - head_score)))
+    stored_losses, trained_losses = zip(*lost_pairs, strict=True)
+    return sum(stored_losses) / len(lost_pairs), sum(trained_losses) / len(lost_pairs)
 
 
 def table() -> str:
     """Return how far scores move as a table of a page."""
-    found = moves()
-    shown = found[["source", "instructions", "plans"]].copy()
-    for title, name in (
+    move_table = moves()
+    shown_table = move_table[["source", "instructions", "plans"]].copy()
+    for title, column in (
         ("mean move", "mean"),
         ("largest move", "largest"),
         ("lost by head_local", "truth"),
         ("lost by head_local, again", "again"),
     ):
-        shown[title] = numbers(found[name])
-    return markdown(shown)
+        shown_table[title] = numbers(move_table[column])
+    return markdown(shown_table)
 
 
 def main(instructions: str = "") -> None:
@@ -138,12 +146,12 @@ def main(instructions: str = "") -> None:
     torch.set_num_threads(1)
     if not ROWS.exists():
         ROWS.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
-    stored = pd.read_csv(ROWS, keep_default_na=False)
-    done = {*stored[[*COLUMNS[:3]]].itertuples(index=False, name=None)}
+    stored_rows = pd.read_csv(ROWS, keep_default_na=False)
+    done_keys = {*stored_rows[[*COLUMNS[:3]]].itertuples(index=False, name=None)}
     for federation in read_truth()["federation"].unique():
         for shared in rows_of(federation)["shared"]:
             key = federation, shared, instructions
-            if key in done:
+            if key in done_keys:
                 continue
             scores = written(again(federation, shared))
             with ROWS.open("a", newline="", encoding="utf-8") as file:

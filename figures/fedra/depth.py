@@ -101,21 +101,23 @@ def doubled(model: Tree, classes: int) -> Tree:
     of its 2 x 2 means.
     """
     kernel = model["patch_embed.proj.weight"]
-    large = kernel.repeat_interleave(2, dim=-1).repeat_interleave(2, dim=-2) / 4
-    head = {
+    stretched_kernel = (
+        kernel.repeat_interleave(2, dim=-1).repeat_interleave(2, dim=-2) / 4
+    )
+    head_tensors = {
         "head.weight": torch.zeros(classes, model["head.weight"].shape[1]),
         "head.bias": torch.zeros(classes),
     }
-    return {**model, "patch_embed.proj.weight": large, **head}
+    return {**model, "patch_embed.proj.weight": stretched_kernel, **head_tensors}
 
 
 def pretrained(task: runner.Task, folder: Path) -> pd.DataFrame:
     """Pretrain, store the weights in the folder, and return the run's rows."""
     engine, frame = trained(task)
-    small = engine.server.trees["model"]
+    trained_tensors = engine.server.trees["model"]
     write_atomically(
         folder / WEIGHTS,
-        save({k: v.contiguous() for k, v in doubled(small, CLASSES).items()}),
+        save({k: v.contiguous() for k, v in doubled(trained_tensors, CLASSES).items()}),
     )
     return frame
 
@@ -139,20 +141,23 @@ def prepared(
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record each style's accuracy over the rounds, and how many blocks its client held at most."""
     frame = pretrained(task, folder) if run == PRETRAINING else trained(task)[1]
-    accuracy = tested(frame)
-    accuracy = accuracy[accuracy["model"] == "global"]
-    holding = where(frame, metric=HELD, value=1)
-    blocks = holding.assign(
-        block=holding["layer"].str.extract(r"blocks\.(\d+)", expand=False)
+    accuracy_rows = tested(frame)
+    accuracy_rows = accuracy_rows[accuracy_rows["model"] == "global"]
+    held_rows = where(frame, metric=HELD, value=1)
+    block_rows = held_rows.assign(
+        block=held_rows["layer"].str.extract(r"blocks\.(\d+)", expand=False)
     ).dropna(subset="block")
-    counts = (
-        blocks.groupby(["client", "round"])["block"].nunique().groupby("client").max()
+    block_counts = (
+        block_rows.groupby(["client", "round"])["block"]
+        .nunique()
+        .groupby("client")
+        .max()
     )
-    most = [rows.row(BLOCKS, int(n), client=str(client), estimator="most over rounds", **labels(task))
-            for client, n in counts.items()]  # fmt: skip
-    if most:
-        return pd.concat([accuracy, rows.frame(most)], ignore_index=True)
-    return accuracy
+    count_rows = [rows.row(BLOCKS, int(count), client=str(client), estimator="most over rounds", **labels(task))
+            for client, count in block_counts.items()]  # fmt: skip
+    if count_rows:
+        return pd.concat([accuracy_rows, rows.frame(count_rows)], ignore_index=True)
+    return accuracy_rows
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------
@@ -165,14 +170,14 @@ def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
         & (frame["run"] != PRETRAINING)
         & (frame["round"] > 0)
     ]
-    last = (
+    is_late = (
         accuracy_rows["round"]
         .groupby([accuracy_rows["run"], accuracy_rows["seed"]])
         .rank(method="dense", ascending=False)
         <= EVALUATIONS
     )
     return (
-        accuracy_rows[last]
+        accuracy_rows[is_late]
         .groupby(["run", "client", "seed"], sort=False)["value"]
         .mean()
         .unstack("seed")
@@ -180,25 +185,29 @@ def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    final = accuracies(frame)
-    means = final.groupby("run", sort=False).mean()
-    compared = [run for run in means.index if run not in SAME]
-    styles = list(final.index.get_level_values("client").unique())
-    by_style = final.mean(axis=1).unstack("client").loc[compared, styles]
+    final_accuracies = accuracies(frame)
+    run_means = final_accuracies.groupby("run", sort=False).mean()
+    compared_runs = [run for run in run_means.index if run not in SAME]
+    styles = list(final_accuracies.index.get_level_values("client").unique())
+    style_means = (
+        final_accuracies.mean(axis=1).unstack("client").loc[compared_runs, styles]
+    )
     kinds = [
-        Kind(by_style[[name]].set_axis(["value"], axis=1), name.replace("_", " "))
-        for name in styles
+        Kind(style_means[[style]].set_axis(["value"], axis=1), style.replace("_", " "))
+        for style in styles
     ]
-    bar = {"marker": "|", "markersize": 14, "mew": 2, "color": MEAN}
-    kinds.append(Kind(by_style.mean(axis=1).to_frame("value"), look=bar))
+    bar_look = {"marker": "|", "markersize": 14, "mew": 2, "color": MEAN}
+    kinds.append(Kind(style_means.mean(axis=1).to_frame("value"), look=bar_look))
     with sheet(5.6, 3.4) as figure:
         ax = figure.subplots()
-        marks(ax, kinds, list(map(title, compared)), factor=100, xlabel="accuracy %")
+        marks(
+            ax, kinds, list(map(title, compared_runs)), factor=100, xlabel="accuracy %"
+        )
         key_above(figure, len(styles), panel=ax)
-    learnt = where(frame, run=PRETRAINING, metric="accuracy")
-    start = (
+    accuracy_rows = where(frame, run=PRETRAINING, metric="accuracy")
+    start_text = (
         " The transformer was pretrained on Tiny-ImageNet at 32 pixels. Its accuracy there is "
-        f"{100 * learnt.loc[learnt['round'].idxmax(), 'value']:.1f} % of 100 classes."
+        f"{100 * accuracy_rows.loc[accuracy_rows['round'].idxmax(), 'value']:.1f} % of 100 classes."
     )
     depths_text = enumeration(DEPTHS)
     setting_text = described(header)
@@ -207,18 +216,20 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "Test accuracy of the global model, the mean of the last three evaluations. A dot is a style and a bar their "
         "mean. "
         f"The clients train at most {depths_text} blocks. There are at most {header['seeds']} seeds. "
-        f"{setting_text}{start} "
+        f"{setting_text}{start_text} "
         f"The figure fedra.fig4 shows FedRA with k random blocks for every client.{missing_text}"
     )
-    findings = _findings(frame, means)
-    table = final.stack().rename("value").reset_index()
+    findings = _findings(frame, run_means)
+    table = final_accuracies.stack().rename("value").reset_index()
     table = table.rename(columns={"client": "style"})
-    return Drawing(figure, table, caption, findings, _page(final, means))
+    return Drawing(figure, table, caption, findings, _page(final_accuracies, run_means))
 
 
 def described(header: Mapping[str, Any]) -> str:
     config = next(
-        run["config"] for name, run in header["runs"].items() if name != PRETRAINING
+        run_record["config"]
+        for run, run_record in header["runs"].items()
+        if run != PRETRAINING
     )
     return (
         f"Each client has one style of PACS. A transformer of 12 blocks (width {VIT['embed_dim']}) trains for "
@@ -228,8 +239,8 @@ def described(header: Mapping[str, Any]) -> str:
 
 
 def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    learnt = _curves(frame)
-    lines = [Line(curve, f"k = {k}") for k, curve in learnt.iterrows()]
+    accuracy_curves = _curves(frame)
+    lines = [Line(curve, f"k = {k}") for k, curve in accuracy_curves.iterrows()]
     with sheet(5.4, 3.6) as figure:
         ax = figure.subplots()
         curves(
@@ -243,12 +254,12 @@ def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"styles, with one seed. {setting_text} The paper shows one client with a part of NICO++ and prints no "
         f"numbers.{missing_text}"
     )
-    table = learnt.stack().rename("accuracy").reset_index()
+    table = accuracy_curves.stack().rename("accuracy").reset_index()
     return Drawing(
         figure,
         table,
         caption,
-        _learns(learnt, far(accuracies(frame).groupby("run").mean())),
+        _learns(accuracy_curves, far(accuracies(frame).groupby("run").mean())),
     )
 
 
@@ -272,38 +283,47 @@ def columns(
 
 
 def _page(final: pd.DataFrame, means: pd.DataFrame) -> str:
-    printed = (
+    published_scores = (
         items.published_table("fedra", "Table 1", model="vit", client="")
         .rename(columns=TITLES)
         .reindex(means.index)
     )
-    papers = {f"{name} (published)": numbers(printed[name]) for name in printed}
-    table_text = markdown({**columns(final, means), **papers})
+    published_columns = {
+        f"{column} (published)": numbers(published_scores[column])
+        for column in published_scores
+    }
+    table_text = markdown({**columns(final, means), **published_columns})
     return f"{table_text}\n\n{NOTE}"
 
 
 def far(means: pd.DataFrame, run: str = "alllarge") -> str:
     """Evidence that an order of methods is not comparable with the paper's: a run's level against that on DomainNet."""
-    printed = (
+    published_accuracies = (
         items.published_table("fedra", "Table 1", model="vit", client="")["domainnet"]
         / 100
     )
     if run not in means.index:
         return ""
-    sides = {title(run): (float(means.loc[run].mean()), float(printed[run]))}
-    return little_learned(sides, (1 / CLASSES, 1 / DOMAINNET))
+    levels = {
+        title(run): (float(means.loc[run].mean()), float(published_accuracies[run]))
+    }
+    return little_learned(levels, (1 / CLASSES, 1 / DOMAINNET))
 
 
 def lead(better: str, worse: str) -> float:
     """Return a printed lead on DomainNet as a share; NaN where the paper has not both."""
-    printed = items.published_table("fedra", "Table 1", model="vit", client="")
-    theirs = printed["domainnet"].reindex([better, worse]) / 100
-    return float(theirs[better] - theirs[worse])
+    published_scores = items.published_table("fedra", "Table 1", model="vit", client="")
+    published_pair = published_scores["domainnet"].reindex([better, worse]) / 100
+    return float(published_pair[better] - published_pair[worse])
 
 
 def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
-    accuracy = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
-    learnt = accuracy.groupby(["run", "round", "seed"])["value"].mean().unstack("seed")
+    accuracy_rows = frame[
+        (frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)
+    ]
+    accuracy_curves = (
+        accuracy_rows.groupby(["run", "round", "seed"])["value"].mean().unstack("seed")
+    )
     findings = []
     for better, worse in (
         ("alllarge", "fedra"),
@@ -314,12 +334,14 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
         ("inclusivefl", "allsmall"),
         ("depthfl", "allsmall"),
     ):
-        points = settled(learnt, better, worse, printed=lead(better, worse))
-        above, below = title(better), title(worse)
-        expected = f"{above} lies above {below}, as on DomainNet and NICO++"
-        verdict = judged({"points": points})
+        lead_gap = settled(accuracy_curves, better, worse, printed=lead(better, worse))
+        better_title, worse_title = title(better), title(worse)
+        expected = (
+            f"{better_title} lies above {worse_title}, as on DomainNet and NICO++"
+        )
+        verdict = judged({"points": lead_gap})
         findings.append(verdict.finding(expected, apart=far(means)))
-    gap = settled(learnt, "fedra", "fedra_cover")
+    gap = settled(accuracy_curves, "fedra", "fedra_cover")
     findings.append(
         judged({"keep - cover, points": gap}, LEVEL).finding(
             f"FedRA's two allocations are level within {100 * MARGIN:g} point here, where one client holds every "
@@ -327,28 +349,31 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
             apart=far(means),
         )
     )
-    held_most = (
+    most_blocks = (
         frame[frame["metric"] == BLOCKS]
         .groupby(["run", "client"], sort=False)["value"]
         .max()
     )
-    clients = list(accuracy["client"].unique())  # in the order that depths follow
-    held_most = held_most.reindex(clients, level="client")
-    too_deep = [
+    clients = list(accuracy_rows["client"].unique())  # in the order that depths follow
+    most_blocks = most_blocks.reindex(clients, level="client")
+    too_deep_runs = [
         run
-        for (run, client), n in held_most.items()
-        if n > SAME.get(run, DEPTHS[clients.index(client)])
+        for (run, client), count in most_blocks.items()
+        if count > SAME.get(run, DEPTHS[clients.index(client)])
     ]
-    most_of_runs = []
-    for run, most in held_most.groupby("run", sort=False):
-        name, blocks = title(run), ", ".join(f"{n:g}" for n in most)
-        most_of_runs.append(f"{name} {blocks}")
-    listed = "; ".join(most_of_runs)
+    run_texts = []
+    for run, client_blocks in most_blocks.groupby("run", sort=False):
+        run_title, blocks_text = (
+            title(run),
+            ", ".join(f"{count:g}" for count in client_blocks),
+        )
+        run_texts.append(f"{run_title} {blocks_text}")
+    all_text = "; ".join(run_texts)
     findings.append(
         Finding(
             "no client holds more blocks than its depth",
-            f"at most {listed}",
-            not too_deep,
+            f"at most {all_text}",
+            not too_deep_runs,
         )
     )
     return (*findings, *_learns(_curves(frame), far(means)))
@@ -356,24 +381,26 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
 
 def _curves(frame: pd.DataFrame) -> pd.DataFrame:
     """Mean accuracy over styles if everyone trains k random blocks, k x rounds."""
-    accuracy = frame[(frame["metric"] == "accuracy") & frame["run"].isin(list(SAME))]
+    accuracy_rows = frame[
+        (frame["metric"] == "accuracy") & frame["run"].isin(list(SAME))
+    ]
     return (
-        accuracy.assign(k=accuracy["run"].map(SAME))
+        accuracy_rows.assign(k=accuracy_rows["run"].map(SAME))
         .groupby(["k", "round"])["value"]
         .mean()
         .unstack("round")
     )
 
 
-def _learns(curves: pd.DataFrame, apart: str = "") -> tuple[Finding, ...]:
+def _learns(curves: pd.DataFrame, reason: str = "") -> tuple[Finding, ...]:
     gains = curves.iloc[:, -1] - curves.iloc[:, 0]
-    listed = ", ".join(f"k = {k} {100 * gain:+.1f}" for k, gain in gains.items())
+    gains_text = ", ".join(f"k = {k} {100 * gain:+.1f}" for k, gain in gains.items())
     return (
         Finding(
             "FedRA learns with every k",
-            f"points gained: {listed} (one seed: open)",
+            f"points gained: {gains_text} (one seed: open)",
             None,
-            apart,
+            reason,
         ),
     )
 

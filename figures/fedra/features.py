@@ -64,45 +64,46 @@ def attended(model: nn.Module, task: runner.Task) -> Pool:
         last_attention(model),
         int(task.config.model.model_options["embed_dim"]),
     )
-    share, classes = POOLED // len(task.data.clients), task.data.classes
-    parts, named, clients, places = [], [], [], []
+    samples_per_client, classes = POOLED // len(task.data.clients), task.data.classes
+    token_parts, class_names, client_names, sample_places = [], [], [], []
     for client in task.data.clients:
         features = collect(
             model,
             [path],
             (client.test.x, client.test.y),
-            samples=share,
+            samples=samples_per_client,
             seed=task.config.execution.seed,
         )
-        parts.append(features.at(path)[:, :width])
-        named += [classes[k] for k in features.y]
-        clients += [client.name] * len(features.y)
-        places.append(features.sample)
+        token_parts.append(features.at(path)[:, :width])
+        class_names += [classes[k] for k in features.y]
+        client_names += [client.name] * len(features.y)
+        sample_places.append(features.sample)
     return Pool(
-        np.concatenate(parts),
-        np.array(named, dtype=object),
-        np.array(clients, dtype=object),
-        np.concatenate(places),
+        np.concatenate(token_parts),
+        np.array(class_names, dtype=object),
+        np.array(client_names, dtype=object),
+        np.concatenate(sample_places),
     )
 
 
 def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Return the global model's accuracy at every client; scores of its features, and with seed 0 their plane."""
     engine, frame = trained(task)
-    accuracy = tested(frame)
+    accuracy_rows = tested(frame)
     model = final_models(engine, task.model)[engine.names[0]]
     pooled = attended(model, task)
-    named = {
+    label_columns = {
         "round": task.config.federation.rounds,
         "split": "test",
         "layer": last_attention(model),
         **labels(task),
     }
-    lines = list(scored(pooled, named))
+    table_rows = list(scored(pooled, label_columns))
     if task.config.execution.seed == 0:
-        lines += placed(pooled, 0, named)
+        table_rows += placed(pooled, 0, label_columns)
     return pd.concat(
-        [accuracy[accuracy["model"] == "global"], rows.frame(lines)], ignore_index=True
+        [accuracy_rows[accuracy_rows["model"] == "global"], rows.frame(table_rows)],
+        ignore_index=True,
     )
 
 
@@ -111,25 +112,25 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def values(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Return a metric after the last round, runs x seeds; of the clients' accuracies the mean."""
-    of_metric = frame[frame["metric"] == metric]
-    of_metric = of_metric[
-        of_metric["round"]
-        == of_metric.groupby(["run", "seed"])["round"].transform("max")
+    metric_rows = frame[frame["metric"] == metric]
+    metric_rows = metric_rows[
+        metric_rows["round"]
+        == metric_rows.groupby(["run", "seed"])["round"].transform("max")
     ]
-    table = of_metric.groupby(["run", "seed"])["value"].mean().unstack("seed")
+    table = metric_rows.groupby(["run", "seed"])["value"].mean().unstack("seed")
     return table.reindex(list(RUNS))
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    frames = {title(run): plane(frame, run) for run in RUNS}
+    planes_by_title = {title(run): plane(frame, run) for run in RUNS}
     silhouettes = {metric: values(frame, metric) for metric in (CLASS, CLIENT)}
     kinds = []
     for k, (metric, table) in enumerate(silhouettes.items()):
         label = CLUSTERED[metric].removeprefix("silhouette ")
         kinds.append(with_intervals(over_seeds(table, RUNS), label, 0.24 * (k - 0.5)))
     with sheet(9.2, 5.6) as figure:
-        grid = list(figure.subplots(2, 3).flat)
-        ax = grid.pop(0)  # the last panel has the legend of all beside it
+        plane_axes = list(figure.subplots(2, 3).flat)
+        ax = plane_axes.pop(0)  # the last panel has the legend of all beside it
         marks(
             ax,
             kinds,
@@ -139,16 +140,16 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             title="how far the features stand apart",
         )
         ax.legend(fontsize=7)
-        planes(frames, grid)
-    one = next(iter(frames.values()))
-    seeds = span(silhouettes[CLASS].notna().sum(axis=1))
+        planes(planes_by_title, plane_axes)
+    first_plane = next(iter(planes_by_title.values()))
+    seeds_text = span(silhouettes[CLASS].notna().sum(axis=1))
     setting_text = described(header)
     missing_text = missing_runs(header)
     caption = (
-        f"t-SNE of the features of {len(one)} test images. Colours are classes and markers are styles. "
-        f"The panels' axes are not related. Above left: silhouettes with 95 % intervals over {seeds} seeds. "
+        f"t-SNE of the features of {len(first_plane)} test images. Colours are classes and markers are styles. "
+        f"The panels' axes are not related. Above left: silhouettes with 95 % intervals over {seeds_text} seeds. "
         "A feature is what the last attention layer of the global model gives to the class token. "
-        f"The t-SNE is of seed 0 with perplexity {one.attrs['perplexity']:.3g}. {setting_text} "
+        f"The t-SNE is of seed 0 with perplexity {first_plane.attrs['perplexity']:.3g}. {setting_text} "
         f"AllSmall's last layer is in its third block.{missing_text}"
     )
     table = _table(frame)
@@ -163,13 +164,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
 
 
-def _finding(by_class: pd.DataFrame) -> Finding:
+def _finding(silhouettes: pd.DataFrame) -> Finding:
     """Return whether FedRA separates classes better than the methods for unequal clients do."""
     gaps = {
-        other: difference(by_class, "fedra", other)
-        for other in ("depthfl", "inclusivefl")
+        other_method: difference(silhouettes, "fedra", other_method)
+        for other_method in ("depthfl", "inclusivefl")
     }
-    verdict = judged({title(other): gap for other, gap in gaps.items()}, show=_half)
+    verdict = judged(
+        {title(other_method): gap for other_method, gap in gaps.items()}, show=_half
+    )
     return verdict.finding(
         "FedRA's features set the classes further apart than DepthFL's and InclusiveFL's (silhouette)",
         "more than ",
@@ -183,30 +186,30 @@ def _half(interval: Interval) -> str:
 
 def _table(frame: pd.DataFrame) -> pd.DataFrame:
     """Accuracy and every score, a row for each run and quantity."""
-    lines = []
+    table_rows = []
     for metric in ("accuracy", *CLUSTERED):
         for run, score in values(frame, metric).iterrows():
             interval = mean_interval(score.dropna())._asdict()
-            line = {"run": run, "quantity": metric, **interval}
-            lines.append({**line, "seeds": int(score.notna().sum())})
-    return pd.DataFrame(lines)
+            columns = {"run": run, "quantity": metric, **interval}
+            table_rows.append({**columns, "seeds": int(score.notna().sum())})
+    return pd.DataFrame(table_rows)
 
 
 def _page(table: pd.DataFrame) -> str:
-    def told(run: str, metric: str) -> str:
-        line = where(table, run=run, quantity=metric).iloc[0]
-        interval = Interval(line["value"], line["low"], line["high"])
+    def cell_text(run: str, metric: str) -> str:
+        row = where(table, run=run, quantity=metric).iloc[0]
+        interval = Interval(row["value"], row["low"], row["high"])
         if metric == "accuracy":
             return percent(*interval)
         return _half(interval)
 
     runs = list(table["run"].unique())
-    cells = markdown({
+    table_text = markdown({
         "method": [title(run) for run in runs],
-        "accuracy %": [told(run, "accuracy") for run in runs],
-        **{words: [told(run, metric) for run in runs] for metric, words in CLUSTERED.items()},
+        "accuracy %": [cell_text(run, "accuracy") for run in runs],
+        **{heading: [cell_text(run, metric) for run in runs] for metric, heading in CLUSTERED.items()},
     })  # fmt: skip
-    return f"{cells}\n\n± is half the 95 % interval over seeds. {MEANING}"
+    return f"{table_text}\n\n± is half the 95 % interval over seeds. {MEANING}"
 
 
 items.register(Item(

@@ -93,15 +93,15 @@ for _setting, _depths in HELD.items():
 
 def shared_start(config: RunConfig, run: str, folder: Path) -> RunConfig:
     """Start from the weights of the study :data:`NOBODY`, pretrained first if they are missing."""
-    shared = folder.parent / NOBODY
-    shared.mkdir(exist_ok=True)
-    return prepared(SHORT, config, run, shared)
+    shared_folder = folder.parent / NOBODY
+    shared_folder.mkdir(exist_ok=True)
+    return prepared(SHORT, config, run, shared_folder)
 
 
 def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record the global model's accuracy at every client, at the start and at the end."""
-    accuracy = tested(trained(task)[1])
-    return accuracy[accuracy["model"] == "global"]
+    accuracy_rows = tested(trained(task)[1])
+    return accuracy_rows[accuracy_rows["model"] == "global"]
 
 
 def _measure_held(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -109,20 +109,27 @@ def _measure_held(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     if run == PRETRAINING:
         return pretrained(task, folder)
     engine, frame = trained(task)
-    accuracy = tested(frame)
+    accuracy_rows = tested(frame)
     algorithm: Any = engine.algorithm
-    everyone, lines = tuple(range(len(engine.names))), []
-    for index in range(int(task.config.federation.rounds or 0)):
+    all_clients, table_rows = tuple(range(len(engine.names))), []
+    for round_index in range(int(task.config.federation.rounds or 0)):
         for client, name in enumerate(engine.names):
-            blocks = algorithm.blocks_of(Round(index, sampled=everyone), client)
+            blocks = algorithm.blocks_of(
+                Round(round_index, sampled=all_clients), client
+            )
             columns = {"client": name, "variant": ",".join(map(str, blocks))}
-            lines.append(
+            table_rows.append(
                 rows.row(
-                    BLOCKS, len(blocks), round=index + 1, **columns, **labels(task)
+                    BLOCKS,
+                    len(blocks),
+                    round=round_index + 1,
+                    **columns,
+                    **labels(task),
                 )
             )
     return pd.concat(
-        [accuracy[accuracy["model"] == "global"], rows.frame(lines)], ignore_index=True
+        [accuracy_rows[accuracy_rows["model"] == "global"], rows.frame(table_rows)],
+        ignore_index=True,
     )
 
 
@@ -173,16 +180,22 @@ class Table:
 
     def published(self) -> pd.DataFrame:
         """Return the published means over domains, runs x data sets, as shares; of the transformer."""
-        every = items.published("fedra")
-        printed = where(every, place=self.place, client="")
-        printed = printed[printed["model"].isin(["vit", ""])]
-        values = printed.set_index(["dataset", "setting", "method"])["value"] / 100
-        columns: dict[str, dict[str, float]] = {TITLES[data]: {} for data in self.data}
-        for setting, words in self.printed.items():
-            for name, end in self.methods.items():
-                for data in self.data:
-                    key = data, f"feature {words}{end}", name.partition("_")[0]
-                    columns[TITLES[data]][f"{setting}.{name}"] = values[key]
+        published_rows = items.published("fedra")
+        table_rows = where(published_rows, place=self.place, client="")
+        table_rows = table_rows[table_rows["model"].isin(["vit", ""])]
+        values = table_rows.set_index(["dataset", "setting", "method"])["value"] / 100
+        columns: dict[str, dict[str, float]] = {
+            TITLES[dataset]: {} for dataset in self.data
+        }
+        for setting, setting_text in self.printed.items():
+            for name, method_end in self.methods.items():
+                for dataset in self.data:
+                    key = (
+                        dataset,
+                        f"feature {setting_text}{method_end}",
+                        name.partition("_")[0],
+                    )
+                    columns[TITLES[dataset]][f"{setting}.{name}"] = values[key]
         return pd.DataFrame(columns)
 
     def named(self, run: str) -> str:
@@ -194,15 +207,22 @@ class Table:
 
     def by_setting(self, compare: Callable[[str], Difference]) -> dict[str, Difference]:
         """Return differences in each setting, by its words; a single setting needs none."""
-        gaps = {words: compare(setting) for setting, words in self.settings.items()}
+        gaps = {
+            setting_text: compare(setting)
+            for setting, setting_text in self.settings.items()
+        }
         if len(gaps) == 1:
             return dict(zip([""], gaps.values(), strict=True))
         return gaps
 
-    def gaps(self, means: pd.DataFrame, one: str, other: str) -> dict[str, Difference]:
+    def gaps(
+        self, means: pd.DataFrame, method: str, other_method: str
+    ) -> dict[str, Difference]:
         """Return differences between two methods, setting by setting."""
         return self.by_setting(
-            lambda setting: difference(means, f"{setting}.{one}", f"{setting}.{other}")
+            lambda setting: difference(
+                means, f"{setting}.{method}", f"{setting}.{other_method}"
+            )
         )
 
 
@@ -245,21 +265,21 @@ TABLES = {
 }  # fmt: skip
 
 
-def by_style(frame: pd.DataFrame, when: str) -> pd.DataFrame:
+def by_style(frame: pd.DataFrame, moment: str) -> pd.DataFrame:
     """Return accuracy at the ``start`` or the ``end``, (run, style) x seeds; of several clients a style their mean.
 
     Clients of a style are weighted by their test samples, as if the style's were one set.
     """
-    rows = frame[frame["metric"] == "accuracy"]
-    edge = rows.groupby(["run", "seed"])["round"].transform(
-        "min" if when == "start" else "max"
+    accuracy_rows = frame[frame["metric"] == "accuracy"]
+    edge_rounds = accuracy_rows.groupby(["run", "seed"])["round"].transform(
+        "min" if moment == "start" else "max"
     )
-    rows = rows[rows["round"] == edge]
-    rows = rows.assign(
-        style=rows["client"].str.replace(r"_\d+$", "", regex=True),
-        total=rows["value"] * rows["n_samples"].astype(float),
+    accuracy_rows = accuracy_rows[accuracy_rows["round"] == edge_rounds]
+    accuracy_rows = accuracy_rows.assign(
+        style=accuracy_rows["client"].str.replace(r"_\d+$", "", regex=True),
+        total=accuracy_rows["value"] * accuracy_rows["n_samples"].astype(float),
     )
-    sums = rows.groupby(["run", "style", "seed"], sort=False)[
+    sums = accuracy_rows.groupby(["run", "style", "seed"], sort=False)[
         ["total", "n_samples"]
     ].sum()
     return (sums["total"] / sums["n_samples"].astype(float)).unstack("seed")
@@ -267,21 +287,21 @@ def by_style(frame: pd.DataFrame, when: str) -> pd.DataFrame:
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     """Draw every line of the five tables, ours next to the published ones, and judge each table by itself."""
-    other_header, other = NOBODYS.read(NOBODYS.path())
-    frame = pd.concat([frame, other], ignore_index=True)
-    runs = {**header["runs"], **other_header["runs"]}
+    nobody_header, nobody_rows = NOBODYS.read(NOBODYS.path())
+    frame = pd.concat([frame, nobody_rows], ignore_index=True)
+    runs = {**header["runs"], **nobody_header["runs"]}
     styles = by_style(frame, "end")
-    means, before = (
+    means, start_means = (
         table.groupby("run", sort=False).mean()
         for table in (styles, by_style(frame, "start"))
     )
     findings: list[Finding] = []
-    parts = []
+    sections = []
     for table in TABLES.values():
         scores = means.reindex(table.runs)
         published = table.published()
         judged_findings = set_apart(
-            _findings(scores, before, published, table), LAST_LAYER
+            _findings(scores, start_means, published, table), LAST_LAYER
         )
         for finding in judged_findings:
             if table.place not in finding.expected:
@@ -292,48 +312,51 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         if "fedra_cover" in table.methods:
             findings.append(_covered(frame[frame["run"].isin(table.runs)]))
         config = runs[table.runs[0]]["config"]
-        parts += [
+        sections += [
             f"## {table.title} ({table.place})",
             f"{table.what}. {config['max_samples']} images, {config['rounds']} of 100 rounds, batches of "
             f"{config['batch_size']}.",
             _page(styles, scores, published, table),
         ]
     findings += set_apart([_only_the_head(means)], LAST_LAYER)
-    learnt = frame[(frame["run"] == PRETRAINING) & (frame["metric"] == "accuracy")]
-    reached = learnt.sort_values("round")["value"].iloc[-1]
-    drawn = list(chain.from_iterable(table.runs for table in TABLES.values()))
-    seeds = span(means.loc[drawn].notna().sum(axis=1))
-    missing = missing_runs(header) + missing_runs(other_header)
+    pretraining_rows = frame[
+        (frame["run"] == PRETRAINING) & (frame["metric"] == "accuracy")
+    ]
+    pretrained_accuracy = pretraining_rows.sort_values("round")["value"].iloc[-1]
+    drawn_runs = list(chain.from_iterable(table.runs for table in TABLES.values()))
+    seeds_text = span(means.loc[drawn_runs].notna().sum(axis=1))
+    missing_text = missing_runs(header) + missing_runs(nobody_header)
     caption = (
         "Mean accuracy of the global model over PACS's styles, with 95 % intervals over "
-        f"{seeds} seeds. Hollow marks are the paper's, of ViT and NICO++. The "
+        f"{seeds_text} seeds. Hollow marks are the paper's, of ViT and NICO++. The "
         "dashed line is the mean before training. The transformer was pretrained on Tiny-ImageNet for "
-        f"{SHORT.federation.rounds} epochs. Its accuracy there is {100 * reached:.1f} % of 100 classes. The paper has "
-        f"ImageNet's weights.{missing}"
+        f"{SHORT.federation.rounds} epochs. Its accuracy there is {100 * pretrained_accuracy:.1f} % of 100 "
+        "classes. The paper has "
+        f"ImageNet's weights.{missing_text}"
     )
     note = "± is half the 95 % interval over seeds. Published: ViT."
-    shown = (
+    drawn_table = (
         styles.stack().rename("value").reset_index()[["run", "style", "seed", "value"]]
     )
     return Drawing(
-        _lines_of_tables(means, before),
-        shown,
+        _lines_of_tables(means, start_means),
+        drawn_table,
         caption,
         tuple(findings),
-        "\n\n".join([*parts, note]),
+        "\n\n".join([*sections, note]),
     )
 
 
-def _lines_of_tables(means: pd.DataFrame, before: pd.DataFrame) -> Figure:
+def _lines_of_tables(means: pd.DataFrame, start_means: pd.DataFrame) -> Figure:
     """Draw a panel for each table, with a line for each setting and method."""
     with sheet(7.6, 6.6) as figure:
-        grid = figure.subplot_mosaic(
+        panels = figure.subplot_mosaic(
             [["Table 2", "Table 3"], ["Table 4", "Table 5"], ["Table 6", "Table 5"]],
             height_ratios=[5, 4, 6],
             sharex=True,
         )
         for table in TABLES.values():
-            ax, runs = grid[table.place], table.runs
+            ax, runs = panels[table.place], table.runs
             published = table.published()[TITLES["nico++"]]
             kinds = [
                 with_intervals(over_seeds(means, runs)),
@@ -344,7 +367,7 @@ def _lines_of_tables(means: pd.DataFrame, before: pd.DataFrame) -> Figure:
                 kinds,
                 list(map(table.named, runs)),
                 factor=100,
-                level=before.reindex(runs).mean(axis=None),
+                level=start_means.reindex(runs).mean(axis=None),
                 level_look={"linestyle": "--", "zorder": 2},
                 size=6.5,
             )
@@ -354,15 +377,18 @@ def _lines_of_tables(means: pd.DataFrame, before: pd.DataFrame) -> Figure:
                 loc="right",
             )
         for place in ("Table 5", "Table 6"):
-            grid[place].set_xlabel("accuracy, %")
+            panels[place].set_xlabel("accuracy, %")
     return figure
 
 
 def _findings(
-    means: pd.DataFrame, before: pd.DataFrame, published: pd.DataFrame, table: Table
+    means: pd.DataFrame,
+    start_means: pd.DataFrame,
+    published: pd.DataFrame,
+    table: Table,
 ) -> Iterator[Finding]:
     """Yield whether FedRA learns, and how it compares with each method as published, all settings together."""
-    start_and_end = pd.concat({"end": means, "start": before}).swaplevel()
+    start_and_end = pd.concat({"end": means, "start": start_means}).swaplevel()
     gains = table.by_setting(
         lambda setting: difference(
             start_and_end.loc[f"{setting}.fedra"], "end", "start"
@@ -370,27 +396,33 @@ def _findings(
     )
     verdict = judged(gains)
     yield verdict.finding("FedRA learns", "points gained ")
-    for other in table.methods:
-        wanted = pd.concat(
-            [published.loc[f"{setting}.fedra"] - published.loc[f"{setting}.{other}"] for setting in table.settings]
+    for other_method in table.methods:
+        published_gaps = pd.concat(
+            [
+                published.loc[f"{setting}.fedra"] - published.loc[f"{setting}.{other_method}"]
+                for setting in table.settings
+            ]
         )  # fmt: skip
-        gaps, other_title = table.gaps(means, "fedra", other), title(other)
-        if other == "fedra_cover":
+        gaps, other_title = (
+            table.gaps(means, "fedra", other_method),
+            title(other_method),
+        )
+        if other_method == "fedra_cover":
             verdict = judged(gaps, LEVEL)
             yield verdict.finding(
                 f"the two ways are level within {100 * MARGIN:g} point in every setting, as in {table.place}",
                 "Eq. 2 - Eq. 3 ",
             )
-        elif (wanted > 0).all():
+        elif (published_gaps > 0).all():
             expected = f"FedRA lies above {other_title}, as in {table.place}"
             yield judged(gaps, LEAD).finding(expected, "points ")
-        elif (wanted < 0).all():
+        elif (published_gaps < 0).all():
             expected = f"FedRA lies below {other_title}, as in {table.place}"
             yield judged(gaps, TRAIL).finding(expected, "points ")
     if table.place == "Table 6":
         gaps = {
-            f"{AT[one]} - {AT[other]}": difference(means, f"{one}.fedra", f"{other}.fedra")
-            for one, other in combinations(table.settings, 2)
+            f"{AT[place_a]} - {AT[place_b]}": difference(means, f"{place_a}.fedra", f"{place_b}.fedra")
+            for place_a, place_b in combinations(table.settings, 2)
         }  # fmt: skip
         verdict = judged(gaps, LEVEL)
         yield verdict.finding(
@@ -402,31 +434,34 @@ def _findings(
 def _only_the_head(means: pd.DataFrame) -> Finding:
     """Return the findings of Tables 2 to 6: FedRA's accuracy seed by seed, for every place of its adapters."""
     scores = means.loc[[f"{setting}.fedra" for setting in PLACES]].dropna(axis=1)
-    spread = 100 * float((scores.max() - scores.min()).max())
+    largest_spread = 100 * float((scores.max() - scores.min()).max())
     return Finding(
         "FedRA outperforms other methods in Tables 2 to 6",
         f"nothing but the head has learned: with adapters at {len(scores)} places FedRA's accuracies differ by at most "
-        f"{spread:.2f} points in {scores.shape[1]} seeds",
+        f"{largest_spread:.2f} points in {scores.shape[1]} seeds",
         None,
     )
 
 
 def _covered(frame: pd.DataFrame) -> Finding:
     """Return whether Eq. 3 leaves no block without a client in any round."""
-    blocks = frame[frame["metric"] == BLOCKS]
-    blocks = blocks.assign(
-        method=blocks["run"].str.partition(".")[2],
-        block=blocks["variant"].str.split(","),
+    block_rows = frame[frame["metric"] == BLOCKS]
+    block_rows = block_rows.assign(
+        method=block_rows["run"].str.partition(".")[2],
+        block=block_rows["variant"].str.split(","),
     )
-    clients = blocks.explode("block").groupby(["method", "run", "seed", "round"])[
-        "block"
-    ]
-    none = VIT["depth"] - clients.nunique()
-    keep, cover = none.loc["fedra"], none.loc["fedra_cover"]
+    block_groups = block_rows.explode("block").groupby(
+        ["method", "run", "seed", "round"]
+    )["block"]
+    uncovered_blocks = VIT["depth"] - block_groups.nunique()
+    keep_counts, cover_counts = (
+        uncovered_blocks.loc["fedra"],
+        uncovered_blocks.loc["fedra_cover"],
+    )
     return Finding(
         "by Eq. 3 every block has a client in every round, by Eq. 2 not",
-        f"of {VIT['depth']} blocks {keep.mean():.2f} have none by Eq. 2, {cover.mean():.2f} by Eq. 3",
-        bool((cover == 0).all() and (keep > 0).any()),
+        f"of {VIT['depth']} blocks {keep_counts.mean():.2f} have none by Eq. 2, {cover_counts.mean():.2f} by Eq. 3",
+        bool((cover_counts == 0).all() and (keep_counts > 0).any()),
     )
 
 
@@ -434,11 +469,13 @@ def _page(
     styles: pd.DataFrame, means: pd.DataFrame, published: pd.DataFrame, table: Table
 ) -> str:
     published_columns = {
-        f"{data} (published)": numbers(100 * published[data].reindex(means.index))
-        for data in published
+        f"{dataset} (published)": numbers(100 * published[dataset].reindex(means.index))
+        for dataset in published
     }
-    final = styles.rename(lambda style: style.replace("_", " "), level="style")
-    return markdown(columns(final, means, "method", table.named) | published_columns)
+    style_scores = styles.rename(lambda style: style.replace("_", " "), level="style")
+    return markdown(
+        columns(style_scores, means, "method", table.named) | published_columns
+    )
 
 
 items.register(Item(

@@ -45,96 +45,113 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     styles = accuracies(frame)
     means = styles.groupby("run", sort=False).mean()
     means = means.reindex(METHODS)
-    published = {name: _published(dataset)["mean"] for dataset, name in TITLES.items()}
-    shares = {name: values / values[WHOLE] for name, values in published.items()}
-    shown = {
+    published = {
+        dataset_title: _published(dataset)["mean"]
+        for dataset, dataset_title in TITLES.items()
+    }
+    shares = {
+        dataset_title: values / values[WHOLE]
+        for dataset_title, values in published.items()
+    }
+    scores_by_quantity = {
         "accuracy": _scores(means, published),
         "share": _scores(means / means.loc[WHOLE], shares),
     }
-    ours = means.index
+    methods = means.index
     with sheet(7.6, 3.2) as figure:
-        for ax, (what, table) in zip(
-            figure.subplots(1, 2, sharey=True), shown.items(), strict=True
+        for ax, (quantity, table) in zip(
+            figure.subplots(1, 2, sharey=True), scores_by_quantity.items(), strict=True
         ):
             kinds = []
-            for place, scores in table.groupby("where", sort=False):
-                values = scores.set_index("method").reindex(ours)[
+            for source_name, scores in table.groupby("where", sort=False):
+                values = scores.set_index("method").reindex(methods)[
                     ["value", "low", "high"]
                 ]
-                look = LOOKS.get(str(place), {})
-                kinds.append(Kind(values, str(place), look=look))
-            marks(ax, kinds, list(map(title, ours)), factor=100, xlabel=AXES[what])
+                look = LOOKS.get(str(source_name), {})
+                kinds.append(Kind(values, str(source_name), look=look))
+            marks(
+                ax, kinds, list(map(title, methods)), factor=100, xlabel=AXES[quantity]
+            )
         key_above(figure, 3, panel=ax)
-    depths, seeds = enumeration(DEPTHS), int(means.notna().sum(axis=1).min())
+    depths_text, seed_count = enumeration(DEPTHS), int(means.notna().sum(axis=1).min())
     whole_title = title(WHOLE)
-    seeds_text = seeds_in_words(seeds)
+    seeds_text = seeds_in_words(seed_count)
     setting_text = described(header)
     missing_text = missing_runs(header, METHODS)
     caption = (
         "Left: mean accuracy of the global model over the domains and the last three evaluations. "
         f"Right: the same as a share of {whole_title}'s. Our values have 95 % intervals over {seeds_text}. "
-        f"{setting_text} Our clients train at most {depths} blocks. The paper's train 12, 10, 8, 6, 4 and 3. "
+        f"{setting_text} Our clients train at most {depths_text} blocks. The paper's train 12, 10, 8, 6, 4 and 3. "
         "The paper starts from ImageNet's weights. Ours are pretrained on Tiny-ImageNet. "
         f"The paper's MLP-Mixer was not run.{missing_text}"
     )
     table = pd.concat(
-        [source_scores.assign(quantity=what) for what, source_scores in shown.items()]
+        [
+            source_scores.assign(quantity=quantity)
+            for quantity, source_scores in scores_by_quantity.items()
+        ]
     )
     table = table[["method", "where", "quantity", "value", "low", "high"]]
     return Drawing(figure, table, caption, (_order(means),), _page(styles, means))
 
 
-def _scores(here: pd.DataFrame, printed: Mapping[str, pd.Series]) -> pd.DataFrame:
-    """A row per place and method: value, and here its interval over seeds (``here``: methods x seeds)."""
-    lines: list[dict[str, Any]] = [
+def _scores(
+    measured: pd.DataFrame, published_by_place: Mapping[str, pd.Series]
+) -> pd.DataFrame:
+    """A row per place and method: value, and here its interval over seeds (``measured``: methods x seeds)."""
+    table_rows: list[dict[str, Any]] = [
         {
             "method": run,
             "where": "PACS, here",
             **mean_interval(values.dropna())._asdict(),
         }
-        for run, values in here.iterrows()
+        for run, values in measured.iterrows()
         if values.notna().any()  # of an accuracy of 0 there are no shares
     ]
-    for place, values in printed.items():
-        printed_values = values.reindex(here.index)  # of the methods that were run
-        lines += [
-            {"method": run, "where": f"{place}, published", "value": value}
+    for dataset_title, values in published_by_place.items():
+        printed_values = values.reindex(measured.index)  # of the methods that were run
+        table_rows += [
+            {"method": run, "where": f"{dataset_title}, published", "value": value}
             for run, value in printed_values.items()
         ]
-    return pd.DataFrame(lines)
+    return pd.DataFrame(table_rows)
 
 
 def _published(dataset: str) -> pd.DataFrame:
     """The published accuracy, methods x domains and their mean, as shares."""
-    printed = items.published_table("fedra", "Table 1", model="vit", dataset=dataset)
-    return printed.rename(columns={"": "mean"}).reindex(METHODS) / 100
+    published_scores = items.published_table(
+        "fedra", "Table 1", model="vit", dataset=dataset
+    )
+    return published_scores.rename(columns={"": "mean"}).reindex(METHODS) / 100
 
 
 def _order(means: pd.DataFrame) -> Finding:
     """The number of pairs of methods in the paper's order; ``means`` lists the methods in that order."""
-    words = {"above": "as there", "below": "the other way round"}
+    relation_texts = {"above": "as there", "below": "the other way round"}
     pairs_by_way: dict[str, list[str]] = {}
     for better, worse in combinations(means.index, 2):
         gap = difference(means, better, worse)
-        points = percent(*gap.interval, sign="+")
+        points_text = percent(*gap.interval, sign="+")
         better_title = title(better)
         worse_title = title(worse)
         pairs_by_way.setdefault(gap.how, []).append(
-            f"{better_title} - {worse_title} {points}"
+            f"{better_title} - {worse_title} {points_text}"
         )
     sentences = []
     for relation in sorted(pairs_by_way, key=lambda relation: relation != "above"):
-        pairs = pairs_by_way[relation]
-        sentence = " ".join([str(len(pairs)), words.get(relation, relation)])
+        pair_texts = pairs_by_way[relation]
+        sentence = " ".join(
+            [str(len(pair_texts)), relation_texts.get(relation, relation)]
+        )
         if relation != "above":
-            sentence += f" ({listing(pairs)})"
+            sentence += f" ({listing(pair_texts)})"
         sentences.append(sentence)
-    broken = {"below", "equal"} & set(pairs_by_way)
-    domains = " and ".join(TITLES.values())
+    contrary_relations = {"below", "equal"} & set(pairs_by_way)
+    domains_text = " and ".join(TITLES.values())
     return Finding(
-        f"each pair of methods lies as on {domains}",
+        f"each pair of methods lies as on {domains_text}",
         "; ".join(sentences),
-        verdict(set(pairs_by_way) == {"above"}, bool(broken)),
+        verdict(set(pairs_by_way) == {"above"}, bool(contrary_relations)),
         far(means),
     )
 
@@ -142,11 +159,13 @@ def _order(means: pd.DataFrame) -> Finding:
 def _page(styles: pd.DataFrame, means: pd.DataFrame) -> str:
     table_text = markdown(columns(styles, means))
     tables = [f"PACS, here:\n\n{table_text}"]
-    for dataset, name in TITLES.items():
-        printed = 100 * _published(dataset)
-        cells = {column: numbers(printed[column]) for column in printed}
-        published_text = markdown({"run": list(map(title, METHODS)), **cells})
-        tables.append(f"{name}, published:\n\n{published_text}")
+    for dataset, dataset_title in TITLES.items():
+        published_scores = 100 * _published(dataset)
+        score_columns = {
+            column: numbers(published_scores[column]) for column in published_scores
+        }
+        published_text = markdown({"run": list(map(title, METHODS)), **score_columns})
+        tables.append(f"{dataset_title}, published:\n\n{published_text}")
     return "\n\n".join(
         [
             *tables,
