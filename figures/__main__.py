@@ -103,20 +103,21 @@ class Figures:
         Raises:
             UsageError: options do not go together, or something is not there; RunError: something failed.
         """
-        whole: dict[str, Callable[[], None]] = {
+        commands: dict[str, Callable[[], None]] = {
             "list": self._list,
             "all": self._all,
             "scorecard": self._scorecard,
             "gpu": self._gpu,
             **{paper: partial(self._all, paper) for paper in PAPERS},
         }
-        usable: tuple[str, ...] = TRAINING if self.train else ("pack",)
-        if self.name in whole:
-            usable = ("budget", "device") if self.name == "gpu" else ()
+        usable_options: tuple[str, ...] = TRAINING if self.train else ("pack",)
+        if self.name in commands:
+            usable_options = ("budget", "device") if self.name == "gpu" else ()
         wrong_flags = [
             f"--{name}"
             for name in TRAINING
-            if getattr(self, name) != getattr(Figures, name) and name not in usable
+            if getattr(self, name) != getattr(Figures, name)
+            and name not in usable_options
         ]
         if wrong_flags:
             raise UsageError(
@@ -129,7 +130,7 @@ class Figures:
             )
         if self.out is not None and self.name != "list":
             _make_folder(self.out)
-        whole.get(self.name, self._item)()
+        commands.get(self.name, self._item)()
 
     def _list(self) -> None:
         print("\n".join(catalogue.lines(self.paper)))
@@ -155,22 +156,22 @@ class Figures:
         jobs[gallery.NAME] = partial(gallery.redraw, gallery.STUDY.path(), self.out)
         if paper:
             jobs = {k: job for k, job in jobs.items() if k.startswith(f"{paper}.")}
-        failed = []
+        failed_names = []
         for name, job in jobs.items():
             try:
                 job()
             except Exception as error:
                 plt.close("all")
-                failed.append(name)
+                failed_names.append(name)
                 error_type = type(error).__name__
                 print(f"{name}: {error_type}: {error}", file=sys.stderr)
                 if not isinstance(error, (UsageError, RunError)):
                     traceback.print_exc()
             else:
                 print(name)
-        if failed:
+        if failed_names:
             raise RunError(
-                f"{len(failed)} of {len(jobs)} could not be drawn: {listing(failed)}"
+                f"{len(failed_names)} of {len(jobs)} could not be drawn: {listing(failed_names)}"
             )
         print(f"drawn: {len(jobs)}")
 
@@ -200,18 +201,18 @@ class Figures:
 
     def _gpu(self) -> None:
         """List the missing runs that wait for a GPU with their lines of the scorecard, and train within the budget."""
-        left = math.inf if self.budget is None else self.budget
+        minutes_left = math.inf if self.budget is None else self.budget
         for waiting in device.WAITING:
-            missing = list(waiting.missing(self.out))
-            if missing:
+            missing_lines = list(waiting.missing(self.out))
+            if missing_lines:
                 print(f"{waiting.study}, for {listing(waiting.lines)}:")
-            for line in missing:
+            for line in missing_lines:
                 print(f"  {line}")
-            if missing and left > 0:
-                left -= self._train(
+            if missing_lines and minutes_left > 0:
+                minutes_left -= self._train(
                     items.find(waiting.study),
                     self.device or "cuda",
-                    left,
+                    minutes_left,
                     runs=waiting.runs,
                     seeds=waiting.seeds,
                 )
@@ -236,20 +237,20 @@ class Figures:
             print(f"page: {page_path}")
             return
         out = self.out or items.PICTURES
-        n_drawn, refused = 0, list[UsageError]()
+        drawn_count, refusals = 0, list[UsageError]()
         for drawing_item in items.drawings(item) or [item] * (not self.train):
             try:
                 drawing = items.redraw(drawing_item, path, out)
             except UsageError as error:
-                refused.append(error)
+                refusals.append(error)
                 continue
-            n_drawn += 1
+            drawn_count += 1
             print("\n".join([drawing.caption, *map(str, drawing.findings)]))
             print(f"page, table and picture: {out / drawing_item.name}.*")
         is_partial = bool(self.only) or self.budget is not None
-        if refused and not is_partial and (self.train or not n_drawn):
-            raise refused[0]
-        for reason in refused:
+        if refusals and not is_partial and (self.train or not drawn_count):
+            raise refusals[0]
+        for reason in refusals:
             print(f"not drawn yet: {reason}")
 
 
@@ -257,13 +258,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run a command. Exit with 2 for a usage error, 1 for a failure and 130 after Ctrl-C. One line says why."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     mpl.use("Agg")  # pictures go to files, also where there is a screen
-    wanted = tyro.cli(Figures, prog="python -m figures", args=arguments)
-    ending = "nothing was trained"
-    if wanted.train:
-        ending = "the same command goes on"
+    command = tyro.cli(Figures, prog="python -m figures", args=arguments)
+    ending_text = "nothing was trained"
+    if command.train:
+        ending_text = "the same command goes on"
     try:
-        with progress.end_on_signals(lambda: ending):
-            wanted.main()
+        with progress.end_on_signals(lambda: ending_text):
+            command.main()
     except (UsageError, RunError) as error:
         print(f"figures: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)

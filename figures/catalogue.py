@@ -67,17 +67,17 @@ def entries(paper: str = "") -> list[Entry]:
     Raises:
         UsageError: an unknown paper or family; names the nearest.
     """
-    papers = published()
-    names = {entry.name for entry in papers}
-    others = [
+    paper_entries = published()
+    names = {entry.name for entry in paper_entries}
+    other_entries = [
         Entry(name, item.title)
         for name, item in sorted(items.REGISTRY.items())
         if name not in names
     ]
-    listed = [*papers, *others]
+    all_entries = [*paper_entries, *other_entries]
     if paper:
-        check_known("paper", paper, dict.fromkeys(entry.paper for entry in listed))
-    return [entry for entry in listed if not paper or entry.paper == paper]
+        check_known("paper", paper, dict.fromkeys(entry.paper for entry in all_entries))
+    return [entry for entry in all_entries if not paper or entry.paper == paper]
 
 
 def drawn(name: str) -> items.Item:
@@ -87,18 +87,20 @@ def drawn(name: str) -> items.Item:
         UsageError: an unknown name, with the nearest; a figure of a paper that is not drawn, with the reason; what
             has ended, with its commit.
     """
-    named, past = items.by_name(), ended()
-    if name in past:
+    items_by_name, ended_commits = items.by_name(), ended()
+    if name in ended_commits:
         raise UsageError(
-            f"{name} must have code to be drawn; got a figure that has ended. Commit {past[name]} has it: read "
+            f"{name} must have code to be drawn; got a figure that has ended. Commit {ended_commits[name]} "
+            "has it: read "
             "figures/history.md."
         )
-    listed = {entry.name: entry for entry in published()}
-    names = sorted({*PAPERS, *named, *listed})
-    if check_known("paper, figure or table", name, names) in named:
-        return named[name]
+    entries_by_name = {entry.name: entry for entry in published()}
+    names = sorted({*PAPERS, *items_by_name, *entries_by_name})
+    if check_known("paper, figure or table", name, names) in items_by_name:
+        return items_by_name[name]
     raise UsageError(
-        f"{name} cannot be drawn: {listed[name].note}. Choose another: python -m figures list {listed[name].paper}"
+        f"{name} cannot be drawn: {entries_by_name[name].note}. Choose another: python -m figures list "
+        f"{entries_by_name[name].paper}"
     )
 
 
@@ -114,9 +116,9 @@ def ended() -> dict[str, str]:
 
 def lines(paper: str = "") -> list[str]:
     """Return the list as text, an item a line."""
-    cells = [entry.told() for entry in entries(paper)]
-    wide = [max(len(line[k]) for line in cells) for k in range(2)]
+    entry_texts = [entry.told() for entry in entries(paper)]
+    widths = [max(len(line[k]) for line in entry_texts) for k in range(2)]
     return [
-        f"{name:<{wide[0]}}  {state:<{wide[1]}}  {title}"
-        for name, state, title in cells
+        f"{name:<{widths[0]}}  {state:<{widths[1]}}  {title}"
+        for name, state, title in entry_texts
     ]

@@ -64,19 +64,23 @@ class Claim:
         Raises:
             UsageError: there is not exactly one such expectation, or nothing of the measurement is shown.
         """
-        matches = [line for line in expectations if line[0].startswith(self.finding)]
+        matches = [
+            expectation
+            for expectation in expectations
+            if expectation[0].startswith(self.finding)
+        ]
         if len(matches) != 1:
             raise UsageError(
                 f"{self.figure} must have one expectation that begins with {self.finding!r}; got {len(matches)}. "
                 "Correct claims.csv."
             )
         _, verdict, measured = matches[0]
-        parts = re.findall(self.shown or ".+", measured)
-        if not parts:
+        shown_parts = re.findall(self.shown or ".+", measured)
+        if not shown_parts:
             raise UsageError(
                 f"{self.figure}: {measured!r} must match {self.shown!r}. Correct claims.csv."
             )
-        return WORDS[verdict], "; ".join(parts)
+        return WORDS[verdict], "; ".join(shown_parts)
 
 
 def read(path: Path) -> list[dict[str, str]]:

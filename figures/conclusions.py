@@ -99,10 +99,10 @@ def conclusion(metric: str, frame: pd.DataFrame) -> str:
     if end == "low":
         values = -values
     layer = values.mean().idxmax()
-    at_layer = values[layer]
-    client = at_layer.idxmax()
+    layer_values = values[layer]
+    client = layer_values.idxmax()
     place_text = f", and there most at {client}"
-    if at_layer.max() - at_layer.min() <= ALIKE * abs(at_layer.max()):
+    if layer_values.max() - layer_values.min() <= ALIKE * abs(layer_values.max()):
         place_text = f", at {client} as at the others"
     return sentence.format(layer=layer, client=client, there=place_text)
 
@@ -110,37 +110,42 @@ def conclusion(metric: str, frame: pd.DataFrame) -> str:
 def of_pairs(frame: pd.DataFrame) -> str:
     """Return which two clients are least alike by CKA, and at which layer."""
     rows = frame[frame["metric"] == "cka"]
-    least = rows.loc[rows["value"].idxmin()]
-    return f"{least['client']} and {least['client_b']} are least alike, at {least['layer']}."
+    least_row = rows.loc[rows["value"].idxmin()]
+    return f"{least_row['client']} and {least_row['client_b']} are least alike, at {least_row['layer']}."
 
 
 def of_costs(frame: pd.DataFrame) -> str:
     """Return which layer is most of what is sent, and which computes most in the forward pass."""
-    costs = frame[frame["metric"] == "layer_cost"]
-    mean = costs.groupby(["variant", "layer"])["value"].mean()
-    sent, computed = mean["bytes"].idxmax(), mean["forward_flops"].idxmax()
-    if sent == computed:
-        return f"{sent} is most of what is sent and computed."
-    return f"{sent} is most of what is sent, and {computed} computes most."
+    cost_rows = frame[frame["metric"] == "layer_cost"]
+    mean_costs = cost_rows.groupby(["variant", "layer"])["value"].mean()
+    largest_sent, largest_computed = (
+        mean_costs["bytes"].idxmax(),
+        mean_costs["forward_flops"].idxmax(),
+    )
+    if largest_sent == largest_computed:
+        return f"{largest_sent} is most of what is sent and computed."
+    return (
+        f"{largest_sent} is most of what is sent, and {largest_computed} computes most."
+    )
 
 
 def of_partition(counts: pd.DataFrame) -> str:
     """Return which client has the largest share of one class. Counts: clients x classes."""
     shares = counts.div(counts.sum(axis=1), axis=0)
-    client, name = shares.stack().idxmax()
-    return f"{client} has the largest share of one class: {shares.loc[client, name]:.0%} are {name}."
+    client, class_name = shares.stack().idxmax()
+    return f"{client} has the largest share of one class: {shares.loc[client, class_name]:.0%} are {class_name}."
 
 
 def of_plane(points: pd.DataFrame) -> str:
     """Return which client's features lie furthest from those of all. Columns: client, x, y."""
     means = points.groupby("client")[["x", "y"]].mean()
-    spread = ((means - points[["x", "y"]].mean()) ** 2).sum(axis=1)
-    client = spread.idxmax()
+    squared_distances = ((means - points[["x", "y"]].mean()) ** 2).sum(axis=1)
+    client = squared_distances.idxmax()
     return f"The features of {client} lie furthest from the middle of all."
 
 
 def of_plan(plan: LayerPlan) -> str:
     """Return which layers are federated, and how many clients alone would do the same."""
-    last, votes = plan.shared[-1], [*plan.why.votes.values()]
-    n_same, count = votes.count(last), len(votes)
-    return f"Layers are federated up to {last}: {n_same} of {count} clients alone would do the same."
+    last_shared, votes = plan.shared[-1], [*plan.why.votes.values()]
+    same_count, vote_count = votes.count(last_shared), len(votes)
+    return f"Layers are federated up to {last_shared}: {same_count} of {vote_count} clients alone would do the same."

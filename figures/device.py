@@ -49,17 +49,19 @@ class Waiting:
             folder: the folder of the stored runs; default the project's.
         """
         study = items.find(self.study)
-        stored = study.headers(study.path(folder))
-        times = {
+        stored_headers = study.headers(study.path(folder))
+        time_by_run = {
             run: f"{header['seconds'] / 60:.1f} min a seed"
-            for (run, _), header in stored.items()
+            for (run, _), header in stored_headers.items()
         }
-        keys = [key for key in study.planned(self.seeds) if key not in stored]
+        missing_keys = [
+            key for key in study.planned(self.seeds) if key not in stored_headers
+        ]
         for run in self.runs or study.runs:
-            if seeds := [seed for name, seed in keys if name == run]:
+            if seeds := [seed for keyed_run, seed in missing_keys if keyed_run == run]:
                 seeds_text = span(seeds)
                 seeds_words = f"seed {seeds_text}"
-                time_text = times.get(run, "not measured")
+                time_text = time_by_run.get(run, "not measured")
                 yield f"{run}, {seeds_words}: {time_text}"
 
 
@@ -86,21 +88,21 @@ WAITING = (
 def _of_parts() -> Iterator[tuple[str, RunConfig]]:
     """Yield FedPFT's settings on CIFAR-10, and its ablation on CIFAR-100, at the size of its Table 7 here."""
     for run, config in parts.RUNS.items():
-        longer = fitted.RUNS["fedpft"].with_keys(options=config.federation.options)
+        long_config = fitted.RUNS["fedpft"].with_keys(options=config.federation.options)
         if run == parts.OURS or not run.startswith("setting_"):
-            yield run, longer
+            yield run, long_config
         if run.startswith("setting_"):
-            yield f"cifar100.{run}", longer.with_keys(dataset="cifar100")
+            yield f"cifar100.{run}", long_config.with_keys(dataset="cifar100")
 
 
 def _of_fedra() -> Iterator[tuple[str, RunConfig]]:
     """Yield a pretraining of four times the rounds, and from it the methods of FedRA's tables on all of PACS."""
     yield PRETRAINING, PRETRAIN.with_keys(rounds=60, eval_every=20, checkpoint_every=60)
-    sizes = {"rounds": ROUNDS, "eval_every": 10, "checkpoint_every": ROUNDS}
+    round_keys = {"rounds": ROUNDS, "eval_every": 10, "checkpoint_every": ROUNDS}
     for method, config in features.RUNS.items():
-        yield method, config.with_keys(**sizes)
+        yield method, config.with_keys(**round_keys)
     for run, config in further.RUNS.items():
-        yield run, config.with_keys(**sizes, max_samples=PACS.data.max_samples)
+        yield run, config.with_keys(**round_keys, max_samples=PACS.data.max_samples)
 
 
 def _measure_fedra(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:

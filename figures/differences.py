@@ -84,8 +84,8 @@ class Difference:
     @property
     def how(self) -> str:
         """Return the verdict in a word, ``above``, ``below``, ``equal`` or :data:`UNDECIDED`; or why there is none."""
-        words = {True: "above", False: "below", None: UNDECIDED}
-        return self.few or ("equal" if self.equal else words[self.above])
+        verdict_words = {True: "above", False: "below", None: UNDECIDED}
+        return self.few or ("equal" if self.equal else verdict_words[self.above])
 
 
 NOTHING = Difference(pd.Series(dtype=float))
@@ -109,10 +109,10 @@ def last_evaluations(curves: pd.DataFrame) -> pd.DataFrame:
     Args:
         curves: (row, round) x seeds.
     """
-    trained = curves[curves.index.get_level_values(1) > 0].sort_index(
+    trained_curves = curves[curves.index.get_level_values(1) > 0].sort_index(
         level=1, sort_remaining=False
     )
-    long_runs = trained.groupby(level=0, sort=False).filter(
+    long_runs = trained_curves.groupby(level=0, sort=False).filter(
         lambda run_rows: len(run_rows) >= EVALUATIONS
     )
     return (
@@ -140,18 +140,18 @@ def settled(
     if not {run, reference} <= set(curves.index.get_level_values(0)):
         return replace(NOTHING, printed=printed)
     gaps = (curves.loc[run] - curves.loc[reference]).dropna(how="all").sort_index()
-    last = gaps[gaps.index > 0].iloc[-EVALUATIONS:]
-    difference = Difference(last.mean(skipna=False).dropna(), printed=printed)
-    most = (
+    last_gaps = gaps[gaps.index > 0].iloc[-EVALUATIONS:]
+    gap = Difference(last_gaps.mean(skipna=False).dropna(), printed=printed)
+    most_evaluations = (
         curves.index[curves.index.get_level_values(1) > 0]
         .get_level_values(0)
         .value_counts()
         .max()
     )
-    enough = len(last) >= min(EVALUATIONS, most)
-    difference = replace(difference, evaluations=EVALUATIONS if enough else len(last))
-    ended = gaps.index.max() >= paper_rounds
-    return replace(difference, moves="" if difference.few or ended else _shrinks(last))
+    has_enough = len(last_gaps) >= min(EVALUATIONS, most_evaluations)
+    gap = replace(gap, evaluations=EVALUATIONS if has_enough else len(last_gaps))
+    is_ended = gaps.index.max() >= paper_rounds
+    return replace(gap, moves="" if gap.few or is_ended else _shrinks(last_gaps))
 
 
 def _shrinks(gaps: pd.DataFrame) -> str:
@@ -162,8 +162,10 @@ def _shrinks(gaps: pd.DataFrame) -> str:
     mean = gaps.mean(axis=None)
     if not (change.high < 0 < mean or mean < 0 < change.low):
         return ""
-    ends = (f"{gaps.iloc[k].mean():+.2f} at round {gaps.index[k]}" for k in (0, -1))
-    ends_text = ", ".join(ends)
+    end_texts = (
+        f"{gaps.iloc[k].mean():+.2f} at round {gaps.index[k]}" for k in (0, -1)
+    )
+    ends_text = ", ".join(end_texts)
     return f"the difference still shrinks, {ends_text}"
 
 

@@ -112,32 +112,37 @@ def opening(findings: Sequence[Finding]) -> str:
     """
     if not findings:
         return ""
-    first, *rest = findings
-    others = Counter(finding.verdict for finding in rest)
-    verdict = f"{first.verdict[0].upper()}{first.verdict[1:]}"
-    expected = _DETAIL.sub("", first.expected)
-    meaning, came_out = _MEANS.get(first.verdict, ""), _of_others(others)
-    return f"**{verdict}: {expected}.**{meaning}{came_out}"
+    first_finding, *other_findings = findings
+    other_verdicts = Counter(finding.verdict for finding in other_findings)
+    verdict = f"{first_finding.verdict[0].upper()}{first_finding.verdict[1:]}"
+    expected = _DETAIL.sub("", first_finding.expected)
+    meaning_text, others_text = (
+        _MEANS.get(first_finding.verdict, ""),
+        _of_others(other_verdicts),
+    )
+    return f"**{verdict}: {expected}.**{meaning_text}{others_text}"
 
 
 def _of_others(verdicts: Counter[str]) -> str:
     """Return a sentence on the verdicts of a page's other findings; empty without any."""
     if not verdicts:
         return ""
-    came_out = []
+    counted_verdicts = []
     for name in VERDICTS:
-        one, several_name = _CAME_OUT[name]
+        singular, plural = _CAME_OUT[name]
         if verdicts[name]:
-            came_out.append(
-                (verdicts[name], several_name if verdicts[name] > 1 else one)
+            counted_verdicts.append(
+                (verdicts[name], plural if verdicts[name] > 1 else singular)
             )
-    ((count, words), *further) = came_out
-    if not further and count == 1:
-        return f" The other expectation {words}."
-    if not further:
-        return f" The other {count} expectations {words}."
-    listed = enumeration([f"{number} {text}" for number, text in came_out])
-    return f" Of {verdicts.total()} other expectations, {listed}."
+    ((count, outcome), *more_verdicts) = counted_verdicts
+    if not more_verdicts and count == 1:
+        return f" The other expectation {outcome}."
+    if not more_verdicts:
+        return f" The other {count} expectations {outcome}."
+    verdicts_text = enumeration(
+        [f"{number} {text}" for number, text in counted_verdicts]
+    )
+    return f" Of {verdicts.total()} other expectations, {verdicts_text}."
 
 
 def enumeration(words: Iterable[object]) -> str:
@@ -158,12 +163,12 @@ def beneath(lead: str, caption: str, width: int) -> str:
         width: characters a line, of which there are :data:`LINES`.
     """
     sentences = SENTENCE.split(caption.replace("`", ""))
-    parts = [lead.replace("`", ""), *sentences] if lead else sentences
-    for count in range(len(parts), 1, -1):
-        wrapped = textwrap.wrap(" ".join(parts[:count]), width)
-        if len(wrapped) <= LINES:
-            return "\n".join(wrapped)
-    return textwrap.fill(parts[0], width)
+    texts = [lead.replace("`", ""), *sentences] if lead else sentences
+    for count in range(len(texts), 1, -1):
+        wrapped_lines = textwrap.wrap(" ".join(texts[:count]), width)
+        if len(wrapped_lines) <= LINES:
+            return "\n".join(wrapped_lines)
+    return textwrap.fill(texts[0], width)
 
 
 def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None:
@@ -176,8 +181,8 @@ def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None
     """
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=dpi, facecolor="white", **options)
-    with Image.open(content) as whole:
-        picture = whole.convert("RGB")
+    with Image.open(content) as image:
+        picture = image.convert("RGB")
     if not _has(path, picture):
         picture.save(path, optimize=True, dpi=(dpi, dpi))
 
@@ -187,8 +192,8 @@ def _has(path: Path, picture: Image.Image) -> bool:
     if not path.is_file():
         return False
     try:
-        with Image.open(path) as stored:
-            pixels = stored.convert("RGB")
+        with Image.open(path) as image:
+            pixels = image.convert("RGB")
     except OSError:  # no picture, or a damaged one
         return False
     return pixels.size == picture.size and pixels.tobytes() == picture.tobytes()

@@ -83,28 +83,32 @@ def metrics_of(run: str) -> list[str]:
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record the metrics of a run, and of the images each client's classes and the features in a plane."""
     report = measure.diagnose_task(task, metrics_of(run), progress=False)
-    parts = [_drawn(report.frame)]
+    frames = [_drawn(report.frame)]
     if run == "images":
         models, _ = runner.train_first_round(task, measure.instruments().observers)
-        test = {client.name: client.test for client in task.data.clients}
-        seed, named = task.config.execution.seed, labels(task)
-        pooled = pool(models, test, classes=task.data.classes, samples=400, seed=seed)
-        lines = held(task.data.class_counts(), named)
-        parts.append(rows.frame([*lines, *placed(pooled, seed, named)]))
-    return pd.concat(parts, ignore_index=True)
+        test_data = {client.name: client.test for client in task.data.clients}
+        seed, label_columns = task.config.execution.seed, labels(task)
+        pooled = pool(
+            models, test_data, classes=task.data.classes, samples=400, seed=seed
+        )
+        count_rows = held(task.data.class_counts(), label_columns)
+        frames.append(rows.frame([*count_rows, *placed(pooled, seed, label_columns)]))
+    return pd.concat(frames, ignore_index=True)
 
 
 def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows to draw: the variant that the album shows of each metric."""
-    parts = []
-    for name, part in frame.groupby("metric", sort=False):
+    frames = []
+    for name, metric_rows in frame.groupby("metric", sort=False):
         if name in ("hessian_spectrum", WHOLE):
-            parts.append(part)
+            frames.append(metric_rows)
         else:
-            variants = set(part["variant"])
-            shown = "training" if "training" in variants else METRICS[str(name)].variant
-            parts.append(part[part["variant"] == shown])
-    return pd.concat(parts)
+            variants = set(metric_rows["variant"])
+            shown_variant = (
+                "training" if "training" in variants else METRICS[str(name)].variant
+            )
+            frames.append(metric_rows[metric_rows["variant"] == shown_variant])
+    return pd.concat(frames)
 
 
 # --- the pictures ----------------------------------------------------------------------------------------------
@@ -112,29 +116,34 @@ def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _diagnose(metric: str) -> str:
     keys = KEYS[WHERE.get(metric, "images")]
-    names = (key.replace("_", "-") for key in keys)
-    flags = [f"--{k} {v}" for k, v in zip(names, keys.values(), strict=True)]
+    flag_names = (key.replace("_", "-") for key in keys)
+    flags = [
+        f"--{flag} {value}"
+        for flag, value in zip(flag_names, keys.values(), strict=True)
+    ]
     flags_text = " ".join(flags)
     return f"fedlayers diagnose {flags_text} --metrics {metric}"
 
 
 def _says(metric: str, frame: pd.DataFrame) -> str:
     """A sentence on a metric: meaning, direction and unit."""
-    about = METRICS[metric]
+    definition = METRICS[metric]
     units = frame.loc[frame["metric"] == metric, "unit"].unique()
-    named = [str(unit).replace("^2", "²") or "none" for unit in units]
-    names_text = ", ".join(named)
-    parts = [
-        about.description,
-        *about.direction.split("; "),
-        f"unit: {names_text}",
+    unit_names = [str(unit).replace("^2", "²") or "none" for unit in units]
+    units_text = ", ".join(unit_names)
+    sentences = [
+        definition.description,
+        *definition.direction.split("; "),
+        f"unit: {units_text}",
     ]
-    if about.pairs:
-        inverse = " of 1 − value"
-        if about.distance:
-            inverse = ""
-        parts.append(f"The curve is each client's mean{inverse} over the others")
-    return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts)
+    if definition.pairs:
+        inverse_text = " of 1 − value"
+        if definition.distance:
+            inverse_text = ""
+        sentences.append(
+            f"The curve is each client's mean{inverse_text} over the others"
+        )
+    return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
 
 
 def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
@@ -144,10 +153,10 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
         UsageError: a metric has no rows.
     """
     metrics = set(chain.from_iterable(map(metrics_of, RUNS)))
-    if lacking := metrics - set(frame["metric"]):
-        lacking_names = listing(sorted(lacking))
+    if missing_metrics := metrics - set(frame["metric"]):
+        missing_text = listing(sorted(missing_metrics))
         raise UsageError(
-            f"{NAME} must have rows of {lacking_names}; got none. Make them: {STUDY.command}"
+            f"{NAME} must have rows of {missing_text}; got none. Make them: {STUDY.command}"
         )
 
     def plotted(metric: str, picture: str) -> Figure:
@@ -160,9 +169,9 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
             picture, says, concludes, command, partial(plotted, metric, picture)
         )
 
-    images = frame[frame["run"] == "images"]
+    image_rows = frame[frame["run"] == "images"]
     plan = select.select(
-        (header["runs"]["images"], images),
+        (header["runs"]["images"], image_rows),
         threshold=1.2,
         variant="training",
     )
@@ -223,21 +232,21 @@ def redraw(path: Path, out: Path | None = None) -> Path:
         page, pictures = (PAGE, items.PICTURES / NAME)
     else:
         page, pictures = (out / "gallery.md", out / NAME)
-    shown = entries(*STUDY.read(path))
+    shown_entries = entries(*STUDY.read(path))
     pictures.mkdir(exist_ok=True)
-    for entry in shown:
+    for entry in shown_entries:
         figure = entry.draw()
         title = textwrap.fill(entry.concludes, TITLE)
         figure.text(0.5, 1.02, title, ha="center", va="bottom", fontsize=9)
         save_png(figure, pictures / f"{entry.name}.png", DPI, bbox_inches="tight")
         plt.close(figure)
     page.write_text(
-        _page(shown, str(pictures.relative_to(page.parent))), encoding="utf-8"
+        _page(shown_entries, str(pictures.relative_to(page.parent))), encoding="utf-8"
     )
     return page
 
 
-def _page(shown: list[Entry], where: str) -> str:
+def _page(gallery_entries: list[Entry], folder_name: str) -> str:
     lead = (
         "# Gallery\n\nOne picture of each diagnostic, from real data. Most show Fashion-MNIST with four clients and "
         "their models after the first local training. Spectrum and Gauss-Newton trace use the four hospitals of the "
@@ -246,17 +255,17 @@ def _page(shown: list[Entry], where: str) -> str:
         f"stored rows. With `--train` it measures first ({BUDGET}). That needs Fashion-MNIST below "
         "`FEDLAYERS_DATA_ROOT`."
     )
-    parts = [lead]
-    for entry in shown:
-        kind = "python"
+    sections = [lead]
+    for entry in gallery_entries:
+        language = "python"
         if entry.command.startswith("fedlayers"):
-            kind = ""
+            language = ""
         title = entry.name.replace("_", " ")
-        picture = f"![{title}]({where}/{entry.name}.png)"
+        picture = f"![{title}]({folder_name}/{entry.name}.png)"
         sentences = f"**{entry.concludes}** {entry.says}"
-        code = f"```{kind}\n{entry.command}\n```"
-        parts.append(f"## {title}\n\n{picture}\n\n{sentences}\n\n{code}")
-    return "\n\n".join(parts) + "\n"
+        code_block = f"```{language}\n{entry.command}\n```"
+        sections.append(f"## {title}\n\n{picture}\n\n{sentences}\n\n{code_block}")
+    return "\n\n".join(sections) + "\n"
 
 
 STUDY = items.register(items.Item(

@@ -107,16 +107,18 @@ class Item:
     def state(self) -> str:
         """Return ``ready`` if all rows that it shows are stored, else the number of stored runs, or ``damaged``."""
         study = self.study
-        awaited = [
+        awaited_keys = [
             key for key in study.planned() if not self.shown or key[0] in self.shown
         ]
         try:
-            stored = len(study.headers(self.path()).keys() & awaited)
+            stored_count = len(study.headers(self.path()).keys() & awaited_keys)
         except CorruptError:
             return "damaged"
-        if stored == len(awaited):
+        if stored_count == len(awaited_keys):
             return "ready"
-        return f"{stored} of {len(awaited)} runs" if stored else "no rows"
+        return (
+            f"{stored_count} of {len(awaited_keys)} runs" if stored_count else "no rows"
+        )
 
     def planned(self, seeds: int | None = None) -> list[tuple[str, int]]:
         """Return every (run, seed), the first seed of all runs first.
@@ -124,16 +126,18 @@ class Item:
         Args:
             seeds: number of seeds in place of the item's own, but for those whose own is 1.
         """
-        counts_of_runs = self.own_seeds
-        counts = {run: counts_of_runs.get(run, self.seeds) for run in self.runs}
+        own_counts = self.own_seeds
+        seed_counts = {run: own_counts.get(run, self.seeds) for run in self.runs}
         if seeds is not None:
-            counts = {
-                run: 1 if counts_of_runs.get(run) == 1 else seeds for run in self.runs
+            seed_counts = {
+                run: 1 if own_counts.get(run) == 1 else seeds for run in self.runs
             }
-        planned = []
-        for seed in range(max(counts.values(), default=0)):
-            planned += [(run, seed) for run in self.runs if seed < counts[run]]
-        return planned
+        planned_keys = []
+        for seed in range(max(seed_counts.values(), default=0)):
+            planned_keys += [
+                (run, seed) for run in self.runs if seed < seed_counts[run]
+            ]
+        return planned_keys
 
     def path(self, folder: Path | None = None) -> Path:
         """Return the folder of its runs' files; the packed file is next to it."""
@@ -142,8 +146,8 @@ class Item:
     def headers(self, folder: Path) -> dict[tuple[str, int], packing.Header]:
         """Return the header of each stored run and seed, packed or not, as it was written; raises as :meth:`parts`."""
         with self._command_named():
-            packed = map(packing.headers, packed_files(folder))
-            headers = list(chain.from_iterable(packed))
+            packed_headers = map(packing.headers, packed_files(folder))
+            headers = list(chain.from_iterable(packed_headers))
             headers += map(rows.read_header, folder.glob("*.jsonl"))
         return {(header["run"], int(header["seed"])): header for header in headers}
 
@@ -154,15 +158,15 @@ class Item:
             UsageError: a header is another item's; CorruptError: rows are damaged, or of another format.
         """
         with self._command_named():
-            packed = map(packing.read, packed_files(folder))
-            stored = list(chain.from_iterable(packed))
-            stored += [rows.read(file) for file in sorted(folder.glob("*.jsonl"))]
+            packed_parts = map(packing.read, packed_files(folder))
+            stored_parts = list(chain.from_iterable(packed_parts))
+            stored_parts += [rows.read(file) for file in sorted(folder.glob("*.jsonl"))]
         parts = {}
-        for part in stored:
+        for part in stored_parts:
             check_owner(self, folder, part[0])
             parts[part[0]["run"], int(part[0]["seed"])] = part
-        order = sorted(parts, key=lambda key: rows_file(folder, *key).name)
-        return {key: parts[key] for key in order}
+        run_order = sorted(parts, key=lambda key: rows_file(folder, *key).name)
+        return {key: parts[key] for key in run_order}
 
     @contextmanager
     def _command_named(self) -> Iterator[None]:
@@ -187,35 +191,42 @@ class Item:
                 f"rows of {study.name} must be at {path}; got none. Make them ({study.budget}): {self.command}"
             )
         runs: dict[str, dict[str, Any]] = {}
-        failed, sound = {}, {}
+        reason_by_run, frame_by_run = {}, {}
         for (run, seed), (header, frame) in parts.items():
             check_known("run", run, study.runs)
             runs.setdefault(run, header["about"])["data"] |= header["about"]["data"]
             reasons = frame["status"][frame["metric"] == FAILED]
             if len(reasons):
-                failed[f"{run} {seed}"] = reasons.iloc[0]
+                reason_by_run[f"{run} {seed}"] = reasons.iloc[0]
             else:
-                sound[run, seed] = frame
-        if not sound:
-            first = next(iter(failed.values()))
+                frame_by_run[run, seed] = frame
+        if not frame_by_run:
+            first_reason = next(iter(reason_by_run.values()))
             raise UsageError(
-                f"{study.name} must have a finished run in {path}; got failures, first {first}. "
+                f"{study.name} must have a finished run in {path}; got failures, first {first_reason}. "
                 f"Train again: {self.command}"
             )
-        places = {run: place for place, run in enumerate(study.runs)}
-        order = sorted(sound, key=lambda key: (places[key[0]], key[1]))
-        had = {run: [seed for name, seed in order if name == run] for run in study.runs}
+        position_by_run = {run: position for position, run in enumerate(study.runs)}
+        run_keys = sorted(
+            frame_by_run, key=lambda key: (position_by_run[key[0]], key[1])
+        )
+        seeds_by_run = {
+            run: [seed for keyed_run, seed in run_keys if keyed_run == run]
+            for run in study.runs
+        }
         header = {
             "item": study.name,
             "command": self.command,
-            "seeds": max(map(len, had.values())),
+            "seeds": max(map(len, seeds_by_run.values())),
             "seconds": round(sum(header["seconds"] for header, _ in parts.values()), 1),
             "runs": runs,
-            "had": had,
-            "failed": failed,
+            "had": seeds_by_run,
+            "failed": reason_by_run,
             "missing": [f"{run} {seed}" for run, seed in study.planned() if (run, seed) not in parts],
         }  # fmt: skip
-        return header, pd.concat([sound[key] for key in order], ignore_index=True)
+        return header, pd.concat(
+            [frame_by_run[key] for key in run_keys], ignore_index=True
+        )
 
 
 REGISTRY: dict[str, Item] = {}
@@ -231,10 +242,10 @@ def register(item: Item) -> Item:
 
 def by_name() -> dict[str, Item]:
     """Return all items by their names, and by those of further figures that they show."""
-    items = dict(REGISTRY)
+    items_by_name = dict(REGISTRY)
     for item in REGISTRY.values():
-        items |= dict.fromkeys(item.also, item)
-    return items
+        items_by_name |= dict.fromkeys(item.also, item)
+    return items_by_name
 
 
 def find(name: str) -> Item:
@@ -243,18 +254,16 @@ def find(name: str) -> Item:
     Raises:
         UsageError: there is no such item; names the nearest.
     """
-    named = by_name()
-    return named[check_known("figure or table", name, sorted(named))]
+    items_by_name = by_name()
+    return items_by_name[check_known("figure or table", name, sorted(items_by_name))]
 
 
 def drawings(item: Item) -> list[Item]:
     """Return all drawings of an item: itself if it can be drawn, and those of which it is the source."""
-    others = [
-        item_of_registry
-        for item_of_registry in REGISTRY.values()
-        if item_of_registry.source == item.name
+    derived_items = [
+        candidate for candidate in REGISTRY.values() if candidate.source == item.name
     ]
-    return [*([item] if item.draw else []), *others]
+    return [*([item] if item.draw else []), *derived_items]
 
 
 # --- stored rows -----------------------------------------------------------------------------------------------
@@ -272,9 +281,9 @@ def packed_file(folder: Path) -> Path:
 
 def packed_files(folder: Path) -> list[Path]:
     """Return the existing packed files: the file of all runs, and the files in the folder with some runs."""
-    whole = packed_file(folder)
+    packed = packed_file(folder)
     return [
-        *([whole] if whole.is_file() else []),
+        *([packed] if packed.is_file() else []),
         *sorted(folder.glob(f"*.rows{packing.SUFFIX}")),
     ]
 
@@ -307,34 +316,39 @@ def redraw(item: Item, path: Path, out: Path) -> Drawing:
             without a drawing of its own; CorruptError: they are damaged.
     """
     if item.draw is None:
-        views = listing([view.name for view in drawings(item)]) or "another"
+        view_names = listing([view.name for view in drawings(item)]) or "another"
         raise UsageError(
-            f"{item.name} must be a figure; got a study. Draw {views} instead."
+            f"{item.name} must be a figure; got a study. Draw {view_names} instead."
         )
     header, frame = item.read(path)
-    wanted = () if item.partial else item.shown or item.study.runs
-    if lacking := [run for run in wanted if not header["had"][run]]:
+    required_runs = () if item.partial else item.shown or item.study.runs
+    if missing_runs := [run for run in required_runs if not header["had"][run]]:
         raise UsageError(
-            f"{item.name} must have rows of {listing(lacking)}; got none. Make them: {item.command}"
+            f"{item.name} must have rows of {listing(missing_runs)}; got none. Make them: {item.command}"
         )
     drawing = item.draw(header, frame)
-    origin = f"Rows: `{header['command']}`, in {header['seconds']:.0f} s."
-    caption = f"{drawing.caption} {origin}"
+    origin_text = f"Rows: `{header['command']}`, in {header['seconds']:.0f} s."
+    caption = f"{drawing.caption} {origin_text}"
     if drawing.figure is not None:
         # wrapped, so that the text is no wider than the picture and moves no panel of it
         lead = " ".join(page.lead_of(item.name, drawing)).replace("**", "")
         figure, width = drawing.figure, int(drawing.figure.get_figwidth() * 19.5)
-        look: dict[str, Any] = {"fontsize": 7, "color": "0.3", "ha": "left", "x": 0.01}
-        shown = figure.supxlabel(beneath(lead, caption, width), **look)
-        while shown.get_window_extent().width > 0.98 * figure.bbox.width:
+        text_look: dict[str, Any] = {
+            "fontsize": 7,
+            "color": "0.3",
+            "ha": "left",
+            "x": 0.01,
+        }
+        caption_artist = figure.supxlabel(beneath(lead, caption, width), **text_look)
+        while caption_artist.get_window_extent().width > 0.98 * figure.bbox.width:
             width -= 2
-            shown.set_text(beneath(lead, caption, width))
+            caption_artist.set_text(beneath(lead, caption, width))
         save_png(drawing.figure, out / f"{item.name}.png")
         plt.close(drawing.figure)
     table = csv_bytes(drawing.table, float_format="%.6g")
     (out / f"{item.name}.csv").write_bytes(table)
     settings = _settings(item, header)
-    settings["rows"] = origin.removeprefix("Rows: ").rstrip(".")
+    settings["rows"] = origin_text.removeprefix("Rows: ").rstrip(".")
     text = page.of_figure(item.name, item.title, drawing, settings, _notes(item))
     (out / f"{item.name}.md").write_text(text, encoding="utf-8")
     return replace(drawing, caption=caption)
@@ -348,15 +362,15 @@ def _settings(item: Item, header: Mapping[str, Any]) -> dict[str, str]:
         for run, run_header in header["runs"].items()
         if run in runs
     ]
-    n_seeds = item.seeds if item.source else 0
-    return page.settings(configs, n_seeds or page.seeds_behind(header, runs))
+    seed_count = item.seeds if item.source else 0
+    return page.settings(configs, seed_count or page.seeds_behind(header, runs))
 
 
 def _notes(item: Item) -> list[str]:
     """Return notes on the data that an item was trained on."""
-    trained = "nothing is trained" not in item.study.budget
-    recoded = any(config.data.dataset == "cifar10" for config in item.drawn)
-    return [f"CIFAR-10 here: {RECODED}."] if trained and recoded else []
+    is_trained = "nothing is trained" not in item.study.budget
+    is_recoded = any(config.data.dataset == "cifar10" for config in item.drawn)
+    return [f"CIFAR-10 here: {RECODED}."] if is_trained and is_recoded else []
 
 
 def table(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -43,12 +43,12 @@ class Definition:
 
     def rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the clients' rows by this definition."""
-        of_run = (
+        is_of_definition = (
             (frame["run"] == self.run)
             & (frame["metric"] == SENSITIVITY)
             & (frame["variant"] == self.variant)
         )
-        return frame[of_run & (frame["client"] != "")]
+        return frame[is_of_definition & (frame["client"] != "")]
 
     def combined(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Federation sensitivity of all clients together, seeds x layers."""
@@ -69,7 +69,10 @@ class Sites:
         self, task: runner.Task, models: Mapping[str, nn.Module], round: int
     ) -> None:
         self.task, self.models, self.round = task, models, round
-        self.all = {c.name: (c.train.x, c.train.y) for c in task.data.clients}
+        self.all = {
+            client.name: (client.train.x, client.train.y)
+            for client in task.data.clients
+        }
         self.context = {
             "seed": task.config.execution.seed,
             "round": round,
@@ -79,16 +82,16 @@ class Sites:
 
     def subset(self, size: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """At most ``size`` training samples of each client, drawn without replacement."""
-        chosen = {}
+        samples_by_client = {}
         for name, (x, y) in self.all.items():
-            order = torch.randperm(
+            sample_order = torch.randperm(
                 len(y),
                 generator=torch_generator(
                     self.task.config.execution.seed, "figure subset", name
                 ),
             )
-            chosen[name] = (x[order[:size]], y[order[:size]])
-        return chosen
+            samples_by_client[name] = (x[sample_order[:size]], y[sample_order[:size]])
+        return samples_by_client
 
     def frame(
         self,
@@ -134,9 +137,11 @@ class Epoch(Sites):
         if variant == "figure":
             frame = self.frame(f"figures.player_fl.released:{SENSITIVITY}")
         elif variant == "training":
-            sizes = dict(zip(self.models, self.task.data.weights, strict=True))
-            recorded = recorded_rows(self.recorded, self.task.layers, n_train=sizes)
-            frame = rows.frame({**row, **self.context} for row in recorded)
+            client_weights = dict(zip(self.models, self.task.data.weights, strict=True))
+            step_rows = recorded_rows(
+                self.recorded, self.task.layers, n_train=client_weights
+            )
+            frame = rows.frame({**row, **self.context} for row in step_rows)
         else:
             frame = self.frame(SENSITIVITY)
         return frame[(frame["variant"] == variant) & (frame["client"] != "")]
@@ -192,19 +197,19 @@ def dissimilarity(frame: pd.DataFrame, metric: str = "cka") -> pd.DataFrame:
 
     The table is layers x (seed, client).
     """
-    pairs = frame[(frame["metric"] == metric) & (frame["client_b"] != "")]
-    parts = {
-        seed: both_ways(rows.assign(value=rows["value"].astype(float)))
-        for seed, rows in pairs.groupby("seed")
+    pair_rows = frame[(frame["metric"] == metric) & (frame["client_b"] != "")]
+    pairs_by_seed = {
+        seed: both_ways(seed_pairs.assign(value=seed_pairs["value"].astype(float)))
+        for seed, seed_pairs in pair_rows.groupby("seed")
     }
-    tables = {
-        seed: (1 - rows["value"] if metric == "cka" else rows["value"])
-        .groupby([rows["layer"], rows["client"]])
+    distances_by_seed = {
+        seed: (1 - seed_pairs["value"] if metric == "cka" else seed_pairs["value"])
+        .groupby([seed_pairs["layer"], seed_pairs["client"]])
         .mean(skipna=False)
         .unstack()
-        for seed, rows in parts.items()
+        for seed, seed_pairs in pairs_by_seed.items()
     }
-    return pd.concat(tables, axis=1).loc[list(pairs["layer"].unique())]
+    return pd.concat(distances_by_seed, axis=1).loc[list(pair_rows["layer"].unique())]
 
 
 # --- published and measured ------------------------------------------------------------------------------------
@@ -218,15 +223,15 @@ def read_off(
     Args:
         place: how the place begins, of which there is one at most.
     """
-    printed = items.published("player_fl")
-    printed = printed[
-        (printed["dataset"] == dataset)
-        & (printed["quantity"] == quantity)
-        & printed["place"].str.startswith(place)
+    published_rows = items.published("player_fl")
+    published_rows = published_rows[
+        (published_rows["dataset"] == dataset)
+        & (published_rows["quantity"] == quantity)
+        & published_rows["place"].str.startswith(place)
     ]
-    ranges = printed.set_index("layer").reindex(layers)[["low", "high", "how"]]
-    whole = printed["place"] + ", " + printed["how"]
-    ranges.attrs["where"] = "".join(whole.head(1))
+    ranges = published_rows.set_index("layer").reindex(layers)[["low", "high", "how"]]
+    place_texts = published_rows["place"] + ", " + published_rows["how"]
+    ranges.attrs["where"] = "".join(place_texts.head(1))
     return ranges
 
 
@@ -235,17 +240,17 @@ def lines_beside(
     definition: str,
     reference: pd.DataFrame,
     values: pd.DataFrame,
-    what: str,
+    population: str,
     whole_range: bool = False,
 ) -> list[dict[str, Any]]:
-    """Table rows of curves (layers x curves) with a reference. ``what`` names what the medians are over.
+    """Table rows of curves (layers x curves) with a reference. ``population`` names what the medians are over.
 
     The measured bounds are the 5th and 95th percentile of the curves, or the least and greatest value.
     """
     if whole_range:
-        low, high, bounds = (0.0, 1.0, "range")
+        low, high, bounds_name = (0.0, 1.0, "range")
     else:
-        low, high, bounds = (0.05, 0.95, "5-95 % range")
+        low, high, bounds_name = (0.05, 0.95, "5-95 % range")
     return [
         {
             "quantity": quantity,
@@ -257,7 +262,7 @@ def lines_beside(
             "measured": values.loc[layer].median(),
             "measured_low": values.loc[layer].quantile(low),
             "measured_high": values.loc[layer].quantile(high),
-            "measured_what": f"median and {bounds} over {what}",
+            "measured_what": f"median and {bounds_name} over {population}",
         }
         for layer in values.index
     ]
@@ -270,34 +275,36 @@ def cuts(
 
     A seed in which a value is missing decides nothing and is counted under ``no decision``.
     """
-    names = [*combined.columns[:-1], "no decision"]
-    counts = pd.DataFrame(0, index=list(thresholds), columns=names)
+    column_names = [*combined.columns[:-1], "no decision"]
+    counts = pd.DataFrame(0, index=list(thresholds), columns=column_names)
     for values in combined.to_numpy(dtype=np.float64):
         for threshold in thresholds:
-            sound = bool(np.isfinite(values).all())
-            last = "no decision"
-            if sound:
-                last = names[select.sensitivity_ratio(values.tolist(), threshold) - 1]
-            counts.loc[threshold, last] += 1
+            is_finite = bool(np.isfinite(values).all())
+            last_shared = "no decision"
+            if is_finite:
+                last_shared = column_names[
+                    select.sensitivity_ratio(values.tolist(), threshold) - 1
+                ]
+            counts.loc[threshold, last_shared] += 1
     if counts["no decision"].any():
         return counts
     return counts.drop(columns="no decision")
 
 
 def cut_lines(
-    definition: Definition, counts: pd.DataFrame, where: str
+    definition: Definition, counts: pd.DataFrame, place_text: str
 ) -> list[dict[str, Any]]:
-    """Table rows of :func:`cuts`; ``where`` says what the paper has."""
-    n = int(counts.iloc[0].sum())
+    """Table rows of :func:`cuts`; ``place_text`` says what the paper has."""
+    seed_count = int(counts.iloc[0].sum())
     return [
         {
             "quantity": CUTS,
             "definition": definition.label,
             "layer": layer,
             "threshold": threshold,
-            "published_where": where,
+            "published_where": place_text,
             "measured": count,
-            "measured_what": f"of {n} seeds",
+            "measured_what": f"of {seed_count} seeds",
         }
         for (threshold, layer), count in counts.stack().items()
     ]
@@ -308,24 +315,28 @@ CUTS = "seeds with this last shared layer"
 BY_LAYER = "Medians by layer, with the published range in brackets:"
 
 
-def by_layer(lines: pd.DataFrame, headings: Mapping[str, str]) -> str:
+def by_layer(curve_rows: pd.DataFrame, headings: Mapping[str, str]) -> str:
     """Return a Markdown table of medians by layer, with the published range in brackets.
 
     Args:
-        lines: rows of :func:`lines_beside`.
-        headings: columns of ``lines`` that name a row of the table, and their headings.
+        curve_rows: rows of :func:`lines_beside`.
+        headings: columns of ``curve_rows`` that name a row of the table, and their headings.
     """
-    layers = list(dict.fromkeys(lines["layer"]))
-    columns: dict[str, list[str]] = {name: [] for name in (*headings.values(), *layers)}
-    for key, part in lines.groupby(list(headings), sort=False, dropna=False):
-        cells = {
+    layers = list(dict.fromkeys(curve_rows["layer"]))
+    columns: dict[str, list[str]] = {
+        heading: [] for heading in (*headings.values(), *layers)
+    }
+    for key, group_rows in curve_rows.groupby(list(headings), sort=False, dropna=False):
+        cell_by_layer = {
             row.layer: _with_range(row.measured, row.published_low, row.published_high)
-            for row in part.itertuples()
+            for row in group_rows.itertuples()
         }
-        for name, cell in zip(
-            columns, (*key, *(cells.get(layer, "–") for layer in layers)), strict=True
+        for heading, cell in zip(
+            columns,
+            (*key, *(cell_by_layer.get(layer, "–") for layer in layers)),
+            strict=True,
         ):
-            columns[name].append(cell)
+            columns[heading].append(cell)
     return markdown(columns)
 
 
@@ -338,28 +349,35 @@ def _with_range(value: float, low: float, high: float) -> str:
 
 
 def decides(
-    way: Definition, counts: pd.DataFrame, threshold: float, layer: str, least: float
+    definition: Definition,
+    counts: pd.DataFrame,
+    threshold: float,
+    layer: str,
+    least_share: float,
 ) -> Finding:
-    """Return whether ``layer`` is the last shared one in more than the share ``least`` of seeds, by its interval."""
-    n, own_count = int(counts.loc[threshold].sum()), int(counts.loc[threshold, layer])
-    counted = ", ".join(
-        f"{name} in {count}" for name, count in counts.loc[threshold].items() if count
+    """Return whether ``layer`` is the last shared one in more than ``least_share`` of the seeds, by its interval."""
+    n, layer_count = int(counts.loc[threshold].sum()), int(counts.loc[threshold, layer])
+    counts_text = ", ".join(
+        f"{counted_layer} in {count}"
+        for counted_layer, count in counts.loc[threshold].items()
+        if count
     )
-    share = share_interval(own_count, n)
+    share = share_interval(layer_count, n)
     return Finding(
-        f"{way.label}: threshold {threshold:g} makes {layer} the last shared layer in more than {least:.0%} of "
+        f"{definition.label}: threshold {threshold:g} makes {layer} the last shared layer in more than "
+        f"{least_share:.0%} of "
         "the seeds",
-        f"of {n} seeds {counted}; 95 % interval of {layer}'s share {share.low:.0%} to {share.high:.0%}",
-        beyond(share, least),
+        f"of {n} seeds {counts_text}; 95 % interval of {layer}'s share {share.low:.0%} to {share.high:.0%}",
+        beyond(share, least_share),
     )
 
 
 def settings(header: Mapping[str, Any], run: str) -> str:
     """Describe in words how a run was trained."""
     config = header["runs"][run]["config"]
-    optimizer = config["optimizer"] + (" (amsgrad)" if config["amsgrad"] else "")
+    optimizer_text = config["optimizer"] + (" (amsgrad)" if config["amsgrad"] else "")
     loss_name = config["loss"].replace("_", " ")
     return (
-        f"{loss_name} and {optimizer} (lr {config['lr']:g}, "
+        f"{loss_name} and {optimizer_text} (lr {config['lr']:g}, "
         f"weight decay {config['weight_decay']:g}, batch {config['batch_size']})"
     )

@@ -95,8 +95,8 @@ def title(run: str) -> str:
     )
     if not algorithm:
         return name
-    rest = name.removeprefix(algorithm).removeprefix("_").replace("_", " ")
-    return ALGORITHMS[algorithm] + (f", {rest}" if rest else "")
+    suffix = name.removeprefix(algorithm).removeprefix("_").replace("_", " ")
+    return ALGORITHMS[algorithm] + (f", {suffix}" if suffix else "")
 
 
 def titles(text: str) -> str:

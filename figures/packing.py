@@ -40,29 +40,31 @@ _TYPES = {
 def write(path: Path, parts: Iterable[Part]) -> None:
     """Write runs to one file, atomically. Equal runs give equal bytes."""
     parts = list(parts)
-    about = {
+    metadata = {
         "headers": [{"schema": rows.SCHEMA, **header} for header, _ in parts],
         "lengths": [len(frame) for _, frame in parts],
     }
     frame = pd.concat([frame for _, frame in parts], ignore_index=True).astype(_TYPES)
-    numbers = [name for name, kind in _TYPES.items() if kind == "float64"]
-    for name in numbers:
-        frame[name] = frame[name].where(
-            frame[name] % 1 == 0, frame[name].astype("float32")
+    float_columns = [
+        column for column, type_name in _TYPES.items() if type_name == "float64"
+    ]
+    for column in float_columns:
+        frame[column] = frame[column].where(
+            frame[column] % 1 == 0, frame[column].astype("float32")
         )
     table = pyarrow.Table.from_pandas(
         frame, preserve_index=False
     ).replace_schema_metadata(None)
-    stored = io.BytesIO()
+    buffer = io.BytesIO()
     options: dict[str, Any] = {"compression": "zstd", "compression_level": 22}
     with parquet.ParquetWriter(
-        stored, table.schema, use_dictionary=False, **options
+        buffer, table.schema, use_dictionary=False, **options
     ) as file:
         file.write_table(table)
         file.add_key_value_metadata(
-            {KEY: base64.b64encode(zlib.compress(rows.dumps(about).encode(), 9))}
+            {KEY: base64.b64encode(zlib.compress(rows.dumps(metadata).encode(), 9))}
         )
-    write_atomically(path, stored.getvalue())
+    write_atomically(path, buffer.getvalue())
 
 
 def headers(path: Path) -> list[Header]:
@@ -92,18 +94,18 @@ def read(path: Path) -> list[Part]:
         raise _damaged(path, error) from error
     if sum(lengths) != len(frame):
         raise _damaged(path, f"{len(frame)} rows in place of {sum(lengths)}")
-    ends = itertools.accumulate(lengths)
+    end_rows = itertools.accumulate(lengths)
     return [
         (header, frame.iloc[end - length : end])
-        for header, end, length in zip(run_headers, ends, lengths, strict=True)
+        for header, end, length in zip(run_headers, end_rows, lengths, strict=True)
     ]
 
 
 def _about(path: Path) -> tuple[list[Header], list[int]]:
     try:
-        packed = base64.b64decode(parquet.read_metadata(path).metadata[KEY])
-        about = json.loads(zlib.decompress(packed))
-        run_headers, lengths = about["headers"], about["lengths"]
+        compressed = base64.b64decode(parquet.read_metadata(path).metadata[KEY])
+        metadata = json.loads(zlib.decompress(compressed))
+        run_headers, lengths = metadata["headers"], metadata["lengths"]
         schemas = {header["schema"] for header in run_headers}
     except (
         pyarrow.ArrowException,
@@ -120,7 +122,7 @@ def _about(path: Path) -> tuple[list[Header], list[int]]:
 
 
 def _damaged(path: Path, contents: object) -> CorruptError:
-    shown = " ".join(repr(contents).split())  # one line
+    contents_text = " ".join(repr(contents).split())  # one line
     return CorruptError(
-        f"{path} must be a file of packed rows; got {shown}. Restore it, or make its rows again."
+        f"{path} must be a file of packed rows; got {contents_text}. Restore it, or make its rows again."
     )

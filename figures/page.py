@@ -34,8 +34,8 @@ def percent(mean: float, low: float, high: float, sign: str = "") -> str:
     """Return a share in percent with half the width of its interval; a dash without a value."""
     if math.isnan(mean):
         return "–"
-    half = "" if math.isnan(low) else f" ± {100 * (high - low) / 2:.1f}"
-    return f"{100 * mean:{sign}.1f}{half}"
+    half_text = "" if math.isnan(low) else f" ± {100 * (high - low) / 2:.1f}"
+    return f"{100 * mean:{sign}.1f}{half_text}"
 
 
 def seeds_in_words(count: int | str) -> str:
@@ -45,23 +45,28 @@ def seeds_in_words(count: int | str) -> str:
 
 def seeds_behind(header: Mapping[str, Any], runs: Collection[str] = ()) -> str:
     """Return how many seeds each of these runs has, as :func:`span`; of all runs if none is named."""
-    had = header.get("had", {})
+    seeds_by_run = header.get("had", {})
     return span(
-        [len(had[run]) for run in runs or had if had.get(run)] or [header["seeds"]]
+        [
+            len(seeds_by_run[run])
+            for run in runs or seeds_by_run
+            if seeds_by_run.get(run)
+        ]
+        or [header["seeds"]]
     )
 
 
 def span(numbers: Iterable[int]) -> str:
     """Return the least and the greatest of some numbers, as text: ``3-4``, or ``4`` if they are one."""
-    ordered = sorted(numbers)
-    if ordered[0] == ordered[-1]:
-        return f"{ordered[0]}"
-    return f"{ordered[0]}-{ordered[-1]}"
+    ordered_numbers = sorted(numbers)
+    if ordered_numbers[0] == ordered_numbers[-1]:
+        return f"{ordered_numbers[0]}"
+    return f"{ordered_numbers[0]}-{ordered_numbers[-1]}"
 
 
-def numbers(values: Iterable[Any], how: str = ".2f") -> list[str]:
+def numbers(values: Iterable[Any], spec: str = ".2f") -> list[str]:
     """Return numbers as text in a format, and a dash for what is missing."""
-    return ["–" if pd.isna(value) else f"{value:{how}}" for value in values]
+    return ["–" if pd.isna(value) else f"{value:{spec}}" for value in values]
 
 
 def means(values: pd.DataFrame, keys: Iterable[Any]) -> list[str]:
@@ -76,8 +81,8 @@ def means(values: pd.DataFrame, keys: Iterable[Any]) -> list[str]:
 
 def markdown(columns: Mapping[str, Sequence[Any]] | pd.DataFrame) -> str:
     """Return a Markdown table from columns of equal length."""
-    cells = zip(*(columns[name] for name in columns), strict=True)
-    rows = [list(columns), ["---"] * len(list(columns)), *cells]
+    row_cells = zip(*(columns[name] for name in columns), strict=True)
+    rows = [list(columns), ["---"] * len(list(columns)), *row_cells]
     lines = [" | ".join(in_markdown(str(cell)) for cell in row) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
 
@@ -99,12 +104,12 @@ def settings(configs: Iterable[Mapping[str, Any]], seeds: int | str) -> dict[str
     {'data': 'MNIST', 'learning rate': '0.01, 0.1', 'seeds': '3'}
     """
     configs = list(configs)
-    cells = {}
+    text_by_setting = {}
     for key, label in _SETTINGS.items():
         values = {config[key] for config in configs if config.get(key) is not None}
         if values:
-            cells[label] = _in_one_cell(key, values)
-    return {**cells, "seeds": str(seeds)}
+            text_by_setting[label] = _in_one_cell(key, values)
+    return {**text_by_setting, "seeds": str(seeds)}
 
 
 def _in_one_cell(key: str, values: Collection[Any]) -> str:
@@ -122,13 +127,13 @@ def _in_one_cell(key: str, values: Collection[Any]) -> str:
         "model": names.network,
         "optimizer": names.OPTIMISERS.__getitem__,
     }
-    words = spellings.get(key, str)
-    shown = sorted(
-        {words(str(value).rpartition(":")[2]) for value in values}, key=str.lower
+    spelling = spellings.get(key, str)
+    value_texts = sorted(
+        {spelling(str(value).rpartition(":")[2]) for value in values}, key=str.lower
     )
-    if len(shown) > 2 * MANY:
-        return f"{len(shown)} of them"
-    return ", ".join(shown)
+    if len(value_texts) > 2 * MANY:
+        return f"{len(value_texts)} of them"
+    return ", ".join(value_texts)
 
 
 _HEAD = ("expectation", "verdict", "measured")
@@ -155,23 +160,26 @@ def expectations(findings: Sequence[Finding]) -> str:
         )
     )
     if len(reasons) > 1:
-        number = {reason: f" ({k})" for k, reason in enumerate(reasons, 1)}
+        number_by_reason = {reason: f" ({k})" for k, reason in enumerate(reasons, 1)}
     else:
-        number = {}
-    cells = [
+        number_by_reason = {}
+    finding_cells = [
         (
             finding.expected,
-            finding.verdict + number.get(finding.incomparable, ""),
+            finding.verdict + number_by_reason.get(finding.incomparable, ""),
             finding.measured,
         )
         for finding in findings
     ]
-    table = markdown(pd.DataFrame(cells, columns=_HEAD))
-    if number:
+    table = markdown(pd.DataFrame(finding_cells, columns=_HEAD))
+    if number_by_reason:
         return "\n".join(
             [
                 "Why not comparable:\n",
-                *(f"{k}. {why}." for k, why in enumerate(reasons, 1)),
+                *(
+                    f"{k}. {numbered_reason}."
+                    for k, numbered_reason in enumerate(reasons, 1)
+                ),
                 "",
                 table,
             ]
@@ -183,8 +191,8 @@ def expectations(findings: Sequence[Finding]) -> str:
 
 def read_expectations(text: str) -> list[tuple[str, str, str]]:
     """Return expectation, verdict and measurement of each line of the table on a page."""
-    head = " | ".join(_HEAD)
-    table = text.partition(f"| {head} |\n")[2].partition("\n\n")[0]
+    heading = " | ".join(_HEAD)
+    table = text.partition(f"| {heading} |\n")[2].partition("\n\n")[0]
     matches = map(_ROW.fullmatch, table.splitlines())
     cells = (
         tuple(cell.replace("\\|", "|").replace("&lt;", "<") for cell in match.groups())
@@ -203,11 +211,11 @@ def shown() -> frozenset[str]:
         folder.parent / "README.md",
         *(folder.parent / "docs").rglob("*.md"),
     ]
-    pictures = (
+    picture_names = (
         re.findall(r"pictures/([^/()\s]+)\.png", path.read_text(encoding="utf-8"))
         for path in pages
     )
-    return frozenset(chain.from_iterable(pictures))
+    return frozenset(chain.from_iterable(picture_names))
 
 
 def lead_of(name: str, drawing: Drawing) -> list[str]:
@@ -220,8 +228,8 @@ def lead_of(name: str, drawing: Drawing) -> list[str]:
         (finding.expected, finding.verdict, finding.measured)
         for finding in drawing.findings
     ]
-    lines = opening_lines(name, findings)
-    return lines or [drawing.lead or opening(drawing.findings)]
+    claim_lines = opening_lines(name, findings)
+    return claim_lines or [drawing.lead or opening(drawing.findings)]
 
 
 def of_figure(
@@ -235,7 +243,7 @@ def of_figure(
 
     A picture that no other page shows is not in version control, and its page says how to draw it.
     """
-    parts = [
+    sections = [
         f"# {title}",
         "\n\n".join(lead_of(name, drawing)),
         f"![{title}]({name}.png)" if name in shown() else "",
@@ -248,7 +256,7 @@ def of_figure(
         *notes,
         markdown({"setting": list(settings), "value": list(settings.values())}),
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(part for part in sections if part) + "\n"
 
 
 def missing_runs(header: Mapping[str, Any], runs: Collection[str] | None = None) -> str:
@@ -258,13 +266,16 @@ def missing_runs(header: Mapping[str, Any], runs: Collection[str] | None = None)
         header: as :meth:`figures.items.Item.read` gives it.
         runs: names of the runs to speak of; default all.
     """
-    lacking = [*header["missing"], *(f"{name} (diverged)" for name in header["failed"])]
-    lacking = [
-        name for name in lacking if runs is None or name.partition(" ")[0] in runs
+    missing_names = [
+        *header["missing"],
+        *(f"{name} (diverged)" for name in header["failed"]),
     ]
-    if len(lacking) > 2 * MANY:
-        return f" {len(lacking)} runs are missing."
-    if lacking:
-        lacking_text = ", ".join(lacking)
+    missing_names = [
+        name for name in missing_names if runs is None or name.partition(" ")[0] in runs
+    ]
+    if len(missing_names) > 2 * MANY:
+        return f" {len(missing_names)} runs are missing."
+    if missing_names:
+        lacking_text = ", ".join(missing_names)
         return f" Missing: {lacking_text}."
     return ""

@@ -81,16 +81,16 @@ def published_table(
     check_known("column", rows, KEY)
     check_known("number", values, NUMBERS)
     frame = published(paper)
-    for column, wanted in {"place": place, **chosen}.items():
+    for column, value in {"place": place, **chosen}.items():
         check_known("column", column, KEY)
         place_text = paper if column == "place" else f"{paper}, {place}"
-        check_known(f"{column} of {place_text}", wanted, frame[column].unique())
-        frame = frame[frame[column] == wanted]
+        check_known(f"{column} of {place_text}", value, frame[column].unique())
+        frame = frame[frame[column] == value]
     levels = [name for name in KEY if name != rows and frame[name].nunique() > 1] or [
         "quantity"
     ]
     table = frame.pivot(
         index=rows, columns=levels if len(levels) > 1 else levels[0], values=values
     )
-    printed = frame.set_index(levels).index.unique()
-    return table.reindex(index=frame[rows].unique(), columns=printed)
+    printed_columns = frame.set_index(levels).index.unique()
+    return table.reindex(index=frame[rows].unique(), columns=printed_columns)

@@ -29,7 +29,7 @@ MEANING = (
 
 
 def scored(
-    pooled: Pool, named: Mapping[str, Any], neighbours: int = 10
+    pooled: Pool, label_columns: Mapping[str, Any], neighbours: int = 10
 ) -> Iterator[rows.Row]:
     """Yield rows of how well the features separate classes and clients.
 
@@ -40,45 +40,55 @@ def scored(
     With a single class or client a score has a status and no value.
 
     Args:
-        named: columns of every row.
+        label_columns: columns of every row.
     """
     x = pooled.x.astype(np.float64)
     neighbour_search = NearestNeighbors(
         n_neighbors=min(neighbours, len(x) - 1), algorithm="brute"
     )
-    nearest = neighbour_search.fit(x).kneighbors(return_distance=False)
-    columns = {"n_samples": len(x), **named}
-    for name, groups in (("class", pooled.classes), ("client", pooled.clients)):
-        if not 1 < len(set(groups)) < len(x):
+    neighbour_index = neighbour_search.fit(x).kneighbors(return_distance=False)
+    columns = {"n_samples": len(x), **label_columns}
+    for group_name, group_labels in (
+        ("class", pooled.classes),
+        ("client", pooled.clients),
+    ):
+        if not 1 < len(set(group_labels)) < len(x):
             columns["status"] = (
                 "one class or client only, or as many as there are samples"
             )
-            yield rows.row(f"silhouette_{name}", None, **columns)
-            yield rows.row(f"purity_{name}", None, **columns)
+            yield rows.row(f"silhouette_{group_name}", None, **columns)
+            yield rows.row(f"purity_{group_name}", None, **columns)
             continue
-        same_group = groups[nearest] == groups[:, None]
-        yield rows.row(f"silhouette_{name}", silhouette_score(x, groups), **columns)
-        yield rows.row(f"purity_{name}", same_group.mean(), **columns)
+        is_same_group = group_labels[neighbour_index] == group_labels[:, None]
+        yield rows.row(
+            f"silhouette_{group_name}", silhouette_score(x, group_labels), **columns
+        )
+        yield rows.row(f"purity_{group_name}", is_same_group.mean(), **columns)
 
 
-def placed(pooled: Pool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.Row]:
+def placed(
+    pooled: Pool, seed: int, label_columns: Mapping[str, Any]
+) -> Iterator[rows.Row]:
     """Yield every sample's place in the plane of t-SNE, and the perplexity; :func:`plane` reads them back.
 
     Args:
-        named: columns of every row.
+        label_columns: columns of every row.
     """
-    places = embed(pooled, seed=seed)
+    positions = embed(pooled, seed=seed)
     yield rows.row(
-        PERPLEXITY, places.attrs["perplexity"], n_samples=len(pooled.x), **named
+        PERPLEXITY,
+        positions.attrs["perplexity"],
+        n_samples=len(pooled.x),
+        **label_columns,
     )
-    for place in places.to_dict("records"):
-        what = {
-            "client": str(place["client"]),
-            "variant": f"sample {place['sample']}>{place['class']}",
-            **named,
+    for position in positions.to_dict("records"):
+        sample_columns = {
+            "client": str(position["client"]),
+            "variant": f"sample {position['sample']}>{position['class']}",
+            **label_columns,
         }
-        yield rows.row(X, place["x"], **what)
-        yield rows.row(Y, place["y"], **what)
+        yield rows.row(X, position["x"], **sample_columns)
+        yield rows.row(Y, position["y"], **sample_columns)
 
 
 def plane(
@@ -93,17 +103,19 @@ def plane(
     Args:
         layer: default the first that was stored.
     """
-    part = where(frame, run=run, seed=seed)
-    part = part[part["metric"].isin([X, Y, PERPLEXITY])]
-    part = part[part["layer"] == (part["layer"].iloc[0] if layer is None else layer)]
+    plane_rows = where(frame, run=run, seed=seed)
+    plane_rows = plane_rows[plane_rows["metric"].isin([X, Y, PERPLEXITY])]
+    plane_rows = plane_rows[
+        plane_rows["layer"] == (plane_rows["layer"].iloc[0] if layer is None else layer)
+    ]
     samples = (
-        part[part["metric"] != PERPLEXITY]
+        plane_rows[plane_rows["metric"] != PERPLEXITY]
         .pivot(index=["client", "variant"], columns="metric", values="value")
         .reset_index()
         .rename(columns={X: "x", Y: "y"})
     )
-    named = samples.pop("variant").str.removeprefix("sample ").str.partition(">")
-    samples["sample"], samples["class"] = named[0].astype(int), named[2]
-    (perplexity,) = where(part, metric=PERPLEXITY)["value"]
+    name_parts = samples.pop("variant").str.removeprefix("sample ").str.partition(">")
+    samples["sample"], samples["class"] = name_parts[0].astype(int), name_parts[2]
+    (perplexity,) = where(plane_rows, metric=PERPLEXITY)["value"]
     samples.attrs = {"perplexity": perplexity}
     return samples

@@ -93,9 +93,11 @@ class Ranking:
     @cached_property
     def status(self) -> str:
         """Return ``ok``, or why no pair is tested after Friedman's test."""
-        size = self.blocks.shape
-        reason = f"at least 2 algorithms and 2 datasets or seeds are needed, not {size[0]} and {size[1]}"
-        return statistics.incomplete(self.blocks) or (reason if min(size) < 2 else "ok")
+        shape = self.blocks.shape
+        reason = f"at least 2 algorithms and 2 datasets or seeds are needed, not {shape[0]} and {shape[1]}"
+        return statistics.incomplete(self.blocks) or (
+            reason if min(shape) < 2 else "ok"
+        )
 
     @cached_property
     def nemenyi(self) -> pd.DataFrame:
@@ -147,21 +149,23 @@ def first_shares(
     Args:
         scores: dataset, method, seed, value.
     """
-    draws, names = np.random.default_rng(0), list(ranking.blocks.index)
+    generator, names = np.random.default_rng(0), list(ranking.blocks.index)
     sign = -1 if ranking.higher_is_better else 1
-    totals = np.zeros((resamples, len(names)))
+    total_ranks = np.zeros((resamples, len(names)))
     for dataset in ranking.blocks.columns:
-        of_dataset = scores[scores["dataset"] == dataset].pivot(
+        dataset_scores = scores[scores["dataset"] == dataset].pivot(
             index="seed", columns="method", values="value"
         )
-        values = of_dataset.reindex(columns=names).dropna().to_numpy(dtype=np.float64)
-        resampled = draws.integers(len(values), size=(resamples, len(values)))
-        totals += scipy.stats.rankdata(
-            sign * np.median(values[resampled], axis=1), axis=1
+        values = (
+            dataset_scores.reindex(columns=names).dropna().to_numpy(dtype=np.float64)
         )
-    first = np.isclose(totals, totals.min(axis=1, keepdims=True))
+        resampled_seeds = generator.integers(len(values), size=(resamples, len(values)))
+        total_ranks += scipy.stats.rankdata(
+            sign * np.median(values[resampled_seeds], axis=1), axis=1
+        )
+    is_first = np.isclose(total_ranks, total_ranks.min(axis=1, keepdims=True))
     return pd.Series(
-        (first / first.sum(axis=1, keepdims=True)).mean(axis=0), index=names
+        (is_first / is_first.sum(axis=1, keepdims=True)).mean(axis=0), index=names
     )
 
 
@@ -187,9 +191,9 @@ def diagram(ax: Axes, ranking: Ranking, names: Mapping[str, str]) -> None:
         )
         return
     ranks = ranking.ranks.rename(index=names)
-    pairs = ranking.nemenyi.rename(index=names, columns=names)
+    pair_p_values = ranking.nemenyi.rename(index=names, columns=names)
     artists = scikit_posthocs.critical_difference_diagram(
-        ranks, pairs, alpha=ALPHA, ax=ax, text_h_margin=0.15, label_fmt_left="{label} ({rank:.1f})",
+        ranks, pair_p_values, alpha=ALPHA, ax=ax, text_h_margin=0.15, label_fmt_left="{label} ({rank:.1f})",
         label_fmt_right="({rank:.1f}) {label}", label_props={"fontsize": 7.5},
         elbow_props={"color": "0.3", "linewidth": 0.9, "marker": ""},
         marker_props={"color": MEAN, "s": 14}, crossbar_props={"color": COLOURS[0], "linewidth": 3, "marker": ""},

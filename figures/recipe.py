@@ -79,10 +79,10 @@ def paused(
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        for k, done in enumerate(rounds):
+        for k, last_round in enumerate(rounds):
             arguments: dict[str, Any] = {
                 "instruments": measure.instruments,
-                "until": done,
+                "until": last_round,
                 "progress": False,
             }
             if k == 0:
@@ -116,17 +116,19 @@ def labels(task: runner.Task) -> dict[str, Any]:
     }
 
 
-def held(counts: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
+def held(counts: pd.DataFrame, label_columns: Mapping[str, Any]) -> Iterator[rows.Row]:
     """Yield rows of the samples of each class that each client holds, from clients x classes."""
     for (client, label), n in counts.stack().items():
-        yield rows.row(COUNT, int(n), client=str(client), variant=str(label), **named)
+        yield rows.row(
+            COUNT, int(n), client=str(client), variant=str(label), **label_columns
+        )
 
 
 def held_by(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the samples of :func:`held` in one run and seed, clients x classes in their order."""
-    counts = where(frame, metric=COUNT)
-    table = counts.pivot(index="client", columns="variant", values="value")
-    table = table.loc[counts["client"].unique(), counts["variant"].unique()]
+    count_rows = where(frame, metric=COUNT)
+    table = count_rows.pivot(index="client", columns="variant", values="value")
+    table = table.loc[count_rows["client"].unique(), count_rows["variant"].unique()]
     return table.rename_axis(columns=None)
 
 
@@ -142,20 +144,22 @@ def tested(frame: pd.DataFrame) -> pd.DataFrame:
     return where(frame, metric="accuracy", split="test")
 
 
-def mean_accuracy(frame: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
+def mean_accuracy(
+    frame: pd.DataFrame, label_columns: Mapping[str, Any]
+) -> Iterator[rows.Row]:
     """Yield rows of the clients' mean test accuracy, of every round and model of a run."""
-    for (done, model), part in tested(frame).groupby(["round", "model"]):
-        n = int(part["n_samples"].sum())
+    for (round_number, model), group_rows in tested(frame).groupby(["round", "model"]):
+        n = int(group_rows["n_samples"].sum())
         columns: dict[str, Any] = {
-            "round": int(done),
+            "round": int(round_number),
             "model": model,
             "split": "test",
             "n_samples": n,
         }
         yield rows.row(
             "accuracy",
-            part["value"].mean(),
+            group_rows["value"].mean(),
             estimator="mean over clients",
             **columns,
-            **named,
+            **label_columns,
         )

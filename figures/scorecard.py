@@ -60,19 +60,24 @@ def recorded(first: Path = FIRST, changes: Path = CHANGES) -> dict[str, str]:
     Raises:
         UsageError: A change does not fit what was before it, or has no reason.
     """
-    verdicts = {change["line"]: change["verdict"] for change in read(first)}
+    verdict_by_line = {change["line"]: change["verdict"] for change in read(first)}
     for change in read(changes):
-        before, after = verdicts.pop(change["line"], NEW), change["after"]
-        unchanged = before == after
-        fits = change["before"] == before and unchanged == (change["cause"] == TITLE)
-        if not fits or not change["reason"]:
+        verdict_before, verdict_after = (
+            verdict_by_line.pop(change["line"], NEW),
+            change["after"],
+        )
+        is_unchanged = verdict_before == verdict_after
+        is_consistent = change["before"] == verdict_before and is_unchanged == (
+            change["cause"] == TITLE
+        )
+        if not is_consistent or not change["reason"]:
             raise UsageError(
                 f"{changes.name}: a change must fit the verdict before it and have a reason; got {change['line']}, "
-                f"{change['before']} to {after} after {before}. Correct the entry."
+                f"{change['before']} to {verdict_after} after {verdict_before}. Correct the entry."
             )
-        if after != LEFT:
-            verdicts[change["line"]] = after
-    return verdicts
+        if verdict_after != LEFT:
+            verdict_by_line[change["line"]] = verdict_after
+    return verdict_by_line
 
 
 _SIGNED = re.compile(r"[+-]\d+\.\d+")
@@ -103,18 +108,27 @@ def table() -> str:
 
     Behind a verdict stands what its page shows of the claim: a picture, or a table where no picture is kept.
     """
-    parts = []
+    sections = []
     for paper, title in TITLES.items():
         claims_of_paper = [claim for claim in claims() if claim.paper == paper]
-        cells, counts = [], Counter[str]()
+        table_rows, counts = [], Counter[str]()
         for claim in claims_of_paper:
-            verdict, ours = judged(claim)
+            verdict, our_number = judged(claim)
             counts[verdict.strip("*")] += 1
-            form = "picture" if claim.figure in shown() else "table"
-            page = f"[{verdict}](pictures/{claim.figure}.md), {form}"
-            gap = distance(claim.theirs, ours)
-            cells.append((claim.claim, claim.theirs, ours, gap, claim.setting, page))
-        columns = dict(zip(HEAD, zip(*cells, strict=True), strict=True))
+            form_name = "picture" if claim.figure in shown() else "table"
+            page_link = f"[{verdict}](pictures/{claim.figure}.md), {form_name}"
+            distance_text = distance(claim.theirs, our_number)
+            table_rows.append(
+                (
+                    claim.claim,
+                    claim.theirs,
+                    our_number,
+                    distance_text,
+                    claim.setting,
+                    page_link,
+                )
+            )
+        columns = dict(zip(HEAD, zip(*table_rows, strict=True), strict=True))
         verdicts = [word.strip("*") for word in WORDS.values()]
         counts_text = ", ".join(f"{counts[verdict]} {verdict}" for verdict in verdicts)
         quotes = [
@@ -122,14 +136,14 @@ def table() -> str:
             f"{_KNOWN[claim.rows_known]}."
             for claim in claims_of_paper
         ]
-        parts += [
+        sections += [
             f"**{title}**: {counts_text}.",
             markdown(columns),
             "<details><summary>The paper's words, and when each criterion was written</summary>",
             "\n".join(quotes),
             "</details>",
         ]
-    return "\n\n".join(parts)
+    return "\n\n".join(sections)
 
 
 _KNOWN = {
@@ -149,8 +163,8 @@ def renewed(text: str) -> str:
         raise UsageError(
             f"the page must have {BEGIN} and {END}; got neither or one. Add both lines."
         )
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    text_before, text_after = text.partition(BEGIN)[0], text.partition(END)[2]
+    return f"{text_before}{BEGIN}\n\n{table()}\n\n{END}{text_after}"
 
 
 def record() -> str:

@@ -78,38 +78,42 @@ def train(
         )
     if device != "cpu":
         runner.check_device(device)
-    header_of, seconds_of, left = item.headers(folder), dict[str, float](), []
+    headers, seconds_by_run, runs_left = item.headers(folder), dict[str, float](), []
     for run, seed in item.planned(seeds):
-        if (run, seed) in header_of:
-            seconds_of[run] = _check_same(item, folder, header_of[run, seed])
+        if (run, seed) in headers:
+            seconds_by_run[run] = _check_same(item, folder, headers[run, seed])
         elif not only or run in only:
-            left.append((run, seed))
+            runs_left.append((run, seed))
     folder.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
-    with progress_bar(len(left), item.name, "run", shown=progress) as bar:
-        for run, seed in left:
-            spent = time.perf_counter() - began
-            excess = spent + seconds_of.get(run, 0.0) - 60 * (budget or math.inf)
+    start = time.perf_counter()
+    with progress_bar(len(runs_left), item.name, "run", shown=progress) as bar:
+        for run, seed in runs_left:
+            spent_seconds = time.perf_counter() - start
+            excess = (
+                spent_seconds + seconds_by_run.get(run, 0.0) - 60 * (budget or math.inf)
+            )
             with _own(rows_file(folder, run, seed)) as file:
                 if excess < 0 and file is not None:
                     config = item.runs[run].with_keys(
                         seed=seed, data_root=data_root, device=device
                     )
-                    frame, described = _made(item, config, run, folder)
-                    seconds_of[run] = round(time.perf_counter() - began - spent, 1)
+                    frame, description = _made(item, config, run, folder)
+                    seconds_by_run[run] = round(
+                        time.perf_counter() - start - spent_seconds, 1
+                    )
                     header = {
                         "item": item.name,
                         "version": __version__,
                         "device": device,
                         "run": run,
                         "seed": seed,
-                        "seconds": seconds_of[run],
+                        "seconds": seconds_by_run[run],
                         "asked": _asked(item, run),
-                        "about": described,
+                        "about": description,
                     }
                     rows.write(file, header, rows.records(frame))
             bar.update()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 @contextmanager
@@ -176,17 +180,17 @@ _SPELLED_OUT = (("scale", "none", None), ("scale", None, "none"))
 def _check_same(item: Item, folder: Path, header: packing.Header) -> float:
     """Return the training time of a stored run; refuse one made with another configuration."""
     check_owner(item, folder, header)
-    wanted = json.loads(json.dumps(_asked(item, header["run"])))
-    differ = [
+    expected = json.loads(json.dumps(_asked(item, header["run"])))
+    differing_keys = [
         name
         for name, value in header["asked"].items()
-        if name in wanted
-        and value != wanted[name]
-        and (name, value, wanted[name]) not in _SPELLED_OUT
+        if name in expected
+        and value != expected[name]
+        and (name, value, expected[name]) not in _SPELLED_OUT
     ]
-    if differ:
+    if differing_keys:
         raise UsageError(
             f"{folder}: {header['run']}, seed {header['seed']}, must be of this configuration; got another "
-            f"{listing(differ)}. Remove it, or choose another folder."
+            f"{listing(differing_keys)}. Remove it, or choose another folder."
         )
     return float(header["seconds"])

@@ -51,8 +51,8 @@ def median_interval(
     x = np.asarray(values, dtype=float)
     if not np.isfinite(x).all():
         return UNKNOWN
-    ends = stats.quantile_test(x, p=0.5).confidence_interval(level)
-    return Interval(float(np.median(x)), float(ends.low), float(ends.high))
+    interval = stats.quantile_test(x, p=0.5).confidence_interval(level)
+    return Interval(float(np.median(x)), float(interval.low), float(interval.high))
 
 
 def beyond(share: Interval, least: float = HALF) -> bool | None:
@@ -72,8 +72,8 @@ def by_seed(values: pd.DataFrame) -> pd.DataFrame:
     Args:
         values: layers x (seed, client), or layers x seeds; a curve that lacks a value is left out.
     """
-    whole = values.dropna(axis=1)
-    return whole.T.groupby(level=0, sort=False).median().T
+    complete_curves = values.dropna(axis=1)
+    return complete_curves.T.groupby(level=0, sort=False).median().T
 
 
 def of_seeds(
@@ -86,17 +86,22 @@ def of_seeds(
     Args:
         values: as for :func:`by_seed`.
     """
-    seeds = by_seed(values)
-    n_lost = values.columns.get_level_values(0).nunique() - seeds.shape[1]
-    lacking = ""
-    if n_lost:
-        lacking = f" ({n_lost} more without a value)"
-    if seeds.empty:
-        return f"in no seed is every value known{lacking}", None
-    count = sum(bool(holds(seeds.iloc[:, k])) for k in range(seeds.shape[1]))
-    share = share_interval(count, seeds.shape[1])
-    sentence = f"in {count} of {seeds.shape[1]} seeds{lacking}, 95 % interval {share.low:.0%} to {share.high:.0%}"
-    return sentence, beyond(share)
+    seed_curves = by_seed(values)
+    lost_count = values.columns.get_level_values(0).nunique() - seed_curves.shape[1]
+    lacking_text = ""
+    if lost_count:
+        lacking_text = f" ({lost_count} more without a value)"
+    if seed_curves.empty:
+        return f"in no seed is every value known{lacking_text}", None
+    holding_count = sum(
+        bool(holds(seed_curves.iloc[:, k])) for k in range(seed_curves.shape[1])
+    )
+    share = share_interval(holding_count, seed_curves.shape[1])
+    text = (
+        f"in {holding_count} of {seed_curves.shape[1]} seeds{lacking_text}, 95 % interval "
+        f"{share.low:.0%} to {share.high:.0%}"
+    )
+    return text, beyond(share)
 
 
 def median_ends(values: pd.Series) -> Interval:
@@ -119,26 +124,26 @@ def of_ranges(
     Args:
         values: as for :func:`by_seed`.
     """
-    outside, across = [], []
-    seeds = by_seed(values)
+    layers_outside, layers_across = [], []
+    seed_curves = by_seed(values)
     for layer in values.index:
-        if seeds.shape[1]:
-            ends = median_ends(seeds.loc[layer])[1:]
+        if seed_curves.shape[1]:
+            bounds = median_ends(seed_curves.loc[layer])[1:]
         else:
-            ends = (math.nan, math.nan)
-        if not ends[0] <= ends[1]:
-            across.append(str(layer))
-        elif ends[1] < low[layer] - TOLERANCE or ends[0] > high[layer] + TOLERANCE:
-            outside.append(str(layer))
-        elif ends[0] < low[layer] - TOLERANCE or ends[1] > high[layer] + TOLERANCE:
-            across.append(str(layer))
-    parts = []
-    if outside:
-        parts.append("outside at " + ", ".join(outside))
-    if across:
-        parts.append("undecided at " + ", ".join(across))
-    sentence = "; ".join(parts) or "inside at every layer"
-    holds = verdict(not parts, bool(outside))
+            bounds = (math.nan, math.nan)
+        if not bounds[0] <= bounds[1]:
+            layers_across.append(str(layer))
+        elif bounds[1] < low[layer] - TOLERANCE or bounds[0] > high[layer] + TOLERANCE:
+            layers_outside.append(str(layer))
+        elif bounds[0] < low[layer] - TOLERANCE or bounds[1] > high[layer] + TOLERANCE:
+            layers_across.append(str(layer))
+    sentences = []
+    if layers_outside:
+        sentences.append("outside at " + ", ".join(layers_outside))
+    if layers_across:
+        sentences.append("undecided at " + ", ".join(layers_across))
+    sentence = "; ".join(sentences) or "inside at every layer"
+    holds = verdict(not sentences, bool(layers_outside))
     return f"{sentence} (by the medians' intervals)", holds
 
 
@@ -154,11 +159,11 @@ class Odds(NamedTuple):
 
 def of_share(successes: int, trials: int) -> Odds:
     """Return the p-values of a share above and below one half, by the exact binomial test."""
-    sides = (
-        stats.binomtest(successes, trials, HALF, alternative=way).pvalue
-        for way in ("greater", "less")
+    p_values = (
+        stats.binomtest(successes, trials, HALF, alternative=alternative).pvalue
+        for alternative in ("greater", "less")
     )
-    holds, fails = (min(1.0, 2 * float(side)) for side in sides)
+    holds, fails = (min(1.0, 2 * float(p_value)) for p_value in p_values)
     return Odds(holds, fails)
 
 
@@ -203,12 +208,12 @@ class JointVerdict(NamedTuple):
 
 def _above(gap: Difference, bound: float) -> float:
     """The p-value of a one-sided t test that a difference lies above a bound."""
-    mean, error = gap.each.mean(), gap.each.sem()
-    if gap.few or error == 0:
+    mean, standard_error = gap.each.mean(), gap.each.sem()
+    if gap.few or standard_error == 0:
         if gap.few:
             return math.nan
         return float(mean <= bound)
-    return float(stats.t.sf((mean - bound) / error, gap.pairs - 1))
+    return float(stats.t.sf((mean - bound) / standard_error, gap.pairs - 1))
 
 
 def _below(gap: Difference, bound: float) -> float:
@@ -259,10 +264,10 @@ def of_parts(odds: Sequence[Odds]) -> list[bool | None]:
     Who claims all parts needs each of them at 5 %, and no correction: if one does not hold, its own test errs in 5 % at
     most (the intersection-union test). Against the claim any one will do, so there parts are corrected (Holm).
     """
-    least = [1.0 if math.isnan(min(pair)) else min(pair) for pair in odds]
+    least_p = [1.0 if math.isnan(min(pair)) else min(pair) for pair in odds]
     return [
-        verdict(part_odds.holds < ALPHA, p < ALPHA)
-        for part_odds, p in zip(odds, holm(least), strict=True)
+        verdict(part_odds.holds < ALPHA, p_value < ALPHA)
+        for part_odds, p_value in zip(odds, holm(least_p), strict=True)
     ]
 
 
@@ -275,20 +280,20 @@ def _or_level(odds: Odds, gap: Difference) -> Odds:
     margin = min(MARGIN, abs(gap.printed) / 2)
     if odds.holds < ALPHA or math.isnan(gap.printed):
         return odds
-    level = max(_above(gap, -margin), _below(gap, margin))
-    return odds._replace(fails=min(odds.fails, level))
+    level_p = max(_above(gap, -margin), _below(gap, margin))
+    return odds._replace(fails=min(odds.fails, level_p))
 
 
 def _no_test(gap: Difference, test: Check) -> str:
     """Return why a part tests nothing: the paper's own numbers fail it, or show less than our error."""
     if math.isnan(gap.printed):
         return ""
-    lead = f"{100 * gap.printed:+.1f} points in the paper"
+    lead_text = f"{100 * gap.printed:+.1f} points in the paper"
     if test in (LEAD, TRAIL) and gap.printed * (1 if test is LEAD else -1) <= 0:
-        return f"{lead}, whose own numbers fail this test"
+        return f"{lead_text}, whose own numbers fail this test"
     interval = gap.at(0.95)
     if test in (LEAD, TRAIL) and abs(gap.printed) < (interval.high - interval.low) / 2:
-        return f"{lead}, less than our error"
+        return f"{lead_text}, less than our error"
     return ""
 
 
@@ -322,23 +327,26 @@ def judged(
         show: how an interval is written.
     """
     reasons = {name: _no_test(gap, test) for name, gap in gaps.items()}
-    odds = {
+    odds_by_part = {
         name: test.odds(gap)
         for name, gap in gaps.items()
         if not reasons[name].endswith("test")
     }
     if show is points and not test.bounds:
-        odds = {
-            name: _or_level(gap_odds, gaps[name]) for name, gap_odds in odds.items()
+        odds_by_part = {
+            name: _or_level(gap_odds, gaps[name])
+            for name, gap_odds in odds_by_part.items()
         }
-    parts = dict(zip(odds, of_parts(list(odds.values())), strict=True))
+    verdict_by_part = dict(
+        zip(odds_by_part, of_parts(list(odds_by_part.values())), strict=True)
+    )
     comparisons = []
     for name, gap in gaps.items():
-        part = parts.get(name)
-        unsure = gap.few or ("equal" if gap.equal else UNDECIDED)
-        word = unsure if part is None else test.words[not part]
-        word = word if name in parts else "no test"
-        if part is False and gap.interval.low <= 0 <= gap.interval.high:
+        part_verdict = verdict_by_part.get(name)
+        unsure_word = gap.few or ("equal" if gap.equal else UNDECIDED)
+        word = unsure_word if part_verdict is None else test.words[not part_verdict]
+        word = word if name in verdict_by_part else "no test"
+        if part_verdict is False and gap.interval.low <= 0 <= gap.interval.high:
             word = "level"
         value = "no pair of runs"
         if gap.pairs:
@@ -349,16 +357,24 @@ def judged(
     notes = [f"{len(gaps)} parts"] * (len(gaps) > 1) + [
         f"90 % intervals, margin {100 * MARGIN:g} point"
     ] * test.bounds
-    holds, moving = joint(list(parts.values())), [gap.moves for gap in gaps.values()]
-    steady = joint([None if gaps[name].moves else part for name, part in parts.items()])
+    holds, move_notes = (
+        joint(list(verdict_by_part.values())),
+        [gap.moves for gap in gaps.values()],
+    )
+    steady_verdict = joint(
+        [
+            None if gaps[name].moves else part_verdict
+            for name, part_verdict in verdict_by_part.items()
+        ]
+    )
     notes_text = ", ".join(notes)
     sentence = "; ".join(comparisons) + (f" ({notes_text})" if notes else "")
-    remark = "" if steady == holds else next(filter(None, moving))
+    remark = "" if steady_verdict == holds else next(filter(None, move_notes))
     if holds is None and not remark:
         remark = "; ".join(
             f"{name} {reasons[name]}".strip()
             for name in gaps
-            if parts.get(name) is None and reasons[name]
+            if verdict_by_part.get(name) is None and reasons[name]
         )
     return JointVerdict(sentence, holds, remark)
 
@@ -367,18 +383,18 @@ def judged(
 
 
 def little_learned(
-    sides: Mapping[str, tuple[float, float]], chance: tuple[float, float]
+    levels: Mapping[str, tuple[float, float]], chance: tuple[float, float]
 ) -> str:
     """Return evidence that a side of a comparison has learned less than half of what is printed; empty without any.
 
     Args:
-        sides: by name the accuracy measured and the one printed, as shares; a NaN is no evidence.
+        levels: by name the accuracy measured and the one printed, as shares; a NaN is no evidence.
         chance: the accuracy of guessing, here and in the paper.
     """
     chance_here, chance_there = chance
     return ", ".join(
         f"{name} {100 * measured:.0f} % where the paper has {100 * printed:.0f} %"
-        for name, (measured, printed) in sides.items()
+        for name, (measured, printed) in levels.items()
         if (measured - chance_here) / (1 - chance_here)
         < LEARNED * (printed - chance_there) / (1 - chance_there)
     )
