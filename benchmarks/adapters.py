@@ -49,11 +49,11 @@ def checkout() -> Path:
     Raises:
         UsageError: no checkout is named, or the path has none.
     """
-    named = os.environ.get(VARIABLE, "")
-    folder = Path(named).resolve() / "system"
+    named_path = os.environ.get(VARIABLE, "")
+    folder = Path(named_path).resolve() / "system"
     if not (folder / "flcore" / "servers" / "serveravg.py").is_file():
         raise UsageError(
-            f"{VARIABLE} must name a checkout of PFLlib; got {named!r}. Clone github.com/TsingZ0/PFLlib."
+            f"{VARIABLE} must name a checkout of PFLlib; got {named_path!r}. Clone github.com/TsingZ0/PFLlib."
         )
     return folder
 
@@ -105,14 +105,14 @@ def pfllib(job: Job) -> Iterator[Side]:
                 steps += 1
 
             def run() -> int:
-                before = steps
+                steps_before = steps
                 server.selected_clients = server.select_clients()
                 server.send_models()
                 for client in server.selected_clients:
                     client.train()
                 server.receive_models()
                 server.aggregate_parameters()
-                return steps - before
+                return steps - steps_before
 
             register_optimizer_step_post_hook(count)
             yield Plain(run, lambda: list(server.global_model.parameters()))
@@ -123,8 +123,10 @@ def _pfllib_files(folder: Path, data: FederatedData) -> None:
     for split in ("train", "test"):
         (folder / split).mkdir(parents=True)
         for k, client in enumerate(data.clients):
-            part = client.split(split)
-            content = np.array({"x": part.x.numpy(), "y": part.y.numpy()}, dtype=object)
+            split_data = client.split(split)
+            content = np.array(
+                {"x": split_data.x.numpy(), "y": split_data.y.numpy()}, dtype=object
+            )
             np.savez_compressed(folder / split / f"{k}.npz", data=content)
 
 
@@ -147,30 +149,30 @@ def flower(job: Job) -> Iterator[Side]:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     model = job.model(job.data())
     peaks: dict[int, int] = {}  # of each actor in the last round
-    questions: queue.Queue[bool] = queue.Queue()
-    done: queue.Queue[int | list[str]] = queue.Queue()  # steps, or what went wrong
+    requests: queue.Queue[bool] = queue.Queue()
+    answers: queue.Queue[int | list[str]] = queue.Queue()  # steps, or what went wrong
 
     class Over(Exception):
         """Raised to tell Flower that no further round is wanted."""
 
     class OnDemand(FedAvg):
         def configure_train(self, *args: Any, **options: Any) -> Any:
-            if not questions.get():
+            if not requests.get():
                 raise Over
             return super().configure_train(*args, **options)
 
         def aggregate_train(self, server_round: int, replies: Any) -> Any:
             replies = list(replies)
             arrays, metrics = super().aggregate_train(server_round, replies)
-            failed = [reply.error.reason for reply in replies if reply.has_error()]
-            if arrays is not None and not failed:
+            failures = [reply.error.reason for reply in replies if reply.has_error()]
+            if arrays is not None and not failures:
                 model.load_state_dict(arrays.to_torch_state_dict())
-            records = [reply.content["metrics"] for reply in replies if not failed]
+            records = [reply.content["metrics"] for reply in replies if not failures]
             peaks.clear()
             for record in records:
                 actor = int(record["actor"])
                 peaks[actor] = max(peaks.get(actor, 0), int(record["peak"]))
-            done.put(failed or sum(int(record["steps"]) for record in records))
+            answers.put(failures or sum(int(record["steps"]) for record in records))
             return arrays, metrics
 
     server, clients = ServerApp(), ClientApp()
@@ -197,11 +199,11 @@ def flower(job: Job) -> Iterator[Side]:
     simulation.start()
 
     def run() -> int:
-        questions.put(True)
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end and simulation.is_alive():
+        requests.put(True)
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline and simulation.is_alive():
             with contextlib.suppress(queue.Empty):
-                answer = done.get(timeout=5)
+                answer = answers.get(timeout=5)
                 if isinstance(answer, list):
                     raise RunError(answer[0])
                 return answer
@@ -212,7 +214,7 @@ def flower(job: Job) -> Iterator[Side]:
     try:
         yield Plain(run, lambda: list(model.parameters()), lambda: sum(peaks.values()))
     finally:
-        questions.put(False)
+        requests.put(False)
         simulation.join()
 
 
@@ -250,24 +252,24 @@ def _flower_client(pickled: bytes, message: Any, context: Any) -> Any:
 def pfl(job: Job) -> Iterator[Side]:
     """pfl-research's federated averaging, with the same number of processes as this package's workers."""
     ranks = job.config.execution.workers or 1
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn = multiprocessing.get_context("spawn")
-    pipes = [spawn.Pipe() for _ in range(1, ranks)]
+    with socket.socket() as port_socket:
+        port_socket.bind(("127.0.0.1", 0))
+        port = port_socket.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(1, ranks)]
     helpers = [
-        spawn.Process(target=_pfl_helper, args=(child_end, job, rank, ranks, port))
+        context.Process(target=_pfl_helper, args=(child_end, job, rank, ranks, port))
         for rank, (_, child_end) in enumerate(pipes, start=1)
     ]
     try:
         for helper in helpers:
             helper.start()
-        own_rank, model = _pfl_rank(job, 0, ranks, port)
+        run_rank, model = _pfl_rank(job, 0, ranks, port)
 
         def run() -> int:
             for parent_end, _ in pipes:
                 parent_end.send(True)
-            return own_rank() + sum(parent_end.recv() for parent_end, _ in pipes)
+            return run_rank() + sum(parent_end.recv() for parent_end, _ in pipes)
 
         yield Plain(run, lambda: list(model.parameters()))
     finally:
@@ -320,18 +322,20 @@ def _pfl_rank(
     net: Any = job.model(data)
     net.loss = lambda x, y: nn.functional.cross_entropy(net(x), y)
     net.metrics = dict
-    average = torch.optim.SGD(net.parameters(), lr=1.0)
-    model = PyTorchModel(net, lambda parameters, lr: job.optimizer(parameters), average)
+    averaging_optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    model = PyTorchModel(
+        net, lambda parameters, lr: job.optimizer(parameters), averaging_optimizer
+    )
     np.random.seed(0)  # by which all processes draw the same clients
     users = [
         Dataset((client.train.x, client.train.y), user_id=str(k))
         for k, client in enumerate(data.clients)
     ]
-    every = range(len(users))
+    user_indices = range(len(users))
     federated_data = FederatedDataset(
         users.__getitem__,
-        MinimizeReuseUserSampler(every),
-        dict.fromkeys(every, job.samples),
+        MinimizeReuseUserSampler(user_indices),
+        dict.fromkeys(user_indices, job.samples),
     )
     algorithm, backend = (
         FederatedAveraging(),
@@ -343,22 +347,24 @@ def _pfl_rank(
 
     def count(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         nonlocal steps
-        steps += optimizer is not average
+        steps += optimizer is not averaging_optimizer
 
     register_optimizer_step_post_hook(count)
 
     def run() -> int:
         nonlocal done
-        before, done = steps, done + 1  # round 0 would be evaluated
+        steps_before, done = steps, done + 1  # round 0 would be evaluated
         contexts, _, _ = algorithm.get_next_central_contexts(
             model, done, settings, training_settings
         )
         for context in contexts or ():
-            total, metrics = backend.gather_results(
+            client_statistics, metrics = backend.gather_results(
                 model, algorithm, central_context=context
             )
-            algorithm.process_aggregated_statistics(context, metrics, model, total)
-        return steps - before
+            algorithm.process_aggregated_statistics(
+                context, metrics, model, client_statistics
+            )
+        return steps - steps_before
 
     return run, net
 
@@ -394,7 +400,7 @@ def fedjax(job: Job) -> Iterator[Side]:
             forward(params, batch["x"]), batch["y"]
         ).mean()
 
-    kinds = {
+    optimizer_by_name = {
         "sgd": lambda: package.optimizers.sgd(job.lr),
         "adamw": lambda: package.optimizers.create_optimizer_from_optax(
             optax.adamw(job.lr, weight_decay=job.decay)
@@ -402,7 +408,7 @@ def fedjax(job: Job) -> Iterator[Side]:
     }
     algorithm = package.algorithms.fed_avg.federated_averaging(
         jax.grad(loss),
-        kinds[str(job.config.training.optimizer)](),
+        optimizer_by_name[str(job.config.training.optimizer)](),
         package.optimizers.sgd(1.0),
         package.ShuffleRepeatBatchHParams(batch_size=job.batch, num_epochs=1),
     )
@@ -417,17 +423,18 @@ def fedjax(job: Job) -> Iterator[Side]:
 
     def run() -> int:
         nonlocal state, done
-        before = steps
-        chosen = np.random.default_rng(done).choice(
+        steps_before = steps
+        chosen_clients = np.random.default_rng(done).choice(
             len(clients), job.taken, replace=False
         )
         keys = jax.random.split(jax.random.PRNGKey(done), job.taken)
         state, _ = algorithm.apply(
-            state, [(k, clients[k], key) for k, key in zip(chosen, keys, strict=True)]
+            state,
+            [(k, clients[k], key) for k, key in zip(chosen_clients, keys, strict=True)],
         )
         jax.block_until_ready(state.params)
         done += 1
-        return steps - before
+        return steps - steps_before
 
     yield Plain(run, lambda: _from_jax(state.params))
 
@@ -437,8 +444,8 @@ def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any
     import jax
     from jax import lax
 
-    chain = [module for module in model.modules() if not list(module.children())]
-    for module in chain:
+    leaf_modules = [module for module in model.modules() if not list(module.children())]
+    for module in leaf_modules:
         if not isinstance(
             module, (nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d, nn.Flatten)
         ):
@@ -446,7 +453,7 @@ def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any
                 f"modules must be Conv2d, Linear, ReLU, MaxPool2d or Flatten for JAX; got {module}."
             )
     params = []
-    for module in chain:
+    for module in leaf_modules:
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             weight = module.weight.T
             if isinstance(module, nn.Conv2d):
@@ -460,13 +467,17 @@ def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any
 
     def forward(params: list[Any], x: Any) -> Any:
         layers = iter(params)
-        for module in chain:
+        for module in leaf_modules:
             if isinstance(module, nn.Conv2d):
                 layer = next(layers)
-                sides = ("NHWC", "HWIO", "NHWC")
+                dimension_names = ("NHWC", "HWIO", "NHWC")
                 x = (
                     lax.conv_general_dilated(
-                        x, layer["w"], module.stride, "VALID", dimension_numbers=sides
+                        x,
+                        layer["w"],
+                        module.stride,
+                        "VALID",
+                        dimension_numbers=dimension_names,
                     )
                     + layer["b"]
                 )

@@ -57,16 +57,24 @@ def build(name: str) -> tuple[nn.Module, Tensor]:
     if name in TIMM:
         import timm
 
-        size = {"img_size": PIXELS} if "vit" in name else {}
-        model: nn.Module = timm.create_model(name, num_classes=CLASSES, **size)
+        image_size = {"img_size": PIXELS} if "vit" in name else {}
+        model: nn.Module = timm.create_model(name, num_classes=CLASSES, **image_size)
         shape: tuple[int, ...] = (3, PIXELS, PIXELS)
     elif name == "encoder":
         model, shape = Encoder(), (STEPS, FEATURES)
     elif name == "cnn_gelu":
         model, shape = network(nn.GELU), (1, 28, 28)
     else:
-        parts = [nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
-        model, shape = nn.Sequential(*parts, nn.Linear(64, CLASSES)), (FEATURES,)
+        hidden_layers = [
+            nn.Linear(FEATURES, 64),
+            nn.Tanh(),
+            nn.Linear(64, 64),
+            nn.Tanh(),
+        ]
+        model, shape = (
+            nn.Sequential(*hidden_layers, nn.Linear(64, CLASSES)),
+            (FEATURES,),
+        )
     return model.eval(), torch.randn(SAMPLES, *shape)
 
 
@@ -93,7 +101,10 @@ def measured(name: str, way: str) -> dict[str, Any]:
         frames.append(diagnose(model, (x, y), metric, **arguments).frame)
 
     gradient()
-    one, seconds = min(seconds_of(gradient) for _ in range(5)), seconds_of(work)
+    gradient_seconds, seconds = (
+        min(seconds_of(gradient) for _ in range(5)),
+        seconds_of(work),
+    )
     with count_flops(model) as counter:
         gradient()
         flops = counter.total
@@ -101,15 +112,15 @@ def measured(name: str, way: str) -> dict[str, Any]:
         work()
         gradients = counter.total / flops
     frame = frames[0][frames[0]["variant"] != "per_parameter"]
-    clear = frame["value"].abs() > frame["stderr"]
+    is_above_error = frame["value"].abs() > frame["stderr"]
     return {
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "layers": frame["layer"].nunique(),
         "gradients": gradients,
         "seconds": seconds,
-        "times_one_gradient": seconds / one,
+        "times_one_gradient": seconds / gradient_seconds,
         "values": int(frame["value"].count()),
-        "above_error": clear.mean(),
+        "above_error": is_above_error.mean(),
     }
 
 

@@ -58,8 +58,8 @@ def _round(config: RunConfig, data: FederatedData, stack: ExitStack) -> Work:
 
 def _widths(parameters: int) -> tuple[int, int]:
     """Two hidden layers of one width w, such that 64 w + w^2 + 10 w is about this number of parameters."""
-    ends = FEATURES + 10
-    return (round((math.sqrt(ends**2 + 4 * parameters) - ends) / 2),) * 2
+    end_sizes = FEATURES + 10
+    return (round((math.sqrt(end_sizes**2 + 4 * parameters) - end_sizes) / 2),) * 2
 
 
 def _mlp(sizes: Sequence[int]) -> RunConfig:
@@ -108,9 +108,9 @@ def _diagnosis(
     ]
     x = torch.randn(max(samples, probe), *shape, generator=generator)
     y = torch.arange(len(x)) % classes
-    data, common = (x[:samples], y[:samples]), (x[:probe], y[:probe])
+    data, probe_data = (x[:samples], y[:samples]), (x[:probe], y[:probe])
     return lambda: diagnose(
-        models, data, metrics, progress=False, options={"probe": common}
+        models, data, metrics, progress=False, options={"probe": probe_data}
     )
 
 

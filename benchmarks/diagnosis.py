@@ -77,28 +77,35 @@ def all_metrics(pairs: int = PAIRS) -> list[Measured]:
     """
     torch.set_num_threads(1)
     frame = alternate(_sides(), pairs)
-    fixed = frame[NOTHING]
-    alone = [
+    fixed_seconds = frame[NOTHING]
+    own_pass_metrics = [
         name
         for name, metric in METRICS.members().items()
         if not metric.uses_gradient_pass and name != NOTHING
     ]
-    shared = [
+    gradient_metrics = [
         name for name, metric in METRICS.members().items() if metric.uses_gradient_pass
     ]
-    distinct = frame[GRADIENTS] + sum(frame[name] - fixed for name in alone)
-    singly = fixed + sum(frame[name] - fixed for name in (*alone, *shared))
+    distinct_seconds = frame[GRADIENTS] + sum(
+        frame[name] - fixed_seconds for name in own_pass_metrics
+    )
+    single_seconds = fixed_seconds + sum(
+        frame[name] - fixed_seconds for name in (*own_pass_metrics, *gradient_metrics)
+    )
     rows = [
         _row(
-            frame["all"], distinct, "its distinct passes, each timed alone", at_most=1.3
+            frame["all"],
+            distinct_seconds,
+            "its distinct passes, each timed alone",
+            at_most=1.3,
         ),
-        _row(frame["all"], singly, "the metrics one after the other"),
+        _row(frame["all"], single_seconds, "the metrics one after the other"),
     ]
-    features = [name for name in alone if METRICS[name].features]
+    feature_metrics = [name for name in own_pass_metrics if METRICS[name].features]
     rows.append(
         _row(
             frame["all of features"],
-            fixed + sum(frame[n] - fixed for n in features),
+            fixed_seconds + sum(frame[n] - fixed_seconds for n in feature_metrics),
             "the same one by one",
         )
     )
@@ -107,32 +114,42 @@ def all_metrics(pairs: int = PAIRS) -> list[Measured]:
 
 
 def _row(
-    ours: pd.Series, theirs: pd.Series, baseline: str, at_most: float | None = None
+    own_seconds: pd.Series,
+    other_seconds: pd.Series,
+    baseline: str,
+    at_most: float | None = None,
 ) -> Measured:
-    what = "diagnose, all metrics"
-    if ours.name == "all of features":
-        what = "diagnose, metrics of features"
+    title = "diagnose, all metrics"
+    if own_seconds.name == "all of features":
+        title = "diagnose, metrics of features"
     seconds: dict[str, Any] = {
-        "seconds": float(ours.median()),
-        "baseline_seconds": float(theirs.median()),
+        "seconds": float(own_seconds.median()),
+        "baseline_seconds": float(other_seconds.median()),
     }
-    return judged("J4", what, baseline, list(ours / theirs), at_most=at_most, **seconds)
+    return judged(
+        "J4",
+        title,
+        baseline,
+        list(own_seconds / other_seconds),
+        at_most=at_most,
+        **seconds,
+    )
 
 
 def _sides() -> dict[str, Callable[[], float]]:
     """Return the timed groups: all metrics, metrics of gradients or features, and each alone."""
-    models, data, start = clients()
+    models, data, common_start = clients()
     members = METRICS.members()
 
     def measured(*names: str) -> Callable[[], object]:
         options: dict[str, Any]
         if "update_magnitude" in names:
-            options = {"update_magnitude": {"start": start}}
+            options = {"update_magnitude": {"start": common_start}}
         else:
             options = {}
         return lambda: diagnose(models, data, names, options=options, progress=False)
 
-    works = {
+    work_by_name = {
         "all": measured(*members),
         GRADIENTS: measured(
             *(name for name, metric in members.items() if metric.uses_gradient_pass)
@@ -142,7 +159,7 @@ def _sides() -> dict[str, Callable[[], float]]:
         ),
         **{name: measured(name) for name in members},
     }
-    return {name: _timed(work) for name, work in works.items()}
+    return {name: _timed(work) for name, work in work_by_name.items()}
 
 
 def _timed(work: Callable[[], object]) -> Callable[[], float]:
@@ -169,15 +186,15 @@ def monitor(pairs: int = PAIRS) -> list[Measured]:
     def loop(epochs: int, every: int) -> None:
         torch.manual_seed(0)
         models = {name: copied(task.model) for name in data}
-        watching = fl.Monitor(data, CHEAP, every=every)
-        for number in range(1, ROUNDS + 1):
+        round_monitor = fl.Monitor(data, CHEAP, every=every)
+        for round_number in range(1, ROUNDS + 1):
             for name, model in models.items():
                 _train(model, *data[name], epochs, batch)
-            watching.step(models, number)
+            round_monitor.step(models, round_number)
             trees = [tree.state_dict(model) for model in models.values()]
-            mean = tree.mean(trees, [1.0] * len(trees))
+            mean_state = tree.mean(trees, [1.0] * len(trees))
             for model in models.values():
-                model.load_state_dict(mean)
+                model.load_state_dict(mean_state)
 
     return [
         compare(
@@ -196,9 +213,9 @@ def monitor(pairs: int = PAIRS) -> list[Measured]:
 def _train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, batch: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for _ in range(epochs):
-        for part in torch.randperm(len(y)).split(batch):
+        for batch_rows in torch.randperm(len(y)).split(batch):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[part]), y[part]).backward()
+            nn.functional.cross_entropy(model(x[batch_rows]), y[batch_rows]).backward()
             optimizer.step()
 
 

@@ -36,22 +36,22 @@ def network(kind: str) -> Any:
     import transformers
 
     torch.manual_seed(0)
-    built, sizes = getattr(transformers, kind, None), DATA["sizes"]
+    network_class, config_sizes = getattr(transformers, kind, None), DATA["sizes"]
     if kind == "CLIPModel":
-        sizes = {"text_config": sizes, "vision_config": sizes}
-    if built is None:
+        config_sizes = {"text_config": config_sizes, "vision_config": config_sizes}
+    if network_class is None:
         net = timm.create_model(kind, num_classes=3, channels=(8,) * 4)
     else:
-        net = built(built.config_class(**sizes))
+        net = network_class(network_class.config_class(**config_sizes))
     return net.half().float().eval()
 
 
 def fresh(net: Any) -> Any:
     """Return a copy with other weights."""
-    changed = copy.deepcopy(net)
-    for tensor in changed.state_dict().values():
+    network_copy = copy.deepcopy(net)
+    for tensor in network_copy.state_dict().values():
         tensor.add_(1)
-    return changed
+    return network_copy
 
 
 # --- ways to store a network: each returns what the user fills, and the right one ------
@@ -75,7 +75,9 @@ def in_folder(
 def in_parts(net: Any, path: Path, new: str = "", old: str = "") -> Any:
     """Store it in a file of torch with an index, as transformers once did, under old names."""
     path.mkdir()
-    state = {name.replace(new, old): t for name, t in net.state_dict().items()}
+    state = {
+        name.replace(new, old): tensor for name, tensor in net.state_dict().items()
+    }
     torch.save(state, path / "part.bin")
     index = {"weight_map": dict.fromkeys(state, "part.bin")}
     (path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
@@ -100,12 +102,12 @@ def in_file(
         for name, tensor in net.state_dict().items()
         if without not in name
     }
-    others = {name: tensor + 1 for name, tensor in net.state_dict().items()}
+    other_state = {name: tensor + 1 for name, tensor in net.state_dict().items()}
     if other:
-        state |= {other + name: tensor for name, tensor in others.items()}
+        state |= {other + name: tensor for name, tensor in other_state.items()}
     content = {under: state, **dict(more)} if under else state
     if beside:
-        content[beside] = others
+        content[beside] = other_state
     torch.save(content, path)
     return fresh(net), net
 
@@ -117,12 +119,12 @@ def by_peft(
     import peft
 
     config = getattr(peft, f"{kind}Config")(**how)
-    tuned = peft.get_peft_model(copy.deepcopy(net), config)
-    for parameter in tuned.parameters():
+    adapted_network = peft.get_peft_model(copy.deepcopy(net), config)
+    for parameter in adapted_network.parameters():
         parameter.data += parameter.requires_grad * torch.randn_like(parameter) / 4
-    tuned.save_pretrained(path)
-    right = peft.PeftModel.from_pretrained(copy.deepcopy(net), path)
-    return peft.get_peft_model(net, config) if wrapped else net, right
+    adapted_network.save_pretrained(path)
+    right_network = peft.PeftModel.from_pretrained(copy.deepcopy(net), path)
+    return peft.get_peft_model(net, config) if wrapped else net, right_network
 
 
 # --- what comes of them ----------------------------------------------------------------
@@ -144,10 +146,17 @@ def load(family: str) -> tuple[str, str]:
 
     A load is silent if the outputs differ from the right ones by more than 1e-5.
     """
-    line = FAMILIES[family]
-    options, net = dict(line.get("options", {})), network(line["network"])
-    words, images = torch.randint(3, 60, (2, 5)), torch.randn(2, 3, 8, 8)
-    examples = {"input_ids": words, "decoder_input_ids": words, "pixel_values": images}
+    family_record = FAMILIES[family]
+    options, net = (
+        dict(family_record.get("options", {})),
+        network(family_record["network"]),
+    )
+    token_ids, images = torch.randint(3, 60, (2, 5)), torch.randn(2, 3, 8, 8)
+    examples = {
+        "input_ids": token_ids,
+        "decoder_input_ids": token_ids,
+        "pixel_values": images,
+    }
     key, parameters = options.pop("key", ""), inspect.signature(net.forward).parameters
     inputs = {
         name: examples.get(name, images)
@@ -155,19 +164,21 @@ def load(family: str) -> tuple[str, str]:
     }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stored"
-        model, right = globals()[line["store"]](net, path, **options)
-        with warnings.catch_warnings(record=True, action="always") as notes:
+        model, right_network = globals()[family_record["store"]](net, path, **options)
+        with warnings.catch_warnings(record=True, action="always") as recorded_warnings:
             outcome, reason = outcome_of(
                 lambda: fl.load_weights(path, into=model, key=key)
             )
     with torch.no_grad():
-        pair: Any = [
-            first_tensor(network.eval()(**inputs)) for network in (model, right)
+        outputs: Any = [
+            first_tensor(network.eval()(**inputs)) for network in (model, right_network)
         ]
-    if outcome == "right" and (pair[0] - pair[1]).abs().max() > 1e-5:
+    if outcome == "right" and (outputs[0] - outputs[1]).abs().max() > 1e-5:
         outcome = "silent"
     messages = [
-        str(warning.message) for warning in notes if warning.category is UserWarning
+        str(warning.message)
+        for warning in recorded_warnings
+        if warning.category is UserWarning
     ]
     return outcome, "; ".join([reason, *messages]).strip("; ").replace(
         str(path), "PATH"
@@ -176,9 +187,11 @@ def load(family: str) -> tuple[str, str]:
 
 def measure(name: str) -> tuple[str, str]:
     """Return whether a fresh network of timm passes through the default metrics, curvature for 20 seconds."""
-    side = DATA["networks"][name]
-    network = build(f"timm:{name}", (3, side, side), 3)
-    data = dict.fromkeys("ab", (torch.randn(2, 3, side, side), torch.arange(2)))
+    image_side = DATA["networks"][name]
+    network = build(f"timm:{name}", (3, image_side, image_side), 3)
+    data = dict.fromkeys(
+        "ab", (torch.randn(2, 3, image_side, image_side), torch.arange(2))
+    )
     return outcome_of(
         lambda: [fl.diagnose(network, data, metric, budget=20) for metric in DEFAULT]
     )
@@ -187,10 +200,12 @@ def measure(name: str) -> tuple[str, str]:
 def main() -> None:
     """Add what the table lacks, a row at a time."""
     table = pd.read_csv(TABLE, index_col="family")
-    acts = dict.fromkeys(FAMILIES, load) | dict.fromkeys(DATA["networks"], measure)
-    for family, act in acts.items():
+    check_by_name = dict.fromkeys(FAMILIES, load) | dict.fromkeys(
+        DATA["networks"], measure
+    )
+    for family, check in check_by_name.items():
         if family not in table.index:
-            table.loc[family] = act(family)
+            table.loc[family] = check(family)
             table.to_csv(TABLE)
 
 

@@ -46,7 +46,7 @@ def train() -> None:
 
 
 if __name__ == "__main__":
-    found = files(train)
-    for name, count in found.items():
+    function_counts = files(train)
+    for name, count in function_counts.items():
         print(f"{count:4} {name}")
-    print(f"{len(found)} files")
+    print(f"{len(function_counts)} files")

@@ -71,9 +71,9 @@ class Steps:
 
     def kernels(self) -> Callable[[], object]:
         """Return the matrix products and convolutions of one pass over the data, as repetitions of its first batch."""
-        first = Split(self.data.x[: self.batch], self.data.y[: self.batch])
+        first_batch = Split(self.data.x[: self.batch], self.data.y[: self.batch])
         return alone(
-            replace(self, data=first).prepared(),
+            replace(self, data=first_batch).prepared(),
             times=math.ceil(len(self.data) / self.batch),
         )
 
@@ -85,11 +85,11 @@ class Steps:
 def products() -> Callable[[], object]:
     """Return products of two matrices in float32, as a function; of 2 SIDE^3 operations each."""
     a, b = torch.ones(SIDE, SIDE), torch.ones(SIDE, SIDE)
-    out = torch.empty(SIDE, SIDE)
+    product = torch.empty(SIDE, SIDE)
 
     def work() -> None:
         for _ in range(PRODUCTS):
-            torch.mm(a, b, out=out)
+            torch.mm(a, b, out=product)
 
     return work
 
@@ -97,19 +97,19 @@ def products() -> Callable[[], object]:
 def _serve(link: Connection, steps: Steps) -> None:
     """A core's process: does what it is asked for, on one thread, and tells how long that took."""
     torch.set_num_threads(1)
-    works = {
+    work_by_name = {
         "steps": steps.prepared(),
         "kernels": steps.kernels(),
         "products": products(),
     }
     with ExitStack() as stack:
         if steps.job is not None:
-            works["rounds"] = stack.enter_context(
+            work_by_name["rounds"] = stack.enter_context(
                 _started(steps.job(), steps.layer, workers=0)
             ).step
         while (name := link.recv()) is not None:
             start = time.perf_counter()
-            works[name]()
+            work_by_name[name]()
             link.send(time.perf_counter() - start)
 
 
@@ -177,14 +177,16 @@ def _steps(
     """Return each core's part of the samples that a job makes in a round."""
     config, data, *model = job_result
     clients = max(1, int(config.federation.participation * len(data.clients)))
-    samples = clients * len(data.clients[0].train) // CORES
-    train = [client.train for client in data.clients[:clients]]
-    whole = Split(
-        torch.cat([s.x for s in train])[:samples],
-        torch.cat([s.y for s in train])[:samples],
+    sample_count = clients * len(data.clients[0].train) // CORES
+    client_splits = [client.train for client in data.clients[:clients]]
+    core_data = Split(
+        torch.cat([split.x for split in client_splits])[:sample_count],
+        torch.cat([split.y for split in client_splits])[:sample_count],
     )
-    start = assemble(config, data=data, model=next(iter(model), None)).model
-    return Steps(start, whole, int(config.training.batch_size or 1), make, layer, job)
+    start_model = assemble(config, data=data, model=next(iter(model), None)).model
+    return Steps(
+        start_model, core_data, int(config.training.batch_size or 1), make, layer, job
+    )
 
 
 def _of_rounds(
@@ -196,58 +198,60 @@ def _of_rounds(
 ) -> list[Measured]:
     """The shares that a job's rounds reach, and its whole runs where all layers train."""
     torch.set_num_threads(CORES)
-    network_job = job()
-    steps = _steps(job, network_job, make, layer)
-    of_a_round = CORES * steps.operations()
-    with cores(steps) as machine, _started(network_job, layer) as engine:
+    job_result = job()
+    steps = _steps(job, job_result, make, layer)
+    round_operations = CORES * steps.operations()
+    with cores(steps) as machine, _started(job_result, layer) as engine:
 
         def at_full_rate() -> float:
             return (
-                of_a_round
+                round_operations
                 / (CORES * PRODUCTS * 2 * SIDE**3)
                 * machine.seconds("products")
             )
 
-        sides: dict[str, Callable[[], float]] = {
+        timers: dict[str, Callable[[], float]] = {
             "round": partial(_seconds, engine.step),
             "own": lambda: machine.seconds("rounds") / CORES,
             "steps": lambda: machine.seconds("steps"),
             "kernels": lambda: machine.seconds("kernels"),
             "products": at_full_rate,
         }
-        frame = alternate(sides, pairs)
-        medians = {side: float(frame[side].median()) for side in frame}
-        what = f"{layer} alone, clients seen before" if layer else "fedavg"
-        what += f", {network_job[0].workers} workers"
+        frame = alternate(timers, pairs)
+        medians = {
+            timer_name: float(frame[timer_name].median()) for timer_name in frame
+        }
+        title = f"{layer} alone, clients seen before" if layer else "fedavg"
+        title += f", {job_result[0].workers} workers"
         judge = partial(judged, name, unit=UNIT)
-        peak = f"sgemm {SIDE}, {CORES} cores at once: {of_a_round / medians['products'] / 1e9:.0f} Gflop/s"
+        peak_text = f"sgemm {SIDE}, {CORES} cores at once: {round_operations / medians['products'] / 1e9:.0f} Gflop/s"
         rows = [
             judge(
-                what, f"the same rounds in one process a core, {CORES} at once",
+                title, f"the same rounds in one process a core, {CORES} at once",
                 list(frame.own / frame["round"]), at_least=0.9,
                 seconds=medians["round"], baseline_seconds=medians["own"],
             ),
             judge(
-                what, f"the same steps as a plain loop, {CORES} at once",
+                title, f"the same steps as a plain loop, {CORES} at once",
                 list(frame.steps / frame["round"]), seconds=medians["round"], baseline_seconds=medians["steps"],
             ),
             judge(
-                what, f"the products and convolutions of these steps alone, {CORES} at once",
+                title, f"the products and convolutions of these steps alone, {CORES} at once",
                 list(frame.kernels / frame["round"]), seconds=medians["round"], baseline_seconds=medians["kernels"],
             ),
             judge(
-                what, peak, list(frame.products / frame["round"]), seconds=medians["round"],
+                title, peak_text, list(frame.products / frame["round"]), seconds=medians["round"],
                 baseline_seconds=medians["products"],
             ),
         ]  # fmt: skip
         if not layer:
-            rows.append(_of_runs(name, what, network_job, machine, min(pairs, RUNS)))
+            rows.append(_of_runs(name, title, job_result, machine, min(pairs, RUNS)))
     return rows
 
 
 def _of_runs(
     name: str,
-    what: str,
+    title: str,
     job_result: tuple[Any, ...],
     machine: Cores,
     turns: int,
@@ -272,17 +276,19 @@ def _of_runs(
         return paces[-1].total
 
     def rounds_alone() -> float:
-        timed = [
+        round_seconds = [
             machine.seconds("rounds") / CORES for _ in range(max(1, length // ROUNDS))
         ]
-        return length * sum(timed) / len(timed)
+        return length * sum(round_seconds) / len(round_seconds)
 
     frame = alternate({"run": run, "own": rounds_alone}, turns)
-    text = f"the same rounds in one process a core; of the last run {paces[-1].line()}"
+    baseline_text = (
+        f"the same rounds in one process a core; of the last run {paces[-1].line()}"
+    )
     return judged(
         name,
-        f"{what}, runs of {length} rounds with evaluation and saving",
-        text,
+        f"{title}, runs of {length} rounds with evaluation and saving",
+        baseline_text,
         list(frame.own / frame.run),
         at_least=0.8,
         unit=UNIT,
@@ -311,13 +317,13 @@ def long_runs(turns: int = LONG_RUNS) -> list[Measured]:
     training.tuned()
     torch.set_num_threads(CORES)
     job = partial(training._cross_device, held_out=167)
-    network_job = job()
-    with cores(_steps(job, network_job, SGD, "")) as machine:
+    job_result = job()
+    with cores(_steps(job, job_result, SGD, "")) as machine:
         return [
             _of_runs(
                 "S1",
-                f"fedavg, {network_job[0].execution.workers} workers",
-                network_job,
+                f"fedavg, {job_result[0].execution.workers} workers",
+                job_result,
                 machine,
                 turns,
                 LONG,

@@ -48,10 +48,10 @@ ERROR = 0.05  # the relative standard error at which estimators are compared
 def images() -> tuple[Tensor, Tensor]:
     """Fashion-MNIST, as float tensors."""
     defaults = recipe("fashion_mnist")
-    opened = DATASETS["fashion_mnist"].open(None, False)
-    source = replace(opened, mean=defaults.mean, std=defaults.std)
-    first = torch.arange(20_000).numpy()
-    return source.tensor(first), torch.from_numpy(source.y[first])
+    raw_source = DATASETS["fashion_mnist"].open(None, False)
+    source = replace(raw_source, mean=defaults.mean, std=defaults.std)
+    row_numbers = torch.arange(20_000).numpy()
+    return source.tensor(row_numbers), torch.from_numpy(source.y[row_numbers])
 
 
 def network(activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
@@ -67,15 +67,17 @@ def network(activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
 def trained(model: nn.Module, steps: int = 150, client: int | None = None) -> nn.Module:
     """Return the network after some steps of SGD on data of a client with three of the ten classes."""
     x, y = images()
-    pool = torch.arange(SAMPLES, len(y))
+    allowed_rows = torch.arange(SAMPLES, len(y))
     if client is not None:
-        pool = pool[((y[pool] - client) % 10) < 3]
+        allowed_rows = allowed_rows[((y[allowed_rows] - client) % 10) < 3]
     generator = torch_generator(0, "benchmark", -1 if client is None else client)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for _ in range(steps):
-        chosen = pool[torch.randint(len(pool), (64,), generator=generator)]
+        sample_rows = allowed_rows[
+            torch.randint(len(allowed_rows), (64,), generator=generator)
+        ]
         optimizer.zero_grad()
-        F.cross_entropy(model(x[chosen]), y[chosen]).backward()
+        F.cross_entropy(model(x[sample_rows]), y[sample_rows]).backward()
         optimizer.step()
     return model.eval()
 
@@ -91,14 +93,15 @@ def ten_clients() -> tuple[
 ]:
     """Return ten clients' models, their common samples, the layers and the clients as metrics take them."""
     models = [
-        trained(copy.deepcopy(trained(network())), 20, client=c) for c in range(CLIENTS)
+        trained(copy.deepcopy(trained(network())), 20, client=client)
+        for client in range(CLIENTS)
     ]
     x, y = held_out()
-    subjects = [
-        ClientModel(f"client_{c}", model, (x, y), len(y))
-        for c, model in enumerate(models)
+    client_models = [
+        ClientModel(f"client_{client}", model, (x, y), len(y))
+        for client, model in enumerate(models)
     ]
-    return models, (x, y), layers_of(models[0], x[:2]), subjects
+    return models, (x, y), layers_of(models[0], x[:2]), client_models
 
 
 def plain_pass(model: nn.Module, x: Tensor, y: Tensor, batch: int = BATCH) -> None:
@@ -126,14 +129,14 @@ def traces(pairs: int = PAIRS) -> list[Measured]:
     def floor() -> None:
         plain_pass(model, x, y)
 
-    name = f"one forward and backward pass of the data, batches of {BATCH}"
+    baseline = f"one forward and backward pass of the data, batches of {BATCH}"
     rows = [
-        compare("J1", "exact trace", trace, name, floor, at_most=5, pairs=pairs),
+        compare("J1", "exact trace", trace, baseline, floor, at_most=5, pairs=pairs),
         compare(
             "J1",
             "two probes",
             lambda: trace(estimator="activation", probes=2),
-            name,
+            baseline,
             floor,
             at_most=10,
             pairs=pairs,
@@ -148,10 +151,12 @@ def traces(pairs: int = PAIRS) -> list[Measured]:
 
 def _probes_needed(traces: list[TraceResult]) -> dict[str, int]:
     """Probes a layer for the asked relative standard error, from the spread of the probes that were drawn."""
-    n_drawn = int(traces[0].estimator.split("=")[1].rstrip(")"))
+    drawn_count = int(traces[0].estimator.split("=")[1].rstrip(")"))
     return {
-        r.layer: max(2, math.ceil(n_drawn * (r.stderr / r.trace / ERROR) ** 2))
-        for r in traces
+        result.layer: max(
+            2, math.ceil(drawn_count * (result.stderr / result.trace / ERROR) ** 2)
+        )
+        for result in traces
     }
 
 
@@ -162,16 +167,16 @@ def _against_pyhessian(
     pairs: int,
 ) -> Measured:
     """PyHessian's time: its setup, and some probes per layer extrapolated to the number needed."""
-    ratios, ours, theirs = [], [], []
+    ratios, own_seconds, pyhessian_seconds = [], [], []
     model, (x, y) = trained(network()), held_out()
     for _ in range(pairs):
         start = time.perf_counter()
         trace()
-        ours.append(time.perf_counter() - start)
-        total = 0.0
+        own_seconds.append(time.perf_counter() - start)
+        total_seconds = 0.0
         for layer in layers:
-            seconds = {}
-            for count in (2, 6):
+            seconds_by_count = {}
+            for probe_count in (2, 6):
                 start = time.perf_counter()
                 hessian_trace(
                     model,
@@ -180,23 +185,25 @@ def _against_pyhessian(
                     loss=LOSS,
                     batch=len(y),
                     backend="pyhessian",
-                    probes=count,
+                    probes=probe_count,
                 )
-                seconds[count] = time.perf_counter() - start
-            a_probe = max(0.0, seconds[6] - seconds[2]) / 4
-            total += seconds[2] + a_probe * max(0, probes[layer.name] - 2)
-        theirs.append(total)
-        ratios.append(total / ours[-1])
-    counts = "/".join(map(str, probes.values()))
-    text = f"PyHessian 0.1 at {ERROR:.0%} standard error, {counts} probes, from 2 and 6"
+                seconds_by_count[probe_count] = time.perf_counter() - start
+            probe_seconds = max(0.0, seconds_by_count[6] - seconds_by_count[2]) / 4
+            total_seconds += seconds_by_count[2] + probe_seconds * max(
+                0, probes[layer.name] - 2
+            )
+        pyhessian_seconds.append(total_seconds)
+        ratios.append(total_seconds / own_seconds[-1])
+    counts_text = "/".join(map(str, probes.values()))
+    baseline = f"PyHessian 0.1 at {ERROR:.0%} standard error, {counts_text} probes, from 2 and 6"
     return judged(
         "J1",
         "exact trace",
-        text,
+        baseline,
         ratios,
         at_least=30,
-        seconds=statistics.median(ours),
-        baseline_seconds=statistics.median(theirs),
+        seconds=statistics.median(own_seconds),
+        baseline_seconds=statistics.median(pyhessian_seconds),
     )
 
 
@@ -215,37 +222,40 @@ def _against_backpack(
             "J1: BackPACK is not installed (pip install backpack-for-pytorch), so it is left out"
         )
         return []
-    other = network()
-    other.load_state_dict(model.state_dict())
-    other, loss = extend(other), extend(nn.CrossEntropyLoss(reduction="sum"))
+    extended_model = network()
+    extended_model.load_state_dict(model.state_dict())
+    extended_model, loss = (
+        extend(extended_model),
+        extend(nn.CrossEntropyLoss(reduction="sum")),
+    )
 
     def diagonal() -> list[float]:
-        total = [0.0] * len(list(other.parameters()))
+        sums = [0.0] * len(list(extended_model.parameters()))
         for start in range(0, len(y), BATCH):
-            other.zero_grad()
+            extended_model.zero_grad()
             with backpack(DiagGGNExact()):
                 loss(
-                    other(x[start : start + BATCH]), y[start : start + BATCH]
+                    extended_model(x[start : start + BATCH]), y[start : start + BATCH]
                 ).backward()
-            total = [
+            sums = [
                 t + float(p.diag_ggn_exact.sum())
-                for t, p in zip(total, other.parameters(), strict=True)
+                for t, p in zip(sums, extended_model.parameters(), strict=True)
             ]
-        return [t / len(y) for t in total]
+        return [t / len(y) for t in sums]
 
-    theirs = diagonal()
+    parameter_sums = diagonal()
     for result, value in zip(
         trace(),
-        (a + b for a, b in zip(theirs[::2], theirs[1::2], strict=True)),
+        (a + b for a, b in zip(parameter_sums[::2], parameter_sums[1::2], strict=True)),
         strict=True,
     ):
         if not math.isclose(result.trace, value, rel_tol=1e-3):
             raise RuntimeError(
                 f"BackPACK has {value} for layer {result.layer}, fedlayers {result.trace}"
             )
-    name = f"BackPACK 1.7.1, DiagGGNExact, batches of {BATCH}"
+    baseline = f"BackPACK 1.7.1, DiagGGNExact, batches of {BATCH}"
     return [
-        compare("J1", "exact trace", trace, name, diagonal, at_least=3, pairs=pairs)
+        compare("J1", "exact trace", trace, baseline, diagonal, at_least=3, pairs=pairs)
     ]
 
 
@@ -254,21 +264,25 @@ def peak_memory(repeats: int = 6) -> list[Measured]:
     code = "from benchmarks.measurements import peak; peak({!r})"
 
     def peaks(how: str) -> list[float]:
-        run = [sys.executable, "-c", code.format(how)]
+        command = [sys.executable, "-c", code.format(how)]
         return [
             float(
-                subprocess.run(run, capture_output=True, text=True, check=True).stdout
+                subprocess.run(
+                    command, capture_output=True, text=True, check=True
+                ).stdout
             )
             for _ in range(repeats)
         ]
 
-    ours, theirs = peaks("fedlayers"), peaks("pyhessian")
-    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-    their_median = statistics.median(theirs)
-    name = f"PyHessian 0.1, all samples at once, {their_median:.0f} MB"
-    our_median = statistics.median(ours)
-    what = f"exact trace, {our_median:.0f} MB"
-    return [judged("J1", what, name, ratios, at_least=1.5, unit="peak extra memory")]
+    own_peaks, pyhessian_peaks = peaks("fedlayers"), peaks("pyhessian")
+    ratios = [b / a for a, b in zip(own_peaks, pyhessian_peaks, strict=True)]
+    their_median = statistics.median(pyhessian_peaks)
+    baseline = f"PyHessian 0.1, all samples at once, {their_median:.0f} MB"
+    our_median = statistics.median(own_peaks)
+    title = f"exact trace, {our_median:.0f} MB"
+    return [
+        judged("J1", title, baseline, ratios, at_least=1.5, unit="peak extra memory")
+    ]
 
 
 def peak(how: str) -> None:
@@ -280,12 +294,12 @@ def peak(how: str) -> None:
         import pyhessian  # noqa: F401  (its import is no part of the measurement)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # small freed blocks would stay otherwise
-    before = peak_from_now()
+    megabytes_before = peak_from_now()
     options: dict[str, Any] = {"batch": BATCH}
     if how == "pyhessian":
         options = {"batch": len(y), "backend": "pyhessian", "probes": 2}
     hessian_trace(model, (x, y), layers, loss=LOSS, **options)
-    print(memory("VmHWM") - before)
+    print(memory("VmHWM") - megabytes_before)
 
 
 def coverage(repeats: int = 1000) -> list[Measured]:
@@ -293,13 +307,13 @@ def coverage(repeats: int = 1000) -> list[Measured]:
     torch.set_num_threads(1)
     model, (x, y) = trained(network()), held_out()
     layers = layers_of(model, x[:2])
-    exact = {
-        r.layer: r.trace
-        for r in hessian_trace(model, (x, y), layers, loss=LOSS, batch=BATCH)
+    exact_traces = {
+        result.layer: result.trace
+        for result in hessian_trace(model, (x, y), layers, loss=LOSS, batch=BATCH)
     }
     rows = []
     for probes in (2, 8):
-        hits = dict.fromkeys(exact, 0)
+        hit_counts = dict.fromkeys(exact_traces, 0)
         for seed in range(repeats):
             for estimate in hessian_trace(
                 model,
@@ -311,11 +325,11 @@ def coverage(repeats: int = 1000) -> list[Measured]:
                 probes=probes,
                 seed=seed,
             ):
-                hits[estimate.layer] += (
-                    abs(estimate.trace - exact[estimate.layer])
+                hit_counts[estimate.layer] += (
+                    abs(estimate.trace - exact_traces[estimate.layer])
                     <= 1.96 * estimate.stderr
                 )
-        for layer, count in hits.items():
+        for layer, count in hit_counts.items():
             rows.append(covered(count, repeats, probes, layer))
             print(rows[-1])
     return rows
@@ -324,15 +338,15 @@ def coverage(repeats: int = 1000) -> list[Measured]:
 def covered(count: int, repeats: int, probes: int, layer: str) -> Measured:
     """The share of seeds whose interval holds the exact trace; both ends of its own interval must meet the target."""
     share = count / repeats
-    half = 1.96 * math.sqrt(share * (1 - share) / repeats)
-    low, high = share - half, share + half
+    half_width = 1.96 * math.sqrt(share * (1 - share) / repeats)
+    low, high = share - half_width, share + half_width
     target, holds = "0.93 to 0.97", low >= 0.93 and high <= 0.97
-    what = f"{probes} probes, layer {layer}"
-    exact = f"exact trace, {repeats} seeds"
+    title = f"{probes} probes, layer {layer}"
+    baseline = f"exact trace, {repeats} seeds"
     return Measured(
         "J1",
-        what,
-        exact,
+        title,
+        baseline,
         share,
         low,
         high,
@@ -366,23 +380,23 @@ def similarities(pairs: int = PAIRS) -> list[Measured]:
             loader = torch.utils.data.DataLoader(
                 torch.utils.data.TensorDataset(x, y), batch_size=batch
             )
-            package = CKA(models[0], models[1], "a", "b", names, names, device="cpu")
-            package.compare(loader)
-            return package.export()["CKA"]
+            comparison = CKA(models[0], models[1], "a", "b", names, names, device="cpu")
+            comparison.compare(loader)
+            return comparison.export()["CKA"]
 
-        text = (
+        baseline = (
             f"torch-cka 0.21, one pair of clients, times {n_pairs}, batches of {batch}"
         )
         with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
-            least = 14 if batch == 100 else 20
+            least_speedup = 14 if batch == 100 else 20
             rows.append(
                 compare(
                     "J2",
                     "45 pairs",
                     ours,
-                    text,
+                    baseline,
                     one_pair,
-                    at_least=least,
+                    at_least=least_speedup,
                     pairs=pairs,
                     scale=n_pairs,
                 )
@@ -402,39 +416,41 @@ def _error(
     grams = []
     for model in models:
         data = x, torch.zeros(len(x), dtype=torch.long)
-        seen = collect(model, paths, data, batch=batch).x
-        parts = [seen[path].double().split(batch) for path in paths]
-        batches = [list(batch_values) for batch_values in zip(*parts, strict=True)]
+        layer_features = collect(model, paths, data, batch=batch).x
+        layer_batches = [layer_features[path].double().split(batch) for path in paths]
+        batches = [
+            list(batch_values) for batch_values in zip(*layer_batches, strict=True)
+        ]
         grams.append(
             [[features @ features.T for features in layers] for layers in batches]
         )
-    wanted = {}
+    expected = {}
     for a, b in combinations(range(len(models)), 2):
         for index, path in enumerate(paths):
             sums = [
                 sum(
-                    _hsic(one[index], two[index])
-                    for one, two in zip(grams[i], grams[j], strict=True)
+                    _hsic(grams_a[index], grams_b[index])
+                    for grams_a, grams_b in zip(grams[i], grams[j], strict=True)
                 )
                 for i, j in ((a, b), (a, a), (b, b))
             ]
-            wanted[f"client_{a}", f"client_{b}", path] = float(
+            expected[f"client_{a}", f"client_{b}", path] = float(
                 sums[0] / (sums[1] * sums[2]) ** 0.5
             )
-    largest = max(
-        abs(r["value"] - wanted[r["client"], r["client_b"], r["layer"]])
-        for r in similarities
+    largest_error = max(
+        abs(row["value"] - expected[row["client"], row["client_b"], row["layer"]])
+        for row in similarities
     )
-    agrees = "yes" if largest <= 1e-8 else "no"
+    meets_target = "yes" if largest_error <= 1e-8 else "no"
     return Measured(
         "J2",
         f"error, batches of {batch}",
         "float64",
-        largest,
-        largest,
-        largest,
+        largest_error,
+        largest_error,
+        largest_error,
         "<= 1e-08",
-        agrees,
+        meets_target,
         unit="error",
     )
 
@@ -463,19 +479,19 @@ def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
         for model in models:
             plain_pass(model, x, y, 250)
 
-    shared = Measurement(subjects, layers, LOSS, batch=250)
+    measurement = Measurement(subjects, layers, LOSS, batch=250)
 
     def measured(*metrics: Any) -> Callable[[], object]:
-        return lambda: one_pass(shared, list(metrics))
+        return lambda: one_pass(measurement, list(metrics))
 
-    name = "ten forward and backward passes, batches of 250"
+    baseline = "ten forward and backward passes, batches of 250"
     options = (GradVariance(), Sensitivity())
     return [
         compare(
             "J3",
             "variance, sensitivity",
             measured(*options),
-            name,
+            baseline,
             floor,
             at_most=1.10,
             pairs=pairs,
@@ -483,8 +499,8 @@ def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
         compare(
             "J3",
             "variance, sensitivity, noise",
-            lambda: (measured(*options)(), METRICS["grad_noise"](shared)),
-            name,
+            lambda: (measured(*options)(), METRICS["grad_noise"](measurement)),
+            baseline,
             floor,
             at_most=2.2,
             pairs=pairs,

@@ -51,13 +51,13 @@ def alone(work: Callable[[], object], times: int = 1) -> Callable[[], None]:
     Args:
         times: how often, with the same operands.
     """
-    with _Kept() as calls_kept:
+    with _Kept() as recorder:
         work()
 
     @torch.no_grad()
     def again() -> None:
         for _ in range(times):
-            for func, args, kwargs in calls_kept.calls:
+            for func, args, kwargs in recorder.calls:
                 func(*args, **kwargs)
 
     return again
@@ -74,23 +74,23 @@ def least(model: nn.Module, layer: str, x: Tensor, y: Tensor) -> float:
     >>> least(two, "0", x, y), least(two, "1", x, y)  # of 5 products: 2 forward, 2 of weights, 1 back
     (0.8, 0.4)
     """
-    trains = {
+    trains_by_name = {
         name: parameter.requires_grad for name, parameter in model.named_parameters()
     }
     try:
-        whole = counted(lambda: _step(model.requires_grad_(True), x, y))
+        full_operations = counted(lambda: _step(model.requires_grad_(True), x, y))
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.split(".")[0] == layer)
-        alone = counted(lambda: _step(model, x, y))
+        layer_operations = counted(lambda: _step(model, x, y))
     finally:
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(trains[name])
-    before = 0
+            parameter.requires_grad_(trains_by_name[name])
+    earlier_operations = 0
     for name, child in model.named_children():
         if name == layer:
             break
-        before += _forward(model, child, x)
-    return (alone - before) / whole
+        earlier_operations += _forward(model, child, x)
+    return (layer_operations - earlier_operations) / full_operations
 
 
 def _step(model: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -100,14 +100,17 @@ def _step(model: nn.Module, x: Tensor, y: Tensor) -> None:
 
 def _forward(model: nn.Module, child: nn.Module, x: Tensor) -> int:
     """Operations of one part of the model in a forward pass."""
-    passed: list[Tensor] = []
+    child_inputs: list[Tensor] = []
     handle = child.register_forward_hook(
-        lambda _module, inputs, _output: passed.append(inputs[0])
+        lambda _module, inputs, _output: child_inputs.append(inputs[0])
     )
     try:
         with torch.no_grad():
             model(x)
             handle.remove()
-            return sum(counted(lambda part=part: child(part)) for part in passed)  # type: ignore[misc]
+            return sum(
+                counted(lambda child_input=child_input: child(child_input))
+                for child_input in child_inputs
+            )  # type: ignore[misc]
     finally:
         handle.remove()

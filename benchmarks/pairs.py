@@ -54,7 +54,7 @@ def compare(
     what: str,
     work: Work,
     baseline: str,
-    other: Work,
+    baseline_work: Work,
     *,
     at_most: float | None = None,
     at_least: float | None = None,
@@ -62,11 +62,13 @@ def compare(
     scale: float = 1.0,
     clock: Callable[[], float] = time.process_time,
 ) -> Measured:
-    """Time ``work`` and ``other`` in turn, the first of a pair changing from pair to pair, after one warm-up of each.
+    """Time ``work`` and ``baseline_work`` in turn, after one warm-up of each.
+
+    The order of a pair changes from pair to pair.
 
     Args:
-        at_most: target for time(work) / time(other).
-        at_least: target for time(other) / time(work), a speed-up; without a target the speed-up is reported.
+        at_most: target for time(work) / time(baseline_work).
+        at_least: target for time(baseline_work) / time(work), a speed-up; without a target the speed-up is reported.
         scale: factor on the baseline's time where only a part of its work was run; ``baseline`` says which.
     """
     if at_most is not None and at_least is not None:
@@ -74,7 +76,10 @@ def compare(
             "a comparison must have one target; got at_most and at_least. Leave one out."
         )
     frame = alternate(
-        {"work": partial(_timed, work, clock), "other": partial(_timed, other, clock)},
+        {
+            "work": partial(_timed, work, clock),
+            "other": partial(_timed, baseline_work, clock),
+        },
         pairs,
     )
     frame.other *= scale
@@ -101,15 +106,16 @@ def alternate(sides: Mapping[str, Callable[[], float]], turns: int) -> pd.DataFr
 
     A turn before the first is not in the table: what is made once, or is still cold, is behind everyone then.
     """
-    order = list(sides)
+    side_names = list(sides)
     rows = []
-    for index in range(-1, turns):
+    for turn in range(-1, turns):
         seconds = {
-            name: sides[name]() for name in (order if index % 2 == 0 else order[::-1])
+            name: sides[name]()
+            for name in (side_names if turn % 2 == 0 else side_names[::-1])
         }
-        if index >= 0:
+        if turn >= 0:
             rows.append(seconds)
-    return pd.DataFrame(rows, columns=order)
+    return pd.DataFrame(rows, columns=side_names)
 
 
 def _timed(work: Work, clock: Callable[[], float]) -> float:
@@ -144,7 +150,7 @@ def judged(
             f">= {at_least:g}",
             reason or ("yes" if interval.low >= at_least else "no"),
         )
-    value = Measured(
+    result = Measured(
         job,
         what,
         baseline,
@@ -162,7 +168,7 @@ def judged(
         f"{job}: {what} against {baseline}: {interval.value:.3g} "
         f"[{interval.low:.3g}, {interval.high:.3g}] {target} {holds}"
     )
-    return value
+    return result
 
 
 def table(name: str, rows: list[Measured], command: str) -> Path:
@@ -187,9 +193,9 @@ def peak_from_now() -> float:
     return memory("VmRSS")
 
 
-def memory(which: str) -> float:
-    lines = dict(
+def memory(field: str) -> float:
+    status_lines = dict(
         line.split(":", 1)
         for line in Path("/proc/self/status").read_text().splitlines()
     )
-    return int(lines[which].split()[0]) * 1024 / 1e6
+    return int(status_lines[field].split()[0]) * 1024 / 1e6

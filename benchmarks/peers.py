@@ -36,9 +36,9 @@ def ours(job: Job) -> Iterator[Side]:
     ) as engine:
 
         def run() -> int:
-            before = engine.listener(Timer).pace.steps
+            steps_before = engine.listener(Timer).pace.steps
             engine.step()
-            return engine.listener(Timer).pace.steps - before
+            return engine.listener(Timer).pace.steps - steps_before
 
         yield Plain(run, lambda: [engine.server.trees["model"][name] for name in names])
 
@@ -71,10 +71,12 @@ class Peer:
         """Return the reason why the package cannot be measured here, or an empty text."""
         if self.checkout and adapters.VARIABLE not in os.environ:
             return f"{adapters.VARIABLE} names no checkout of it"
-        absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
-        if absent:
-            absent_names = ", ".join(absent)
-            return f"not installed: {absent_names}"
+        missing_packages = [
+            name for name in self.needs if importlib.util.find_spec(name) is None
+        ]
+        if missing_packages:
+            names_text = ", ".join(missing_packages)
+            return f"not installed: {names_text}"
         return ""
 
     def versions(self) -> str:
@@ -104,55 +106,62 @@ def measure(
     Raises:
         RunError: a side failed, or took another number of steps than the others.
     """
-    absent = {name: why for name, peer in peers.items() if (why := peer.missing())}
-    present = {name: peer.open for name, peer in peers.items() if name not in absent}
-    with remote({OURS: ours, **present}, job) as sides:
-        turns = {name: side.turn for name, side in sides.items()}
-        seconds = alternate(turns, pairs) / job.rounds
+    reason_by_peer = {
+        name: reason for name, peer in peers.items() if (reason := peer.missing())
+    }
+    open_by_peer = {
+        name: peer.open for name, peer in peers.items() if name not in reason_by_peer
+    }
+    with remote({OURS: ours, **open_by_peer}, job) as sides:
+        turn_by_side = {name: side.turn for name, side in sides.items()}
+        seconds = alternate(turn_by_side, pairs) / job.rounds
     execution = job.config.execution
-    how = "fedavg, stacked clients"
+    title = "fedavg, stacked clients"
     if execution.workers:
-        how = f"fedavg, {execution.workers} workers"
+        title = f"fedavg, {execution.workers} workers"
     if execution.device != "cpu":
-        how = f"fedavg, {torch.cuda.get_device_name()}"
+        title = f"fedavg, {torch.cuda.get_device_name()}"
     rows = []
     for name, peer in peers.items():
         reach = peer.reach.get(job.name)
-        if name in absent:
+        if name in reason_by_peer:
             target = f">= {reach:g}" if reach else ""
-            none = (math.nan, math.nan, math.nan)
+            no_interval = (math.nan, math.nan, math.nan)
             rows.append(
                 Measured(
                     job.name,
-                    how,
+                    title,
                     name,
-                    *none,
+                    *no_interval,
                     target,
-                    f"not measured: {absent[name]}",
+                    f"not measured: {reason_by_peer[name]}",
                     pairs=0,
                 )
             )
-            print(f"{job.name}: {name}: not measured: {absent[name]}")
+            print(f"{job.name}: {name}: not measured: {reason_by_peer[name]}")
             continue
-        mine, other = seconds[OURS], seconds[name]
+        own_seconds, peer_seconds = seconds[OURS], seconds[name]
         label = name
         if peer.needs and not peer.checkout:
             label = f"{name} ({peer.versions()})"
         rows.append(
             judged(
                 job.name,
-                how,
+                title,
                 label,
-                list(other / mine),
+                list(peer_seconds / own_seconds),
                 at_least=reach,
-                seconds=float(mine.median()),
-                baseline_seconds=float(other.median()),
+                seconds=float(own_seconds.median()),
+                baseline_seconds=float(peer_seconds.median()),
             )
         )
-        peak, most = sides[OURS].peak / 1e6, sides[name].peak / 1e6
-        if peak and most:
-            texts = (f"{how}, {peak:.4g} MB of the device", f"{label}, {most:.4g} MB")
-            ratio = (most / peak, math.nan, math.nan)
+        own_peak, peer_peak = sides[OURS].peak / 1e6, sides[name].peak / 1e6
+        if own_peak and peer_peak:
+            texts = (
+                f"{title}, {own_peak:.4g} MB of the device",
+                f"{label}, {peer_peak:.4g} MB",
+            )
+            ratio = (peer_peak / own_peak, math.nan, math.nan)
             rows.append(Measured(job.name, *texts, *ratio, unit="peak memory"))
     return rows
 

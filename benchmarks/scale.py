@@ -40,10 +40,10 @@ def scale(repeats: int = REPEATS) -> list[Measured]:
     Every point is measured in a process of its own with one thread. The work has run once at the least size before.
     Points in results/scale-points.jsonl are not measured again.
     """
-    missing = wanted(repeats)
-    for number, (name, size, repeat) in enumerate(missing, 1):
+    missing_points = wanted(repeats)
+    for number, (name, size, repeat) in enumerate(missing_points, 1):
         seconds, megabytes = point(name, size)
-        line = {
+        record = {
             "curve": name,
             "size": size,
             "repeat": repeat,
@@ -51,9 +51,9 @@ def scale(repeats: int = REPEATS) -> list[Measured]:
             "megabytes": megabytes,
         }
         with POINTS.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(record) + "\n")
         print(
-            f"{number} of {len(missing)}: {name} {size:,}: {seconds:.3g} s, {megabytes:.3g} MB",
+            f"{number} of {len(missing_points)}: {name} {size:,}: {seconds:.3g} s, {megabytes:.3g} MB",
             flush=True,
         )
     frame = read()
@@ -74,14 +74,14 @@ def read() -> pd.DataFrame:
 
 def wanted(repeats: int) -> list[tuple[str, int, int]]:
     """Return the points yet to be measured: curve, size and repeat, each curve once before any a second time."""
-    done = set(
+    measured_points = set(
         zip(*(read()[column] for column in ("curve", "size", "repeat")), strict=True)
     )
-    every: list[tuple[str, int, int]] = []
-    for k in range(repeats):
+    all_points: list[tuple[str, int, int]] = []
+    for repeat in range(repeats):
         for name, curve in CURVES.items():
-            every += [(name, size, k) for size in curve.sizes]
-    return [key for key in every if key not in done]
+            all_points += [(name, size, repeat) for size in curve.sizes]
+    return [key for key in all_points if key not in measured_points]
 
 
 # --- one point -------------------------------------------------------------------------------------------------
@@ -97,12 +97,12 @@ def point(name: str, size: int) -> tuple[float, float]:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.curves"])
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(name, size, theirs))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_measure, args=(name, size, sender))
     process.start()
-    theirs.close()
+    sender.close()
     try:
-        seconds, megabytes = ours.recv()
+        seconds, megabytes = receiver.recv()
     except EOFError:
         process.join()
         raise RunError(
@@ -123,11 +123,11 @@ def _measure(
         curve.job(curve.sizes[0], stack)()
     with ExitStack() as stack:
         work = curve.job(size, stack)
-        before = peak_from_now()
+        megabytes_before = peak_from_now()
         start = time.process_time()
         work()
         seconds = time.process_time() - start
-        answer.send((seconds, max(memory("VmHWM") - before, 0.0)))
+        answer.send((seconds, max(memory("VmHWM") - megabytes_before, 0.0)))
 
 
 # --- slopes ----------------------------------------------------------------------------------------------------
@@ -138,63 +138,71 @@ def slope(
 ) -> tuple[float, float, float]:
     """The exponent b in value = a size^b by least squares of the logarithms, with its 95 % interval (Student's t)."""
     fit = stats.linregress(np.log(sizes), np.log(values))
-    half = math.nan
+    half_width = math.nan
     if len(sizes) > 2:
-        half = float(stats.t.ppf(0.975, len(sizes) - 2) * fit.stderr)
-    return float(fit.slope), float(fit.slope - half), float(fit.slope + half)
+        half_width = float(stats.t.ppf(0.975, len(sizes) - 2) * fit.stderr)
+    return (
+        float(fit.slope),
+        float(fit.slope - half_width),
+        float(fit.slope + half_width),
+    )
 
 
 def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
     """Return a curve's exponents at its largest sizes, each against theory: equal, slower or faster growth."""
     curve, rows = CURVES[name], []
     for measure, theory in (("seconds", curve.time), ("megabytes", curve.memory)):
-        tail = frame[(frame["curve"] == name) & frame["size"].isin(curve.sizes[-TAIL:])]
-        what, text = (
+        largest_points = frame[
+            (frame["curve"] == name) & frame["size"].isin(curve.sizes[-TAIL:])
+        ]
+        title, theory_text = (
             f"{curve.title}: {measure}",
             f"theory, size^{theory:g}: {curve.why}",
         )
-        medians = tail.groupby("size")[measure].median()
-        large = medians.index[medians >= WORTH[measure]]
-        if len(large) < 2:
-            none = "not measured"
-            if len(tail):
-                none = f"at most {medians.max():.2g}: no slope"
+        medians = largest_points.groupby("size")[measure].median()
+        large_sizes = medians.index[medians >= WORTH[measure]]
+        if len(large_sizes) < 2:
+            reason = "not measured"
+            if len(largest_points):
+                reason = f"at most {medians.max():.2g}: no slope"
             rows.append(
                 Measured(
                     "scale",
-                    what,
-                    text,
+                    title,
+                    theory_text,
                     math.nan,
                     math.nan,
                     math.nan,
-                    holds=none,
+                    holds=reason,
                     unit="exponent",
                 )
             )
             continue
-        tail = tail[tail["size"].isin(large)]
-        exponent, low, high = slope(tail["size"], tail[measure].clip(lower=1e-6))
-        grows = "as theory"
+        largest_points = largest_points[largest_points["size"].isin(large_sizes)]
+        exponent, low, high = slope(
+            largest_points["size"], largest_points[measure].clip(lower=1e-6)
+        )
+        growth_text = "as theory"
         if high < theory:
-            grows = "grows slower"
+            growth_text = "grows slower"
         elif low > theory:
-            grows = "grows faster"
+            growth_text = "grows faster"
         rows.append(
             Measured(
                 "scale",
-                what,
-                text,
+                title,
+                theory_text,
                 exponent,
                 low,
                 high,
                 f"= size^{theory:g}",
-                grows,
-                pairs=len(tail),
+                growth_text,
+                pairs=len(largest_points),
                 unit="exponent",
             )
         )
         print(
-            f"{what}: size^{exponent:.2f} [{low:.2f}, {high:.2f}], theory {theory:g}: {grows}"
+            f"{title}: size^{exponent:.2f} [{low:.2f}, {high:.2f}], theory {theory:g}: {growth_text}"
         )
     return rows
 
@@ -204,18 +212,18 @@ def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
 
 def draw(frame: pd.DataFrame, path: Path = PICTURE, columns: int = 5) -> Path:
     """Return each curve's points on logarithmic axes, time above memory, with theory's slope through the last size."""
-    blocks = -(-len(CURVES) // columns)
+    block_count = -(-len(CURVES) // columns)
     with style():
         figure, axes = plt.subplots(
-            2 * blocks,
+            2 * block_count,
             columns,
-            figsize=(2.5 * columns, 3.9 * blocks),
+            figsize=(2.5 * columns, 3.9 * block_count),
             layout="constrained",
         )
         for ax in axes.flat:
             ax.set_axis_off()
-        for number, (name, curve) in enumerate(CURVES.items()):
-            block, column = divmod(number, columns)
+        for curve_number, (name, curve) in enumerate(CURVES.items()):
+            block, column = divmod(curve_number, columns)
             for k, measure in enumerate(MEASURES):
                 ax = axes[2 * block + k, column]
                 ax.set_axis_on()
@@ -244,9 +252,11 @@ def _panel(ax: Axes, curve: Curve, points: pd.DataFrame, measure: str) -> None:
     if len(medians):
         ax.plot(medians.index, medians, "-", color=colour, lw=1.2)
         sizes = np.array(curve.sizes, dtype=float)
-        line = medians.iloc[-1] * (sizes / medians.index[-1]) ** theory
-        ax.plot(sizes, line, "--", color="0.45", lw=1, label=f"size^{theory:g}")
-        ax.set_ylim(min(values.min(), *line) / 3, max(values.max(), *line) * 3)
+        theory_line = medians.iloc[-1] * (sizes / medians.index[-1]) ** theory
+        ax.plot(sizes, theory_line, "--", color="0.45", lw=1, label=f"size^{theory:g}")
+        ax.set_ylim(
+            min(values.min(), *theory_line) / 3, max(values.max(), *theory_line) * 3
+        )
         ax.legend(fontsize=6, loc="best", frameon=False, handlelength=1.5)
     ax.tick_params(labelsize=6)
     ax.minorticks_off()

@@ -161,10 +161,10 @@ class Remote:
         """
         seconds, steps, peak = self.ask("turn")
         self.peak = max(self.peak, peak)
-        wanted = self.job.rounds * self.job.steps
-        if steps != wanted:
+        expected_steps = self.job.rounds * self.job.steps
+        if steps != expected_steps:
             raise RunError(
-                f"{self.job.name}: a turn has {wanted} steps, {self.name} took {steps}"
+                f"{self.job.name}: a turn has {expected_steps} steps, {self.name} took {steps}"
             )
         return float(seconds)
 
@@ -172,11 +172,11 @@ class Remote:
         """Return the global model's parameters."""
         return [torch.from_numpy(array) for array in self.ask("weights")[0]]
 
-    def ask(self, what: str) -> tuple:
+    def ask(self, request: str) -> tuple:
         """Ask the process something and wait for its answer; "ready" waits for its first one."""
         try:
-            if what != "ready":
-                self.connection.send(what)
+            if request != "ready":
+                self.connection.send(request)
             elif not self.connection.poll(PATIENCE):
                 raise RunError(
                     f"{self.job.name}: {self.name} has not begun within {PATIENCE:g} s"
@@ -198,23 +198,25 @@ def remote(sides: Mapping[str, Open], job: Job) -> Iterator[dict[str, Remote]]:
     Raises:
         RunError: a side could not be prepared; its own error is in the message.
     """
-    spawn = multiprocessing.get_context(
+    context = multiprocessing.get_context(
         "spawn"
     )  # with the environment, but no thread or module, of this process
-    processes, answers = [], {}
+    processes, remote_by_name = [], {}
     try:
-        for name, start in sides.items():
-            parent_end, child_end = spawn.Pipe()
-            answers[name] = Remote(name, job, parent_end)
+        for name, open_side in sides.items():
+            parent_end, child_end = context.Pipe()
+            remote_by_name[name] = Remote(name, job, parent_end)
             processes.append(
-                spawn.Process(target=_serve, args=(child_end, start, job), name=name)
+                context.Process(
+                    target=_serve, args=(child_end, open_side, job), name=name
+                )
             )
             processes[-1].start()
             child_end.close()
-            answers[name].ask("ready")
-        yield answers
+            remote_by_name[name].ask("ready")
+        yield remote_by_name
     finally:
-        for side in answers.values():
+        for side in remote_by_name.values():
             side.connection.close()  # which a process takes as the end
         for process in processes:
             process.join(60)
@@ -222,29 +224,34 @@ def remote(sides: Mapping[str, Open], job: Job) -> Iterator[dict[str, Remote]]:
                 process.kill()
 
 
-def _serve(connection: Connection, start: Open, job: Job) -> None:
+def _serve(connection: Connection, open_side: Open, job: Job) -> None:
     """Serve a side in its process until the other end closes the pipe."""
     torch.set_num_threads(THREADS)
     try:
-        with start(job) as side:
+        with open_side(job) as side:
             connection.send(())
             while True:
                 try:
-                    what = connection.recv()
+                    request = connection.recv()
                 except EOFError:
                     return
-                if what == "weights":
+                if request == "weights":
                     connection.send(
-                        ([one.detach().cpu().numpy().copy() for one in side.weights()],)
+                        (
+                            [
+                                tensor.detach().cpu().numpy().copy()
+                                for tensor in side.weights()
+                            ],
+                        )
                     )
                     continue
                 if torch.cuda.is_initialized():
                     torch.cuda.reset_peak_memory_stats()
-                begun = time.perf_counter()
+                start_time = time.perf_counter()
                 steps = sum(side.round() for _ in range(job.rounds))
                 if torch.cuda.is_initialized():
                     torch.cuda.synchronize()
-                seconds = time.perf_counter() - begun
+                seconds = time.perf_counter() - start_time
                 connection.send((seconds, steps, side.peak()))
     except Exception:  # told to the parent, which raises it as a RunError
         connection.send(traceback.format_exc())

@@ -50,13 +50,13 @@ def startup(pairs: int = PAIRS) -> list[Measured]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         runner.run(RunConfig(rounds=3), run, progress=False)
-        for what, words in ASKED.items():
-            command = [str(run) if word == RUN else word for word in words]
-            rows += _measured(what, command, pairs)
+        for title, arguments in ASKED.items():
+            command = [str(run) if word == RUN else word for word in arguments]
+            rows += _measured(title, command, pairs)
     return rows
 
 
-def _measured(what: str, command: list[str], pairs: int) -> list[Measured]:
+def _measured(title: str, command: list[str], pairs: int) -> list[Measured]:
     peaks: list[float] = []
 
     def command_seconds() -> float:
@@ -67,24 +67,24 @@ def _measured(what: str, command: list[str], pairs: int) -> list[Measured]:
     frame = alternate(
         {"command": command_seconds, "empty": lambda: usage("-c", "pass")[0]}, pairs
     )
-    targeted = what in TARGETED
+    has_target = title in TARGETED
     return [
         judged(
             "startup",
-            what,
+            title,
             "python -c pass",
             list(frame["command"] / frame["empty"]),
-            at_most=AT_MOST if targeted else None,
+            at_most=AT_MOST if has_target else None,
             seconds=float(frame["command"].median()),
             baseline_seconds=float(frame["empty"].median()),
             unit="CPU time",
         ),
         judged(
             "startup",
-            what,
+            title,
             "1 MB",
             peaks[1:],
-            at_most=PEAK if targeted else None,
+            at_most=PEAK if has_target else None,
             unit="MB at the peak",
         ),
     ]

@@ -80,19 +80,27 @@ def federation(
     """Clients with ``n`` random training samples each, and ``held`` (at least two) each for validation and test."""
     held_out = max(held_out, 2)
     generator = np.random.default_rng(0)
-    size = clients * (n + 2 * held_out)
-    x = generator.standard_normal((size, *shape), dtype=np.float32)
-    y = generator.integers(classes, size=size)
-    owner = np.repeat(np.arange(clients), n + 2 * held_out)
+    sample_count = clients * (n + 2 * held_out)
+    x = generator.standard_normal((sample_count, *shape), dtype=np.float32)
+    y = generator.integers(classes, size=sample_count)
+    sample_clients = np.repeat(np.arange(clients), n + 2 * held_out)
     names = tuple(f"client_{k}" for k in range(clients))
     source = Source(
-        "random", x, y, tuple(f"class {k}" for k in range(classes)), owner, names
+        "random",
+        x,
+        y,
+        tuple(f"class {k}" for k in range(classes)),
+        sample_clients,
+        names,
     )
     data = gather(source, partitions.make(source, "natural", seed=0))
 
     def cut(client: ClientData) -> ClientData:
-        parts = (client.train, client.validation, client.test)
-        xs, ys = torch.cat([s.x for s in parts]), torch.cat([s.y for s in parts])
+        client_splits = (client.train, client.validation, client.test)
+        xs, ys = (
+            torch.cat([s.x for s in client_splits]),
+            torch.cat([s.y for s in client_splits]),
+        )
         ends = (n, n + held_out, n + 2 * held_out)
         splits = [
             Split(xs[a:b].clone(), ys[a:b].clone())
@@ -166,24 +174,26 @@ class BareLoop:
 
     def __call__(self) -> int:
         """Run one round; returns the number of steps."""
-        chosen = np.random.default_rng(self.round).choice(
+        chosen_clients = np.random.default_rng(self.round).choice(
             len(self.data.clients), self.take, replace=False
         )
         self.round += 1
         start = {
             name: tensor.clone() for name, tensor in self.model.state_dict().items()
         }
-        total: dict[str, Tensor] = {}
+        mean_state: dict[str, Tensor] = {}
         steps = 0
-        for client in chosen:
+        for client in chosen_clients:
             self.model.load_state_dict(start)
             steps += plain_epoch(
                 self.model, self.data.clients[client].train, self.batch, self.make
             )
             for name, tensor in self.model.state_dict().items():
                 term = tensor / self.take
-                total[name] = total[name] + term if name in total else term
-        self.model.load_state_dict(total)
+                mean_state[name] = (
+                    mean_state[name] + term if name in mean_state else term
+                )
+        self.model.load_state_dict(mean_state)
         return steps
 
 
@@ -192,12 +202,12 @@ def plain_epoch(
 ) -> int:
     """Return one pass over a client's samples with a new optimiser; returns the number of steps."""
     optimizer = make(model.parameters())
-    parts = torch.randperm(len(split)).split(batch)
-    for part in parts:
+    row_batches = torch.randperm(len(split)).split(batch)
+    for batch_rows in row_batches:
         optimizer.zero_grad()
-        F.cross_entropy(model(split.x[part]), split.y[part]).backward()
+        F.cross_entropy(model(split.x[batch_rows]), split.y[batch_rows]).backward()
         optimizer.step()
-    return len(parts)
+    return len(row_batches)
 
 
 class OneLayer(Algorithm):
@@ -241,23 +251,27 @@ def _job(
 ) -> list[Measured]:
     """Time a configuration's rounds against the bare loop's, ``times`` rounds at once."""
     torch.set_num_threads(THREADS)
-    take = max(1, int(config.federation.participation * len(data.clients)))
-    start = assemble(config, data=data, model=model).model
-    bare = BareLoop(start, data, int(config.training.batch_size or 1), make, take)
+    client_count = max(1, int(config.federation.participation * len(data.clients)))
+    start_model = assemble(config, data=data, model=model).model
+    bare_loop = BareLoop(
+        start_model, data, int(config.training.batch_size or 1), make, client_count
+    )
     with rounds(config, data, model=model) as engine:
         if config.execution.workers:
             label = f"{config.federation.algorithm}, {config.execution.workers} workers"
         else:
             label = f"{config.federation.algorithm}, stacked clients"
-        ours, theirs = (partial(repeat, work, times) for work in (engine.step, bare))
+        own_rounds, bare_rounds = (
+            partial(repeat, work, times) for work in (engine.step, bare_loop)
+        )
         label += f", {times} rounds" if times > 1 else ""
         return [
             compare(
                 name,
                 label,
-                ours,
+                own_rounds,
                 text,
-                theirs,
+                bare_rounds,
                 at_most=at_most,
                 pairs=pairs,
                 clock=time.perf_counter,
@@ -362,41 +376,51 @@ def scheduling(pairs: int = PAIRS) -> list[Measured]:
         train.x[: config.training.batch_size],
         train.y[: config.training.batch_size],
     )
-    with rounds(config, data) as full:
-        for before, moment in ((0, "clients new"), (SEEN, "clients seen before")):
+    with rounds(config, data) as full_engine:
+        for warm_up_rounds, moment in (
+            (0, "clients new"),
+            (SEEN, "clients seen before"),
+        ):
             shares = []
             for layer in ("conv1", "conv2", "fc1", "fc2"):
-                with rounds(config, data, partial(OneLayer, layer=layer)) as one:
-                    for _ in range(before):
-                        one.step()
-                    timed = partial(
+                with rounds(
+                    config, data, partial(OneLayer, layer=layer)
+                ) as layer_engine:
+                    for _ in range(warm_up_rounds):
+                        layer_engine.step()
+                    compare_layer = partial(
                         compare,
                         "S4",
                         f"{layer} alone, {moment}",
-                        one.step,
+                        layer_engine.step,
                         baseline,
-                        full.step,
+                        full_engine.step,
                     )
-                    row = timed(at_most=1.0, pairs=pairs, clock=time.perf_counter)
+                    row = compare_layer(
+                        at_most=1.0, pairs=pairs, clock=time.perf_counter
+                    )
                     rows.append(replace(row, target="", holds=""))
                     shares.append([row.ratio, row.low, row.high])
-            for name, count in (("the three base layers", 3), ("all four layers", 4)):
-                ratio, low, high = np.mean(shares[:count], axis=0).tolist()
-                mean = Measured(
+            for title, layer_count in (
+                ("the three base layers", 3),
+                ("all four layers", 4),
+            ):
+                ratio, low, high = np.mean(shares[:layer_count], axis=0).tolist()
+                mean_row = Measured(
                     "S4",
-                    f"mean of {name}, {moment}",
+                    f"mean of {title}, {moment}",
                     baseline,
                     ratio,
                     low,
                     high,
                     pairs=pairs,
                 )
-                if before:
+                if warm_up_rounds:
                     holds = "yes" if high <= 0.40 else "no"
-                    mean = replace(mean, target="<= 0.4", holds=holds)
-                rows.append(mean)
-                if before and count == 3:
-                    floor = float(
+                    mean_row = replace(mean_row, target="<= 0.4", holds=holds)
+                rows.append(mean_row)
+                if warm_up_rounds and layer_count == 3:
+                    least_share = float(
                         np.mean(
                             [
                                 least(model, layer, *batch)
@@ -404,11 +428,14 @@ def scheduling(pairs: int = PAIRS) -> list[Measured]:
                             ]
                         )
                     )
-                    text = f"the operations that cannot be saved, {floor:.3f} of all"
+                    text = (
+                        f"the operations that cannot be saved, {least_share:.3f} of all"
+                    )
                     rows.append(
                         Measured(
-                            "S4", mean.what, text, ratio / floor, low / floor, high / floor, "<= 1.1",
-                            "yes" if high / floor <= 1.1 else "no", pairs=pairs,
+                            "S4", mean_row.what, text, ratio / least_share, low / least_share, high / least_share,
+                            "<= 1.1",
+                            "yes" if high / least_share <= 1.1 else "no", pairs=pairs,
                         )
                     )  # fmt: skip
     return rows

@@ -40,31 +40,41 @@ def transformer(pairs: int = PAIRS) -> list[Measured]:
     torch.set_num_threads(1)
     config = WHOLE.with_keys(max_samples=TIMED)
     with (
-        training.rounds(config) as whole,
-        training.rounds(config.with_keys(adapt=LORA)) as adapted,
+        training.rounds(config) as whole_engine,
+        training.rounds(config.with_keys(adapt=LORA)) as adapter_engine,
     ):
         rows = [
             compare(
                 "transformer",
                 f"{LORA}, a round",
-                adapted.step,
+                adapter_engine.step,
                 "all weights",
-                whole.step,
+                whole_engine.step,
                 pairs=pairs,
             )
         ]
-        sizes = [(_sent(engine), _kept(engine)) for engine in (whole, adapted)]
+        sizes = [
+            (_sent(engine), _kept(engine)) for engine in (whole_engine, adapter_engine)
+        ]
     peaks = [_alone(adapt) for adapt in (None, LORA)]
-    for text, values in (
+    for quantity, values in (
         ("sent by a client in a round", [size[0] for size in sizes]),
         ("of optimiser state that a client keeps", [size[1] for size in sizes]),
         ("of peak memory of a round in a new process", peaks),
     ):
-        before, after = values
-        names = (f"{LORA}, {after:.4g} MB {text}", f"all weights, {before:.4g} MB")
+        whole_megabytes, adapter_megabytes = values
+        titles = (
+            f"{LORA}, {adapter_megabytes:.4g} MB {quantity}",
+            f"all weights, {whole_megabytes:.4g} MB",
+        )
         rows.append(
             Measured(
-                "transformer", *names, before / after, math.nan, math.nan, unit="memory"
+                "transformer",
+                *titles,
+                whole_megabytes / adapter_megabytes,
+                math.nan,
+                math.nan,
+                unit="memory",
             )
         )
     return rows
@@ -99,9 +109,9 @@ def _alone(adapt: str | None) -> float:
 def _peak(adapt: str | None) -> float:
     torch.set_num_threads(1)
     with training.rounds(WHOLE.with_keys(max_samples=TIMED, adapt=adapt)) as engine:
-        before = peak_from_now()
+        megabytes_before = peak_from_now()
         engine.step()
-    return memory("VmHWM") - before
+    return memory("VmHWM") - megabytes_before
 
 
 def on_processors(job: Job) -> AbstractContextManager[Side]:
@@ -156,9 +166,9 @@ def on_device(job: Job, device: str, pairs: int) -> list[Measured]:
             rows += peers.measure(device_job, {name: peer}, pairs)
         except RunError as error:
             print(error)
-            why = f"not measured: {str(error).splitlines()[-1]}"
-            none = (math.nan, math.nan, math.nan)
-            row = Measured(job.name, device, name, *none, holds=why, pairs=0)
+            reason = f"not measured: {str(error).splitlines()[-1]}"
+            no_interval = (math.nan, math.nan, math.nan)
+            row = Measured(job.name, device, name, *no_interval, holds=reason, pairs=0)
             rows.append(row)
     return rows
 
