@@ -25,7 +25,7 @@ from fl_core.errors import (
 from fl_core.layers import Layer
 from fl_core.registry import Registry
 from fl_core.rows import CLASSIFICATION, SURVIVAL, Row, row
-from fl_core.seeds import seed_of, torch_seeded
+from fl_core.seeds import forked_random, seed_of, torch_seeded
 from fl_core.training.losses import Loss
 from fl_core.tree import set_mode
 
@@ -156,14 +156,15 @@ class Metric(Facts):
         return rows
 
     def __call__(self, measurement: Measurement, **options: Any) -> list[Row]:
-        """Measure, and return the metric's rows.
+        """Measure, and return the metric's rows. Torch's global random state is as before.
 
         Raises:
             UsageError: as :meth:`settings` and :meth:`check`, before any client is measured, or data do not fit.
         """
         settings = self.settings(**options)
         self.check(measurement, settings)
-        return self.measure(measurement, settings)
+        with forked_random():  # iterating a loader draws from it
+            return self.measure(measurement, settings)
 
 
 # --- the registry ----------------------------------------------------------------------------------------------
