@@ -42,16 +42,16 @@ def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None) 
             then.
     """
     if jobs == ("list",):
-        for name, job in JOBS.items():
+        for job_name, job in JOBS.items():
             summary = (job.__doc__ or "").splitlines()[0]
-            print(f"{name:16} {summary}")
+            print(f"{job_name:16} {summary}")
         return
-    for name in jobs:
-        check_known("benchmark", name, JOBS)
-    for name in jobs:
-        rows = JOBS[name]() if pairs is None else JOBS[name](pairs)
+    for job_name in jobs:
+        check_known("benchmark", job_name, JOBS)
+    for job_name in jobs:
+        rows = JOBS[job_name]() if pairs is None else JOBS[job_name](pairs)
         if pairs is None:
-            path = table(name, rows, f"python -m benchmarks {name}")
+            path = table(job_name, rows, f"python -m benchmarks {job_name}")
             print(f"wrote {path}")
 
 

@@ -427,10 +427,13 @@ def fedjax(job: Job) -> Iterator[Side]:
         chosen_clients = np.random.default_rng(done).choice(
             len(clients), job.taken, replace=False
         )
-        keys = jax.random.split(jax.random.PRNGKey(done), job.taken)
+        random_keys = jax.random.split(jax.random.PRNGKey(done), job.taken)
         state, _ = algorithm.apply(
             state,
-            [(k, clients[k], key) for k, key in zip(chosen_clients, keys, strict=True)],
+            [
+                (k, clients[k], random_key)
+                for k, random_key in zip(chosen_clients, random_keys, strict=True)
+            ],
         )
         jax.block_until_ready(state.params)
         done += 1

@@ -87,7 +87,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 def measured(name: str, way: str) -> dict[str, Any]:
     """Return what a metric costs on a network, and the share of its values that exceed their error."""
-    metric, options = WAYS[way]
+    metric_name, options = WAYS[way]
     model, x = build(name)
     y = torch.arange(SAMPLES) % CLASSES
     frames: list[pd.DataFrame] = []
@@ -97,8 +97,11 @@ def measured(name: str, way: str) -> dict[str, Any]:
         torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
 
     def work() -> None:
-        arguments: dict[str, Any] = {"options": {metric: options}, "progress": False}
-        frames.append(diagnose(model, (x, y), metric, **arguments).frame)
+        arguments: dict[str, Any] = {
+            "options": {metric_name: options},
+            "progress": False,
+        }
+        frames.append(diagnose(model, (x, y), metric_name, **arguments).frame)
 
     gradient()
     gradient_seconds, seconds = (
@@ -141,12 +144,12 @@ def main(
     measured_keys = {(row["way"], row["network"], row["state"]) for row in rows}
     for way in ways:
         measured(OWN[0], way)  # the first call imports and allocates
-        for name in networks:
-            key = way, name, state
-            if key in measured_keys:
+        for network_name in networks:
+            row_key = way, network_name, state
+            if row_key in measured_keys:
                 continue
-            row = dict(zip(("way", "network", "state"), key, strict=True))
-            rows.append(row | measured(name, way))
+            row = dict(zip(("way", "network", "state"), row_key, strict=True))
+            rows.append(row | measured(network_name, way))
             print(rows[-1], flush=True)
             frame = pd.DataFrame(rows).sort_values(["way", "network"], kind="stable")
             frame.round(3).to_csv(PATH, index=False)

@@ -79,18 +79,21 @@ def all_metrics(pairs: int = PAIRS) -> list[Measured]:
     frame = alternate(_sides(), pairs)
     fixed_seconds = frame[NOTHING]
     own_pass_metrics = [
-        name
-        for name, metric in METRICS.members().items()
-        if not metric.uses_gradient_pass and name != NOTHING
+        metric_name
+        for metric_name, metric in METRICS.members().items()
+        if not metric.uses_gradient_pass and metric_name != NOTHING
     ]
     gradient_metrics = [
-        name for name, metric in METRICS.members().items() if metric.uses_gradient_pass
+        metric_name
+        for metric_name, metric in METRICS.members().items()
+        if metric.uses_gradient_pass
     ]
     distinct_seconds = frame[GRADIENTS] + sum(
-        frame[name] - fixed_seconds for name in own_pass_metrics
+        frame[metric_name] - fixed_seconds for metric_name in own_pass_metrics
     )
     single_seconds = fixed_seconds + sum(
-        frame[name] - fixed_seconds for name in (*own_pass_metrics, *gradient_metrics)
+        frame[metric_name] - fixed_seconds
+        for metric_name in (*own_pass_metrics, *gradient_metrics)
     )
     rows = [
         _row(
@@ -101,11 +104,17 @@ def all_metrics(pairs: int = PAIRS) -> list[Measured]:
         ),
         _row(frame["all"], single_seconds, "the metrics one after the other"),
     ]
-    feature_metrics = [name for name in own_pass_metrics if METRICS[name].features]
+    feature_metrics = [
+        metric_name for metric_name in own_pass_metrics if METRICS[metric_name].features
+    ]
     rows.append(
         _row(
             frame["all of features"],
-            fixed_seconds + sum(frame[n] - fixed_seconds for n in feature_metrics),
+            fixed_seconds
+            + sum(
+                frame[feature_metric] - fixed_seconds
+                for feature_metric in feature_metrics
+            ),
             "the same one by one",
         )
     )
@@ -152,14 +161,18 @@ def _sides() -> dict[str, Callable[[], float]]:
     work_by_name = {
         "all": measured(*members),
         GRADIENTS: measured(
-            *(name for name, metric in members.items() if metric.uses_gradient_pass)
+            *(
+                metric_name
+                for metric_name, metric in members.items()
+                if metric.uses_gradient_pass
+            )
         ),
         "all of features": measured(
-            *(name for name, metric in members.items() if metric.features)
+            *(metric_name for metric_name, metric in members.items() if metric.features)
         ),
-        **{name: measured(name) for name in members},
+        **{metric_name: measured(metric_name) for metric_name in members},
     }
-    return {name: _timed(work) for name, work in work_by_name.items()}
+    return {metric_name: _timed(work) for metric_name, work in work_by_name.items()}
 
 
 def _timed(work: Callable[[], object]) -> Callable[[], float]:

@@ -76,7 +76,8 @@ def in_parts(net: Any, path: Path, new: str = "", old: str = "") -> Any:
     """Store it in a file of torch with an index, as transformers once did, under old names."""
     path.mkdir()
     state = {
-        name.replace(new, old): tensor for name, tensor in net.state_dict().items()
+        tensor_name.replace(new, old): tensor
+        for tensor_name, tensor in net.state_dict().items()
     }
     torch.save(state, path / "part.bin")
     index = {"weight_map": dict.fromkeys(state, "part.bin")}
@@ -98,13 +99,17 @@ def in_file(
 ) -> Any:
     """Store it by torch.save, under a key and other names, and next to another state."""
     state = {
-        start + name.replace("r1.0.", f"r1.0.{within}"): getattr(tensor, to)()
-        for name, tensor in net.state_dict().items()
-        if without not in name
+        start + tensor_name.replace("r1.0.", f"r1.0.{within}"): getattr(tensor, to)()
+        for tensor_name, tensor in net.state_dict().items()
+        if without not in tensor_name
     }
-    other_state = {name: tensor + 1 for name, tensor in net.state_dict().items()}
+    other_state = {
+        tensor_name: tensor + 1 for tensor_name, tensor in net.state_dict().items()
+    }
     if other:
-        state |= {other + name: tensor for name, tensor in other_state.items()}
+        state |= {
+            other + tensor_name: tensor for tensor_name, tensor in other_state.items()
+        }
     content = {under: state, **dict(more)} if under else state
     if beside:
         content[beside] = other_state
@@ -157,21 +162,25 @@ def load(family: str) -> tuple[str, str]:
         "decoder_input_ids": token_ids,
         "pixel_values": images,
     }
-    key, parameters = options.pop("key", ""), inspect.signature(net.forward).parameters
+    stored_key, parameters = (
+        options.pop("key", ""),
+        inspect.signature(net.forward).parameters,
+    )
     inputs = {
-        name: examples.get(name, images)
-        for name in parameters.keys() & {"x", *examples}
+        input_name: examples.get(input_name, images)
+        for input_name in parameters.keys() & {"x", *examples}
     }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stored"
         model, right_network = globals()[family_record["store"]](net, path, **options)
         with warnings.catch_warnings(record=True, action="always") as recorded_warnings:
             outcome, reason = outcome_of(
-                lambda: fl.load_weights(path, into=model, key=key)
+                lambda: fl.load_weights(path, into=model, key=stored_key)
             )
     with torch.no_grad():
         outputs: Any = [
-            first_tensor(network.eval()(**inputs)) for network in (model, right_network)
+            first_tensor(checked_model.eval()(**inputs))
+            for checked_model in (model, right_network)
         ]
     if outcome == "right" and (outputs[0] - outputs[1]).abs().max() > 1e-5:
         outcome = "silent"
@@ -193,7 +202,10 @@ def measure(name: str) -> tuple[str, str]:
         "ab", (torch.randn(2, 3, image_side, image_side), torch.arange(2))
     )
     return outcome_of(
-        lambda: [fl.diagnose(network, data, metric, budget=20) for metric in DEFAULT]
+        lambda: [
+            fl.diagnose(network, data, metric_name, budget=20)
+            for metric_name in DEFAULT
+        ]
     )
 
 

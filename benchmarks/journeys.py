@@ -26,16 +26,19 @@ def files(work: Callable[[], Any]) -> dict[str, int]:
     def watch(frame: FrameType, event: str, _: Any) -> None:
         path = Path(frame.f_code.co_filename)
         if event == "call" and path.is_relative_to(ROOT) and path.name != "__init__.py":
-            name = str(path.relative_to(ROOT))
-            if name.split("/")[0] in PACKAGES:
-                called_files.setdefault(name, set()).add(frame.f_code.co_qualname)
+            file_name = str(path.relative_to(ROOT))
+            if file_name.split("/")[0] in PACKAGES:
+                called_files.setdefault(file_name, set()).add(frame.f_code.co_qualname)
 
     sys.setprofile(watch)
     try:
         work()
     finally:
         sys.setprofile(None)
-    return {name: len(functions) for name, functions in sorted(called_files.items())}
+    return {
+        file_name: len(functions)
+        for file_name, functions in sorted(called_files.items())
+    }
 
 
 def train() -> None:

@@ -64,8 +64,10 @@ class Steps:
     def prepared(self) -> Callable[[], object]:
         """Return one pass over the data, as a function."""
         model = copy.deepcopy(self.model)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(not self.layer or name.split(".")[0] == self.layer)
+        for parameter_name, parameter in model.named_parameters():
+            parameter.requires_grad_(
+                not self.layer or parameter_name.split(".")[0] == self.layer
+            )
         make = lambda _: self.make([p for p in model.parameters() if p.requires_grad])  # noqa: E731
         return partial(plain_epoch, model, self.data, self.batch, make)
 
@@ -107,9 +109,9 @@ def _serve(link: Connection, steps: Steps) -> None:
             work_by_name["rounds"] = stack.enter_context(
                 _started(steps.job(), steps.layer, workers=0)
             ).step
-        while (name := link.recv()) is not None:
+        while (work_name := link.recv()) is not None:
             start = time.perf_counter()
-            work_by_name[name]()
+            work_by_name[work_name]()
             link.send(time.perf_counter() - start)
 
 

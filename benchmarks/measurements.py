@@ -261,10 +261,10 @@ def _against_backpack(
 
 def peak_memory(repeats: int = 6) -> list[Measured]:
     """Return rise of the peak memory by the trace, each in a fresh process, against PyHessian's."""
-    code = "from benchmarks.measurements import peak; peak({!r})"
+    program = "from benchmarks.measurements import peak; peak({!r})"
 
     def peaks(how: str) -> list[float]:
-        command = [sys.executable, "-c", code.format(how)]
+        command = [sys.executable, "-c", program.format(how)]
         return [
             float(
                 subprocess.run(
@@ -329,8 +329,8 @@ def coverage(repeats: int = 1000) -> list[Measured]:
                     abs(estimate.trace - exact_traces[estimate.layer])
                     <= 1.96 * estimate.stderr
                 )
-        for layer, count in hit_counts.items():
-            rows.append(covered(count, repeats, probes, layer))
+        for layer, hit_count in hit_counts.items():
+            rows.append(covered(hit_count, repeats, probes, layer))
             print(rows[-1])
     return rows
 
@@ -364,15 +364,15 @@ def similarities(pairs: int = PAIRS) -> list[Measured]:
     from torch_cka import CKA
 
     torch.set_num_threads(1)
-    models, (x, y), layers, subjects = ten_clients()
-    names = [layer.output for layer in layers]
+    models, (x, y), layers, client_models = ten_clients()
+    layer_paths = [layer.output for layer in layers]
     n_pairs = CLIENTS * (CLIENTS - 1) // 2
     rows = []
     for batch in (100, 1000):
 
         def ours(batch: int = batch) -> list[Any]:
             return cka(
-                Measurement(subjects, layers, batch=batch),
+                Measurement(client_models, layers, batch=batch),
                 Cka(probe=(x, y), estimator="minibatch"),
             )
 
@@ -380,7 +380,9 @@ def similarities(pairs: int = PAIRS) -> list[Measured]:
             loader = torch.utils.data.DataLoader(
                 torch.utils.data.TensorDataset(x, y), batch_size=batch
             )
-            comparison = CKA(models[0], models[1], "a", "b", names, names, device="cpu")
+            comparison = CKA(
+                models[0], models[1], "a", "b", layer_paths, layer_paths, device="cpu"
+            )
             comparison.compare(loader)
             return comparison.export()["CKA"]
 
@@ -401,7 +403,7 @@ def similarities(pairs: int = PAIRS) -> list[Measured]:
                     scale=n_pairs,
                 )
             )
-        rows.append(_error(ours(), models, names, x, batch))
+        rows.append(_error(ours(), models, layer_paths, x, batch))
     return rows
 
 
@@ -422,7 +424,10 @@ def _error(
             list(batch_values) for batch_values in zip(*layer_batches, strict=True)
         ]
         grams.append(
-            [[features @ features.T for features in layers] for layers in batches]
+            [
+                [features @ features.T for features in batch_features]
+                for batch_features in batches
+            ]
         )
     expected = {}
     for a, b in combinations(range(len(models)), 2):
@@ -473,24 +478,24 @@ def _hsic(k: Tensor, m: Tensor) -> Tensor:
 def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
     """Time gradient variance and federation sensitivity of ten clients with 1,000 samples each."""
     torch.set_num_threads(1)
-    models, (x, y), layers, subjects = ten_clients()
+    models, (x, y), layers, client_models = ten_clients()
 
     def floor() -> None:
         for model in models:
             plain_pass(model, x, y, 250)
 
-    measurement = Measurement(subjects, layers, LOSS, batch=250)
+    measurement = Measurement(client_models, layers, LOSS, batch=250)
 
     def measured(*metrics: Any) -> Callable[[], object]:
         return lambda: one_pass(measurement, list(metrics))
 
     baseline = "ten forward and backward passes, batches of 250"
-    options = (GradVariance(), Sensitivity())
+    metric_options = (GradVariance(), Sensitivity())
     return [
         compare(
             "J3",
             "variance, sensitivity",
-            measured(*options),
+            measured(*metric_options),
             baseline,
             floor,
             at_most=1.10,
@@ -499,7 +504,7 @@ def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
         compare(
             "J3",
             "variance, sensitivity, noise",
-            lambda: (measured(*options)(), METRICS["grad_noise"](measurement)),
+            lambda: (measured(*metric_options)(), METRICS["grad_noise"](measurement)),
             baseline,
             floor,
             at_most=2.2,

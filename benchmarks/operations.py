@@ -75,19 +75,20 @@ def least(model: nn.Module, layer: str, x: Tensor, y: Tensor) -> float:
     (0.8, 0.4)
     """
     trains_by_name = {
-        name: parameter.requires_grad for name, parameter in model.named_parameters()
+        child_name: parameter.requires_grad
+        for child_name, parameter in model.named_parameters()
     }
     try:
         full_operations = counted(lambda: _step(model.requires_grad_(True), x, y))
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name.split(".")[0] == layer)
+        for child_name, parameter in model.named_parameters():
+            parameter.requires_grad_(child_name.split(".")[0] == layer)
         layer_operations = counted(lambda: _step(model, x, y))
     finally:
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(trains_by_name[name])
+        for child_name, parameter in model.named_parameters():
+            parameter.requires_grad_(trains_by_name[child_name])
     earlier_operations = 0
-    for name, child in model.named_children():
-        if name == layer:
+    for child_name, child in model.named_children():
+        if child_name == layer:
             break
         earlier_operations += _forward(model, child, x)
     return (layer_operations - earlier_operations) / full_operations

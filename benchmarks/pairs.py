@@ -110,8 +110,8 @@ def alternate(sides: Mapping[str, Callable[[], float]], turns: int) -> pd.DataFr
     rows = []
     for turn in range(-1, turns):
         seconds = {
-            name: sides[name]()
-            for name in (side_names if turn % 2 == 0 else side_names[::-1])
+            side_name: sides[side_name]()
+            for side_name in (side_names if turn % 2 == 0 else side_names[::-1])
         }
         if turn >= 0:
             rows.append(seconds)
@@ -195,7 +195,7 @@ def peak_from_now() -> float:
 
 def memory(field: str) -> float:
     status_lines = dict(
-        line.split(":", 1)
-        for line in Path("/proc/self/status").read_text().splitlines()
+        status_line.split(":", 1)
+        for status_line in Path("/proc/self/status").read_text().splitlines()
     )
     return int(status_lines[field].split()[0]) * 1024 / 1e6

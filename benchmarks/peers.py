@@ -30,7 +30,9 @@ JOBS = (
 def ours(job: Job) -> Iterator[Side]:
     """Yield the engine as a run uses it, without evaluation and files."""
     data = job.data()
-    names = [name for name, _ in job.model(data).named_parameters()]
+    parameter_names = [
+        parameter_name for parameter_name, _ in job.model(data).named_parameters()
+    ]
     with training.rounds(
         job.config, data, model=job.network() if job.network else None
     ) as engine:
@@ -40,7 +42,13 @@ def ours(job: Job) -> Iterator[Side]:
             engine.step()
             return engine.listener(Timer).pace.steps - steps_before
 
-        yield Plain(run, lambda: [engine.server.trees["model"][name] for name in names])
+        yield Plain(
+            run,
+            lambda: [
+                engine.server.trees["model"][parameter_name]
+                for parameter_name in parameter_names
+            ],
+        )
 
 
 @contextmanager
@@ -72,7 +80,9 @@ class Peer:
         if self.checkout and adapters.VARIABLE not in os.environ:
             return f"{adapters.VARIABLE} names no checkout of it"
         missing_packages = [
-            name for name in self.needs if importlib.util.find_spec(name) is None
+            package
+            for package in self.needs
+            if importlib.util.find_spec(package) is None
         ]
         if missing_packages:
             names_text = ", ".join(missing_packages)
@@ -107,13 +117,17 @@ def measure(
         RunError: a side failed, or took another number of steps than the others.
     """
     reason_by_peer = {
-        name: reason for name, peer in peers.items() if (reason := peer.missing())
+        peer_name: reason
+        for peer_name, peer in peers.items()
+        if (reason := peer.missing())
     }
     open_by_peer = {
-        name: peer.open for name, peer in peers.items() if name not in reason_by_peer
+        peer_name: peer.open
+        for peer_name, peer in peers.items()
+        if peer_name not in reason_by_peer
     }
     with remote({OURS: ours, **open_by_peer}, job) as sides:
-        turn_by_side = {name: side.turn for name, side in sides.items()}
+        turn_by_side = {peer_name: side.turn for peer_name, side in sides.items()}
         seconds = alternate(turn_by_side, pairs) / job.rounds
     execution = job.config.execution
     title = "fedavg, stacked clients"
@@ -122,28 +136,28 @@ def measure(
     if execution.device != "cpu":
         title = f"fedavg, {torch.cuda.get_device_name()}"
     rows = []
-    for name, peer in peers.items():
+    for peer_name, peer in peers.items():
         reach = peer.reach.get(job.name)
-        if name in reason_by_peer:
+        if peer_name in reason_by_peer:
             target = f">= {reach:g}" if reach else ""
             no_interval = (math.nan, math.nan, math.nan)
             rows.append(
                 Measured(
                     job.name,
                     title,
-                    name,
+                    peer_name,
                     *no_interval,
                     target,
-                    f"not measured: {reason_by_peer[name]}",
+                    f"not measured: {reason_by_peer[peer_name]}",
                     pairs=0,
                 )
             )
-            print(f"{job.name}: {name}: not measured: {reason_by_peer[name]}")
+            print(f"{job.name}: {peer_name}: not measured: {reason_by_peer[peer_name]}")
             continue
-        own_seconds, peer_seconds = seconds[OURS], seconds[name]
-        label = name
+        own_seconds, peer_seconds = seconds[OURS], seconds[peer_name]
+        label = peer_name
         if peer.needs and not peer.checkout:
-            label = f"{name} ({peer.versions()})"
+            label = f"{peer_name} ({peer.versions()})"
         rows.append(
             judged(
                 job.name,
@@ -155,14 +169,14 @@ def measure(
                 baseline_seconds=float(peer_seconds.median()),
             )
         )
-        own_peak, peer_peak = sides[OURS].peak / 1e6, sides[name].peak / 1e6
+        own_peak, peer_peak = sides[OURS].peak / 1e6, sides[peer_name].peak / 1e6
         if own_peak and peer_peak:
-            texts = (
+            titles = (
                 f"{title}, {own_peak:.4g} MB of the device",
                 f"{label}, {peer_peak:.4g} MB",
             )
             ratio = (peer_peak / own_peak, math.nan, math.nan)
-            rows.append(Measured(job.name, *texts, *ratio, unit="peak memory"))
+            rows.append(Measured(job.name, *titles, *ratio, unit="peak memory"))
     return rows
 
 

@@ -41,10 +41,10 @@ def scale(repeats: int = REPEATS) -> list[Measured]:
     Points in results/scale-points.jsonl are not measured again.
     """
     missing_points = wanted(repeats)
-    for number, (name, size, repeat) in enumerate(missing_points, 1):
-        seconds, megabytes = point(name, size)
+    for point_number, (curve_name, size, repeat) in enumerate(missing_points, 1):
+        seconds, megabytes = point(curve_name, size)
         record = {
-            "curve": name,
+            "curve": curve_name,
             "size": size,
             "repeat": repeat,
             "seconds": seconds,
@@ -53,22 +53,24 @@ def scale(repeats: int = REPEATS) -> list[Measured]:
         with POINTS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         print(
-            f"{number} of {len(missing_points)}: {name} {size:,}: {seconds:.3g} s, {megabytes:.3g} MB",
+            f"{point_number} of {len(missing_points)}: {curve_name} {size:,}: {seconds:.3g} s, {megabytes:.3g} MB",
             flush=True,
         )
     frame = read()
     draw(frame)
     rows: list[Measured] = []
-    for name in CURVES:
-        rows += slopes(name, frame)
+    for curve_name in CURVES:
+        rows += slopes(curve_name, frame)
     return rows
 
 
 def read() -> pd.DataFrame:
     """Return the points measured so far: curve, size, repeat, seconds, megabytes."""
-    lines = POINTS.read_text(encoding="utf-8").splitlines() if POINTS.exists() else []
+    point_lines = (
+        POINTS.read_text(encoding="utf-8").splitlines() if POINTS.exists() else []
+    )
     return pd.DataFrame(
-        map(json.loads, lines), columns=["curve", "size", "repeat", *MEASURES]
+        map(json.loads, point_lines), columns=["curve", "size", "repeat", *MEASURES]
     )
 
 
@@ -79,9 +81,9 @@ def wanted(repeats: int) -> list[tuple[str, int, int]]:
     )
     all_points: list[tuple[str, int, int]] = []
     for repeat in range(repeats):
-        for name, curve in CURVES.items():
-            all_points += [(name, size, repeat) for size in curve.sizes]
-    return [key for key in all_points if key not in measured_points]
+        for curve_name, curve in CURVES.items():
+            all_points += [(curve_name, size, repeat) for size in curve.sizes]
+    return [point_key for point_key in all_points if point_key not in measured_points]
 
 
 # --- one point -------------------------------------------------------------------------------------------------
@@ -222,12 +224,12 @@ def draw(frame: pd.DataFrame, path: Path = PICTURE, columns: int = 5) -> Path:
         )
         for ax in axes.flat:
             ax.set_axis_off()
-        for curve_number, (name, curve) in enumerate(CURVES.items()):
+        for curve_number, (curve_name, curve) in enumerate(CURVES.items()):
             block, column = divmod(curve_number, columns)
             for k, measure in enumerate(MEASURES):
                 ax = axes[2 * block + k, column]
                 ax.set_axis_on()
-                _panel(ax, curve, frame[frame["curve"] == name], measure)
+                _panel(ax, curve, frame[frame["curve"] == curve_name], measure)
                 if k == 0:
                     ax.set_title(
                         curve.title.replace(" against", "\nagainst"), fontsize=8
@@ -246,16 +248,19 @@ def _panel(ax: Axes, curve: Curve, points: pd.DataFrame, measure: str) -> None:
         theory, colour = (curve.time, "#0072B2")
     else:
         theory, colour = (curve.memory, "#D55E00")
-    values = points[measure].clip(lower=1e-3)
-    ax.loglog(points["size"], values, "o", ms=3.5, alpha=0.6, color=colour)
-    medians = values.groupby(points["size"]).median()
+    point_values = points[measure].clip(lower=1e-3)
+    ax.loglog(points["size"], point_values, "o", ms=3.5, alpha=0.6, color=colour)
+    medians = point_values.groupby(points["size"]).median()
     if len(medians):
         ax.plot(medians.index, medians, "-", color=colour, lw=1.2)
-        sizes = np.array(curve.sizes, dtype=float)
-        theory_line = medians.iloc[-1] * (sizes / medians.index[-1]) ** theory
-        ax.plot(sizes, theory_line, "--", color="0.45", lw=1, label=f"size^{theory:g}")
+        curve_sizes = np.array(curve.sizes, dtype=float)
+        theory_line = medians.iloc[-1] * (curve_sizes / medians.index[-1]) ** theory
+        ax.plot(
+            curve_sizes, theory_line, "--", color="0.45", lw=1, label=f"size^{theory:g}"
+        )
         ax.set_ylim(
-            min(values.min(), *theory_line) / 3, max(values.max(), *theory_line) * 3
+            min(point_values.min(), *theory_line) / 3,
+            max(point_values.max(), *theory_line) * 3,
         )
         ax.legend(fontsize=6, loc="best", frameon=False, handlelength=1.5)
     ax.tick_params(labelsize=6)

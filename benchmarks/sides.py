@@ -203,17 +203,17 @@ def remote(sides: Mapping[str, Open], job: Job) -> Iterator[dict[str, Remote]]:
     )  # with the environment, but no thread or module, of this process
     processes, remote_by_name = [], {}
     try:
-        for name, open_side in sides.items():
+        for side_name, open_side in sides.items():
             parent_end, child_end = context.Pipe()
-            remote_by_name[name] = Remote(name, job, parent_end)
+            remote_by_name[side_name] = Remote(side_name, job, parent_end)
             processes.append(
                 context.Process(
-                    target=_serve, args=(child_end, open_side, job), name=name
+                    target=_serve, args=(child_end, open_side, job), name=side_name
                 )
             )
             processes[-1].start()
             child_end.close()
-            remote_by_name[name].ask("ready")
+            remote_by_name[side_name].ask("ready")
         yield remote_by_name
     finally:
         for side in remote_by_name.values():

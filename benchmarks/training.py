@@ -69,7 +69,7 @@ TINY = RunConfig(
 
 def tuned() -> None:
     """Restart this program with the allocator's settings, so that both sides of every comparison have them."""
-    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
+    if any(os.environ.get(variable) != value for variable, value in ALLOCATOR.items()):
         os.environ.update(ALLOCATOR)
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]])
 
@@ -84,27 +84,27 @@ def federation(
     x = generator.standard_normal((sample_count, *shape), dtype=np.float32)
     y = generator.integers(classes, size=sample_count)
     sample_clients = np.repeat(np.arange(clients), n + 2 * held_out)
-    names = tuple(f"client_{k}" for k in range(clients))
+    client_names = tuple(f"client_{k}" for k in range(clients))
     source = Source(
         "random",
         x,
         y,
         tuple(f"class {k}" for k in range(classes)),
         sample_clients,
-        names,
+        client_names,
     )
     data = gather(source, partitions.make(source, "natural", seed=0))
 
     def cut(client: ClientData) -> ClientData:
         client_splits = (client.train, client.validation, client.test)
         xs, ys = (
-            torch.cat([s.x for s in client_splits]),
-            torch.cat([s.y for s in client_splits]),
+            torch.cat([split.x for split in client_splits]),
+            torch.cat([split.y for split in client_splits]),
         )
-        ends = (n, n + held_out, n + 2 * held_out)
+        split_ends = (n, n + held_out, n + 2 * held_out)
         splits = [
             Split(xs[a:b].clone(), ys[a:b].clone())
-            for a, b in zip((0, *ends), ends, strict=False)
+            for a, b in zip((0, *split_ends), split_ends, strict=False)
         ]
         return ClientData(client.name, *splits)
 
@@ -179,7 +179,8 @@ class BareLoop:
         )
         self.round += 1
         start = {
-            name: tensor.clone() for name, tensor in self.model.state_dict().items()
+            tensor_name: tensor.clone()
+            for tensor_name, tensor in self.model.state_dict().items()
         }
         mean_state: dict[str, Tensor] = {}
         steps = 0
@@ -188,10 +189,12 @@ class BareLoop:
             steps += plain_epoch(
                 self.model, self.data.clients[client].train, self.batch, self.make
             )
-            for name, tensor in self.model.state_dict().items():
+            for tensor_name, tensor in self.model.state_dict().items():
                 term = tensor / self.take
-                mean_state[name] = (
-                    mean_state[name] + term if name in mean_state else term
+                mean_state[tensor_name] = (
+                    mean_state[tensor_name] + term
+                    if tensor_name in mean_state
+                    else term
                 )
         self.model.load_state_dict(mean_state)
         return steps
@@ -371,10 +374,10 @@ def scheduling(pairs: int = PAIRS) -> list[Measured]:
     config, data = _cross_device()
     rows: list[Measured] = []
     baseline = "a round of all layers"
-    model, train = assemble(config, data=data).model, data.clients[0].train
+    model, train_split = assemble(config, data=data).model, data.clients[0].train
     batch = (
-        train.x[: config.training.batch_size],
-        train.y[: config.training.batch_size],
+        train_split.x[: config.training.batch_size],
+        train_split.y[: config.training.batch_size],
     )
     with rounds(config, data) as full_engine:
         for warm_up_rounds, moment in (

@@ -53,16 +53,22 @@ def transformer(pairs: int = PAIRS) -> list[Measured]:
                 pairs=pairs,
             )
         ]
-        sizes = [
+        megabytes_by_engine = [
             (_sent(engine), _kept(engine)) for engine in (whole_engine, adapter_engine)
         ]
     peaks = [_alone(adapt) for adapt in (None, LORA)]
-    for quantity, values in (
-        ("sent by a client in a round", [size[0] for size in sizes]),
-        ("of optimiser state that a client keeps", [size[1] for size in sizes]),
+    for quantity, megabyte_pair in (
+        (
+            "sent by a client in a round",
+            [megabytes[0] for megabytes in megabytes_by_engine],
+        ),
+        (
+            "of optimiser state that a client keeps",
+            [megabytes[1] for megabytes in megabytes_by_engine],
+        ),
         ("of peak memory of a round in a new process", peaks),
     ):
-        whole_megabytes, adapter_megabytes = values
+        whole_megabytes, adapter_megabytes = megabyte_pair
         titles = (
             f"{LORA}, {adapter_megabytes:.4g} MB {quantity}",
             f"all weights, {whole_megabytes:.4g} MB",
@@ -161,14 +167,16 @@ def on_device(job: Job, device: str, pairs: int) -> list[Measured]:
     """
     config = job.config.with_keys(device=device, workers=0)
     device_job, rows = replace(job, config=config), []
-    for name, peer in NEXT_TO.items():
+    for peer_name, peer in NEXT_TO.items():
         try:
-            rows += peers.measure(device_job, {name: peer}, pairs)
+            rows += peers.measure(device_job, {peer_name: peer}, pairs)
         except RunError as error:
             print(error)
             reason = f"not measured: {str(error).splitlines()[-1]}"
             no_interval = (math.nan, math.nan, math.nan)
-            row = Measured(job.name, device, name, *no_interval, holds=reason, pairs=0)
+            row = Measured(
+                job.name, device, peer_name, *no_interval, holds=reason, pairs=0
+            )
             rows.append(row)
     return rows
 

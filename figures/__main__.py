@@ -114,10 +114,10 @@ class Figures:
         if self.name in commands:
             usable_options = ("budget", "device") if self.name == "gpu" else ()
         wrong_flags = [
-            f"--{name}"
-            for name in TRAINING
-            if getattr(self, name) != getattr(Figures, name)
-            and name not in usable_options
+            f"--{option}"
+            for option in TRAINING
+            if getattr(self, option) != getattr(Figures, option)
+            and option not in usable_options
         ]
         if wrong_flags:
             raise UsageError(
@@ -149,26 +149,28 @@ class Figures:
             RunError: something failed; names it.
         """
         jobs: dict[str, Callable[[], object]] = {
-            name: partial(items.redraw, item, item.path(), self.out or items.PICTURES)
-            for name, item in sorted(items.REGISTRY.items())
+            drawing_name: partial(
+                items.redraw, item, item.path(), self.out or items.PICTURES
+            )
+            for drawing_name, item in sorted(items.REGISTRY.items())
             if item.draw is not None and item.state != "no rows"
         }
         jobs[gallery.NAME] = partial(gallery.redraw, gallery.STUDY.path(), self.out)
         if paper:
             jobs = {k: job for k, job in jobs.items() if k.startswith(f"{paper}.")}
         failed_names = []
-        for name, job in jobs.items():
+        for drawing_name, job in jobs.items():
             try:
                 job()
             except Exception as error:
                 plt.close("all")
-                failed_names.append(name)
+                failed_names.append(drawing_name)
                 error_type = type(error).__name__
-                print(f"{name}: {error_type}: {error}", file=sys.stderr)
+                print(f"{drawing_name}: {error_type}: {error}", file=sys.stderr)
                 if not isinstance(error, (UsageError, RunError)):
                     traceback.print_exc()
             else:
-                print(name)
+                print(drawing_name)
         if failed_names:
             raise RunError(
                 f"{len(failed_names)} of {len(jobs)} could not be drawn: {listing(failed_names)}"
@@ -206,8 +208,8 @@ class Figures:
             missing_lines = list(waiting.missing(self.out))
             if missing_lines:
                 print(f"{waiting.study}, for {listing(waiting.lines)}:")
-            for line in missing_lines:
-                print(f"  {line}")
+            for run_text in missing_lines:
+                print(f"  {run_text}")
             if missing_lines and minutes_left > 0:
                 minutes_left -= self._train(
                     items.find(waiting.study),

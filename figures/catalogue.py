@@ -58,7 +58,7 @@ class Entry:
 def published() -> list[Entry]:
     """Return the papers' figures and tables, paper by paper in their order."""
     with PATH.open(encoding="utf-8", newline="") as file:
-        return [Entry(**line) for line in csv.DictReader(file)]
+        return [Entry(**csv_row) for csv_row in csv.DictReader(file)]
 
 
 def entries(paper: str = "") -> list[Entry]:
@@ -68,11 +68,11 @@ def entries(paper: str = "") -> list[Entry]:
         UsageError: an unknown paper or family; names the nearest.
     """
     paper_entries = published()
-    names = {entry.name for entry in paper_entries}
+    paper_names = {entry.name for entry in paper_entries}
     other_entries = [
-        Entry(name, item.title)
-        for name, item in sorted(items.REGISTRY.items())
-        if name not in names
+        Entry(item_name, item.title)
+        for item_name, item in sorted(items.REGISTRY.items())
+        if item_name not in paper_names
     ]
     all_entries = [*paper_entries, *other_entries]
     if paper:
@@ -95,8 +95,8 @@ def drawn(name: str) -> items.Item:
             "figures/history.md."
         )
     entries_by_name = {entry.name: entry for entry in published()}
-    names = sorted({*PAPERS, *items_by_name, *entries_by_name})
-    if check_known("paper, figure or table", name, names) in items_by_name:
+    known_names = sorted({*PAPERS, *items_by_name, *entries_by_name})
+    if check_known("paper, figure or table", name, known_names) in items_by_name:
         return items_by_name[name]
     raise UsageError(
         f"{name} cannot be drawn: {entries_by_name[name].note}. Choose another: python -m figures list "
@@ -106,18 +106,18 @@ def drawn(name: str) -> items.Item:
 
 def ended() -> dict[str, str]:
     """Return the figures and studies whose code has ended, each with the last commit that has it."""
-    lines = re.findall(
+    ended_rows = re.findall(
         r"^\| `(\S+)` \|.*\| ([0-9a-f]{8}) \|$",
         HISTORY.read_text(encoding="utf-8"),
         re.MULTILINE,
     )
-    return dict(lines)
+    return dict(ended_rows)
 
 
 def lines(paper: str = "") -> list[str]:
     """Return the list as text, an item a line."""
     entry_texts = [entry.told() for entry in entries(paper)]
-    widths = [max(len(line[k]) for line in entry_texts) for k in range(2)]
+    widths = [max(len(entry_text[k]) for entry_text in entry_texts) for k in range(2)]
     return [
         f"{name:<{widths[0]}}  {state:<{widths[1]}}  {title}"
         for name, state, title in entry_texts

@@ -74,11 +74,11 @@ class Claim:
                 f"{self.figure} must have one expectation that begins with {self.finding!r}; got {len(matches)}. "
                 "Correct claims.csv."
             )
-        _, verdict, measured = matches[0]
-        shown_parts = re.findall(self.shown or ".+", measured)
+        _, verdict, measured_text = matches[0]
+        shown_parts = re.findall(self.shown or ".+", measured_text)
         if not shown_parts:
             raise UsageError(
-                f"{self.figure}: {measured!r} must match {self.shown!r}. Correct claims.csv."
+                f"{self.figure}: {measured_text!r} must match {self.shown!r}. Correct claims.csv."
             )
         return WORDS[verdict], "; ".join(shown_parts)
 
@@ -91,7 +91,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 def claims(path: Path = CLAIMS) -> list[Claim]:
     """Return all claims, paper by paper."""
-    return [Claim(**line) for line in read(path)]
+    return [Claim(**csv_row) for csv_row in read(path)]
 
 
 def opening_lines(figure: str, expectations: Iterable[Expectation]) -> list[str]:
@@ -99,9 +99,9 @@ def opening_lines(figure: str, expectations: Iterable[Expectation]) -> list[str]
 
     A figure that decides no claim has none.
     """
-    lines, expectations = [], list(expectations)
+    claim_lines, expectations = [], list(expectations)
     for claim in claims():
         if claim.figure == figure:
             verdict, number = claim.judged(expectations)
-            lines.append(f"{claim.claim}: {verdict} ({number}).")
-    return lines
+            claim_lines.append(f"{claim.claim}: {verdict} ({number}).")
+    return claim_lines

@@ -94,12 +94,12 @@ def values_of(metric: str, frame: pd.DataFrame) -> pd.DataFrame:
 
 def conclusion(metric: str, frame: pd.DataFrame) -> str:
     """Return the sentence on a metric: the layer at the named end by the mean of clients, and the client there."""
-    end, sentence = SENTENCES[metric]
-    values = values_of(metric, frame)
-    if end == "low":
-        values = -values
-    layer = values.mean().idxmax()
-    layer_values = values[layer]
+    scale_end, sentence = SENTENCES[metric]
+    client_values = values_of(metric, frame)
+    if scale_end == "low":
+        client_values = -client_values
+    layer = client_values.mean().idxmax()
+    layer_values = client_values[layer]
     client = layer_values.idxmax()
     place_text = f", and there most at {client}"
     if layer_values.max() - layer_values.min() <= ALIKE * abs(layer_values.max()):

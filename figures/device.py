@@ -55,7 +55,9 @@ class Waiting:
             for (run, _), header in stored_headers.items()
         }
         missing_keys = [
-            key for key in study.planned(self.seeds) if key not in stored_headers
+            run_key
+            for run_key in study.planned(self.seeds)
+            if run_key not in stored_headers
         ]
         for run in self.runs or study.runs:
             if seeds := [seed for keyed_run, seed in missing_keys if keyed_run == run]:

@@ -128,17 +128,17 @@ def _of_others(verdicts: Counter[str]) -> str:
     if not verdicts:
         return ""
     counted_verdicts = []
-    for name in VERDICTS:
-        singular, plural = _CAME_OUT[name]
-        if verdicts[name]:
+    for verdict in VERDICTS:
+        singular, plural = _CAME_OUT[verdict]
+        if verdicts[verdict]:
             counted_verdicts.append(
-                (verdicts[name], plural if verdicts[name] > 1 else singular)
+                (verdicts[verdict], plural if verdicts[verdict] > 1 else singular)
             )
-    ((count, outcome), *more_verdicts) = counted_verdicts
-    if not more_verdicts and count == 1:
+    ((verdict_count, outcome), *more_verdicts) = counted_verdicts
+    if not more_verdicts and verdict_count == 1:
         return f" The other expectation {outcome}."
     if not more_verdicts:
-        return f" The other {count} expectations {outcome}."
+        return f" The other {verdict_count} expectations {outcome}."
     verdicts_text = enumeration(
         [f"{number} {text}" for number, text in counted_verdicts]
     )
@@ -164,8 +164,8 @@ def beneath(lead: str, caption: str, width: int) -> str:
     """
     sentences = SENTENCE.split(caption.replace("`", ""))
     texts = [lead.replace("`", ""), *sentences] if lead else sentences
-    for count in range(len(texts), 1, -1):
-        wrapped_lines = textwrap.wrap(" ".join(texts[:count]), width)
+    for text_count in range(len(texts), 1, -1):
+        wrapped_lines = textwrap.wrap(" ".join(texts[:text_count]), width)
         if len(wrapped_lines) <= LINES:
             return "\n".join(wrapped_lines)
     return textwrap.fill(texts[0], width)

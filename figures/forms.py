@@ -146,8 +146,8 @@ def curves(
     for band in bands:
         low, high = (band.ends[end].astype(float) for end in ("low", "high"))
         ax.fill_between(range(len(low)), low, high, label=band.label, **band.look)
-    for place in verticals:
-        ax.axvline(place, color="0.75", linewidth=0.9, linestyle=":", zorder=1)
+    for position in verticals:
+        ax.axvline(position, color="0.75", linewidth=0.9, linestyle=":", zorder=1)
     for k, line in enumerate(lines):
         x: Any = line.values.index.to_numpy()
         if names:
@@ -221,17 +221,17 @@ def seeds_and_mean(values: pd.DataFrame) -> list[Kind]:
     return [*dots, Kind(values.mean(axis=1).to_frame("value"), look=bar)]
 
 
-def over_seeds(values: pd.DataFrame, keys: Iterable[Hashable]) -> list[Interval]:
+def over_seeds(values: pd.DataFrame, row_keys: Iterable[Hashable]) -> list[Interval]:
     """Return the mean of each row over its seeds with its interval; NaN for a row that is not there.
 
     Args:
         values: rows x seeds.
     """
     intervals = []
-    for key in keys:
+    for row_key in row_keys:
         scores = pd.Series(dtype=float)
-        if key in values.index:
-            scores = values.loc[key].dropna()
+        if row_key in values.index:
+            scores = values.loc[row_key].dropna()
         interval = Interval(math.nan, math.nan, math.nan)
         if len(scores):
             interval = mean_interval(scores)
@@ -257,9 +257,11 @@ def beside_paper(
     published_marks: list[Kind] = []
     for k, (quantity, label) in enumerate(quantities.items()):
         offset = 0.22 * (k - (len(quantities) - 1) / 2)
-        keys = [(line_name, quantity) for line_name in line_names]
-        measured_marks.append(with_intervals(over_seeds(values, keys), label, offset))
-        published_values = published.reindex(keys)
+        line_keys = [(line_name, quantity) for line_name in line_names]
+        measured_marks.append(
+            with_intervals(over_seeds(values, line_keys), label, offset)
+        )
+        published_values = published.reindex(line_keys)
         if published_values.notna().any():
             published_marks.append(
                 from_paper(

@@ -74,9 +74,9 @@ class Entry(NamedTuple):
 def metrics_of(run: str) -> list[str]:
     """Return the metrics that are measured in a run. Those of the shared model need more rounds than one."""
     return [
-        name
-        for name in METRICS
-        if not METRICS[name].shared and WHERE.get(name, "images") == run
+        metric_name
+        for metric_name in METRICS
+        if not METRICS[metric_name].shared and WHERE.get(metric_name, "images") == run
     ]
 
 
@@ -99,13 +99,15 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows to draw: the variant that the album shows of each metric."""
     frames = []
-    for name, metric_rows in frame.groupby("metric", sort=False):
-        if name in ("hessian_spectrum", WHOLE):
+    for metric_name, metric_rows in frame.groupby("metric", sort=False):
+        if metric_name in ("hessian_spectrum", WHOLE):
             frames.append(metric_rows)
         else:
             variants = set(metric_rows["variant"])
             shown_variant = (
-                "training" if "training" in variants else METRICS[str(name)].variant
+                "training"
+                if "training" in variants
+                else METRICS[str(metric_name)].variant
             )
             frames.append(metric_rows[metric_rows["variant"] == shown_variant])
     return pd.concat(frames)
@@ -115,11 +117,11 @@ def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _diagnose(metric: str) -> str:
-    keys = KEYS[WHERE.get(metric, "images")]
-    flag_names = (key.replace("_", "-") for key in keys)
+    config_keys = KEYS[WHERE.get(metric, "images")]
+    flag_names = (config_key.replace("_", "-") for config_key in config_keys)
     flags = [
         f"--{flag} {value}"
-        for flag, value in zip(flag_names, keys.values(), strict=True)
+        for flag, value in zip(flag_names, config_keys.values(), strict=True)
     ]
     flags_text = " ".join(flags)
     return f"fedlayers diagnose {flags_text} --metrics {metric}"
@@ -178,8 +180,13 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
     diagnose_command = _diagnose("federation_sensitivity")
     return [
         *(
-            of_metric(name, name, _says(name, frame), conclusion(name, frame))
-            for name in chain.from_iterable(map(metrics_of, RUNS))
+            of_metric(
+                metric_name,
+                metric_name,
+                _says(metric_name, frame),
+                conclusion(metric_name, frame),
+            )
+            for metric_name in chain.from_iterable(map(metrics_of, RUNS))
         ),
         of_metric(
             "cka",

@@ -108,7 +108,9 @@ class Item:
         """Return ``ready`` if all rows that it shows are stored, else the number of stored runs, or ``damaged``."""
         study = self.study
         awaited_keys = [
-            key for key in study.planned() if not self.shown or key[0] in self.shown
+            run_key
+            for run_key in study.planned()
+            if not self.shown or run_key[0] in self.shown
         ]
         try:
             stored_count = len(study.headers(self.path()).keys() & awaited_keys)
@@ -161,12 +163,16 @@ class Item:
             packed_parts = map(packing.read, packed_files(folder))
             stored_parts = list(chain.from_iterable(packed_parts))
             stored_parts += [rows.read(file) for file in sorted(folder.glob("*.jsonl"))]
-        parts = {}
-        for part in stored_parts:
-            check_owner(self, folder, part[0])
-            parts[part[0]["run"], int(part[0]["seed"])] = part
-        run_order = sorted(parts, key=lambda key: rows_file(folder, *key).name)
-        return {key: parts[key] for key in run_order}
+        part_by_run = {}
+        for stored_part in stored_parts:
+            check_owner(self, folder, stored_part[0])
+            part_by_run[stored_part[0]["run"], int(stored_part[0]["seed"])] = (
+                stored_part
+            )
+        run_order = sorted(
+            part_by_run, key=lambda run_key: rows_file(folder, *run_key).name
+        )
+        return {run_key: part_by_run[run_key] for run_key in run_order}
 
     @contextmanager
     def _command_named(self) -> Iterator[None]:
@@ -185,14 +191,14 @@ class Item:
             UsageError: no rows are stored, or they are another item's; CorruptError: they are damaged.
         """
         study = self.study
-        parts = study.parts(path)
-        if not parts:
+        part_by_run = study.parts(path)
+        if not part_by_run:
             raise UsageError(
                 f"rows of {study.name} must be at {path}; got none. Make them ({study.budget}): {self.command}"
             )
         runs: dict[str, dict[str, Any]] = {}
         reason_by_run, frame_by_run = {}, {}
-        for (run, seed), (header, frame) in parts.items():
+        for (run, seed), (header, frame) in part_by_run.items():
             check_known("run", run, study.runs)
             runs.setdefault(run, header["about"])["data"] |= header["about"]["data"]
             reasons = frame["status"][frame["metric"] == FAILED]
@@ -208,7 +214,7 @@ class Item:
             )
         position_by_run = {run: position for position, run in enumerate(study.runs)}
         run_keys = sorted(
-            frame_by_run, key=lambda key: (position_by_run[key[0]], key[1])
+            frame_by_run, key=lambda run_key: (position_by_run[run_key[0]], run_key[1])
         )
         seeds_by_run = {
             run: [seed for keyed_run, seed in run_keys if keyed_run == run]
@@ -218,14 +224,14 @@ class Item:
             "item": study.name,
             "command": self.command,
             "seeds": max(map(len, seeds_by_run.values())),
-            "seconds": round(sum(header["seconds"] for header, _ in parts.values()), 1),
+            "seconds": round(sum(header["seconds"] for header, _ in part_by_run.values()), 1),
             "runs": runs,
             "had": seeds_by_run,
             "failed": reason_by_run,
-            "missing": [f"{run} {seed}" for run, seed in study.planned() if (run, seed) not in parts],
+            "missing": [f"{run} {seed}" for run, seed in study.planned() if (run, seed) not in part_by_run],
         }  # fmt: skip
         return header, pd.concat(
-            [frame_by_run[key] for key in run_keys], ignore_index=True
+            [frame_by_run[run_key] for run_key in run_keys], ignore_index=True
         )
 
 
@@ -243,8 +249,8 @@ def register(item: Item) -> Item:
 def by_name() -> dict[str, Item]:
     """Return all items by their names, and by those of further figures that they show."""
     items_by_name = dict(REGISTRY)
-    for item in REGISTRY.values():
-        items_by_name |= dict.fromkeys(item.also, item)
+    for shown_item in REGISTRY.values():
+        items_by_name |= dict.fromkeys(shown_item.also, shown_item)
     return items_by_name
 
 
@@ -294,10 +300,10 @@ def check_owner(item: Item, path: Path, header: packing.Header) -> None:
     Raises:
         UsageError: the header names another item.
     """
-    name = header.get("item")
-    if name != item.name:
+    owner = header.get("item")
+    if owner != item.name:
         raise UsageError(
-            f"rows at {path} must be of {item.name!r}; got rows of {name!r}. Make them: {item.command}"
+            f"rows at {path} must be of {item.name!r}; got rows of {owner!r}. Make them: {item.command}"
         )
 
 

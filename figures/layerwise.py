@@ -83,14 +83,14 @@ class Sites:
     def subset(self, size: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """At most ``size`` training samples of each client, drawn without replacement."""
         samples_by_client = {}
-        for name, (x, y) in self.all.items():
+        for client, (x, y) in self.all.items():
             sample_order = torch.randperm(
                 len(y),
                 generator=torch_generator(
-                    self.task.config.execution.seed, "figure subset", name
+                    self.task.config.execution.seed, "figure subset", client
                 ),
             )
-            samples_by_client[name] = (x[sample_order[:size]], y[sample_order[:size]])
+            samples_by_client[client] = (x[sample_order[:size]], y[sample_order[:size]])
         return samples_by_client
 
     def frame(
@@ -113,7 +113,7 @@ class Sites:
             batch=batch,
             seed=config.execution.seed,
             options={
-                **{name.rpartition(":")[2]: options for name in metrics},
+                **{metric_name.rpartition(":")[2]: options for metric_name in metrics},
                 "by": config.model.layer_granularity,
                 "n_train": dict(zip(self.models, self.task.data.weights, strict=True)),
                 "context": self.context,
@@ -276,7 +276,7 @@ def cuts(
     A seed in which a value is missing decides nothing and is counted under ``no decision``.
     """
     column_names = [*combined.columns[:-1], "no decision"]
-    counts = pd.DataFrame(0, index=list(thresholds), columns=column_names)
+    seed_counts = pd.DataFrame(0, index=list(thresholds), columns=column_names)
     for values in combined.to_numpy(dtype=np.float64):
         for threshold in thresholds:
             is_finite = bool(np.isfinite(values).all())
@@ -285,10 +285,10 @@ def cuts(
                 last_shared = column_names[
                     select.sensitivity_ratio(values.tolist(), threshold) - 1
                 ]
-            counts.loc[threshold, last_shared] += 1
-    if counts["no decision"].any():
-        return counts
-    return counts.drop(columns="no decision")
+            seed_counts.loc[threshold, last_shared] += 1
+    if seed_counts["no decision"].any():
+        return seed_counts
+    return seed_counts.drop(columns="no decision")
 
 
 def cut_lines(
@@ -303,10 +303,10 @@ def cut_lines(
             "layer": layer,
             "threshold": threshold,
             "published_where": place_text,
-            "measured": count,
+            "measured": cut_count,
             "measured_what": f"of {seed_count} seeds",
         }
-        for (threshold, layer), count in counts.stack().items()
+        for (threshold, layer), cut_count in counts.stack().items()
     ]
 
 
@@ -326,14 +326,16 @@ def by_layer(curve_rows: pd.DataFrame, headings: Mapping[str, str]) -> str:
     columns: dict[str, list[str]] = {
         heading: [] for heading in (*headings.values(), *layers)
     }
-    for key, group_rows in curve_rows.groupby(list(headings), sort=False, dropna=False):
+    for group_key, group_rows in curve_rows.groupby(
+        list(headings), sort=False, dropna=False
+    ):
         cell_by_layer = {
             row.layer: _with_range(row.measured, row.published_low, row.published_high)
             for row in group_rows.itertuples()
         }
         for heading, cell in zip(
             columns,
-            (*key, *(cell_by_layer.get(layer, "–") for layer in layers)),
+            (*group_key, *(cell_by_layer.get(layer, "–") for layer in layers)),
             strict=True,
         ):
             columns[heading].append(cell)
@@ -358,9 +360,9 @@ def decides(
     """Return whether ``layer`` is the last shared one in more than ``least_share`` of the seeds, by its interval."""
     n, layer_count = int(counts.loc[threshold].sum()), int(counts.loc[threshold, layer])
     counts_text = ", ".join(
-        f"{counted_layer} in {count}"
-        for counted_layer, count in counts.loc[threshold].items()
-        if count
+        f"{counted_layer} in {seed_count}"
+        for counted_layer, seed_count in counts.loc[threshold].items()
+        if seed_count
     )
     share = share_interval(layer_count, n)
     return Finding(

@@ -87,15 +87,19 @@ def title(run: str) -> str:
     >>> title("fedavg@resnet8"), title("fedra_cover"), title("my_own")
     ('FedAvg', 'FedRA, cover', 'my_own')
     """
-    name = run.partition("@")[0]
+    run_name = run.partition("@")[0]
     algorithm = max(
-        (key for key in ALGORITHMS if f"{name}_".startswith(f"{key}_")),
+        (
+            algorithm_name
+            for algorithm_name in ALGORITHMS
+            if f"{run_name}_".startswith(f"{algorithm_name}_")
+        ),
         key=len,
         default="",
     )
     if not algorithm:
-        return name
-    suffix = name.removeprefix(algorithm).removeprefix("_").replace("_", " ")
+        return run_name
+    suffix = run_name.removeprefix(algorithm).removeprefix("_").replace("_", " ")
     return ALGORITHMS[algorithm] + (f", {suffix}" if suffix else "")
 
 

@@ -37,14 +37,16 @@ _TYPES = {
 }
 
 
-def write(path: Path, parts: Iterable[Part]) -> None:
+def write(path: Path, run_parts: Iterable[Part]) -> None:
     """Write runs to one file, atomically. Equal runs give equal bytes."""
-    parts = list(parts)
+    run_parts = list(run_parts)
     metadata = {
-        "headers": [{"schema": rows.SCHEMA, **header} for header, _ in parts],
-        "lengths": [len(frame) for _, frame in parts],
+        "headers": [{"schema": rows.SCHEMA, **header} for header, _ in run_parts],
+        "lengths": [len(frame) for _, frame in run_parts],
     }
-    frame = pd.concat([frame for _, frame in parts], ignore_index=True).astype(_TYPES)
+    frame = pd.concat([frame for _, frame in run_parts], ignore_index=True).astype(
+        _TYPES
+    )
     float_columns = [
         column for column, type_name in _TYPES.items() if type_name == "float64"
     ]
@@ -96,8 +98,8 @@ def read(path: Path) -> list[Part]:
         raise _damaged(path, f"{len(frame)} rows in place of {sum(lengths)}")
     end_rows = itertools.accumulate(lengths)
     return [
-        (header, frame.iloc[end - length : end])
-        for header, end, length in zip(run_headers, end_rows, lengths, strict=True)
+        (header, frame.iloc[end_row - length : end_row])
+        for header, end_row, length in zip(run_headers, end_rows, lengths, strict=True)
     ]
 
 

@@ -72,19 +72,19 @@ def numbers(values: Iterable[Any], spec: str = ".2f") -> list[str]:
 def means(values: pd.DataFrame, keys: Iterable[Any]) -> list[str]:
     """Return means over seeds in percent, each with half its interval; a dash for a row that is not there."""
     return [
-        percent(*mean_interval(values.loc[key].dropna()))
-        if key in values.index
+        percent(*mean_interval(values.loc[row_key].dropna()))
+        if row_key in values.index
         else "–"
-        for key in keys
+        for row_key in keys
     ]
 
 
 def markdown(columns: Mapping[str, Sequence[Any]] | pd.DataFrame) -> str:
     """Return a Markdown table from columns of equal length."""
-    row_cells = zip(*(columns[name] for name in columns), strict=True)
+    row_cells = zip(*(columns[column] for column in columns), strict=True)
     rows = [list(columns), ["---"] * len(list(columns)), *row_cells]
-    lines = [" | ".join(in_markdown(str(cell)) for cell in row) for row in rows]
-    return "\n".join(f"| {line} |" for line in lines)
+    text_rows = [" | ".join(in_markdown(str(cell)) for cell in row) for row in rows]
+    return "\n".join(f"| {text_row} |" for text_row in text_rows)
 
 
 _SETTINGS = {
@@ -105,10 +105,14 @@ def settings(configs: Iterable[Mapping[str, Any]], seeds: int | str) -> dict[str
     """
     configs = list(configs)
     text_by_setting = {}
-    for key, label in _SETTINGS.items():
-        values = {config[key] for config in configs if config.get(key) is not None}
+    for config_key, label in _SETTINGS.items():
+        values = {
+            config[config_key]
+            for config in configs
+            if config.get(config_key) is not None
+        }
         if values:
-            text_by_setting[label] = _in_one_cell(key, values)
+            text_by_setting[label] = _in_one_cell(config_key, values)
     return {**text_by_setting, "seeds": str(seeds)}
 
 
@@ -194,12 +198,12 @@ def read_expectations(text: str) -> list[tuple[str, str, str]]:
     heading = " | ".join(_HEAD)
     table = text.partition(f"| {heading} |\n")[2].partition("\n\n")[0]
     matches = map(_ROW.fullmatch, table.splitlines())
-    cells = (
+    row_cells = (
         tuple(cell.replace("\\|", "|").replace("&lt;", "<") for cell in match.groups())
         for match in matches
         if match
     )
-    return [(expected, verdict, measured) for expected, verdict, measured in cells]
+    return [(expected, verdict, measured) for expected, verdict, measured in row_cells]
 
 
 @functools.cache
@@ -256,7 +260,7 @@ def of_figure(
         *notes,
         markdown({"setting": list(settings), "value": list(settings.values())}),
     ]
-    return "\n\n".join(part for part in sections if part) + "\n"
+    return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def missing_runs(header: Mapping[str, Any], runs: Collection[str] | None = None) -> str:
@@ -268,10 +272,12 @@ def missing_runs(header: Mapping[str, Any], runs: Collection[str] | None = None)
     """
     missing_names = [
         *header["missing"],
-        *(f"{name} (diverged)" for name in header["failed"]),
+        *(f"{missing_name} (diverged)" for missing_name in header["failed"]),
     ]
     missing_names = [
-        name for name in missing_names if runs is None or name.partition(" ")[0] in runs
+        missing_name
+        for missing_name in missing_names
+        if runs is None or missing_name.partition(" ")[0] in runs
     ]
     if len(missing_names) > 2 * MANY:
         return f" {len(missing_names)} runs are missing."

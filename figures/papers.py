@@ -51,9 +51,9 @@ def published(paper: str) -> pd.DataFrame:
     check_known("paper", paper, PAPERS)
     return pd.read_csv(
         PUBLISHED / f"{paper}.csv",
-        dtype={name: str for name in COLUMNS if name not in NUMBERS},
+        dtype={column: str for column in COLUMNS if column not in NUMBERS},
         keep_default_na=False,
-        na_values={name: [""] for name in NUMBERS},
+        na_values={column: [""] for column in NUMBERS},
     )
 
 
@@ -86,9 +86,11 @@ def published_table(
         place_text = paper if column == "place" else f"{paper}, {place}"
         check_known(f"{column} of {place_text}", value, frame[column].unique())
         frame = frame[frame[column] == value]
-    levels = [name for name in KEY if name != rows and frame[name].nunique() > 1] or [
-        "quantity"
-    ]
+    levels = [
+        key_column
+        for key_column in KEY
+        if key_column != rows and frame[key_column].nunique() > 1
+    ] or ["quantity"]
     table = frame.pivot(
         index=rows, columns=levels if len(levels) > 1 else levels[0], values=values
     )

@@ -109,13 +109,13 @@ class Ranking:
 
         It is NaN unless the status is ok.
         """
-        names = self.values.index
+        algorithms = self.values.index
         if self.status != "ok":
-            return pd.DataFrame(math.nan, index=names, columns=names)
+            return pd.DataFrame(math.nan, index=algorithms, columns=algorithms)
         p_values = scikit_posthocs.posthoc_nemenyi_friedman(
             self.blocks.to_numpy(float).T
         )
-        return pd.DataFrame(p_values.to_numpy(), index=names, columns=names)
+        return pd.DataFrame(p_values.to_numpy(), index=algorithms, columns=algorithms)
 
     @property
     def says(self) -> str:
@@ -149,15 +149,17 @@ def first_shares(
     Args:
         scores: dataset, method, seed, value.
     """
-    generator, names = np.random.default_rng(0), list(ranking.blocks.index)
+    generator, algorithms = np.random.default_rng(0), list(ranking.blocks.index)
     sign = -1 if ranking.higher_is_better else 1
-    total_ranks = np.zeros((resamples, len(names)))
+    total_ranks = np.zeros((resamples, len(algorithms)))
     for dataset in ranking.blocks.columns:
         dataset_scores = scores[scores["dataset"] == dataset].pivot(
             index="seed", columns="method", values="value"
         )
         values = (
-            dataset_scores.reindex(columns=names).dropna().to_numpy(dtype=np.float64)
+            dataset_scores.reindex(columns=algorithms)
+            .dropna()
+            .to_numpy(dtype=np.float64)
         )
         resampled_seeds = generator.integers(len(values), size=(resamples, len(values)))
         total_ranks += scipy.stats.rankdata(
@@ -165,7 +167,7 @@ def first_shares(
         )
     is_first = np.isclose(total_ranks, total_ranks.min(axis=1, keepdims=True))
     return pd.Series(
-        (is_first / is_first.sum(axis=1, keepdims=True)).mean(axis=0), index=names
+        (is_first / is_first.sum(axis=1, keepdims=True)).mean(axis=0), index=algorithms
     )
 
 

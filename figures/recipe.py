@@ -39,8 +39,8 @@ def by_method(
         method_keys: what a method has beyond the base, by its name.
     """
     return {
-        name: base.with_keys(algorithm=name, **method_keys.get(name, {}))
-        for name in methods
+        method: base.with_keys(algorithm=method, **method_keys.get(method, {}))
+        for method in methods
     }
 
 
@@ -101,10 +101,10 @@ def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
         model: any of the run's structure; it is copied.
     """
     models = {}
-    for client, name in enumerate(engine.names):
+    for client, client_name in enumerate(engine.names):
         trees = engine.models(client)
-        models[name] = copy.deepcopy(model)
-        tree.load(models[name], trees[rows.used_model(trees)])
+        models[client_name] = copy.deepcopy(model)
+        tree.load(models[client_name], trees[rows.used_model(trees)])
     return models
 
 

@@ -111,10 +111,10 @@ def table() -> str:
     sections = []
     for paper, title in TITLES.items():
         claims_of_paper = [claim for claim in claims() if claim.paper == paper]
-        table_rows, counts = [], Counter[str]()
+        table_rows, verdict_counts = [], Counter[str]()
         for claim in claims_of_paper:
             verdict, our_number = judged(claim)
-            counts[verdict.strip("*")] += 1
+            verdict_counts[verdict.strip("*")] += 1
             form_name = "picture" if claim.figure in shown() else "table"
             page_link = f"[{verdict}](pictures/{claim.figure}.md), {form_name}"
             distance_text = distance(claim.theirs, our_number)
@@ -130,7 +130,9 @@ def table() -> str:
             )
         columns = dict(zip(HEAD, zip(*table_rows, strict=True), strict=True))
         verdicts = [word.strip("*") for word in WORDS.values()]
-        counts_text = ", ".join(f"{counts[verdict]} {verdict}" for verdict in verdicts)
+        counts_text = ", ".join(
+            f"{verdict_counts[verdict]} {verdict}" for verdict in verdicts
+        )
         quotes = [
             f"- `{claim.line}`: “{claim.words}” ({claim.place}). Criterion of {claim.written}, "
             f"{_KNOWN[claim.rows_known]}."
@@ -170,8 +172,8 @@ def renewed(text: str) -> str:
 def record() -> str:
     """Return the list of changes as a page."""
     changes = read(CHANGES)
-    columns = {name: [change[name] for change in changes] for name in changes[0]}
-    columns["line"] = [f"`{line}`" for line in columns["line"]]
+    columns = {column: [change[column] for change in changes] for column in changes[0]}
+    columns["line"] = [f"`{claim_line}`" for claim_line in columns["line"]]
     return "\n\n".join([
         "# Changed verdicts",
         "Every change of the [scorecard](README.md), with its date and reason. A line of the scorecard is removed "

@@ -68,8 +68,8 @@ def train(
         UsageError: an unknown run or device, no seed at all, data that are not there, or a stored run of another
             configuration; RunError: a run failed.
     """
-    for name in only:
-        check_known(f"run of {item.name}", name, item.runs)
+    for run_name in only:
+        check_known(f"run of {item.name}", run_name, item.runs)
     if seeds is not None and seeds < 1:
         raise UsageError(f"seeds of {item.name} must be at least 1; got {seeds}.")
     if budget is not None and not budget > 0:
@@ -151,12 +151,12 @@ def pack(item: Item, folder: Path) -> Path:
     Raises:
         UsageError: no run is stored, or one of another item; CorruptError: rows are damaged.
     """
-    parts, files = item.parts(folder), sorted(folder.glob("*.jsonl"))
-    if not parts:
+    run_parts, files = item.parts(folder), sorted(folder.glob("*.jsonl"))
+    if not run_parts:
         raise UsageError(
             f"{folder} must hold rows to pack; got none. Train first: {item.command}"
         )
-    packing.write(packed_file(folder), parts.values())
+    packing.write(packed_file(folder), run_parts.values())
     for file in files:
         file.unlink()
     if folder.is_dir() and not any(folder.iterdir()):
@@ -167,9 +167,9 @@ def pack(item: Item, folder: Path) -> Path:
 def _asked(item: Item, run: str) -> dict[str, Any]:
     """Return a run's configuration as it was requested, without anything of one machine."""
     return {
-        name: value
-        for name, value in item.runs[run].to_json().items()
-        if name not in ELSEWHERE
+        config_key: value
+        for config_key, value in item.runs[run].to_json().items()
+        if config_key not in ELSEWHERE
     }
 
 
@@ -182,11 +182,11 @@ def _check_same(item: Item, folder: Path, header: packing.Header) -> float:
     check_owner(item, folder, header)
     expected = json.loads(json.dumps(_asked(item, header["run"])))
     differing_keys = [
-        name
-        for name, value in header["asked"].items()
-        if name in expected
-        and value != expected[name]
-        and (name, value, expected[name]) not in _SPELLED_OUT
+        config_key
+        for config_key, value in header["asked"].items()
+        if config_key in expected
+        and value != expected[config_key]
+        and (config_key, value, expected[config_key]) not in _SPELLED_OUT
     ]
     if differing_keys:
         raise UsageError(

@@ -264,7 +264,7 @@ def of_parts(odds: Sequence[Odds]) -> list[bool | None]:
     Who claims all parts needs each of them at 5 %, and no correction: if one does not hold, its own test errs in 5 % at
     most (the intersection-union test). Against the claim any one will do, so there parts are corrected (Holm).
     """
-    least_p = [1.0 if math.isnan(min(pair)) else min(pair) for pair in odds]
+    least_p = [1.0 if math.isnan(min(p_pair)) else min(p_pair) for p_pair in odds]
     return [
         verdict(part_odds.holds < ALPHA, p_value < ALPHA)
         for part_odds, p_value in zip(odds, holm(least_p), strict=True)
@@ -326,33 +326,36 @@ def judged(
         gaps: the parts' differences by their names; a single part needs none.
         show: how an interval is written.
     """
-    reasons = {name: _no_test(gap, test) for name, gap in gaps.items()}
+    reasons = {part_name: _no_test(gap, test) for part_name, gap in gaps.items()}
     odds_by_part = {
-        name: test.odds(gap)
-        for name, gap in gaps.items()
-        if not reasons[name].endswith("test")
+        part_name: test.odds(gap)
+        for part_name, gap in gaps.items()
+        if not reasons[part_name].endswith("test")
     }
     if show is points and not test.bounds:
         odds_by_part = {
-            name: _or_level(gap_odds, gaps[name])
-            for name, gap_odds in odds_by_part.items()
+            part_name: _or_level(gap_odds, gaps[part_name])
+            for part_name, gap_odds in odds_by_part.items()
         }
     verdict_by_part = dict(
         zip(odds_by_part, of_parts(list(odds_by_part.values())), strict=True)
     )
     comparisons = []
-    for name, gap in gaps.items():
-        part_verdict = verdict_by_part.get(name)
+    for part_name, gap in gaps.items():
+        part_verdict = verdict_by_part.get(part_name)
         unsure_word = gap.few or ("equal" if gap.equal else UNDECIDED)
-        word = unsure_word if part_verdict is None else test.words[not part_verdict]
-        word = word if name in verdict_by_part else "no test"
+        verdict_word = (
+            unsure_word if part_verdict is None else test.words[not part_verdict]
+        )
+        verdict_word = verdict_word if part_name in verdict_by_part else "no test"
         if part_verdict is False and gap.interval.low <= 0 <= gap.interval.high:
-            word = "level"
-        value = "no pair of runs"
+            verdict_word = "level"
+        gap_text = "no pair of runs"
         if gap.pairs:
-            value = show(gap.at(0.9) if test.bounds else gap.interval)
+            gap_text = show(gap.at(0.9) if test.bounds else gap.interval)
         comparisons.append(
-            f"{name} {value}".strip() + (f" ({word})" if gap.pairs else "")
+            f"{part_name} {gap_text}".strip()
+            + (f" ({verdict_word})" if gap.pairs else "")
         )
     notes = [f"{len(gaps)} parts"] * (len(gaps) > 1) + [
         f"90 % intervals, margin {100 * MARGIN:g} point"
@@ -363,8 +366,8 @@ def judged(
     )
     steady_verdict = joint(
         [
-            None if gaps[name].moves else part_verdict
-            for name, part_verdict in verdict_by_part.items()
+            None if gaps[part_name].moves else part_verdict
+            for part_name, part_verdict in verdict_by_part.items()
         ]
     )
     notes_text = ", ".join(notes)
@@ -372,9 +375,9 @@ def judged(
     remark = "" if steady_verdict == holds else next(filter(None, move_notes))
     if holds is None and not remark:
         remark = "; ".join(
-            f"{name} {reasons[name]}".strip()
-            for name in gaps
-            if verdict_by_part.get(name) is None and reasons[name]
+            f"{part_name} {reasons[part_name]}".strip()
+            for part_name in gaps
+            if verdict_by_part.get(part_name) is None and reasons[part_name]
         )
     return JointVerdict(sentence, holds, remark)
 
@@ -393,8 +396,8 @@ def little_learned(
     """
     chance_here, chance_there = chance
     return ", ".join(
-        f"{name} {100 * measured:.0f} % where the paper has {100 * printed:.0f} %"
-        for name, (measured, printed) in levels.items()
-        if (measured - chance_here) / (1 - chance_here)
-        < LEARNED * (printed - chance_there) / (1 - chance_there)
+        f"{side_name} {100 * measured_share:.0f} % where the paper has {100 * printed_share:.0f} %"
+        for side_name, (measured_share, printed_share) in levels.items()
+        if (measured_share - chance_here) / (1 - chance_here)
+        < LEARNED * (printed_share - chance_there) / (1 - chance_there)
     )

@@ -28,10 +28,10 @@ PLANTED = {
 """The groups that were made, one number a client. In other data sets no clients belong together more than others."""
 
 
-def row(name: str, seed: int) -> dict[str, object]:
+def row(federation: str, seed: int) -> dict[str, object]:
     """Train each client alone, and return the groups by validation samples."""
     result = fl.run(
-        dataset=name, algorithm="local", seed=seed, patience=0, progress=False
+        dataset=federation, algorithm="local", seed=seed, patience=0, progress=False
     )
     clients = result.engine.data.clients
     cross_scores = fl.cross_scores(
@@ -40,7 +40,7 @@ def row(name: str, seed: int) -> dict[str, object]:
     alike_groups = cross_scores.alike(seed)
     groups = "".join(map(str, alike_groups.groups.values()))
     return {
-        "federation": name,
+        "federation": federation,
         "seed": seed,
         "method": METHOD,
         "claimed": alike_groups.significant,
@@ -54,8 +54,8 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = pd.read_csv(ROWS, dtype={"groups": str})
     new_rows = []
-    for name in CHOSEN:
-        new_rows += [row(name, seed) for seed in SEEDS]
+    for federation in CHOSEN:
+        new_rows += [row(federation, seed) for seed in SEEDS]
     other_rows = rows[rows["method"] != METHOD]
     write_atomically(ROWS, csv_bytes(pd.concat([other_rows, pd.DataFrame(new_rows)])))
 

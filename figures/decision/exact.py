@@ -83,12 +83,12 @@ def jobs() -> Iterator[Exact]:
         for sizes in sizes_of_kind:
             for draw in range(sizes.draws):
                 yield Exact(kind, sizes.source, draw, draw)
-    for draw, name in itertools.product(range(1, DRAWS + 1), DEALT):
-        yield Exact("dealt", name, 0, draw)
-    for seed, name in itertools.product(SEEDS, KNOWN):
-        yield Exact("known", name, seed, 0)
-    for name in CONFIRMED:
-        yield Exact("unseen", name, 0, 0)
+    for draw, federation in itertools.product(range(1, DRAWS + 1), DEALT):
+        yield Exact("dealt", federation, 0, draw)
+    for seed, federation in itertools.product(SEEDS, KNOWN):
+        yield Exact("known", federation, seed, 0)
+    for federation in CONFIRMED:
+        yield Exact("unseen", federation, 0, 0)
 
 
 def losses_of(task: Task) -> CrossLosses:

@@ -111,12 +111,14 @@ def images() -> str:
         "seed < 90 and arm != 'one round'"
     )
     tuned_rows = rows[rows["arm"] == "all"].assign(arm="own")
-    for name in ("validation_macro_f1", "test_macro_f1"):
-        tuned_rows[name] = tuned_rows[f"tuned_{name}"]
+    for score_name in ("validation_macro_f1", "test_macro_f1"):
+        tuned_rows[score_name] = tuned_rows[f"tuned_{score_name}"]
     rows = pd.concat([rows, tuned_rows])
     rows["test"] = rows["test_macro_f1"].map(np.mean)
-    keys = ["source", "dose", "seed"]
-    rows = rows.pivot(index=keys, columns="arm", values=["validation_macro_f1", "test"])
+    row_keys = ["source", "dose", "seed"]
+    rows = rows.pivot(
+        index=row_keys, columns="arm", values=["validation_macro_f1", "test"]
+    )
     validation_score, score = rows["validation_macro_f1"], 100 * rows["test"]
     is_local_better = (
         validation_score[["0", "own"]].max(axis=1) > validation_score["all"]
@@ -125,7 +127,8 @@ def images() -> str:
     def best(arms: list[str]) -> pd.Series:
         chosen_arms = validation_score[arms].idxmax(axis=1)
         return pd.Series(
-            [score.loc[name] for name in chosen_arms.items()], chosen_arms.index
+            [score.loc[score_key] for score_key in chosen_arms.items()],
+            chosen_arms.index,
         )
 
     race_scores, shared_scores = best(["0", "6", "12", "all"]), best(["all", "own"])

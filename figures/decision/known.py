@@ -68,8 +68,10 @@ def read() -> pd.DataFrame:
 def of(rows: pd.DataFrame, arm: str, dealt: bool = False) -> dict[Any, Any]:
     """Return what jobs of an arm found, by federation, seed and draw. Of failed ones nothing is known."""
     arm_rows = rows[(rows["arm"] == arm) & ((rows["draw"] > 0) == dealt)]
-    keys = zip(arm_rows["federation"], arm_rows["seed"], arm_rows["draw"], strict=True)
-    return dict(zip(keys, arm_rows["found"], strict=True))
+    job_keys = zip(
+        arm_rows["federation"], arm_rows["seed"], arm_rows["draw"], strict=True
+    )
+    return dict(zip(job_keys, arm_rows["found"], strict=True))
 
 
 def count(
@@ -102,7 +104,9 @@ def whether(rows: pd.DataFrame) -> str:
     second_rule_counts = {
         "dealt": count(dealt_answers, "loss", DEALT),
         "alike": count(answers, "loss", [ALIKE]),
-        "known": count(answers, "loss", [name for name in KNOWN if name != ALIKE]),
+        "known": count(
+            answers, "loss", [federation for federation in KNOWN if federation != ALIKE]
+        ),
         "unseen": count(answers, "loss", CONFIRMED),
     }
     test_counts = tested().groupby("kind")["differ"].agg(["sum", "count"])
@@ -125,36 +129,36 @@ def groups(rows: pd.DataFrame) -> str:
     """Return how often groups of clients are claimed, and exactly those that were made. The rows are others."""
     claims = pd.read_csv(alike.ROWS, dtype={"groups": str})
     planted_texts = {
-        name: "".join(map(str, planted_groups))
-        for name, planted_groups in alike.PLANTED.items()
+        federation: "".join(map(str, planted_groups))
+        for federation, planted_groups in alike.PLANTED.items()
     }
     claims["right"] = claims["groups"] == claims["federation"].map(planted_texts)
     table_rows = []
-    for name in (*planted_texts, *sorted(set(CHOSEN) - set(planted_texts))):
-        cells = []
+    for federation in (*planted_texts, *sorted(set(CHOSEN) - set(planted_texts))):
+        row_cells = []
         for method in (alike.METHOD, "updates"):
             federation_claims = claims[
-                (claims["federation"] == name) & (claims["method"] == method)
+                (claims["federation"] == federation) & (claims["method"] == method)
             ]
             right_text = "–"
-            if name in planted_texts:
+            if federation in planted_texts:
                 right_text = str(federation_claims["right"].sum())
-            cells += [
+            row_cells += [
                 f"{federation_claims['claimed'].sum()} of {len(federation_claims)}",
                 right_text,
             ]
-        table_rows.append([f"`{name}`", *cells])
+        table_rows.append([f"`{federation}`", *row_cells])
     columns = ["data set", "claimed", "exactly those made"]
     columns += ["claimed by first updates", "exactly those made by first updates"]
     return markdown(pd.DataFrame(table_rows, columns=columns))
 
 
-def score(rows: pd.DataFrame, name: str, seed: int, arm: str) -> float:
+def score(rows: pd.DataFrame, federation: str, seed: int, arm: str) -> float:
     """Return an arm's accuracy on test samples in points; NaN without its row."""
     if arm in ("all", "nothing"):
-        entry = of(rows, "whether").get((name, seed, 0), {}).get(arm, {})
+        entry = of(rows, "whether").get((federation, seed, 0), {}).get(arm, {})
     else:
-        entry = of(rows, arm).get((name, seed, 0), {})
+        entry = of(rows, arm).get((federation, seed, 0), {})
     return 100 * float(entry.get("test", np.nan))
 
 
@@ -169,21 +173,21 @@ def arms(layers: int) -> dict[str, list[str]]:
     }
 
 
-def plans_of(rows: pd.DataFrame, name: str) -> pd.DataFrame:
+def plans_of(rows: pd.DataFrame, federation: str) -> pd.DataFrame:
     """Return the accuracy of each kind of plan on a known federation (column), a line for each seed.
 
     Of the plans of a kind it is the one with the best mean.
     """
     scores_by_run = of(rows, "whether")
-    run_keys = [run_key for run_key in of(rows, "1") if run_key[0] == name]
+    run_keys = [run_key for run_key in of(rows, "1") if run_key[0] == federation]
     seeds = [
         run_key[1] for run_key in run_keys if not at_chance(scores_by_run[run_key])
     ]
     best_by_kind = {}
-    for kind, arms_of_kind in arms(depth(name)).items():
+    for kind, arms_of_kind in arms(depth(federation)).items():
         table = pd.DataFrame(
             {
-                arm: [score(rows, name, seed, arm) for seed in seeds]
+                arm: [score(rows, federation, seed, arm) for seed in seeds]
                 for arm in arms_of_kind
             }
         )
@@ -194,8 +198,8 @@ def plans_of(rows: pd.DataFrame, name: str) -> pd.DataFrame:
 def truth(rows: pd.DataFrame) -> str:
     """Return the accuracy of each kind of plan on known federations, means over seeds, and the better end."""
     table_rows = []
-    for name in (*KNOWN, *CONVOLUTIONAL):
-        table = plans_of(rows, name)
+    for federation in (*KNOWN, *CONVOLUTIONAL):
+        table = plans_of(rows, federation)
         gap, low, high = mean_interval(table["head"] - table["before"])
         better_end = "level"
         if low > 0:
@@ -204,7 +208,7 @@ def truth(rows: pd.DataFrame) -> str:
             better_end = "before"
         table_rows.append(
             {
-                "federation": f"`{name}`",
+                "federation": f"`{federation}`",
                 **dict(zip(table, numbers(table.mean(), ".1f"), strict=True)),
                 "head minus before, 95 %": f"{gap:.1f} [{low:.1f}, {high:.1f}]",
                 "better end": better_end,
@@ -241,7 +245,7 @@ def decisions(rows: pd.DataFrame) -> str:
                 "federation": f"`{name}`"
                 + arm.replace("choose", ", at").removesuffix(", at"),
                 "named, of seeds": ", ".join(
-                    f"`{k}` {n}" for k, n in way_counts.items()
+                    f"`{way}` {way_count}" for way, way_count in way_counts.items()
                 ),
                 "accuracy": f"{accuracy:.1f}",
                 "best of the truth": numbers([best_mean], ".1f")[0],
@@ -265,15 +269,15 @@ def picture(rows: pd.DataFrame) -> Figure:
         figure, axes = plt.subplots(
             2, 3, figsize=(7.2, 3.6), sharey="row", layout="constrained"
         )
-        for (name, title), (signal_ax, score_ax) in zip(
+        for (federation, title), (signal_ax, score_ax) in zip(
             columns.items(), axes.T, strict=True
         ):
-            answer_text = said(name)
+            answer_text = said(federation)
             signal_ax.set_title(f"{title}\nclients: {answer_text}", fontsize=8)
-            recovered_losses = of(rows, "profile")[name, 0, 0]["layer_tuning"]
+            recovered_losses = of(rows, "profile")[federation, 0, 0]["layer_tuning"]
             layers = [f"fc{k + 1}" for k in range(len(recovered_losses))]
             signal_ax.bar(layers, recovered_losses, color=COLOURS[0], width=0.6)
-            table = plans_of(rows, name)
+            table = plans_of(rows, federation)
             for k, kind in enumerate(table):
                 mean, low, high = mean_interval(table[kind])
                 bounds = [[mean - low], [high - mean]]
@@ -293,14 +297,16 @@ def algorithms(_: pd.DataFrame) -> str:
     """Return a line for each data set and algorithm: both plans, and the paired difference over seeds."""
     table_rows = []
     rows = pd.read_parquet(ROWS.with_name("known_plans.parquet"))
-    for (name, algorithm), pair_rows in rows.groupby(["data", "algorithm"], sort=False):
+    for (federation, algorithm), pair_rows in rows.groupby(
+        ["data", "algorithm"], sort=False
+    ):
         plan_scores = 100 * pair_rows.pivot(
             index="seed", columns="plan", values="value"
         )
         gap = mean_interval(plan_scores["known"] - plan_scores["default"])
         table_rows.append(
             {
-                "federation": f"`{name}`",
+                "federation": f"`{federation}`",
                 "algorithm": f"`{algorithm}`",
                 "default plan": f"{plan_scores['default'].mean():.1f}",
                 "plan of the known answer": f"{plan_scores['known'].mean():.1f}",
@@ -310,29 +316,32 @@ def algorithms(_: pd.DataFrame) -> str:
     return markdown(pd.DataFrame(table_rows))
 
 
-def said(name: str) -> str:
+def said(federation: str) -> str:
     """Return the answer of ``clients_differ`` on a federation, seed 0."""
     rows = tested()
     rows = rows[
-        (rows["federation"] == name) & (rows["draw"] == 0) & (rows["seed"] == 0)
+        (rows["federation"] == federation) & (rows["draw"] == 0) & (rows["seed"] == 0)
     ]
     p = float(rows[rows["kind"].isin(["alike", "known", "unseen"])]["p"].iloc[0])
     answer_words = DIFFER if p <= LEVEL else "not shown"
     return f"{answer_words} (p = {p:.3f})".replace("0.", ".")
 
 
-def plans(rows: pd.DataFrame, name: str, seed: int = 0) -> list[float]:
+def plans(rows: pd.DataFrame, federation: str, seed: int = 0) -> list[float]:
     """Return the scores of all, head local, first half local and nothing."""
-    return [score(rows, name, seed, arm) for arm in ("all", *ends(name), "nothing")]
+    return [
+        score(rows, federation, seed, arm)
+        for arm in ("all", *ends(federation), "nothing")
+    ]
 
 
 def natural(rows: pd.DataFrame) -> str:
     """Return the second rule's verdicts and plans of the natural federations that are done."""
     table_rows = []
-    for (name, *_), answer in of(rows, "differ").items():
-        if "natural" in name:
-            scores = numbers(plans(rows, name), ".1f")
-            table_rows.append([name, answer["verdict, loss"], *scores])
+    for (federation, *_), answer in of(rows, "differ").items():
+        if "natural" in federation:
+            scores = numbers(plans(rows, federation), ".1f")
+            table_rows.append([federation, answer["verdict, loss"], *scores])
     columns = ["federation", "second rule", *PLANS[1:]]
     return markdown(pd.DataFrame(table_rows, columns=columns))
 
@@ -340,13 +349,14 @@ def natural(rows: pd.DataFrame) -> str:
 def confirmation(rows: pd.DataFrame) -> str:
     """Return answers and plans of the unseen federations that are done."""
     test_rows = tested()
-    names = [
-        name
-        for name in CONFIRMED
-        if name in set(test_rows["federation"][test_rows["kind"] == "unseen"])
+    federations = [
+        federation
+        for federation in CONFIRMED
+        if federation in set(test_rows["federation"][test_rows["kind"] == "unseen"])
     ]
     table_rows = [
-        [name, said(name), *numbers(plans(rows, name), ".1f")] for name in names
+        [federation, said(federation), *numbers(plans(rows, federation), ".1f")]
+        for federation in federations
     ]
     return markdown(pd.DataFrame(table_rows, columns=["federation", *PLANS]))
 
@@ -354,10 +364,10 @@ def confirmation(rows: pd.DataFrame) -> str:
 def adapters(rows: pd.DataFrame) -> str:
     """Return verdicts and plans of tweets with adapters, and the end that the profile names."""
     table_rows = []
-    for (name, seed, _), answer in of(rows, "whether").items():
-        if name in ADAPTED:
+    for (federation, seed, _), answer in of(rows, "whether").items():
+        if federation in ADAPTED:
             head_answer, first_answer = (
-                of(rows, arm)[name, seed, 0] for arm in ends(name)
+                of(rows, arm)[federation, seed, 0] for arm in ends(federation)
             )
             *body_signals, head_signal = answer["layer_tuning"]
             named_end = "first half"
@@ -369,10 +379,16 @@ def adapters(rows: pd.DataFrame) -> str:
             better_answer = min(
                 head_answer, first_answer, key=lambda candidate: candidate["validation"]
             )
-            loss = 100 * (named_answer["test"] - better_answer["test"])
-            scores = [*plans(rows, name, seed), score(rows, name, seed, FACTOR_A), loss]
-            cells = named_end, *numbers(scores, ".1f")
-            table_rows.append([name.split()[2], seed, answer["verdict, loss"], *cells])
+            points_lost = 100 * (named_answer["test"] - better_answer["test"])
+            scores = [
+                *plans(rows, federation, seed),
+                score(rows, federation, seed, FACTOR_A),
+                points_lost,
+            ]
+            row_cells = named_end, *numbers(scores, ".1f")
+            table_rows.append(
+                [federation.split()[2], seed, answer["verdict, loss"], *row_cells]
+            )
     columns = ["what differs", "seed", "second rule", "the profile names", *PLANS[1:]]
     columns += ["lora_A", "named against both"]
     return markdown(pd.DataFrame(table_rows, columns=columns))
@@ -383,16 +399,20 @@ def sizes(rows: pd.DataFrame) -> str:
     table_rows = []
     for size in SMALLER:
         answers = of(rows, f"size {size}")
-        cells = [count(answers, "loss", [name]) for name in (KNOWN[0], ALIKE)]
-        table_rows.append((size, *cells, count(answers, "loss", KNOWN, TOO_FEW)))
-    names = ["samples a client", "labels coded", "nothing differs", "too few to tell"]
-    return markdown(pd.DataFrame(table_rows, columns=names))
+        row_cells = [
+            count(answers, "loss", [federation]) for federation in (KNOWN[0], ALIKE)
+        ]
+        table_rows.append((size, *row_cells, count(answers, "loss", KNOWN, TOO_FEW)))
+    columns = ["samples a client", "labels coded", "nothing differs", "too few to tell"]
+    return markdown(pd.DataFrame(table_rows, columns=columns))
 
 
 def seen(rows: pd.DataFrame) -> str:
     """Return what each command says of the known data sets, seed 0."""
     answers = of(rows, "commands")
-    table = pd.DataFrame({name: answer for (name, *_), answer in answers.items()})
+    table = pd.DataFrame(
+        {federation: answer for (federation, *_), answer in answers.items()}
+    )
     answer_table = table.map(lambda cell: cell[0])
     answer_table["seconds"] = numbers(
         table.map(lambda cell: cell[1]).mean(axis=1), ".1f"

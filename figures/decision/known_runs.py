@@ -134,54 +134,57 @@ class Job(NamedTuple):
 
 def jobs() -> Iterator[Job]:
     """Yield all jobs in the order of the registration."""
-    for name in KNOWN:
-        yield from (Job(name, "rate", TUNING, 0, lr) for lr in RATES)
+    for federation in KNOWN:
+        yield from (Job(federation, "rate", TUNING, 0, lr) for lr in RATES)
     yield from truths(SEEDS[:5])
-    for name in (*CONFIRMED[:8], *FURTHER):
-        yield from (Job(name, arm, 0) for arm in ("whether", *ends(name)))
-    for draw, name in itertools.product(range(1, DRAWS + 1), DEALT):
-        yield Job(name, "whether", 0, draw)
+    for federation in (*CONFIRMED[:8], *FURTHER):
+        yield from (Job(federation, arm, 0) for arm in ("whether", *ends(federation)))
+    for draw, federation in itertools.product(range(1, DRAWS + 1), DEALT):
+        yield Job(federation, "whether", 0, draw)
     yield from truths(SEEDS[5:])
-    for name in CONFIRMED[8:]:
-        yield from (Job(name, arm, 0) for arm in ("whether", *ends(name)))
+    for federation in CONFIRMED[8:]:
+        yield from (Job(federation, arm, 0) for arm in ("whether", *ends(federation)))
     yield from differences()
 
 
 def differences() -> Iterator[Job]:
     """Yield the jobs of ``REGISTERED_DIFFERS.md``, and what was registered after it."""
-    for name in (*CONFIRMED, *FURTHER, *KNOWN):
-        yield from (Job(name, arm, 0) for arm in ("differ", "profile"))
-    for draw, name in itertools.product(range(1, DRAWS + 1), DEALT):
-        yield Job(name, "differ", 0, draw)
-    for seed, name in itertools.product(SEEDS[1:], KNOWN):
-        yield Job(name, "differ", seed)
+    for federation in (*CONFIRMED, *FURTHER, *KNOWN):
+        yield from (Job(federation, arm, 0) for arm in ("differ", "profile"))
+    for draw, federation in itertools.product(range(1, DRAWS + 1), DEALT):
+        yield Job(federation, "differ", 0, draw)
+    for seed, federation in itertools.product(SEEDS[1:], KNOWN):
+        yield Job(federation, "differ", seed)
     yield from decisions()
-    for name in CONVOLUTIONAL:
-        yield from (Job(name, "rate", TUNING, 0, lr) for lr in RATES)
+    for federation in CONVOLUTIONAL:
+        yield from (Job(federation, "rate", TUNING, 0, lr) for lr in RATES)
     yield from truths(SEEDS[:5], CONVOLUTIONAL)
     yield from (Job(ADAPTED[0], "rate", TUNING, 0, lr) for lr in RATES[1:3])
-    for seed, name in itertools.product(SEEDS[:2], ADAPTED):
-        for arm in ("whether", *ends(name), FACTOR_A):
-            yield Job(name, arm, seed)
+    for seed, federation in itertools.product(SEEDS[:2], ADAPTED):
+        for arm in ("whether", *ends(federation), FACTOR_A):
+            yield Job(federation, arm, seed)
 
 
 def decisions() -> Iterator[Job]:
     """Yield the decisions of ``choose``, and the truth of their last data set."""
-    for seed, name in itertools.product(SEEDS, CHOSEN):
-        yield Job(name, "choose", seed)
+    for seed, federation in itertools.product(SEEDS, CHOSEN):
+        yield Job(federation, "choose", seed)
     for job in truths(SEEDS, CHOSEN[-1:]):
         yield job._replace(lr=RATES[2])  # the data set's own
 
 
-def truths(seeds: Sequence[int], names: Sequence[str] = KNOWN) -> Iterator[Job]:
+def truths(seeds: Sequence[int], federations: Sequence[str] = KNOWN) -> Iterator[Job]:
     """Yield the runs of every plan of a known federation."""
-    for seed, name in itertools.product(seeds, names):
-        yield from (Job(name, arm, seed) for arm in ("whether", *subsets(depth(name))))
+    for seed, federation in itertools.product(seeds, federations):
+        yield from (
+            Job(federation, arm, seed)
+            for arm in ("whether", *subsets(depth(federation)))
+        )
 
 
-def depth(name: str) -> int:
+def depth(federation: str) -> int:
     """Return the count of layers of a federation's network."""
-    return NETWORKS.get(name.split()[0], NETWORKS["mlp"])[2]
+    return NETWORKS.get(federation.split()[0], NETWORKS["mlp"])[2]
 
 
 def subsets(layers: int) -> list[str]:
@@ -195,9 +198,9 @@ def subsets(layers: int) -> list[str]:
     )
 
 
-def ends(name: str) -> list[str]:
+def ends(federation: str) -> list[str]:
     """Return a federation's two arms of the decision: the head local, and the first half of the rest local."""
-    layers = depth(name)
+    layers = depth(federation)
     return [str(layers - 1), " ".join(map(str, range(layers // 2)))]
 
 
@@ -427,10 +430,10 @@ def measured(job: Job, lr: float) -> dict[str, Any]:
     return results
 
 
-def rate(rows: pd.DataFrame, name: str) -> float:
+def rate(rows: pd.DataFrame, federation: str) -> float:
     """Return the rate of a federation: the one of FedAvg with the lowest validation loss, or the registered one."""
-    tuned_name = name
-    if name in ADAPTED:
+    tuned_name = federation
+    if federation in ADAPTED:
         tuned_name = ADAPTED[0]
     rate_rows = where(rows, federation=tuned_name, arm="rate")
     if rate_rows.empty:

@@ -26,8 +26,8 @@ def chosen(**arguments: Any) -> dict[str, Any]:
         table = answer.trained.table("accuracy")
     return {
         "named": answer.way,
-        "left": [answer.way, *(line.way for line in answer.also_good)],
-        "arms": [line.way for line in answer.lines if line.action],
+        "left": [answer.way, *(way_line.way for way_line in answer.also_good)],
+        "arms": [way_line.way for way_line in answer.lines if way_line.action],
         "test": table.mean(answer.way or "base_rate", "test"),
         "price": answer.cost["full_runs"],
     }
@@ -79,7 +79,10 @@ def signals(
 
     def vector(tensors: dict[str, torch.Tensor], layer: int) -> torch.Tensor:
         return torch.cat(
-            [tensors[name].detach().flatten() for name in parameter_names[layer]]
+            [
+                tensors[parameter_name].detach().flatten()
+                for parameter_name in parameter_names[layer]
+            ]
         )
 
     gradients, changes = [], []
@@ -148,5 +151,8 @@ def inputs_differ(data: FederatedData) -> list[float]:
         return torch.cat(inputs).numpy(), client_numbers
 
     trees = ExtraTreesClassifier(100, random_state=0).fit(*pooled("train"))
-    _, counts = np.unique(pooled("validation")[1], return_counts=True)
-    return [float(trees.score(*pooled("validation"))), counts.max() / counts.sum()]
+    _, client_counts = np.unique(pooled("validation")[1], return_counts=True)
+    return [
+        float(trees.score(*pooled("validation"))),
+        client_counts.max() / client_counts.sum(),
+    ]

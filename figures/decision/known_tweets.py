@@ -69,8 +69,10 @@ class AtStart(nn.Module):
 def last_blocks() -> nn.Module:
     """Return the network of the states before the last two blocks, [n, tokens, width]. No sample has padding."""
     model = encoder()
-    block, last = model.bert.encoder.layer[-BLOCKS:]
-    return nn.Sequential(block, AtStart(last), model.bert.pooler, model.classifier)
+    block, last_block = model.bert.encoder.layer[-BLOCKS:]
+    return nn.Sequential(
+        block, AtStart(last_block), model.bert.pooler, model.classifier
+    )
 
 
 def tweets() -> tuple[Any, Any]:
@@ -88,9 +90,9 @@ def tweets() -> tuple[Any, Any]:
 
 def coded_words(ids: Any, client: int) -> Any:
     """Return tokens [n, tokens] in a client's own code: each word stands for another one of the vocabulary."""
-    words = np.arange(encoder().config.vocab_size)
-    numpy_generator(0, "planted words", client).shuffle(words[FIRST_WORD:])
-    return words[ids]
+    word_codes = np.arange(encoder().config.vocab_size)
+    numpy_generator(0, "planted words", client).shuffle(word_codes[FIRST_WORD:])
+    return word_codes[ids]
 
 
 def states(ids: Any) -> Any:

@@ -29,20 +29,22 @@ ROWS = Path(__file__).with_name("natural_tables.csv")
 def rows() -> Iterator[dict[str, object]]:
     """Yield what is found in each table that is at hand."""
     makers = dict(tuned_on.natural())
-    for name, table in confirmation.TABLES.items():
-        makers[name] = partial(confirmation.natural, table)
-    settings = {field.name for field in fields(Reading)}
-    for name, make in makers.items():
+    for table_name, table in confirmation.TABLES.items():
+        makers[table_name] = partial(confirmation.natural, table)
+    settings = {option_field.name for option_field in fields(Reading)}
+    for table_name, make in makers.items():
         try:
-            keys, frame = make()
+            config_keys, frame = make()
         except LookupError as error:
             print(error)
             continue
-        asked = Reading(**{key: keys[key] for key in keys.keys() & settings})
-        findings = find_faults(frame, asked)
-        row = {"table": name, "rows": len(frame), "faults": len(findings.faults)}
-        notes = " ".join(findings.notes)
-        row["nines"] = notes.count("missing values")
+        reading = Reading(
+            **{option: config_keys[option] for option in config_keys.keys() & settings}
+        )
+        findings = find_faults(frame, reading)
+        row = {"table": table_name, "rows": len(frame), "faults": len(findings.faults)}
+        notes_text = " ".join(findings.notes)
+        row["nines"] = notes_text.count("missing values")
         if findings.source is not None:
             row |= asdict(copies_of(findings.source))
         yield row

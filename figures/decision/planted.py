@@ -89,8 +89,8 @@ def federation(
         common_network = network.build()
     samples = {}
     with torch.no_grad():
-        for place in network.places:
-            common_network[place].get_parameter("weight").mul_(GAIN)
+        for layer_place in network.places:
+            common_network[layer_place].get_parameter("weight").mul_(GAIN)
         for client in range(CLIENTS):
             generator = torch_generator(seed, "planted layer", client)
             client_network = copy.deepcopy(common_network)
@@ -136,12 +136,12 @@ def curves(
                 continue
             report = fl.diagnose(result, metrics=readable_metrics, progress=False)
             layers, pairs = layers_in(report.header), report.header["pairs"]
-            for metric in readable_metrics:
+            for curve_metric in readable_metrics:
                 try:
-                    curve = curve_of(layers, report.table, metric, None, pairs)
+                    curve = curve_of(layers, report.table, curve_metric, None, pairs)
                 except (RunError, UsageError):  # of the whole network, or no value
                     continue
-                curve_by_metric[metric] = curve.combined
+                curve_by_metric[curve_metric] = curve.combined
     return curve_by_metric
 
 
@@ -150,11 +150,11 @@ def counts(name: str, seed: int, metrics: Sequence[str]) -> dict[str, tuple[int,
     layers = range(len(NETWORKS[name].places))
     curves_by_layer = [curves(name, seed, layer, metrics) for layer in layers]
     counts_by_metric = {}
-    for metric in metrics:
-        if not all(metric in network_curves for network_curves in curves_by_layer):
+    for metric_name in metrics:
+        if not all(metric_name in network_curves for network_curves in curves_by_layer):
             continue
         values = np.array(
-            [network_curves[metric] for network_curves in curves_by_layer]
+            [network_curves[metric_name] for network_curves in curves_by_layer]
         )
         own_values = values.diagonal()
         elsewhere_means = (values.sum(0) - own_values) / (len(layers) - 1)
@@ -162,24 +162,24 @@ def counts(name: str, seed: int, metrics: Sequence[str]) -> dict[str, tuple[int,
             int((own_values > elsewhere_means).sum()),
             int((own_values < elsewhere_means).sum()),
         )
-        kind = METRICS[metric]
+        kind = METRICS[metric_name]
         if kind.pairs and not kind.distance:  # a curve has 1 - value of a similarity
             higher, lower = lower, higher
-        counts_by_metric[metric] = higher, lower
+        counts_by_metric[metric_name] = higher, lower
     return counts_by_metric
 
 
 def ends(rows: pd.DataFrame) -> dict[str, str]:
     """Return the end of each metric's scale at which clients differ: ``high``, ``low`` or empty."""
     end_by_metric = {}
-    for metric, metric_rows in rows.groupby("metric", sort=False):
-        end_by_metric[str(metric)] = ""
-        for column, end in (("higher", "high"), ("lower", "low")):
+    for metric_name, metric_rows in rows.groupby("metric", sort=False):
+        end_by_metric[str(metric_name)] = ""
+        for column, scale_end in (("higher", "high"), ("lower", "low")):
             right_counts = (
                 (metric_rows[column] > 2).groupby(metric_rows["network"]).sum()
             )
             if len(right_counts) == len(NETWORKS) and (right_counts >= RIGHT).all():
-                end_by_metric[str(metric)] = end
+                end_by_metric[str(metric_name)] = scale_end
     return end_by_metric
 
 
@@ -195,15 +195,20 @@ def main() -> None:
         ROWS.write_text(",".join(COLUMNS) + "\n")
     rows = read_rows()
     done_keys = {*zip(rows["network"], rows["seed"], strict=True)}
-    metrics = [name for name in METRICS if name != "clients_differ"]
-    for seed, name in itertools.product(range(SEEDS), NETWORKS):
-        if (name, seed) in done_keys:
+    metrics = [
+        network_name for network_name in METRICS if network_name != "clients_differ"
+    ]
+    for seed, network_name in itertools.product(range(SEEDS), NETWORKS):
+        if (network_name, seed) in done_keys:
             continue
-        result = counts(name, seed, metrics)
+        result = counts(network_name, seed, metrics)
         with ROWS.open("a", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerows((name, seed, metric, *n) for metric, n in result.items())
-        say(f"{name}, seed {seed}: {len(result)} metrics")
+            writer.writerows(
+                (network_name, seed, metric_name, *n)
+                for metric_name, n in result.items()
+            )
+        say(f"{network_name}, seed {seed}: {len(result)} metrics")
 
 
 if __name__ == "__main__":

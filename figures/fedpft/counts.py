@@ -49,15 +49,22 @@ def _count(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     label_columns = labels(task)
     trained_names, tensor_sizes = (
         task.task_info.parameters,
-        pd.Series({name: tensor.numel() for name, tensor in model.items()}),
+        pd.Series(
+            {tensor_name: tensor.numel() for tensor_name, tensor in model.items()}
+        ),
     )
     module_names = pd.Series(
-        {name: HOLDERS.get(name.partition(".")[0], "extractor") for name in model}
+        {
+            tensor_name: HOLDERS.get(tensor_name.partition(".")[0], "extractor")
+            for tensor_name in model
+        }
     )
     table_rows = []
     for module, module_sizes in tensor_sizes.groupby(module_names):
         parameters = int(
-            module_sizes[[name in trained_names for name in module_sizes.index]].sum()
+            module_sizes[
+                [tensor_name in trained_names for tensor_name in module_sizes.index]
+            ].sum()
         )
         table_rows.append(
             rows.row(
@@ -171,16 +178,16 @@ def _lines(frame: pd.DataFrame) -> pd.DataFrame:
         )
     table = pd.DataFrame(
         [
-            (network, quantity, cell["value"], count, parameters)
-            for network, quantity, cell, count, parameters in table_rows
+            (network, quantity, cell["value"], counted, parameters)
+            for network, quantity, cell, counted, parameters in table_rows
         ],
         columns=["model", "what", "published", "counted", "trained"],
     )
     notes = [cell["note"] for _, _, cell, _, _ in table_rows]
     is_share = table["what"] == INCREASE
     table["counted_as_printed"] = [
-        f"{count:.2f}" if in_percent else as_printed(count, note)
-        for count, note, in_percent in zip(
+        f"{counted:.2f}" if in_percent else as_printed(counted, note)
+        for counted, note, in_percent in zip(
             table["counted"], notes, is_share, strict=True
         )
     ]

@@ -212,12 +212,12 @@ class Table:
         values = {}
         for line, published_name in self.lines.items():
             for quantity in self.quantities:
-                key = (
+                row_key = (
                     f"dirichlet {ALPHA}",
                     published_name,
                     CALLED.get(self.place, quantity),
                 )
-                values[line, quantity] = published_shares[key]
+                values[line, quantity] = published_shares[row_key]
         return pd.Series(values)
 
     def named(self, line: str) -> str:
@@ -239,8 +239,8 @@ def _line(method: str, kind: str) -> str:
     return method
 
 
-def _methods(*names: str) -> dict[str, str]:
-    return {name: PRINTED.get(name, name) for name in names}
+def _methods(*methods: str) -> dict[str, str]:
+    return {method: PRINTED.get(method, method) for method in methods}
 
 
 OURS, HALF, FEDAVG = "fedpft", "no_contrast", "fedavg"
@@ -283,13 +283,13 @@ def curves(frame: pd.DataFrame) -> pd.DataFrame:
         ],
         chosen_rows.index,
     )
-    keys = [
+    group_keys = [
         line_names.rename("line"),
         chosen_rows["metric"],
         chosen_rows["round"].astype(int),
         chosen_rows["seed"],
     ]
-    return chosen_rows.groupby(keys)["value"].mean().unstack("seed")
+    return chosen_rows.groupby(group_keys)["value"].mean().unstack("seed")
 
 
 def measured(frame: pd.DataFrame) -> pd.DataFrame:
@@ -322,8 +322,12 @@ def gap(
 def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
     """Draw a table's lines from rows of this study's quantities, with the published numbers."""
     values, published = measured(frame), table.published()
-    values = values.reindex([key for key in published.index if key in values.index])
-    quantities = {name: QUANTITIES[name] for name in table.quantities}
+    values = values.reindex(
+        [line_key for line_key in published.index if line_key in values.index]
+    )
+    quantities = {
+        quantity_name: QUANTITIES[quantity_name] for quantity_name in table.quantities
+    }
     line_height = 0.2 + 0.14 * len(quantities)
     with sheet(6.4, 2.3 + line_height * len(table.lines)) as figure:
         marks(
@@ -435,7 +439,9 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
         for lower_line, lower_name in zip(lower_lines, lower_names, strict=True):
             line_pair = (upper_line, quantity), (lower_line, quantity)
             line_pairs[f"{lower_name} "] = line_pair
-            short_names = (name.partition(":")[0] for name in (upper_name, lower_name))
+            short_names = (
+                line_name.partition(":")[0] for line_name in (upper_name, lower_name)
+            )
             all_pairs[" over ".join(short_names)] = line_pair
         check, relation = LEAD, "lies above"
         if upper_line in table.competitive:
@@ -454,8 +460,11 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
 
 def _without_contrast(values: pd.DataFrame) -> Finding:
     """Return whether prompts alone match features and classifier: a new classifier hardly gains."""
-    tables = [TABLES[name].published() for name in ("fedpft.table4", "fedpft.table7")]
-    gain = gap(values, (HALF, PROBE), (HALF, ORIGIN), pd.concat(tables))
+    published_tables = [
+        TABLES[table_name].published()
+        for table_name in ("fedpft.table4", "fedpft.table7")
+    ]
+    gain = gap(values, (HALF, PROBE), (HALF, ORIGIN), pd.concat(published_tables))
     half_name = called(HALF)
     return judged({"": gain}, NO_HIGHER).finding(
         f"a new classifier gains no more than {100 * MARGIN:g} point over that of {half_name}",
@@ -474,7 +483,7 @@ def _of_fedavg(frame: pd.DataFrame, published: pd.Series) -> tuple[Finding, ...]
     rest_names = listing(map(called, REST[1:]))
     comparison = (
         above(values, f"{claim} is more accurate than {rest_names} {condition}",
-              {called(other): ((FEDAVG, quantity), (other, kind)) for other in REST[1:]})
+              {called(method): ((FEDAVG, quantity), (method, kind)) for method in REST[1:]})
         for claim, quantity, condition, kind in (
             ("a new classifier behind FedAvg's extractor", PROBE, "with one", PROBE),
             ("FedAvg with a linear map", MATCH, "as they are", ORIGIN),
@@ -505,7 +514,8 @@ def _above(
 ) -> Finding:
     """A finding on whether in every pair the first lies above the second. The text begins with the pairs' names."""
     gaps = {
-        name.strip(" ,"): gap(values, *pair, published) for name, pair in pairs.items()
+        pair_name.strip(" ,"): gap(values, *line_pair, published)
+        for pair_name, line_pair in pairs.items()
     }
     verdict = judged(gaps, check)
     return verdict.finding(expected, "points more: ")
@@ -530,9 +540,9 @@ def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
     for quantity in table.quantities:
         quantity_name = quantity.removesuffix("_accuracy").capitalize()
         column_title = f"{quantity_name} %"
-        keys = [(line, quantity) for line in table.lines]
-        columns[column_title] = means(values, keys)
-        columns[f"{column_title} (published)"] = numbers(100 * published[keys])
+        line_keys = [(line, quantity) for line in table.lines]
+        columns[column_title] = means(values, line_keys)
+        columns[f"{column_title} (published)"] = numbers(100 * published[line_keys])
     sentences = ["± is half the 95 % interval over seeds."]
     if ORIGIN in table.quantities:
         sentences.append("Origin is the model as it is. The paper has its best round.")

@@ -129,7 +129,7 @@ def by_prompts(
 ) -> Iterator[tuple[str, dict[str, nn.Module]]]:
     """The prompts that features pass through ("" for none), with the models that use them; FedPFT has both kinds."""
     prompted_models = {
-        name: model for name, model in models.items() if isinstance(model, Prompted)
+        client: model for client, model in models.items() if isinstance(model, Prompted)
     }
     if not prompted_models:
         yield "", dict(models)
@@ -139,7 +139,10 @@ def by_prompts(
             continue
         yield (
             prompts,
-            {name: behind(model, prompts) for name, model in prompted_models.items()},
+            {
+                client: behind(model, prompts)
+                for client, model in prompted_models.items()
+            },
         )
 
 
@@ -149,8 +152,10 @@ def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
     Below 1 these two are closer than usual. None if one of them has no sample, or all means are equal.
     """
     means = {
-        name: pooled.x[pooled.classes == name].mean(axis=0, dtype=np.float64)
-        for name in set(pooled.classes)
+        class_name: pooled.x[pooled.classes == class_name].mean(
+            axis=0, dtype=np.float64
+        )
+        for class_name in set(pooled.classes)
     }
     if not set(pair) <= set(means):
         return None
@@ -182,12 +187,12 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         table_rows += scored(pooled, label_columns)
         if run != MILD:  # whose plane no figure shows
             table_rows += placed(pooled, seed, label_columns)
-        for pair in PAIRS:
-            distance = class_distance(pooled, pair)
+        for class_pair in PAIRS:
+            distance = class_distance(pooled, class_pair)
             label_columns["status"] = "ok"
             if distance is None:
                 label_columns["status"] = "no samples of both classes, or no distances"
-            variant = " and ".join(pair)
+            variant = " and ".join(class_pair)
             table_rows.append(
                 rows.row(SIMILAR, distance, variant=variant, **label_columns)
             )
@@ -201,11 +206,13 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def by_key(attention: pd.DataFrame) -> pd.DataFrame:
     """Attention of one client's samples to the feature itself and each prompt, queries x keys, as they are stored."""
-    keys = attention["variant"].str.extract(
+    attention_keys = attention["variant"].str.extract(
         r"(?:sample )?(?P<query>.*)>(?:prompt )?(?P<key>.*)"
     )
-    table = attention.join(keys).pivot(index="query", columns="key", values="value")
-    return table.loc[keys["query"].unique(), keys["key"].unique()]
+    table = attention.join(attention_keys).pivot(
+        index="query", columns="key", values="value"
+    )
+    return table.loc[attention_keys["query"].unique(), attention_keys["key"].unique()]
 
 
 def _attended(
@@ -228,9 +235,9 @@ def _attended(
                 "mean over samples, 1 = all keys alike",
             ),
         }
-        for metric, (value, estimator) in summaries.items():
+        for metric_name, (value, estimator) in summaries.items():
             yield rows.row(
-                metric, float(value), client=str(client), layer=str(layer), round=int(layer_rows["round"].max()),
+                metric_name, float(value), client=str(client), layer=str(layer), round=int(layer_rows["round"].max()),
                 split="test", n_samples=len(table), estimator=estimator, **label_columns,
             )  # fmt: skip
 
@@ -261,7 +268,7 @@ def _last_words(header: Mapping[str, Any], plane: pd.DataFrame | None = None) ->
 def by_run(frame: pd.DataFrame, runs: Sequence[str]) -> tuple[pd.DataFrame, str]:
     """Return a row for each run with its means over seeds and the published accuracy, and the same in Markdown."""
     accuracy, published_accuracy = scores(frame), published()
-    values = {metric: of_runs(frame, metric) for metric in CLUSTERED}
+    values = {metric_name: of_runs(frame, metric_name) for metric_name in CLUSTERED}
     table = pd.DataFrame(
         {
             "run": runs,
@@ -270,16 +277,16 @@ def by_run(frame: pd.DataFrame, runs: Sequence[str]) -> tuple[pd.DataFrame, str]
             "published_accuracy": [published_accuracy[run] for run in runs],
         }
     )
-    for metric, scores_of_metric in values.items():
-        table[metric] = [scores_of_metric.loc[run].mean() for run in runs]
+    for metric_name, scores_of_metric in values.items():
+        table[metric_name] = [scores_of_metric.loc[run].mean() for run in runs]
     columns = {
         "method": [TITLES[run] for run in runs],
         "seeds": list(table["seeds"]),
         "accuracy %": numbers(100 * table["accuracy"], ".1f"),
         "published, 40 clients": numbers(table["published_accuracy"]),
     }
-    for metric, title in CLUSTERED.items():
-        columns[title] = numbers(table[metric], "+.3f")
+    for metric_name, title in CLUSTERED.items():
+        columns[title] = numbers(table[metric_name], "+.3f")
     note = "Published: Table 7, whose federations differ from ours. It has the best round and we have the last."
     return table, "\n\n".join([markdown(columns), f"{note} {MEANING}"])
 
@@ -293,11 +300,14 @@ def scores(frame: pd.DataFrame) -> pd.DataFrame:
 
 def published() -> pd.Series:
     """Return Table 7's accuracies in the skewed federation, in percent, by run."""
-    printed = items.published_table(
+    published_accuracies = items.published_table(
         "fedpft", "Table 7", setting="dirichlet 0.1", dataset="cifar10"
     )["accuracy"]
     return pd.Series(
-        {run: printed.get(PRINTED.get(run, run), math.nan) for run in TITLES}
+        {
+            run: published_accuracies.get(PRINTED.get(run, run), math.nan)
+            for run in TITLES
+        }
     )
 
 
@@ -321,8 +331,11 @@ def compared(
 ) -> Finding:
     """A finding on whether a run's value is above (or below) another's, paired by seed; values are runs x seeds."""
     gap = difference(values, run, other_run)
-    means = [(titles[name], values.loc[name].mean()) for name in (run, other_run)]
-    text = ", ".join(f"{name} {mean:.3g}" for name, mean in means)
+    means = [
+        (titles[compared_run], values.loc[compared_run].mean())
+        for compared_run in (run, other_run)
+    ]
+    text = ", ".join(f"{compared_run} {mean:.3g}" for compared_run, mean in means)
     if gap.few:
         text += f" ({gap.few})"
     verdict = gap.above
@@ -351,10 +364,10 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         planes_by_title[f"{TITLES[run]}\nsilhouette {silhouette:+.2f}"] = plane(
             frame, run
         )
-    counts = held_by(where(frame, run=runs[0], seed=0))
+    class_counts = held_by(where(frame, run=runs[0], seed=0))
     with sheet(9.2, 5.6) as figure:
         counts_ax, *plane_axes = figure.subplots(2, 4).flat
-        matrix(counts_ax, counts, colours="Blues", with_names=True)
+        matrix(counts_ax, class_counts, colours="Blues", with_names=True)
         counts_ax.set_title("training images")
         planes(planes_by_title, plane_axes)
     table, text = by_run(frame, runs)
@@ -368,7 +381,7 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     first_plane = next(iter(planes_by_title.values()))
     setting_text, last_words = setting(header), _last_words(header, first_plane)
     caption = (
-        f"Top left: the training images of each client; a darker cell has more, up to {counts.max().max():.0f}. "
+        f"Top left: the training images of each client; a darker cell has more, up to {class_counts.max().max():.0f}. "
         f"Other panels: t-SNE of the classifier's inputs for {len(first_plane)} test images of all clients. "
         "Colours are classes and markers are clients. The panels' axes are not related. The silhouettes are by class, "
         f"of the inputs themselves, higher if classes stand further apart. {setting_text} {last_words}"
@@ -387,19 +400,21 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     }
     with sheet(7.6, 3.3) as figure:
         planes(planes_by_title, figure, centres=True)
-    pair_names = [" and ".join(pair) for pair in PAIRS]
-    quantities = {(metric, ""): title for metric, title in CLUSTERED.items()}
-    for pair in pair_names:
-        quantities[SIMILAR, pair] = f"distance of {pair} / mean of all pairs"
+    pair_names = [" and ".join(pair_name) for pair_name in PAIRS]
+    quantities = {(metric_name, ""): title for metric_name, title in CLUSTERED.items()}
+    for pair_name in pair_names:
+        quantities[SIMILAR, pair_name] = f"distance of {pair_name} / mean of all pairs"
     scores_by_quantity = {
-        (metric, variant): where(method_rows, metric=metric, variant=variant).pivot(
-            index="layer", columns="seed", values="value"
-        )
-        for metric, variant in quantities
+        (metric_name, variant): where(
+            method_rows, metric=metric_name, variant=variant
+        ).pivot(index="layer", columns="seed", values="value")
+        for metric_name, variant in quantities
     }
     table_rows = []
-    for key, title in quantities.items():
-        for kind, scores_of_kind in scores_by_quantity[key].loc[list(KINDS)].iterrows():
+    for quantity_key, title in quantities.items():
+        for kind, scores_of_kind in (
+            scores_by_quantity[quantity_key].loc[list(KINDS)].iterrows()
+        ):
             table_row = {
                 "quantity": title,
                 "prompts": kind,
@@ -416,9 +431,9 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             KINDS,
         )
     ]
-    for pair in pair_names:
-        expected = f"{pair} are closer to each other behind contrastive prompts, relative to all pairs of classes"
-        values = scores_by_quantity[SIMILAR, pair]
+    for pair_name in pair_names:
+        expected = f"{pair_name} are closer to each other behind contrastive prompts, relative to all pairs of classes"
+        values = scores_by_quantity[SIMILAR, pair_name]
         findings.append(compared(expected, values, *PROMPTS[::-1], KINDS, above=False))
     first_plane = next(iter(planes_by_title.values()))
     setting_text, last_words = setting(header), _last_words(header, first_plane)
@@ -488,7 +503,8 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     wide_table = wide_table.loc[pd.MultiIndex.from_product([metrics, KINDS])]
     columns = {
         "mean of all clients": [
-            f"{metrics[metric]}, {KINDS[kind]}" for metric, kind in wide_table.index
+            f"{metrics[metric_name]}, {KINDS[kind]}"
+            for metric_name, kind in wide_table.index
         ]
     }
     for alpha in wide_table:
@@ -517,20 +533,20 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     runs = list(LONGER)
     table, text = by_run(frame, runs)
-    values = {metric: of_runs(frame, metric) for metric in CLUSTERED}
+    values = {metric_name: of_runs(frame, metric_name) for metric_name in CLUSTERED}
     titles = [TITLES[run] for run in runs]
     with sheet(6.6, 2.7) as figure:
-        for ax, metric in zip(
+        for ax, metric_name in zip(
             figure.subplots(1, 2), ("silhouette_class", "purity_class"), strict=True
         ):
-            seed_scores = values[metric].loc[runs]
+            seed_scores = values[metric_name].loc[runs]
             marks(
                 ax,
                 seeds_and_mean(seed_scores),
                 titles,
                 upright=True,
                 xlim=(-0.6, len(runs) - 0.4),
-                ylabel=CLUSTERED[metric],
+                ylabel=CLUSTERED[metric_name],
             )
     setting_text, missing_text = setting(header), missing_runs(header)
     seeds_text = seeds_in_words(seeds_behind(header)).capitalize()

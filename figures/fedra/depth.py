@@ -153,8 +153,8 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         .groupby("client")
         .max()
     )
-    count_rows = [rows.row(BLOCKS, int(count), client=str(client), estimator="most over rounds", **labels(task))
-            for client, count in block_counts.items()]  # fmt: skip
+    count_rows = [rows.row(BLOCKS, int(block_count), client=str(client), estimator="most over rounds", **labels(task))
+            for client, block_count in block_counts.items()]  # fmt: skip
     if count_rows:
         return pd.concat([accuracy_rows, rows.frame(count_rows)], ignore_index=True)
     return accuracy_rows
@@ -240,11 +240,15 @@ def described(header: Mapping[str, Any]) -> str:
 
 def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     accuracy_curves = _curves(frame)
-    lines = [Line(curve, f"k = {k}") for k, curve in accuracy_curves.iterrows()]
+    curve_lines = [Line(curve, f"k = {k}") for k, curve in accuracy_curves.iterrows()]
     with sheet(5.4, 3.6) as figure:
         ax = figure.subplots()
         curves(
-            ax, lines, factor=100, xlabel="round", ylabel="accuracy %, mean of styles"
+            ax,
+            curve_lines,
+            factor=100,
+            xlabel="round",
+            ylabel="accuracy %, mean of styles",
         )
         ax.legend(title="blocks of 12", fontsize=6.5)
     setting_text = described(header)
@@ -358,14 +362,14 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
     most_blocks = most_blocks.reindex(clients, level="client")
     too_deep_runs = [
         run
-        for (run, client), count in most_blocks.items()
-        if count > SAME.get(run, DEPTHS[clients.index(client)])
+        for (run, client), block_count in most_blocks.items()
+        if block_count > SAME.get(run, DEPTHS[clients.index(client)])
     ]
     run_texts = []
     for run, client_blocks in most_blocks.groupby("run", sort=False):
         run_title, blocks_text = (
             title(run),
-            ", ".join(f"{count:g}" for count in client_blocks),
+            ", ".join(f"{block_count:g}" for block_count in client_blocks),
         )
         run_texts.append(f"{run_title} {blocks_text}")
     all_text = "; ".join(run_texts)

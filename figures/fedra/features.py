@@ -110,9 +110,9 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 # --- drawing ---------------------------------------------------------------------------------------------------
 
 
-def values(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+def values(frame: pd.DataFrame, metric_name: str) -> pd.DataFrame:
     """Return a metric after the last round, runs x seeds; of the clients' accuracies the mean."""
-    metric_rows = frame[frame["metric"] == metric]
+    metric_rows = frame[frame["metric"] == metric_name]
     metric_rows = metric_rows[
         metric_rows["round"]
         == metric_rows.groupby(["run", "seed"])["round"].transform("max")
@@ -123,10 +123,12 @@ def values(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     planes_by_title = {title(run): plane(frame, run) for run in RUNS}
-    silhouettes = {metric: values(frame, metric) for metric in (CLASS, CLIENT)}
+    silhouettes = {
+        metric_name: values(frame, metric_name) for metric_name in (CLASS, CLIENT)
+    }
     kinds = []
-    for k, (metric, table) in enumerate(silhouettes.items()):
-        label = CLUSTERED[metric].removeprefix("silhouette ")
+    for k, (metric_name, table) in enumerate(silhouettes.items()):
+        label = CLUSTERED[metric_name].removeprefix("silhouette ")
         kinds.append(with_intervals(over_seeds(table, RUNS), label, 0.24 * (k - 0.5)))
     with sheet(9.2, 5.6) as figure:
         plane_axes = list(figure.subplots(2, 3).flat)
@@ -187,19 +189,19 @@ def _half(interval: Interval) -> str:
 def _table(frame: pd.DataFrame) -> pd.DataFrame:
     """Accuracy and every score, a row for each run and quantity."""
     table_rows = []
-    for metric in ("accuracy", *CLUSTERED):
-        for run, score in values(frame, metric).iterrows():
+    for metric_name in ("accuracy", *CLUSTERED):
+        for run, score in values(frame, metric_name).iterrows():
             interval = mean_interval(score.dropna())._asdict()
-            columns = {"run": run, "quantity": metric, **interval}
+            columns = {"run": run, "quantity": metric_name, **interval}
             table_rows.append({**columns, "seeds": int(score.notna().sum())})
     return pd.DataFrame(table_rows)
 
 
 def _page(table: pd.DataFrame) -> str:
-    def cell_text(run: str, metric: str) -> str:
-        row = where(table, run=run, quantity=metric).iloc[0]
+    def cell_text(run: str, metric_name: str) -> str:
+        row = where(table, run=run, quantity=metric_name).iloc[0]
         interval = Interval(row["value"], row["low"], row["high"])
-        if metric == "accuracy":
+        if metric_name == "accuracy":
             return percent(*interval)
         return _half(interval)
 
@@ -207,7 +209,7 @@ def _page(table: pd.DataFrame) -> str:
     table_text = markdown({
         "method": [title(run) for run in runs],
         "accuracy %": [cell_text(run, "accuracy") for run in runs],
-        **{heading: [cell_text(run, metric) for run in runs] for metric, heading in CLUSTERED.items()},
+        **{heading: [cell_text(run, metric_name) for run in runs] for metric_name, heading in CLUSTERED.items()},
     })  # fmt: skip
     return f"{table_text}\n\n± is half the 95 % interval over seeds. {MEANING}"
 

@@ -113,11 +113,11 @@ def _measure_held(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     algorithm: Any = engine.algorithm
     all_clients, table_rows = tuple(range(len(engine.names))), []
     for round_index in range(int(task.config.federation.rounds or 0)):
-        for client, name in enumerate(engine.names):
+        for client, client_name in enumerate(engine.names):
             blocks = algorithm.blocks_of(
                 Round(round_index, sampled=all_clients), client
             )
-            columns = {"client": name, "variant": ",".join(map(str, blocks))}
+            columns = {"client": client_name, "variant": ",".join(map(str, blocks))}
             table_rows.append(
                 rows.row(
                     BLOCKS,
@@ -175,7 +175,7 @@ class Table:
         """Return its runs, setting by setting."""
         runs = []
         for setting in self.settings:
-            runs += [f"{setting}.{name}" for name in self.methods]
+            runs += [f"{setting}.{method}" for method in self.methods]
         return runs
 
     def published(self) -> pd.DataFrame:
@@ -188,14 +188,14 @@ class Table:
             TITLES[dataset]: {} for dataset in self.data
         }
         for setting, setting_text in self.printed.items():
-            for name, method_end in self.methods.items():
+            for method, method_end in self.methods.items():
                 for dataset in self.data:
-                    key = (
+                    row_key = (
                         dataset,
                         f"feature {setting_text}{method_end}",
-                        name.partition("_")[0],
+                        method.partition("_")[0],
                     )
-                    columns[TITLES[dataset]][f"{setting}.{name}"] = values[key]
+                    columns[TITLES[dataset]][f"{setting}.{method}"] = values[row_key]
         return pd.DataFrame(columns)
 
     def named(self, run: str) -> str:
@@ -376,8 +376,8 @@ def _lines_of_tables(means: pd.DataFrame, start_means: pd.DataFrame) -> Figure:
                 fontsize=7.5,
                 loc="right",
             )
-        for place in ("Table 5", "Table 6"):
-            panels[place].set_xlabel("accuracy, %")
+        for table_place in ("Table 5", "Table 6"):
+            panels[table_place].set_xlabel("accuracy, %")
     return figure
 
 

@@ -73,10 +73,13 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     message_count = int(task.config.federation.rounds or 0) * len(
         task.task_info.n_train
     )
-    for metric, message in (("bytes_down", download), ("bytes_up", upload)):
+    for metric_name, message in (("bytes_down", download), ("bytes_up", upload)):
         table_rows.append(
             rows.row(
-                metric, message_count * message.bytes, unit="byte", **message_columns
+                metric_name,
+                message_count * message.bytes,
+                unit="byte",
+                **message_columns,
             )
         )
     return rows.frame(table_rows)
@@ -137,7 +140,7 @@ def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
 
 
 def _page(table: pd.DataFrame, accuracies: pd.DataFrame) -> str:
-    keys = [
+    run_keys = [
         methods.retaining(row.retained) if row.dataset == "cifar10" else ("", "")
         for row in table.itertuples()
     ]
@@ -145,11 +148,11 @@ def _page(table: pd.DataFrame, accuracies: pd.DataFrame) -> str:
         {
             "dataset": list(map(titled, table["dataset"])),
             "k": list(table["retained"]),
-            "retained": [name or "–" for name in table["layers"]],
+            "retained": [unit_names or "–" for unit_names in table["layers"]],
             "published MB": numbers(table["published"]),
             "moved MB": numbers(table["moved"], ",.0f"),
             "published accuracy %": numbers(table["published_accuracy"]),
-            "accuracy here, before local training %": means(accuracies, keys),
+            "accuracy here, before local training %": means(accuracies, run_keys),
         }
     )
 

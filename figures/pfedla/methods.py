@@ -70,8 +70,8 @@ STUDY = items.register(Item(
 
 def joined(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of this study, and those of :mod:`figures.pfedla.overlap`: pFedLA, HeurpFedLA, Local and FedAvg."""
-    stored = overlap.ITEM.read(overlap.ITEM.path())[1]
-    return pd.concat([frame, stored], ignore_index=True)
+    stored_rows = overlap.ITEM.read(overlap.ITEM.path())[1]
+    return pd.concat([frame, stored_rows], ignore_index=True)
 
 
 def scores(frame: pd.DataFrame) -> pd.DataFrame:
@@ -164,19 +164,24 @@ def costs_little(frame: pd.DataFrame) -> Finding:
 
 def number_matters_little(frame: pd.DataFrame) -> Finding:
     """Return whether accuracy with two and three retained layers is that with one, as the paper says in Sec. 4.5."""
-    learnt = curves(frame)[BEFORE]
+    accuracy_curves = curves(frame)[BEFORE]
     table = where(
         items.published("pfedla"),
         place="Table 3",
         dataset="cifar10",
         quantity="accuracy",
     )
-    theirs = table["value"].to_numpy() / 100
-    one, _ = retaining(1)
+    published_accuracies = table["value"].to_numpy() / 100
+    reference_run, _ = retaining(1)
     gaps = {}
     for k in (2, 3):
         run, _ = retaining(k)
-        gaps[f"k = {k}"] = settled(learnt, run, one, printed=theirs[k] - theirs[1])
+        gaps[f"k = {k}"] = settled(
+            accuracy_curves,
+            run,
+            reference_run,
+            printed=published_accuracies[k] - published_accuracies[1],
+        )
     return judged(gaps, LEVEL).finding(
         f"before local training two and three retained layers are within {100 * MARGIN:g} point of one",
         "points against one ",

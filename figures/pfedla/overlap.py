@@ -83,11 +83,11 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     _, frame = trained(task)
     label_columns = labels(task)
     table_rows = list(mean_accuracy(frame, label_columns))
-    for metric in ("bytes_down", "bytes_up"):
-        mean_bytes = frame[frame["metric"] == metric]["value"].mean()
+    for metric_name in ("bytes_down", "bytes_up"):
+        mean_bytes = frame[frame["metric"] == metric_name]["value"].mean()
         table_rows.append(
             rows.row(
-                metric,
+                metric_name,
                 mean_bytes,
                 unit="byte",
                 estimator="mean over rounds and clients",
@@ -290,14 +290,14 @@ def setting(header: Mapping[str, Any]) -> str:
 def _learning(frame: pd.DataFrame) -> list[Line]:
     """Return each method's accuracy before local training by round, with its interval over seeds."""
     accuracy_rows = frame[(frame["metric"] == "accuracy") & (frame["model"] != "local")]
-    lines = []
+    curve_lines = []
     for run, run_rows in accuracy_rows.groupby("run", sort=False):
         seed_curves = run_rows.pivot(index="round", columns="seed", values="value")
         seed_curves.index = seed_curves.index.astype(float)
         intervals = pd.DataFrame(
             over_seeds(seed_curves, seed_curves.index), seed_curves.index
         )
-        lines.append(
+        curve_lines.append(
             Line(
                 seed_curves.mean(axis=1),
                 names.title(str(run)),
@@ -305,12 +305,12 @@ def _learning(frame: pd.DataFrame) -> list[Line]:
                 {"markersize": 3.5, "markevery": 2},
             )
         )
-    return lines
+    return curve_lines
 
 
 def _correlation(frame: pd.DataFrame) -> list[Line]:
     """Return both correlations over all layers by round, a line for each seed."""
-    lines = []
+    curve_lines = []
     for variant, line_style in (("pearson", "-"), ("spearman", "--")):
         correlation_rows = where(
             frame, run="pfedla", metric=CORRELATION, layer="", variant=variant
@@ -320,8 +320,8 @@ def _correlation(frame: pd.DataFrame) -> list[Line]:
         )
         seed_curves.index = seed_curves.index.astype(float)
         look = {"marker": "", "linestyle": line_style}
-        lines.append(Line(seed_curves, f"{variant.title()}'s", look=look))
-    return lines
+        curve_lines.append(Line(seed_curves, f"{variant.title()}'s", look=look))
+    return curve_lines
 
 
 def _last(frame: pd.DataFrame, metric: str, variant: str = "") -> pd.DataFrame:
@@ -342,13 +342,13 @@ def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
         }
         for (run, seed), value in final.stack().items()
     ]
-    for metric, variant in (
+    for metric_name, variant in (
         (CORRELATION, "pearson"),
         (CORRELATION, "spearman"),
         (SELF, ""),
     ):
-        for (layer, seed), value in _last(frame, metric, variant).stack().items():
-            quantity = f"{metric} {variant}".strip()
+        for (layer, seed), value in _last(frame, metric_name, variant).stack().items():
+            quantity = f"{metric_name} {variant}".strip()
             table_rows.append(
                 {
                     "quantity": quantity,
@@ -389,8 +389,8 @@ def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
         "With one layer retained pFedLA's Table 3 has 418.97 of 693.98 MB, a share of 0.604. From these numbers we "
         "infer that every client retains fc1."
     )
-    parts = [markdown(run_columns), note]
-    return "\n\n".join([*parts, markdown(layer_columns)])
+    sections = [markdown(run_columns), note]
+    return "\n\n".join([*sections, markdown(layer_columns)])
 
 
 def _sent(frame: pd.DataFrame) -> pd.Series:

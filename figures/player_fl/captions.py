@@ -123,7 +123,7 @@ def cells_beside(table: Table, default_cells: Cells, released_cells: Cells) -> s
     digits = 1 if table.factor == 100 else None
     datasets = list(default_cells.ranking.values.columns)
     methods = (*table.methods, *BESIDE)
-    columns: dict[str, list[str]] = {"method": [NAMES[name] for name in methods]}
+    columns: dict[str, list[str]] = {"method": [NAMES[method] for method in methods]}
     published_table, published_ranks = table.printed(), table.printed_ranks()
     for dataset in datasets:
         medians = default_cells.cells.loc[dataset]["value"].reindex(list(methods))
@@ -237,7 +237,9 @@ def _random(frame: pd.DataFrame) -> list[str]:
         columns["dataset"].append(CASES[str(run).partition(".")[0]].title)
         layer_counts = run_plans["layer"].value_counts()
         columns["last shared layer"].append(
-            ", ".join(f"{layer} in {count}" for layer, count in layer_counts.items())
+            ", ".join(
+                f"{layer} in {seed_count}" for layer, seed_count in layer_counts.items()
+            )
         )
     paragraphs = []
     if columns["dataset"]:
@@ -278,13 +280,13 @@ def order(
                 f"with {ranks[first_method]:.1f}"
             )
         published_names = [
-            CASES[str(name)].printed for name in result.ranking.blocks.columns
+            CASES[str(method)].printed for method in result.ranking.blocks.columns
         ]
         published_ranks = Ranking(
             table.printed()[published_names], table.higher_is_better
         ).ranks
         datasets = map(str, result.ranking.blocks.columns)
-        narrow_titles = [CASES[name].title for name in datasets if narrower(name)]
+        narrow_titles = [CASES[method].title for method in datasets if narrower(method)]
         if 2 * len(narrow_titles) > len(published_names) and not remark:
             remark = f"the networks of {listing(narrow_titles)} have a part of the paper's channels"
         if published_ranks[best_method] > published_ranks.min() and not remark:
@@ -295,8 +297,8 @@ def order(
             shares = first_shares(result.each, result.ranking)
             named_methods = dict.fromkeys([best_method, str(shares.idxmax())])
             text += ". In resampled seeds " + " and ".join(
-                f"{NAMES[name]} is first in {shares[name]:.0%}"
-                for name in named_methods
+                f"{NAMES[method]} is first in {shares[method]:.0%}"
+                for method in named_methods
             )
             holds = verdict(shares[best_method] > SURE, shares[best_method] < 1 - SURE)
     kind_text = ""
@@ -337,7 +339,7 @@ def _above(
     Datasets that are not comparable (the keys of ``reasons``) decide nothing. Nor do printed ties: differences within
     their ±.
     """
-    printed, spread = table.printed(), table.printed("spread")
+    published_scores, published_spreads = table.printed(), table.printed("spread")
     texts: list[str] = []
     odds: list[Odds] = []
     for dataset in result.ranking.values.columns:
@@ -349,10 +351,12 @@ def _above(
         gap = difference(values, CONTROL, baseline)
         published_name = CASES[dataset].printed
         published_gap = (
-            printed.loc[CONTROL, published_name] - printed.loc[baseline, published_name]
+            published_scores.loc[CONTROL, published_name]
+            - published_scores.loc[baseline, published_name]
         )
         is_tie = abs(published_gap) < math.hypot(
-            spread.loc[CONTROL, published_name], spread.loc[baseline, published_name]
+            published_spreads.loc[CONTROL, published_name],
+            published_spreads.loc[baseline, published_name],
         )
         low, high = gap.interval.low, gap.interval.high
         measured_text = f"{CASES[dataset].title} {gap.interval.value:+.1f}"
@@ -403,12 +407,12 @@ def evenness(frame: pd.DataFrame, reasons: Mapping[str, str]) -> tuple[Finding, 
         values = dataset_scores.pivot(
             index=["seed", "client"], columns="method", values="value"
         )
-        others = [
+        other_methods = [
             method
             for method in METHODS
             if method not in (CONTROL, "local") and method in values
         ]
-        if not {CONTROL, "local"} <= set(values.columns) or not others:
+        if not {CONTROL, "local"} <= set(values.columns) or not other_methods:
             continue
         gains = values.sub(values["local"], axis=0).groupby(level="seed")
         loser_shares = (values.lt(values["local"], axis=0)).groupby(level="seed").mean()
@@ -419,7 +423,7 @@ def evenness(frame: pd.DataFrame, reasons: Mapping[str, str]) -> tuple[Finding, 
             methods_by_seed = pd.DataFrame(
                 {
                     CONTROL: values_by_seed[CONTROL],
-                    "others": values_by_seed[others].mean(axis=1),
+                    "others": values_by_seed[other_methods].mean(axis=1),
                 }
             ).T
             gaps[case.title] = difference(methods_by_seed, CONTROL, "others")

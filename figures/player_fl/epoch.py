@@ -104,15 +104,17 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                     _falls("S", sensitivity.T, ranges)
                     for ranges in (published_ranges, recomputed_ranges)
                 ]
-            counts = cuts(sensitivity)
+            cut_counts = cuts(sensitivity)
             table_rows += cut_lines(
-                definition, counts, "Table A.2: shared up to fc2; no threshold is given"
+                definition,
+                cut_counts,
+                "Table A.2: shared up to fc2; no threshold is given",
             )
             findings += [
-                decides(definition, counts, *expectation)
+                decides(definition, cut_counts, *expectation)
                 for expectation in ((1.2, "fc1", 0.5), (2.0, "fc2", 5 / 6))
             ]
-            shares = counts.div(counts.sum(axis=1), axis=0).T
+            shares = cut_counts.div(cut_counts.sum(axis=1), axis=0).T
             shares.columns = [f"{threshold:g}" for threshold in shares]
             matrix(
                 panels[definition.run],

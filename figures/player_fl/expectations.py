@@ -75,10 +75,10 @@ def whole(expected: str, parts: Mapping[str, tuple[str, Odds, str]]) -> Finding:
 
 def part_of(title: str, text: str, reason: str) -> str:
     """Return what was measured of a network, with its title, and whether it is not comparable."""
-    words = [f"{title} {text}"]
+    words_of_part = [f"{title} {text}"]
     if reason:
-        words.append("not comparable")
-    return ", ".join(words)
+        words_of_part.append("not comparable")
+    return ", ".join(words_of_part)
 
 
 def listed(texts: Sequence[str]) -> str:
@@ -92,7 +92,7 @@ def later_layers(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Findin
 
     Every dense layer lies above every convolution, and the rise from the last convolution on exceeds that before it.
     """
-    parts = {}
+    parts_by_title = {}
     for run, network in networks.items():
         if not network.last_conv:
             continue
@@ -101,13 +101,13 @@ def later_layers(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Findin
             rises_late(seed_curves[seed], network.last_conv) for seed in seed_curves
         )
         odds = of_share(late_count, seed_curves.shape[1])
-        parts[network.title] = (
+        parts_by_title[network.title] = (
             f"in {late_count} of {seed_curves.shape[1]} seeds",
             odds,
             network.incomparable,
         )
     return whole(
-        "1 - CKA rises most in the dense layers, above all convolutions", parts
+        "1 - CKA rises most in the dense layers, above all convolutions", parts_by_title
     )
 
 
@@ -133,7 +133,7 @@ def correlates(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
         ("pearson", "Pearson's r"),
         ("spearman", "Spearman's rho"),
     ):
-        parts = {}
+        parts_by_title = {}
         for run, network in networks.items():
             rows = frame[frame["run"] == run]
             variance = by_seed(curves(rows, "grad_variance", "epoch"))
@@ -142,14 +142,14 @@ def correlates(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
             odds = LEAD.odds(correlation)
             published_text = of_the_paper(run.partition("-")[0], method)
             text = plain(correlation.interval) + published_text
-            parts[network.title] = (text, odds, network.incomparable)
-        findings[coefficient_name] = whole("", parts)
+            parts_by_title[network.title] = (text, odds, network.incomparable)
+        findings[coefficient_name] = whole("", parts_by_title)
     verdicts = {finding.held for finding in findings.values()}
     return Finding(
         "S correlates with the gradient variance over layers, by Pearson's and Spearman's coefficient",
         "; ".join(
-            f"{name}: {network_finding.measured}"
-            for name, network_finding in findings.items()
+            f"{coefficient}: {network_finding.measured}"
+            for coefficient, network_finding in findings.items()
         ),
         verdicts.pop() if len(verdicts) == 1 else None,
     )

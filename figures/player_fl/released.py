@@ -74,33 +74,41 @@ def released(
     Returns:
         Values with one draw of v, as the authors used; layer -> why there is no value; the number of samples.
     """
-    names = list(itertools.chain.from_iterable(layers.values()))
+    parameter_names = list(itertools.chain.from_iterable(layers.values()))
     directions = {
-        name: _direction(
-            run.parameters[name], torch_generator(run.seed, "released probe", name)
+        parameter_name: _direction(
+            run.parameters[parameter_name],
+            torch_generator(run.seed, "released probe", parameter_name),
         )
-        for name in names
+        for parameter_name in parameter_names
     }
     totals = {
-        name: torch.zeros_like(run.parameters[name], dtype=torch.float64)
-        for name in names
+        parameter_name: torch.zeros_like(
+            run.parameters[parameter_name], dtype=torch.float64
+        )
+        for parameter_name in parameter_names
     }
 
     def probe(
-        layer: str, names: Sequence[str], gradients: Mapping[str, Tensor]
+        layer: str, layer_parameters: Sequence[str], gradients: Mapping[str, Tensor]
     ) -> None:
-        for name in names:
-            totals[name] += curvature(
-                [gradients[name]], [directions[name]], [run.parameters[name]]
+        for parameter_name in layer_parameters:
+            totals[parameter_name] += curvature(
+                [gradients[parameter_name]],
+                [directions[parameter_name]],
+                [run.parameters[parameter_name]],
             )[0]
 
-    failures, n = by_batch(run, data, layers, batch, probe)
+    failures, sample_count = by_batch(run, data, layers, batch, probe)
     values = {
-        layer: fmean(nuclear_norm(totals[name] / n) for name in group)
+        layer: fmean(
+            nuclear_norm(totals[parameter_name] / sample_count)
+            for parameter_name in group
+        )
         for layer, group in layers.items()
         if layer not in failures
     }
-    return values, failures, n
+    return values, failures, sample_count
 
 
 def by_batch(
@@ -121,21 +129,21 @@ def by_batch(
     Returns:
         Layer -> why it cannot be probed, and the number of samples.
     """
-    names = list(itertools.chain.from_iterable(layers.values()))
-    tensors = [run.parameters[name] for name in names]
+    all_parameters = list(itertools.chain.from_iterable(layers.values()))
+    tensors = [run.parameters[parameter_name] for parameter_name in all_parameters]
     failures: dict[str, str] = {}
-    n = 0
+    sample_count = 0
     for index, (x, y) in enumerate(batches(data, batch, run.model)):
         _, losses = run.forward(x, y, index)
         gradients = torch.autograd.grad(
             losses.sum(), tensors, create_graph=True, allow_unused=True
         )
-        gradient_by_name = dict(zip(names, gradients, strict=True))
+        gradient_by_name = dict(zip(all_parameters, gradients, strict=True))
         for layer, parameter_names in layers.items():
             if layer in failures:
                 continue
             if index == 0 and differentiable_once(
-                gradient_by_name[name] for name in parameter_names
+                gradient_by_name[parameter_name] for parameter_name in parameter_names
             ):
                 failures[layer] = CUT
                 continue
@@ -143,13 +151,13 @@ def by_batch(
                 probe(layer, parameter_names, gradient_by_name)
             except NoValue as reason:
                 failures[layer] = str(reason)
-        n += len(y)
+        sample_count += len(y)
         del (
             losses,
             gradients,
             gradient_by_name,
         )  # this batch's graph, before the next one's is built
-    return failures, n
+    return failures, sample_count
 
 
 def nuclear_norm(product: Tensor) -> float:
@@ -197,9 +205,11 @@ def nuclear_norms(measurement: Measurement, options: NuclearNorm) -> list[Row]:
         run = Differentiable(model, measurement.loss, options.dtype, measurement.seed)
         modes = set_mode(model, measurement.mode), twice_differentiable(model)
         with modes[0], modes[1], torch.enable_grad():
-            values, failures, n = _norms(run, data, measurement.layers, batch)
+            norm_by_layer, failures, sample_count = _norms(
+                run, data, measurement.layers, batch
+            )
         for layer in measurement.layers:
-            value = values.get(layer.name, math.nan)
+            value = norm_by_layer.get(layer.name, math.nan)
             status = failures.get(layer.name, "ok")
             if status == "ok" and not math.isfinite(value):
                 status = f"the norm of layer {layer.name!r} is not finite"
@@ -208,8 +218,8 @@ def nuclear_norms(measurement: Measurement, options: NuclearNorm) -> list[Row]:
                     "hessian_trace", value if status == "ok" else None, status=status, client=subject.client,
                     layer=layer.name, variant="released", unit=UNIT,
                     estimator="nuclear norm of H v(probes=1)" if status == "ok" else "",
-                    n_params=sum(run.parameters[name].numel() for name in layer.weights),
-                    n_samples=n, n_train=subject.n_train,
+                    n_params=sum(run.parameters[parameter_name].numel() for parameter_name in layer.weights),
+                    n_samples=sample_count, n_train=subject.n_train,
                 )
             )  # fmt: skip
         measurement.tick(subject.client)
@@ -224,19 +234,25 @@ def _norms(
     try:
         reached_names, _ = verdicts(run.forward(*first_batch, 0)[0], run.parameters)
         groups = {
-            layer.name: [name for name in layer.weights if name in reached_names]
+            layer.name: [
+                parameter_name
+                for parameter_name in layer.weights
+                if parameter_name in reached_names
+            ]
             for layer in layers
         }
-        used_groups = {name: group for name, group in groups.items() if group}
-        values, failures, n = released(run, data, used_groups, batch)
+        used_groups = {
+            parameter_name: group for parameter_name, group in groups.items() if group
+        }
+        norm_by_layer, failures, sample_count = released(run, data, used_groups, batch)
     except NoValue as error:
         reason = str(error)
-        n = sum(len(y) for _, y in batches(data, batch))
-        return {}, {layer.name: reason for layer in layers}, n
+        sample_count = sum(len(y) for _, y in batches(data, batch))
+        return {}, {layer.name: reason for layer in layers}, sample_count
     for layer in layers:
         if layer.name not in used_groups:
             failures[layer.name] = why_unreadable(layer, "weights", False)
-    return values, failures, n
+    return norm_by_layer, failures, sample_count
 
 
 @dataclass(frozen=True)
@@ -267,7 +283,7 @@ def angles_over_shifts(measurement: Measurement, options: Shifts) -> list[Row]:
 def by_shifts(comparison: LayerComparison) -> tuple[Faults, Value]:
     """Return Procrustes angles over shifts, as PLayer-FL's authors measured them, layer by layer."""
     faults: dict[Spot, str] = {}
-    values: dict[tuple[Spot, Spot], float | str] = {}
+    angle_by_pair: dict[tuple[Spot, Spot], float | str] = {}
     for path in comparison.paths:
         flat = [False]
 
@@ -288,12 +304,12 @@ def by_shifts(comparison: LayerComparison) -> tuple[Faults, Value]:
         faults |= new_faults
         for a, b in itertools.combinations(sides, 2):
             if flat[0]:
-                values[a, b] = PROCRUSTES.between(sides[a], sides[b])
+                angle_by_pair[a, b] = PROCRUSTES.between(sides[a], sides[b])
             elif sides[a].shape[:-1] != sides[b].shape[:-1]:
-                values[a, b] = "positions that differ between the two clients"
+                angle_by_pair[a, b] = "positions that differ between the two clients"
             else:
-                values[a, b] = least_angle(sides[a], sides[b])
-    return faults, lambda a, b: values[a, b]
+                angle_by_pair[a, b] = least_angle(sides[a], sides[b])
+    return faults, lambda a, b: angle_by_pair[a, b]
 
 
 class ReleasedTables(SensitivityAccumulator):
@@ -316,17 +332,24 @@ class ReleasedTables(SensitivityAccumulator):
     @torch.no_grad()
     def update(self, params: Tree, grads: Tree, n: int = 1) -> None:
         """Add one step of ``n`` samples."""
-        for name in self._tables & self._known & grads.keys():
-            table_tensors, width = (params[name], grads[name]), params[name][0].numel()
-            for ids in self._ids.pop(name, []):
+        for table_name in self._tables & self._known & grads.keys():
+            table_tensors, width = (
+                (params[table_name], grads[table_name]),
+                params[table_name][0].numel(),
+            )
+            for ids in self._ids.pop(table_name, []):
                 batched = ids.ndim > 1 and len(ids) == n
                 w, g = (
                     tensor[ids].mean(0) if batched else tensor
                     for tensor in table_tensors
                 )
                 norm = torch.linalg.vector_norm(w * g, dtype=torch.float64)
-                self._add(name, norm.square_(), width, w.numel() // width)
-        other_grads = {name: g for name, g in grads.items() if name not in self._tables}
+                self._add(table_name, norm.square_(), width, w.numel() // width)
+        other_grads = {
+            table_name: g
+            for table_name, g in grads.items()
+            if table_name not in self._tables
+        }
         super().update(params, other_grads, n)
 
 

@@ -50,7 +50,7 @@ def both_ways_round() -> pd.DataFrame:
             table.printed_ranking(),
         )
         printed_row = printed_p.reindex([table.place]).iloc[0]
-        ends = printed_row[["low", "high"]].fillna(printed_row["value"])
+        published_bounds = printed_row[["low", "high"]].fillna(printed_row["value"])
         rows_by_place[table.place] = {
             "words": metric_name
             if table.kind == SCORE
@@ -58,7 +58,7 @@ def both_ways_round() -> pd.DataFrame:
             "printed": friedman_printed(table) or "–",
             "p": ranking.friedman.p_value,
             "transposed": ranking.transposed.p_value,
-            **ends,
+            **published_bounds,
         }
     return pd.DataFrame.from_dict(rows_by_place, orient="index")
 
@@ -100,12 +100,12 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     for dataset, network_curves in curves_by_dataset.items():
         table_rows += _lines(NETWORKS[dataset], network_curves)
         findings += _findings(NETWORKS[dataset].at(FIRST), network_curves)
-    for place, row in tests.iterrows():
+    for table_place, row in tests.iterrows():
         shared_columns = {
             "quantity": f"Friedman's p, {row['words']}",
             "published_low": row["low"],
             "published_high": row["high"],
-            "published_where": place,
+            "published_where": table_place,
             "measured_what": "from the printed values",
         }
         algorithm_columns = {"definition": "algorithms compared", "measured": row["p"]}
@@ -137,12 +137,13 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def _lines(network: Network, curves: Curves) -> list[dict[str, Any]]:
     table_rows: list[dict[str, Any]] = []
-    for name, values in curves.items():
+    for choice, values in curves.items():
         quantity_name = SHOWN.get(
-            name, {"apart": "1 - CKA", "angle": "Procrustes angle"}.get(name, name)
+            choice,
+            {"apart": "1 - CKA", "angle": "Procrustes angle"}.get(choice, choice),
         )
         no_ranges = read_off("", "", list(values.index))
-        quantity = quantity_name + (" / first" if name in SHOWN else "")
+        quantity = quantity_name + (" / first" if choice in SHOWN else "")
         sample_text = f"{values.shape[1]} clients and seeds"
         table_rows += lines_beside(
             quantity, network.title, no_ranges, values, sample_text
@@ -158,7 +159,8 @@ def _text(curves_by_dataset: Mapping[str, Curves], tests: pd.DataFrame) -> str:
         markdown(
             {
                 "table": [
-                    f"{place} ({row['words']})" for place, row in tests.iterrows()
+                    f"{table_place} ({row['words']})"
+                    for table_place, row in tests.iterrows()
                 ],
                 "printed p": list(tests["printed"]),
                 "algorithms compared": numbers(tests["p"], ".2g"),
@@ -167,7 +169,7 @@ def _text(curves_by_dataset: Mapping[str, Curves], tests: pd.DataFrame) -> str:
         ),
     ]
     last_ratios = {
-        d: {name: network_curves[name].iloc[-1].median() for name in SHOWN}
+        d: {choice: network_curves[choice].iloc[-1].median() for choice in SHOWN}
         for d, network_curves in curves_by_dataset.items()
     }
     sections += [
@@ -176,9 +178,10 @@ def _text(curves_by_dataset: Mapping[str, Curves], tests: pd.DataFrame) -> str:
             {"network": [NETWORKS[dataset].title for dataset in curves_by_dataset]}
             | {
                 label: [
-                    f"{last_ratios[dataset][name]:.3g}" for dataset in curves_by_dataset
+                    f"{last_ratios[dataset][choice]:.3g}"
+                    for dataset in curves_by_dataset
                 ]
-                for name, label in SHOWN.items()
+                for choice, label in SHOWN.items()
             }
         ),
     ]
@@ -197,8 +200,10 @@ def _text(curves_by_dataset: Mapping[str, Curves], tests: pd.DataFrame) -> str:
         markdown(
             {"network": [NETWORKS[dataset].title for dataset in angle_curves]}
             | {
-                label: [_step(network_curves[name]) for network_curves in moved_curves]
-                for name, label in (
+                label: [
+                    _step(network_curves[choice]) for network_curves in moved_curves
+                ]
+                for choice, label in (
                     ("apart", "1 - CKA"),
                     ("angle", "angle"),
                     ("moved", "angle as published"),
@@ -216,7 +221,9 @@ def _step(values: pd.DataFrame) -> str:
 
 
 def _findings(network: Network, curves: Curves) -> list[Finding]:
-    medians_by_choice = {name: values.median(axis=1) for name, values in curves.items()}
+    medians_by_choice = {
+        choice: values.median(axis=1) for choice, values in curves.items()
+    }
     layer_traces = medians_by_choice["whole"]
     rank_correlation = float(
         medians_by_choice["trace"].rank().corr(medians_by_choice["nuclear"].rank())
@@ -266,8 +273,8 @@ def _test_findings(tests: pd.DataFrame) -> tuple[Finding, ...]:
             f"what the appendix prints as significant at {ALPHA:g} is significant when the algorithms are compared",
             f"in {len(significant) - len(lost_rows)} of {len(significant)} tables"
             + "".join(
-                f"; {place} ({row['words']}) has p = {row['p']:.2g}"
-                for place, row in lost_rows.iterrows()
+                f"; {table_place} ({row['words']}) has p = {row['p']:.2g}"
+                for table_place, row in lost_rows.iterrows()
             ),
             bool(lost_rows.empty),
         ),

@@ -124,19 +124,27 @@ def judged(measured_parts: list[Part]) -> Finding:
 
     A network that is not comparable may leave it open, not contradict it.
     """
-    final_parts = [part for part in measured_parts if part.moment != FIRST]
-    comparable_parts = [part for part in final_parts if not part.network.incomparable]
+    final_parts = [
+        measured_part
+        for measured_part in measured_parts
+        if measured_part.moment != FIRST
+    ]
+    comparable_parts = [
+        measured_part
+        for measured_part in final_parts
+        if not measured_part.network.incomparable
+    ]
     verdicts = []
-    for part in final_parts:
-        verdict = part.held
-        if part.network.incomparable:
+    for measured_part in final_parts:
+        verdict = measured_part.held
+        if measured_part.network.incomparable:
             verdict = verdict or None
         verdicts.append(verdict)
-    held_count = sum(part.held is True for part in comparable_parts)
+    held_count = sum(measured_part.held is True for measured_part in comparable_parts)
     missing_parts = [
-        f"{part.title} in {part.count} of {part.seeds}"
-        for part in comparable_parts
-        if not part.held
+        f"{measured_part.title} in {measured_part.count} of {measured_part.seeds}"
+        for measured_part in comparable_parts
+        if not measured_part.held
     ]
     text = f"{held_count} of {len(comparable_parts)} comparable parts are there"
     if missing_parts:
@@ -157,27 +165,34 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for dataset, moment in dataset_moments
     ]
     shares = pd.DataFrame(np.nan, index=titles, columns=list(QUANTITIES))
-    counts = pd.DataFrame("–", index=titles, columns=shares.columns)
+    count_texts = pd.DataFrame("–", index=titles, columns=shares.columns)
     findings, table_rows = [judged(measured_parts)], []
-    for part in measured_parts:
-        title = f"{part.network.title}, {SHORT[part.moment]}"
-        shares.loc[title, part.quantity] = part.count / part.seeds
-        counts.loc[title, part.quantity] = f"{part.count} of {part.seeds}"
-        reason, moment = part.network.incomparable, MOMENT[part.moment]
-        expected = (
-            f"{part.network.title} ({moment}): the pattern of {part.quantity} is there"
+    for measured_part in measured_parts:
+        title = f"{measured_part.network.title}, {SHORT[measured_part.moment]}"
+        shares.loc[title, measured_part.quantity] = (
+            measured_part.count / measured_part.seeds
         )
-        if part.moment != FIRST:
-            findings.append(Finding(expected, part.text, part.held, reason))
+        count_texts.loc[title, measured_part.quantity] = (
+            f"{measured_part.count} of {measured_part.seeds}"
+        )
+        reason, moment = (
+            measured_part.network.incomparable,
+            MOMENT[measured_part.moment],
+        )
+        expected = f"{measured_part.network.title} ({moment}): the pattern of {measured_part.quantity} is there"
+        if measured_part.moment != FIRST:
+            findings.append(
+                Finding(expected, measured_part.text, measured_part.held, reason)
+            )
         table_rows.append({
-            "quantity": part.quantity, "dataset": part.network.title, "moment": moment,
-            "seeds_with_pattern": part.count, "seeds": part.seeds, "comparable": not reason,
+            "quantity": measured_part.quantity, "dataset": measured_part.network.title, "moment": moment,
+            "seeds_with_pattern": measured_part.count, "seeds": measured_part.seeds, "comparable": not reason,
         })  # fmt: skip
     with sheet(6.8, 4.8) as figure:
         matrix(
             figure.subplots(),
             (100 * shares).rename(columns=lambda name: name.replace(" ", "\n", 1)),
-            texts=counts,
+            texts=count_texts,
             bar="% of seeds",
             high=100,
             vmin=0,
@@ -185,7 +200,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         )
     columns = {"network and models": titles}
     for quantity in QUANTITIES:
-        columns[quantity] = list(counts[quantity])
+        columns[quantity] = list(count_texts[quantity])
     seeds_text, missing_text = seeds_behind(header), missing_runs(header)
     caption = (
         "Seeds with the pattern that the paper describes, of each network after one epoch and of its final models. "

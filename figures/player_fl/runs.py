@@ -193,7 +193,7 @@ def network(config: Mapping[str, Any]) -> str:
     """Return a run's network and its options in words."""
     options = {"width": 1, **(config["model_options"] or {})}
     network_name = names.network(config["model"])
-    options_text = ", ".join(f"{name} {value:g}" for name, value in options.items())
+    options_text = ", ".join(f"{option} {value:g}" for option, value in options.items())
     return f"{network_name} ({options_text})"
 
 

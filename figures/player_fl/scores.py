@@ -75,7 +75,9 @@ class Table:
     def methods(self) -> tuple[str, ...]:
         """Return the ranked methods. For fairness and incentive only methods that federate, except FedAvg."""
         return tuple(
-            name for name in METHODS if self.kind == SCORE or name not in BASELINES
+            method
+            for method in METHODS
+            if self.kind == SCORE or method not in BASELINES
         )
 
     @property
@@ -164,21 +166,25 @@ def by_seed(client_scores: pd.DataFrame, table: Table) -> pd.DataFrame:
 
     It is NaN where a client has no value. Incentive needs both baselines.
     """
-    metric_rows, keys = (
+    metric_rows, group_keys = (
         client_scores[client_scores["metric"] == table.metric],
         ["dataset", "seed"],
     )
     values = metric_rows.pivot(
-        index=[*keys, "client"], columns="method", values="value"
+        index=[*group_keys, "client"], columns="method", values="value"
     )
     if table.kind == SCORE:
         weights = (
-            metric_rows.groupby([*keys, "client"])["n_train"].first().loc[values.index]
+            metric_rows.groupby([*group_keys, "client"])["n_train"]
+            .first()
+            .loc[values.index]
         )
-        total_weights = weights.groupby(level=keys).transform("sum")
-        combined = values.mul(weights / total_weights, axis=0).groupby(level=keys).sum()
+        total_weights = weights.groupby(level=group_keys).transform("sum")
+        combined = (
+            values.mul(weights / total_weights, axis=0).groupby(level=group_keys).sum()
+        )
     elif table.kind == FAIRNESS:
-        combined = values.groupby(level=keys).var(ddof=0)
+        combined = values.groupby(level=group_keys).var(ddof=0)
     else:
         baseline_scores = values.reindex(columns=list(BASELINES))
         higher_is_better = SCORES[table.metric]
@@ -194,17 +200,17 @@ def by_seed(client_scores: pd.DataFrame, table: Table) -> pd.DataFrame:
         combined = (
             is_better.astype(float)
             .where(threshold.notna(), axis=0)
-            .groupby(level=keys)
+            .groupby(level=group_keys)
             .mean()
         )
-    is_complete = values.notna().groupby(level=keys).all()
+    is_complete = values.notna().groupby(level=group_keys).all()
     long_values = (
         (table.factor * combined.where(is_complete))
         .stack(future_stack=True)
         .rename("value")
     )
     present_keys = pd.MultiIndex.from_frame(
-        metric_rows[[*keys, "method"]].drop_duplicates()
+        metric_rows[[*group_keys, "method"]].drop_duplicates()
     )
     return long_values[long_values.index.isin(present_keys)].reset_index()
 
@@ -241,8 +247,8 @@ def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cell
     """Return the values of a published table, computed from the runs' rows in one reading."""
     seeds_table = by_seed(clients(frame, reading), table)
     cell_rows = {}
-    for key, cell_values in seeds_table.groupby(["dataset", "method"], sort=False):
-        cell_rows[key] = {
+    for cell_key, cell_values in seeds_table.groupby(["dataset", "method"], sort=False):
+        cell_rows[cell_key] = {
             **median_ends(cell_values["value"])._asdict(),
             "n": len(cell_values),
         }
@@ -251,7 +257,7 @@ def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cell
         list(cell_rows.values()), index=index, columns=["value", "low", "high", "n"]
     )
     medians = cell_table["value"].unstack("dataset")
-    datasets = [name for name in CASES if name in medians.columns]
+    datasets = [dataset for dataset in CASES if dataset in medians.columns]
     ranked_medians = medians.reindex(index=list(table.methods), columns=datasets)
     return Cells(
         table,
@@ -273,7 +279,9 @@ def lines(result: Cells) -> list[dict[str, Any]]:
         table.printed("spread") if table.kind == SCORE else None,
     )
     methods = [
-        name for name in (*METHODS, *BESIDE) if name in table.methods or name in BESIDE
+        method_name
+        for method_name in (*METHODS, *BESIDE)
+        if method_name in table.methods or method_name in BESIDE
     ]
     table_rows: list[dict[str, Any]] = []
     for dataset in (*CASES, *ABSENT):

@@ -135,9 +135,9 @@ def _scores(ax: Axes, result: Cells, dataset: str) -> None:
     table = result.table
     printed_values = table.printed()[CASES[dataset].printed].to_frame("value")
     if table.kind == SCORE:
-        spread = table.printed("spread")[CASES[dataset].printed]
-        printed_values["low"] = printed_values["value"] - spread
-        printed_values["high"] = printed_values["value"] + spread
+        published_spread = table.printed("spread")[CASES[dataset].printed]
+        printed_values["low"] = printed_values["value"] - published_spread
+        printed_values["high"] = printed_values["value"] + published_spread
     measured_values = result.cells.loc[dataset].reindex(list(table.methods))
     label = table.label
     if table.kind == INCENTIVE:
@@ -148,7 +148,7 @@ def _scores(ax: Axes, result: Cells, dataset: str) -> None:
             Kind(printed_values, offset=0.17, look=PUBLISHED),
             Kind(measured_values[["value", "low", "high"]], offset=-0.17, look=OURS),
         ],
-        [METHODS[name] for name in table.methods],
+        [METHODS[method] for method in table.methods],
         size=7,
         ylim=(len(printed_values) - 0.4, -0.6),
     )
@@ -168,10 +168,10 @@ def _one_scale(panels: Sequence[Axes], logarithmic: bool) -> None:
     Args:
         logarithmic: whether it may be.
     """
-    ends = [ax.dataLim.intervalx for ax in panels]
-    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    panel_ends = [ax.dataLim.intervalx for ax in panels]
+    low, high = min(low for low, _ in panel_ends), max(high for _, high in panel_ends)
     logarithmic = (
-        logarithmic and low > 0 and max(high / low for low, high in ends) > WIDE
+        logarithmic and low > 0 and max(high / low for low, high in panel_ends) > WIDE
     )
     for ax in panels:
         if logarithmic:
@@ -203,7 +203,7 @@ def _ranks(
     marks(
         ax,
         kinds,
-        [METHODS[name] for name in table.methods],
+        [METHODS[method] for method in table.methods],
         size=7,
         ylim=(method_count - 0.4, -0.6),
         xlim=(0.5, method_count + 0.5),
@@ -301,18 +301,21 @@ def _title(table: Table) -> str:
 
 def _draw_appendix(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     """Draw the mean ranks of eight tables as two matrices, the paper's and ours; the page has all cells."""
-    results = {name: cells(frame, TABLES[name]) for name in APPENDIX}
-    released_cells = {name: cells(frame, TABLES[name], RELEASED) for name in APPENDIX}
+    results = {table_name: cells(frame, TABLES[table_name]) for table_name in APPENDIX}
+    released_cells = {
+        table_name: cells(frame, TABLES[table_name], RELEASED)
+        for table_name in APPENDIX
+    }
     column_titles = {}
-    for name in APPENDIX:
-        table = TABLES[name]
-        place = table.place.removeprefix("Table ")
-        column_titles[name] = f"{place}\n{table.word}\n{WORDS[table.kind]}"
+    for table_name in APPENDIX:
+        table = TABLES[table_name]
+        short_place = table.place.removeprefix("Table ")
+        column_titles[table_name] = f"{short_place}\n{table.word}\n{WORDS[table.kind]}"
     published_ranks = pd.DataFrame(
-        {name: TABLES[name].printed_ranks() for name in APPENDIX}
+        {table_name: TABLES[table_name].printed_ranks() for table_name in APPENDIX}
     )
     measured_ranks = pd.DataFrame(
-        {name: results[name].ranking.ranks for name in APPENDIX}
+        {table_name: results[table_name].ranking.ranks for table_name in APPENDIX}
     )
     method_order = published_ranks.mean(axis=1).sort_values().index
     with sheet(8.6, 4.2) as figure:
@@ -336,8 +339,8 @@ def _draw_appendix(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             )
             ax.set_title(title)
     findings, sections = [], [IN_BRACKETS, TESTED]
-    for name, result in results.items():
-        table = TABLES[name]
+    for table_name, result in results.items():
+        table = TABLES[table_name]
         table_findings = [
             *order(table, result, incomparable(header)),
             methods_differ(table, result, incomparable(header)),
@@ -351,8 +354,8 @@ def _draw_appendix(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             findings.append(finding)
         sections += [
             " ".join(["##", _title(table)]),
-            cells_beside(table, result, released_cells[name]),
-            tests(table, result, released_cells[name]),
+            cells_beside(table, result, released_cells[table_name]),
+            tests(table, result, released_cells[table_name]),
         ]
     row_lists = [
         lines(result) for result in (*results.values(), *released_cells.values())

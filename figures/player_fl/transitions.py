@@ -59,15 +59,18 @@ FEW = {
 def recipes() -> dict[str, RunConfig]:
     """Return runs of the paper's networks by dataset; also of the transformer at the paper's width."""
     configs = {
-        name: RunConfig(
-            dataset=name, model=NETWORKS.get(name), rounds=1, keep_optimizer=False
+        dataset: RunConfig(
+            dataset=dataset, model=NETWORKS.get(dataset), rounds=1, keep_optimizer=False
         )
-        for name in CASES
+        for dataset in CASES
     }
     configs["airline_tweets"] = configs["airline_tweets"].with_keys(
         model_options={"width": 768}
     )
-    return {name: config.with_keys(**SIZES[name]) for name, config in configs.items()}
+    return {
+        dataset: config.with_keys(**SIZES[dataset])
+        for dataset, config in configs.items()
+    }
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -121,11 +124,13 @@ def decisions(frame: pd.DataFrame, dataset: str) -> Decisions:
     """Return the rule's decisions on the rows of a dataset."""
     definition = Definition(dataset, "training", "", True, COLOURS[0])
     sensitivity = definition.combined(frame)
-    counts = cuts(sensitivity)
+    cut_counts = cuts(sensitivity)
     jumps = sensitivity.apply(
         lambda row: sensitivity.columns[largest_jump(row.tolist()) - 1], axis=1
     )
-    counts.loc[JUMP] = jumps.value_counts().reindex(counts.columns, fill_value=0)
+    cut_counts.loc[JUMP] = jumps.value_counts().reindex(
+        cut_counts.columns, fill_value=0
+    )
     published_rows = published("player_fl")
     dataset_rows = where(
         published_rows, quantity="shared layers", dataset=CASES[dataset].printed
@@ -137,7 +142,7 @@ def decisions(frame: pd.DataFrame, dataset: str) -> Decisions:
         zip(dataset_rows["place"], dataset_rows["layer"], strict=True)
     )
     return Decisions(
-        dataset, tuple(sensitivity.columns), sensitivity, counts, layer_by_place
+        dataset, tuple(sensitivity.columns), sensitivity, cut_counts, layer_by_place
     )
 
 
@@ -149,7 +154,7 @@ COLOURS_APART = plt.get_cmap("PuOr")
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    all_decisions = [decisions(frame, name) for name in CASES]
+    all_decisions = [decisions(frame, dataset_name) for dataset_name in CASES]
     with sheet(7.4, 4.4) as figure:
         _matrix(figure.subplots(), all_decisions)
         legend_patches = [
@@ -171,7 +176,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             f"samples in batches of {config['batch_size']} ({decision.seeds} seeds)."
         )
     stand_ins_text = ", ".join(
-        f"{CASES[name].title} for {title}" for name, title in STAND_IN.items()
+        f"{CASES[dataset_name].title} for {title}"
+        for dataset_name, title in STAND_IN.items()
     )
     sizes_text = " ".join(size_texts)
     absent_text = " and ".join(ABSENT.values())
@@ -182,7 +188,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"Colour: layers fewer (orange) or more (violet) than Table A.2. {sizes_text} Replacements: {stand_ins_text}. "
         f"{absent_text} are not available.{missing_text}"
     )
-    exclusions = {name: f"not {title}" for name, title in STAND_IN.items()} | FEW
+    exclusions = {
+        dataset_name: f"not {title}" for dataset_name, title in STAND_IN.items()
+    } | FEW
     return Drawing(
         figure,
         _table(all_decisions),
@@ -257,16 +265,16 @@ def _table(all_decisions: list[Decisions]) -> pd.DataFrame:
             "published_dataset": published_dataset,
         }
         table_rows += [
-            shared_columns | {"quantity": quantity, "published": layer, "place": place, "status": "published only"}
-            for place, layer in decision.lists.items()
+            shared_columns | {"quantity": quantity, "published": layer, "place": list_place, "status": "published only"}
+            for list_place, layer in decision.lists.items()
         ]  # fmt: skip
         shared_columns["seeds"] = decision.seeds
         table_rows += [
             shared_columns | {
                 "quantity": f"seeds with this {quantity}", "layer": layer, "published": decision.lists.get(PRINTED),
-                "place": PRINTED, "threshold": threshold, "measured": int(count), "status": "ok",
+                "place": PRINTED, "threshold": threshold, "measured": int(seed_count), "status": "ok",
             }
-            for (threshold, layer), count in decision.counts.stack().items()
+            for (threshold, layer), seed_count in decision.counts.stack().items()
         ]  # fmt: skip
         printed_ratios = published_ratios[
             published_ratios["dataset"] == published_dataset
@@ -479,7 +487,8 @@ def _findings(
                 f"{threshold_values[-1]:g} "
                 "decides alike",
                 ", ".join(
-                    f"{layer} at {count}" for layer, count in layer_counts.items()
+                    f"{layer} at {threshold_count}"
+                    for layer, threshold_count in layer_counts.items()
                 )
                 + f" of {len(threshold_values)} thresholds",
                 len(layer_counts) == 1 if decision.seeds >= LEAST_SEEDS else None,
@@ -502,10 +511,10 @@ def _page(all_decisions: list[Decisions]) -> str:
     for decision in all_decisions:
         usual_decisions = [decision.usual(row_key) for row_key in decision.counts.index]
         columns[_title(decision.dataset).replace("\n", " ")] = [
-            *(decision.lists.get(place, "–") for place in LISTS),
+            *(decision.lists.get(list_place, "–") for list_place in LISTS),
             *(
-                f"{layer} ({count} of {decision.seeds})"
-                for layer, count in usual_decisions
+                f"{layer} ({seed_count} of {decision.seeds})"
+                for layer, seed_count in usual_decisions
             ),
         ]
     table_text = markdown(columns)

@@ -119,17 +119,17 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     """Return the score of every method and learning rate; the best is in bold."""
     trial_rows = frame[frame["metric"] == SCORE]
     rates = trial_rows["variant"].str.removeprefix("lr=").astype(float)
-    values = (
+    validation_scores = (
         100 * trial_rows.set_index([trial_rows["run"], rates.rename("lr")])["value"]
     )
     table_rows, end_choices, sections, choice_count = [], [], [], 0
     for dataset, dataset_rates in GRIDS.items():
-        cells: dict[str, list[str]] = {CASES[dataset].title: []}
-        cells |= {f"{rate:g}": [] for rate in dataset_rates}
+        columns: dict[str, list[str]] = {CASES[dataset].title: []}
+        columns |= {f"{rate:g}": [] for rate in dataset_rates}
         for method in (*METHODS, *BESIDE):
-            if (run := f"{dataset}.{method}") not in values.index:
+            if (run := f"{dataset}.{method}") not in validation_scores.index:
                 continue
-            scores = values[run].reindex(list(grid(dataset, method)))
+            scores = validation_scores[run].reindex(list(grid(dataset, method)))
             best_index, choice_count = int(scores.argmax()), choice_count + 1
             if best_index in (0, len(scores) - 1):
                 end_choices.append(f"{NAMES[method]} on {CASES[dataset].title}")
@@ -146,10 +146,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             score_texts = numbers(scores, ".1f")
             score_texts[best_index] = f"**{score_texts[best_index]}**"
             for column, text in zip(
-                cells.values(), [NAMES[method], *score_texts], strict=True
+                columns.values(), [NAMES[method], *score_texts], strict=True
             ):
                 column.append(text)
-        sections.append(markdown(cells))
+        sections.append(markdown(columns))
     pfedme = " / ".join(f"{rate:g}" for rate in PFEDME)
     missing_text = missing_runs(header)
     caption = (
@@ -159,11 +159,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"outer step: {pfedme}.{missing_text}"
     )
     ends_text = ", ".join(end_choices)
-    measured = f"none of {choice_count} does"
+    measured_text = f"none of {choice_count} does"
     if end_choices:
-        measured = f"{len(end_choices)} of {choice_count} do: {ends_text}"
+        measured_text = f"{len(end_choices)} of {choice_count} do: {ends_text}"
     finding = Finding(
-        "no chosen rate lies at an end of its grid", measured, not end_choices
+        "no chosen rate lies at an end of its grid", measured_text, not end_choices
     )
     return Drawing(
         None, pd.DataFrame(table_rows), caption, (finding,), "\n\n".join(sections)

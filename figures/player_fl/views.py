@@ -107,8 +107,8 @@ class Way:
     @property
     def quantity(self) -> str:
         """Return the quantity's name in the table."""
-        parts = filter(None, [self.metric, self.relative_to])
-        return self.published or " / ".join(parts)
+        name_parts = filter(None, [self.metric, self.relative_to])
+        return self.published or " / ".join(name_parts)
 
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return one run's curves, layers x (seed, client); no columns if it was not measured."""
@@ -206,10 +206,16 @@ class Shown:
             return []
         bands = [Band(self.published, PRINTED)]
         if way.metric == "procrustes" and self.network.last_conv:
-            ends = self.published[["low", "high"]].astype(float) - OFFSET
-            dense_layers = [layer for layer in ends.index if layer.startswith("fc")]
+            shifted_range = self.published[["low", "high"]].astype(float) - OFFSET
+            dense_layers = [
+                layer for layer in shifted_range.index if layer.startswith("fc")
+            ]
             bands.append(
-                Band(ends.loc[dense_layers].reindex(ends.index), LESS, LESS_LOOK)
+                Band(
+                    shifted_range.loc[dense_layers].reindex(shifted_range.index),
+                    LESS,
+                    LESS_LOOK,
+                )
             )
         return bands
 

@@ -59,19 +59,20 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         task, task_info=replace(task.task_info, n_train=(SAMPLES,) * CLIENTS)
     )
     label_columns = {**labels(task), "estimator": "each round from here on"}
-    sizes = {
-        name: parameter.numel() for name, parameter in task.model.named_parameters()
+    parameter_counts = {
+        parameter_name: parameter.numel()
+        for parameter_name, parameter in task.model.named_parameters()
     }
     table_rows: list[rows.Row] = []
     for layer in task.layers:
-        for name in layer.parameters:
+        for parameter_name in layer.parameters:
             table_rows.append(
                 rows.row(
                     PARAMETERS,
-                    sizes[name],
-                    n_params=sizes[name],
+                    parameter_counts[parameter_name],
+                    n_params=parameter_counts[parameter_name],
                     layer=layer.name,
-                    variant=name.rpartition(".")[2],
+                    variant=parameter_name.rpartition(".")[2],
                     algorithm=label_columns["algorithm"],
                 )
             )
@@ -141,12 +142,12 @@ def _setting(header: Mapping[str, Any]) -> str:
 
 def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     tables = {
-        name: by_round(frame, f"{DATASETS[0]}.{name}", TRAINED)
-        for name in ("vanilla", "anti")
+        algorithm: by_round(frame, f"{DATASETS[0]}.{algorithm}", TRAINED)
+        for algorithm in ("vanilla", "anti")
     }
     with sheet(7.0, 4.4) as figure:
         axes = figure.subplots(2, 1)
-        for ax, (name, table) in zip(axes, tables.items(), strict=True):
+        for ax, (algorithm, table) in zip(axes, tables.items(), strict=True):
             stage_table = stages(table)
             matrix(
                 ax,
@@ -156,17 +157,21 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 high=1,
                 vmin=0,
             )
-            ax.set_title(names.title(name))
+            ax.set_title(names.title(algorithm))
         axes[-1].set_xlabel("rounds, counted from 1")
     table_rows = []
-    for name, table in tables.items():
+    for algorithm, table in tables.items():
         for layer, values in table.items():
-            columns = {"algorithm": name, "layer": layer, "from_round": _first(values)}
+            columns = {
+                "algorithm": algorithm,
+                "layer": layer,
+                "from_round": _first(values),
+            }
             table_rows.append({**columns, "rounds": int(values.sum())})
     *body_layers, head_layer = tables["vanilla"].columns
     starts_by_algorithm = {
-        name: [_first(table[layer]) for layer in body_layers]
-        for name, table in tables.items()
+        algorithm: [_first(table[layer]) for layer in body_layers]
+        for algorithm, table in tables.items()
     }
     is_mirrored = (
         starts_by_algorithm["vanilla"]
@@ -175,12 +180,12 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     is_head_frozen = not any(table[head_layer].any() for table in tables.values())
     order_texts = []
-    for name, starts in starts_by_algorithm.items():
+    for algorithm, starts in starts_by_algorithm.items():
         layer_starts = zip(body_layers, starts, strict=True)
         order_text = ", ".join(
             f"{body_layer} in round {k}" for body_layer, k in layer_starts
         )
-        algorithm_title = names.title(name)
+        algorithm_title = names.title(algorithm)
         order_texts.append(f"{algorithm_title} {order_text}")
     findings = (
         Finding(
@@ -365,7 +370,8 @@ def _draw_costs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     tables = {
-        name: by_round(frame, f"{DATASETS[0]}.{name}", COST) for name in ALGORITHMS
+        algorithm: by_round(frame, f"{DATASETS[0]}.{algorithm}", COST)
+        for algorithm in ALGORITHMS
     }
     table = pd.concat(tables, names=["run"]).reset_index()
     with sheet(7.2, 3.3) as figure:

@@ -59,7 +59,12 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         model_file = Path(temporary_folder) / "global.safetensors"
         write_atomically(
             model_file,
-            save({key: tensor.contiguous() for key, tensor in model.items()}),
+            save(
+                {
+                    tensor_name: tensor.contiguous()
+                    for tensor_name, tensor in model.items()
+                }
+            ),
         )
         for epochs in EPOCHS:
             config = task.config.with_keys(
@@ -95,12 +100,12 @@ def scores(frame: pd.DataFrame) -> pd.DataFrame:
     FedPer has 0 epochs of fine-tuning.
     """
     tuned_rows = where(frame, metric=ACCURACY).astype({"seed": int, "variant": int})
-    keys = [
+    group_keys = [
         tuned_rows["run"].str.partition(".")[2],
         tuned_rows["variant"],
         tuned_rows["seed"],
     ]
-    table = tuned_rows.groupby(keys)["value"].mean().unstack("seed")
+    table = tuned_rows.groupby(group_keys)["value"].mean().unstack("seed")
     rival_scores = finished(THAW.read(THAW.path())[1]).loc[f"{DATASET}.{RIVAL}"]
     table.loc[(RIVAL, 0), :] = rival_scores.iloc[-1].reindex(table.columns)
     return table
@@ -112,10 +117,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     for epochs in EPOCHS:
         for rival, rival_epochs in (("fedbabu", epochs), (RIVAL, 0)):
             rival_name = names.title(rival)
-            name = f"Anti over {rival_name} with {epochs}"
-            leads[name] = difference(values, ("anti", epochs), (rival, rival_epochs))
+            lead_name = f"Anti over {rival_name} with {epochs}"
+            leads[lead_name] = difference(
+                values, ("anti", epochs), (rival, rival_epochs)
+            )
     verdicts = [
-        judge({key: gap for key, gap in leads.items() if title in key}, check)
+        judge(
+            {lead_key: gap for lead_key, gap in leads.items() if title in lead_key},
+            check,
+        )
         for title, check in (("FedBABU", LEAD), ("FedPer", TRAIL))
     ]
     finding = Finding(
@@ -134,7 +144,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     }
     for rival in ("FedBABU", "FedPer"):
         columns[f"Anti minus {rival}"] = [
-            points(gap.interval) for name, gap in leads.items() if rival in name
+            points(gap.interval)
+            for lead_name, gap in leads.items()
+            if rival in lead_name
         ]
     table = pd.DataFrame(
         [

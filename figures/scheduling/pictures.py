@@ -52,11 +52,11 @@ POINTS = {0: "worst", 10: "p10", 50: "p50", 90: "p90"}
 
 def _dealt(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Samples of each class at each client, over all splits."""
-    counts = sum(
+    class_counts = sum(
         (task.data.class_counts(split) for split in ("validation", "test")),
         task.data.class_counts("train"),
     )
-    return rows.frame(held(counts, {"seed": task.config.execution.seed}))
+    return rows.frame(held(class_counts, {"seed": task.config.execution.seed}))
 
 
 def effective(counts: pd.DataFrame) -> pd.Series:
@@ -69,17 +69,17 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     tables = {
         int(seed): held_by(seed_rows) for seed, seed_rows in frame.groupby("seed")
     }
-    counts = tables[0].astype(int)
+    class_counts = tables[0].astype(int)
     effective_numbers = pd.concat(
         {seed: effective(counts_of_seed) for seed, counts_of_seed in tables.items()}
     )
     client_sizes = pd.concat(
         {seed: counts_of_seed.sum(axis=1) for seed, counts_of_seed in tables.items()}
     )
-    half_classes = counts.shape[1] / 2
+    half_classes = class_counts.shape[1] / 2
     few_count = int((effective_numbers < half_classes).sum())
     finding = Finding(
-        f"most clients have effectively fewer than {half_classes:g} of the {counts.shape[1]} classes "
+        f"most clients have effectively fewer than {half_classes:g} of the {class_counts.shape[1]} classes "
         "(exp of the entropy of their labels)",
         f"{few_count} of {len(effective_numbers)} over {len(tables)} seeds, median "
         f"{effective_numbers.median():.1f}; {client_sizes.min():.0f} to "
@@ -87,14 +87,14 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         few_count > len(effective_numbers) / 2,
     )
     tick_labels = [
-        f"{client}  ({images:,})" for client, images in counts.sum(axis=1).items()
+        f"{client}  ({images:,})" for client, images in class_counts.sum(axis=1).items()
     ]
     with sheet(6.4, 3.6) as figure:
         ax = figure.subplots()
         matrix(
             ax,
-            counts,
-            texts=counts.astype(str),
+            class_counts,
+            texts=class_counts.astype(str),
             colours="Blues",
             bar="images",
             yticklabels=tick_labels,
@@ -106,8 +106,8 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"clients by Dirichlet({config['alpha']:g}). Clients with an equal share of the images receive no further "
         "class. Seed 0 is shown."
     )
-    table = counts.assign(
-        images=counts.sum(axis=1), effective_classes=effective(counts)
+    table = class_counts.assign(
+        images=class_counts.sum(axis=1), effective_classes=effective(class_counts)
     ).reset_index()
     return Drawing(figure, table, caption, (finding,))
 
@@ -167,12 +167,12 @@ def _line(curve_rows: pd.DataFrame, method: str) -> Line:
     seed_curves = method_rows.pivot(
         index="round", columns="seed", values="value"
     ).astype(float)
-    ends = seed_curves.min(axis=1), seed_curves.max(axis=1)
+    seed_range = seed_curves.min(axis=1), seed_curves.max(axis=1)
     mark_interval = max(1, len(seed_curves) // 8)
     return Line(
         seed_curves.mean(axis=1),
         names.title(method),
-        ends,
+        seed_range,
         {"markevery": mark_interval},
     )
 
@@ -241,13 +241,15 @@ def _draw_clients(
         for method, values in accuracies_by_method.items()
         if method in SORTED
     }
-    lines = []
+    curve_lines = []
     for (method, values), line_style in zip(
         main_accuracies.items(), ("-", "--", "-."), strict=True
     ):
-        ends = values.min(axis=1), values.max(axis=1)
+        seed_range = values.min(axis=1), values.max(axis=1)
         look = {"marker": "", "linestyle": line_style}
-        lines.append(Line(values.mean(axis=1), names.title(method), ends, look))
+        curve_lines.append(
+            Line(values.mean(axis=1), names.title(method), seed_range, look)
+        )
     other_means = pd.DataFrame(
         {
             method: values.mean(axis=1)
@@ -256,12 +258,12 @@ def _draw_clients(
         }
     )
     grey_look = {"color": "0.75", "linewidth": 0.8, "zorder": 1, "marker": ""}
-    lines.append(Line(other_means, "each other method", look=grey_look))
+    curve_lines.append(Line(other_means, "each other method", look=grey_look))
     with sheet(7.0, 3.6) as figure:
         ax = figure.subplots()
         curves(
             ax,
-            lines,
+            curve_lines,
             factor=100,
             xlabel="client, in ascending order of each method's own",
             ylabel="test accuracy, % (higher is better)",

@@ -225,8 +225,8 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             table_rows.append(
                 rows.row(ACCURACY, value, variant=variant, **columns, **label_columns)
             )
-    for metric, unit in SUMS.items():
-        metric_rows = frame[frame["metric"] == metric]
+    for metric_name, unit in SUMS.items():
+        metric_rows = frame[frame["metric"] == metric_name]
         for variant, group_rows in metric_rows.groupby("variant"):
             columns = {
                 "variant": variant,
@@ -234,7 +234,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
                 "estimator": "sum over rounds and clients",
             }
             table_rows.append(
-                rows.row(metric, group_rows["value"].sum(), **columns, **label_columns)
+                rows.row(
+                    metric_name, group_rows["value"].sum(), **columns, **label_columns
+                )
             )
     last_rows = accuracy_rows[accuracy_rows["round"] == task.config.federation.rounds]
     return pd.concat(
@@ -341,8 +343,8 @@ def judge(differences: Mapping[str, Difference], check: Check = LEAD) -> JointVe
     """Judge a claim by its parts. They are named after their methods or datasets."""
     return judged(
         {
-            names.titles(name.partition(".")[2] or name): gap
-            for name, gap in differences.items()
+            names.titles(part_name.partition(".")[2] or part_name): gap
+            for part_name, gap in differences.items()
         },
         check,
     )

@@ -327,7 +327,7 @@ def _page(dataset_rows: pd.DataFrame) -> str:
             if _same_data(dataset_rows) and not math.isnan(row.published):
                 cell += f" ({row.published:.2f})"
             columns[title].append(cell)
-    columns["seeds"] = [str(count) for count in method_rows["seeds"]]
+    columns["seeds"] = [str(seed_count) for seed_count in method_rows["seeds"]]
     return markdown(columns)
 
 
@@ -529,8 +529,8 @@ def _draw_whole(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
     """Return a table of :func:`accuracies` in Markdown; the keys name a row."""
     columns = {
-        key: [names.dataset(names.titles(str(value))) for value in table[key]]
-        for key in keys
+        column: [names.dataset(names.titles(str(value))) for value in table[column]]
+        for column in keys
     }
     shares = table[["accuracy", "low", "high"]].to_numpy() / 100
     columns["accuracy %"] = [percent(*share_ends) for share_ends in shares]
