@@ -86,10 +86,10 @@ def values_of(metric: str, frame: pd.DataFrame) -> pd.DataFrame:
         rows = rows[rows["variant"] == VARIANTS[metric]]
     if (rows["client_b"] != "").any():
         rows = both_ways(rows)
-    table = rows.pivot_table(
+    client_values = rows.pivot_table(
         index="client", columns="layer", values="value", sort=False
     )
-    return table.sort_index()
+    return client_values.sort_index()
 
 
 def conclusion(metric: str, frame: pd.DataFrame) -> str:

@@ -200,8 +200,8 @@ def with_intervals(
     look: Look | None = None,
 ) -> Kind:
     """Return marks with intervals."""
-    values = pd.DataFrame(list(intervals), columns=list(Interval._fields))
-    return Kind(values, label, offset, look or {})
+    interval_table = pd.DataFrame(list(intervals), columns=list(Interval._fields))
+    return Kind(interval_table, label, offset, look or {})
 
 
 def from_paper(values: Iterable[float], label: str = "", offset: float = 0) -> Kind:
@@ -302,19 +302,19 @@ def marks(
             "markersize": 4.5,
             **kind.look,
         }
-        values = factor * kind.values.astype(float)
-        positions = np.arange(len(values)) + kind.offset
-        if "low" in values:
+        scaled_values = factor * kind.values.astype(float)
+        positions = np.arange(len(scaled_values)) + kind.offset
+        if "low" in scaled_values:
             draw_ends = ax.vlines if upright else ax.hlines
             line_width = 0.8 if look["color"] == PUBLISHED["color"] else 1.4
             draw_ends(
                 positions,
-                values["low"],
-                values["high"],
+                scaled_values["low"],
+                scaled_values["high"],
                 color=look["color"],
                 linewidth=line_width,
             )
-        coordinates = [values["value"], positions]
+        coordinates = [scaled_values["value"], positions]
         if upright:
             coordinates.reverse()
         ax.plot(*coordinates, label=kind.label, **look)

@@ -181,15 +181,15 @@ def curves(
         & (frame["client"] != "")
     ]
     layers = list(rows["layer"].unique())
-    values = (
+    curve_table = (
         rows.pivot(index="layer", columns=["seed", "client"], values="value")
         .loc[layers]
         .astype(float)
     )
     if relative_to:
-        reference = values.iloc[0] if relative_to == "first" else values.min()
-        values = values / reference.where(reference > 0)
-    return values
+        reference = curve_table.iloc[0] if relative_to == "first" else curve_table.min()
+        curve_table = curve_table / reference.where(reference > 0)
+    return curve_table
 
 
 def dissimilarity(frame: pd.DataFrame, metric: str = "cka") -> pd.DataFrame:
@@ -277,13 +277,13 @@ def cuts(
     """
     column_names = [*combined.columns[:-1], "no decision"]
     seed_counts = pd.DataFrame(0, index=list(thresholds), columns=column_names)
-    for values in combined.to_numpy(dtype=np.float64):
+    for seed_values in combined.to_numpy(dtype=np.float64):
         for threshold in thresholds:
-            is_finite = bool(np.isfinite(values).all())
+            is_finite = bool(np.isfinite(seed_values).all())
             last_shared = "no decision"
             if is_finite:
                 last_shared = column_names[
-                    select.sensitivity_ratio(values.tolist(), threshold) - 1
+                    select.sensitivity_ratio(seed_values.tolist(), threshold) - 1
                 ]
             seed_counts.loc[threshold, last_shared] += 1
     if seed_counts["no decision"].any():

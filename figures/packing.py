@@ -54,15 +54,15 @@ def write(path: Path, run_parts: Iterable[Part]) -> None:
         frame[column] = frame[column].where(
             frame[column] % 1 == 0, frame[column].astype("float32")
         )
-    table = pyarrow.Table.from_pandas(
+    arrow_table = pyarrow.Table.from_pandas(
         frame, preserve_index=False
     ).replace_schema_metadata(None)
     buffer = io.BytesIO()
     options: dict[str, Any] = {"compression": "zstd", "compression_level": 22}
     with parquet.ParquetWriter(
-        buffer, table.schema, use_dictionary=False, **options
+        buffer, arrow_table.schema, use_dictionary=False, **options
     ) as file:
-        file.write_table(table)
+        file.write_table(arrow_table)
         file.add_key_value_metadata(
             {KEY: base64.b64encode(zlib.compress(rows.dumps(metadata).encode(), 9))}
         )

@@ -106,13 +106,13 @@ def settings(configs: Iterable[Mapping[str, Any]], seeds: int | str) -> dict[str
     configs = list(configs)
     text_by_setting = {}
     for config_key, label in _SETTINGS.items():
-        values = {
+        config_values = {
             config[config_key]
             for config in configs
             if config.get(config_key) is not None
         }
-        if values:
-            text_by_setting[label] = _in_one_cell(config_key, values)
+        if config_values:
+            text_by_setting[label] = _in_one_cell(config_key, config_values)
     return {**text_by_setting, "seeds": str(seeds)}
 
 
@@ -175,7 +175,7 @@ def expectations(findings: Sequence[Finding]) -> str:
         )
         for finding in findings
     ]
-    table = markdown(pd.DataFrame(finding_cells, columns=_HEAD))
+    table_text = markdown(pd.DataFrame(finding_cells, columns=_HEAD))
     if number_by_reason:
         return "\n".join(
             [
@@ -185,19 +185,19 @@ def expectations(findings: Sequence[Finding]) -> str:
                     for k, numbered_reason in enumerate(reasons, 1)
                 ),
                 "",
-                table,
+                table_text,
             ]
         )
     return "\n\n".join(
-        [*(f"Why not comparable: {reason}." for reason in reasons), table]
+        [*(f"Why not comparable: {reason}." for reason in reasons), table_text]
     )
 
 
 def read_expectations(text: str) -> list[tuple[str, str, str]]:
     """Return expectation, verdict and measurement of each line of the table on a page."""
     heading = " | ".join(_HEAD)
-    table = text.partition(f"| {heading} |\n")[2].partition("\n\n")[0]
-    matches = map(_ROW.fullmatch, table.splitlines())
+    table_text = text.partition(f"| {heading} |\n")[2].partition("\n\n")[0]
+    matches = map(_ROW.fullmatch, table_text.splitlines())
     row_cells = (
         tuple(cell.replace("\\|", "|").replace("&lt;", "<") for cell in match.groups())
         for match in matches

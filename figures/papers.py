@@ -91,8 +91,8 @@ def published_table(
         for key_column in KEY
         if key_column != rows and frame[key_column].nunique() > 1
     ] or ["quantity"]
-    table = frame.pivot(
+    pivoted = frame.pivot(
         index=rows, columns=levels if len(levels) > 1 else levels[0], values=values
     )
     printed_columns = frame.set_index(levels).index.unique()
-    return table.reindex(index=frame[rows].unique(), columns=printed_columns)
+    return pivoted.reindex(index=frame[rows].unique(), columns=printed_columns)

@@ -45,14 +45,14 @@ def friedman(table: pd.DataFrame) -> FriedmanTest:
         status = f"Friedman's test needs at least 3 algorithms, not {n_algorithms}"
     if not status and n_blocks < 2:
         status = f"Friedman's test needs at least 2 datasets or seeds, not {n_blocks}"
-    values = None if status else table.to_numpy(float)
-    if values is not None and (values == values[:1]).all():
+    score_matrix = None if status else table.to_numpy(float)
+    if score_matrix is not None and (score_matrix == score_matrix[:1]).all():
         status = "all algorithms are tied in every dataset or seed"
-    if values is None or status:
+    if score_matrix is None or status:
         return FriedmanTest(math.nan, math.nan, n_algorithms, n_blocks, status)
-    result = scipy.stats.friedmanchisquare(*values)
+    test_result = scipy.stats.friedmanchisquare(*score_matrix)
     return FriedmanTest(
-        float(result.statistic), float(result.pvalue), n_algorithms, n_blocks
+        float(test_result.statistic), float(test_result.pvalue), n_algorithms, n_blocks
     )
 
 
@@ -156,14 +156,16 @@ def first_shares(
         dataset_scores = scores[scores["dataset"] == dataset].pivot(
             index="seed", columns="method", values="value"
         )
-        values = (
+        seed_scores = (
             dataset_scores.reindex(columns=algorithms)
             .dropna()
             .to_numpy(dtype=np.float64)
         )
-        resampled_seeds = generator.integers(len(values), size=(resamples, len(values)))
+        resampled_seeds = generator.integers(
+            len(seed_scores), size=(resamples, len(seed_scores))
+        )
         total_ranks += scipy.stats.rankdata(
-            sign * np.median(values[resampled_seeds], axis=1), axis=1
+            sign * np.median(seed_scores[resampled_seeds], axis=1), axis=1
         )
     is_first = np.isclose(total_ranks, total_ranks.min(axis=1, keepdims=True))
     return pd.Series(

@@ -127,9 +127,11 @@ def held(counts: pd.DataFrame, label_columns: Mapping[str, Any]) -> Iterator[row
 def held_by(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the samples of :func:`held` in one run and seed, clients x classes in their order."""
     count_rows = where(frame, metric=COUNT)
-    table = count_rows.pivot(index="client", columns="variant", values="value")
-    table = table.loc[count_rows["client"].unique(), count_rows["variant"].unique()]
-    return table.rename_axis(columns=None)
+    class_counts = count_rows.pivot(index="client", columns="variant", values="value")
+    class_counts = class_counts.loc[
+        count_rows["client"].unique(), count_rows["variant"].unique()
+    ]
+    return class_counts.rename_axis(columns=None)
 
 
 def where(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:

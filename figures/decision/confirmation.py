@@ -208,10 +208,10 @@ def decided(
     )
     with open_backend("", 0, progress=False, live=False) as backend:
         trained_ways = train_ways(question, backend, no_progress)
-    table = trained_ways.table()
+    loss_table = trained_ways.table()
     rows = [
         (federation, way, seed, split, way_losses.mean, way_losses.samples)
-        for (seed, way, split), way_losses in table.parts.items()
+        for (seed, way, split), way_losses in loss_table.parts.items()
     ]
     columns = ["federation", "way", "seed", "split", "loss", "samples"]
     ways = [
@@ -220,13 +220,13 @@ def decided(
         "linear_local",
         "boosting_local",
     ]
-    linear_ways = [way for way in ("linear_local", LINEAR) if way in table.ways]
+    linear_ways = [way for way in ("linear_local", LINEAR) if way in loss_table.ways]
     named_ways = {
-        "policy": recommended(table, ways) or "base_rate",
+        "policy": recommended(loss_table, ways) or "base_rate",
         "fedavg": FEDAVG,
-        "linear": min(linear_ways, key=lambda way: table.mean(way, VALIDATION)),
+        "linear": min(linear_ways, key=lambda way: loss_table.mean(way, VALIDATION)),
     }
-    harmed = harm(table, named_ways["policy"])
+    harmed = harm(loss_table, named_ways["policy"])
     return pd.DataFrame(rows, columns=columns), {"named": named_ways, "harmed": harmed}
 
 
@@ -421,11 +421,11 @@ def results() -> dict[str, str]:
     """Return the page's tables by the name of their block."""
     from figures.page import markdown
 
-    table = regrets()
-    shown_table = table.round(3).rename_axis("federation").reset_index()
-    means = pd.DataFrame(means_of(table.drop(columns="named")))
+    regret_table = regrets()
+    shown_table = regret_table.round(3).rename_axis("federation").reset_index()
+    means = pd.DataFrame(means_of(regret_table.drop(columns="named")))
     return {
-        "verdict": verdict(table),
+        "verdict": verdict(regret_table),
         "regrets": markdown(shown_table.fillna("")),
         "means": markdown(means),
     }
@@ -456,11 +456,11 @@ def means_of(regret: pd.DataFrame) -> list[dict[str, Any]]:
 def write_page(tables: Mapping[str, str]) -> None:
     """Write tables of the page of results by the name of their block."""
     text = PAGE.read_text()
-    for block, table in tables.items():
+    for block, table_text in tables.items():
         start_mark, end_mark = f"<!-- rows:{block} -->\n", "<!-- end -->"
         text_before, _, after_start = text.partition(start_mark)
         rest_of_page = after_start.partition(end_mark)[2]
-        text = f"{text_before}{start_mark}{table}\n{end_mark}{rest_of_page}"
+        text = f"{text_before}{start_mark}{table_text}\n{end_mark}{rest_of_page}"
     PAGE.write_text(text)
 
 

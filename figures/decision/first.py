@@ -82,15 +82,15 @@ def table() -> str:
     """Return a line for each mode."""
     table_rows = []
     for mode in SCORES:
-        values = paired("value", mode)
+        paired_values = paired("value", mode)
         factor = 1 if mode == "default" else 100
-        gap = sided(factor * (values["policy"] - values["comparator"]))
+        gap = sided(factor * (paired_values["policy"] - paired_values["comparator"]))
         mean_runs = paired("price", mode).mean()
         harmed_share = sided(100 * paired("harmed", mode)["policy"])
         table_rows.append(
             {
                 "mode, score": f"{mode}, {SCORES[mode]}",
-                "tables": len(values),
+                "tables": len(paired_values),
                 "policy minus comparator": shown(gap, 4 if mode == "default" else 2),
                 "verdict": verdict(mode, gap),
                 "runs, policy": f"{mean_runs['policy']:.1f}",

@@ -185,13 +185,15 @@ def plans_of(rows: pd.DataFrame, federation: str) -> pd.DataFrame:
     ]
     best_by_kind = {}
     for kind, arms_of_kind in arms(depth(federation)).items():
-        table = pd.DataFrame(
+        scores_by_arm = pd.DataFrame(
             {
                 arm: [score(rows, federation, seed, arm) for seed in seeds]
                 for arm in arms_of_kind
             }
         )
-        best_by_kind[kind] = table[max(arms_of_kind, key=table.mean().get)]
+        best_by_kind[kind] = scores_by_arm[
+            max(arms_of_kind, key=scores_by_arm.mean().get)
+        ]
     return pd.DataFrame(best_by_kind)
 
 
@@ -199,8 +201,8 @@ def truth(rows: pd.DataFrame) -> str:
     """Return the accuracy of each kind of plan on known federations, means over seeds, and the better end."""
     table_rows = []
     for federation in (*KNOWN, *CONVOLUTIONAL):
-        table = plans_of(rows, federation)
-        gap, low, high = mean_interval(table["head"] - table["before"])
+        plan_scores = plans_of(rows, federation)
+        gap, low, high = mean_interval(plan_scores["head"] - plan_scores["before"])
         better_end = "level"
         if low > 0:
             better_end = "head"
@@ -209,10 +211,12 @@ def truth(rows: pd.DataFrame) -> str:
         table_rows.append(
             {
                 "federation": f"`{federation}`",
-                **dict(zip(table, numbers(table.mean(), ".1f"), strict=True)),
+                **dict(
+                    zip(plan_scores, numbers(plan_scores.mean(), ".1f"), strict=True)
+                ),
                 "head minus before, 95 %": f"{gap:.1f} [{low:.1f}, {high:.1f}]",
                 "better end": better_end,
-                "seeds": len(table),
+                "seeds": len(plan_scores),
             }
         )
     return markdown(pd.DataFrame(table_rows))
@@ -277,15 +281,15 @@ def picture(rows: pd.DataFrame) -> Figure:
             recovered_losses = of(rows, "profile")[federation, 0, 0]["layer_tuning"]
             layers = [f"fc{k + 1}" for k in range(len(recovered_losses))]
             signal_ax.bar(layers, recovered_losses, color=COLOURS[0], width=0.6)
-            table = plans_of(rows, federation)
-            for k, kind in enumerate(table):
-                mean, low, high = mean_interval(table[kind])
+            plan_scores = plans_of(rows, federation)
+            for k, kind in enumerate(plan_scores):
+                mean, low, high = mean_interval(plan_scores[kind])
                 bounds = [[mean - low], [high - mean]]
                 score_ax.errorbar(
                     [k], [mean], bounds, fmt="o", color=COLOURS[1], capsize=2
                 )
             score_ax.set_xticks(
-                range(table.shape[1]),
+                range(plan_scores.shape[1]),
                 ["all\nshared", "first\nlocal", "head\nlocal", "all\nlocal"],
             )
         axes[0, 0].set_ylabel("tuning it alone\nrecovers, nats")
@@ -410,14 +414,14 @@ def sizes(rows: pd.DataFrame) -> str:
 def seen(rows: pd.DataFrame) -> str:
     """Return what each command says of the known data sets, seed 0."""
     answers = of(rows, "commands")
-    table = pd.DataFrame(
+    answer_cells = pd.DataFrame(
         {federation: answer for (federation, *_), answer in answers.items()}
     )
-    answer_table = table.map(lambda cell: cell[0])
+    answer_table = answer_cells.map(lambda cell: cell[0])
     answer_table["seconds"] = numbers(
-        table.map(lambda cell: cell[1]).mean(axis=1), ".1f"
+        answer_cells.map(lambda cell: cell[1]).mean(axis=1), ".1f"
     )
-    answer_table.loc["clients_differ"] = [*map(said, table), "–"]
+    answer_table.loc["clients_differ"] = [*map(said, answer_cells), "–"]
     return markdown(answer_table.reset_index(names="command"))
 
 
@@ -473,8 +477,8 @@ def written(page: str) -> str:
     rows = read()
 
     def filled(match: re.Match[str]) -> str:
-        table = TABLES[match[2]](rows).rstrip()
-        return f"{match[1]}{table}\n{match[3]}"
+        table_text = TABLES[match[2]](rows).rstrip()
+        return f"{match[1]}{table_text}\n{match[3]}"
 
     return BLOCK.sub(filled, page)
 

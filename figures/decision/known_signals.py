@@ -23,12 +23,12 @@ def chosen(**arguments: Any) -> dict[str, Any]:
         answer = fl.choose(**arguments, seeds=1, out=folder, progress=False)
         if answer.trained is None:
             raise RuntimeError("an answer that was trained has its runs")
-        table = answer.trained.table("accuracy")
+        accuracy_table = answer.trained.table("accuracy")
     return {
         "named": answer.way,
         "left": [answer.way, *(way_line.way for way_line in answer.also_good)],
         "arms": [way_line.way for way_line in answer.lines if way_line.action],
-        "test": table.mean(answer.way or "base_rate", "test"),
+        "test": accuracy_table.mean(answer.way or "base_rate", "test"),
         "price": answer.cost["full_runs"],
     }
 

@@ -29,8 +29,8 @@ ROWS = Path(__file__).with_name("natural_tables.csv")
 def rows() -> Iterator[dict[str, object]]:
     """Yield what is found in each table that is at hand."""
     makers = dict(tuned_on.natural())
-    for table_name, table in confirmation.TABLES.items():
-        makers[table_name] = partial(confirmation.natural, table)
+    for table_name, table_keys in confirmation.TABLES.items():
+        makers[table_name] = partial(confirmation.natural, table_keys)
     settings = {option_field.name for option_field in fields(Reading)}
     for table_name, make in makers.items():
         try:

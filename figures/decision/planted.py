@@ -153,11 +153,11 @@ def counts(name: str, seed: int, metrics: Sequence[str]) -> dict[str, tuple[int,
     for metric_name in metrics:
         if not all(metric_name in network_curves for network_curves in curves_by_layer):
             continue
-        values = np.array(
+        curve_matrix = np.array(
             [network_curves[metric_name] for network_curves in curves_by_layer]
         )
-        own_values = values.diagonal()
-        elsewhere_means = (values.sum(0) - own_values) / (len(layers) - 1)
+        own_values = curve_matrix.diagonal()
+        elsewhere_means = (curve_matrix.sum(0) - own_values) / (len(layers) - 1)
         higher, lower = (
             int((own_values > elsewhere_means).sum()),
             int((own_values < elsewhere_means).sum()),
@@ -201,14 +201,14 @@ def main() -> None:
     for seed, network_name in itertools.product(range(SEEDS), NETWORKS):
         if (network_name, seed) in done_keys:
             continue
-        result = counts(network_name, seed, metrics)
+        counts_by_metric = counts(network_name, seed, metrics)
         with ROWS.open("a", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerows(
                 (network_name, seed, metric_name, *n)
-                for metric_name, n in result.items()
+                for metric_name, n in counts_by_metric.items()
             )
-        say(f"{network_name}, seed {seed}: {len(result)} metrics")
+        say(f"{network_name}, seed {seed}: {len(counts_by_metric)} metrics")
 
 
 if __name__ == "__main__":

@@ -69,16 +69,16 @@ def with_wrong_cells(table: Asked, draw: int) -> pd.DataFrame:
         return table.frame
     role_columns = list(table.keys.values())
     features = table.frame.drop(columns=role_columns, errors="ignore")
-    values = features.select_dtypes("number").astype(float)
-    nonzero_cells = np.argwhere(np.nan_to_num(values.to_numpy()) != 0)
+    number_columns = features.select_dtypes("number").astype(float)
+    nonzero_cells = np.argwhere(np.nan_to_num(number_columns.to_numpy()) != 0)
     generator = np.random.default_rng(draw)
     chosen_cells = nonzero_cells[
         generator.choice(len(nonzero_cells), CELLS, replace=False)
     ]
-    changed_values = values.to_numpy(copy=True)
+    changed_values = number_columns.to_numpy(copy=True)
     changed_values[tuple(chosen_cells.T)] *= FACTOR
     return table.frame.assign(
-        **dict(zip(values.columns, changed_values.T, strict=True))
+        **dict(zip(number_columns.columns, changed_values.T, strict=True))
     )
 
 
@@ -142,8 +142,8 @@ def written(page: str) -> str:
     text_before, _, after_start = page.partition("<!-- rows:verdicts -->\n")
     end_mark = "<!-- end -->"
     _, _, text_after = after_start.partition(end_mark)
-    table = markdown(verdicts(pd.read_csv(ROWS)))
-    return f"{text_before}<!-- rows:verdicts -->\n{table}\n{end_mark}{text_after}"
+    table_text = markdown(verdicts(pd.read_csv(ROWS)))
+    return f"{text_before}<!-- rows:verdicts -->\n{table_text}\n{end_mark}{text_after}"
 
 
 def main(minutes: float = 0.0) -> None:

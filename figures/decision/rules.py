@@ -109,7 +109,7 @@ def lines(rows: pd.DataFrame) -> pd.DataFrame:
     ``plans`` counts the different plans in federations with a known answer, of the source with the most of them: those
     of one source train the same network. The constants have 0 rounds.
     """
-    table = rows.pivot_table(
+    lost_table = rows.pivot_table(
         index=[*LINE],
         columns="federation",
         values="lost",
@@ -122,7 +122,9 @@ def lines(rows: pd.DataFrame) -> pd.DataFrame:
     plan_counts = (
         public_rows.groupby([*LINE, sources])["shared"].nunique().groupby([*LINE]).max()
     )
-    table.insert(0, "plans", plan_counts.reindex(table.index).fillna(0).astype(int))
+    lost_table.insert(
+        0, "plans", plan_counts.reindex(lost_table.index).fillna(0).astype(int)
+    )
     seeds = rows.groupby("federation")["seed"].unique()
     constant_rows = []
     for constant in ("fedavg", "head_local", "random"):
@@ -132,14 +134,16 @@ def lines(rows: pd.DataFrame) -> pd.DataFrame:
             "rounds": 0,
             "plans": 1,
         }
-        for federation in table.columns[1:]:
+        for federation in lost_table.columns[1:]:
             truths = [truth_of(federation, int(seed)) for seed in seeds[federation]]
             constant_row[federation] = np.mean(
                 [getattr(truth, constant) for truth in truths]
             )
         constant_rows.append(constant_row)
-    table = table.dropna(how="all", subset=table.columns[1:]).reset_index()
-    return pd.concat([pd.DataFrame(constant_rows), table], ignore_index=True)
+    lost_table = lost_table.dropna(
+        how="all", subset=lost_table.columns[1:]
+    ).reset_index()
+    return pd.concat([pd.DataFrame(constant_rows), lost_table], ignore_index=True)
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -189,28 +193,30 @@ def judged() -> pd.DataFrame:
                 "by source": source_interval,
             }
         )
-    table = pd.DataFrame(judged_lines)
-    return table.assign(p=holm(table["p"]))
+    judged_table = pd.DataFrame(judged_lines)
+    return judged_table.assign(p=holm(judged_table["p"]))
 
 
 def judged_table() -> str:
     """Return the judgement as a table of a page."""
-    table = judged()
-    gains = zip(table["gain"], table["low"], table["high"], strict=True)
-    shown_table = table[["line", "public", "held out", "head_local, held out"]].round(2)
+    judgement = judged()
+    gains = zip(judgement["gain"], judgement["low"], judgement["high"], strict=True)
+    shown_table = judgement[
+        ["line", "public", "held out", "head_local, held out"]
+    ].round(2)
     shown_table["better than a local head"] = [
         f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]" for gain, low, high in gains
     ]
-    shown_table["p (Holm)"] = numbers(table["p"])
-    shown_table["federations"] = table["federations"]
-    shown_table["by source"] = table["by source"]
+    shown_table["p (Holm)"] = numbers(judgement["p"])
+    shown_table["federations"] = judgement["federations"]
+    shown_table["by source"] = judgement["by source"]
     return markdown(shown_table)
 
 
 def answer() -> str:
     """Return the page's first sentence: whether a line beats a local head."""
-    table = judged()
-    better_lines = table[(table["p"] < 0.05) & (table["gain"] > 0)]
+    judgement = judged()
+    better_lines = judgement[(judgement["p"] < 0.05) & (judgement["gain"] > 0)]
     if better_lines.empty:
         return "No diagnostic with a rule is shown to name layers better than always keeping the head local."
     return f"{listing(better_lines['line'])} named layers better than always keeping the head local."

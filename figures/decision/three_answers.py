@@ -129,11 +129,11 @@ def picture(rows: pd.DataFrame) -> Figure:
                 federation_rows.index[0],
                 federation_rows["answer"].iloc[0],
             )
-            values = federation_rows[["value", "low", "high"]].reindex(ORDER)
-            best_score = values.loc[best_way, "value"]
-            values[["low", "high"]] += best_score
-            rivals = values.drop(index=best_way).reindex(ORDER)
-            recommended = values.loc[[best_way], ["value"]].reindex(ORDER)
+            way_scores = federation_rows[["value", "low", "high"]].reindex(ORDER)
+            best_score = way_scores.loc[best_way, "value"]
+            way_scores[["low", "high"]] += best_score
+            rivals = way_scores.drop(index=best_way).reindex(ORDER)
+            recommended = way_scores.loc[[best_way], ["value"]].reindex(ORDER)
             marks(
                 ax,
                 [Kind(rivals), Kind(recommended, look={"marker": "o"})],

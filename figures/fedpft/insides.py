@@ -209,10 +209,12 @@ def by_key(attention: pd.DataFrame) -> pd.DataFrame:
     attention_keys = attention["variant"].str.extract(
         r"(?:sample )?(?P<query>.*)>(?:prompt )?(?P<key>.*)"
     )
-    table = attention.join(attention_keys).pivot(
+    attention_table = attention.join(attention_keys).pivot(
         index="query", columns="key", values="value"
     )
-    return table.loc[attention_keys["query"].unique(), attention_keys["key"].unique()]
+    return attention_table.loc[
+        attention_keys["query"].unique(), attention_keys["key"].unique()
+    ]
 
 
 def _attended(
@@ -222,23 +224,23 @@ def _attended(
     for (client, layer), layer_rows in attention.groupby(
         ["client", "layer"], sort=False
     ):
-        table = by_key(layer_rows)
+        attention_table = by_key(layer_rows)
         summaries = {
-            SELF: (table["feature"].mean(), "mean over samples"),
+            SELF: (attention_table["feature"].mean(), "mean over samples"),
             SPREAD: (
-                table.drop(columns="feature").std(ddof=0).mean(),
+                attention_table.drop(columns="feature").std(ddof=0).mean(),
                 "deviation over samples, mean over prompts",
             ),
             ENTROPY: (
-                np.mean(entropy(table.to_numpy(np.float64), axis=1))
-                / math.log(table.shape[1]),
+                np.mean(entropy(attention_table.to_numpy(np.float64), axis=1))
+                / math.log(attention_table.shape[1]),
                 "mean over samples, 1 = all keys alike",
             ),
         }
         for metric_name, (value, estimator) in summaries.items():
             yield rows.row(
                 metric_name, float(value), client=str(client), layer=str(layer), round=int(layer_rows["round"].max()),
-                split="test", n_samples=len(table), estimator=estimator, **label_columns,
+                split="test", n_samples=len(attention_table), estimator=estimator, **label_columns,
             )  # fmt: skip
 
 
@@ -268,8 +270,10 @@ def _last_words(header: Mapping[str, Any], plane: pd.DataFrame | None = None) ->
 def by_run(frame: pd.DataFrame, runs: Sequence[str]) -> tuple[pd.DataFrame, str]:
     """Return a row for each run with its means over seeds and the published accuracy, and the same in Markdown."""
     accuracy, published_accuracy = scores(frame), published()
-    values = {metric_name: of_runs(frame, metric_name) for metric_name in CLUSTERED}
-    table = pd.DataFrame(
+    scores_by_metric = {
+        metric_name: of_runs(frame, metric_name) for metric_name in CLUSTERED
+    }
+    run_table = pd.DataFrame(
         {
             "run": runs,
             "seeds": [int(accuracy.loc[run].notna().sum()) for run in runs],
@@ -277,18 +281,18 @@ def by_run(frame: pd.DataFrame, runs: Sequence[str]) -> tuple[pd.DataFrame, str]
             "published_accuracy": [published_accuracy[run] for run in runs],
         }
     )
-    for metric_name, scores_of_metric in values.items():
-        table[metric_name] = [scores_of_metric.loc[run].mean() for run in runs]
+    for metric_name, scores_of_metric in scores_by_metric.items():
+        run_table[metric_name] = [scores_of_metric.loc[run].mean() for run in runs]
     columns = {
         "method": [TITLES[run] for run in runs],
-        "seeds": list(table["seeds"]),
-        "accuracy %": numbers(100 * table["accuracy"], ".1f"),
-        "published, 40 clients": numbers(table["published_accuracy"]),
+        "seeds": list(run_table["seeds"]),
+        "accuracy %": numbers(100 * run_table["accuracy"], ".1f"),
+        "published, 40 clients": numbers(run_table["published_accuracy"]),
     }
     for metric_name, title in CLUSTERED.items():
-        columns[title] = numbers(table[metric_name], "+.3f")
+        columns[title] = numbers(run_table[metric_name], "+.3f")
     note = "Published: Table 7, whose federations differ from ours. It has the best round and we have the last."
-    return table, "\n\n".join([markdown(columns), f"{note} {MEANING}"])
+    return run_table, "\n\n".join([markdown(columns), f"{note} {MEANING}"])
 
 
 def scores(frame: pd.DataFrame) -> pd.DataFrame:
@@ -357,10 +361,10 @@ def of_runs(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     runs = [run for run in RUNS if run != MILD]
-    values = of_runs(frame, "silhouette_class")
+    silhouettes = of_runs(frame, "silhouette_class")
     planes_by_title = {}
     for run in runs:
-        silhouette = values.loc[run].mean()
+        silhouette = silhouettes.loc[run].mean()
         planes_by_title[f"{TITLES[run]}\nsilhouette {silhouette:+.2f}"] = plane(
             frame, run
         )
@@ -370,14 +374,14 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         matrix(counts_ax, class_counts, colours="Blues", with_names=True)
         counts_ax.set_title("training images")
         planes(planes_by_title, plane_axes)
-    table, text = by_run(frame, runs)
+    run_table, text = by_run(frame, runs)
     findings = []
     for run, other_run in CLAIMS:
         expected = (
             f"classes stand further apart in the features of {TITLES[run]} than in those of {TITLES[other_run]} "
             "(silhouette)"
         )
-        findings.append(compared(expected, values, run, other_run, TITLES))
+        findings.append(compared(expected, silhouettes, run, other_run, TITLES))
     first_plane = next(iter(planes_by_title.values()))
     setting_text, last_words = setting(header), _last_words(header, first_plane)
     caption = (
@@ -387,7 +391,7 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"of the inputs themselves, higher if classes stand further apart. {setting_text} {last_words}"
     )
     marked_findings = set_apart(findings, far(frame, runs))
-    return Drawing(figure, table, caption, marked_findings, text)
+    return Drawing(figure, run_table, caption, marked_findings, text)
 
 
 # --- two kinds of prompts (Fig. 3) -----------------------------------------------------------------------------
@@ -433,8 +437,10 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     ]
     for pair_name in pair_names:
         expected = f"{pair_name} are closer to each other behind contrastive prompts, relative to all pairs of classes"
-        values = scores_by_quantity[SIMILAR, pair_name]
-        findings.append(compared(expected, values, *PROMPTS[::-1], KINDS, above=False))
+        distances = scores_by_quantity[SIMILAR, pair_name]
+        findings.append(
+            compared(expected, distances, *PROMPTS[::-1], KINDS, above=False)
+        )
     first_plane = next(iter(planes_by_title.values()))
     setting_text, last_words = setting(header), _last_words(header, first_plane)
     caption = (
@@ -463,11 +469,15 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for run, alpha in alphas.items():
             attention = by_key(where(attention_rows, run=run, layer=kind))
             weights[f"{title}, α = {alpha:g}"] = attention.drop(columns="feature")
-    highest_weight = max(float(table.max(axis=None)) for table in weights.values())
+    highest_weight = max(
+        float(weight_table.max(axis=None)) for weight_table in weights.values()
+    )
     with sheet(8.4, 5.6) as figure:
         axes_grid = figure.subplots(2, len(runs))
-        for ax, (title, table) in zip(axes_grid.flat, weights.items(), strict=True):
-            image = matrix(ax, table, high=highest_weight, with_names=True)
+        for ax, (title, weight_table) in zip(
+            axes_grid.flat, weights.items(), strict=True
+        ):
+            image = matrix(ax, weight_table, high=highest_weight, with_names=True)
             ax.set_title(title)
         for ax in axes_grid[:, 0]:
             ax.set_ylabel("test image")
@@ -493,13 +503,15 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         )
         for kind, title in KINDS.items()
     ]
-    table = (
+    weight_table = (
         mean_values.groupby(["metric", "layer", "run"])
         .agg(value="mean", seeds="size")
         .reset_index()
     )
-    table["alpha"] = table["run"].map(alphas)
-    wide_table = table.pivot(index=["metric", "layer"], columns="alpha", values="value")
+    weight_table["alpha"] = weight_table["run"].map(alphas)
+    wide_table = weight_table.pivot(
+        index=["metric", "layer"], columns="alpha", values="value"
+    )
     wide_table = wide_table.loc[pd.MultiIndex.from_product([metrics, KINDS])]
     columns = {
         "mean of all clients": [
@@ -524,7 +536,7 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     marked_findings = set_apart(findings, far(frame, [FEDPFT]))
     text = "\n\n".join([markdown(columns), note])
-    return Drawing(figure, table, caption, marked_findings, text)
+    return Drawing(figure, weight_table, caption, marked_findings, text)
 
 
 # --- how far classes stand apart (Sec. 4.5) --------------------------------------------------------------------
@@ -532,14 +544,16 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     runs = list(LONGER)
-    table, text = by_run(frame, runs)
-    values = {metric_name: of_runs(frame, metric_name) for metric_name in CLUSTERED}
+    run_table, text = by_run(frame, runs)
+    scores_by_metric = {
+        metric_name: of_runs(frame, metric_name) for metric_name in CLUSTERED
+    }
     titles = [TITLES[run] for run in runs]
     with sheet(6.6, 2.7) as figure:
         for ax, metric_name in zip(
             figure.subplots(1, 2), ("silhouette_class", "purity_class"), strict=True
         ):
-            seed_scores = values[metric_name].loc[runs]
+            seed_scores = scores_by_metric[metric_name].loc[runs]
             marks(
                 ax,
                 seeds_and_mean(seed_scores),
@@ -557,14 +571,14 @@ def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     finding = compared(
         f"after {ROUNDS} rounds classes stand further apart in the features of FedPFT w/o contrast than in FedAvg's "
         "(silhouette)",
-        values["silhouette_class"],
+        scores_by_metric["silhouette_class"],
         "no_contrast",
         "fedavg",
         TITLES,
     )
     kinds = ("silhouette_class", "silhouette_client")
     scores_by_kind = pd.DataFrame(
-        {kind: values[kind].loc["no_contrast"] for kind in kinds}
+        {kind: scores_by_metric[kind].loc["no_contrast"] for kind in kinds}
     ).T
     class_finding = compared(
         "FedPFT w/o contrast's features stand apart by class more than by client (silhouette)",
@@ -573,7 +587,7 @@ def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         {"silhouette_class": "by class", "silhouette_client": "by client"},
     )
     findings = set_apart([finding, class_finding], far(frame, runs))
-    return Drawing(figure, table, caption, findings, text)
+    return Drawing(figure, run_table, caption, findings, text)
 
 
 items.register(Item(

@@ -140,19 +140,19 @@ def mismatch(
         )
         head = model.get_submodule(path)
         for kind, estimator in KINDS.items():
-            value: float | None = None
+            accuracy: float | None = None
             status, stderr = "ok", None
             try:
                 is_right = right_after(
                     kind, train_input, test_input, head, epochs=epochs, seed=seed
                 )
-                value = float(is_right.double().mean())
+                accuracy = float(is_right.double().mean())
                 stderr = accuracy_error(is_right.numpy())
             except NonFiniteError as error:
                 status = f"client {client!r}: {error}"
             table_rows.append(
                 rows.row(
-                    kind, value, status=status, client=client, layer=path, split="test", stderr=stderr,
+                    kind, accuracy, status=status, client=client, layer=path, split="test", stderr=stderr,
                     estimator=estimator.format(epochs), n_samples=len(test_input[1]), n_train=len(train_input[1]),
                     seed=seed,
                 )

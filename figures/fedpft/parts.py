@@ -92,8 +92,10 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     }
     client_rows = final_rows[final_rows["client"].isin(list(engine.names))]
     return rows.frame([
-        rows.row(ORIGIN, value, client=client, n_samples=n, **label_columns)
-        for client, value, n in zip(client_rows["client"], client_rows["value"], client_rows["n_samples"], strict=True)
+        rows.row(ORIGIN, accuracy, client=client, n_samples=sample_count, **label_columns)
+        for client, accuracy, sample_count in zip(
+            client_rows["client"], client_rows["value"], client_rows["n_samples"], strict=True
+        )
     ])  # fmt: skip
 
 
@@ -142,18 +144,24 @@ TABLE = Table(
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawing:
-    values = fitted.measured(frame)
-    run_keys = {value: (sweep.run(value), ORIGIN) for value in sweep.values}
-    shown_values = values.loc[[run_keys[value] for value in sweep.values]]
+    accuracies = fitted.measured(frame)
+    run_keys = {
+        option_value: (sweep.run(option_value), ORIGIN) for option_value in sweep.values
+    }
+    shown_values = accuracies.loc[
+        [run_keys[option_value] for option_value in sweep.values]
+    ]
     intervals = {
-        value: mean_interval(values.loc[run_keys[value]].dropna())
-        for value in sweep.values
+        option_value: mean_interval(accuracies.loc[run_keys[option_value]].dropna())
+        for option_value in sweep.values
     }
     gaps = {
-        value: difference(values, run_keys[value], run_keys[sweep.usual]).interval
-        for value in sweep.values
+        option_value: difference(
+            accuracies, run_keys[option_value], run_keys[sweep.usual]
+        ).interval
+        for option_value in sweep.values
     }
-    tick_names = {value: f"{value}" for value in sweep.values}
+    tick_names = {option_value: f"{option_value}" for option_value in sweep.values}
     tick_names[sweep.usual] += "\n(default)"
     with sheet(4.8, 3.0) as figure:
         ax = figure.subplots()
@@ -171,25 +179,30 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
             ylabel="points above the default",
         )
     setting_text = fitted.setting(header, shown_values)
-    missing_text = missing_runs(header, [sweep.run(value) for value in sweep.values])
+    missing_text = missing_runs(
+        header, [sweep.run(option_value) for option_value in sweep.values]
+    )
     caption = (
         "Mean test accuracy of the clients minus that of the default, paired by seed, with 95 % intervals. "
         f"{setting_text} The paper shows its numbers only in a picture.{missing_text}"
     )
     table = pd.DataFrame([
-        {sweep.option: value, **intervals[value]._asdict(), "seeds": int(values.loc[run_keys[value]].notna().sum())}
-        for value in sweep.values
+        {
+            sweep.option: option_value, **intervals[option_value]._asdict(),
+            "seeds": int(accuracies.loc[run_keys[option_value]].notna().sum()),
+        }
+        for option_value in sweep.values
     ])  # fmt: skip
     page_text = markdown({
-        sweep.axis: [f"{value}" for value in sweep.values],
-        "Accuracy %": [percent(*intervals[value]) for value in sweep.values],
+        sweep.axis: [f"{option_value}" for option_value in sweep.values],
+        "Accuracy %": [percent(*intervals[option_value]) for option_value in sweep.values],
     })  # fmt: skip
     return Drawing(
         figure,
         table,
         caption,
         set_apart(
-            [_finding(values, sweep)], fitted.far(frame, BASE.data.dataset, OURS)
+            [_finding(accuracies, sweep)], fitted.far(frame, BASE.data.dataset, OURS)
         ),
         page_text,
     )
@@ -200,10 +213,10 @@ def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
     default_key = (OURS, ORIGIN)
     if sweep.option == "feature_epochs":
         gaps = {
-            f"{sweep.usual} over {value}": difference(
-                values, default_key, (sweep.run(value), ORIGIN)
+            f"{sweep.usual} over {option_value}": difference(
+                values, default_key, (sweep.run(option_value), ORIGIN)
             )
-            for value in (sweep.values[0], sweep.values[-1])
+            for option_value in (sweep.values[0], sweep.values[-1])
         }
         verdict = judged(gaps)
         return verdict.finding(
@@ -212,9 +225,11 @@ def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
             "points more: ",
         )
     gaps = {
-        f"{value}:": difference(values, (sweep.run(value), ORIGIN), default_key)
-        for value in sweep.values
-        if value != sweep.usual
+        f"{option_value}:": difference(
+            values, (sweep.run(option_value), ORIGIN), default_key
+        )
+        for option_value in sweep.values
+        if option_value != sweep.usual
     }
     verdict = judged(gaps, LEVEL)
     return verdict.finding(

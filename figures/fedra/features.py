@@ -117,8 +117,8 @@ def values(frame: pd.DataFrame, metric_name: str) -> pd.DataFrame:
         metric_rows["round"]
         == metric_rows.groupby(["run", "seed"])["round"].transform("max")
     ]
-    table = metric_rows.groupby(["run", "seed"])["value"].mean().unstack("seed")
-    return table.reindex(list(RUNS))
+    mean_values = metric_rows.groupby(["run", "seed"])["value"].mean().unstack("seed")
+    return mean_values.reindex(list(RUNS))
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -127,9 +127,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         metric_name: values(frame, metric_name) for metric_name in (CLASS, CLIENT)
     }
     kinds = []
-    for k, (metric_name, table) in enumerate(silhouettes.items()):
+    for k, (metric_name, metric_scores) in enumerate(silhouettes.items()):
         label = CLUSTERED[metric_name].removeprefix("silhouette ")
-        kinds.append(with_intervals(over_seeds(table, RUNS), label, 0.24 * (k - 0.5)))
+        kinds.append(
+            with_intervals(over_seeds(metric_scores, RUNS), label, 0.24 * (k - 0.5))
+        )
     with sheet(9.2, 5.6) as figure:
         plane_axes = list(figure.subplots(2, 3).flat)
         ax = plane_axes.pop(0)  # the last panel has the legend of all beside it
@@ -154,15 +156,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"The t-SNE is of seed 0 with perplexity {first_plane.attrs['perplexity']:.3g}. {setting_text} "
         f"AllSmall's last layer is in its third block.{missing_text}"
     )
-    table = _table(frame)
+    metric_scores = _table(frame)
     return Drawing(
         figure,
-        table,
+        metric_scores,
         caption,
         set_apart(
             [_finding(silhouettes[CLASS])], far(values(frame, "accuracy"), "fedra")
         ),
-        _page(table),
+        _page(metric_scores),
     )
 
 

@@ -183,7 +183,9 @@ class Table:
         published_rows = items.published("fedra")
         table_rows = where(published_rows, place=self.place, client="")
         table_rows = table_rows[table_rows["model"].isin(["vit", ""])]
-        values = table_rows.set_index(["dataset", "setting", "method"])["value"] / 100
+        published_shares = (
+            table_rows.set_index(["dataset", "setting", "method"])["value"] / 100
+        )
         columns: dict[str, dict[str, float]] = {
             TITLES[dataset]: {} for dataset in self.data
         }
@@ -195,7 +197,9 @@ class Table:
                         f"feature {setting_text}{method_end}",
                         method.partition("_")[0],
                     )
-                    columns[TITLES[dataset]][f"{setting}.{method}"] = values[row_key]
+                    columns[TITLES[dataset]][f"{setting}.{method}"] = published_shares[
+                        row_key
+                    ]
         return pd.DataFrame(columns)
 
     def named(self, run: str) -> str:

@@ -50,8 +50,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for dataset, dataset_title in TITLES.items()
     }
     shares = {
-        dataset_title: values / values[WHOLE]
-        for dataset_title, values in published.items()
+        dataset_title: published_means / published_means[WHOLE]
+        for dataset_title, published_means in published.items()
     }
     scores_by_quantity = {
         "accuracy": _scores(means, published),
@@ -64,11 +64,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ):
             kinds = []
             for source_name, scores in table.groupby("where", sort=False):
-                values = scores.set_index("method").reindex(methods)[
+                published_means = scores.set_index("method").reindex(methods)[
                     ["value", "low", "high"]
                 ]
                 look = LOOKS.get(str(source_name), {})
-                kinds.append(Kind(values, str(source_name), look=look))
+                kinds.append(Kind(published_means, str(source_name), look=look))
             marks(
                 ax, kinds, list(map(title, methods)), factor=100, xlabel=AXES[quantity]
             )
@@ -103,16 +103,22 @@ def _scores(
         {
             "method": run,
             "where": "PACS, here",
-            **mean_interval(values.dropna())._asdict(),
+            **mean_interval(run_scores.dropna())._asdict(),
         }
-        for run, values in measured.iterrows()
-        if values.notna().any()  # of an accuracy of 0 there are no shares
+        for run, run_scores in measured.iterrows()
+        if run_scores.notna().any()  # of an accuracy of 0 there are no shares
     ]
-    for dataset_title, values in published_by_place.items():
-        printed_values = values.reindex(measured.index)  # of the methods that were run
+    for dataset_title, run_scores in published_by_place.items():
+        printed_values = run_scores.reindex(
+            measured.index
+        )  # of the methods that were run
         table_rows += [
-            {"method": run, "where": f"{dataset_title}, published", "value": value}
-            for run, value in printed_values.items()
+            {
+                "method": run,
+                "where": f"{dataset_title}, published",
+                "value": published_score,
+            }
+            for run, published_score in printed_values.items()
         ]
     return pd.DataFrame(table_rows)
 

@@ -92,25 +92,27 @@ def lines(frame: pd.DataFrame) -> pd.DataFrame:
         ["dataset", "setting", "quantity"]
     )["value"]
     network_rows = frame[frame["layer"] == ""]
-    values = network_rows.pivot(index="run", columns="metric", values="value") / 2**20
+    megabytes = (
+        network_rows.pivot(index="run", columns="metric", values="value") / 2**20
+    )
     retained_names = network_rows.groupby("run")["variant"].first()
     table_rows = []
-    for run in (run for run in STUDY.runs if run in values.index):
+    for run in (run for run in STUDY.runs if run in megabytes.index):
         dataset, _, k = run.partition(".")
         published_values = published_rows[CALLED[dataset]][
             f"non-iid 1, 10 clients, {k} retained"
         ]
         table_rows.append({
             "dataset": CALLED[dataset], "retained": int(k), "layers": retained_names[run],
-            "published": published_values["communication, MB"], "down": values.loc[run, "bytes_down"],
-            "up": values.loc[run, "bytes_up"], "moved": values.loc[run].sum(),
+            "published": published_values["communication, MB"], "down": megabytes.loc[run, "bytes_down"],
+            "up": megabytes.loc[run, "bytes_up"], "moved": megabytes.loc[run].sum(),
             "published_accuracy": published_values["accuracy"],
         })  # fmt: skip
     return pd.DataFrame(table_rows)
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    table = lines(STUDY.read(STUDY.path())[1])
+    cost_table = lines(STUDY.read(STUDY.path())[1])
     accuracies = methods.scores(frame)
     caption = (
         f"Communication of {ROUNDS} rounds with {CLIENTS} clients by k, the number of retained layers. A client does "
@@ -119,7 +121,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "classes and takes grey images of 28 x 28. MBytes are of 2^20."
     )
     return Drawing(
-        None, table, caption, _findings(table, frame), _page(table, accuracies)
+        None,
+        cost_table,
+        caption,
+        _findings(cost_table, frame),
+        _page(cost_table, accuracies),
     )
 
 

@@ -99,31 +99,31 @@ def curves(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
         (frame["metric"] == "accuracy")
         & frame["model"].isin(["global", "personal", "local"])
     ]
-    table = accuracy_rows.pivot(
+    accuracy_table = accuracy_rows.pivot(
         index=["run", "round", "seed"], columns="model", values="value"
     )
-    table = table.reindex(columns=["global", "personal", "local"])
-    is_unfinished = table.index.get_level_values("run").isin(UNFINISHED)
+    accuracy_table = accuracy_table.reindex(columns=["global", "personal", "local"])
+    is_unfinished = accuracy_table.index.get_level_values("run").isin(UNFINISHED)
     curves_by_quantity = {
-        BEFORE: table["personal"].fillna(table["global"]),
-        AFTER: table["local"].mask(is_unfinished),
+        BEFORE: accuracy_table["personal"].fillna(accuracy_table["global"]),
+        AFTER: accuracy_table["local"].mask(is_unfinished),
     }
     return {
-        quantity: values.dropna().unstack("seed")
-        for quantity, values in curves_by_quantity.items()
+        quantity: seed_curves.dropna().unstack("seed")
+        for quantity, seed_curves in curves_by_quantity.items()
     }
 
 
 def compromises(frame: pd.DataFrame, quantity: str) -> Finding:
     """Return a finding on whether retaining one, two and three layers costs accuracy, as the paper says of CIFAR-10."""
     accuracy_curves = curves(frame)[quantity]
-    table = where(
+    published_rows = where(
         items.published("pfedla"),
         place="Table 3",
         dataset="cifar10",
         quantity="accuracy",
     )
-    published_accuracies = table["value"].to_numpy() / 100
+    published_accuracies = published_rows["value"].to_numpy() / 100
     if quantity == AFTER:  # the paper has no such numbers
         published_accuracies = published_accuracies + math.nan
     verdict = judged(
@@ -165,13 +165,13 @@ def costs_little(frame: pd.DataFrame) -> Finding:
 def number_matters_little(frame: pd.DataFrame) -> Finding:
     """Return whether accuracy with two and three retained layers is that with one, as the paper says in Sec. 4.5."""
     accuracy_curves = curves(frame)[BEFORE]
-    table = where(
+    published_rows = where(
         items.published("pfedla"),
         place="Table 3",
         dataset="cifar10",
         quantity="accuracy",
     )
-    published_accuracies = table["value"].to_numpy() / 100
+    published_accuracies = published_rows["value"].to_numpy() / 100
     reference_run, _ = retaining(1)
     gaps = {}
     for k in (2, 3):
@@ -210,23 +210,25 @@ def printed() -> pd.Series:
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     frame = joined(frame)
-    values, published = scores(frame), printed()
+    accuracies, published = scores(frame), printed()
     titles = {
-        method: title(method) for method in METHODS if (method, BEFORE) in values.index
+        method: title(method)
+        for method in METHODS
+        if (method, BEFORE) in accuracies.index
     }
     row_index = pd.MultiIndex.from_product([titles, QUANTITIES])
-    values = values.reindex(row_index).dropna(how="all")
+    accuracies = accuracies.reindex(row_index).dropna(how="all")
     with sheet(6.4, 0.8 + 0.33 * len(titles)) as figure:
         marks(
             figure.subplots(),
-            beside_paper(values, published, titles, QUANTITIES),
+            beside_paper(accuracies, published, titles, QUANTITIES),
             list(titles.values()),
             factor=100,
             xlabel="accuracy, %",
         )
         key_above(figure, 3, size=7.5)
     setting_text = overlap.setting(header)
-    seeds_text = seeds_in_words(span(values.notna().sum(axis=1))).capitalize()
+    seeds_text = seeds_in_words(span(accuracies.notna().sum(axis=1))).capitalize()
     missing_text = missing_runs(header, titles)
     caption = (
         "Mean test accuracy of the clients before and after local training, the mean of the last three evaluations. "
@@ -240,9 +242,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             "method": titles[method], "quantity": QUANTITIES[quantity], **mean_interval(score.dropna())._asdict(),
             "seeds": int(score.notna().sum()), "published": published.get((method, quantity)),
         }
-        for (method, quantity), score in values.iterrows()
+        for (method, quantity), score in accuracies.iterrows()
     ])  # fmt: skip
-    page_text = _page(values, published, titles)
+    page_text = _page(accuracies, published, titles)
     rates_text = of_rates(frame)
     return Drawing(
         figure,
@@ -310,7 +312,7 @@ def _page(values: pd.DataFrame, published: pd.Series, titles: Mapping[str, str])
     published_values = [
         100 * published.get((method, BEFORE), math.nan) for method in titles
     ]
-    table = markdown({
+    table_text = markdown({
         "": list(titles.values()),
         **{
             f"{quantity_text} %": means(values, [(method, quantity) for method in titles])
@@ -328,7 +330,7 @@ def _page(values: pd.DataFrame, published: pd.Series, titles: Mapping[str, str])
         "work. It is tested after its adaptation step only. FedRep trains its head for nine of ten epochs. FedFomo "
         "downloads five models and has its own validation split."
     )
-    return f"{table}\n\n{note}"
+    return f"{table_text}\n\n{note}"
 
 
 items.register(

@@ -103,9 +103,13 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         return rows.frame(table_rows)
     table_rows += (
         rows.row(
-            OVERLAP, value, client=str(receiver), client_b=str(sender), **label_columns
+            OVERLAP,
+            shared_share,
+            client=str(receiver),
+            client_b=str(sender),
+            **label_columns,
         )
-        for (receiver, sender), value in class_overlap.stack().items()
+        for (receiver, sender), shared_share in class_overlap.stack().items()
     )
     stored_parts = [_drawn(weights, class_overlap), frame[frame["metric"] == RETAINED]]
     return pd.concat([rows.frame(table_rows), *stored_parts], ignore_index=True)
@@ -143,16 +147,16 @@ def _weights(
                 estimator="share of clients",
                 **columns,
             )
-            for variant, value in zip(
+            for variant, coefficient in zip(
                 ("pearson", "spearman"),
                 correlations(layer_weights, class_overlap),
                 strict=True,
             ):
                 status = "all weights are equal"
-                if value is not None:
+                if coefficient is not None:
                     status = "ok"
                 yield rows.row(
-                    CORRELATION, value, variant=variant, status=status, **columns
+                    CORRELATION, coefficient, variant=variant, status=status, **columns
                 )
 
 
@@ -338,23 +342,25 @@ def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
             "quantity": "accuracy before local training",
             "what": run,
             "seed": seed,
-            "value": value,
+            "value": accuracy,
         }
-        for (run, seed), value in final.stack().items()
+        for (run, seed), accuracy in final.stack().items()
     ]
     for metric_name, variant in (
         (CORRELATION, "pearson"),
         (CORRELATION, "spearman"),
         (SELF, ""),
     ):
-        for (layer, seed), value in _last(frame, metric_name, variant).stack().items():
+        for (layer, seed), accuracy in (
+            _last(frame, metric_name, variant).stack().items()
+        ):
             quantity = f"{metric_name} {variant}".strip()
             table_rows.append(
                 {
                     "quantity": quantity,
                     "what": layer or "mean of layers",
                     "seed": seed,
-                    "value": value,
+                    "value": accuracy,
                 }
             )
     return pd.DataFrame(table_rows, columns=["quantity", "what", "seed", "value"])
@@ -381,8 +387,10 @@ def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
         "layer": [name or "mean" for name in self_weights.index],
         "self-weight": numbers(self_weights),
         **{
-            f"{name}'s r": [f"{values[layer]:+.2f}" for layer in self_weights.index]
-            for name, values in correlations_by_variant.items()
+            f"{name}'s r": [
+                f"{layer_correlations[layer]:+.2f}" for layer in self_weights.index
+            ]
+            for name, layer_correlations in correlations_by_variant.items()
         },
     }
     note = (
@@ -432,7 +440,7 @@ def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
     self_weights = _last(frame, SELF).drop(index="")
     ranked_weights = self_weights.mean(axis=1).sort_values(ascending=False)
     layers_text = ", ".join(
-        f"{layer} {value:.2f}" for layer, value in ranked_weights.items()
+        f"{layer} {weight:.2f}" for layer, weight in ranked_weights.items()
     )
     sentence = f"{layers_text}. The paper does not name these layers. They are inferred from the bytes of its Table 3"
     findings.append(

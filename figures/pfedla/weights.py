@@ -120,7 +120,7 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     stacked_means = pd.DataFrame(
         {target: period_means.stack() for target, period_means in means.items()}
     ).stack()
-    table = (
+    weight_table = (
         stacked_means.rename("value")
         .rename_axis(["period", "layer", "weight on"])
         .reset_index()
@@ -131,7 +131,7 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"with most common classes and the one with fewest. {setting_text} Seed 0. The paper has 8 clients. One "
         "shares all four classes of the target and another three of them. The paper prints no numbers."
     )
-    return Drawing(figure, table, caption, findings)
+    return Drawing(figure, weight_table, caption, findings)
 
 
 # --- every pair (Fig. 6) ---------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             holds,
         ),
     )
-    table = weight_rows[["layer", "client", "client_b", "value"]].rename(
+    weight_table = weight_rows[["layer", "client", "client_b", "value"]].rename(
         columns={"client": "receiver", "client_b": "sender"}
     )
     setting_text = setting(header)
@@ -207,7 +207,7 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "The paper shows one layer of 8 clients, its largest weights on the diagonal, and no numbers. "
         f"{setting_text} Seed 0. The paper's neighbours share three classes."
     )
-    return Drawing(figure, table, caption, findings)
+    return Drawing(figure, weight_table, caption, findings)
 
 
 # --- on oneself (Fig. 7) ---------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     expected = f"the first fully connected layer, {FULLY_CONNECTED}, has the largest weight on CIFAR-10"
     finding = verdict.finding(expected)
-    table = (
+    weight_table = (
         last_weights.stack()
         .rename("value")
         .rename_axis(["layer", "seed"])
@@ -264,7 +264,7 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"their mean. {setting_text} {last_weights.shape[1]} seeds. The paper has one target client and "
         "prints no numbers."
     )
-    return Drawing(figure, table, caption, (finding,))
+    return Drawing(figure, weight_table, caption, (finding,))
 
 
 items.register(Item(

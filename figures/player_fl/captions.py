@@ -128,16 +128,16 @@ def cells_beside(table: Table, default_cells: Cells, released_cells: Cells) -> s
     for dataset in datasets:
         medians = default_cells.cells.loc[dataset]["value"].reindex(list(methods))
         published_scores = published_table[CASES[dataset].printed]
-        measured_texts = [number(value, digits) for value in medians]
+        measured_texts = [number(score, digits) for score in medians]
         published_texts = [
-            number(value, digits) for value in published_scores.reindex(list(methods))
+            number(score, digits) for score in published_scores.reindex(list(methods))
         ]
         columns[CASES[dataset].title] = in_brackets(measured_texts, published_texts)
-    for title, result in (
+    for title, reading_cells in (
         ("mean rank", default_cells),
         ("released mean rank", released_cells),
     ):
-        measured_ranks = result.ranking.ranks.reindex(list(methods))
+        measured_ranks = reading_cells.ranking.ranks.reindex(list(methods))
         columns[title] = [number(rank, 1) for rank in measured_ranks]
     published_texts = [
         number(rank, 1) for rank in published_ranks.reindex(list(methods))
@@ -149,10 +149,10 @@ def cells_beside(table: Table, default_cells: Cells, released_cells: Cells) -> s
 def in_brackets(cells: Iterable[str], published: Iterable[str]) -> list[str]:
     """Return cells, each with its published value in brackets where there is one."""
     texts = []
-    for cell, value in zip(cells, published, strict=True):
+    for cell, published_text in zip(cells, published, strict=True):
         text = cell
-        if value != "–":
-            text += f" ({value})"
+        if published_text != "–":
+            text += f" ({published_text})"
         texts.append(text)
     return texts
 
@@ -343,12 +343,12 @@ def _above(
     texts: list[str] = []
     odds: list[Odds] = []
     for dataset in result.ranking.values.columns:
-        values = result.each[result.each["dataset"] == dataset].pivot(
+        scores_by_method = result.each[result.each["dataset"] == dataset].pivot(
             index="method", columns="seed", values="value"
         )
-        if not {CONTROL, baseline} <= set(values.index):
+        if not {CONTROL, baseline} <= set(scores_by_method.index):
             continue
-        gap = difference(values, CONTROL, baseline)
+        gap = difference(scores_by_method, CONTROL, baseline)
         published_name = CASES[dataset].printed
         published_gap = (
             published_scores.loc[CONTROL, published_name]
@@ -404,18 +404,24 @@ def evenness(frame: pd.DataFrame, reasons: Mapping[str, str]) -> tuple[Finding, 
     published_shares = Table("Table A.6", INCENTIVE, "macro_f1").printed()
     for dataset, dataset_scores in client_scores.groupby("dataset", sort=False):
         case = CASES[str(dataset)]
-        values = dataset_scores.pivot(
+        scores_by_method = dataset_scores.pivot(
             index=["seed", "client"], columns="method", values="value"
         )
         other_methods = [
             method
             for method in METHODS
-            if method not in (CONTROL, "local") and method in values
+            if method not in (CONTROL, "local") and method in scores_by_method
         ]
-        if not {CONTROL, "local"} <= set(values.columns) or not other_methods:
+        if not {CONTROL, "local"} <= set(scores_by_method.columns) or not other_methods:
             continue
-        gains = values.sub(values["local"], axis=0).groupby(level="seed")
-        loser_shares = (values.lt(values["local"], axis=0)).groupby(level="seed").mean()
+        gains = scores_by_method.sub(scores_by_method["local"], axis=0).groupby(
+            level="seed"
+        )
+        loser_shares = (
+            (scores_by_method.lt(scores_by_method["local"], axis=0))
+            .groupby(level="seed")
+            .mean()
+        )
         for gaps, values_by_seed in (
             (spread_gaps, gains.std(ddof=0)),
             (loser_gaps, loser_shares),

@@ -100,7 +100,7 @@ def released(
             )[0]
 
     failures, sample_count = by_batch(run, data, layers, batch, probe)
-    values = {
+    norm_by_layer = {
         layer: fmean(
             nuclear_norm(totals[parameter_name] / sample_count)
             for parameter_name in group
@@ -108,7 +108,7 @@ def released(
         for layer, group in layers.items()
         if layer not in failures
     }
-    return values, failures, sample_count
+    return norm_by_layer, failures, sample_count
 
 
 def by_batch(
@@ -209,13 +209,13 @@ def nuclear_norms(measurement: Measurement, options: NuclearNorm) -> list[Row]:
                 run, data, measurement.layers, batch
             )
         for layer in measurement.layers:
-            value = norm_by_layer.get(layer.name, math.nan)
+            norm = norm_by_layer.get(layer.name, math.nan)
             status = failures.get(layer.name, "ok")
-            if status == "ok" and not math.isfinite(value):
+            if status == "ok" and not math.isfinite(norm):
                 status = f"the norm of layer {layer.name!r} is not finite"
             rows.append(
                 row(
-                    "hessian_trace", value if status == "ok" else None, status=status, client=subject.client,
+                    "hessian_trace", norm if status == "ok" else None, status=status, client=subject.client,
                     layer=layer.name, variant="released", unit=UNIT,
                     estimator="nuclear norm of H v(probes=1)" if status == "ok" else "",
                     n_params=sum(run.parameters[parameter_name].numel() for parameter_name in layer.weights),

@@ -137,16 +137,16 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def _lines(network: Network, curves: Curves) -> list[dict[str, Any]]:
     table_rows: list[dict[str, Any]] = []
-    for choice, values in curves.items():
+    for choice, choice_curves in curves.items():
         quantity_name = SHOWN.get(
             choice,
             {"apart": "1 - CKA", "angle": "Procrustes angle"}.get(choice, choice),
         )
-        no_ranges = read_off("", "", list(values.index))
+        no_ranges = read_off("", "", list(choice_curves.index))
         quantity = quantity_name + (" / first" if choice in SHOWN else "")
-        sample_text = f"{values.shape[1]} clients and seeds"
+        sample_text = f"{choice_curves.shape[1]} clients and seeds"
         table_rows += lines_beside(
-            quantity, network.title, no_ranges, values, sample_text
+            quantity, network.title, no_ranges, choice_curves, sample_text
         )
     return table_rows
 
@@ -222,7 +222,7 @@ def _step(values: pd.DataFrame) -> str:
 
 def _findings(network: Network, curves: Curves) -> list[Finding]:
     medians_by_choice = {
-        choice: values.median(axis=1) for choice, values in curves.items()
+        choice: choice_curves.median(axis=1) for choice, choice_curves in curves.items()
     }
     layer_traces = medians_by_choice["whole"]
     rank_correlation = float(

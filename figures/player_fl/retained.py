@@ -100,11 +100,11 @@ def parts(frame: pd.DataFrame) -> Iterator[Part]:
                 network = base_network.at(moment)
                 has_pattern = pattern(quantity, network)
                 run_rows = frame[frame["run"] == run_of(dataset, moment)]
-                values = way_of(quantity, moment).curves(run_rows)
-                if has_pattern is None or values.empty:
+                layer_curves = way_of(quantity, moment).curves(run_rows)
+                if has_pattern is None or layer_curves.empty:
                     continue
-                text, verdict = of_seeds(values, has_pattern)
-                seed_curves = by_seed(values)
+                text, verdict = of_seeds(layer_curves, has_pattern)
+                seed_curves = by_seed(layer_curves)
                 pattern_count = sum(
                     has_pattern(seed_curves[seed]) for seed in seed_curves
                 )

@@ -170,32 +170,34 @@ def by_seed(client_scores: pd.DataFrame, table: Table) -> pd.DataFrame:
         client_scores[client_scores["metric"] == table.metric],
         ["dataset", "seed"],
     )
-    values = metric_rows.pivot(
+    scores_by_method = metric_rows.pivot(
         index=[*group_keys, "client"], columns="method", values="value"
     )
     if table.kind == SCORE:
         weights = (
             metric_rows.groupby([*group_keys, "client"])["n_train"]
             .first()
-            .loc[values.index]
+            .loc[scores_by_method.index]
         )
         total_weights = weights.groupby(level=group_keys).transform("sum")
         combined = (
-            values.mul(weights / total_weights, axis=0).groupby(level=group_keys).sum()
+            scores_by_method.mul(weights / total_weights, axis=0)
+            .groupby(level=group_keys)
+            .sum()
         )
     elif table.kind == FAIRNESS:
-        combined = values.groupby(level=group_keys).var(ddof=0)
+        combined = scores_by_method.groupby(level=group_keys).var(ddof=0)
     else:
-        baseline_scores = values.reindex(columns=list(BASELINES))
+        baseline_scores = scores_by_method.reindex(columns=list(BASELINES))
         higher_is_better = SCORES[table.metric]
         if higher_is_better:
             threshold = baseline_scores.max(axis=1, skipna=False)
         else:
             threshold = baseline_scores.min(axis=1, skipna=False)
         is_better = (
-            values.gt(threshold, axis=0)
+            scores_by_method.gt(threshold, axis=0)
             if higher_is_better
-            else values.lt(threshold, axis=0)
+            else scores_by_method.lt(threshold, axis=0)
         )
         combined = (
             is_better.astype(float)
@@ -203,7 +205,7 @@ def by_seed(client_scores: pd.DataFrame, table: Table) -> pd.DataFrame:
             .groupby(level=group_keys)
             .mean()
         )
-    is_complete = values.notna().groupby(level=group_keys).all()
+    is_complete = scores_by_method.notna().groupby(level=group_keys).all()
     long_values = (
         (table.factor * combined.where(is_complete))
         .stack(future_stack=True)

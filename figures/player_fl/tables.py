@@ -80,8 +80,13 @@ OURS, CODE = (
 
 def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
     """Draw one table of scores: every dataset's cells, mean ranks, and a critical-difference diagram."""
-    results = {reading.name: cells(frame, table, reading) for reading in READINGS}
-    default_cells, released_cells = results[DEFAULT.name], results[RELEASED.name]
+    cells_by_reading = {
+        reading.name: cells(frame, table, reading) for reading in READINGS
+    }
+    default_cells, released_cells = (
+        cells_by_reading[DEFAULT.name],
+        cells_by_reading[RELEASED.name],
+    )
     datasets = list(default_cells.ranking.values.columns)
     table_height = 0.19 * len(table.methods)
     with sheet(8.6, 1.6 + table_height + 2.3) as figure:
@@ -96,7 +101,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
             ax.set_yticklabels([])
         key_above(top_figure, 3, panel=panels[-1])
         diagram(bottom_figure.subplots(), default_cells.ranking, NAMES)
-    table_rows = list(chain.from_iterable(map(lines, results.values())))
+    table_rows = list(chain.from_iterable(map(lines, cells_by_reading.values())))
     spread_text, stand_ins_text = spreads(default_cells), placeholder_client(datasets)
     sizes_text, missing_text = sizes(header, frame), missing(header)
     caption = (
@@ -221,7 +226,7 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         kind: TABLES[name]
         for kind, name in ((FAIRNESS, "tableA5"), (INCENTIVE, "tableA6"))
     }
-    results = {
+    cells_by_kind = {
         kind: {reading.name: cells(frame, table, reading) for reading in READINGS}
         for kind, table in tables.items()
     }
@@ -234,8 +239,8 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             _ranks(
                 panels[kind],
                 table,
-                results[kind][DEFAULT.name],
-                results[kind][RELEASED.name],
+                cells_by_kind[kind][DEFAULT.name],
+                cells_by_kind[kind][RELEASED.name],
                 f"mean rank of {kind}",
             )
         panels[INCENTIVE].set_yticklabels([])
@@ -245,7 +250,7 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             loc="outside upper center", ncols=3, fontsize=7,
         )  # fmt: skip
         for name, kind in (("d1", FAIRNESS), ("d2", INCENTIVE)):
-            diagram(panels[name], results[kind][DEFAULT.name].ranking, NAMES)
+            diagram(panels[name], cells_by_kind[kind][DEFAULT.name].ranking, NAMES)
             panels[name].set_title(kind, fontsize=8, loc="left")
     table_rows = []
     findings: list[Finding] = []
@@ -253,10 +258,10 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         printed_ranks = published_table(
             "player_fl", "Table 2", quantity=f"{kind} mean rank"
         ).iloc[:, 0]
-        for result in results[kind].values():
+        for reading_cells in cells_by_kind[kind].values():
             ranks = [
                 table_row
-                for table_row in lines(result)
+                for table_row in lines(reading_cells)
                 if table_row["quantity"] == "mean rank"
             ]
             quantity_column = {"quantity": f"{kind} mean rank"}
@@ -268,7 +273,7 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 }
                 for table_row in ranks
             ]
-        default_cells = results[kind][DEFAULT.name]
+        default_cells = cells_by_kind[kind][DEFAULT.name]
         findings += [
             *order(table, default_cells, incomparable(header)),
             methods_differ(table, default_cells, incomparable(header)),
@@ -282,8 +287,8 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     columns = {"method": [NAMES[name] for name in tables[FAIRNESS].methods]}
     for kind, table in tables.items():
         for suffix, ranks in (
-            ("", results[kind][DEFAULT.name].ranking.ranks),
-            (", released", results[kind][RELEASED.name].ranking.ranks),
+            ("", cells_by_kind[kind][DEFAULT.name].ranking.ranks),
+            (", released", cells_by_kind[kind][RELEASED.name].ranking.ranks),
             (", paper", table.printed_ranks()),
         ):
             columns[f"{kind}{suffix}"] = numbers(ranks, ".1f")
@@ -301,7 +306,9 @@ def _title(table: Table) -> str:
 
 def _draw_appendix(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     """Draw the mean ranks of eight tables as two matrices, the paper's and ours; the page has all cells."""
-    results = {table_name: cells(frame, TABLES[table_name]) for table_name in APPENDIX}
+    cells_by_table = {
+        table_name: cells(frame, TABLES[table_name]) for table_name in APPENDIX
+    }
     released_cells = {
         table_name: cells(frame, TABLES[table_name], RELEASED)
         for table_name in APPENDIX
@@ -315,7 +322,10 @@ def _draw_appendix(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         {table_name: TABLES[table_name].printed_ranks() for table_name in APPENDIX}
     )
     measured_ranks = pd.DataFrame(
-        {table_name: results[table_name].ranking.ranks for table_name in APPENDIX}
+        {
+            table_name: cells_by_table[table_name].ranking.ranks
+            for table_name in APPENDIX
+        }
     )
     method_order = published_ranks.mean(axis=1).sort_values().index
     with sheet(8.6, 4.2) as figure:
@@ -339,11 +349,11 @@ def _draw_appendix(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             )
             ax.set_title(title)
     findings, sections = [], [IN_BRACKETS, TESTED]
-    for table_name, result in results.items():
+    for table_name, table_cells in cells_by_table.items():
         table = TABLES[table_name]
         table_findings = [
-            *order(table, result, incomparable(header)),
-            methods_differ(table, result, incomparable(header)),
+            *order(table, table_cells, incomparable(header)),
+            methods_differ(table, table_cells, incomparable(header)),
             printed_ranks(table),
         ]
         for finding in table_findings:
@@ -354,11 +364,12 @@ def _draw_appendix(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             findings.append(finding)
         sections += [
             " ".join(["##", _title(table)]),
-            cells_beside(table, result, released_cells[table_name]),
-            tests(table, result, released_cells[table_name]),
+            cells_beside(table, table_cells, released_cells[table_name]),
+            tests(table, table_cells, released_cells[table_name]),
         ]
     row_lists = [
-        lines(result) for result in (*results.values(), *released_cells.values())
+        lines(table_cells)
+        for table_cells in (*cells_by_table.values(), *released_cells.values())
     ]
     sizes_text, missing_text = sizes(header, frame), missing(header)
     caption = (

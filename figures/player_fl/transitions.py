@@ -221,12 +221,12 @@ def _matrix(ax: Axes, all_decisions: list[Decisions]) -> None:
     threshold_titles = (
         f"threshold {row_key:g}" for row_key in row_keys if isinstance(row_key, float)
     )
-    table = pd.DataFrame(
+    gap_table = pd.DataFrame(
         layer_gaps, [*LISTS.values(), *threshold_titles, JUMP], dtype=float
     )
     matrix(
         ax,
-        table.fillna(0),
+        gap_table.fillna(0),
         texts=pd.DataFrame(cell_texts),
         colours=COLOURS_APART,
         vmin=-6,
@@ -279,11 +279,11 @@ def _table(all_decisions: list[Decisions]) -> pd.DataFrame:
         printed_ratios = published_ratios[
             published_ratios["dataset"] == published_dataset
         ].set_index("layer")
-        values = decision.sensitivity.T
+        layer_sensitivity = decision.sensitivity.T
         for layer, previous_layer in zip(
             decision.layers[1:], decision.layers, strict=False
         ):
-            ratio = values.loc[layer] / values.loc[previous_layer]
+            ratio = layer_sensitivity.loc[layer] / layer_sensitivity.loc[previous_layer]
             published_columns = {"published": None, "place": None}
             if layer in printed_ratios.index:
                 published_columns = (

@@ -75,7 +75,7 @@ def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         options={},
     )
     with tempfile.TemporaryDirectory() as temporary_folder:
-        result = tune(
+        tuning = tune(
             untuned_config,
             [method],
             {"lr": ",".join(f"{rate:g}" for rate in grid(dataset, method))},
@@ -86,7 +86,7 @@ def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         )
     label_columns = labels(task)
     table_rows = []
-    for _, trial in result.table.iterrows():
+    for _, trial in tuning.table.iterrows():
         status = {"status": trial["failed"]} if trial["failed"] else {}
         table_rows.append(
             rows.row(
@@ -98,7 +98,7 @@ def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
                 **label_columns,
             )
         )
-    chosen = result.settings[method]["lr"]
+    chosen = tuning.settings[method]["lr"]
     return rows.frame([*table_rows, rows.row(CHOSEN, chosen, **label_columns)])
 
 
@@ -138,10 +138,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 {
                     **run_columns,
                     "lr": rate,
-                    "measured": value,
+                    "measured": score,
                     "chosen": k == best_index,
                 }
-                for k, (rate, value) in enumerate(scores.items())
+                for k, (rate, score) in enumerate(scores.items())
             ]
             score_texts = numbers(scores, ".1f")
             score_texts[best_index] = f"**{score_texts[best_index]}**"

@@ -241,16 +241,16 @@ def shown(
     """Return the curves of one network, of each moment at which the quantity was measured."""
     network, shown_curves = NETWORKS[dataset], []
     for moment in moments:
-        values = way.curves(frame[frame["run"] == run_of(dataset, moment)])
-        if values.empty:
+        layer_curves = way.curves(frame[frame["run"] == run_of(dataset, moment)])
+        if layer_curves.empty:
             continue
         quantity = ""
         if moment == FIRST:
             quantity = way.published
-        published = read_off(network.published, quantity, list(values.index))
+        published = read_off(network.published, quantity, list(layer_curves.index))
         title = f"{network.title} ({MOMENT[moment]})"
         at_moment = replace(network.at(moment), title=title)
-        shown_curves.append(Shown(dataset, moment, at_moment, values, published))
+        shown_curves.append(Shown(dataset, moment, at_moment, layer_curves, published))
     return shown_curves
 
 

@@ -76,14 +76,14 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
                     algorithm=label_columns["algorithm"],
                 )
             )
-    table = cost_steps({run: paper_task}).set_index("round")
+    round_costs = cost_steps({run: paper_task}).set_index("round")
     for kind, unit in UNITS.items():
-        values = table[kind]
-        for round_number, value in values[values != values.shift()].items():
+        unit_costs = round_costs[kind]
+        for round_number, cost in unit_costs[unit_costs != unit_costs.shift()].items():
             table_rows.append(
                 rows.row(
                     COST,
-                    value,
+                    cost,
                     round=int(round_number),
                     variant=kind,
                     unit=unit,
@@ -118,11 +118,11 @@ def by_round(frame: pd.DataFrame, run: str, metric: str) -> pd.DataFrame:
     column = "variant"
     if metric == TRAINED:
         column = "layer"
-    table = run_rows.pivot(index="round", columns=column, values="value")
-    table = table[list(run_rows[column].unique())]
-    table.index = table.index.astype(int)
+    round_values = run_rows.pivot(index="round", columns=column, values="value")
+    round_values = round_values[list(run_rows[column].unique())]
+    round_values.index = round_values.index.astype(int)
     rounds = STUDY.runs[run].federation.rounds or 0
-    return table.reindex(range(1, rounds + 1)).ffill()
+    return round_values.reindex(range(1, rounds + 1)).ffill()
 
 
 def _setting(header: Mapping[str, Any]) -> str:
@@ -141,14 +141,16 @@ def _setting(header: Mapping[str, Any]) -> str:
 
 
 def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    tables = {
+    tables_by_algorithm = {
         algorithm: by_round(frame, f"{DATASETS[0]}.{algorithm}", TRAINED)
         for algorithm in ("vanilla", "anti")
     }
     with sheet(7.0, 4.4) as figure:
         axes = figure.subplots(2, 1)
-        for ax, (algorithm, table) in zip(axes, tables.items(), strict=True):
-            stage_table = stages(table)
+        for ax, (algorithm, round_table) in zip(
+            axes, tables_by_algorithm.items(), strict=True
+        ):
+            stage_table = stages(round_table)
             matrix(
                 ax,
                 stage_table.astype(float),
@@ -160,25 +162,27 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             ax.set_title(names.title(algorithm))
         axes[-1].set_xlabel("rounds, counted from 1")
     table_rows = []
-    for algorithm, table in tables.items():
-        for layer, values in table.items():
+    for algorithm, round_table in tables_by_algorithm.items():
+        for layer, layer_rounds in round_table.items():
             columns = {
                 "algorithm": algorithm,
                 "layer": layer,
-                "from_round": _first(values),
+                "from_round": _first(layer_rounds),
             }
-            table_rows.append({**columns, "rounds": int(values.sum())})
-    *body_layers, head_layer = tables["vanilla"].columns
+            table_rows.append({**columns, "rounds": int(layer_rounds.sum())})
+    *body_layers, head_layer = tables_by_algorithm["vanilla"].columns
     starts_by_algorithm = {
-        algorithm: [_first(table[layer]) for layer in body_layers]
-        for algorithm, table in tables.items()
+        algorithm: [_first(round_table[layer]) for layer in body_layers]
+        for algorithm, round_table in tables_by_algorithm.items()
     }
     is_mirrored = (
         starts_by_algorithm["vanilla"]
         == starts_by_algorithm["anti"][::-1]
         == sorted(starts_by_algorithm["vanilla"])
     )
-    is_head_frozen = not any(table[head_layer].any() for table in tables.values())
+    is_head_frozen = not any(
+        round_table[head_layer].any() for round_table in tables_by_algorithm.values()
+    )
     order_texts = []
     for algorithm, starts in starts_by_algorithm.items():
         layer_starts = zip(body_layers, starts, strict=True)
@@ -235,12 +239,12 @@ def sizes(frame: pd.DataFrame) -> pd.DataFrame:
         dataset=parameter_rows["run"].str.partition(".")[0],
         tensor=parameter_rows["layer"] + "." + parameter_rows["variant"],
     )
-    table = parameter_rows.pivot(
+    size_table = parameter_rows.pivot(
         index="tensor", columns="dataset", values="value"
     ).astype(int)
-    table = table.loc[parameter_rows["tensor"].unique(), list(DATASETS)]
-    table.loc["total"] = table.sum()
-    return table
+    size_table = size_table.loc[parameter_rows["tensor"].unique(), list(DATASETS)]
+    size_table.loc["total"] = size_table.sum()
+    return size_table
 
 
 def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -288,16 +292,20 @@ def totals(frame: pd.DataFrame) -> pd.DataFrame:
         table_rows.append(
             {"dataset": dataset, "algorithm": algorithm, **costs[list(UNITS)]}
         )
-    table = pd.DataFrame(table_rows)
+    cost_table = pd.DataFrame(table_rows)
     for kind in UNITS:
-        fedavg_costs = table.groupby("dataset")[kind].transform("first")  # FedAvg's
-        table[f"{kind}_share"] = table[kind] / fedavg_costs
+        fedavg_costs = cost_table.groupby("dataset")[kind].transform(
+            "first"
+        )  # FedAvg's
+        cost_table[f"{kind}_share"] = cost_table[kind] / fedavg_costs
     published_costs = items.published_table("scheduling", "Table 4").iloc[:, 0]
-    is_paper_network = table["dataset"] == DATASETS[0]  # the paper's network
-    table.insert(
-        2, "published", table["algorithm"].map(published_costs).where(is_paper_network)
+    is_paper_network = cost_table["dataset"] == DATASETS[0]  # the paper's network
+    cost_table.insert(
+        2,
+        "published",
+        cost_table["algorithm"].map(published_costs).where(is_paper_network),
     )
-    return table
+    return cost_table
 
 
 def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
@@ -308,12 +316,14 @@ def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
     naive_costs = paper_rows["naive"].rename(names.title)
     shares = {kind: paper_rows[f"{kind}_share"] for kind in UNITS}
     texts = {}
-    for kind, values in shares.items():
-        titles = values.rename(lambda name: names.title(str(name))).items()
-        texts[kind] = ", ".join(f"{title} {value:.3f}" for title, value in titles)
+    for kind, unit_shares in shares.items():
+        titles = unit_shares.rename(lambda name: names.title(str(name))).items()
+        texts[kind] = ", ".join(f"{title} {share:.3f}" for title, share in titles)
     is_cheapest = {
-        kind: bool(values["vanilla"] < min(values["anti"], values["fedbabu"]))
-        for kind, values in shares.items()
+        kind: bool(
+            unit_shares["vanilla"] < min(unit_shares["anti"], unit_shares["fedbabu"])
+        )
+        for kind, unit_shares in shares.items()
     }
     return (
         Finding(
@@ -349,35 +359,35 @@ COUNTED = (
 
 
 def _draw_costs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    table = totals(frame)
+    cost_table = totals(frame)
     columns = {
-        "network for": list(map(names.dataset, table["dataset"])),
-        "algorithm": list(map(names.title, table["algorithm"])),
-        "published": numbers(table["published"]),
-        "naive, 10^9": numbers(table["naive"]),
-        "TFLOP": [f"{value / 1e3:,.1f}" for value in table["flops"]],
-        "GB sent": numbers(table["moved"], ",.1f"),
+        "network for": list(map(names.dataset, cost_table["dataset"])),
+        "algorithm": list(map(names.title, cost_table["algorithm"])),
+        "published": numbers(cost_table["published"]),
+        "naive, 10^9": numbers(cost_table["naive"]),
+        "TFLOP": [f"{operations / 1e3:,.1f}" for operations in cost_table["flops"]],
+        "GB sent": numbers(cost_table["moved"], ",.1f"),
     }
     for kind in UNITS:
-        columns[f"{kind} / FedAvg's"] = numbers(table[f"{kind}_share"], ".3f")
+        columns[f"{kind} / FedAvg's"] = numbers(cost_table[f"{kind}_share"], ".3f")
     setting_text = _setting(header)
     caption = f"Cost of a whole run relative to FedAvg's. {setting_text} {COUNTED}"
-    return Drawing(None, table, caption, _findings(table), markdown(columns))
+    return Drawing(None, cost_table, caption, _findings(cost_table), markdown(columns))
 
 
 # --- costs by round (Fig. 7) -----------------------------------------------------------------------------------
 
 
 def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    tables = {
+    costs_by_algorithm = {
         algorithm: by_round(frame, f"{DATASETS[0]}.{algorithm}", COST)
         for algorithm in ALGORITHMS
     }
-    table = pd.concat(tables, names=["run"]).reset_index()
+    round_costs = pd.concat(costs_by_algorithm, names=["run"]).reset_index()
     with sheet(7.2, 3.3) as figure:
-        draw_steps(table.assign(run=table["run"].map(names.title)), figure)
-    change_rows = table[
-        (table[list(UNITS)].diff() != 0).any(axis=1) | (table["round"] == 1)
+        draw_steps(round_costs.assign(run=round_costs["run"].map(names.title)), figure)
+    change_rows = round_costs[
+        (round_costs[list(UNITS)].diff() != 0).any(axis=1) | (round_costs["round"] == 1)
     ]
     setting_text = _setting(header)
     caption = f"Cost of each round for all clients together. {setting_text} {COUNTED}"

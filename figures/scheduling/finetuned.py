@@ -105,21 +105,23 @@ def scores(frame: pd.DataFrame) -> pd.DataFrame:
         tuned_rows["variant"],
         tuned_rows["seed"],
     ]
-    table = tuned_rows.groupby(group_keys)["value"].mean().unstack("seed")
+    accuracy_table = tuned_rows.groupby(group_keys)["value"].mean().unstack("seed")
     rival_scores = finished(THAW.read(THAW.path())[1]).loc[f"{DATASET}.{RIVAL}"]
-    table.loc[(RIVAL, 0), :] = rival_scores.iloc[-1].reindex(table.columns)
-    return table
+    accuracy_table.loc[(RIVAL, 0), :] = rival_scores.iloc[-1].reindex(
+        accuracy_table.columns
+    )
+    return accuracy_table
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    values = scores(frame)
+    accuracies = scores(frame)
     leads: dict[str, Difference] = {}
     for epochs in EPOCHS:
         for rival, rival_epochs in (("fedbabu", epochs), (RIVAL, 0)):
             rival_name = names.title(rival)
             lead_name = f"Anti over {rival_name} with {epochs}"
             leads[lead_name] = difference(
-                values, ("anti", epochs), (rival, rival_epochs)
+                accuracies, ("anti", epochs), (rival, rival_epochs)
             )
     verdicts = [
         judge(
@@ -137,10 +139,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     columns = {
         "epochs": list(map(str, EPOCHS)),
         **{
-            names.title(method) + " %": means(values, [(method, k) for k in EPOCHS])
+            names.title(method) + " %": means(accuracies, [(method, k) for k in EPOCHS])
             for method in METHODS
         },
-        f"{rival_title} %": means(values, [(RIVAL, 0)] * len(EPOCHS)),
+        f"{rival_title} %": means(accuracies, [(RIVAL, 0)] * len(EPOCHS)),
     }
     for rival in ("FedBABU", "FedPer"):
         columns[f"Anti minus {rival}"] = [
@@ -150,8 +152,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ]
     table = pd.DataFrame(
         [
-            {"method": method, "epochs": epochs, "seed": seed, "accuracy": value}
-            for (method, epochs, seed), value in values.stack().items()
+            {"method": method, "epochs": epochs, "seed": seed, "accuracy": accuracy}
+            for (method, epochs, seed), accuracy in accuracies.stack().items()
         ]
     )
     missing_text = missing_runs(header)

@@ -66,22 +66,28 @@ def effective(counts: pd.DataFrame) -> pd.Series:
 
 def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     config = next(iter(header["runs"].values()))["config"]
-    tables = {
+    counts_by_seed = {
         int(seed): held_by(seed_rows) for seed, seed_rows in frame.groupby("seed")
     }
-    class_counts = tables[0].astype(int)
+    class_counts = counts_by_seed[0].astype(int)
     effective_numbers = pd.concat(
-        {seed: effective(counts_of_seed) for seed, counts_of_seed in tables.items()}
+        {
+            seed: effective(counts_of_seed)
+            for seed, counts_of_seed in counts_by_seed.items()
+        }
     )
     client_sizes = pd.concat(
-        {seed: counts_of_seed.sum(axis=1) for seed, counts_of_seed in tables.items()}
+        {
+            seed: counts_of_seed.sum(axis=1)
+            for seed, counts_of_seed in counts_by_seed.items()
+        }
     )
     half_classes = class_counts.shape[1] / 2
     few_count = int((effective_numbers < half_classes).sum())
     finding = Finding(
         f"most clients have effectively fewer than {half_classes:g} of the {class_counts.shape[1]} classes "
         "(exp of the entropy of their labels)",
-        f"{few_count} of {len(effective_numbers)} over {len(tables)} seeds, median "
+        f"{few_count} of {len(effective_numbers)} over {len(counts_by_seed)} seeds, median "
         f"{effective_numbers.median():.1f}; {client_sizes.min():.0f} to "
         f"{client_sizes.max():.0f} images a client",
         few_count > len(effective_numbers) / 2,
@@ -106,10 +112,10 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"clients by Dirichlet({config['alpha']:g}). Clients with an equal share of the images receive no further "
         "class. Seed 0 is shown."
     )
-    table = class_counts.assign(
+    client_table = class_counts.assign(
         images=class_counts.sum(axis=1), effective_classes=effective(class_counts)
     ).reset_index()
-    return Drawing(figure, table, caption, (finding,))
+    return Drawing(figure, client_table, caption, (finding,))
 
 
 # --- accuracy by round (Figs. 3, 4) ----------------------------------------------------------------------------
@@ -135,9 +141,9 @@ def _draw_rounds(
             ylabel="test accuracy, % (higher is better)",
         )
         legend(ax, title="mean over seeds,\nband: lowest to highest")
-    values = curve_rows.astype({"seed": int, "round": int})
-    table = (
-        values.groupby(["algorithm", "round"], sort=False)["value"]
+    round_accuracies = curve_rows.astype({"seed": int, "round": int})
+    round_table = (
+        round_accuracies.groupby(["algorithm", "round"], sort=False)["value"]
         .agg(["mean", "min", "max", "count"])
         .reset_index()
     ).rename(columns={"algorithm": "method", "count": "seeds"})
@@ -152,10 +158,10 @@ def _draw_rounds(
     )
     return Drawing(
         figure,
-        table,
+        round_table,
         caption,
         set_apart(
-            _of_rounds(values, dataset, column.at[-1], unfreeze_rounds[-1]),
+            _of_rounds(round_accuracies, dataset, column.at[-1], unfreeze_rounds[-1]),
             incomparable(header, scores(frame), dataset, list(LATE)),
         ),
     )
@@ -220,14 +226,14 @@ def ordered(frame: pd.DataFrame, run: str) -> pd.DataFrame:
     client_rows = frame[
         (frame["run"] == run) & (frame["metric"] == ACCURACY) & (frame["client"] != "")
     ]
-    table = pd.DataFrame(
+    sorted_accuracies = pd.DataFrame(
         {
             int(seed): np.sort(seed_rows["value"].to_numpy(float))
             for seed, seed_rows in client_rows.groupby("seed")
         }
     )
-    table.index += 1
-    return table
+    sorted_accuracies.index += 1
+    return sorted_accuracies
 
 
 def _draw_clients(
@@ -237,23 +243,23 @@ def _draw_clients(
         method: ordered(frame, f"{dataset}.{method}") for method in METHODS
     }
     main_accuracies = {
-        method: values
-        for method, values in accuracies_by_method.items()
+        method: accuracies
+        for method, accuracies in accuracies_by_method.items()
         if method in SORTED
     }
     curve_lines = []
-    for (method, values), line_style in zip(
+    for (method, accuracies), line_style in zip(
         main_accuracies.items(), ("-", "--", "-."), strict=True
     ):
-        seed_range = values.min(axis=1), values.max(axis=1)
+        seed_range = accuracies.min(axis=1), accuracies.max(axis=1)
         look = {"marker": "", "linestyle": line_style}
         curve_lines.append(
-            Line(values.mean(axis=1), names.title(method), seed_range, look)
+            Line(accuracies.mean(axis=1), names.title(method), seed_range, look)
         )
     other_means = pd.DataFrame(
         {
-            method: values.mean(axis=1)
-            for method, values in accuracies_by_method.items()
+            method: accuracies.mean(axis=1)
+            for method, accuracies in accuracies_by_method.items()
             if method not in main_accuracies
         }
     )
@@ -272,11 +278,11 @@ def _draw_clients(
         legend(ax)
     table = pd.DataFrame([
         {
-            "method": method, "seeds": values.shape[1],
-            **{label: 100 * values.quantile(percentile / 100).mean() for percentile, label in POINTS.items()},
-            "mean": 100 * values.to_numpy().mean(),
+            "method": method, "seeds": accuracies.shape[1],
+            **{label: 100 * accuracies.quantile(percentile / 100).mean() for percentile, label in POINTS.items()},
+            "mean": 100 * accuracies.to_numpy().mean(),
         }
-        for method, values in accuracies_by_method.items()
+        for method, accuracies in accuracies_by_method.items()
     ])  # fmt: skip
     missing_text = missing_runs(header, plain(dataset))
     setting_text = setting(header, frame, dataset)

@@ -218,12 +218,14 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             "split": "test",
             "n_samples": int(sample_counts.sum()),
         }
-        for variant, value in (
+        for variant, accuracy in (
             (POOLED, np.average(group_rows["value"], weights=sample_counts)),
             (MEAN, group_rows["value"].mean()),
         ):
             table_rows.append(
-                rows.row(ACCURACY, value, variant=variant, **columns, **label_columns)
+                rows.row(
+                    ACCURACY, accuracy, variant=variant, **columns, **label_columns
+                )
             )
     for metric_name, unit in SUMS.items():
         metric_rows = frame[frame["metric"] == metric_name]

@@ -160,10 +160,12 @@ def _findings(
     header: Mapping[str, Any], frame: pd.DataFrame, final_scores: pd.DataFrame
 ) -> Iterator[Finding]:
     """Yield the paper's claims on the table; ``final_scores`` are its scores."""
-    values = finished(frame)
+    finished_scores = finished(frame)
 
     def gaps(dataset: str, method: str) -> dict[str, Difference]:
-        return over(values, dataset, method, columns(header)[dataset].papers[-1])
+        return over(
+            finished_scores, dataset, method, columns(header)[dataset].papers[-1]
+        )
 
     for dataset in ("cifar100", "tiny_imagenet"):
         for method in SCHEDULES:
@@ -232,8 +234,8 @@ def _beside_fedbabu(
 
 
 def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    values = scores(frame)
-    table = table2(header, values, scores(frame, MEAN))
+    pooled_scores = scores(frame)
+    table = table2(header, pooled_scores, scores(frame, MEAN))
     with sheet(8.4, 3.6) as figure:
         panels = figure.subplots(1, len(columns(header)), sharey=True)
         for ax, (dataset, dataset_rows) in zip(
@@ -241,7 +243,7 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ):
             marks(
                 ax,
-                _leads(header, values, str(dataset), _same_data(dataset_rows)),
+                _leads(header, pooled_scores, str(dataset), _same_data(dataset_rows)),
                 list(map(names.title, OTHERS)),
                 factor=100,
                 level=0,
@@ -270,7 +272,7 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"fine-tuning.{missing_text} {setting_text}"
     )
     return Drawing(
-        figure, table, caption, tuple(_findings(header, frame, values)), text
+        figure, table, caption, tuple(_findings(header, frame, pooled_scores)), text
     )
 
 
@@ -376,12 +378,12 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             "unfreeze": "–",
         }
         published_scores.append(published_rows[dataset, f"{rounds} rounds", method])
-    values, final_scores = finished(frame), scores(frame)
-    table = accuracies(last_evaluations(values), runs)
+    finished_scores, final_scores = finished(frame), scores(frame)
+    table = accuracies(last_evaluations(finished_scores), runs)
     table["published"] = published_scores
     early_gaps = {
         f"{dataset}.{method}": settled(
-            values,
+            finished_scores,
             f"{dataset}.{method}{EARLY}",
             f"{dataset}.{method}",
             printed=(float(early_score) - float(late_score)) / 100,
@@ -408,13 +410,15 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         (RIVALS, "FedBABU and FedPer, two of the paper's six other methods"),
     ):
         findings.append(
-            judge(over(values, dataset, "anti", rounds, rivals)).finding(
+            judge(over(finished_scores, dataset, "anti", rounds, rivals)).finding(
                 f"{NAMES[dataset]}: Anti lies above {rivals_text}",
                 apart=incomparable(header, final_scores, dataset, ["anti", *rivals]),
             )
         )
     findings += [
-        judge(over(values, dataset, "vanilla", rounds, RIVALS[:1]), NO_LOWER).finding(
+        judge(
+            over(finished_scores, dataset, "vanilla", rounds, RIVALS[:1]), NO_LOWER
+        ).finding(
             f"{NAMES[dataset]}: Vanilla lies no more than {100 * MARGIN:g} point below FedBABU",
             apart=incomparable(header, final_scores, dataset, ["vanilla", "fedbabu"]),
         ),
@@ -450,9 +454,11 @@ def in_early_rounds(
     early_rows = curve_rows[
         (curve_rows["round"] > 0) & (curve_rows["round"] <= thaw_round)
     ]
-    values = early_rows.groupby(["algorithm", "seed"])["value"].mean().unstack("seed")
+    mean_scores = (
+        early_rows.groupby(["algorithm", "seed"])["value"].mean().unstack("seed")
+    )
     return {
-        f"{dataset}.{method} − fedbabu": difference(values, method, "fedbabu")
+        f"{dataset}.{method} − fedbabu": difference(mean_scores, method, "fedbabu")
         for method in SCHEDULES
     }
 
@@ -460,25 +466,27 @@ def in_early_rounds(
 def in_last_rounds(frame: pd.DataFrame, dataset: str) -> dict[str, Difference]:
     """Return both schedules' leads over FedBABU in the last three evaluations, before fine-tuning."""
     curve_rows = learnt(frame, dataset, ("fedbabu", *SCHEDULES))
-    values = curve_rows.astype({"seed": int, "round": int}).pivot(
+    round_scores = curve_rows.astype({"seed": int, "round": int}).pivot(
         index=["algorithm", "round"], columns="seed", values="value"
     )
     return {
         f"{dataset}.{method} − fedbabu": settled(
-            values.astype(float), method, "fedbabu"
+            round_scores.astype(float), method, "fedbabu"
         )
         for method in SCHEDULES
     }
 
 
 def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    runs, values = {}, finished(frame)
+    runs, finished_scores = {}, finished(frame)
     gaps = {}
     for method in BELOW:
         base_run, wrapped_run = f"{WRAPPED}.{method}", f"{WRAPPED}.anti_{method}"
         runs[base_run] = {"method": method, "schedule": "none"}
         runs[wrapped_run] = {"method": method, "schedule": "anti"}
-        gaps[f"{WRAPPED}.anti over {method}"] = settled(values, wrapped_run, base_run)
+        gaps[f"{WRAPPED}.anti over {method}"] = settled(
+            finished_scores, wrapped_run, base_run
+        )
     findings = (
         judge(gaps, NO_HIGHER).finding(
             f"Anti improves no method that trains its head by more than {100 * MARGIN:g} point"
@@ -487,7 +495,7 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             "a method under Anti lies clearly below the method alone"
         ),
     )
-    table = accuracies(last_evaluations(values), runs)
+    table = accuracies(last_evaluations(finished_scores), runs)
     missing_text = missing_runs(header, list(OVER.runs))
     setting_text = setting(header, frame, WRAPPED)
     caption = (
@@ -507,8 +515,8 @@ def _draw_whole(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         dataset=dataset,
         setting=f"{column.at[-1]} rounds",
     ).set_index("method")["value"]
-    values = scores(frame)
-    last_scores = values.xs(column.at[-1], level="round")
+    all_scores = scores(frame)
+    last_scores = all_scores.xs(column.at[-1], level="round")
     methods = ("fedbabu", *SCHEDULES)
     table = accuracies(
         last_scores, {f"{dataset}.{method}": {"method": method} for method in methods}
@@ -519,7 +527,9 @@ def _draw_whole(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         dict(zip(map(names.title, methods), score_pairs, strict=True)), (0.1, 0.1)
     )
     place_text = f"on {NAMES[dataset]} (after the last round)"
-    findings = tuple(_beside_fedbabu(header, values, [dataset], place_text, exclusion))
+    findings = tuple(
+        _beside_fedbabu(header, all_scores, [dataset], place_text, exclusion)
+    )
     missing_text = missing_runs(header, list(header["runs"]))
     setting_text = setting(header, frame, dataset)
     caption = f"Accuracy after fine-tuning, after the last round, with 95 % intervals.{missing_text} {setting_text}"
