@@ -55,14 +55,16 @@ class CrossScores(Displayed):
         """Return a table of one score: a row for each model, a column for each client of the samples."""
         score = check_known("score", score or self.score, list(self.table))
         order = dict.fromkeys(self.table["model"])
-        wide = self.table.pivot(index="model", columns="client", values=score)
-        return wide.reindex(index=list(order), columns=list(order))
+        matrix = self.table.pivot(index="model", columns="client", values=score)
+        return matrix.reindex(index=list(order), columns=list(order))
 
     @property
     def better(self) -> pd.DataFrame:
         """Return the pairs in which another client's model has a significantly lower loss than the client's own."""
-        shown = (self.table["p_value"] <= 0.05) & (self.table["difference"] < 0)
-        return self.table[shown]
+        is_significant = (self.table["p_value"] <= 0.05) & (
+            self.table["difference"] < 0
+        )
+        return self.table[is_significant]
 
     def alike(self, seed: int = 0) -> Alike:
         """Return which clients are alike, and whether they form groups (:func:`diagnostics.groups.alike`).
@@ -154,31 +156,38 @@ def cross_scores(
         *{id(subject.model): subject.model for subject in subjects}.values()
     ):
         subjects, criterion = fit_outputs(subjects, request)
-        scored = [_scored(one, subjects, criterion, batch) for one in subjects]
-    lines = [*chain.from_iterable(scored)]
-    sizes = [len(line["losses"]) for line in scored[0]]
+        lines_by_model = [
+            _scored(model_client, subjects, criterion, batch)
+            for model_client in subjects
+        ]
+    lines = [*chain.from_iterable(lines_by_model)]
+    sizes = [len(line["losses"]) for line in lines_by_model[0]]
     pairs = [(line["outputs"], line["y"]) for line in lines]
-    losses = pair_losses(criterion, pairs, len(scored))
+    losses = pair_losses(criterion, pairs, len(lines_by_model))
     own_loss = {line["client"]: line["losses"] for line in lines if line["own"]}
-    others = [line for line in lines if not line["own"]]
+    other_lines = [line for line in lines if not line["own"]]
     groups = {subject.client: subject.groups for subject in subjects}
     gaps = [
         stratified_mean(
             (line["losses"] - own_loss[line["client"]]).numpy(),
             groups=groups[line["client"]],
         )
-        for line in others
+        for line in other_lines
     ]
     parts = [
-        np.arange(size) if one.groups is None else np.asarray(one.groups)
-        for one, size in zip(subjects, sizes, strict=True)
+        np.arange(size)
+        if model_client.groups is None
+        else np.asarray(model_client.groups)
+        for model_client, size in zip(subjects, sizes, strict=True)
     ]
     table = pd.DataFrame(lines).drop(columns=["losses", "outputs", "y", "own"])
-    compared = pd.DataFrame(others)[["model", "client"]].join(simultaneous(gaps))
+    comparisons = pd.DataFrame(other_lines)[["model", "client"]].join(
+        simultaneous(gaps)
+    )
     score_names = [name for name in table if name in SCORES]
     check_known("score", score or score_names[0], score_names)
     return CrossScores(
-        table.merge(compared, how="left", on=["model", "client"]),
+        table.merge(comparisons, how="left", on=["model", "client"]),
         score or main_score(score_names),
         losses,
         np.repeat(np.arange(len(sizes)), sizes),

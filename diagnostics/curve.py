@@ -160,50 +160,56 @@ def curve_of(
     ]
     variant = _variant(table, metric, variant)
     table = table[table["variant"] == variant]
-    of_clients = table[table["client"] != ""]
-    if of_clients.empty:
+    client_rows = table[table["client"] != ""]
+    if client_rows.empty:
         raise UsageError(
             f"the rows hold no {metric} of single clients (status: {listing(table['status'].unique())})"
         )
-    of_clients = _one_measurement(of_clients)
-    paired = bool((of_clients["client_b"] != "").any())
-    kind = facts_of(metric)
+    client_rows = _one_measurement(client_rows)
+    is_paired = bool((client_rows["client_b"] != "").any())
+    metric_facts = facts_of(metric)
     if metric not in known_metrics():
-        kind = replace(kind, distance=(pairs or {}).get(metric) == "distance")
-    used = [layer for layer in layers if layer.used and not layer.is_frozen]
-    if len(used) < 2:
+        metric_facts = replace(
+            metric_facts, distance=(pairs or {}).get(metric) == "distance"
+        )
+    used_layers = [layer for layer in layers if layer.used and not layer.is_frozen]
+    if len(used_layers) < 2:
         raise UsageError(
-            f"layers that train must be at least 2 for a rule to choose between; got {len(used)} layer. "
+            f"layers that train must be at least 2 for a rule to choose between; got {len(used_layers)} layer. "
             "Use a deeper model."
         )
-    names = tuple(layer.name for layer in used)
+    names = tuple(layer.name for layer in used_layers)
     measured: dict[tuple[str, ...], list[float]] = {}
     errors: dict[tuple[str, ...], list[float]] = {}
     rows: dict[tuple[str, ...], dict[str, Mapping[Any, Any]]] = {}
-    for row in of_clients[[*_KEY, *_RESULT, "stderr"]].to_dict("records"):
+    for row in client_rows[[*_KEY, *_RESULT, "stderr"]].to_dict("records"):
         pair = row["client"], row["client_b"]
         rows.setdefault(pair if pair[1] else pair[:1], {})[row["layer"]] = row
-    for who, by_layer in rows.items():
-        values = [_value(by_layer.get(e.name), e, who[0], metric) for e in used]
-        if len(who) == 1:
-            measured[who] = values
+    for client_key, by_layer in rows.items():
+        values = [
+            _value(by_layer.get(e.name), e, client_key[0], metric) for e in used_layers
+        ]
+        if len(client_key) == 1:
+            measured[client_key] = values
         else:
-            measured[who] = [*map(kind.to_distance, values)]
-        spread = np.array([by_layer[name]["stderr"] for name in names], float)
-        errors[who] = np.nan_to_num(spread).tolist()
+            measured[client_key] = [*map(metric_facts.to_distance, values)]
+        errors_of_client = np.array([by_layer[name]["stderr"] for name in names], float)
+        errors[client_key] = np.nan_to_num(errors_of_client).tolist()
     clients, weights = {}, {}
     for client in dict.fromkeys(chain.from_iterable(measured)):
-        own_pairs = [values for who, values in measured.items() if client in who]
+        own_pairs = [
+            values for client_key, values in measured.items() if client in client_key
+        ]
         clients[client] = [fmean(values) for values in zip(*own_pairs, strict=True)]
-        of_one = of_clients[of_clients["client"] == client]
-        if paired:
+        rows_of_client = client_rows[client_rows["client"] == client]
+        if is_paired:
             weights[client] = 1.0
         else:
-            weights[client] = _weight(of_one, client)
+            weights[client] = _weight(rows_of_client, client)
     from .sensitivity import combine  # with torch, which pictures go without
 
     combined = combine(np.array([*clients.values()]), [*weights.values()]).tolist()
-    seeds = of_clients["seed"].dropna()
+    seeds = client_rows["seed"].dropna()
     if seeds.empty:
         seed = None
     else:
@@ -224,17 +230,17 @@ def curve_of(
 
 
 def _resampled_values(
-    again: pd.DataFrame, names: Sequence[str]
+    resample_rows: pd.DataFrame, names: Sequence[str]
 ) -> dict[tuple[str, ...], list[list[float]]]:
     """Return each client's resampled values, [B, L].
 
     A value is NaN if a resample lacks it.
     """
     values_of: dict[tuple[str, ...], list[list[float]]] = {}
-    for client, part in again.drop_duplicates(["client", "layer", "resample"]).groupby(
-        "client", sort=False
-    ):
-        values = part.pivot(index="resample", columns="layer", values="value")
+    for client, client_rows in resample_rows.drop_duplicates(
+        ["client", "layer", "resample"]
+    ).groupby("client", sort=False):
+        values = client_rows.pivot(index="resample", columns="layer", values="value")
         values_of[(str(client),)] = (
             values.reindex(columns=list(names)).to_numpy(float).tolist()
         )
@@ -242,16 +248,18 @@ def _resampled_values(
 
 
 def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
-    measured = list(table["variant"].unique())
+    measured_variants = list(table["variant"].unique())
     if variant is not None:
-        return check_known(f"variant of {metric}", variant, measured)
+        return check_known(f"variant of {metric}", variant, measured_variants)
     preferred = facts_of(metric).preferred
-    chosen = next((name for name in preferred if name in measured), measured[0])
-    if chosen not in preferred and len(measured) > 1:
+    chosen_variant = next(
+        (name for name in preferred if name in measured_variants), measured_variants[0]
+    )
+    if chosen_variant not in preferred and len(measured_variants) > 1:
         raise UsageError(
-            f"The rows hold several variants of {metric}: {listing(measured)}. Name one."
+            f"The rows hold several variants of {metric}: {listing(measured_variants)}. Name one."
         )
-    return chosen
+    return chosen_variant
 
 
 def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
@@ -264,25 +272,25 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
         parts = [part for _, part in table.groupby(varying, dropna=False, sort=False)]
         contents = [part[[*_KEY, *_RESULT]].reset_index(drop=True) for part in parts]
         if not all(content.equals(contents[0]) for content in contents):
-            differing = []
+            differences = []
             for name in varying:
                 values = listing(map(str, table[name].unique()), 6)
-                differing.append(f"{name} ({values})")
-            columns = ", ".join(differing)
+                differences.append(f"{name} ({values})")
+            columns = ", ".join(differences)
             raise UsageError(
                 f"The rows hold more than one {columns}. Keep the rows of one of them."
             )
         table = parts[0]
     table = table.drop_duplicates([*_KEY, *_RESULT])
-    twice = table[table.duplicated(_KEY)]
-    if not twice.empty:
-        client, other, layer = twice.iloc[0][_KEY]
-        if other:
-            words = f"clients {client!r} and {other!r}"
+    repeated_rows = table[table.duplicated(_KEY)]
+    if not repeated_rows.empty:
+        client, client_b, layer = repeated_rows.iloc[0][_KEY]
+        if client_b:
+            client_text = f"clients {client!r} and {client_b!r}"
         else:
-            words = f"client {client!r}"
+            client_text = f"client {client!r}"
         raise UsageError(
-            f"The rows hold two different values of layer {layer!r} at {words}. Keep one of them."
+            f"The rows hold two different values of layer {layer!r} at {client_text}. Keep one of them."
         )
     return table
 
@@ -349,14 +357,14 @@ def against_nulls(
         n_same = sum(
             draw["decided"] and draw["shared"] == list(plan.shared) for draw in draws
         )
-        first = next((draw for draw in draws if draw["decided"]), draws[0])
-        about = {
+        first_draw = next((draw for draw in draws if draw["decided"]), draws[0])
+        null_detail = {
             "same": n_same == len(draws),
             "same_draws": n_same,
             "draws": len(draws),
             "kept": null in kept_nulls,
         }
-        detail[null] = {**about, **first}
+        detail[null] = {**null_detail, **first_draw}
     return replace(
         plan, why=replace(plan.why, detail={**plan.why.detail, "null": detail})
     )
@@ -367,20 +375,20 @@ def _decision(
 ) -> dict[str, Any]:
     shared: list[str] = []
     values: list[float | None] = []
-    variant, decided = "", False
+    variant, has_plan = "", False
     try:
         plan = decide(rows)
     except (RunError, UsageError) as error:
         status = str(error)  # such as for an untrained model, which has no updates
     else:
-        why = plan.why
-        shared, values = list(plan.shared), list(why.values)
-        variant, decided, status = why.variant, True, why.status
+        evidence = plan.why
+        shared, values = list(plan.shared), list(evidence.values)
+        variant, has_plan, status = evidence.variant, True, evidence.status
     return {
         "shared": shared,
         "values": values,
         "variant": variant,
-        "decided": decided,
+        "decided": has_plan,
         "status": status,
     }
 
@@ -414,15 +422,19 @@ def stability(
         * ``undecided``: share without a decision, because a value was not above 0 or no pair of clients was drawn
     """
     clients = sorted(curve.clients, key=natural)  # their order changes no draw
-    resampled = ["clients"] * (len(clients) > 1)
+    resampled_kinds = ["clients"] * (len(clients) > 1)
     if curve.redrawn:
-        redrawn = [client for client in clients if (client,) in curve.redrawn]
-        resampled.append(
-            "batches" if redrawn == clients else f"batches of {listing(redrawn)}"
+        redrawn_clients = [client for client in clients if (client,) in curve.redrawn]
+        resampled_kinds.append(
+            "batches"
+            if redrawn_clients == clients
+            else f"batches of {listing(redrawn_clients)}"
         )
-    unsure = [v for who, v in curve.errors.items() if who not in curve.redrawn]
-    resampled += ["measurement errors"] * any(map(any, unsure))
-    if not resampled:
+    uncertain_errors = [
+        v for client_key, v in curve.errors.items() if client_key not in curve.redrawn
+    ]
+    resampled_kinds += ["measurement errors"] * any(map(any, uncertain_errors))
+    if not resampled_kinds:
         return {
             "status": "one client and no measurement errors or resampled batches: nothing to resample"
         }
@@ -436,13 +448,17 @@ def stability(
     averages = curve.resample(
         dict(zip(clients, counts.T, strict=True)), random, fractions
     )
-    decided = (np.isfinite(averages) & (averages > 0)).all(1)
-    tally = Counter(cut(values, threshold) for values in averages[decided].tolist())
+    has_decision = (np.isfinite(averages) & (averages > 0)).all(1)
+    tally = Counter(
+        cut(values, threshold) for values in averages[has_decision].tolist()
+    )
     return {
         "status": "ok",
         "resamples": resamples,
         "of": " and ".join(
-            [", ".join(resampled[:-1]), resampled[-1]] if resampled[:-1] else resampled
+            [", ".join(resampled_kinds[:-1]), resampled_kinds[-1]]
+            if resampled_kinds[:-1]
+            else resampled_kinds
         ),
         "cuts": {
             curve.names[count - 1]: tally[count] / resamples for count in sorted(tally)

@@ -47,21 +47,21 @@ def measure_models(models: Any, data: Any, request: Request) -> Report:
     """
     request = replace(request, seed=request.seed or 0, by=request.by or "block")
     subjects, n_models = client_models(models, data, request)
-    before = {s.client: s.model for s in subjects}
-    unique = {id(s.model): s.model for s in subjects}
-    with preserve_state(*unique.values()):
+    models_before = {s.client: s.model for s in subjects}
+    models_by_id = {id(s.model): s.model for s in subjects}
+    with preserve_state(*models_by_id.values()):
         subjects, criterion = fit_outputs(subjects, request)
-        every = request.layering or _common_layers(subjects, request)
+        layers = request.layering or _common_layers(subjects, request)
         if request.layers == (NETWORK,):
-            every = request.layers_to_report(every)
+            layers = request.layers_to_report(layers)
         if not request.across_models:
-            LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
-        request.check(every)  # of all metrics, before the first one takes its time
+            LayerPlan(tuple(layers), ()).check_fits(subjects[0].model)
+        request.check(layers)  # of all metrics, before the first one takes its time
         settings = {name: getattr(request, name) for name in ("batch", "seed", "mode")}
         if request.budget is not None:
             settings["clock"] = Clock(until=time.monotonic() + request.budget)
-        shared = Measurement(subjects, every, criterion, **settings)
-        measured = _measure_all(request, shared, n_models)
+        measurement = Measurement(subjects, layers, criterion, **settings)
+        measured_rows = _measure_all(request, measurement, n_models)
     columns = {"seed": request.seed, **(request.context or {})}
     header = {
         "schema": rows.SCHEMA,
@@ -69,8 +69,8 @@ def measure_models(models: Any, data: Any, request: Request) -> Report:
         "command": "diagnose",
         "seed": request.seed,
         "model": type(subjects[0].model).__name__,
-        "layers": [asdict(layer) for layer in every],
-        "bytes": layer_bytes(every, subjects[0].model),
+        "layers": [asdict(layer) for layer in layers],
+        "bytes": layer_bytes(layers, subjects[0].model),
         "data": _digest({s.client: _data_digest(s.data) for s in subjects}),
         "checkpoint": _digest(
             {s.client: tree.digest(tree.named_tensors(s.model)) for s in subjects}
@@ -89,18 +89,18 @@ def measure_models(models: Any, data: Any, request: Request) -> Report:
             if m.pairs
         },
     }
-    if different := _different(subjects):
-        header["different"] = different
-    table = rows.frame({**r, **columns} for r in measured)
+    if difference := _different(subjects):
+        header["different"] = difference
+    table = rows.frame({**r, **columns} for r in measured_rows)
     report = Report(table, json.loads(rows.dumps(header)))
     nulls = request.null
     if not nulls.names:
         return report
-    start_models = subjects[0].model if n_models == 1 else before
+    start_models = subjects[0].model if n_models == 1 else models_before
     own_data = {s.client: s.data for s in subjects}
     null_request = replace(
         request,
-        layering=every,
+        layering=layers,
         n_train={s.client: s.n_train for s in subjects},
         resamples=0,
         samples=None,
@@ -114,7 +114,7 @@ def measure_models(models: Any, data: Any, request: Request) -> Report:
             request.options,
             name,
             draw,
-            seed=shared.seed,
+            seed=measurement.seed,
             nulls=nulls,
         )
         return measure_models(
@@ -131,29 +131,29 @@ def _common_layers(
     """Return the layers of the first model that all models have, by name and output."""
     model = subjects[0].model
     names = tree.named_tensors(model).keys()
-    first, *others = (
+    first_layers, *other_models_layers = (
         layers_of(
             s.model, example(s.model, s.data, request.seed or 0)[0], by=request.by
         )
         for k, s in enumerate(subjects)
         if k == 0 or tree.named_tensors(s.model).keys() != names
     )
-    for other in others:
-        outputs = {layer.name: layer.output for layer in other}
-        first = tuple(e for e in first if outputs.get(e.name) == e.output)
-    if not first:
+    for other_layers in other_models_layers:
+        outputs = {layer.name: layer.output for layer in other_layers}
+        first_layers = tuple(e for e in first_layers if outputs.get(e.name) == e.output)
+    if not first_layers:
         raise UsageError(
             "models must have a layer of the same name to be compared; got none. "
             "Pass features instead: diagnose_features({client: {layer: array}}, y)."
         )
-    return first
+    return first_layers
 
 
 def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[Row]:
     """Return the rows of all metrics, in the order of the request."""
-    subjects, every = shared.subjects, shared.layers
-    names = [layer.name for layer in every]
-    wanted = {layer.name for layer in request.layers_to_report(every)}
+    subjects, layers = shared.subjects, shared.layers
+    names = [layer.name for layer in layers]
+    reported_layers = {layer.name for layer in request.layers_to_report(layers)}
     reasons = {m.name: m.why_not(shared.loss.task) for m in request.metrics}
     readers = {
         m.name: request.settings[m.name]
@@ -162,44 +162,44 @@ def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[R
         and not reasons[m.name]
         and not (m.pairs and len(subjects) < 2)
     }
-    alone = [
+    single_metrics = [
         m for m in request.metrics if m.name not in readers and not reasons[m.name]
     ]
-    measured: list[Row] = []
-    steps = (bool(readers) + len(alone)) * len(subjects)
+    measured_rows: list[Row] = []
+    steps = (bool(readers) + len(single_metrics)) * len(subjects)
     with progress_bar(
         steps, "diagnose", "step", shown=request.progress, leave=False
     ) as bar:
 
         def timed(label: str) -> dict[str, Any]:
-            waiting = [s.client for s in subjects]
+            waiting_clients = [s.client for s in subjects]
 
             def done(client: str) -> None:
                 bar.set_postfix_str(f"{label} {client}".rstrip(), refresh=False)
-                if client in waiting:
-                    waiting.remove(client)
+                if client in waiting_clients:
+                    waiting_clients.remove(client)
                     bar.update()
 
             tell = say if request.progress else no_progress
             return {"tick": done, "clock": Clock(label, shared.clock.until, tell)}
 
         if readers:
-            together = replace(
+            pass_measurement = replace(
                 shared, **timed(" + ".join(readers)), resamples=request.resamples
             )
-            measured += one_pass(together, list(readers.values()))
-        for metric in alone:
+            measured_rows += one_pass(pass_measurement, list(readers.values()))
+        for metric in single_metrics:
             if shared.clock.over:
                 reasons[metric.name] = SPENT
                 continue
             # a single model has no pair, however many clients it is measured on
-            whom = subjects
+            metric_subjects = subjects
             if metric.pairs:
-                whom = subjects[:n_models]
+                metric_subjects = subjects[:n_models]
             measurement = replace(
                 shared,
-                subjects=whom,
-                layers=request.read_by(metric, every),
+                subjects=metric_subjects,
+                layers=request.read_by(metric, layers),
                 **timed(metric.name),
             )
             rows = metric.measure(measurement, request.settings[metric.name])
@@ -211,19 +211,19 @@ def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[R
                     check_known(
                         f"layer in the rows of metric {metric.name!r}", name, names
                     )
-            measured += rows
+            measured_rows += rows
     for name, reason in reasons.items():
         if reason:
             of_metric = {"status": reason, "variant": METRICS[name].variant}
             for subject in subjects:
                 client = subject.client
-                measured += [
+                measured_rows += [
                     row(name, None, client=client, layer=layer.name, **of_metric)
-                    for layer in every
+                    for layer in layers
                 ]
     place = {metric.name: k for k, metric in enumerate(request.metrics)}
     return sorted(
-        (r for r in measured if r["layer"] in wanted or not r["layer"]),
+        (r for r in measured_rows if r["layer"] in reported_layers or not r["layer"]),
         key=lambda r: place[r["metric"]],
     )
 
@@ -233,16 +233,16 @@ def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[R
 
 def _different(subjects: Sequence[ClientModel]) -> str:
     """Return how the tensors of the clients' models differ in names or shapes; empty if they do not."""
-    first, *others = subjects
-    for other in others:
+    first_subject, *other_subjects = subjects
+    for other_subject in other_subjects:
         descriptions = (
-            f"the model of client {first.client!r}",
-            f"that of {other.client!r}",
+            f"the model of client {first_subject.client!r}",
+            f"that of {other_subject.client!r}",
         )
         try:
             tree.check_same(
-                tree.named_tensors(first.model),
-                tree.named_tensors(other.model),
+                tree.named_tensors(first_subject.model),
+                tree.named_tensors(other_subject.model),
                 *descriptions,
             )
         except UsageError as error:

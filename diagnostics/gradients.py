@@ -95,7 +95,9 @@ def one_pass(measurement: Measurement, readers: Sequence[GradientReader]) -> lis
         readings.append(_unread(subject, measurement, readers))
     rows: list[Row] = []
     for k, reader in enumerate(readers):
-        rows += reader.rows(measurement, [read[k] for read in readings])
+        rows += reader.rows(
+            measurement, [client_readings[k] for client_readings in readings]
+        )
     return rows
 
 
@@ -110,21 +112,21 @@ def _read(
     data, size = subject.data, measurement.batch
     if measurement.resamples and subject.groups is not None and size is not None:
         data = whole_groups(data, subject.groups, size)  # a resample draws batches
-    wanted: set[str] = set()
+    wanted_names: set[str] = set()
     for reader in readers:
-        wanted.update(*(tensors_of(layer, reader.tensors) for layer in layers))
+        wanted_names.update(*(tensors_of(layer, reader.tensors) for layer in layers))
     n_samples = n_batches = 0
     seeded = torch_seeded(seed_of(seed, "diagnose", subject.client))
     with set_mode(model, measurement.mode), seeded, torch.enable_grad():
-        params = _parameters(model, wanted)
+        params = _parameters(model, wanted_names)
         total = torch.zeros(
             (), dtype=torch.float64, device=next(iter(model.parameters())).device
         )
         parts, clock = batches(data, size, model), measurement.clock
-        whole = True
+        is_complete = True
         for x, y in clock.turns(parts, subject.n_train, lambda part: len(part[1])):
             if clock.over:
-                whole = False
+                is_complete = False
                 break
             z = model(x)
             loss.check_batch(z, y)
@@ -134,7 +136,7 @@ def _read(
                 meter.update(params, grads, len(y))
             total += value.detach()
             n_samples, n_batches = n_samples + len(y), n_batches + 1
-    if not whole:  # a part of the samples gives no value
+    if not is_complete:  # a part of the samples gives no value
         return _unread(subject, measurement, readers)
     fault = ""
     if not torch.isfinite(total):
@@ -333,15 +335,15 @@ class Statistic:
 
     def _summary(self, meter: Any, layer: Layer) -> tuple[Tensor, Tensor | None, int]:
         """Return values and standard errors of the variants, and the number of entries, for one layer."""
-        nothing = torch.full((len(self.variants),), torch.nan, dtype=torch.float64)
+        no_values = torch.full((len(self.variants),), torch.nan, dtype=torch.float64)
         if isinstance(meter, EpochMeter):
             grads = meter.gradients(layer, self.tensors)
-            values = nothing
+            values = no_values
             if grads:
                 values = self.of(grads)
             return values, torch.zeros_like(values), sum(grad.numel() for grad in grads)
         if layer.name not in meter.values:
-            return nothing, None, 0
+            return no_values, None, 0
         values = torch.stack([value for value, _ in meter.values[layer.name]])
         counts = torch.tensor([n for _, n in meter.values[layer.name]]).to(values)[
             :, None
@@ -396,9 +398,9 @@ def gradient_noise(
     """
     model, data = subject.model, subject.data
     # squares of small gradients would vanish in half precision
-    half = any(p.dtype in HALF for p in model.parameters())
+    has_half = any(p.dtype in HALF for p in model.parameters())
     dtype = None
-    if half:
+    if has_half:
         dtype = torch.float32
     run = Differentiable(
         model, measurement.loss, dtype, measurement.seed, measurement.clock
@@ -435,29 +437,29 @@ def _add_batch(
     noise: Noise, run: Differentiable, x: Tensor, y: Tensor, index: int, n: int
 ) -> None:
     """Add a batch, after ``n`` samples before it."""
-    left = [name for name in noise.ways if name not in noise.faults]
-    ghosts = [name for name in left if noise.ways[name] == "ghost"]
-    paths = list(dict.fromkeys(map(owner, ghosts)))
+    remaining_names = [name for name in noise.ways if name not in noise.faults]
+    ghost_names = [name for name in remaining_names if noise.ways[name] == "ghost"]
+    paths = list(dict.fromkeys(map(owner, ghost_names)))
     with record_calls(run.model, paths, len(x), passes=1) as recorded:
         _, losses = run.forward(x, y, index)
     taps = {path: tap for path, tap in recorded.items() if tap is not None}
     targets: list[Any] = [tap.edge for tap in taps.values()]
-    targets += [run.parameters[name] for name in ghosts]
+    targets += [run.parameters[name] for name in ghost_names]
     gradients: tuple[Any, ...] = ()
     if targets:
         gradients = torch.autograd.grad(losses.sum(), targets, allow_unused=True)
     norms = squared_norms(dict(zip(taps, gradients, strict=False)), taps)
-    for name, gradient in zip(ghosts, gradients[len(taps) :], strict=True):
+    for name, gradient in zip(ghost_names, gradients[len(taps) :], strict=True):
         if gradient is not None and name in norms:
             noise.add(name, norms[name], gradient)
         elif gradient is not None:
             noise.faults[name] = f"{name}: its module is used differently in batch {index}"  # fmt: skip
-    alone = [name for name in left if noise.ways[name] == "single"]
-    tensors = [run.parameters[name] for name in alone]
-    for k in run.clock.turns(range(len(y) if alone else 0), len(y)):
+    single_names = [name for name in remaining_names if noise.ways[name] == "single"]
+    tensors = [run.parameters[name] for name in single_names]
+    for k in run.clock.turns(range(len(y) if single_names else 0), len(y)):
         run.clock.check()
         _, losses = run.forward(x[k : k + 1], y[k : k + 1], n + k)
         gradients = torch.autograd.grad(losses.sum(), tensors, allow_unused=True)
-        for name, gradient in zip(alone, gradients, strict=True):
+        for name, gradient in zip(single_names, gradients, strict=True):
             if gradient is not None:
                 noise.add(name, gradient.double().square(), gradient)

@@ -67,14 +67,15 @@ class Alike(Displayed):
         count = len(self.nulls)
         if not count:
             return "No groups of clients are shown: there are too few clients, or their models are equal."
-        largest, clear = f"{max(self.nulls):.2f}", f"{self.silhouette:.2f}"
+        largest, silhouette_text = f"{max(self.nulls):.2f}", f"{self.silhouette:.2f}"
         if not self.significant:
-            return f"No groups of clients are shown (silhouette {clear}; {largest} in deal {count} of their samples)."
+            return (
+                f"No groups of clients are shown (silhouette {silhouette_text}; "
+                f"{largest} in deal {count} of their samples)."
+            )
         names = pd.Series(self.groups)
         groups = "; ".join(listing(names.index[names == k], 6) for k in names.unique())
-        evidence = (
-            f"silhouette {clear}; at most {largest} in {count} deals of their samples"
-        )
+        evidence = f"silhouette {silhouette_text}; at most {largest} in {count} deals of their samples"
         return f"Clients form groups ({evidence}): {groups}."
 
     def summary(self) -> Summary:
@@ -91,9 +92,9 @@ class Alike(Displayed):
         side = min(2.0 + 0.35 * len(matrix), 9.0)
         high = max(float(matrix.max(axis=None)), 1e-3)
         with canvas(ax, side + 1.0, side) as axes:
-            colours = heat(Panel(axes, True, True), matrix, high=high, square=True)
+            image = heat(Panel(axes, True, True), matrix, high=high, square=True)
             label = "lead of own models (nats)"
-            axes.figure.colorbar(colours, ax=axes, label=label)
+            axes.figure.colorbar(image, ax=axes, label=label)
             groups = [self.groups[name] for name in self.order]
             ends = np.flatnonzero(np.diff(groups)) + 1
             axes.hlines(ends, 0, len(groups), colors="white")
@@ -135,19 +136,21 @@ def alike(
     """
     leads = _leads(losses, client)
     table = pd.DataFrame(leads, index=list(names), columns=list(names))
-    together = dict.fromkeys(names, 1)
+    one_group = dict.fromkeys(names, 1)
     if len(names) < LEAST_CLIENTS:
-        return Alike(table, together, math.nan, ())
+        return Alike(table, one_group, math.nan, ())
     groups, silhouette = best_grouping(_distances(leads))
     if math.isnan(silhouette):
-        return Alike(table, together, math.nan, ())
-    of_sample = group
-    if of_sample is None:
-        of_sample = np.arange(len(client))
-    _, first, position = np.unique(of_sample, return_index=True, return_inverse=True)
+        return Alike(table, one_group, math.nan, ())
+    group_of_sample = group
+    if group_of_sample is None:
+        group_of_sample = np.arange(len(client))
+    _, first_samples, position = np.unique(
+        group_of_sample, return_index=True, return_inverse=True
+    )
     draw, nulls = numpy_generator(seed, "alike"), list[float]()
     while len(nulls) < deals and all(null < silhouette for null in nulls):
-        new_client = draw.permutation(client[first])[position.reshape(-1)]
+        new_client = draw.permutation(client[first_samples])[position.reshape(-1)]
         nulls.append(best_grouping(_distances(_leads(losses, new_client)))[1])
     result = Alike(
         table,
@@ -157,7 +160,7 @@ def alike(
     )
     if result.significant:
         return result
-    return Alike(table, together, silhouette, tuple(nulls))
+    return Alike(table, one_group, silhouette, tuple(nulls))
 
 
 def best_grouping(distance: Array) -> tuple[NDArray[np.int64], float]:
@@ -174,23 +177,27 @@ def best_grouping(distance: Array) -> tuple[NDArray[np.int64], float]:
         distance: distances between clients, at least 0, [clients, clients]. If all are equal there are no groups, and
             the silhouette is NaN.
     """
-    joined = _tree(distance)
-    best, silhouette = np.ones(len(distance), dtype=np.int64), math.nan
+    linkage_matrix = _tree(distance)
+    best_groups, silhouette = np.ones(len(distance), dtype=np.int64), math.nan
     for count in range(2, len(distance)):
-        groups = fcluster(joined, count, "maxclust")
+        groups = fcluster(linkage_matrix, count, "maxclust")
         if not 1 < len(set(groups)) < len(distance):
             continue
         value = float(silhouette_score(distance, groups, metric="precomputed"))
         if math.isnan(silhouette) or value > silhouette:
-            best, silhouette = groups, value
-    places = {group: k for k, group in enumerate(dict.fromkeys(best.tolist()), 1)}
-    return np.array([places[group] for group in best.tolist()]), silhouette
+            best_groups, silhouette = groups, value
+    group_numbers = {
+        group: k for k, group in enumerate(dict.fromkeys(best_groups.tolist()), 1)
+    }
+    return np.array(
+        [group_numbers[group] for group in best_groups.tolist()]
+    ), silhouette
 
 
 def _leads(losses: Array, client: NDArray[np.int64]) -> Array:
     """Return the lead of each pair of clients, [K, K]."""
-    belongs = client == np.arange(len(losses))[:, None]
-    means = losses @ (belongs / belongs.sum(axis=1, keepdims=True)).T
+    is_of_client = client == np.arange(len(losses))[:, None]
+    means = losses @ (is_of_client / is_of_client.sum(axis=1, keepdims=True)).T
     gaps = means - means.diagonal()
     leads: Array = gaps + gaps.T
     return leads
@@ -204,5 +211,5 @@ def _distances(leads: Array) -> Array:
 
 
 def _tree(distance: Array) -> Array:
-    joined: Array = linkage(squareform(distance, checks=False), "average")
-    return joined
+    linkage_matrix: Array = linkage(squareform(distance, checks=False), "average")
+    return linkage_matrix

@@ -84,12 +84,14 @@ def _check_module(model: object) -> None:
     if not isinstance(model, nn.Module):
         name, way = getattr(model, "__name__", ""), "models first, then data"
         kind = type(model).__name__
-        what = kind
+        description = kind
         if name:
-            what = f"{name!r}, a {kind}"
+            description = f"{name!r}, a {kind}"
         if isinstance(model, type) and issubclass(model, nn.Module):
-            what, way = f"the class {name}", f"{name}(...)"
-        raise UsageError(f"a model must be a torch module; got {what}. Pass {way}.")
+            description, way = f"the class {name}", f"{name}(...)"
+        raise UsageError(
+            f"a model must be a torch module; got {description}. Pass {way}."
+        )
     check_real(model)
 
 
@@ -102,11 +104,11 @@ def _check_same_clients(
             check_known("client with data", name, data_names)
     both_named = bool(model_names and data_names)
     if models != data and (both_named or 1 not in (models, data)):
-        of_models = listing(model_names) or "no names"
-        of_data = listing(data_names) or "no names"
+        model_names_text = listing(model_names) or "no names"
+        data_names_text = listing(data_names) or "no names"
         raise UsageError(
-            f"models and data must be of the same clients; got {models} models ({of_models}) and "
-            f"{data} sets of data ({of_data}). Pass one of either without a name."
+            f"models and data must be of the same clients; got {models} models ({model_names_text}) and "
+            f"{data} sets of data ({data_names_text}). Pass one of either without a name."
         )
 
 
@@ -131,8 +133,8 @@ def _paired(
 
     One model serves all data, and one set of data all models.
     """
-    one = not isinstance(models, Mapping | Sequence)
-    model_names, own_models = _names_and_items("models", models, one)
+    is_one_model = not isinstance(models, Mapping | Sequence)
+    model_names, own_models = _names_and_items("models", models, is_one_model)
     own_models = [plain(model) for model in own_models]
     callers = [f"client {name!r}" for name in model_names]
     callers = callers or ["models"] * len(own_models)
@@ -142,16 +144,19 @@ def _paired(
     if data is None:
         raise UsageError("data must be given with models; got none. Pass pairs (x, y).")
     data_names, own_data = _names_and_items("data", data, _is_one(data))
-    m, d = len(own_models), len(own_data)
-    _check_same_clients(model_names, m, data_names, d)
+    n_models, n_data = len(own_models), len(own_data)
+    _check_same_clients(model_names, n_models, data_names, n_data)
     if model_names and data_names:
         own_data = [own_data[data_names.index(name)] for name in model_names]
-    count = max(m, d)
-    own_models, own_data = own_models * (count // m), own_data * (count // d)
+    count = max(n_models, n_data)
+    own_models, own_data = (
+        own_models * (count // n_models),
+        own_data * (count // n_data),
+    )
     for names in (model_names, data_names):
         if len(names) == count:
-            return names, own_models, own_data, m
-    return [f"client_{k}" for k in range(count)], own_models, own_data, m
+            return names, own_models, own_data, n_models
+    return [f"client_{k}" for k in range(count)], own_models, own_data, n_models
 
 
 def client_models(
@@ -165,50 +170,55 @@ def client_models(
     Raises:
         UsageError: models and data differ in number or names, or models in their tensors.
     """
-    packed, seed, samples = None, request.seed or 0, request.samples
+    federation_layout, seed, samples = None, request.seed or 0, request.samples
     n_train = request.n_train
     if isinstance(data, FederatedData):
-        packed = getattr(data.shape, "layout", None)
+        federation_layout = getattr(data.shape, "layout", None)
         data = {client.name: client.train for client in data.clients}
-    names, own_models, own_data, m = _paired(models, data)
+    names, own_models, own_data, n_models = _paired(models, data)
     check_tables(
-        {f"client {k!r}": part for k, part in zip(names, own_data, strict=True)}
+        {
+            f"client {k!r}": client_data
+            for k, client_data in zip(names, own_data, strict=True)
+        }
     )
     labels = getattr(own_models[0], "label_names", ())
     if labels == tuple(map(str, range(len(labels)))):
         labels = ()  # a label is its index
-    first = tree.named_tensors(own_models[0])
-    read: dict[int, tuple[Data, Layout | None]] = {}
+    first_tensors = tree.named_tensors(own_models[0])
+    data_by_id: dict[int, tuple[Data, Layout | None]] = {}
     subjects = []
-    for name, model, part in zip(names, own_models, own_data, strict=True):
+    for name, model, client_data in zip(names, own_models, own_data, strict=True):
         if not request.across_models:
-            _check_same_tensors(first, names[0], tree.named_tensors(model), name)
-        if id(part) not in read:
+            _check_same_tensors(
+                first_tensors, names[0], tree.named_tensors(model), name
+            )
+        if id(client_data) not in data_by_id:
             with (
                 about(f"client {name!r}"),
                 one_line("data must be pairs (x, y), datasets or loaders"),
                 torch_seeded(seed_of(seed, "diagnose", "read")),
             ):
-                read[id(part)] = _read(part, samples, seed, labels)
-        split, _ = read[id(part)]
+                data_by_id[id(client_data)] = _read(client_data, samples, seed, labels)
+        split, _ = data_by_id[id(client_data)]
         if n_train:
             n = n_train[check_known("client in n_train", name, n_train)]
         else:
             n = 0
         check_value(f"n_train of {name}", n, at_least(0))
-        groups = getattr(part, "groups", None)
+        groups = getattr(client_data, "groups", None)
         if groups is not None:
-            pair = torch.as_tensor(groups), part.y
+            pair = torch.as_tensor(groups), client_data.y
             groups = _first_samples(pair, samples, seed)[0].numpy()
         subjects.append(ClientModel(name, model, split, n, groups))
-    layouts = {layout for _, layout in read.values()}
+    layouts = {layout for _, layout in data_by_id.values()}
     if len(layouts) > 1:
         raise UsageError("inputs must be of the same kind at all clients; got others.")
-    layout = layouts.pop() or packed
+    layout = layouts.pop() or federation_layout
     if layout is not None:
-        taking = {id(model): adapt(model, layout) for model in own_models}
-        subjects = [replace(s, model=taking[id(s.model)]) for s in subjects]
-    return subjects, m
+        adapted_models = {id(model): adapt(model, layout) for model in own_models}
+        subjects = [replace(s, model=adapted_models[id(s.model)]) for s in subjects]
+    return subjects, n_models
 
 
 def fit_outputs(
@@ -228,16 +238,16 @@ def fit_outputs(
         (request.class_axis, request.ignore_index),
     )
     model_of: dict[int, Any] = {}
-    ready: list[ClientModel] = []
+    fitted_clients: list[ClientModel] = []
     for subject in subjects:
         model, data = subject.model, subject.data
         with about(f"client {subject.client!r}"):
-            first = example(model, data, seed)
+            first_batch = example(model, data, seed)
             with (
                 set_mode(model, "eval"),
                 torch_seeded(seed_of(seed, "diagnose", "check")),
             ):
-                output = _outputs(model, first[0])
+                output = _outputs(model, first_batch[0])
                 if criterion is None:
                     loss = request.loss
                     if loss is None:  # a model of a run knows its own
@@ -246,18 +256,21 @@ def fit_outputs(
                         loss,
                         model,
                         output,
-                        first[1],
-                        partial(_outputs, model, first[0][:1]),
+                        first_batch[1],
+                        partial(_outputs, model, first_batch[0][:1]),
                         *axis_and_ignored,
                     )
-                fit = adapted(model, output, criterion)
-                model = model_of.setdefault(id(model), fit)
+                adapted_model = adapted(model, output, criterion)
+                model = model_of.setdefault(id(model), adapted_model)
                 z = _check_loss(
-                    model, *first, criterion, request.differentiates and not ready
+                    model,
+                    *first_batch,
+                    criterion,
+                    request.differentiates and not fitted_clients,
                 )
-                if not ready:
+                if not fitted_clients:
                     examples = next(batches(data, FEW, model))[0][:FEW]
-                    notes = pass_notes(model, first[0])
+                    notes = pass_notes(model, first_batch[0])
                     if request.loss is None or isinstance(request.loss, str):
                         notes += probability_notes(
                             model(examples).detach(), criterion.task
@@ -276,11 +289,11 @@ def fit_outputs(
             if criterion.binary and isinstance(data, tuple):  # floats are classes
                 data = data[0], data[1].reshape(-1).long()
         n = subject.n_train or n
-        ready.append(replace(subject, model=model, data=data, n_train=n))
+        fitted_clients.append(replace(subject, model=model, data=data, n_train=n))
     assert criterion is not None
     for note in criterion.notes():
         warn(note)
-    return ready, criterion
+    return fitted_clients, criterion
 
 
 def _outputs(model: nn.Module, x: Tensor) -> Any:
@@ -290,9 +303,9 @@ def _outputs(model: nn.Module, x: Tensor) -> Any:
     def blame(error: Exception) -> str:
         text = cannot_take(model, x)
         reference = next((p for p in model.parameters() if p.is_floating_point()), x)
-        packed = isinstance(model, Adapter) and model.layout
+        is_packed = isinstance(model, Adapter) and model.layout
         if re.search("dtype|type", str(error)) and not (
-            packed or x.is_floating_point()
+            is_packed or x.is_floating_point()
         ):
             expected_kind = kind_of(reference)
             text += f". The model computes in {expected_kind}: x.float() may be meant"
@@ -375,13 +388,13 @@ def _read(
     """
     if isinstance(data, Split):
         labels = ()  # of a federation, so indices already
-    rows = isinstance(data, Dataset) and not isinstance(data, IterableDataset)
-    if not rows and hasattr(data, "x") and hasattr(data, "y"):
+    has_items = isinstance(data, Dataset) and not isinstance(data, IterableDataset)
+    if not has_items and hasattr(data, "x") and hasattr(data, "y"):
         data = (data.x, data.y)
     check_finite(data, "data")
-    pair = isinstance(data, Mapping | tuple | list) and _is_one(data)
-    if pair or rows or hasattr(data, "column_names"):
-        if pair:
+    is_pair = isinstance(data, Mapping | tuple | list) and _is_one(data)
+    if is_pair or has_items or hasattr(data, "column_names"):
+        if is_pair:
             x, y = split_labels(data)
         else:
             x, y = pair_of(data, "data")
@@ -389,14 +402,14 @@ def _read(
         return _first_samples((x, _indices(y, labels)), samples, seed), layout
     if isinstance(data, Iterator) or not isinstance(data, Iterable):
         next(batches(data))  # which refuses it
-    first = next(iter(data), None)
-    plainly = isinstance(first, tuple | list) and all(
-        isinstance(part, Tensor) for part in first
+    first_item = next(iter(data), None)
+    has_tensors = isinstance(first_item, tuple | list) and all(
+        isinstance(part, Tensor) for part in first_item
     )
     is_needed = samples is not None or labels
-    if first is None or (plainly and len(first) == 2 and not is_needed):
+    if first_item is None or (has_tensors and len(first_item) == 2 and not is_needed):
         return data, None
-    if not isinstance(first, tuple | list | Mapping):
+    if not isinstance(first_item, tuple | list | Mapping):
         next(batches(data))
     return _joined(data, samples, seed, labels, whole=samples is not None)
 
@@ -404,13 +417,15 @@ def _read(
 def _indices(y: Any, names: Sequence[str]) -> Tensor:
     """Return labels as a tensor; those that are names of a run's classes as their indices."""
     values = as_array(y)
-    words = values.dtype.kind in "UO"
-    if words and not names:
+    are_words = values.dtype.kind in "UO"
+    if are_words and not names:
         raise UsageError(
             f"labels must be numbers, not words; got {str(values.flat[0])!r}. Pass indices of classes."
         )
-    numbered = all(name.lstrip("-").isdigit() for name in names)
-    if not words and (not names or not numbered or values.dtype.kind not in "bui"):
+    names_are_numbers = all(name.lstrip("-").isdigit() for name in names)
+    if not are_words and (
+        not names or not names_are_numbers or values.dtype.kind not in "bui"
+    ):
         return tensor(y)
     index = {
         check_known("class of the run", str(v), names): tuple(names).index(str(v))
@@ -427,17 +442,17 @@ def _joined(
     whole: bool,
 ) -> tuple[Data, Layout | None]:
     """Return all batches of a loader, or one pair of the whole."""
-    read = list(loader)
-    if isinstance(read[0], Mapping):  # sequences of several lengths are padded
-        keys = read[0].keys()
+    batches_read = list(loader)
+    if isinstance(batches_read[0], Mapping):  # sequences of several lengths are padded
+        keys = batches_read[0].keys()
         rows: list[dict[Any, Any]] = []
-        for batch in read:
+        for batch in batches_read:
             columns = zip(*batch.values(), strict=True)
             rows += [dict(zip(keys, row, strict=True)) for row in columns]
-        read = [pair_of(rows, "data")]
-    note_parts(read[0], "data")
+        batches_read = [pair_of(rows, "data")]
+    note_parts(batches_read[0], "data")
     pairs, layouts = [], []
-    for batch in read:
+    for batch in batches_read:
         x, y = split_labels(batch)
         packed, layout = pack(x)
         pairs.append((packed, _indices(y, labels)))
@@ -448,8 +463,8 @@ def _joined(
         )
     if not whole:
         return pairs, layouts[0]
-    joined = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-    return _first_samples(joined, samples, seed), layouts[0]
+    joined_pair = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+    return _first_samples(joined_pair, samples, seed), layouts[0]
 
 
 def _first_samples(pair: Any, samples: int | None, seed: int) -> Any:
@@ -462,13 +477,13 @@ def _first_samples(pair: Any, samples: int | None, seed: int) -> Any:
 
 
 def _names_and_items(
-    what: str, argument: Any, one: bool
+    what: str, argument: Any, is_one_item: bool
 ) -> tuple[list[str], list[Any]]:
     """Return names and items of a mapping, a sequence or a single item.
 
     Names are empty without a mapping.
     """
-    if one:
+    if is_one_item:
         return [], [argument]
     if isinstance(argument, Mapping):
         items = list(argument.values())

@@ -146,6 +146,6 @@ def cramers_v(counts: Array, chance: float) -> float:
     n, (rows, columns) = table.sum(), table.shape
     if min(rows, columns) < 2:
         return 0.0
-    beyond = max(0.0, association(table) - chance)
-    most = min(size - (size - 1) ** 2 / (n - 1) for size in (rows, columns)) - 1
-    return float(min(1.0, math.sqrt(beyond / most)))
+    excess = max(0.0, association(table) - chance)
+    maximum = min(size - (size - 1) ** 2 / (n - 1) for size in (rows, columns)) - 1
+    return float(min(1.0, math.sqrt(excess / maximum)))

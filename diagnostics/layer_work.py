@@ -47,7 +47,7 @@ def step_work(
             if parameter.is_floating_point()
         ]
         params = [parameter for parameter in params if parameter.requires_grad]
-        counted = {
+        counted_storages = {
             t.untyped_storage().data_ptr()
             for t in (*model.parameters(), *model.buffers())
         }
@@ -73,8 +73,8 @@ def step_work(
 
         def keep(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in counted:
-                counted.add(storage.data_ptr())
+            if storage.data_ptr() not in counted_storages:
+                counted_storages.add(storage.data_ptr())
                 # alive until the end, so that no other tensor gets its address
                 storages.append(storage)
                 size = float(storage.nbytes())

@@ -139,17 +139,17 @@ def load_clients(
     folder = Path(folder)
     if pattern.count("{client}") != 1:
         raise UsageError(f"pattern must have {{client}} once; got {pattern!r}.")
-    form = re.escape(pattern).replace(r"\{client\}", "(?P<client>[^/]+?)")
-    form = form.replace(r"\{round\}", r"(?P<round>\d+)")
+    name_pattern = re.escape(pattern).replace(r"\{client\}", "(?P<client>[^/]+?)")
+    name_pattern = name_pattern.replace(r"\{round\}", r"(?P<round>\d+)")
     models: dict[int, dict[str, nn.Module]] = {}
     for path in sorted(folder.rglob("*")):
-        fits = re.fullmatch(form, path.relative_to(folder).as_posix())
-        if fits:
-            number = int(fits.groupdict().get("round") or 0)
+        match = re.fullmatch(name_pattern, path.relative_to(folder).as_posix())
+        if match:
+            number = int(match.groupdict().get("round") or 0)
             name = path.relative_to(folder).as_posix()
             storage.Folder(folder, links=True).file(name)
             model = load_weights(path, into=build(), by_position=by_position)
-            models.setdefault(number, {})[fits["client"]] = model
+            models.setdefault(number, {})[match["client"]] = model
     if not models:
         names = listing(sorted(p.name for p in folder.glob("*")), 4)
         raise UsageError(
@@ -177,20 +177,20 @@ def _folder(path: Path, key: str) -> tuple[Tree, dict[str, Any] | None]:
             names = sorted({*map(str, file_of.values())})
         elif not folder.has(name):
             continue
-        others = {file.name for file in path.iterdir() if file.suffix in SUFFIXES}
-        if left := sorted(others.difference(names)):
-            unread = listing(map(printable, left), 4)
+        other_files = {file.name for file in path.iterdir() if file.suffix in SUFFIXES}
+        if unread_files := sorted(other_files.difference(names)):
+            unread = listing(map(printable, unread_files), 4)
             warn(f"{path}: not read: {unread}")
         tensors: Tree = {}
-        for part in names:
-            tensors |= weights.read(folder.file(part), key)
+        for file_name in names:
+            tensors |= weights.read(folder.file(file_name), key)
         return tensors, None
-    way = "Name a file."
+    advice = "Name a file."
     if folder.has(".metadata"):
-        way = "Convert its shards by torch.distributed.checkpoint.format_utils.dcp_to_torch_save."
+        advice = "Convert its shards by torch.distributed.checkpoint.format_utils.dcp_to_torch_save."
     raise UsageError(
         f"{path} must be a folder of transformers or peft; it has no model.safetensors, "
-        f"pytorch_model.bin or adapter_config.json. {way}"
+        f"pytorch_model.bin or adapter_config.json. {advice}"
     )
 
 
@@ -209,10 +209,10 @@ def _as_transformers(into: Any, tensors: Tree, path: Path) -> Tree:
         model, info = type(into).from_pretrained(
             None, config=into.config, state_dict=tensors, output_loading_info=True
         )
-    loaded = {
+    loaded_tensors = {
         n: t for n, t in model.state_dict().items() if n not in info["missing_keys"]
     }
-    return dict.fromkeys(info["unexpected_keys"], torch.empty(0)) | loaded
+    return dict.fromkeys(info["unexpected_keys"], torch.empty(0)) | loaded_tensors
 
 
 # --- adapters of peft ------------------------------------------------------------------
@@ -248,76 +248,83 @@ def _with_adapters(
         name: t for name, t in tensors.items() if configs or _ADAPTER.match(name)
     }
     if configs:
-        mine = vars(next(iter(configs.values())))
+        module_config = vars(next(iter(configs.values())))
         for key in _HOW.split():
-            stored, expected = config.get(key) or None, mine.get(key) or None
-            if isinstance(expected, set):
-                stored, expected = sorted(stored or ()), sorted(expected)
-            if key in mine and stored != expected:
-                raise UsageError(
-                    f"{key} of {config_path} must be that of the module; got {stored!r} instead of {expected!r}."
+            stored_value, expected_value = (
+                config.get(key) or None,
+                module_config.get(key) or None,
+            )
+            if isinstance(expected_value, set):
+                stored_value, expected_value = (
+                    sorted(stored_value or ()),
+                    sorted(expected_value),
                 )
-        wrapped: Any = copied(into)
+            if key in module_config and stored_value != expected_value:
+                raise UsageError(
+                    f"{key} of {config_path} must be that of the module; "
+                    f"got {stored_value!r} instead of {expected_value!r}."
+                )
+        wrapped_module: Any = copied(into)
     else:
-        wrapped = _wrapped(into, adapters, config, config_path, peft)
+        wrapped_module = _wrapped(into, adapters, config, config_path, peft)
     with one_line(f"adapters in {path} must fit the module"):
-        result = peft.set_peft_model_state_dict(wrapped, adapters)
-    unused = getattr(result, "unexpected_keys", [])
+        result = peft.set_peft_model_state_dict(wrapped_module, adapters)
+    unused_keys = getattr(result, "unexpected_keys", [])
     keys = getattr(result, "missing_keys", [])
-    lacking = [key for key in keys if ".lora_" in key or ".ia3_" in key]
-    if unused or lacking:
-        first_key = sorted([*unused, *lacking])[0]
+    missing_keys = [key for key in keys if ".lora_" in key or ".ia3_" in key]
+    if unused_keys or missing_keys:
+        first_key = sorted([*unused_keys, *missing_keys])[0]
         raise UsageError(
             f"adapters in {path} must fit the module; {first_key!r} does not. Build the model "
             "that they were trained on."
         )
     if configs:
-        return dict(wrapped.state_dict())
-    merged = dict(wrapped.merge_and_unload().state_dict())
+        return dict(wrapped_module.state_dict())
+    merged_tensors = dict(wrapped_module.merge_and_unload().state_dict())
     for name in tensors.keys() - adapters.keys():
-        inside = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
-        if inside not in merged:
+        inner_name = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+        if inner_name not in merged_tensors:
             raise UsageError(
                 f"{path} must hold tensors of the module; got {name!r}. Build the model that was trained."
             )
-        merged[inside] = tensors[name]
-    return merged
+        merged_tensors[inner_name] = tensors[name]
+    return merged_tensors
 
 
 def _check_config(config: Mapping[str, Any], where: str, peft: Any) -> None:
     """Refuse what would compute something else than is read here."""
     kind = config.get("peft_type", "LORA")
     if kind not in ("LORA", "IA3"):
-        got = printable(str(kind))
+        kind_text = printable(str(kind))
         raise UsageError(
-            f"peft_type of {where} must be LORA or IA3; got {got!r}. Merge it where it was trained."
+            f"peft_type of {where} must be LORA or IA3; got {kind_text!r}. Merge it where it was trained."
         )
     defaults = {
         field.name: field.default
         for field in fields(peft.LoraConfig if kind == "LORA" else peft.IA3Config)
     }
     keys = f"{_HOW} {_IDLE}".split()
-    others = [
+    unread_keys = [
         key
         for key, value in config.items()
         if value and key not in keys and value != defaults.get(key)
     ]
-    start = config.get("init_lora_weights", True)
-    if not isinstance(start, bool) and start != "gaussian":
-        others.append("init_lora_weights")  # such as pissa, which changes the base
+    initial_weights = config.get("init_lora_weights", True)
+    if not isinstance(initial_weights, bool) and initial_weights != "gaussian":
+        unread_keys.append("init_lora_weights")  # such as pissa, which changes the base
     patterns = [config.get("alpha_pattern") or {}, config.get("rank_pattern") or {}]
     plain_text = all(isinstance(pattern, dict) for pattern in patterns)
     if plain_text:
         paths = chain.from_iterable(patterns)
         plain_text = all(re.fullmatch(r"\^?[\w.]+", path) for path in paths)
     forward = config.get("feedforward_modules") or []
-    if others or not plain_text or not isinstance(forward, list):
-        what = "a regular expression"
-        if others:
-            what = others[0]
-        got = printable(what)
+    if unread_keys or not plain_text or not isinstance(forward, list):
+        description = "a regular expression"
+        if unread_keys:
+            description = unread_keys[0]
+        kind_text = printable(description)
         raise UsageError(
-            f"{where} must describe adapters by known keys and module paths; got {got}. Merge them where "
+            f"{where} must describe adapters by known keys and module paths; got {kind_text}. Merge them where "
             "they were trained."
         )
     numbers = {"r": config.get("r") or 1, "lora_alpha": config.get("lora_alpha") or 1}
@@ -405,56 +412,66 @@ def _fit(into: nn.Module, tensors: Tree, target: Tree, path: Path) -> Tree:
     What the module takes strictly is not asked further.
     """
     versions = {
-        WRAPPED.sub("", f"{module}.").removesuffix("."): about
-        for module, about in weights.versions_of(tensors).items()
+        WRAPPED.sub("", f"{module}.").removesuffix("."): version
+        for module, version in weights.versions_of(tensors).items()
     }
     tensors = weights.with_versions(
         {WRAPPED.sub("", name): tensor for name, tensor in tensors.items()}, versions
     )
-    starts = {""}
+    prefixes = {""}
     for end in list(target)[:3]:
-        starts |= {n.removesuffix(end) for n in tensors if n.endswith(f".{end}")}
+        prefixes |= {n.removesuffix(end) for n in tensors if n.endswith(f".{end}")}
     counts = {
         start: sum(f"{start}{name}" in tensors for name in target)
-        for start in sorted(starts, key=lambda start: (len(start), start))
+        for start in sorted(prefixes, key=lambda start: (len(start), start))
     }
-    stripped = max(counts, key=lambda prefix: counts[prefix])
-    equal = [
-        prefix for prefix in counts if prefix and counts[prefix] == counts[stripped]
+    stripped_prefix = max(counts, key=lambda prefix: counts[prefix])
+    equal_prefixes = [
+        prefix
+        for prefix in counts
+        if prefix and counts[prefix] == counts[stripped_prefix]
     ]
-    if stripped and len(equal) > 1:
-        equal_names = listing(map(repr, equal))
+    if stripped_prefix and len(equal_prefixes) > 1:
+        equal_names = listing(map(repr, equal_prefixes))
         raise UsageError(
             f"{path} must have one state for the module; got names that begin with "
             f"{equal_names}. Name one by key=."
         )
-    best = {
-        name.removeprefix(stripped): tensor
+    fitted_tensors = {
+        name.removeprefix(stripped_prefix): tensor
         for name, tensor in tensors.items()
-        if name.startswith(stripped)
+        if name.startswith(stripped_prefix)
     }
-    best = weights.with_versions(best, weights.versions_of(tensors, stripped))
-    strict = strict_state(into, best) is not None
-    if not strict:
-        best = {name: best[name] for name in target if name in best}
-    covered = {id(tensor) for name, tensor in target.items() if name in best}
-    missing = [name for name, tensor in target.items() if id(tensor) not in covered]
-    if missing and not strict:
+    fitted_tensors = weights.with_versions(
+        fitted_tensors, weights.versions_of(tensors, stripped_prefix)
+    )
+    is_strict = strict_state(into, fitted_tensors) is not None
+    if not is_strict:
+        fitted_tensors = {
+            name: fitted_tensors[name] for name in target if name in fitted_tensors
+        }
+    covered_ids = {
+        id(tensor) for name, tensor in target.items() if name in fitted_tensors
+    }
+    missing = [name for name, tensor in target.items() if id(tensor) not in covered_ids]
+    if missing and not is_strict:
         names_there = listing(sorted(tensors), 4)
         raise UsageError(
             f"{path} must have all tensors of the module; it lacks {listing(missing, 4)}, "
             f"and has {names_there}. Build the model that was trained."
         )
-    for name, tensor in best.items():
+    for name, tensor in fitted_tensors.items():
         if name in target and tensor.itemsize < min(2, target[name].itemsize):
             raise UsageError(
                 f"{path}: {name!r} must be numbers of 16 bits or more; got {tensor.dtype}. Store it dequantised."
             )
-    notes = [f"stripped {stripped!r} from names"] if stripped else []
-    if extra := tensors.keys() - {f"{stripped}{name}" for name in best}:
-        extra_names = listing(sorted(extra), 4)
+    notes = [f"stripped {stripped_prefix!r} from names"] if stripped_prefix else []
+    if extra_tensors := tensors.keys() - {
+        f"{stripped_prefix}{name}" for name in fitted_tensors
+    }:
+        extra_names = listing(sorted(extra_tensors), 4)
         notes.append(f"left out {extra_names}")
     if notes:
-        facts = "; ".join(notes)
-        warn(f"{path}: {facts}")
-    return best
+        notes_text = "; ".join(notes)
+        warn(f"{path}: {notes_text}")
+    return fitted_tensors

@@ -181,8 +181,12 @@ MOST_CROSSED = 12
 
 def who_could_use(models: Any, data: Any, loss: Any, batch: int) -> str:
     """Return in words which clients could use another's model; empty unless each has its own model and samples."""
-    mine = isinstance(models, Mapping) and isinstance(data, Mapping)
-    if not mine or not 2 <= len(models) <= MOST_CROSSED or len(data) != len(models):
+    has_own_models = isinstance(models, Mapping) and isinstance(data, Mapping)
+    if (
+        not has_own_models
+        or not 2 <= len(models) <= MOST_CROSSED
+        or len(data) != len(models)
+    ):
         return ""
     if len({id(model) for model in models.values()}) < 2:
         return ""
@@ -204,19 +208,21 @@ def _models_in_memory(result: Any, metrics: str | Sequence[str]) -> Any:
     Raises:
         UsageError: only the latter are left, and they are equal.
     """
-    predicting = result.models
+    prediction_models = result.models
     if model_for(metrics, "local") == "global":
-        return predicting
-    local = result.local_models
-    if local:
-        return local
-    digests = {tree.digest(tree.named_tensors(model)) for model in predicting.values()}
-    if len(digests) == 1 < len(predicting):
+        return prediction_models
+    local_models = result.local_models
+    if local_models:
+        return local_models
+    digests = {
+        tree.digest(tree.named_tensors(model)) for model in prediction_models.values()
+    }
+    if len(digests) == 1 < len(prediction_models):
         raise UsageError(
             "the clients' locally trained models must be kept to be measured; got a result in memory with "
-            f"{len(predicting)} equal models. Pass out= to fl.run."
+            f"{len(prediction_models)} equal models. Pass out= to fl.run."
         )
-    return predicting
+    return prediction_models
 
 
 def model_for(metrics: str | Sequence[str], which: str) -> str:
@@ -225,14 +231,14 @@ def model_for(metrics: str | Sequence[str], which: str) -> str:
     Raises:
         UsageError: some metrics read the shared model, and others the local models.
     """
-    chosen = chosen_metrics(metrics)
-    shared = [layer.name for layer in chosen if layer.shared]
-    if which != "local" or not shared:
+    requested_metrics = chosen_metrics(metrics)
+    shared_metrics = [layer.name for layer in requested_metrics if layer.shared]
+    if which != "local" or not shared_metrics:
         return which
-    if len(shared) < len(chosen):
+    if len(shared_metrics) < len(requested_metrics):
         raise UsageError(
-            f"{listing(shared)} must be measured at the server's model; got other metrics and the local models. "
-            "Measure it alone, or all at model='global'."
+            f"{listing(shared_metrics)} must be measured at the server's model; "
+            "got other metrics and the local models. Measure it alone, or all at model='global'."
         )
     return "global"
 
@@ -274,7 +280,7 @@ def diagnose_features(
     features: Mapping[str, Mapping[str, Any]],
     y: Any = None,
     metrics: str | Sequence[str] = ("cka",),
-    **how: Any,
+    **arguments: Any,
 ) -> Report:
     """Measure metrics of features on features that you saved.
 
@@ -294,13 +300,17 @@ def diagnose_features(
     Raises:
         UsageError: arrays have other numbers of samples, or a metric reads weights or losses.
     """
-    read: dict[str, dict[str, Tensor]] = {}
+    features_by_client: dict[str, dict[str, Tensor]] = {}
     for client, layers in features.items():
         with about(f"client {client!r}"):
             check_type("features", layers, dict)
-            read[str(client)] = {name: tensor(a).float() for name, a in layers.items()}
-    names = list(dict.fromkeys(chain.from_iterable(read.values())))
-    arrays = chain.from_iterable(layers.values() for layers in read.values())
+            features_by_client[str(client)] = {
+                name: tensor(a).float() for name, a in layers.items()
+            }
+    names = list(dict.fromkeys(chain.from_iterable(features_by_client.values())))
+    arrays = chain.from_iterable(
+        layers.values() for layers in features_by_client.values()
+    )
     sizes = {len(array) if array.ndim else 0 for array in arrays}
     if len(sizes) != 1 or 0 in sizes:
         counts = listing(map(str, sorted(sizes))) or "no"
@@ -339,11 +349,11 @@ def diagnose_features(
             len(names),
             labels,
         )
-        for client, arrays in read.items()
+        for client, arrays in features_by_client.items()
     }
     layering = [Layer(name, (), output=f"_{k}") for k, name in enumerate(names)]
-    how["options"] = {**(how.get("options") or {}), "layering": layering}
-    return diagnose(models, (torch.arange(count), labels), metrics, **how)
+    arguments["options"] = {**(arguments.get("options") or {}), "layering": layering}
+    return diagnose(models, (torch.arange(count), labels), metrics, **arguments)
 
 
 def tsne(
@@ -384,8 +394,8 @@ def tsne(
     """
     request = Request.of("cka", {"seed": seed, "loss": loss})
     subjects, _ = client_models(models, data, request)
-    unique = {id(subject.model): subject.model for subject in subjects}
-    with preserve_state(*unique.values()):
+    models_by_id = {id(subject.model): subject.model for subject in subjects}
+    with preserve_state(*models_by_id.values()):
         subjects, _ = fit_outputs(subjects, request)
         pooled = pool(
             {subject.client: subject.model for subject in subjects},
@@ -525,8 +535,8 @@ def _at_models(
     for name in models:
         check_known("client of the data", name, task.data.names)
 
-    def measured(on: Task, trained: bool, request: Request) -> Report:
-        if trained:
+    def measured(on: Task, uses_trained: bool, request: Request) -> Report:
+        if uses_trained:
             null_models = models
         else:
             null_models = dict.fromkeys(models, task.model)
@@ -547,16 +557,16 @@ def _with_nulls(
         measured: (task, whether its models are trained, request) -> the report.
         kept: as in :func:`diagnostics.null.rows_of_nulls`.
     """
-    nulls, real = request.null, replace(request, null=NO_NULLS)
-    report = measured(task, True, real)
+    nulls, real_request = request.null, replace(request, null=NO_NULLS)
+    report = measured(task, True, real_request)
     if not nulls.names:
         return report
 
     def rows_of(null: str, draw: int) -> pd.DataFrame:
         data = null_data(task.data, null, task.config.execution.seed, draw)
-        trained = NULLS[null].shuffles
-        alone = replace(real, resamples=0)
-        return measured(replace(task, data=data), trained, alone).frame
+        uses_trained = NULLS[null].shuffles
+        null_request = replace(real_request, resamples=0)
+        return measured(replace(task, data=data), uses_trained, null_request).frame
 
     return report.with_rows(rows_of_nulls(nulls, rows_of, kept))
 
@@ -586,16 +596,17 @@ def diagnose_task(
     """
     request = Request.of(metrics, options)
     names = [c.name for c in task.data.clients if len(c.train)]
-    whole, _ = _for_task(task, request, names)
-    whole.check(  # before training
-        whole.layering or layers_of(task.model, example(task.data.shape), by=whole.by)
+    full_request, _ = _for_task(task, request, names)
+    full_request.check(  # before training
+        full_request.layering
+        or layers_of(task.model, example(task.data.shape), by=full_request.by)
     )
 
-    def measured(on: Task, trained: bool, request: Request) -> Report:
+    def measured(task_to_measure: Task, trained: bool, request: Request) -> Report:
         measuring = _of_start
         if trained:
             measuring = _of_first_training
-        return measuring(on, request, clients, command or "diagnose")
+        return measuring(task_to_measure, request, clients, command or "diagnose")
 
     return _with_nulls(task, measured, request)
 
@@ -604,10 +615,10 @@ def _of_start(
     task: Task, request: Request, clients: Sequence[str] | None, command: str
 ) -> Report:
     names = task.data.names
-    chosen = as_list("clients", names if clients is None else clients)
-    for name in chosen:
+    chosen_clients = as_list("clients", names if clients is None else clients)
+    for name in chosen_clients:
         check_known("client", name, names)
-    models = {name: task.model for name in names if name in chosen}
+    models = {name: task.model for name in names if name in chosen_clients}
     context = {"seed": task.config.execution.seed, "round": 0, "model": "global"}
     return _diagnose(task, models, request, context, command)
 
@@ -617,9 +628,9 @@ def _of_first_training(
 ) -> Report:
     """Train every client's first round from the common start, and measure the result."""
     if clients is None:
-        chosen = {}
+        training_arguments = {}
     else:
-        chosen = {"clients": clients}
+        training_arguments = {"clients": clients}
     options = request.options.get(SENSITIVITY, {})
     sensitivity_options = {
         name: options[name] for name in ("tensors", "reduce") if name in options
@@ -628,7 +639,9 @@ def _of_first_training(
         **instruments().observers,
         SENSITIVITY: partial(SensitivityAccumulator, **sensitivity_options),
     }
-    models, measured = runner.train_first_round(task, observers, **chosen)
+    models, measurements = runner.train_first_round(
+        task, observers, **training_arguments
+    )
     context = {"seed": task.config.execution.seed, "round": 0, "model": "local"}
     report = _diagnose(task, models, request, context, command)
     # the common start
@@ -642,7 +655,7 @@ def _of_first_training(
     weights = {client.name: len(client.train) for client in task.data.clients}
     sizes = {name: t.numel() for name, t in tree.named_tensors(task.model).items()}
     training_rows = recorded_rows(
-        measured,
+        measurements,
         task.layers,
         n_train=weights,
         sizes=sizes,
@@ -650,13 +663,13 @@ def _of_first_training(
         seed=task.config.execution.seed,
         **sensitivity_options,
     )
-    wanted = set(report.frame["layer"])
-    trained = rows.frame(
+    reported_layers = set(report.frame["layer"])
+    training_table = rows.frame(
         {**row, **context, "split": "train"}
         for row in training_rows
-        if row["variant"].startswith("training") and row["layer"] in wanted
+        if row["variant"].startswith("training") and row["layer"] in reported_layers
     )
-    return report.with_rows(trained)
+    return report.with_rows(training_table)
 
 
 def _diagnose(
@@ -667,22 +680,29 @@ def _diagnose(
     command: str = "",
     knows_start: bool = True,
 ) -> Report:
-    absent = [client.name for client in task.data.clients if client.name not in models]
+    absent_clients = [
+        client.name for client in task.data.clients if client.name not in models
+    ]
     if not models:
         raise UsageError(
-            f"There are no models to diagnose. Clients without one: {listing(absent)}."
+            f"There are no models to diagnose. Clients without one: {listing(absent_clients)}."
         )
     data = {c.name: c.train for c in task.data.clients if c.name in models}
     layout = getattr(task.data.shape, "layout", None)
     if layout is not None:
         models = {name: adapt(model, layout) for name, model in models.items()}
     round_number = int(context.get("round") or 0)
-    whole, splits = _for_task(task, request, models, knows_start, round_number)
-    report = measure_models(models, data, replace(whole, context=context))
+    full_request, splits = _for_task(task, request, models, knows_start, round_number)
+    report = measure_models(models, data, replace(full_request, context=context))
     facts = {
         name: report.header[name] for name in ("layers", "checkpoint")
     }  # what was measured, not what was trained
-    header = {**report.header, **task.header(command), **facts, "absent": absent}
+    header = {
+        **report.header,
+        **task.header(command),
+        **facts,
+        "absent": absent_clients,
+    }
     if report.header["loss"] != task.criterion.name:  # another than that of training
         header |= {"loss": report.header["loss"], "trained_with": task.criterion.name}
     split = report.table["metric"].map(splits)
@@ -702,7 +722,7 @@ def _for_task(
         knows_start: whether the task's model has the weights of the common start.
         round: the round of the models.
     """
-    of_run = {"round": round, "training": Training.of(task.config.training)}
+    run_options = {"round": round, "training": Training.of(task.config.training)}
     options, splits = {}, {}
     validation = {
         c.name: (c.validation.x, c.validation.y)
@@ -713,8 +733,8 @@ def _for_task(
         name = metric.name
         values = options[name] = dict(request.options[name])
         splits[name] = "train"
-        for key in of_run.keys() & metric.options.keys() if metric.shared else ():
-            values.setdefault(key, of_run[key])
+        for key in run_options.keys() & metric.options.keys() if metric.shared else ():
+            values.setdefault(key, run_options[key])
         if "start" in metric.options and knows_start:
             values.setdefault("start", task.model)
         if "probe" in metric.options:

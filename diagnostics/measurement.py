@@ -98,23 +98,26 @@ def as_taken(parts: Iterable[Batch], model: nn.Module) -> Iterator[Batch]:
     Raises:
         UsageError: the model normalises over a batch, and there is one sample in all.
     """
-    placed = (_placed(model, x, y) for x, y in parts)
+    placed_batches = (_placed(model, x, y) for x, y in parts)
     if not normalises_batches(model, model.training):
-        yield from placed
+        yield from placed_batches
         return
-    waiting = next(placed)
-    for x, y in placed:
-        if len(x) == 1 or len(waiting[0]) == 1:
-            waiting = torch.cat([waiting[0], x]), torch.cat([waiting[1], y])
+    waiting_batch = next(placed_batches)
+    for x, y in placed_batches:
+        if len(x) == 1 or len(waiting_batch[0]) == 1:
+            waiting_batch = (
+                torch.cat([waiting_batch[0], x]),
+                torch.cat([waiting_batch[1], y]),
+            )
         else:
-            yield waiting
-            waiting = x, y
-    if len(waiting[0]) == 1:
+            yield waiting_batch
+            waiting_batch = x, y
+    if len(waiting_batch[0]) == 1:
         model_class = type(model).__name__
         raise UsageError(
             f"samples must be at least 2, since {model_class} normalises over a batch; got 1."
         )
-    yield waiting
+    yield waiting_batch
 
 
 def full_batch(data: Data) -> Batch | None:
@@ -298,34 +301,34 @@ class Clock:
         """
         part = self._part
         until = self.until
-        reports = self._told
-        first = of_first = done = 0.0
+        reports_before = self._told
+        first_seconds = first_size = done_size = 0.0
         total = total or len([*items])
         for count, item in enumerate(items, 1):
             item_size, item_began = size(item), time.monotonic()
             self._part = part * item_size / total if count == 1 else 0.0
             if share:
                 self.until = item_began + (until - item_began) * item_size / max(
-                    item_size, total - done
+                    item_size, total - done_size
                 )
             try:
                 yield item
             finally:  # also if the loop is left
                 self._part = part
                 self.until = until
-            done += item_size
-            spent = time.monotonic() - self._began
-            soon = count == FEW or 2 * done >= total
-            if part and soon and self._told == reports:
-                rate = (spent - first) / (done - of_first)
-                rest = (spent + rate * (total - done)) / part - spent
+            done_size += item_size
+            elapsed = time.monotonic() - self._began
+            reports_now = count == FEW or 2 * done_size >= total
+            if part and reports_now and self._told == reports_before:
+                rate = (elapsed - first_seconds) / (done_size - first_size)
+                remaining = (elapsed + rate * (total - done_size)) / part - elapsed
                 self._told += 1
-                if rest > LONG:
-                    self.tell(f"{self.name}: about {rest:.0f} s more")
+                if remaining > LONG:
+                    self.tell(f"{self.name}: about {remaining:.0f} s more")
             if count == 1:
-                first = spent
-                of_first = done
-        if self._told > reports:
+                first_seconds = elapsed
+                first_size = done_size
+        if self._told > reports_before:
             self._began = time.monotonic()
 
 
@@ -415,8 +418,8 @@ def one_line(what: str | Callable[[Exception], str]) -> Iterator[None]:
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        about = what if isinstance(what, str) else what(error)
-        raise UsageError(f"{about}: {lines[0]:.300}") from error
+        beginning = what if isinstance(what, str) else what(error)
+        raise UsageError(f"{beginning}: {lines[0]:.300}") from error
 
 
 def cannot_take(model: nn.Module, x: Tensor) -> str:
@@ -455,9 +458,9 @@ def why_unreadable(layer: Layer, tensors: str, reached: bool) -> str:
 def to_device(model: nn.Module, x: Tensor) -> Tensor:
     """Move samples to the model's device, and to its type if they are floating."""
     reference = next((p for p in model.parameters() if p.is_floating_point()), x)
-    packed = isinstance(model, Adapter) and model.layout is not None
-    cast = x.is_floating_point() and not packed
-    return x.to(reference.device, reference.dtype if cast else x.dtype)
+    is_packed = isinstance(model, Adapter) and model.layout is not None
+    casts = x.is_floating_point() and not is_packed
+    return x.to(reference.device, reference.dtype if casts else x.dtype)
 
 
 def _placed(model: nn.Module, x: Tensor, y: Tensor) -> Batch:
@@ -477,12 +480,12 @@ def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Any
 
     A module with several names has each tensor once: torch would leave the replaced ones in it.
     """
-    named = (*model.named_parameters(), *model.named_buffers())
-    name_of = {id(tensor): name for name, tensor in named}
-    every = {}
+    named_tensors = (*model.named_parameters(), *model.named_buffers())
+    name_of = {id(tensor): name for name, tensor in named_tensors}
+    all_tensors = {}
     for path, module in model.named_modules():
         for local, tensor in (module._parameters | module._buffers).items():
             name = name_of.get(id(tensor), "")
             if name in tensors:
-                every[f"{path}.{local}" if path else local] = tensors[name]
-    return functional_call(model, every, (x,), tie_weights=False)
+                all_tensors[f"{path}.{local}" if path else local] = tensors[name]
+    return functional_call(model, all_tensors, (x,), tie_weights=False)

@@ -174,11 +174,11 @@ def null_samples(
         )
     from fl_core.data.federated import Split
 
-    read = {name: _read(samples, seed) for name, samples in data.items()}
-    _check_shapes(x for x, _, _ in read.values())
+    samples_by_client = {name: _read(samples, seed) for name, samples in data.items()}
+    _check_shapes(x for x, _, _ in samples_by_client.values())
     parts = {
         name: Split(x, y, getattr(data[name], "groups", None))
-        for name, (x, y, _) in read.items()
+        for name, (x, y, _) in samples_by_client.items()
     }
     places = np.arange(sum(map(len, parts.values())))
     shuffled: dict[str, Data] = {}
@@ -187,10 +187,10 @@ def null_samples(
             shuffled[name] = samples
         else:
             shuffled[name] = (samples.x, samples.y)
-        lengths = read[name][2]
+        lengths = samples_by_client[name][2]
         if lengths is not None:
-            batched = samples.x.split(lengths), samples.y.split(lengths)
-            shuffled[name] = list(zip(*batched, strict=True))
+            batches_of_client = samples.x.split(lengths), samples.y.split(lengths)
+            shuffled[name] = list(zip(*batches_of_client, strict=True))
     return shuffled
 
 
@@ -253,12 +253,14 @@ def _shuffled(
             places[orders_of_part[0]], kind="stable"
         )  # as in partitions
         inputs, labels = (order[ascending] for order in orders_of_part)
-        of_inputs, of_labels = map(torch.from_numpy, (inputs, labels))
+        input_positions, label_positions = map(torch.from_numpy, (inputs, labels))
         if groups is None:
             own_groups = None
         else:
             own_groups = groups[inputs]
-        part = Split(x[of_inputs.to(x.device)], y[of_labels.to(y.device)], own_groups)
+        part = Split(
+            x[input_positions.to(x.device)], y[label_positions.to(y.device)], own_groups
+        )
         yield name, part, places[inputs]
 
 
@@ -286,23 +288,27 @@ def on_null(
     }
     if not NULLS[null].shuffles:
         if isinstance(models, nn.Module):
-            first = models
+            first_model = models
         else:
-            first = next(iter(models.values()))
-        fresh = nulls.start
-        if fresh is None:
-            fresh = untrained_copy(first, seed)
+            first_model = next(iter(models.values()))
+        start_model = nulls.start
+        if start_model is None:
+            start_model = untrained_copy(first_model, seed)
         return (
-            fresh if isinstance(models, nn.Module) else dict.fromkeys(models, fresh),
+            start_model
+            if isinstance(models, nn.Module)
+            else dict.fromkeys(models, start_model),
             dict(data),
             settings,
         )
     # several models on one set of data
-    one = len(data) > 1 and len({id(samples) for samples in data.values()}) == 1
-    shuffled = null_samples(
-        dict([*data.items()][:1]) if one else data, null, seed, draw
+    is_shared_data = (
+        len(data) > 1 and len({id(samples) for samples in data.values()}) == 1
     )
-    if one:
+    shuffled = null_samples(
+        dict([*data.items()][:1]) if is_shared_data else data, null, seed, draw
+    )
+    if is_shared_data:
         shuffled = dict.fromkeys(data, *shuffled.values())
     for metric_options in settings.values():
         if metric_options.get("test") is not None:
@@ -326,9 +332,9 @@ def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
     """
     from fl_core.tree import copied
 
-    fresh = copied(model)
+    model_copy = copied(model)
     with torch_seeded(seed_of(seed, "null", "fresh")):
-        for name, module in fresh.named_modules():
+        for name, module in model_copy.named_modules():
             parameters = list(module.parameters(recurse=False))
             if parameters and not any(
                 parameter.requires_grad for parameter in parameters
@@ -344,13 +350,13 @@ def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
             elif parameters:  # buffers alone are constants
                 if name:
                     module_class = type(module).__name__
-                    described = f"module {name!r}, a {module_class},"
+                    module_text = f"module {name!r}, a {module_class},"
                 else:
-                    described = type(module).__name__
+                    module_text = type(module).__name__
                 raise UsageError(
-                    f"null 'fresh': {described} cannot draw its weights again. Pass the untrained model as start."
+                    f"null 'fresh': {module_text} cannot draw its weights again. Pass the untrained model as start."
                 )
-    return fresh
+    return model_copy
 
 
 # --- how the data are shuffled ---------------------------------------------------------------------------------
@@ -360,8 +366,8 @@ def _permuted(draw: np.random.Generator, places: np.ndarray, groups: Groups) -> 
     """Return places in order, and in random order. Groups stay together in both."""
     if groups is None:
         return places, places[draw.permutation(len(places))]
-    distinct, group = np.unique(groups[places], return_inverse=True)
-    order = draw.permutation(len(distinct))[group]
+    distinct_groups, group = np.unique(groups[places], return_inverse=True)
+    order = draw.permutation(len(distinct_groups))[group]
     return (
         places[np.argsort(group, kind="stable")],
         places[np.argsort(order, kind="stable")],
@@ -452,8 +458,8 @@ def rows_of_nulls(
 
 def of_null(table: pd.DataFrame) -> pd.Series:
     """Return whether each row belongs to a null, bool [rows]."""
-    marked = table["model"].astype("string").str.fullmatch(_MARK)
-    return marked.fillna(False).astype(bool)
+    is_marked = table["model"].astype("string").str.fullmatch(_MARK)
+    return is_marked.fillna(False).astype(bool)
 
 
 def nulls_in(table: pd.DataFrame) -> dict[str, list[pd.DataFrame]]:
@@ -515,14 +521,14 @@ def split_resamples(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     Rows of :mod:`diagnostics.null` are in neither part.
     """
     table = table[~of_null(table)]
-    redrawn = table["variant"].str.contains(_RESAMPLE, regex=False)
-    return table[~redrawn], table[redrawn]
+    is_resample = table["variant"].str.contains(_RESAMPLE, regex=False)
+    return table[~is_resample], table[is_resample]
 
 
 def resamples_of(table: pd.DataFrame, variant: str) -> pd.DataFrame:
     """Return the resamples of a variant, numbered in the column ``resample``."""
     start = f"{variant}{_RESAMPLE}"
-    redrawn = table[table["variant"].str.startswith(start)]
-    return redrawn.assign(
-        resample=redrawn["variant"].str.removeprefix(start).astype(int)
+    resample_rows = table[table["variant"].str.startswith(start)]
+    return resample_rows.assign(
+        resample=resample_rows["variant"].str.removeprefix(start).astype(int)
     )

@@ -100,15 +100,15 @@ class Report(Displayed):
             UsageError: a metric or variant was not measured, or a metric of pairs has no pair.
         """
         selected = self._rows(metric)
-        present = list(dict.fromkeys(selected["variant"]))
+        present_variants = list(dict.fromkeys(selected["variant"]))
         if variant is None:
-            variant = _usual(metric, present)
-        check_known(f"variant of {metric}", variant, present)
-        every = selected[selected["variant"] == variant]
-        selected = every[every["client"] != ""]
+            variant = _usual(metric, present_variants)
+        check_known(f"variant of {metric}", variant, present_variants)
+        variant_rows = selected[selected["variant"] == variant]
+        selected = variant_rows[variant_rows["client"] != ""]
         if selected.empty:
             raise UsageError(
-                f"no {metric} of single clients (status: {listing(every['status'].unique())})"
+                f"no {metric} of single clients (status: {listing(variant_rows['status'].unique())})"
             )
         selected = both_ways(selected)
         table = (
@@ -116,9 +116,9 @@ class Report(Displayed):
             .mean(skipna=False)
             .unstack()
         )
-        order = [name for name in self.labels if name in table.index]
+        layer_order = [name for name in self.labels if name in table.index]
         return table.reindex(
-            index=order, columns=list(dict.fromkeys(selected["client"]))
+            index=layer_order, columns=list(dict.fromkeys(selected["client"]))
         )
 
     def plot(self, metric: str, ax: Axes | None = None) -> Axes:
@@ -197,10 +197,10 @@ class Report(Displayed):
         names = [name for name in self.labels if name in table.index]
         table = table.reindex(names).rename(index=self.labels)
         notes = ["medians over the clients (fedlayers plot shows each client)"]
-        if absent := dict.fromkeys(
+        if absent_metrics := dict.fromkeys(
             metric for metric, variant in variants if (metric, variant) not in columns
         ):
-            notes.append(f"not shown: {listing(absent)}")
+            notes.append(f"not shown: {listing(absent_metrics)}")
         numbers = _numbers(table)
         remarks = "; ".join(notes)
         return f"{numbers}\n\n{remarks}"
@@ -238,10 +238,10 @@ class Report(Displayed):
                 values
             )
         table = pd.DataFrame(columns, index=[*self.labels]).rename(index=self.labels)
-        end = "\n".join([*self.reasons(), self.conclusion()]).strip()
-        begin = [str(self.header.get("cross_scores") or ""), self._sentence()]
-        lead = "\n".join(filter(None, begin))
-        return Summary.of_frame(lead, table.rename_axis("layer"), end=end)
+        ending = "\n".join([*self.reasons(), self.conclusion()]).strip()
+        lead_parts = [str(self.header.get("cross_scores") or ""), self._sentence()]
+        lead = "\n".join(filter(None, lead_parts))
+        return Summary.of_frame(lead, table.rename_axis("layer"), end=ending)
 
     def reasons(self) -> list[str]:
         """Return why metrics have no value at all, a line for each metric, and which clients have no model.
@@ -255,23 +255,23 @@ class Report(Displayed):
         lines = []
         for metric, rows in self.frame.groupby("metric", sort=False):
             if (rows["status"] != "ok").all():
-                why = listing(rows["status"].unique(), 2)
-                lines.append(f"{metric} has no value: {why}")
-        if absent := self.header.get("absent"):
-            names = listing(in_order(absent))
+                reason = listing(rows["status"].unique(), 2)
+                lines.append(f"{metric} has no value: {reason}")
+        if absent_clients := self.header.get("absent"):
+            names = listing(in_order(absent_clients))
             lines.append(f"without a model in this round: {names}")
         return lines
 
     def conclusion(self) -> str:
         """Return the conclusion in words: whether clients differ, or at which layer most, and what to do next."""
-        test = self.frame[self.frame["metric"] == "clients_differ"]
-        results = test.set_index("variant")["value"].dropna()
+        test_rows = self.frame[self.frame["metric"] == "clients_differ"]
+        results = test_rows.set_index("variant")["value"].dropna()
         if {"differ", "p"} <= {*results.index} and results.index.is_unique:
-            shown = "are not shown to"
+            verb = "are not shown to"
             if results["differ"]:
-                shown = "are shown to"
+                verb = "are shown to"
             return (
-                f"Clients {shown} differ in more than their samples (p = {results['p']:.3g}). "
+                f"Clients {verb} differ in more than their samples (p = {results['p']:.3g}). "
                 "This does not say that local layers help: fl.choose trains both."
             )
         ends = {"similarity": "low", "distance": "high"}
@@ -360,49 +360,50 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
         full: also show each client's own curve, how often the decision stays over resamples of the clients and their
             batches, the conclusion from each measured null, and the plan's cost in a round.
     """
-    why = plan.why
+    evidence = plan.why
     subject = ""
-    if why.metric:
-        subject = f" on {why.metric}"
-    if why.variant:
-        subject += f" ({why.variant})"
+    if evidence.metric:
+        subject = f" on {evidence.metric}"
+    if evidence.variant:
+        subject += f" ({evidence.variant})"
     limit = ""
-    if why.threshold is not None:
-        limit = f", threshold {why.threshold:g}"
+    if evidence.threshold is not None:
+        limit = f", threshold {evidence.threshold:g}"
     parts = [
-        f"{why.rule}{subject}{limit}: {len(plan.shared)} of {len(plan.layers)} layers are federated",
+        f"{evidence.rule}{subject}{limit}: {len(plan.shared)} of {len(plan.layers)} layers are federated",
         _table(plan),
     ]
-    if why.race:
-        parts.append("\n".join(map(printable, why.race)))
-    if full and why.clients:
+    if evidence.race:
+        parts.append("\n".join(map(printable, evidence.race)))
+    if full and evidence.clients:
         parts.append("Each client's own values:\n" + _clients(plan))
-    if why.votes:
+    if evidence.votes:
         parts.append(
             "Last shared layer by each client's own values:\n"
-            + _tally(why.votes, plan, "clients")
+            + _tally(evidence.votes, plan, "clients")
         )
-    if why.alternatives:
+    if evidence.alternatives:
         parts.append(
-            "Last shared layer by another threshold:\n" + _tally(why.alternatives, plan)
+            "Last shared layer by another threshold:\n"
+            + _tally(evidence.alternatives, plan)
         )
-    if full and why.detail.get("stability"):
-        parts.append(_stability(why.detail["stability"], labels_of(plan.layers)))
-    if why.detail.get("null"):
-        parts.append(in_words(why.detail["null"], why.variant, full))
-    if why.detail.get("benchmark"):
-        parts.append(why.detail["benchmark"])
-    if full and why.detail.get("cost"):
-        parts.append(_cost(why.detail["cost"], plan))
-    if why.status != "ok":
-        parts.append(f"Note: {why.status}")
+    if full and evidence.detail.get("stability"):
+        parts.append(_stability(evidence.detail["stability"], labels_of(plan.layers)))
+    if evidence.detail.get("null"):
+        parts.append(in_words(evidence.detail["null"], evidence.variant, full))
+    if evidence.detail.get("benchmark"):
+        parts.append(evidence.detail["benchmark"])
+    if full and evidence.detail.get("cost"):
+        parts.append(_cost(evidence.detail["cost"], plan))
+    if evidence.status != "ok":
+        parts.append(f"Note: {evidence.status}")
     origin = [
         f"{what} {value}"
         for what, value in (
-            ("seed", "" if why.seed is None else why.seed),
-            ("data", why.data[:12]),
-            ("checkpoint", why.checkpoint[:12]),
-            ("version", why.version),
+            ("seed", "" if evidence.seed is None else evidence.seed),
+            ("data", evidence.data[:12]),
+            ("checkpoint", evidence.checkpoint[:12]),
+            ("version", evidence.version),
         )
         if value != ""
     ]
@@ -412,31 +413,31 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
 
 
 def _table(plan: LayerPlan) -> str:
-    why, values = plan.why, dict(zip(plan.names, plan.why.values, strict=False))
+    evidence, values = plan.why, dict(zip(plan.names, plan.why.values, strict=False))
     measured = [(name, value) for name, value in values.items() if value is not None]
     steps = {
-        name: after / this
-        for (name, this), (_, after) in pairwise(measured)
-        if this != 0
+        name: next_value / current_value
+        for (name, current_value), (_, next_value) in pairwise(measured)
+        if current_value != 0
     }
-    limit = math.inf
-    if why.rule == "sensitivity_ratio" and why.threshold is not None:
-        limit = why.threshold
-    above = next((name for name, step in steps.items() if step > limit), None)
-    metric = facts_of(why.metric)
+    threshold = math.inf
+    if evidence.rule == "sensitivity_ratio" and evidence.threshold is not None:
+        threshold = evidence.threshold
+    first_above = next((name for name, step in steps.items() if step > threshold), None)
+    metric = facts_of(evidence.metric)
     similarity = metric.pairs and not metric.distance
     symbol = metric.look.symbol or (f"1 - {metric.name}" if similarity else "value")
     labels = labels_of(plan.layers)
     width = max(map(len, (*labels.values(), "layer")))
     lines = [f"  {'layer':<{width}}  {symbol:>9}  {'next/this':>9}"] if measured else []
-    written = {name: f"{value:.4g}" for name, value in measured}
+    value_texts = {name: f"{value:.4g}" for name, value in measured}
     for layer in plan.layers:
         step = ""
         if layer.name in steps:
             step = f"{steps[layer.name]:.3f}"
         numbers = ""
         if measured:
-            value_text = written.get(layer.name, "")
+            value_text = value_texts.get(layer.name, "")
             numbers = f"  {value_text:>9}  {step:>9}"
         shared = "local"
         if layer.name in plan.shared:
@@ -445,8 +446,8 @@ def _table(plan: LayerPlan) -> str:
         if layer.is_frozen:
             note = "frozen"
         note = note if layer.used else "not in the forward pass"
-        if layer.name == above:
-            note = f"first above {limit:g}"
+        if layer.name == first_above:
+            note = f"first above {threshold:g}"
         label = labels[layer.name].ljust(width)
         lines.append(f"  {label}{numbers}  {shared:<9}  {note}".rstrip())
     return "\n".join(lines)
@@ -497,8 +498,8 @@ def _stability(stability: Mapping[str, Any], labels: Mapping[str, str]) -> str:
         f"  the same as here in {stability['agreement']:.1%}",
         f"  {shares_text}",
     ]
-    absent = "batches were not resampled: diagnose with resamples=N, with at least 2 batches for each client"
-    lines += [f"  ({absent})"] * ("batches" not in stability["of"])
+    missing_note = "batches were not resampled: diagnose with resamples=N, with at least 2 batches for each client"
+    lines += [f"  ({missing_note})"] * ("batches" not in stability["of"])
     return "\n".join(lines)
 
 
@@ -554,8 +555,8 @@ def _line(null: str, result: Mapping[str, Any], variant: str, full: bool) -> str
     if not result["same"]:
         shared_names = listing(result["shared"]) or "nothing"
         return f"another plan comes from {title}: it shares {shared_names}"
-    follows = (
+    same_note = (
         "measuring on other samples changes nothing; what training made of yours may"
     )
-    end = follows if trained_again else NULLS[null].same
+    end = same_note if trained_again else NULLS[null].same
     return f"the same plan comes from {title}: {end}"

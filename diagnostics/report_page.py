@@ -27,9 +27,9 @@ def cuts(report: Report, metric: str) -> pd.DataFrame:
         except (RunError, UsageError) as error:
             lines.append((name, "no plan", str(error)))
         else:
-            trust = str(plan.why.detail.get("benchmark", ""))
+            sentence = str(plan.why.detail.get("benchmark", ""))
             shared = listing(report.labels[layer] for layer in plan.shared)
-            lines.append((name, shared or "none", trust))
+            lines.append((name, shared or "none", sentence))
     return pd.DataFrame(lines, columns=["rule", "shared", "trust"])
 
 

@@ -105,13 +105,13 @@ class Request:
         for name in values.get("context") or {}:
             check_known("column of the context", name, CONTEXT)
         for metric in chosen:
-            mine, probe = options_of[metric.name], values.get("probe")
-            if "probe" in metric.options and mine.get("probe") is None and probe is not None:  # fmt: skip
-                mine["probe"] = probe
-            if mine.get("probe") is not None and "samples" in mine:
+            metric_options, probe = options_of[metric.name], values.get("probe")
+            if "probe" in metric.options and metric_options.get("probe") is None and probe is not None:  # fmt: skip
+                metric_options["probe"] = probe
+            if metric_options.get("probe") is not None and "samples" in metric_options:
                 raise UsageError(
                     f"{metric.name} must have a probe or samples, not both; got a probe and "
-                    f"samples={mine['samples']!r}."
+                    f"samples={metric_options['samples']!r}."
                 )
         request = cls(chosen, options_of, **values)
         check_fields(request)
@@ -139,8 +139,8 @@ class Request:
 
         It reads all layers if its values are relative to the first layer or to the whole.
         """
-        whole = metric.uses_gradient_pass or metric.needs_all_layers
-        if whole:
+        reads_all = metric.uses_gradient_pass or metric.needs_all_layers
+        if reads_all:
             return every
         return self.layers_to_report(every)
 

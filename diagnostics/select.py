@@ -140,18 +140,19 @@ class Rule:
         if hasattr(answer, "tolist"):  # of NumPy or torch
             answer = answer.tolist()
         if isinstance(answer, Collection) and not isinstance(answer, str):
-            unknown = [name for name in answer if name not in names]
-            if not answer or unknown:
-                unknown_names = listing(map(str, unknown)) or "none"
+            unknown_layers = [name for name in answer if name not in names]
+            if not answer or unknown_layers:
+                unknown_names = listing(map(str, unknown_layers)) or "none"
                 raise RunError(
                     f"rule {self.name!r} must name layers of {listing(names)} to share; "
                     f"got {unknown_names}."
                 )
             return tuple(name for name in names if name in answer), False
         if isinstance(answer, bool) or answer not in range(1, len(values) + 1):
-            got = short_value(answer)
+            answer_text = short_value(answer)
             raise RunError(
-                f"rule {self.name!r} must return a number from 1 to {len(values)} or a list of names; got {got}."
+                f"rule {self.name!r} must return a number from 1 to {len(values)} or a list of names; "
+                f"got {answer_text}."
             )
         return tuple(names[: int(answer)]), True
 
@@ -225,16 +226,18 @@ def curve_rule(name: str) -> Rule:
     Raises:
         UsageError: the rule is unknown, or it reads something else.
     """
-    chosen = RULES[name]
-    if not chosen.decides:
-        deciding = [name for name, rule in RULES.members().items() if rule.decides]
-        check_known("rule that decides by itself", name, deciding)
-    return chosen
+    chosen_rule = RULES[name]
+    if not chosen_rule.decides:
+        deciding_rules = [
+            name for name, rule in RULES.members().items() if rule.decides
+        ]
+        check_known("rule that decides by itself", name, deciding_rules)
+    return chosen_rule
 
 
 def ratios(values: Sequence[float]) -> list[float]:
     """Return S_{l+1} / S_l for l = 1 .. L-1, from values that are all above 0."""
-    return [after / before for before, after in pairwise(values)]
+    return [next_value / value for value, next_value in pairwise(values)]
 
 
 @rule(
@@ -303,8 +306,8 @@ def above_null(
     highest = [max(curve) for curve in zip(*null, strict=True)]
     return tuple(
         name
-        for name, value, most in zip(layers, values, highest, strict=True)
-        if value <= most
+        for name, value, null_maximum in zip(layers, values, highest, strict=True)
+        if value <= null_maximum
     )
 
 
@@ -387,9 +390,9 @@ def select(
         layers=layers,
         variant=variant,
     )
-    if different := header.get("different"):
+    if difference := header.get("different"):
         warn(
-            f"the clients' models cannot be averaged: {different} Use the plan where all clients build one network."
+            f"the clients' models cannot be averaged: {difference} Use the plan where all clients build one network."
         )
     if plan.why.status != "ok":
         warn(f"the plan, by {plan.why.rule}: {plan.why.status}")
@@ -414,11 +417,11 @@ def _selected(
         check_known("metric among the rows", metric, table["metric"].unique())
     rule = rule or default_rule(metric)
     _check_asked(rule, threshold, layers)
-    chosen = RULES[rule]
-    every = layers_in(header)
-    why = Evidence(
+    chosen_rule = RULES[rule]
+    all_layers = layers_in(header)
+    evidence = Evidence(
         rule=rule,
-        threshold=threshold if chosen.takes_threshold else None,
+        threshold=threshold if chosen_rule.takes_threshold else None,
         data=str(header.get("data") or ""),
         checkpoint=str(header.get("checkpoint") or ""),
         seed=header.get("seed"),
@@ -427,24 +430,34 @@ def _selected(
     pairs = header.get("pairs") or {}
 
     def curve_in(table: pd.DataFrame) -> Curve:
-        return curve_of(every, table, metric or SENSITIVITY, variant, pairs)
+        return curve_of(all_layers, table, metric or SENSITIVITY, variant, pairs)
 
     def decided(table: pd.DataFrame) -> LayerPlan:
         draws = chain.from_iterable(nulls.values())
         null = [curve_in(draw).combined for draw in draws]
-        return _cut(every, curve_in(table), chosen, threshold, why, k=k, null=null)
+        return _cut(
+            all_layers,
+            curve_in(table),
+            chosen_rule,
+            threshold,
+            evidence,
+            k=k,
+            null=null,
+        )
 
-    nulls = nulls_in(table) if "null" in chosen.takes and chosen.decides else {}
-    if chosen.decides:
+    nulls = (
+        nulls_in(table) if "null" in chosen_rule.takes and chosen_rule.decides else {}
+    )
+    if chosen_rule.decides:
         plan = against_nulls(decided(table), table, decided)
     else:
-        listed = layers.split(",") if isinstance(layers, str) else layers or ()
-        names = [name.strip() for name in listed if name.strip()]
-        plan = LayerPlan(every, chosen.choose(names), why)
+        layer_texts = layers.split(",") if isinstance(layers, str) else layers or ()
+        names = [name.strip() for name in layer_texts if name.strip()]
+        plan = LayerPlan(all_layers, chosen_rule.choose(names), evidence)
         if metric is not None or variant is not None:
             curve = curve_in(table)
-            plan = replace(plan, why=_evidence(plan.why, every, curve))
-    if chosen.decides:
+            plan = replace(plan, why=_evidence(plan.why, all_layers, curve))
+    if chosen_rule.decides:
         rounds = float(table["round"].dropna().astype(float).max())
         is_default = variant in (None, *facts_of(plan.why.metric).preferred[:1])
         if is_default and threshold == THRESHOLD:
@@ -460,13 +473,13 @@ def _check_asked(
     Raises:
         UsageError: the message names the rule and the argument.
     """
-    by_hand = not RULES[rule].decides
+    names_layers = not RULES[rule].decides
     check_value("threshold", threshold, ABOVE_0)
-    if by_hand and layers is None:
+    if names_layers and layers is None:
         raise UsageError(
             f"rule {rule!r} must have the names of the layers to share; got none. Add layers=NAMES."
         )
-    if not by_hand and layers is not None:
+    if not names_layers and layers is not None:
         raise UsageError(
             f"Rule {rule!r} chooses the layers itself. Only rule 'manual' takes their names."
         )
@@ -509,18 +522,20 @@ def turned(values: Sequence[float], differs: str, ratios: bool) -> list[float]:
 
 
 def _cut(
-    every: Sequence[Layer],
+    layers: Sequence[Layer],
     curve: Curve,
     rule: Rule,
     threshold: float,
-    why: Evidence,
+    evidence: Evidence,
     *,
     k: int = 1,
     null: Sequence[Sequence[float]] = (),
 ) -> LayerPlan:
     """Return the plan of a rule that reads one curve."""
-    kind = facts_of(curve.metric)
-    end = "" if kind.pairs and not kind.distance else kind.differs  # turned already
+    metric_facts = facts_of(curve.metric)
+    end = (
+        "" if metric_facts.pairs and not metric_facts.distance else metric_facts.differs
+    )  # turned already
 
     def named(values: Sequence[float], whose: str) -> tuple[tuple[str, ...], bool]:
         if rule.ratios:
@@ -537,10 +552,10 @@ def _cut(
     votes: dict[str, str] = {}
     notes: list[str] = []
     if rule.lacks:
-        lacking = rule.lacks(turned(curve.combined, end, True), threshold)
-        if lacking:
-            notes.append(f"{lacking}: all but the last layer are shared")
-    detail: dict[str, Any] = {"differs": kind.differs or "not declared"}
+        missing_cut_reason = rule.lacks(turned(curve.combined, end, True), threshold)
+        if missing_cut_reason:
+            notes.append(f"{missing_cut_reason}: all but the last layer are shared")
+    detail: dict[str, Any] = {"differs": metric_facts.differs or "not declared"}
     if rule.cuts and by_number:
         for client, values in curve.clients.items():
             try:
@@ -552,13 +567,13 @@ def _cut(
             return rule.cut(turned(values, end, True), threshold, curve.names)
 
         detail["stability"] = stability(
-            curve, count, threshold, len(shared), why.seed or 0
+            curve, count, threshold, len(shared), evidence.seed or 0
         )
-    why = _evidence(why, every, curve, rule, end, by_number)
+    evidence = _evidence(evidence, layers, curve, rule, end, by_number)
     return LayerPlan(
-        tuple(every),
-        (*shared, *frozen_in(every)),
-        replace(why, votes=votes, detail=detail, status="; ".join(notes) or "ok"),
+        tuple(layers),
+        (*shared, *frozen_in(layers)),
+        replace(evidence, votes=votes, detail=detail, status="; ".join(notes) or "ok"),
     )
 
 
@@ -577,12 +592,12 @@ def _with_benchmark(plan: LayerPlan, k: int, rounds: float) -> LayerPlan:
 
 def _with_bytes(plan: LayerPlan, sizes: Mapping[str, int]) -> LayerPlan:
     """Return the plan with the bytes of its layers in the evidence, if those of all layers in use are known."""
-    used = [
+    used_layers = [
         layer.name for layer in plan.layers if layer.used or layer.name in plan.shared
     ]
-    if not all(name in sizes for name in used):
+    if not all(name in sizes for name in used_layers):
         return plan
-    layers = {name: float(sizes[name]) for name in used}
+    layers = {name: float(sizes[name]) for name in used_layers}
     cost = {
         "layers": layers,
         "shared": sum(layers[name] for name in plan.shared),
@@ -665,7 +680,7 @@ def _sound(values: Sequence[float], curve: Curve, whose: str) -> Sequence[float]
 
 
 def _evidence(
-    why: Evidence,
+    evidence: Evidence,
     layers: Sequence[Layer],
     curve: Curve,
     rule: Rule | None = None,
@@ -685,17 +700,17 @@ def _evidence(
         value_of = dict(zip(curve.names, values, strict=True))
         return tuple(value_of.get(layer.name) for layer in layers)
 
-    last: dict[str, str] = {}
+    last_shared: dict[str, str] = {}
     if (rule is None or rule.ratios) and all(v > 0 for v in curve.combined):
         values = turned(curve.combined, end, True)
-        last = {f"{t:g}": curve.names[cut(values, t) - 1] for t in THRESHOLDS}
+        last_shared = {f"{t:g}": curve.names[cut(values, t) - 1] for t in THRESHOLDS}
     return replace(
-        why,
+        evidence,
         metric=curve.metric,
         variant=curve.variant,
         values=placed(curve.combined),
         clients={client: placed(values) for client, values in curve.clients.items()},
         weights=curve.weights,
-        alternatives=last,
-        seed=why.seed if curve.seed is None else curve.seed,
+        alternatives=last_shared,
+        seed=evidence.seed if curve.seed is None else curve.seed,
     )

@@ -95,8 +95,8 @@ class SensitivityAccumulator:
             # the norm in float64 squares there too: products far below 1 do not vanish, and no copy is made
             norm = torch.linalg.vector_norm(w * g, dtype=torch.float64)
             if name in self._tables:
-                touched = (g != 0).flatten(1).any(1).sum()
-                self._add(name, norm.square_(), w[0].numel(), touched)
+                touched_rows = (g != 0).flatten(1).any(1).sum()
+                self._add(name, norm.square_(), w[0].numel(), touched_rows)
             else:
                 self._add(name, norm.square_(), w.numel())
         self._steps += 1
@@ -307,10 +307,11 @@ class Sensitivity:
             )
             for r in readings
         ]
-        single = [r.subject.client for r in readings if r.n_batches == 1]
-        if measurement.resamples and single:
+        single_batch_clients = [r.subject.client for r in readings if r.n_batches == 1]
+        if measurement.resamples and single_batch_clients:
             warn(
-                f"one batch cannot be resampled, and {listing(single)} had one: measure in smaller batches (batch)"
+                f"one batch cannot be resampled, and {listing(single_batch_clients)} had one: "
+                "measure in smaller batches (batch)"
             )
         resampling = measurement.resamples, measurement.seed
         return self.table(measurement.layers, clients, sizes, *resampling)
@@ -331,18 +332,22 @@ class Sensitivity:
         rows: list[Row] = []
         values, reasons = [], []
         for client in clients:
-            i, s, why = self._client(layers, client)
+            i, s, reasons_of_client = self._client(layers, client)
             values.append(s)
-            reasons.append(why)
+            reasons.append(reasons_of_client)
             common = {
                 "client": client.name,
                 "n_samples": client.n_samples,
                 "n_train": client.n_train,
             }
             for k, layer in enumerate(layers):
-                rows.append(self._row(layer, s[k], why[k], self.when, sizes, **common))
+                rows.append(
+                    self._row(
+                        layer, s[k], reasons_of_client[k], self.when, sizes, **common
+                    )
+                )
                 unit = "loss^2"
-                status = "" if math.isfinite(i[k]) else why[k]
+                status = "" if math.isfinite(i[k]) else reasons_of_client[k]
                 rows.append(
                     self._row(
                         layer, i[k], status, "importance", sizes, unit=unit, **common
@@ -355,14 +360,14 @@ class Sensitivity:
                 "n_train": sum(client.n_train for client in clients),
             }
             for k, layer in enumerate(layers):
-                lacking = [
-                    (c.name, why[k])
-                    for c, why in zip(clients, reasons, strict=True)
-                    if why[k]
+                missing_values = [
+                    (c.name, reasons_of_client[k])
+                    for c, reasons_of_client in zip(clients, reasons, strict=True)
+                    if reasons_of_client[k]
                 ]
                 status = ""
-                if lacking:
-                    status = f"client {lacking[0][0]!r}: {lacking[0][1]}"
+                if missing_values:
+                    status = f"client {missing_values[0][0]!r}: {missing_values[0][1]}"
                 rows.append(
                     self._row(layer, combined[k], status, self.when, sizes, **common)
                 )
@@ -379,41 +384,47 @@ class Sensitivity:
         self, layers: Sequence[Layer], client: _Client
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
         """Return I [L], S [L], and why S has no value (or "") for one client."""
-        reached = dict(
+        importance_by_layer = dict(
             zip(client.result["layers"], client.result["importance"], strict=True)
         )
         trains = [bool(trainable_names(layer, self.tensors)) for layer in layers]
-        why = [
+        reasons = [
             FROZEN
-            if layer.used and tensors_of(layer, self.tensors) and not free
+            if layer.used and tensors_of(layer, self.tensors) and not is_trainable
             else why_unreadable(
-                layer, self.tensors, bool(layer.name in reached or client.fault)
+                layer,
+                self.tensors,
+                bool(layer.name in importance_by_layer or client.fault),
             )
-            for layer, free in zip(layers, trains, strict=True)
+            for layer, is_trainable in zip(layers, trains, strict=True)
         ]
-        i = np.array([reached.get(layer.name) for layer in layers], dtype=np.float64)
+        i = np.array(
+            [importance_by_layer.get(layer.name) for layer in layers], dtype=np.float64
+        )
         s = np.full(len(layers), np.nan)
-        counted = [k for k, reason in enumerate(why) if not reason]
-        measurable = [k for k, layer in enumerate(layers) if layer.used and trains[k]]
-        s[counted] = cumulative(i[counted])
-        broken = ""
-        if measurable and measurable[0] not in counted:
-            broken = (
-                f"no gradient reaches the first layer {layers[measurable[0]].name!r}"
-            )
-        for k in counted:
-            if not broken and not math.isfinite(i[k]):
-                broken = (
+        counted_layers = [k for k, reason in enumerate(reasons) if not reason]
+        measurable_layers = [
+            k for k, layer in enumerate(layers) if layer.used and trains[k]
+        ]
+        s[counted_layers] = cumulative(i[counted_layers])
+        break_reason = ""
+        if measurable_layers and measurable_layers[0] not in counted_layers:
+            break_reason = f"no gradient reaches the first layer {layers[measurable_layers[0]].name!r}"
+        for k in counted_layers:
+            if not break_reason and not math.isfinite(i[k]):
+                break_reason = (
                     client.fault
                     or f"the importance of layer {layers[k].name!r} is not finite"
                 )
-            if not broken and k == counted[0] and i[k] == 0:
-                broken = f"the importance of the first layer {layers[k].name!r} is 0"
-            if not broken and not math.isfinite(s[k]):
-                broken = f"the sum up to layer {layers[k].name!r} overflows"
-            if broken:
-                s[k], why[k] = np.nan, broken
-        return i, s, why
+            if not break_reason and k == counted_layers[0] and i[k] == 0:
+                break_reason = (
+                    f"the importance of the first layer {layers[k].name!r} is 0"
+                )
+            if not break_reason and not math.isfinite(s[k]):
+                break_reason = f"the sum up to layer {layers[k].name!r} overflows"
+            if break_reason:
+                s[k], reasons[k] = np.nan, break_reason
+        return i, s, reasons
 
     def _row(
         self,

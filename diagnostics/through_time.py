@@ -105,12 +105,12 @@ def through_time(
     path = getattr(models, "path", models)
     if isinstance(path, str | Path):
         run = Run(path)
-        rounds_there: Sequence[int] = [number for number in run.rounds if number]
+        stored_rounds: Sequence[int] = [number for number in run.rounds if number]
         if out is None:
             out = Path(path).with_name(Path(path).name + SUFFIX)
         request = {"run": run.id, "model": model, "draws": draws}
     elif isinstance(models, Mapping) and all(isinstance(n, int) for n in models):
-        rounds_there, request = sorted(models), {}
+        stored_rounds, request = sorted(models), {}
         for name, value in (("out", out), ("clients", clients)):
             if value is not None:
                 raise UsageError(
@@ -125,12 +125,12 @@ def through_time(
         )
     if rounds is None:
         if names:
-            rounds = rounds_there
+            rounds = stored_rounds
         else:
-            rounds = spaced(rounds_there, ROUNDS)
+            rounds = spaced(stored_rounds, ROUNDS)
     rounds = as_list("rounds", rounds)
     for number in rounds:
-        check_known("round", str(number), map(str, rounds_there))
+        check_known("round", str(number), map(str, stored_rounds))
     objects = own_parts(models, data, options, options.get("loss"))
     request |= {"metrics": names or (MAP, CLIENTS), "clients": clients}
     request |= {"options": options}
@@ -142,10 +142,10 @@ def through_time(
     if file is not None and file.exists():
         report = Report.read(file)
     if report is None:
-        done = set()
+        measured_rounds = set()
     else:
-        done = set(report.frame["round"])
-    left = [number for number in rounds if number not in done]
+        measured_rounds = set(report.frame["round"])
+    remaining_rounds = [number for number in rounds if number not in measured_rounds]
 
     def chosen(models_of_round: Mapping[str, Any], most: int) -> dict[str, Any]:
         for name in clients or ():
@@ -159,17 +159,17 @@ def through_time(
 
     def measured() -> Iterator[tuple[int, Report]]:
         if not request.get("run"):
-            for number in left:
+            for number in remaining_rounds:
                 settings = {**options.get("options", {}), "context": {"round": number}}
                 arguments = {**options, "options": settings, "progress": False}
                 yield number, diagnose(models[number], data, names or MAP, **arguments)
             return
         if names:
-            order = (model_for(names, model),)
+            model_kinds = (model_for(names, model),)
         else:
-            order = ("global", "personal", "local")
+            model_kinds = ("global", "personal", "local")
         for number, kind, round_models, task in load_rounds(
-            path, left, order, **objects
+            path, remaining_rounds, model_kinds, **objects
         ):
             round_models = chosen(round_models, len(round_models) if names else CLIENTS)
             context = {"round": number, "model": kind, "run": Path(path).name}
@@ -180,8 +180,10 @@ def through_time(
             }
             one_model = kind == "global" or len(round_models) > len(digests) == 1
             if names or not one_model:
-                how = {"context": context, "progress": False, **options}
-                round_report = diagnose_models(task, round_models, names or MAP, **how)
+                diagnosis_arguments = {"context": context, "progress": False, **options}
+                round_report = diagnose_models(
+                    task, round_models, names or MAP, **diagnosis_arguments
+                )
             else:
                 round_report = _with_null(task, round_models, context, draws, options)
             plan = run.plan()
@@ -190,7 +192,9 @@ def through_time(
                 replace(round_report, header={**round_report.header, "plan": plan}),
             )
 
-    with progress_bar(len(left), "through time", "round", shown=progress) as bar:
+    with progress_bar(
+        len(remaining_rounds), "through time", "round", shown=progress
+    ) as bar:
         cell = Cell()
         for number, measured_report in measured():
             if report is None:
@@ -200,7 +204,7 @@ def through_time(
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 report.write(file)
-            if live and (cell.due or number == left[-1]):
+            if live and (cell.due or number == remaining_rounds[-1]):
                 if names:
                     picture = report.plot(names[0])
                 else:
@@ -267,36 +271,42 @@ def _with_null(
     options: Mapping[str, Any],
 ) -> Report:
     """Measure the layer map's metrics at one model for all clients, and again on the null ``clients``."""
-    common = next(iter(models.values()))
+    shared_model = next(iter(models.values()))
     seed = seed_of(task.config.execution.seed, "through time", context["round"])
     arguments: dict[str, Any] = {"progress": False, **options}
     kept_context = {key: context[key] for key in ("round", "run")}
 
     def on(data: FederatedData) -> tuple[Report, Report]:
-        null_task = replace(task, data=data, model=common)
+        null_task = replace(task, data=data, model=shared_model)
         # a client's own training samples shaped the model: at them, gradients of clients that do not differ agree
         # less than those of samples dealt at random, and the null would not hold
         clients = tuple(
             replace(client, train=client.validation) for client in data.clients
         )
-        unseen = replace(null_task, data=replace(data, clients=clients))
-        fixed = _joined(
-            diagnose_models(unseen, models, [GRADIENTS], context=context, **arguments),
+        validation_task = replace(null_task, data=replace(data, clients=clients))
+        fixed_report = _joined(
+            diagnose_models(
+                validation_task, models, [GRADIENTS], context=context, **arguments
+            ),
             diagnose_models(null_task, models, [PROBE], context=context, **arguments),
         )
-        moved = diagnose_task(null_task, [MOVED], clients=list(models), **arguments)
-        return fixed, replace(moved, table=moved.table.assign(**kept_context))
+        moved_report = diagnose_task(
+            null_task, [MOVED], clients=list(models), **arguments
+        )
+        return fixed_report, replace(
+            moved_report, table=moved_report.table.assign(**kept_context)
+        )
 
     report, nulls = _joined(*on(task.data)), []
     for draw in range(1, draws + 1):
-        fixed, moved = on(null_data(task.data, NULL, seed, draw))
-        nulls.append(mark_null(fixed.frame, NULL, draw, kept=True))
-        nulls.append(mark_null(moved.frame, NULL, draw))
+        fixed_report, moved_report = on(null_data(task.data, NULL, seed, draw))
+        nulls.append(mark_null(fixed_report.frame, NULL, draw, kept=True))
+        nulls.append(mark_null(moved_report.frame, NULL, draw))
     return report.with_rows(*nulls)
 
 
-def _joined(first: Report, second: Report) -> Report:
+def _joined(report_a: Report, report_b: Report) -> Report:
     """Return the rows of two reports of the same layers."""
-    names = {**first.header["metrics"], **second.header["metrics"]}
-    joined = first.with_rows(second.table)
-    return replace(joined, header={**second.header, "metrics": names})
+    names = {**report_a.header["metrics"], **report_b.header["metrics"]}
+    joined = report_a.with_rows(report_b.table)
+    return replace(joined, header={**report_b.header, "metrics": names})

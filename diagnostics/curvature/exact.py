@@ -90,38 +90,42 @@ def verdicts(logits: Tensor, parameters: Tree) -> tuple[dict[str, str], dict[str
     depends: dict[Node, int] = {}
     uses: Counter[Node] = Counter()
     # parameters (a bit set), why; earliest operation first
-    bent: dict[int, str] = {}
-    mixed: dict[int, str] = {}
+    bend_reasons: dict[int, str] = {}
+    mix_reasons: dict[int, str] = {}
     for node in nodes(logits.grad_fn):
         inputs = [node_in for node_in, _ in node.next_functions]
         uses.update(node_in for node_in in inputs if node_in is not None)
-        reach = [depends[node_in] if node_in is not None else 0 for node_in in inputs]
+        reached_by_input = [
+            depends[node_in] if node_in is not None else 0 for node_in in inputs
+        ]
         leaf = getattr(node, "variable", None)
-        depends[node] = bits.get(id(leaf), 0) if leaf is not None else _union(reach)
+        depends[node] = (
+            bits.get(id(leaf), 0) if leaf is not None else _union(reached_by_input)
+        )
         if leaf is None:
             step = _readable(node)
-            why = f"{step} on the way to the logits is not piecewise linear in it"
-            bent.setdefault(_nonlinear(node, reach), why)
+            reason = f"{step} on the way to the logits is not piecewise linear in it"
+            bend_reasons.setdefault(_nonlinear(node, reached_by_input), reason)
             if _kind(node) in _BATCH_NORMS and not _is_fixed(node):
-                why = "batch normalisation in train mode ties the samples of a batch"
-                mixed.setdefault(reach[0], why)
+                reason = "batch normalisation in train mode ties the samples of a batch"
+                mix_reasons.setdefault(reached_by_input[0], reason)
     for node, count in uses.items():
         if count > 1 and hasattr(node, "variable"):
-            for blame in (bent, mixed):
-                blame.setdefault(depends[node], "it is used more than once")
-    reached = {
+            for reasons in (bend_reasons, mix_reasons):
+                reasons.setdefault(depends[node], "it is used more than once")
+    reached_bits = {
         name: bits[id(tensor)]
         for name, tensor in parameters.items()
         if depends[logits.grad_fn] & bits[id(tensor)]
     }
 
-    def first(blame: Mapping[int, str]) -> dict[str, str]:
+    def first(reasons: Mapping[int, str]) -> dict[str, str]:
         return {
-            name: next((why for mask, why in blame.items() if mask & bit), "")
-            for name, bit in reached.items()
+            name: next((reason for mask, reason in reasons.items() if mask & bit), "")
+            for name, bit in reached_bits.items()
         }
 
-    return first(bent), first(mixed)
+    return first(bend_reasons), first(mix_reasons)
 
 
 def _is_fixed(node: Node) -> bool:
@@ -144,8 +148,10 @@ def _nonlinear(node: Node, reach: list[int]) -> int:
         return _others(reach, (1, 2))
     if name in _PRODUCTS:
         # a number is no input
-        first, second = (reach[i] if i < len(reach) else 0 for i in _PRODUCTS[name])
-        return first & second
+        first_mask, second_mask = (
+            reach[i] if i < len(reach) else 0 for i in _PRODUCTS[name]
+        )
+        return first_mask & second_mask
     if name in _ONLY_IN:
         return _others(reach, _ONLY_IN[name])
     return _union(reach)
@@ -211,32 +217,32 @@ def decide(
     """
     x, y = first[0][:CHECKED], first[1][:CHECKED]
     names = parameters_in(layers)
-    logits, bent, mixed, doubts = check_formulas(run, x, y, names)
+    logits, bend_reasons, mix_reasons, doubts = check_formulas(run, x, y, names)
 
     def first_obstacle(layer: Layer, reasons: Mapping[str, str]) -> str:
         for name in layer.parameters:
-            if why := reasons.get(name):
-                return f"{name}: {why}"
+            if reason := reasons.get(name):
+                return f"{name}: {reason}"
             if name in doubts:
                 return doubts[name]
         return ""
 
-    coupled = {layer.name: first_obstacle(layer, mixed) for layer in layers}
+    coupled = {layer.name: first_obstacle(layer, mix_reasons) for layer in layers}
     if len(x) < 2:
         coupled = {
-            name: why or "one sample alone cannot show that samples do not mix"
-            for name, why in coupled.items()
+            name: reason or "one sample alone cannot show that samples do not mix"
+            for name, reason in coupled.items()
         }
-    obstacles = {layer.name: first_obstacle(layer, bent) for layer in layers}
-    width, most = logits.shape[1], WIDEST
+    obstacles = {layer.name: first_obstacle(layer, bend_reasons) for layer in layers}
+    width, most_outputs = logits.shape[1], WIDEST
     if gauss_newton:
-        obstacles, most = coupled, NARROW
+        obstacles, most_outputs = coupled, NARROW
     elif isinstance(run.loss, CrossEntropy):
-        most = width
-    if width > most:
-        wide = f"{width} outputs a sample: an exact value takes as many passes"
-        obstacles = {name: why or wide for name, why in obstacles.items()}
-    return Verdict(frozenset(bent), obstacles, coupled, width)
+        most_outputs = width
+    if width > most_outputs:
+        wide_reason = f"{width} outputs a sample: an exact value takes as many passes"
+        obstacles = {name: reason or wide_reason for name, reason in obstacles.items()}
+    return Verdict(frozenset(bend_reasons), obstacles, coupled, width)
 
 
 def check_formulas(
@@ -258,9 +264,9 @@ def check_formulas(
     paths = [path for path in owners if formula_of(modules[path])]
     with record_calls(run.model, paths, len(x), passes=1) as recorded:
         logits, _ = run.forward(x, y, 0)
-    bent, mixed = verdicts(logits, run.parameters)
+    bend_reasons, mix_reasons = verdicts(logits, run.parameters)
     taps = {path: tap for path, tap in recorded.items() if tap is not None}
-    names = [name for name in names if name in bent]
+    names = [name for name in names if name in bend_reasons]
     doubts: dict[str, str] = {}
     for name in names:
         if owner(name) not in taps:
@@ -276,30 +282,35 @@ def check_formulas(
     u = torch.randn(logits.shape, generator=generator).to(logits)
     for sample in range(min(2, len(logits)) if tapped else 0):
         run.clock.check()
-        alone = torch.zeros_like(u)
-        alone[sample] = u[sample]
+        single_cotangent = torch.zeros_like(u)
+        single_cotangent[sample] = u[sample]
         gradients = torch.autograd.grad(
-            (logits * alone).sum(), [*tapped.values()], retain_graph=True
+            (logits * single_cotangent).sum(), [*tapped.values()], retain_graph=True
         )
-        claimed = squares(logits, alone, taps)
+        claimed_norms = squares(logits, single_cotangent, taps)
         size = {
             name: gradient.square().sum()
             for name, gradient in zip(tapped, gradients, strict=True)
         }
         for name in tapped:
-            alone_size = torch.zeros_like(u[:, 0])
-            alone_size[sample] = size[name]
+            other_samples_norms = torch.zeros_like(u[:, 0])
+            other_samples_norms[sample] = size[name]
             # beside its module's other parameters: a bias that softmax does not feel has rounding for its gradient
             scale = sum(
-                value for other, value in size.items() if owner(other) == owner(name)
+                value
+                for other_name, value in size.items()
+                if owner(other_name) == owner(name)
             )
-            if name not in claimed or not bool(
-                ((claimed[name] - alone_size).abs() <= tolerance * scale).all()
+            if name not in claimed_norms or not bool(
+                (
+                    (claimed_norms[name] - other_samples_norms).abs()
+                    <= tolerance * scale
+                ).all()
             ):
                 doubts[name] = (
                     f"{name}: the formula for its per-sample gradients does not hold"
                 )
-    return logits, bent, mixed, doubts
+    return logits, bend_reasons, mix_reasons, doubts
 
 
 def exact_terms(
@@ -308,9 +319,9 @@ def exact_terms(
     """Yield terms [n] of each parameter of the tapped modules, which add up to the trace of its Gauss-Newton block."""
     combine, signs = factors(loss, logits, y)
     for k in range(signs.shape[1] if taps else 0):
-        one = torch.zeros_like(signs)
-        one[:, k] = 1
-        norms_by_name = squares(logits, combine(one).to(logits.dtype), taps)
+        unit_signs = torch.zeros_like(signs)
+        unit_signs[:, k] = 1
+        norms_by_name = squares(logits, combine(unit_signs).to(logits.dtype), taps)
         yield {
             name: signs[:, k] * norms.double() for name, norms in norms_by_name.items()
         }
@@ -363,9 +374,11 @@ def factors(loss: Loss, logits: Tensor, y: Tensor) -> tuple[Combine, Tensor]:
     values = values.gather(-1, order)
     vectors = vectors.gather(-1, order.unsqueeze(-2).expand_as(vectors))
     largest = values.abs().amax(0)
-    keep = largest > largest.amax() * logits.shape[-1] * torch.finfo(torch.float64).eps
-    s = (vectors * values.abs().sqrt().unsqueeze(-2))[..., keep]
-    return lambda r: (s @ r.unsqueeze(-1)).squeeze(-1), values[:, keep].sign()
+    is_kept = (
+        largest > largest.amax() * logits.shape[-1] * torch.finfo(torch.float64).eps
+    )
+    s = (vectors * values.abs().sqrt().unsqueeze(-2))[..., is_kept]
+    return lambda r: (s @ r.unsqueeze(-1)).squeeze(-1), values[:, is_kept].sign()
 
 
 def hessians(loss: Loss, logits: Tensor, y: Tensor) -> Tensor:
@@ -401,13 +414,13 @@ def _softmax_factors(p: Tensor) -> Combine:
     True
     """
     # q is summed from the small end: 1 - sum would cancel
-    later = p.flip(-1).cumsum(-1).flip(-1)[:, 1:]
-    first, tiny = p[:, :-1], torch.finfo(p.dtype).tiny
-    size = (first * later / (first + later).clamp_min(tiny)).sqrt()
-    ratio = size / later.clamp_min(tiny)
+    later_sums = p.flip(-1).cumsum(-1).flip(-1)[:, 1:]
+    leading, tiny = p[:, :-1], torch.finfo(p.dtype).tiny
+    size = (leading * later_sums / (leading + later_sums).clamp_min(tiny)).sqrt()
+    ratio = size / later_sums.clamp_min(tiny)
 
     def combine(r: Tensor) -> Tensor:
-        before = F.pad((r * ratio).cumsum(-1), (1, 0))
-        return F.pad(r * size, (0, 1)) - p * before
+        earlier_sums = F.pad((r * ratio).cumsum(-1), (1, 0))
+        return F.pad(r * size, (0, 1)) - p * earlier_sums
 
     return combine

@@ -200,13 +200,14 @@ def curvature(
         return [torch.zeros_like(w) for w in v]
     total = torch.stack(terms).sum()
     try:
-        second = torch.autograd.grad(
+        second_gradients = torch.autograd.grad(
             total, list(tensors), retain_graph=True, allow_unused=True
         )
     except RuntimeError as error:
         raise NoValue(no_second_derivative(error)) from error
     return [
-        torch.zeros_like(w) if h is None else h for w, h in zip(v, second, strict=True)
+        torch.zeros_like(w) if h is None else h
+        for w, h in zip(v, second_gradients, strict=True)
     ]
 
 
@@ -308,9 +309,9 @@ def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
     """
     recorded = {path: tap for path, tap in taps.items() if tap is not None}
     if len(recorded) < len(taps):
-        odd = next(path for path in taps if path not in recorded)
+        missing_path = next(path for path in taps if path not in recorded)
         raise UsageError(
-            f"module {odd!r} must be used alike in each batch; got another use in batch {index}. "
+            f"module {missing_path!r} must be used alike in each batch; got another use in batch {index}. "
             "Choose estimator 'hutchinson'."
         )
     return recorded
@@ -327,13 +328,17 @@ def are_coupled(run: Differentiable, x: Tensor, y: Tensor) -> bool:
     targets: list[Any] = [tap.edge for tap in taps.values() if tap is not None]
     if leaf.requires_grad:
         targets += [leaf]
-    half = -(-len(x) // 2)
-    gradients = torch.autograd.grad(losses[:half].sum(), targets, allow_unused=True)
-    reach = gradients
+    half_size = -(-len(x) // 2)
+    gradients = torch.autograd.grad(
+        losses[:half_size].sum(), targets, allow_unused=True
+    )
+    gradients_reached = gradients
     if leaf.requires_grad:
-        reach = gradients[-1:]
+        gradients_reached = gradients[-1:]
     return any(
-        bool(gradient[half:].any()) for gradient in reach if gradient is not None
+        bool(gradient[half_size:].any())
+        for gradient in gradients_reached
+        if gradient is not None
     )
 
 
@@ -465,24 +470,24 @@ def _outer_norm(
     n, groups, inner, length = shape
     work = length * length * (out + 1 + inner / passes)
     if work < 1.25 * out * inner * length and n * groups * length * length <= LARGEST:
-        piece = max(1, LARGEST // (8 * groups * inner * length))
-        rows = (slice(start, start + piece) for start in range(0, n, piece))
+        chunk_size = max(1, LARGEST // (8 * groups * inner * length))
+        rows = (slice(start, start + chunk_size) for start in range(0, n, chunk_size))
         gram = torch.cat([u.mT @ u for u in map(patches, rows)])
         return lambda delta: ((delta.mT @ delta) * gram).sum((1, 2, 3))
-    keep = passes > 1 and n * groups * inner * length <= LARGEST
+    keeps_patches = passes > 1 and n * groups * inner * length <= LARGEST
     u_kept = None
-    if keep:
+    if keeps_patches:
         u_kept = patches(slice(0, n))
     # read once, so few patches are formed at a time that they stay in the cache
-    most = CACHED
+    gram_limit = CACHED
     if passes > 1:
-        most = LARGEST
-    piece = max(1, most // (groups * inner * max(length, out)))
+        gram_limit = LARGEST
+    chunk_size = max(1, gram_limit // (groups * inner * max(length, out)))
 
     def direct(delta: Tensor) -> Tensor:
         squares = []
-        for start in range(0, n, piece):
-            rows = slice(start, start + piece)
+        for start in range(0, n, chunk_size):
+            rows = slice(start, start + chunk_size)
             u = patches(rows) if u_kept is None else u_kept[rows]
             squares.append((u @ delta[rows].mT).square().sum((1, 2, 3)))
         return torch.cat(squares)
@@ -590,25 +595,27 @@ def _draw_shared(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw
     has the same covariance and needs fewer signs.
     """
     patches, (n, groups, inner, length), out, grid = patches_of(module, a)
-    piece = max(1, LARGEST // (groups * inner * max(length, out)))
-    pieces = [slice(start, start + piece) for start in range(0, n, piece)]
+    chunk_size = max(1, LARGEST // (groups * inner * max(length, out)))
+    chunks = [slice(start, start + chunk_size) for start in range(0, n, chunk_size)]
 
     def covering(rows: slice) -> Tensor:
         parts = [patches(rows)] if weight else []
         if bias:
             parts.append(torch.ones_like(patches(rows)[:, :, :1]))
-        mixed = torch.cat(parts, 2)
-        if mixed.shape[2] > length:
-            return torch.linalg.qr(mixed, "r").R
-        return mixed
+        patch_entries = torch.cat(parts, 2)
+        if patch_entries.shape[2] > length:
+            return torch.linalg.qr(patch_entries, "r").R
+        return patch_entries
 
-    factors = [covering(rows) for rows in pieces] if length < inner else []
+    factors = [covering(rows) for rows in chunks] if length < inner else []
 
     def by_signs(generator: torch.Generator) -> Tensor:
         parts = []
-        for mixed in factors or map(covering, pieces):
-            signs = mixed.new_empty(len(mixed), groups, out, mixed.shape[2])
-            parts.append(rademacher(signs, generator) @ mixed)
+        for patch_entries in factors or map(covering, chunks):
+            signs = patch_entries.new_empty(
+                len(patch_entries), groups, out, patch_entries.shape[2]
+            )
+            parts.append(rademacher(signs, generator) @ patch_entries)
         u = torch.cat(parts)
         if isinstance(module, nn.Linear):
             return u.mT.reshape(n, *grid, out)
@@ -637,7 +644,9 @@ def _draw_scaled(module: object, a: Tensor, weight: bool, bias: bool) -> Draw:
 def _draw_embedding(module: nn.Embedding, a: Tensor) -> Draw:
     """Return draws for an embedding table. Equal tokens of a sample share a row."""
     index = a.reshape(len(a), -1)
-    first = (index.unsqueeze(2) == index.unsqueeze(1)).to(torch.uint8).argmax(2)
+    first_positions = (
+        (index.unsqueeze(2) == index.unsqueeze(1)).to(torch.uint8).argmax(2)
+    )
     if module.padding_idx is None:
         is_first = torch.ones_like(index)
     else:
@@ -647,9 +656,9 @@ def _draw_embedding(module: nn.Embedding, a: Tensor) -> Draw:
         rows = rademacher(
             module.weight.new_empty(*index.shape, module.embedding_dim), generator
         )
-        rows = rows.gather(1, first.unsqueeze(2).expand_as(rows)) * is_first.unsqueeze(
-            2
-        )
+        rows = rows.gather(
+            1, first_positions.unsqueeze(2).expand_as(rows)
+        ) * is_first.unsqueeze(2)
         return rows.reshape(*a.shape, module.embedding_dim)
 
     return draw

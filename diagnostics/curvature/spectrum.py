@@ -110,46 +110,51 @@ class Lanczos:
         """Add the product with the last vector. Its part orthogonal to the basis becomes the next vector."""
         self.products += 1
         column = self.basis @ product
-        rest = product - column @ self.basis
-        norm = float(torch.linalg.vector_norm(rest))
+        remainder = product - column @ self.basis
+        norm = float(torch.linalg.vector_norm(remainder))
         # the products in the coordinates of the basis: the upper triangle has all of them
         projected = np.pad(self._projected, (0, 1))
         projected[:, -1] = column.cpu()
         self._projected = projected
-        every, vectors = np.linalg.eigh(projected, UPLO="U")
-        self.values, top = every[-self._k :][::-1], vectors[:, -self._k :][:, ::-1]
-        self.weights = top[0] ** 2
+        all_values, vectors = np.linalg.eigh(projected, UPLO="U")
+        self.values, top_vectors = (
+            all_values[-self._k :][::-1],
+            vectors[:, -self._k :][:, ::-1],
+        )
+        self.weights = top_vectors[0] ** 2
         # what the products have outside of the basis: of this one, and of the last before each new start
-        self.errors = np.abs(top[-1]) * norm + self._lost @ np.abs(top[:-1])
-        gaps = np.abs(self.values[:, None] - every)
+        self.errors = np.abs(top_vectors[-1]) * norm + self._lost @ np.abs(
+            top_vectors[:-1]
+        )
+        gaps = np.abs(self.values[:, None] - all_values)
         gaps[gaps == 0] = math.inf
-        scale = np.abs(every).max()
+        scale = np.abs(all_values).max()
         deviations = np.minimum(self.errors, self.errors**2 / gaps.min(1))
         limit = self._tol * np.maximum(np.abs(self.values), scale / 1000)
-        count, size = self.basis.shape
-        precise = count >= self._least and bool((deviations <= limit).all())
-        whole = count >= min(self._steps, size)
-        invariant = norm <= 10 * torch.finfo(product.dtype).eps * scale
-        repeats = precise and self._repeated and self._changed(limit)
-        self.done = whole or (precise and not repeats)
-        self._lost = np.append(self._lost, norm if repeats else 0.0)
+        n_vectors, size = self.basis.shape
+        is_precise = n_vectors >= self._least and bool((deviations <= limit).all())
+        is_complete = n_vectors >= min(self._steps, size)
+        is_invariant = norm <= 10 * torch.finfo(product.dtype).eps * scale
+        searches_again = is_precise and self._repeated and self._changed(limit)
+        self.done = is_complete or (is_precise and not searches_again)
+        self._lost = np.append(self._lost, norm if searches_again else 0.0)
         if self.done:
             del self.basis
-        elif repeats:
-            self._first_values, self._least = self.values, count + AGAIN
+        elif searches_again:
+            self._first_values, self._least = self.values, n_vectors + AGAIN
             self._extend(self._random())
-        elif invariant:
+        elif is_invariant:
             self._least = max(self._least, FEWEST)
             self._extend(self._random())
         else:
-            self._extend(rest)
+            self._extend(remainder)
 
     def _changed(self, limit: NDArray[Any]) -> bool:
         """Return whether the values have changed since the search began again, or it never has."""
-        before = self._first_values
-        if before.shape != self.values.shape:
+        values_before = self._first_values
+        if values_before.shape != self.values.shape:
             return True
-        return bool((np.abs(self.values - before) > limit).any())
+        return bool((np.abs(self.values - values_before) > limit).any())
 
 
 def _gradients(
@@ -209,15 +214,21 @@ def hessian_spectrum(
         sizes = [len(y) for _, y in batches(data, batch, model)]
         try:
             clock.check()
-            first = next(_gradients(run, data, batch))
+            first_gradients = next(_gradients(run, data, batch))
             for layer in layers:
-                used = [e for e in layer.parameters if first.get(e) is not None]
-                if not used:
+                reached_names = [
+                    e for e in layer.parameters if first_gradients.get(e) is not None
+                ]
+                if not reached_names:
                     failures[layer.name] = why_unreadable(layer, "all", False)
-                elif differentiable_once(first[name] for name in used):
+                elif differentiable_once(
+                    first_gradients[name] for name in reached_names
+                ):
                     failures[layer.name] = CUT
                 else:
-                    block = blocks[layer.name] = {e: run.parameters[e] for e in used}
+                    block = blocks[layer.name] = {
+                        e: run.parameters[e] for e in reached_names
+                    }
                     size = sum(tensor.numel() for tensor in block.values())
                     generator = torch_generator(seed, "lanczos", layer.name)
                     searches[layer.name] = Lanczos(
@@ -225,27 +236,30 @@ def hessian_spectrum(
                         k,
                         tol,
                         steps,
-                        block[used[0]],
+                        block[reached_names[0]],
                         generator,
                         repeated=not density,
                     )
             one_block = None
             if len(sizes) == 1:
-                one_block = [first]
-            del first
+                one_block = [first_gradients]
+            del first_gradients
             # of a graph that is kept, one layer after another, for the memory
             groups = [[name] for name in searches] if one_block else [[*searches]]
             for group in clock.turns(groups, share=True):
-                left = {name: searches[name] for name in group}
-                while left and not clock.over:
+                running_searches = {name: searches[name] for name in group}
+                while running_searches and not clock.over:
                     products = {
-                        name: 0 * search.basis[-1] for name, search in left.items()
+                        name: 0 * search.basis[-1]
+                        for name, search in running_searches.items()
                     }
                     for gradients in one_block or _gradients(run, data, batch):
                         for name, product in products.items():
                             tensors = [*blocks[name].values()]
                             parts = (
-                                left[name].basis[-1].split([t.numel() for t in tensors])
+                                running_searches[name]
+                                .basis[-1]
+                                .split([t.numel() for t in tensors])
                             )
                             v = [
                                 p.view_as(t)
@@ -263,10 +277,10 @@ def hessian_spectrum(
                         if not product.isfinite().all():
                             failures[name] = "a product with the Hessian is not finite"
                         elif name not in failures:
-                            left[name].add(product / sum(sizes))
-                    left = {
+                            running_searches[name].add(product / sum(sizes))
+                    running_searches = {
                         name: search
-                        for name, search in left.items()
+                        for name, search in running_searches.items()
                         if not search.done and name not in failures
                     }
         except NoValue as error:

@@ -161,13 +161,13 @@ def layer_traces(
     generator = torch_generator(run.seed, "hessian probes", *layers)
     values, variances = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
     samples: dict[str, list[Tensor]] = {layer: [] for layer in layers}
-    n, fewest, ended = 0, probes, False
+    n, fewest_probes, ended = 0, probes, False
     passes = probes
     if kind == "hessian":
         passes = 1
-    last = probes
+    most_probes = probes
     if error and kind != "exact":
-        last = min(probes, USUAL)
+        most_probes = min(probes, USUAL)
     clock, parts = run.clock, run.batches(data, batch)
     for index, x, y in clock.turns(parts, total, lambda part: len(part[2]), share=True):
         with record_calls(run.model, [*paths], len(x), passes) as recorded:
@@ -186,7 +186,9 @@ def layer_traces(
         means, squares = dict.fromkeys(layers, zero), dict.fromkeys(layers, zero)
         estimates: dict[str, tuple[float, float]] = dict.fromkeys(layers, (0.0, 0.0))
         count = 0
-        for count, term in enumerate(clock.turns(islice(terms, probes), last), 1):
+        for count, term in enumerate(
+            clock.turns(islice(terms, probes), most_probes), 1
+        ):
             sums = dict.fromkeys(layers, zero)
             for name, entries in term.items():
                 if name in layer_of:
@@ -198,24 +200,28 @@ def layer_traces(
                 squares[layer] = squares[layer] + deviation * (value - means[layer])
                 spread = float(squares[layer].sum()) / count / max(count - 1, 1)
                 estimates[layer] = float(means[layer].sum()), spread
-            small = all(v <= (error * mean) ** 2 for mean, v in estimates.values())
+            is_precise = all(v <= (error * mean) ** 2 for mean, v in estimates.values())
             if kind == "exact":
                 clock.check()  # a part of the passes has no value
-            elif count > 1 and (clock.over or (small and count >= FEWEST)):
-                ended |= count < probes and not (small and count >= FEWEST)
+            elif count > 1 and (clock.over or (is_precise and count >= FEWEST)):
+                ended |= count < probes and not (is_precise and count >= FEWEST)
                 break
         for layer, (mean, spread) in estimates.items():
             exact = kind == "exact"
             values[layer] += mean * count if exact else mean
             variances[layer] += 0 if exact else spread
-            of_samples = means[layer] * count if exact else means[layer]
-            samples[layer].append(of_samples.detach().cpu())
-        n, fewest = n + len(y), min(fewest, count)
+            sample_values = means[layer] * count if exact else means[layer]
+            samples[layer].append(sample_values.detach().cpu())
+        n, fewest_probes = n + len(y), min(fewest_probes, count)
         del losses, logits, recorded, taps, terms  # before the next graph
     if n == total:
         return {
             layer: Estimate(
-                values[layer] / n, math.sqrt(variances[layer]) / n, fewest, n, ended
+                values[layer] / n,
+                math.sqrt(variances[layer]) / n,
+                fewest_probes,
+                n,
+                ended,
             )
             for layer in layers
         }
@@ -224,7 +230,7 @@ def layer_traces(
         layer: Estimate(
             values[layer] / n,
             _sampling_error(samples[layer], n, total),
-            fewest,
+            fewest_probes,
             n,
             True,
         )
@@ -291,8 +297,8 @@ def _hessian_terms(
     layer_names = [layer_of[key] for key in keys]
     norms = dict.fromkeys(layer_names, 0.0)
     with torch.no_grad():
-        named = dict(zip(keys, gradients, strict=True))
-        for name, values in squared_norms(named, taps).items():
+        gradients_by_key = dict(zip(keys, gradients, strict=True))
+        for name, values in squared_norms(gradients_by_key, taps).items():
             if name in layer_of:
                 norms[layer_of[name]] += float(values.sum())
     sizes = {layer: math.sqrt(norm) or 1.0 for layer, norm in norms.items()}
@@ -330,18 +336,20 @@ def by_pyhessian(
     block = copied(run.model).to(run.dtype)
     for name, parameter in block.named_parameters():
         parameter.requires_grad_(name in names)
-    source = [
+    batch_list = [
         (x.to(run.dtype) if run.dtype and x.is_floating_point() else x, y)
         for x, y in batches(data, batch, run.model)
     ]
-    cuda = next(block.parameters()).is_cuda
+    is_cuda = next(block.parameters()).is_cuda
     torch.manual_seed(seed_of(run.seed, "pyhessian probes", layer))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Using backward", UserWarning)
-            measured = hessian(block, run.loss, dataloader=source, cuda=cuda)
+            hessian_of_block = hessian(
+                block, run.loss, dataloader=batch_list, cuda=is_cuda
+            )
             # a tolerance that never stops it before the end
-            drawn = measured.trace(maxIter=probes, tol=-math.inf)
+            probe_values = hessian_of_block.trace(maxIter=probes, tol=-math.inf)
     except (RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise NoValue(
@@ -349,9 +357,9 @@ def by_pyhessian(
         ) from error
     finally:
         block.zero_grad()  # gradients with a graph that leads back to them
-    estimates = torch.tensor(drawn, dtype=torch.float64)
+    estimates = torch.tensor(probe_values, dtype=torch.float64)
     stderr = float(estimates.std()) / math.sqrt(probes)
-    count = sum(len(y) for _, y in source)
+    count = sum(len(y) for _, y in batch_list)
     return Estimate(float(estimates.mean()), stderr, probes, count)
 
 
@@ -452,9 +460,9 @@ def hessian_trace(
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         n = sum(len(y) for _, y in batches(data, batch))
         size = sum(tensor.numel() for tensor in run.parameters.values())
-        error = ERROR
+        relative_error = ERROR
         if probes:
-            error = 0.0
+            relative_error = 0.0
         probes = probes or max(2, min(MOST_PROBES, ENTRIES // (n * size)))
         try:
             verdict = decide(
@@ -471,9 +479,9 @@ def hessian_trace(
                     names = [n for n in layer.parameters if n in verdict.reached]
                     groups.setdefault(kind, {})[layer.name] = names
             shared = {name for name in ways if ways[name].how == "hutchinson"}
-            todo = sorted(groups.items())  # exact values first
-            while todo:  # the layers of one way are measured together
-                kind, group = todo.pop(0)
+            groups_left = sorted(groups.items())  # exact values first
+            while groups_left:  # the layers of one way are measured together
+                kind, group = groups_left.pop(0)
                 try:
                     if kind == "pyhessian":
                         for name, block in group.items():
@@ -485,24 +493,36 @@ def hessian_trace(
                         if kind == "exact":
                             passes = verdict.n_classes
                         values |= layer_traces(
-                            run, data, group, shared, batch, kind, passes, error, n
+                            run,
+                            data,
+                            group,
+                            shared,
+                            batch,
+                            kind,
+                            passes,
+                            relative_error,
+                            n,
                         )
                 except NoValue as reason:  # of some layer
                     if len(group) == 1:
                         ways |= dict.fromkeys(group, Way(status=str(reason)))
                     else:
-                        todo += [(kind, {name: block}) for name, block in group.items()]
+                        groups_left += [
+                            (kind, {name: block}) for name, block in group.items()
+                        ]
         except NoValue as reason:
-            left = [layer.name for layer in layers if layer.name not in values]
-            ways |= dict.fromkeys(left, Way(status=str(reason)))
+            unmeasured_layers = [
+                layer.name for layer in layers if layer.name not in values
+            ]
+            ways |= dict.fromkeys(unmeasured_layers, Way(status=str(reason)))
         except RuntimeError as reason:  # of the loss itself
             way = Way(status=no_second_derivative(reason))
             ways = {layer.name: way for layer in layers}
     results = []
     for layer in layers:
         label, note, status = ways[layer.name]
-        missing = Estimate(math.nan, math.nan, 0, n)
-        value, stderr, n_probes, n_reached, ended = values.get(layer.name, missing)
+        no_estimate = Estimate(math.nan, math.nan, 0, n)
+        value, stderr, n_probes, n_reached, ended = values.get(layer.name, no_estimate)
         if status == "ok" and not math.isfinite(value + stderr):
             status = f"the trace of layer {layer.name!r} is not finite"
             if ended and math.isfinite(value):  # without an error it is no estimate
@@ -556,22 +576,24 @@ class Way(NamedTuple):
 
 
 def _way(verdict: Verdict, layer: Layer, estimator: str, backend: str) -> Way:
-    bent, coupled = verdict.obstacles[layer.name], verdict.coupled[layer.name]
+    obstacle, coupled = verdict.obstacles[layer.name], verdict.coupled[layer.name]
     if not any(name in verdict.reached for name in layer.parameters):
-        return Way(note=bent, status=why_unreadable(layer, "all", False))
+        return Way(note=obstacle, status=why_unreadable(layer, "all", False))
     if backend != "fedlayers":
         return Way(backend)
     if estimator == "hutchinson":
         return Way(estimator)
     if estimator == "activation":
-        why = f"no estimate in the space of its outputs: {coupled}"
+        no_estimate_reason = f"no estimate in the space of its outputs: {coupled}"
         if coupled:
-            return Way("", coupled, why)
+            return Way("", coupled, no_estimate_reason)
         return Way(estimator)
-    if not bent:
+    if not obstacle:
         return Way("exact")
     if estimator == "exact":
-        return Way(note=bent, status=f"no exact value: {bent}")
+        return Way(note=obstacle, status=f"no exact value: {obstacle}")
     if not coupled:
-        return Way("activation", bent)
-    return Way("hutchinson", bent if coupled == bent else f"{bent}; {coupled}")
+        return Way("activation", obstacle)
+    return Way(
+        "hutchinson", obstacle if coupled == obstacle else f"{obstacle}; {coupled}"
+    )

@@ -178,8 +178,8 @@ def _from_function(function: Any, path: str) -> Metric:
     if isinstance(function, Metric):
         return function
     if not inspect.isfunction(function):
-        got = type(function).__name__
-        raise UsageError(f"metric {path!r} must be a function; got {got}.")
+        type_name = type(function).__name__
+        raise UsageError(f"metric {path!r} must be a function; got {type_name}.")
     if "metric" in vars(function):  # of a layer, decorated before
         return cast(Metric, vars(function)["metric"])
     return _make(
@@ -260,11 +260,17 @@ def layer_metric(
 ) -> Callable[[LayerFunction], LayerFunction]:
     """Register a formula of one layer as a metric under its own name.
 
-    The function takes (model, layer, probe), and options as for :func:`metric` if it has any. It is called once for
-    each client and layer, with the client's model in eval mode, the layer and the client's :class:`LayerProbe`. It
-    returns a number. If ``variants`` are named, it returns a dict of a number or a :class:`NoValue` for each. It raises
-    ``NoValue("why")`` if there is none. It may not change the model. A layer outside the forward pass has no value,
-    unless only weights are read.
+    Use it as a decorator. The function takes (model, layer, probe), and options as for :func:`metric` if it has any.
+    It is called once for each client and layer, with the client's model in eval mode, the layer and the client's
+    :class:`LayerProbe`. It returns a number. If ``variants`` are named, it returns a dict of a number or a
+    :class:`NoValue` for each. If a layer has no value, it raises ``NoValue("why")``. It may not change the model. A
+    layer outside the forward pass has no value, unless only weights are read.
+
+    Args:
+        description: one line on what is measured.
+        direction: one line on what a higher value means.
+        unit: the unit in the rows.
+        facts: further attributes of :class:`Metric`, as for :func:`metric`.
 
     Raises:
         UsageError: as for :func:`metric`.
@@ -286,8 +292,10 @@ def layer_metric(
         def compute(measurement: Measurement, *options: Any) -> list[Row]:
             return _layer_rows(made_metric, unit, measurement, options)
 
-        whole = vars(function)["metric"] = replace(made_metric, compute=compute)
-        METRICS.add(made_metric.name, whole, function)
+        registered_metric = vars(function)["metric"] = replace(
+            made_metric, compute=compute
+        )
+        METRICS.add(made_metric.name, registered_metric, function)
         return function
 
     return add
@@ -319,21 +327,24 @@ def _layer_rows(
     formula: Metric, unit: str, measurement: Measurement, options: Sequence[Any]
 ) -> list[Row]:
     """Return the rows of a formula of one layer, for all clients and layers."""
-    rows, exact = [], formula.requires == "weights"
+    rows, is_exact = [], formula.requires == "weights"
     tensors = "weights"
     if options:
         tensors = getattr(options[0], "tensors", "weights")
-    columns: dict[str, Any] = {"unit": unit, **(of_weights(tensors) if exact else {})}
+    columns: dict[str, Any] = {
+        "unit": unit,
+        **(of_weights(tensors) if is_exact else {}),
+    }
     for subject in measurement.turns():
         model, probe = subject.model, LayerProbe(subject, measurement)
         columns |= {"client": subject.client, "n_train": subject.n_train}
         with set_mode(model, "eval"):
-            before = tree.digest(tree.named_tensors(model))
-            if not exact:
+            digest_before = tree.digest(tree.named_tensors(model))
+            if not is_exact:
                 columns["n_samples"] = sum(len(y) for _, y in probe.batches)
             for layer in measurement.clock.turns(measurement.layers):
                 result: Any = NoValue("unused in the forward pass")
-                if layer.used or exact:
+                if layer.used or is_exact:
                     result = _call(formula, layer, probe, options)
                 names = formula.variants or ("",)
                 if isinstance(result, dict):
@@ -346,7 +357,7 @@ def _layer_rows(
                     for name in tensors_of(layer, tensors)
                 )
                 rows += variant_rows(formula.name, values, **columns)
-            if tree.digest(tree.named_tensors(model)) != before:
+            if tree.digest(tree.named_tensors(model)) != digest_before:
                 raise UsageError(
                     f"metric {formula.name!r} must not change a model; got other weights of client "
                     f"{subject.client!r}. Change a copy."
@@ -363,9 +374,9 @@ def _call(
         UsageError: it fails, or returns something else. The message names the metric, the layer and the client.
     """
     client, seed = probe.subject.client, probe.measurement.seed
-    what = f"metric {formula.name!r} at layer {layer.name!r} of client {client!r}"
+    place = f"metric {formula.name!r} at layer {layer.name!r} of client {client!r}"
     seeded = torch_seeded(seed_of(seed, "diagnose", formula.name, client, layer.name))
-    with one_line(what), seeded:
+    with one_line(place), seeded:
         try:
             probe.measurement.clock.check()
             result = formula.compute(probe.subject.model, layer, probe, *options)
@@ -375,9 +386,9 @@ def _call(
     for value in values.values():
         is_finite = isinstance(value, Real) and math.isfinite(value)
         if not is_finite and not isinstance(value, NoValue):
-            shown = short_value(value)
+            shown_value = short_value(value)
             raise UsageError(
-                f'{what} must be a finite number; got {shown}. Raise fl.NoValue("why") if there is none.'
+                f'{place} must be a finite number; got {shown_value}. Raise fl.NoValue("why") if there is none.'
             )
     return result
 

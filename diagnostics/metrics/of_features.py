@@ -101,8 +101,11 @@ class Cka(KernelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        way = self.estimator, self.positions
-        if self.backend == "torch_cka" and way != ("minibatch", "flatten"):
+        estimator_and_positions = self.estimator, self.positions
+        if self.backend == "torch_cka" and estimator_and_positions != (
+            "minibatch",
+            "flatten",
+        ):
             raise UsageError(
                 "backend 'torch_cka' must have estimator 'minibatch' and positions 'flatten'; "
                 f"got {self.estimator!r} and {self.positions!r}."
@@ -385,10 +388,12 @@ def knn_probe(measurement: Measurement, options: KnnProbe) -> list[Row]:
             )
         from sklearn.neighbors import KNeighborsClassifier
 
-        kind = KNeighborsClassifier(
+        classifier = KNeighborsClassifier(
             options.neighbours, metric=options.distance, algorithm="brute"
         )
-        return np.asarray(kind.fit(x.astype(float), y).predict(others.astype(float)))
+        return np.asarray(
+            classifier.fit(x.astype(float), y).predict(others.astype(float))
+        )
 
     estimator = f"{options.neighbours} nearest, {options.distance}"
     return probe_rows("knn_probe", classify, estimator, measurement, options)
@@ -475,9 +480,9 @@ def output_disagreement(measurement: Measurement, options: CommonSamples) -> lis
     """
     subjects, rows = measurement.subjects, []
     layers = measurement.layers
-    last = ([layer for layer in layers if layer.used] or layers)[-1]
-    whole = SimilarityOptions(options.probe, options.samples)
-    comparison = LayerComparison("output_disagreement", measurement, whole)
+    last_layer = ([layer for layer in layers if layer.used] or layers)[-1]
+    similarity_options = SimilarityOptions(options.probe, options.samples)
+    comparison = LayerComparison("output_disagreement", measurement, similarity_options)
 
     def probabilities(z: Tensor) -> Tensor:
         if not z.isfinite().all():
@@ -485,16 +490,19 @@ def output_disagreement(measurement: Measurement, options: CommonSamples) -> lis
         return measurement.loss.logits(z).double().softmax(1)
 
     outputs, faults = comparison.sides(probabilities, [""], flattened)
-    nothing = torch.full((1, 0), torch.nan)  # of no classes
+    no_outputs = torch.full((1, 0), torch.nan)  # of no classes
     for a, b in itertools.combinations(range(len(subjects)), 2):
-        p, q = (outputs.get(("", client), nothing) for client in (a, b))
-        by_variant = dict.fromkeys(("classes", "probabilities", "chance"), nothing)
-        why = faults.get(("", a), faults.get(("", b), "outputs of other classes"))
-        if p.shape == q.shape != nothing.shape:
-            why, (of_p, of_q) = "", (z.argmax(1) for z in (p, q))
-            f, g = (c.bincount(minlength=p.shape[1]) / len(p) for c in (of_p, of_q))
+        p, q = (outputs.get(("", client), no_outputs) for client in (a, b))
+        by_variant = dict.fromkeys(("classes", "probabilities", "chance"), no_outputs)
+        reason = faults.get(("", a), faults.get(("", b), "outputs of other classes"))
+        if p.shape == q.shape != no_outputs.shape:
+            reason, (classes_p, classes_q) = "", (z.argmax(1) for z in (p, q))
+            f, g = (
+                c.bincount(minlength=p.shape[1]) / len(p)
+                for c in (classes_p, classes_q)
+            )
             by_variant = {
-                "classes": (of_p != of_q).double(),
+                "classes": (classes_p != classes_q).double(),
                 "probabilities": (p - q).abs().sum(1) / 2,
                 "chance": (1 - f.double() @ g.double()).reshape(1),
             }
@@ -506,11 +514,11 @@ def output_disagreement(measurement: Measurement, options: CommonSamples) -> lis
                 row_or_reason(
                     comparison.metric,
                     float(values.mean()),
-                    why,
+                    reason,
                     variant=variant,
                     stderr=error,
                     estimator="full",
-                    layer=last.name,
+                    layer=last_layer.name,
                     n_samples=len(comparison.x),
                     client=subjects[a].client,
                     client_b=subjects[b].client,

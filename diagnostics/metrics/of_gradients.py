@@ -185,8 +185,8 @@ class GradSimilarity:
         return rows
 
     def _row(self, layer: Layer, pair: Any, status: str, **columns: str) -> Row:
-        (a, left), (b, right) = pair
-        value, n = torch.nan, sum(grad.numel() for grad in left)
+        (a, grads_a), (b, grads_b) = pair
+        value, n = torch.nan, sum(grad.numel() for grad in grads_a)
         for reading, grads in pair:
             reached = bool(grads or reading.fault)
             status = status or why_unreadable(layer, self.tensors, reached)
@@ -194,16 +194,16 @@ class GradSimilarity:
                 break
             length = float(torch.linalg.vector_norm(entries(grads))) if grads else 0.0
             if not 0 < length < math.inf:
-                what = "not finite"
+                problem = "not finite"
                 if length == 0:
-                    what = "zero"
+                    problem = "zero"
                 status = reading.fault or (
-                    f"the gradient of layer {layer.name!r} at client {reading.subject.client!r} is {what}"
+                    f"the gradient of layer {layer.name!r} at client {reading.subject.client!r} is {problem}"
                 )
-        if not status and [g.shape for g in left] != [g.shape for g in right]:
+        if not status and [g.shape for g in grads_a] != [g.shape for g in grads_b]:
             status = f"the gradients of the two clients reach different tensors of layer {layer.name!r}"
         if not status:
-            value = cosine(entries(left), entries(right))
+            value = cosine(entries(grads_a), entries(grads_b))
         return row_or_reason(
             "grad_similarity",
             value,
@@ -286,15 +286,19 @@ def grad_noise(measurement: Measurement, options: GradNoise) -> list[Row]:
     """
     rows = []
     for subject in measurement.turns():
-        chosen = {
+        names_by_layer = {
             layer.name: tensors_of(layer, options.tensors)
             for layer in measurement.layers
         }
-        used = [layer.name for layer in measurement.layers if layer.used]
-        names = dict.fromkeys(chain.from_iterable(chosen[layer] for layer in used))
+        used_layers = [layer.name for layer in measurement.layers if layer.used]
+        names = dict.fromkeys(
+            chain.from_iterable(names_by_layer[layer] for layer in used_layers)
+        )
         noise = gradient_noise(subject, measurement, list(names))
         for layer in measurement.layers:
-            tensors = [name for name in chosen[layer.name] if name in noise.sizes]
+            tensors = [
+                name for name in names_by_layer[layer.name] if name in noise.sizes
+            ]
             rows += _noise_rows(layer, noise, tensors, subject, options)
     return rows
 
@@ -318,7 +322,7 @@ def _noise_rows(
         value = max(0.0, squares - n * mean) / (n - 1)
         if not math.isfinite(squares + mean):
             status = f"the gradient of layer {layer.name!r} is not finite"
-    every = ", all tensors" * (options.tensors == "all")
+    tensors_note = ", all tensors" * (options.tensors == "all")
     return [
         row_or_reason(
             "grad_noise",
@@ -328,7 +332,7 @@ def _noise_rows(
             layer=layer.name,
             variant=variant,
             stderr=0.0,
-            estimator=" + ".join(methods) + every,
+            estimator=" + ".join(methods) + tensors_note,
             unit="(loss/weight)^2",
             n_params=size,
             n_samples=n,
@@ -481,13 +485,17 @@ def _trace_rows(
     measurement: Measurement, options: Any, name: str, **settings: Any
 ) -> list[Row]:
     rows: list[Row] = []
-    unclear = 0
-    how = measurement.settings(options)
+    n_unclear = 0
+    trace_arguments = measurement.settings(options)
     for subject in measurement.turns(share=True):
         results = trace.hessian_trace(
-            subject.model, subject.data, measurement.layers, **how, **settings
+            subject.model,
+            subject.data,
+            measurement.layers,
+            **trace_arguments,
+            **settings,
         )
-        unclear += sum(result.stderr > abs(result.trace) for result in results)
+        n_unclear += sum(result.stderr > abs(result.trace) for result in results)
         for result in results:
             columns = _columns(subject, result)
             if result.note and result.status == "ok":
@@ -498,10 +506,10 @@ def _trace_rows(
             ):
                 columns["stderr"] = result.stderr / share
                 rows.append(row(name, result.trace / share, variant=variant, **columns))
-    if unclear:
+    if n_unclear:
         warn(
-            f"{name} is smaller than its standard error in {unclear} of {len(rows) // 2} values. The metric ggn_trace "
-            f"is less noisy. More probes take longer, as options={{{name!r}: {{'probes': 64}}}}."
+            f"{name} is smaller than its standard error in {n_unclear} of {len(rows) // 2} values. "
+            f"The metric ggn_trace is less noisy. More probes take longer, as options={{{name!r}: {{'probes': 64}}}}."
         )
     return rows
 

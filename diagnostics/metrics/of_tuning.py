@@ -140,18 +140,18 @@ def own_losses(measurement: Measurement, options: Shared) -> CrossLosses:
     ).reshape(1, count, len(y))
     client = np.repeat(np.arange(count), sizes)
     for block in blocks(count, measurement.seed):
-        inside = np.isin(np.arange(count), block)
-        not_in_block = inside[:, None] != np.isin(client, block)[None, :]
+        in_block = np.isin(np.arange(count), block)
+        not_in_block = in_block[:, None] != np.isin(client, block)[None, :]
         losses[:, not_in_block] = np.nan
-    kept_numbers: list[Any] = [np.arange(size) for size in sizes]
+    sample_numbers: list[Any] = [np.arange(size) for size in sizes]
     if options.test is None:
         groups = [s.groups for s in subjects]
-        kept_numbers = [
+        sample_numbers = [
             numbers if group is None else group
-            for group, numbers in zip(groups, kept_numbers, strict=True)
+            for group, numbers in zip(groups, sample_numbers, strict=True)
         ]
     share = np.array([s.n_train for s in subjects], dtype=np.float64)
-    return CrossLosses(losses, client, share, nested_groups(kept_numbers))
+    return CrossLosses(losses, client, share, nested_groups(sample_numbers))
 
 
 # --- whether clients differ -------------------------------------------------------------------------------------
@@ -186,13 +186,15 @@ def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row
     """
     try:
         if one_for_each(measurement):
-            of_pairs, kinds = own_losses(measurement, options), [OWN_MODELS]
+            cross_losses, kinds = own_losses(measurement, options), [OWN_MODELS]
         else:
-            of_pairs, kinds = _fine_tuned_losses(measurement, options)
+            cross_losses, kinds = _fine_tuned_losses(measurement, options)
     except (NonFiniteError, NoValue) as reason:
         return [row("clients_differ", None, status=str(reason), variant="differ")]
-    parts = blocks(of_pairs.losses.shape[1], measurement.seed)
-    return rows_of(permutation_test([of_pairs], parts, seed=measurement.seed), kinds)
+    client_blocks = blocks(cross_losses.losses.shape[1], measurement.seed)
+    return rows_of(
+        permutation_test([cross_losses], client_blocks, seed=measurement.seed), kinds
+    )
 
 
 def _fine_tuned_losses(
@@ -249,16 +251,16 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
     except NoValue as reason:
         reasons: list[Row] = []
         for subject in measurement.subjects:
-            place = {"client": subject.client, "variant": "fall"}
+            columns = {"client": subject.client, "variant": "fall"}
             reasons += [
-                row(NAME, None, status=str(reason), layer=layer.name, **place)
+                row(NAME, None, status=str(reason), layer=layer.name, **columns)
                 for layer in measurement.layers
             ]
         return reasons
     tuner = Tuner(**arguments)
     profile = Profile(tuner)
-    whole = _attempt(lambda: profile.of(every(measurement.layers)))
-    gains = {ALL: whole}
+    all_gain = _attempt(lambda: profile.of(every(measurement.layers)))
+    gains = {ALL: all_gain}
     for layer in measurement.clock.turns(measurement.layers):
         gains[layer.name] = _reason(tuner, layer) or _attempt(
             partial(profile.of, frozenset(layer.tensors))
@@ -268,13 +270,13 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
             lambda: profile.chosen(tuner.with_new_statistics()[None])
         )
     shown = ""
-    if not isinstance(whole, str):
+    if not isinstance(all_gain, str):
         shown = _not_shown(arguments)
-        if not shown and not profile.mean(whole.nats).value > 0:
+        if not shown and not profile.mean(all_gain.nats).value > 0:
             shown = "all layers together gain nothing"
     tuning_rows: list[Row] = []
     for name, gain in gains.items():
-        tuning_rows += _rows(profile, clients, name, gain, whole, shown)
+        tuning_rows += _rows(profile, clients, name, gain, all_gain, shown)
     return tuning_rows
 
 
@@ -282,12 +284,12 @@ def _not_shown(arguments: Mapping[str, Any]) -> str:
     """Return why no difference between clients is shown, or ""."""
     if len(arguments["clients"]) < 2:
         return FEW_CLIENTS
-    answer = _attempt(lambda: compared(**arguments))
-    if isinstance(answer, Difference):
-        if answer.shown:
+    difference = _attempt(lambda: compared(**arguments))
+    if isinstance(difference, Difference):
+        if difference.shown:
             return ""
         return "no difference shown"
-    return str(answer)
+    return str(difference)
 
 
 def _reason(tuner: Tuner, layer: Layer) -> str:
@@ -317,36 +319,36 @@ def _rows(
     shown: str,
 ) -> Iterator[Row]:
     """Yield the rows of one part: by client, of the network, and the share."""
-    alone = name in (ALL, STATISTICS)
-    where: dict[str, Any] = {"layer": "" if alone else name}
+    has_no_layer = name in (ALL, STATISTICS)
+    place: dict[str, Any] = {"layer": "" if has_no_layer else name}
     extra = ""
-    if alone:
+    if has_no_layer:
         extra = f", {name}"
     if isinstance(gain, str):
         for client in (*clients, ""):
             yield row(
-                NAME, None, status=gain, variant=f"fall{extra}", client=client, **where
+                NAME, None, status=gain, variant=f"fall{extra}", client=client, **place
             )
         return
-    scored = profile.tuner.held
+    samples = profile.tuner.held
     kinds = {"fall": (gain.nats, 1), "gain": (gain.right, 100)}
     if profile.tuner.loss.task != CLASSIFICATION:
         del kinds["gain"]
     for variant, (values, factor) in kinds.items():
         for k, client in enumerate(clients):
-            is_client = scored.client == k
-            mean = stratified_mean(values[is_client], None, scored.group[is_client])
+            is_client = samples.client == k
+            mean = stratified_mean(values[is_client], None, samples.group[is_client])
             yield estimated(
                 NAME, variant + extra, mean, factor,
-                client=client, n_train=len(profile.tuner.train[k][2]), **where,
+                client=client, n_train=len(profile.tuner.train[k][2]), **place,
             )  # fmt: skip
         mean = profile.mean(values)
-        yield estimated(NAME, variant + extra, mean, factor, **where)
+        yield estimated(NAME, variant + extra, mean, factor, **place)
     if name == ALL:
         return
     if shown or isinstance(whole, str):
         yield row(
-            NAME, None, status=shown or str(whole), variant=f"share{extra}", **where
+            NAME, None, status=shown or str(whole), variant=f"share{extra}", **place
         )
         return
-    yield estimated(NAME, f"share{extra}", profile.share(gain, whole), 1, **where)
+    yield estimated(NAME, f"share{extra}", profile.share(gain, whole), 1, **place)

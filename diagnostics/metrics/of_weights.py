@@ -176,24 +176,27 @@ def update_magnitude(
     Raises:
         UsageError: the start lacks a tensor or has one of another shape.
     """
-    origin, tensors = options.start, options.tensors
-    if isinstance(origin, nn.Module):
-        origin = tree.named_tensors(origin)
-    if origin is None:
+    start_tensors, tensors = options.start, options.tensors
+    if isinstance(start_tensors, nn.Module):
+        start_tensors = tree.named_tensors(start_tensors)
+    if start_tensors is None:
         raise NoValue("the common start is not known; give it as the option start")
     params = tree.named_tensors(model)
     for name in tensors_of(layer, tensors):
-        check_known("tensor of the start", name, origin)
-        shape, start_shape = tuple(params[name].shape), tuple(origin[name].shape)
+        check_known("tensor of the start", name, start_tensors)
+        shape, start_shape = tuple(params[name].shape), tuple(start_tensors[name].shape)
         if start_shape != shape:
             raise UsageError(
                 f"{name!r} of the start must be {shape}, as in the model; got {start_shape}."
             )
     w = vector_of(params, layer, tensors)
-    w0 = vector_of(origin, layer, tensors).to(w.device)
-    moved, base = float((w - w0).norm()), float(w0.norm())
-    zero = NoValue(f"the weights of layer {layer.name!r} were zero at the start")
-    return {"relative_l2": moved / base if base else zero, "l2": moved}
+    w0 = vector_of(start_tensors, layer, tensors).to(w.device)
+    moved_length, start_length = float((w - w0).norm()), float(w0.norm())
+    zero_reason = NoValue(f"the weights of layer {layer.name!r} were zero at the start")
+    return {
+        "relative_l2": moved_length / start_length if start_length else zero_reason,
+        "l2": moved_length,
+    }
 
 
 @metric(
@@ -218,7 +221,7 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
     subjects, rows = measurement.subjects, []
     params = [dict(subject.model.named_parameters()) for subject in subjects]
     for layer in measurement.clock.turns(measurement.layers):
-        zero = NoValue(f"the weights of layer {layer.name!r} are zero")
+        zero_reason = NoValue(f"the weights of layer {layer.name!r} are zero")
         vectors: list[Tensor | NoValue] = []
         for params_of_client in params:
             try:
@@ -238,7 +241,7 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
                 v = NoValue(SPENT)
             rows += variant_rows(
                 "weight_divergence",
-                _distances(v, w, zero),
+                _distances(v, w, zero_reason),
                 client=a.client,
                 client_b=b.client,
                 layer=layer.name,
@@ -249,7 +252,7 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
 
 
 def _distances(
-    a: Tensor | NoValue, b: Tensor | NoValue, zero: NoValue
+    a: Tensor | NoValue, b: Tensor | NoValue, zero_reason: NoValue
 ) -> dict[str, float | NoValue]:
     """Return the distances of two clients' weights, or why there are none."""
     if isinstance(a, NoValue):
@@ -258,8 +261,8 @@ def _distances(
         return {"relative_l2": b, "cosine": b}
     norms = float(a.norm() + b.norm())
     return {
-        "relative_l2": 2 * float((a - b).norm()) / norms if norms else zero,
-        "cosine": 1 - cosine(a, b) if a.any() and b.any() else zero,
+        "relative_l2": 2 * float((a - b).norm()) / norms if norms else zero_reason,
+        "cosine": 1 - cosine(a, b) if a.any() and b.any() else zero_reason,
     }
 
 
@@ -307,27 +310,27 @@ def layer_cost(measurement: Measurement) -> list[Row]:
 
     Memory: one training step on two samples, whatever the data.
     """
-    rows, layers, first = [], measurement.layers, measurement.subjects[0]
-    x, _ = example(first.model, first.data, measurement.seed)
-    counts = sizes(layers, first.model)
+    rows, layers, first_client = [], measurement.layers, measurement.subjects[0]
+    x, _ = example(first_client.model, first_client.data, measurement.seed)
+    counts = sizes(layers, first_client.model)
     costs: dict[str, Any] = step_work(
-        first.model,
+        first_client.model,
         x if len(x) > 1 else torch.cat([x, x]),  # one sample twice
         layers,
         mode=measurement.mode,
         seed=measurement.seed,
     )
-    costs |= {"parameters": counts, "bytes": layer_bytes(layers, first.model)}
+    costs |= {"parameters": counts, "bytes": layer_bytes(layers, first_client.model)}
     for subject, layer in itertools.product(measurement.subjects, layers):
-        for variant, (way, unit, samples) in COSTS.items():
-            unused = samples and not layer.used
+        for variant, (method, unit, samples) in COSTS.items():
+            is_unused = samples and not layer.used
             rows.append(
                 row_or_reason(
                     "layer_cost",
                     costs[variant].get(layer.name, 0.0) / (samples or 1),
-                    "unused in the forward pass" if unused else "",
+                    "unused in the forward pass" if is_unused else "",
                     variant=variant,
-                    estimator=way,
+                    estimator=method,
                     unit=unit,
                     client=subject.client,
                     layer=layer.name,
@@ -462,19 +465,27 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
             data = options.test[subject.client]
         (own_loss,), n = _losses(measurement, subject, data, [{}])
         for layer in measurement.clock.turns(measurement.layers):
-            used = layer.tensors if layer.used else ()
-            parts = [tree.select(params, used) for params in trees if used and n]
-            others = parts[:k] + parts[k + 1 :]
+            used_tensors = layer.tensors if layer.used else ()
+            client_layers = [
+                tree.select(params, used_tensors)
+                for params in trees
+                if used_tensors and n
+            ]
+            other_layers = client_layers[:k] + client_layers[k + 1 :]
             swaps = {
-                "swap": others,
-                "average": [tree.mean(parts, weights, rules)] if others else [],
+                "swap": other_layers,
+                "average": [tree.mean(client_layers, weights, rules)]
+                if other_layers
+                else [],
             }
             if options.second is not None:
                 check_known("client of the second seed", subject.client, options.second)
-                second = tree.state_dict(options.second[subject.client])
-                swaps["second_seed"] = [tree.select(second, used)] if used else []
+                second_tensors = tree.state_dict(options.second[subject.client])
+                swaps["second_seed"] = (
+                    [tree.select(second_tensors, used_tensors)] if used_tensors else []
+                )
             sources = [*chain.from_iterable(swaps.values())]
-            values_of, reached = _losses(measurement, subject, data, sources)
+            values_of, n_reached = _losses(measurement, subject, data, sources)
             losses = iter(values_of)
             for variant, group in swaps.items():
                 values = [next(losses) - own_loss for _ in group]
@@ -486,7 +497,7 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
                 value = math.nan
                 if values:
                     value = float(np.mean(values))
-                if not status and not reached:
+                if not status and not n_reached:
                     status = SPENT
                 if not status and not math.isfinite(value):
                     status = f"the loss with layer {layer.name!r} is not finite"
@@ -505,7 +516,10 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
 
 @torch.no_grad()
 def _losses(
-    how: Measurement, subject: ClientModel, data: Any, sources: Sequence[tree.Tree]
+    measurement: Measurement,
+    subject: ClientModel,
+    data: Any,
+    sources: Sequence[tree.Tree],
 ) -> tuple[list[float], int]:
     """Return a client's mean loss with each source's tensors in place of its own, and the number of samples.
 
@@ -517,13 +531,17 @@ def _losses(
     stacked = {
         name: torch.stack([source[name] for source in sources]) for name in sources[0]
     }
-    seeded = torch_seeded(seed_of(how.seed, "diagnose", "swap"))
+    seeded = torch_seeded(seed_of(measurement.seed, "diagnose", "swap"))
     try:
-        with set_mode(subject.model, how.mode), seeded, warnings.catch_warnings():
+        with (
+            set_mode(subject.model, measurement.mode),
+            seeded,
+            warnings.catch_warnings(),
+        ):
             # an operation that passes one after another
             warnings.filterwarnings("ignore", "There is a performance drop")
-            for x, y in batches(data, how.batch, subject.model):
-                if how.clock.over:
+            for x, y in batches(data, measurement.batch, subject.model):
+                if measurement.clock.over:
                     return [math.nan] * len(sources), 0
 
                 def output(tensors: tree.Tree, x: Tensor = x) -> Any:
@@ -536,12 +554,18 @@ def _losses(
                 else:
                     z = vmap(output, randomness="same", chunk_size=TOGETHER)(stacked)
                 for k, swapped in enumerate(z):
-                    how.loss.check_batch(swapped, y)
-                    totals[k] += float(how.loss.per_sample(swapped, y).double().sum())
+                    measurement.loss.check_batch(swapped, y)
+                    totals[k] += float(
+                        measurement.loss.per_sample(swapped, y).double().sum()
+                    )
                 n += len(y)
     except RuntimeError:
         if len(sources) == 1:
             raise
-        alone = [_losses(how, subject, data, [source]) for source in sources]
-        return [total for (total,), _ in alone], min(n for _, n in alone)
+        single_losses = [
+            _losses(measurement, subject, data, [source]) for source in sources
+        ]
+        return [total for (total,), _ in single_losses], min(
+            n for _, n in single_losses
+        )
     return [total / n for total in totals], n

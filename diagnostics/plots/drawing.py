@@ -116,20 +116,20 @@ def check_letters(axes: Sequence[Axes]) -> None:
     words = "".join(text.get_text() for text in texts)
     if not any(ord(letter) >= ASIA for letter in words):
         return
-    lacking: dict[str, None] = {}
+    missing_letters: dict[str, None] = {}
     for text in texts:
         characters: set[int] = set()
         for family in text.get_fontfamily():
             path = font_manager.findfont(font_manager.FontProperties([family]))
             characters |= font_manager.get_font(path).get_charmap().keys()
         letters = dict.fromkeys(text.get_text())
-        lacking |= dict.fromkeys(
+        missing_letters |= dict.fromkeys(
             k for k in letters if k != "\n" and ord(k) not in characters
         )
-    if lacking:
+    if missing_letters:
         warn(
-            f"no installed font has the letters {listing(lacking, 4)}, which are drawn as boxes: install one, such as "
-            "Noto Sans CJK, or write names in Latin letters"
+            f"no installed font has the letters {listing(missing_letters, 4)}, which are drawn as boxes: "
+            "install one, such as Noto Sans CJK, or write names in Latin letters"
         )
 
 
@@ -185,26 +185,30 @@ def panels(
     Raises:
         UsageError: there are fewer Axes than needed.
     """
-    deep = -(-count // columns)
-    columns = -(-count // deep)
+    n_rows = -(-count // columns)
+    columns = -(-count // n_rows)
     with style() if axes is None else nullcontext():
         if axes is None:
             axes = plt.figure(
-                figsize=(width * columns + room[0], height * deep + room[1]),
+                figsize=(width * columns + room[0], height * n_rows + room[1]),
                 layout="constrained",
             )
-        ours = isinstance(axes, Figure)
+        is_figure = isinstance(axes, Figure)
         if isinstance(axes, Figure):
-            grid = axes.subplots(deep, columns, squeeze=False)
-            for spare in grid.flat[count:]:
-                spare.remove()
+            grid = axes.subplots(n_rows, columns, squeeze=False)
+            for spare_axes in grid.flat[count:]:
+                spare_axes.remove()
             axes = list(grid.flat[:count])
         if len(axes) < count:
             raise UsageError(
                 f"axes must be at least {count}, one for each panel; got {len(axes)}."
             )
         yield [
-            Panel(ax, not ours or k >= count - columns, not ours or k % columns == 0)
+            Panel(
+                ax,
+                not is_figure or k >= count - columns,
+                not is_figure or k % columns == 0,
+            )
             for k, ax in enumerate(axes[:count])
         ]
         literal(axes[:count])
@@ -235,13 +239,15 @@ def of_variant(
     rows: pd.DataFrame, wanted: str | None, preferred: Sequence[str] = ()
 ) -> pd.DataFrame:
     """Return the rows of the wanted variant, else of the first preferred one that exists, else all rows."""
-    present = list(rows["variant"].unique())
-    chosen = next((name for name in preferred if name in present), None)
+    present_variants = list(rows["variant"].unique())
+    chosen_variant = next(
+        (name for name in preferred if name in present_variants), None
+    )
     if wanted is not None:
-        chosen = check_known("variant", wanted, present)
-    if chosen is None:
+        chosen_variant = check_known("variant", wanted, present_variants)
+    if chosen_variant is None:
         return rows
-    return rows[rows["variant"] == chosen]
+    return rows[rows["variant"] == chosen_variant]
 
 
 def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
@@ -250,25 +256,35 @@ def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
     Raises:
         UsageError: the message names the place, and the columns by which to filter the rows.
     """
-    double = rows[rows.duplicated(list(keys), keep=False)]
-    if double.empty:
+    repeated_rows = rows[rows.duplicated(list(keys), keep=False)]
+    if repeated_rows.empty:
         return
-    places = double[list(keys)].astype(str)
-    of_first_place = double[(places == places.iloc[0]).all(axis=1)]
-    measured = {*keys, "value", "stderr", "status", "n_params", "n_samples", "n_train"}
-    ways = []
+    places = repeated_rows[list(keys)].astype(str)
+    first_place_rows = repeated_rows[(places == places.iloc[0]).all(axis=1)]
+    value_columns = {
+        *keys,
+        "value",
+        "stderr",
+        "status",
+        "n_params",
+        "n_samples",
+        "n_train",
+    }
+    filters = []
     for name in COLUMNS:
         values = (
-            of_first_place[name].astype(str).unique() if name in of_first_place else []
+            first_place_rows[name].astype(str).unique()
+            if name in first_place_rows
+            else []
         )
-        if name not in measured and len(values) > 1:
-            ways.append(f"{name} ({listing(values, 6)})")
+        if name not in value_columns and len(values) > 1:
+            filters.append(f"{name} ({listing(values, 6)})")
     place_text = ", ".join(
         f"{name} {value!r}" for name, value in places.iloc[0].items()
     )
-    advice = "; ".join(ways) or "run"
+    advice = "; ".join(filters) or "run"
     raise UsageError(
-        f"There are {len(of_first_place)} values of {of_first_place.iloc[0]['metric']} for {place_text}. "
+        f"There are {len(first_place_rows)} values of {first_place_rows.iloc[0]['metric']} for {place_text}. "
         f"Filter the rows by {advice}."
     )
 
@@ -294,12 +310,12 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 
 def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:
     """Return notes on missing values: for each place (a column's value) and reason, the clients concerned."""
-    absent = rows[rows["value"].isna()]
+    missing_rows = rows[rows["value"].isna()]
     # the clients are listed behind it
-    statuses = absent["status"].str.replace(r" at client '[^']*'", "", regex=True)
-    absent = absent.assign(status=statuses)
+    statuses = missing_rows["status"].str.replace(r" at client '[^']*'", "", regex=True)
+    missing_rows = missing_rows.assign(status=statuses)
     notes = []
-    for (place, status), group in absent.groupby([where, "status"], sort=False):
+    for (place, status), group in missing_rows.groupby([where, "status"], sort=False):
         pairs = zip(group["client"], group["client_b"], strict=True)
         clients = list(
             dict.fromkeys("–".join(filter(None, pair)) for pair in pairs if any(pair))
@@ -335,11 +351,13 @@ def arm_colours(names: Sequence[str]) -> list[str]:
     >>> arm_colours(["fedavg", "mine"]) == arm_colours(["mine", "fedavg"])[::-1]
     True
     """
-    fixed = {name: ARMS[name] for name in names if name in ARMS}
-    free = [k for k in range(len(COLOURS)) if k not in fixed.values()]
-    others = iter(name for name in names if name not in ARMS)
-    free_colours = {name: free[k % len(free)] for k, name in enumerate(others)}
-    return [COLOURS[{**free_colours, **fixed}[name]] for name in names]
+    fixed_numbers = {name: ARMS[name] for name in names if name in ARMS}
+    free_numbers = [k for k in range(len(COLOURS)) if k not in fixed_numbers.values()]
+    free_names = iter(name for name in names if name not in ARMS)
+    free_colours = {
+        name: free_numbers[k % len(free_numbers)] for k, name in enumerate(free_names)
+    }
+    return [COLOURS[{**free_colours, **fixed_numbers}[name]] for name in names]
 
 
 def client_style(k: int, names: Sequence[str]) -> dict[str, Any]:
@@ -376,11 +394,11 @@ def legend(ax: Axes, title: str | None = None) -> None:
 def name_ticks(ax: Axes, names: Sequence[str]) -> None:
     """Label the x axis with names, rotated if they would overlap."""
     names = list(map(as_label, names))
-    long = sum(len(name) + 2 for name in names) > 46
+    is_long = sum(len(name) + 2 for name in names) > 46
     ax.set_xticks(
         range(len(names)),
         names,
-        rotation=90 if long else 0,
+        rotation=90 if is_long else 0,
         fontsize=small(len(names), 8),
     )
     ax.set_xlim(-0.4, len(names) - 0.6)
@@ -395,11 +413,11 @@ def set_scale(ax: Axes, values: pd.DataFrame, log: bool) -> None:
     """Set the y axis to log with readable ticks, or symlog if a value is not above 0; linear unless ``log``."""
     finite = values.to_numpy(dtype=np.float64)
     finite = finite[np.isfinite(finite)]
-    size = np.abs(finite[finite != 0])
-    if not log or not len(size):
+    sizes = np.abs(finite[finite != 0])
+    if not log or not len(sizes):
         return
     if (finite > 0).all():
-        decades = np.log10(size.max() / size.min())
+        decades = np.log10(sizes.max() / sizes.min())
         ax.set_yscale("log")
         if decades < 3:
             locator = ticker.MaxNLocator(5, steps=NICE)
@@ -411,7 +429,7 @@ def set_scale(ax: Axes, values: pd.DataFrame, log: bool) -> None:
             )
             ax.yaxis.set_minor_formatter(ticker.NullFormatter())
     else:
-        threshold = max(size.min(), size.max() * 1e-4)
+        threshold = max(sizes.min(), sizes.max() * 1e-4)
         ax.set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(threshold)))
         ax.axhline(0, color="0.6", linewidth=0.8, zorder=1)
 
@@ -420,10 +438,10 @@ def stacked(
     ax: Axes, table: pd.DataFrame, write: Callable[[float], str], **looks: Any
 ) -> None:
     """Draw a stacked bar for each row, from the top, with a colour for each column and numbers where they fit."""
-    count = table.shape[1]
-    colours: Any = COLOURS[:count]
-    if count > len(COLOURS):
-        colours = mpl.colormaps["viridis"](np.linspace(0, 1, count))[:, :3]
+    n_columns = table.shape[1]
+    colours: Any = COLOURS[:n_columns]
+    if n_columns > len(COLOURS):
+        colours = mpl.colormaps["viridis"](np.linspace(0, 1, n_columns))[:, :3]
     table.plot.barh(
         stacked=True,
         ax=ax,
@@ -433,10 +451,10 @@ def stacked(
         legend=False,
         **looks,
     )
-    most = table.to_numpy().sum(axis=1).max()
-    rows: list[Any] = ax.containers
-    for bars, colour in zip(rows, colours, strict=True):
-        shares = [bar.get_width() / (most or 1.0) for bar in bars]
+    largest_total = table.to_numpy().sum(axis=1).max()
+    bar_rows: list[Any] = ax.containers
+    for bars, colour in zip(bar_rows, colours, strict=True):
+        shares = [bar.get_width() / (largest_total or 1.0) for bar in bars]
         texts = [write(bar.get_width()) for bar in bars]
         fits = [
             text if share > 0.024 * len(text) else ""
@@ -469,7 +487,7 @@ def heat(
         The image from which a colour bar is made.
     """
     has_numbers = max(matrix.shape) <= 6
-    rows_step, beneath = (
+    rows_step, columns_step = (
         -(-count // most) for count, most in zip(matrix.shape, names, strict=True)
     )
     import seaborn as sns
@@ -492,14 +510,16 @@ def heat(
         yticklabels=False,
     )
     if panel.below:
-        shown = range(0, matrix.shape[1], beneath)
+        shown_positions = range(0, matrix.shape[1], columns_step)
         ax.set_xticks(
-            [position + 0.5 for position in shown], map(as_label, matrix.columns[shown])
+            [position + 0.5 for position in shown_positions],
+            map(as_label, matrix.columns[shown_positions]),
         )
     if panel.beside:
-        shown = range(0, matrix.shape[0], rows_step)
+        shown_positions = range(0, matrix.shape[0], rows_step)
         ax.set_yticks(
-            [position + 0.5 for position in shown], map(as_label, matrix.index[shown])
+            [position + 0.5 for position in shown_positions],
+            map(as_label, matrix.index[shown_positions]),
         )
     ax.set_facecolor("0.85")
     ax.grid(visible=False)

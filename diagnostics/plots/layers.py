@@ -64,32 +64,32 @@ def metric(
         UsageError: a metric or variant does not exist, or a client and layer have several values.
     """
     rows = of_metric(frame, metric)
-    kind = facts_of(metric)
-    paired = kind.pairs or (
+    metric_facts = facts_of(metric)
+    is_paired = metric_facts.pairs or (
         metric not in known_metrics() and bool((rows["client_b"] != "").any())
     )
-    distance = kind.distance
+    is_distance = metric_facts.distance
     name = metric.replace("_", " ")
-    rows = of_variant(rows, variant, kind.variants)
-    look = kind.look.for_variant(variant)
+    rows = of_variant(rows, variant, metric_facts.variants)
+    look = metric_facts.look.for_variant(variant)
     layers = list(rows["layer"].unique())
     notes = ["× " + note for note in missing_notes(rows, "layer")]
     gaps = {layers.index(layer) for layer in rows.loc[rows["value"].isna(), "layer"]}
-    usual = name
-    if paired:
-        usual_value = name if distance else f"1 − {name}"
-        usual = f"mean {usual_value} to the others"
-    label = look.label or usual
+    usual_label = name
+    if is_paired:
+        distance_label = name if is_distance else f"1 − {name}"
+        usual_label = f"mean {distance_label} to the others"
+    label = look.label or usual_label
     unit = str(next(iter(rows["unit"]), "")).replace("^2", "²")
-    if paired:
+    if is_paired:
         check_single(rows, ["client", "client_b", "layer"])
         label += "".join(
             f", {name}"
             for name in rows["variant"].unique()[:1]
-            if metric in known_metrics() and name != kind.variant
+            if metric in known_metrics() and name != metric_facts.variant
         )
-        rows, unit = _distances(rows, distance), unit if distance else ""
-    elif look is kind.look:
+        rows, unit = _distances(rows, is_distance), unit if is_distance else ""
+    elif look is metric_facts.look:
         variants = filter(None, rows["variant"].unique())
         label = ", ".join([label, *(name.replace("_", " ") for name in variants)])
     check_single(rows, ["client", "layer"])
@@ -98,16 +98,16 @@ def metric(
         rows.pivot(index="layer", columns="client", values=column).reindex(layers)
         for column in ("value", "stderr")
     )
-    together = "mean of clients"
+    mean_label = "mean of clients"
     if "" in values:
-        together = "combined"
+        mean_label = "combined"
     if names and "" not in values:
         values[""] = weighted_mean(rows, ["layer"]).reindex(layers)
-    nulls = _null_curves(frame, metric, variant, paired)
-    below = with_notes("layer, input to output", notes)
+    nulls = _null_curves(frame, metric, variant, is_paired)
+    x_label = with_notes("layer, input to output", notes)
     height = (
         3.0
-        + 0.15 * below.count("\n")
+        + 0.15 * x_label.count("\n")
         + 0.06 * max(map(len, layers)) * (len(layers) > 6)
     )
     with canvas(ax, float(np.clip(2.5 + 0.19 * len(layers), 5, 10)), height) as axes:
@@ -132,15 +132,15 @@ def metric(
                     elinewidth=1.2,
                 )
         if "" in values and len(names) != 1:
-            order = 3 if len(names) > MOST_CLIENTS else 1.5
+            line_order = 3 if len(names) > MOST_CLIENTS else 1.5
             axes.plot(
                 x,
                 values[""],
                 color=MEAN,
                 linewidth=2.8,
                 marker=".",
-                label=together,
-                zorder=order,
+                label=mean_label,
+                zorder=line_order,
             )
         dashing = cycle(((4, 2), (1, 2), (8, 2, 1, 2), (2, 5)))
         for (title, draws), dashes in zip(nulls.items(), dashing, strict=False):
@@ -163,7 +163,7 @@ def metric(
                 ha="center",
                 color="0.3",
             )
-        if paired:
+        if is_paired:
             # the margin above the highest value is a share of its distance from 0
             axes.update_datalim([(0.0, 0.0)])
             axes.autoscale_view()
@@ -171,7 +171,7 @@ def metric(
                 axes.set_ylim(bottom=0.0)
         name_ticks(axes, layers)
         meaning = ", ".join(filter(None, [unit and f"[{unit}]", look.meaning]))
-        axes.set(xlabel=below, ylabel=f"{label}\n{meaning}".strip())
+        axes.set(xlabel=x_label, ylabel=f"{label}\n{meaning}".strip())
         legend(axes)
     return axes
 
@@ -184,22 +184,24 @@ def _null_curves(
     A null may lack the variant, such as untrained models for what is seen in training. It then shows the metric's
     default variant, and the title names it.
     """
-    kind = facts_of(metric)
+    metric_facts = facts_of(metric)
     curves: dict[str, list[pd.Series]] = {}
     for null, draws in nulls_in(labelled(frame[frame["metric"] == metric])).items():
         for draw in draws:
-            lacking = variant is not None and variant not in set(draw["variant"])
-            rows = of_variant(draw, None if lacking else variant, kind.variants)
+            lacks_variant = variant is not None and variant not in set(draw["variant"])
+            rows = of_variant(
+                draw, None if lacks_variant else variant, metric_facts.variants
+            )
             title = NULLS[null].title + (
-                f" ({rows['variant'].iloc[0]})" if lacking else ""
+                f" ({rows['variant'].iloc[0]})" if lacks_variant else ""
             )
             if paired:
-                rows = _distances(rows, kind.distance)
-            together = rows[rows["client"] == ""]
-            if together.empty:
+                rows = _distances(rows, metric_facts.distance)
+            combined_rows = rows[rows["client"] == ""]
+            if combined_rows.empty:
                 mean = weighted_mean(rows, ["layer"])
             else:
-                mean = together.set_index("layer")["value"]
+                mean = combined_rows.set_index("layer")["value"]
             curves.setdefault(title, []).append(mean)
     return curves
 
@@ -209,9 +211,9 @@ def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
 
     A similarity counts as 1 - value.
     """
-    turned = both_ways(rows[rows["client_b"] != ""])
-    values = turned["value"] if distance else 1 - turned["value"]
-    mean = values.groupby([turned["client"], turned["layer"]], sort=False).mean(
+    pair_rows = both_ways(rows[rows["client_b"] != ""])
+    values = pair_rows["value"] if distance else 1 - pair_rows["value"]
+    mean = values.groupby([pair_rows["client"], pair_rows["layer"]], sort=False).mean(
         skipna=False
     )
     return mean.reset_index().assign(
@@ -243,17 +245,17 @@ def cka_matrices(
     if variant == PAIRS:
         rows = rows[rows["variant"].str.startswith(f"{PAIRS} ")]
         titles = rows["client"] + " (down), " + rows["client_b"]
-        others = rows["variant"].str.removeprefix(f"{PAIRS} ")
-        others = others.replace(rows.attrs.get("labels", {}))
-        both_rows = rows.assign(pair=titles, other=others)
-        (title, row_column, across), side = ("pair", "layer", "other"), 2.6
+        other_layers = rows["variant"].str.removeprefix(f"{PAIRS} ")
+        other_layers = other_layers.replace(rows.attrs.get("labels", {}))
+        both_rows = rows.assign(pair=titles, other=other_layers)
+        (title, row_column, column), panel_size = ("pair", "layer", "other"), 2.6
         names = list(both_rows[row_column].unique())
     else:
         rows = of_variant(rows, variant, facts_of(metric).variants)
         both_rows = both_ways(rows[rows["client_b"] != ""])
-        (title, row_column, across), side = ("layer", "client", "client_b"), 1.4
+        (title, row_column, column), panel_size = ("layer", "client", "client_b"), 1.4
         names = in_order(both_rows[row_column].unique())
-    check_single(both_rows, [title, row_column, across])
+    check_single(both_rows, [title, row_column, column])
     if not names:
         kind_name = variant or "pairs of clients"
         raise UsageError(
@@ -261,9 +263,9 @@ def cka_matrices(
             f"({listing(rows['status'].unique())}). Measure two models, for 'pairs' with this variant as an option."
         )
     groups = both_rows.groupby(title, sort=False)
-    with panels(axes, len(groups), side, side + 0.1) as grid:
-        for (name, part), panel in zip(groups, grid, strict=True):
-            matrix = part.pivot(index=row_column, columns=across, values="value")
+    with panels(axes, len(groups), panel_size, panel_size + 0.1) as grid:
+        for (name, group_rows), panel in zip(groups, grid, strict=True):
+            matrix = group_rows.pivot(index=row_column, columns=column, values="value")
             matrix = matrix.reindex(index=names, columns=names)
             if variant != PAIRS:
                 matrix = matrix.mask(np.eye(len(names), dtype=bool), 1.0)
@@ -357,19 +359,21 @@ def spectral_density(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
         UsageError: there are no such rows, or they are of several layers.
     """
     rows = of_metric(frame, "hessian_spectrum").dropna(subset="value")
-    weights = rows["variant"].str.startswith("weight")
-    if not weights.any():
+    is_weight = rows["variant"].str.startswith("weight")
+    if not is_weight.any():
         raise UsageError(
             "rows of hessian_spectrum must have weights; got none. Measure with its options density=True and k=60."
         )
-    count = (rows["value"] * rows["n_params"])[weights]
-    values = rows[~weights].assign(count=count.to_numpy())
+    counts = (rows["value"] * rows["n_params"])[is_weight]
+    values = rows[~is_weight].assign(count=counts.to_numpy())
     check_single(values, ["client", "variant"])
-    looks: dict[str, Any] = {"bins": 50, "element": "step", "fill": False}
+    drawing_options: dict[str, Any] = {"bins": 50, "element": "step", "fill": False}
     import seaborn as sns
 
     with canvas(ax) as axes:
-        sns.histplot(values, x="value", weights="count", hue="client", ax=axes, **looks)
+        sns.histplot(
+            values, x="value", weights="count", hue="client", ax=axes, **drawing_options
+        )
         axes.set(yscale="log", ylim=(0.1, None), ylabel="number of eigenvalues")
         axes.set_xlabel("eigenvalue of the Hessian [loss/weight²]")
     return axes
@@ -429,8 +433,8 @@ def _looks(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
             check_known("column of the frame", column, frame.columns)
         if frame.empty:
             raise UsageError("there must be samples; got none. Pool some first.")
-    together = pd.concat([frame[["client", "class"]] for frame in frames])
-    classes = in_order(sorted(together["class"].unique()))
+    all_samples = pd.concat([frame[["client", "class"]] for frame in frames])
+    classes = in_order(sorted(all_samples["class"].unique()))
     colours = COLOURS[: len(classes)]
     if len(classes) > len(COLOURS):
         import seaborn as sns
@@ -441,7 +445,7 @@ def _looks(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
         "hue_order": classes,
         "palette": dict(zip(classes, colours, strict=True)),
     }
-    clients = in_order(together["client"].unique())
+    clients = in_order(all_samples["client"].unique())
     if len(clients) <= MOST_CLIENTS:
         markers = dict(zip(clients, MARKERS, strict=False))
         looks |= {"style": "client", "style_order": clients, "markers": markers}
@@ -462,34 +466,49 @@ def _cloud(
     import seaborn as sns
 
     size = float(np.clip(9000 / len(frame), 5, 26))
-    mixed = frame.sample(frac=1, random_state=0)  # no client lies under all others
+    shuffled_samples = frame.sample(
+        frac=1, random_state=0
+    )  # no client lies under all others
     drawing_options: dict[str, Any] = {"x": "x", "y": "y", "ax": ax, **looks}
     sns.scatterplot(
-        mixed, s=size, alpha=0.55, linewidth=0, legend=legend, **drawing_options
+        shuffled_samples,
+        s=size,
+        alpha=0.55,
+        linewidth=0,
+        legend=legend,
+        **drawing_options,
     )
     if centres:
         from ..representation.embedding import centroids
 
-        places, edge = centroids(frame), {"edgecolor": "black", "linewidth": 0.9}
-        sns.scatterplot(places, s=62, zorder=3, legend=False, **edge, **drawing_options)
+        class_centres, edge_style = (
+            centroids(frame),
+            {"edgecolor": "black", "linewidth": 0.9},
+        )
+        sns.scatterplot(
+            class_centres, s=62, zorder=3, legend=False, **edge_style, **drawing_options
+        )
     if legend:
         handles, names = ax.get_legend_handles_labels()
         for handle in handles:
             handle.set_alpha(1)
         columns = 1 + len(names) // 14
-        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}
-        ax.legend(handles, names, borderaxespad=0, ncols=columns, **place)
-    alike = ", clients drawn alike"
+        legend_place: dict[str, Any] = {
+            "loc": "upper left",
+            "bbox_to_anchor": (1.01, 1.02),
+        }
+        ax.legend(handles, names, borderaxespad=0, ncols=columns, **legend_place)
+    alike_note = ", clients drawn alike"
     if "style" in looks:
-        alike = ""
-    large = ""
+        alike_note = ""
+    centre_note = ""
     if centres:
-        large = "\nlarge: centres of client and class"
+        centre_note = "\nlarge: centres of client and class"
     perplexity = frame.attrs.get("perplexity")
-    method = ""
+    method_note = ""
     if perplexity:
-        method = f", t-SNE, perplexity {perplexity:.3g}"
-    label = f"{len(frame)} samples{method}{alike}{large}"
+        method_note = f", t-SNE, perplexity {perplexity:.3g}"
+    label = f"{len(frame)} samples{method_note}{alike_note}{centre_note}"
     ax.set(xticks=[], yticks=[], xlabel=label, ylabel="")
     ax.grid(False)
     ax.spines[:].set_visible(True)

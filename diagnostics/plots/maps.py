@@ -43,43 +43,52 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
     Raises:
         UsageError: a vote is for a layer outside the plan, or the number of values differs from the plan's.
     """
-    names, why = plan.names, plan.why
-    if why.values and len(why.values) != len(names):
+    names, evidence = plan.names, plan.why
+    if evidence.values and len(evidence.values) != len(names):
         raise UsageError(
-            f"the plan's evidence must have a value a layer; got {len(why.values)} for {len(names)} layers."
+            f"the plan's evidence must have a value a layer; got {len(evidence.values)} for {len(names)} layers."
         )
-    votes = [names.index(check_known("layer", v, names)) + 1 for v in why.votes.values()]  # fmt: skip
+    votes = [names.index(check_known("layer", v, names)) + 1 for v in evidence.votes.values()]  # fmt: skip
     rows: dict[str, list[tuple[float, str, bool]]] = {}
-    if why.values:
-        symbol = facts_of(why.metric).look.symbol
-        value = symbol or why.metric.replace("_", " ") or "value"
-        rows[value] = [(k + 0.5, _short(v), False) for k, v in enumerate(why.values)]
+    if evidence.values:
+        symbol = facts_of(evidence.metric).look.symbol
+        value = symbol or evidence.metric.replace("_", " ") or "value"
+        rows[value] = [
+            (k + 0.5, _short(v), False) for k, v in enumerate(evidence.values)
+        ]
         rows["ratio"] = []
         for k in range(1, len(names)):
-            before = (value for value in reversed(why.values[:k]) if value is not None)
-            low, high, ratio = next(before, None), why.values[k], None
+            earlier_values = (
+                value for value in reversed(evidence.values[:k]) if value is not None
+            )
+            low, high, ratio = next(earlier_values, None), evidence.values[k], None
             if low and high and low > 0 and high > 0:
                 ratio = high / low
-            above = (ratio or 0.0) > (why.threshold or math.inf)
-            rows["ratio"].append((k, _short(ratio), above))
+            is_above = (ratio or 0.0) > (evidence.threshold or math.inf)
+            rows["ratio"].append((k, _short(ratio), is_above))
     if votes:
         counts = Counter(votes).items()
         rows[f"votes of {len(votes)}"] = [(end, str(n), False) for end, n in counts]
-    upright = 90 if len(names) > 10 else 0
-    line, size = (0.42, 6.5) if upright else (0.22, 8.0)
-    title = [f"{len(plan.shared)} of {len(names)} layers federated", f"rule {why.rule}"]
-    title[1] += "" if why.threshold is None else f", threshold {why.threshold:g}"
-    title += [] if why.status == "ok" else textwrap.wrap(why.status, 50)
+    rotation = 90 if len(names) > 10 else 0
+    line_height, size = (0.42, 6.5) if rotation else (0.22, 8.0)
+    title = [
+        f"{len(plan.shared)} of {len(names)} layers federated",
+        f"rule {evidence.rule}",
+    ]
+    title[1] += (
+        "" if evidence.threshold is None else f", threshold {evidence.threshold:g}"
+    )
+    title += [] if evidence.status == "ok" else textwrap.wrap(evidence.status, 50)
     labels = [*plan.by_layer()]
-    tight = sum(len(name) + 2 for name in labels) > 46
-    depth, wide = line * len(rows), float(np.clip(2 + 0.2 * len(names), 5, 10))
-    with canvas(ax, wide, 1.4 + depth + 0.5 * tight + 0.13 * len(title)) as axes:
+    is_tight = sum(len(name) + 2 for name in labels) > 46
+    depth, width = line_height * len(rows), float(np.clip(2 + 0.2 * len(names), 5, 10))
+    with canvas(ax, width, 1.4 + depth + 0.5 * is_tight + 0.13 * len(title)) as axes:
         x = np.arange(len(names)) + 0.5
         looks: dict[str, Any] = {"edgecolor": "0.3", "linewidth": 0.6}
         kinds = [LOOKS[name in plan.shared] for name in names]
         colours, hatches = zip(*kinds, strict=True)
         axes.bar(x, 0.4, 0.9, bottom=0.1, color=colours, hatch=hatches, **looks)
-        y = [-line * (k + 0.5) for k in range(len(rows))]
+        y = [-line_height * (k + 0.5) for k in range(len(rows))]
         for position, cells in zip(y, rows.values(), strict=True):
             for place, text, bold in cells:
                 axes.text(
@@ -89,11 +98,11 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
                     ha="center",
                     va="center",
                     fontsize=size,
-                    rotation=upright,
+                    rotation=rotation,
                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
                     weight="bold" if bold else "normal",
                 )
-        keys: list[Any] = [
+        legend_keys: list[Any] = [
             Patch(facecolor=colour, hatch=hatch, label=label, **looks)
             for label, (colour, hatch) in zip(
                 ("federated", "local"), (LOOKS[True], LOOKS[False]), strict=True
@@ -101,17 +110,21 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
         ]
         if plan.cut is not None:  # which leaves out the frozen layers
             end = names.index(plan.last_shared) + 1 if plan.last_shared else 0
-            keys.append(
+            legend_keys.append(
                 axes.axvline(end, color=CUT, linestyle="--", label="cut", zorder=0.5)
             )
         axes.set(xlim=(-0.05, len(names) + 0.05), ylim=(-depth - 0.05, 0.55))
         axes.set_yticks(y, list(rows))
-        axes.set_xticks(x, labels, rotation=90 * tight, fontsize=small(len(names), 8))
+        axes.set_xticks(
+            x, labels, rotation=90 * is_tight, fontsize=small(len(names), 8)
+        )
         axes.tick_params(length=0, labeltop=True, labelbottom=False)
         axes.grid(False)
         axes.spines[:].set_visible(False)
         axes.set_title("\n".join(title))
-        axes.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3)
+        axes.legend(
+            handles=legend_keys, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3
+        )
     return axes
 
 
@@ -197,16 +210,16 @@ def layer_map(
         )
     weighted = [layer for layer in layers if layer.weights]
     names = [layer.name for layer in weighted]
-    read = labels_of(layers)
-    labels = [f"{lane}  {read[name]}" for lane, name in enumerate(names, 1)]
+    readable_names = labels_of(layers)
+    labels = [f"{lane}  {readable_names[name]}" for lane, name in enumerate(names, 1)]
     panels = panels[: max(1, int(width / PANEL))]
-    count = len(panels)
-    stored = header.get("plan")
-    plan = None if stored is None else LayerPlan.from_json(stored).by_layer()
+    n_panels = len(panels)
+    stored_plan = header.get("plan")
+    plan = None if stored_plan is None else LayerPlan.from_json(stored_plan).by_layer()
     notes = _legend(panels, plan)
     room = (0.055 * max(map(len, labels)), 0.75 + 0.13 * len(notes))
-    size = (width * CM - room[0]) / count, 0.30 * len(names)
-    with axes_of(None, count, *size, columns=count, room=room) as grid:
+    size = (width * CM - room[0]) / n_panels, 0.30 * len(names)
+    with axes_of(None, n_panels, *size, columns=n_panels, room=room) as grid:
         axes = [panel.ax for panel in grid]
         for ax, panel in zip(axes, panels, strict=True):
             _draw(ax, panel.values.columns, panel)
@@ -229,26 +242,35 @@ def layer_map(
 
 def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:
     """Draw a panel's lanes: the band, the values, and which of them lie outside."""
-    shown = [
+    shown_tables = [
         values for values in (panel.values, panel.low, panel.high) if values is not None
     ]
-    ends = np.concatenate([values.to_numpy(dtype=float).ravel() for values in shown])
+    ends = np.concatenate(
+        [values.to_numpy(dtype=float).ravel() for values in shown_tables]
+    )
     ends = ends[np.isfinite(ends)]
     low, high = (ends.min(), ends.max()) if len(ends) else (0.0, 1.0)
     scale = (1 - 2 * MARGIN) / ((high - low) or 1.0)
     rounds = panel.values.index.to_numpy(dtype=float)
     outside = panel.outside
-    for at, name in enumerate(names):
+    for position, name in enumerate(names):
         if name in panel.zero:
-            ax.axhspan(at, at + 1, **HATCH)
+            ax.axhspan(position, position + 1, **HATCH)
             continue
 
-        def lane(table: pd.DataFrame, at: int = at, name: Any = name) -> Any:
-            return at + 1 - MARGIN - (table[name].to_numpy(dtype=float) - low) * scale
+        def lane(
+            table: pd.DataFrame, position: int = position, name: Any = name
+        ) -> Any:
+            return (
+                position
+                + 1
+                - MARGIN
+                - (table[name].to_numpy(dtype=float) - low) * scale
+            )
 
         y = lane(panel.values)
         if not np.isfinite(y).any():
-            ax.text(0.5, at + 0.5, "no value", transform=ax.get_yaxis_transform(),
+            ax.text(0.5, position + 0.5, "no value", transform=ax.get_yaxis_transform(),
                     ha="center", va="center", fontsize=6, color=FAINT)  # fmt: skip
             continue
         if panel.low is not None and panel.high is not None:
@@ -259,9 +281,9 @@ def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:
         ax.plot(rounds, y, color=INK, linewidth=0.9, marker="", zorder=2)
         if panel.low is None and len(rounds) > 1:
             continue  # a hollow point would claim to lie within a band
-        mark = "o"
+        marker = "o"
         if panel.low is None:
-            mark = "x"
+            marker = "x"
         for filled in (False, True):
             is_drawn = outside[name].to_numpy() == filled
             look: dict[str, Any] = {
@@ -269,10 +291,10 @@ def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:
                 "markeredgewidth": 0.8,
                 "zorder": 3,
             }
-            ax.plot(rounds[is_drawn], y[is_drawn], mark, color=INK, **look,
+            ax.plot(rounds[is_drawn], y[is_drawn], marker, color=INK, **look,
                     markerfacecolor=INK if filled else "white")  # fmt: skip
-    wide = max((rounds.max() - rounds.min()) * 0.06, 0.5)
-    ax.set_xlim(rounds.min() - wide, rounds.max() + wide)
+    margin = max((rounds.max() - rounds.min()) * 0.06, 0.5)
+    ax.set_xlim(rounds.min() - margin, rounds.max() + margin)
     ax.xaxis.set_major_locator(ticker.MaxNLocator(4, integer=True, steps=NICE))
     ax.set_title(f"{panel.title}\n{low:.2g} to {high:.2g}", fontsize=7)
     ax.tick_params(axis="x", labelsize=6.5)
@@ -326,7 +348,7 @@ def panels_of(layers: Sequence[Layer], table: pd.DataFrame) -> list[Panel]:
 
 
 def _of_variants(
-    first: str, second: str | None = None, of_clients: bool = True
+    variant: str, subtracted_variant: str | None = None, of_clients: bool = True
 ) -> Callable[[pd.DataFrame], pd.DataFrame]:
     """Return a function of rows: their mean, rounds x layers, of one variant or of the difference of two."""
 
@@ -334,10 +356,10 @@ def _of_variants(
         rows = rows[(rows["client"] != "") == of_clients]
         mean = rows.groupby(["variant", "round", "layer"])["value"].mean()
         values = {name: mean[name].unstack() for name in mean.index.unique("variant")}
-        one = values.get(first, pd.DataFrame())
-        if second is None:
-            return one
-        return one - values.get(second, one * np.nan)
+        variant_values = values.get(variant, pd.DataFrame())
+        if subtracted_variant is None:
+            return variant_values
+        return variant_values - values.get(subtracted_variant, variant_values * np.nan)
 
     return table
 
@@ -356,14 +378,14 @@ def band(draws: Sequence[pd.DataFrame]) -> tuple[Any, Any]:
     from scipy.special import stdtrit
 
     values = np.stack([draw.to_numpy(dtype=float) for draw in draws])
-    count, rounds, layers = values.shape
-    freedom = rounds * (count - 1)
+    n_draws, rounds, layers = values.shape
+    freedom = rounds * (n_draws - 1)
     mean = values.mean(axis=0)
     squares = np.nansum((values - mean) ** 2, axis=(0, 1))
     points = PANELS * rounds * layers
     quantile = stdtrit(freedom, 1 - (1 - LEVEL) / (2 * points))
-    half = quantile * np.sqrt(squares / freedom * (1 + 1 / count))
+    half_width = quantile * np.sqrt(squares / freedom * (1 + 1 / n_draws))
     axes_of_table = {"index": draws[0].index, "columns": draws[0].columns}
-    return pd.DataFrame(mean - half, **axes_of_table), pd.DataFrame(
-        mean + half, **axes_of_table
+    return pd.DataFrame(mean - half_width, **axes_of_table), pd.DataFrame(
+        mean + half_width, **axes_of_table
     )

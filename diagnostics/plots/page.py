@@ -55,10 +55,13 @@ def in_words(figure: Figure) -> str:
             parts = filter(None, (_flat(ax.get_title()), axes, names))
             panels.append(": ".join(parts))
     sentences = [text for text in panels if text]
-    rest = [f"{len(sentences) - MOST_PANELS} more panels"] * (
+    overflow_note = [f"{len(sentences) - MOST_PANELS} more panels"] * (
         len(sentences) > MOST_PANELS
     )
-    return ". ".join([*sentences[:MOST_PANELS], *rest]) or "a picture without axes"
+    return (
+        ". ".join([*sentences[:MOST_PANELS], *overflow_note])
+        or "a picture without axes"
+    )
 
 
 def _flat(text: str) -> str:
@@ -124,11 +127,11 @@ class Page:
     @contextmanager
     def fold(self, summary: str) -> Iterator[None]:
         """Put what the ``with`` block adds into a folded part. A click on its summary opens it."""
-        outside, inside = self._open, list[dict[str, Any]]()
-        self._add("fold", summary=_spans(summary), parts=inside)
-        self._open = inside
+        outer_parts, folded_parts = self._open, list[dict[str, Any]]()
+        self._add("fold", summary=_spans(summary), parts=folded_parts)
+        self._open = folded_parts
         yield
-        self._open = outside
+        self._open = outer_parts
 
     def glossary(self, terms: Mapping[str, str]) -> None:
         """Add a folded list of the terms on the page so far, with their meanings.
@@ -137,14 +140,14 @@ class Page:
             terms: term -> meaning. A term is also found in the plural.
         """
         text = html.unescape(re.sub(r"<[^>]*>", " ", self.html()))
-        used = []
+        used_terms = []
         for term, meaning in terms.items():
             word = re.escape(term)
             if re.search(rf"(?i)\b{word}s?\b", text):
-                used.append((term, _spans(meaning)))
-        if used:
+                used_terms.append((term, _spans(meaning)))
+        if used_terms:
             with self.fold("Words on this page"):
-                self._add("terms", terms=used)
+                self._add("terms", terms=used_terms)
 
     def figure(self, figure: Figure | Axes, caption: str, alt: str = "") -> bytes:
         """Add a picture as it looks now, at its size in inches, with a number and a caption beneath.
@@ -269,8 +272,8 @@ def _cell(value: Any, form: str | None, column: str) -> str:
     if pd.api.types.is_scalar(value) and pd.isna(value):
         return "–"
     if form is None:
-        whole = isinstance(value, Integral) or not isinstance(value, Real)
-        form = "" if whole else ".4g"
+        is_whole = isinstance(value, Integral) or not isinstance(value, Real)
+        form = "" if is_whole else ".4g"
     try:
         return format(value, form)
     except (ValueError, TypeError) as error:
@@ -301,21 +304,22 @@ def album(
     Raises:
         UsageError: the rows do not have a metric, or it has no picture. When drawn: several values for one place.
     """
-    present = list(frame["metric"].unique())
-    if not present:
+    present_metrics = list(frame["metric"].unique())
+    if not present_metrics:
         raise UsageError("rows must not be empty; got none. Measure first.")
     usual_metrics = {*chain.from_iterable(SHOWN.values())}
-    wanted = metrics or [
-        name for name in present if name in usual_metrics or name not in SCORES
+    wanted_metrics = metrics or [
+        name for name in present_metrics if name in usual_metrics or name not in SCORES
     ]
     pictures: dict[str, Callable[[], Figure]] = {}
     for name in dict.fromkeys(
-        check_known("metric among the rows", name, present) for name in wanted
+        check_known("metric among the rows", name, present_metrics)
+        for name in wanted_metrics
     ):
         for title, draw in _pictures(frame[frame["metric"] == name], name).items():
             pictures[in_file_name(title)] = lambda draw=draw: figure_of(draw(frame))  # type: ignore[misc]
     if not pictures:
-        wanted_names = listing(metrics or present)
+        wanted_names = listing(metrics or present_metrics)
         raise UsageError(
             f"metrics must have a picture; got {wanted_names}. Choose others."
         )
@@ -341,14 +345,16 @@ def _pictures(rows: pd.DataFrame, name: str) -> dict[str, Draw]:
         pictures[f"{name}_clients"] = lambda frame: clients(frame, name)
     elif (rows["layer"] != "").any():
         variants = set(rows["variant"])
-        kind = facts_of(name)
-        variant = next((name for name in kind.preferred if name in variants), None)
-        last = rows[rows["round"].isna() | (rows["round"] == rows["round"].max())]
-        pictures[name] = lambda frame: metric(last, name, variant=variant)
-        measured = bool((rows["value"] > 0).any())
-        if measured and name == "layer_cost":
+        metric_facts = facts_of(name)
+        variant = next(
+            (name for name in metric_facts.preferred if name in variants), None
+        )
+        last_rows = rows[rows["round"].isna() | (rows["round"] == rows["round"].max())]
+        pictures[name] = lambda frame: metric(last_rows, name, variant=variant)
+        has_positive = bool((rows["value"] > 0).any())
+        if has_positive and name == "layer_cost":
             pictures["costs"] = costs
-        if measured and name == "cka":
+        if has_positive and name == "cka":
             pictures["cka_matrices"] = cka_matrices
             if rows["variant"].str.startswith(f"{PAIRS} ").any():
                 pictures["cka_pairs"] = partial(cka_matrices, variant=PAIRS)

@@ -60,24 +60,29 @@ def partition(counts: pd.DataFrame, ax: Axes | None = None) -> Axes:
     has_numbers, title = n_classes <= 12, str(counts.columns.name or "class")
     total = table.sum(axis=1)
     with canvas(ax, height=float(np.clip(1.0 + 0.26 * n_clients, 2, 9))) as axes:
-        numbers = n_clients <= 30
+        shows_numbers = n_clients <= 30
         stacked(
             axes,
             counts,
-            lambda count: f"{count:.0f}" if numbers else "",
+            lambda count: f"{count:.0f}" if shows_numbers else "",
             linewidth=0.4 * has_numbers,
         )
-        sums, size = [f"n = {count:.0f}" for count in total], small(n_clients, 7)
-        axes.bar_label(axes.containers[-1], sums, padding=3, fontsize=size)  # type: ignore[arg-type]
+        total_texts, size = [f"n = {count:.0f}" for count in total], small(n_clients, 7)
+        axes.bar_label(axes.containers[-1], total_texts, padding=3, fontsize=size)  # type: ignore[arg-type]
         axes.set(xlim=(0, 1.18 * max(total.max(), 1.0)), xlabel="samples")
         axes.tick_params(axis="y", labelsize=small(n_clients, 8))
         if has_numbers:
             legend(axes, title=title)
         else:
             scale = ScalarMappable(Normalize(-0.5, n_classes - 0.5), "viridis")
-            shown = np.unique(np.linspace(0, n_classes - 1, 8).round().astype(int))
+            shown_classes = np.unique(
+                np.linspace(0, n_classes - 1, 8).round().astype(int)
+            )
             bar = axes.figure.colorbar(scale, ax=axes, label=title)
-            bar.set_ticks(list(shown), labels=[str(counts.columns[k]) for k in shown])
+            bar.set_ticks(
+                list(shown_classes),
+                labels=[str(counts.columns[k]) for k in shown_classes],
+            )
     return axes
 
 
@@ -103,19 +108,22 @@ def learning(
     rows, notes = _scores(frame, metric, model, split)
     means = weighted_mean(rows, ["algorithm", "seed", "round"])
     with canvas(ax, width=5.6) as axes:
-        numbers = set()
+        seed_counts = set()
         names = list(rows["algorithm"].unique())
         colours = arm_colours(names)
         for k, name in enumerate(names):
             runs = means.loc[name].unstack("seed").sort_index()
-            x, every = runs.index.to_numpy(dtype=np.float64), max(1, len(runs) // 8)
+            x, marker_step = (
+                runs.index.to_numpy(dtype=np.float64),
+                max(1, len(runs) // 8),
+            )
             colour = colours[k]
             dash = DASHES[colours[:k].count(colour) % len(DASHES)]
             axes.plot(
                 x,
                 runs.mean(axis=1, skipna=False),
                 label=as_label(name),
-                markevery=(k % every, every),
+                markevery=(k % marker_step, marker_step),
                 color=colour,
                 linestyle=dash,
                 marker=MARKERS[k % len(MARKERS)],
@@ -129,7 +137,7 @@ def learning(
                     alpha=0.15,
                     linewidth=0,
                 )
-            numbers.add(runs.shape[1])
+            seed_counts.add(runs.shape[1])
         axes.xaxis.set_major_locator(
             ticker.MaxNLocator(integer=True, steps=NICE, min_n_ticks=1)
         )
@@ -138,11 +146,13 @@ def learning(
             ylabel=_score_label(metric, split, positive_in(rows)),
         )
         averaged = "mean over seeds"
-        if len(numbers) == 1:
-            averaged = f"mean of {max(numbers)} seeds"
+        if len(seed_counts) == 1:
+            averaged = f"mean of {max(seed_counts)} seeds"
         legend(
             axes,
-            title=f"{averaged},\nband: lowest to highest" if max(numbers) > 1 else None,
+            title=f"{averaged},\nband: lowest to highest"
+            if max(seed_counts) > 1
+            else None,
         )
     return axes
 
@@ -162,10 +172,13 @@ def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes
     """
     for name in ("algorithm", "value", "low", "high", "n"):
         check_known("column of the table", name, table.columns)
-    outside = table[(table["low"] > table["value"]) | (table["high"] < table["value"])]
-    if len(outside):
+    faulty_rows = table[
+        (table["low"] > table["value"]) | (table["high"] < table["value"])
+    ]
+    if len(faulty_rows):
         raise UsageError(
-            f"the interval of {listing(outside['algorithm'])} must contain its value. Correct the columns low and high."
+            f"the interval of {listing(faulty_rows['algorithm'])} must contain its value. "
+            "Correct the columns low and high."
         )
     ends = np.abs(table[["low", "high"]].to_numpy(float).T - table["value"].to_numpy())
     with canvas(ax, height=float(np.clip(0.8 + 0.24 * len(table), 1.6, 9))) as axes:
@@ -206,7 +219,7 @@ def clients(
     rows = rows[
         rows["round"] == rows.groupby(["algorithm", "seed"])["round"].transform("max")
     ]
-    names, everyone = (
+    names, client_names = (
         list(rows["algorithm"].unique()),
         in_order(rows["client"].unique()),
     )
@@ -221,7 +234,7 @@ def clients(
         .mean(skipna=False)
         .unstack("client")
     )
-    scores, y = scores.reindex(index=names, columns=everyone), np.arange(len(names))
+    scores, y = scores.reindex(index=names, columns=client_names), np.arange(len(names))
     with canvas(
         ax, width=5.6, height=float(np.clip(0.9 + 0.32 * len(names), 1.8, 9))
     ) as axes:
@@ -233,13 +246,13 @@ def clients(
             linewidth=5,
             zorder=1,
         )
-        for k, client in enumerate(everyone):
+        for k, client in enumerate(client_names):
             axes.plot(
                 scores[client],
                 y,
                 linestyle="none",
                 zorder=3,
-                **client_style(k, everyone),
+                **client_style(k, client_names),
             )
         axes.plot(
             means,
@@ -284,36 +297,38 @@ def _scores(
     ]
     if model is not None:
         check_known("model", model, rows["model"].unique())
-    parts: dict[tuple[str, str], pd.DataFrame] = {}
+    rows_by_model: dict[tuple[str, str], pd.DataFrame] = {}
     notes: list[str] = []
     for name in rows["algorithm"].unique():
         group = rows[rows["algorithm"] == name]
-        present = list(group["model"].unique())
-        chosen = model or used_model(present)
-        if model is None and chosen not in present:
-            chosen = present[0]
-        if chosen not in present:
-            notes.append(f"{name}: no {chosen} model, only {listing(present)}")
-        elif chosen not in USED and model is None and len(present) > 1:
+        model_names = list(group["model"].unique())
+        model_name = model or used_model(model_names)
+        if model is None and model_name not in model_names:
+            model_name = model_names[0]
+        if model_name not in model_names:
+            notes.append(f"{name}: no {model_name} model, only {listing(model_names)}")
+        elif model_name not in USED and model is None and len(model_names) > 1:
             raise UsageError(
-                f"{name} has the models {listing(present)}. Name one of them."
+                f"{name} has the models {listing(model_names)}. Name one of them."
             )
         else:
-            group = group[group["model"] == chosen]
+            group = group[group["model"] == model_name]
             if (group["client"] != "").any():
-                parts[name or "run", chosen] = group[group["client"] != ""]
+                rows_by_model[name or "run", model_name] = group[group["client"] != ""]
             else:
-                parts[name or "run", chosen] = group
-    several_models = len({chosen for _, chosen in parts}) > 1
-    picked: pd.DataFrame = pd.concat(
-        part.assign(algorithm=f"{name} ({chosen})" if several_models else name)
-        for (name, chosen), part in parts.items()
+                rows_by_model[name or "run", model_name] = group
+    several_models = len({model_name for _, model_name in rows_by_model}) > 1
+    selected_rows: pd.DataFrame = pd.concat(
+        model_rows.assign(
+            algorithm=f"{name} ({model_name})" if several_models else name
+        )
+        for (name, model_name), model_rows in rows_by_model.items()
     )
-    picked = picked.assign(
-        seed=picked["seed"].fillna(-1), round=picked["round"].fillna(0)
+    selected_rows = selected_rows.assign(
+        seed=selected_rows["seed"].fillna(-1), round=selected_rows["round"].fillna(0)
     )
-    check_single(picked, ["algorithm", "seed", "round", "client"])
-    return picked, notes + missing_notes(picked, "algorithm")
+    check_single(selected_rows, ["algorithm", "seed", "round", "client"])
+    return selected_rows, notes + missing_notes(selected_rows, "algorithm")
 
 
 _STEPS = {

@@ -68,7 +68,7 @@ def pool(
         models = dict.fromkeys(data, models)
     if not models:
         raise UsageError("models must have at least one entry; got no models.")
-    parts, labels, clients, places = [], [], [], []
+    parts, labels, clients, sample_positions = [], [], [], []
     for client, model in models.items():
         client_data = data[check_known("client with data", client, data)]
         x, _ = example(model, client_data, seed)
@@ -77,19 +77,19 @@ def pool(
             name, side = (layer, at)
         else:
             name, side = ([*used_layers][-1], "input")
-        chosen = used_layers[check_known("layer", name, used_layers)]
-        path = chosen.output
+        chosen_layer = used_layers[check_known("layer", name, used_layers)]
+        path = chosen_layer.output
         if side == "input":
-            path = _first_module(model, chosen, x)
-        share = max(samples // len(models), 1)
+            path = _first_module(model, chosen_layer, x)
+        samples_of_client = max(samples // len(models), 1)
         features = collect(
-            model, [path], client_data, at=side, samples=share, seed=seed
+            model, [path], client_data, at=side, samples=samples_of_client, seed=seed
         )
         with about(f"{side} of layer {name!r} at client {client!r}", NoValue):
             parts.append(features.at(path))
         labels.append(features.y)
         clients += [str(client)] * len(features.y)
-        places.append(features.sample)
+        sample_positions.append(features.sample)
     widths = {part.shape[1] for part in parts}
     if len(widths) > 1:
         widths_there = sorted(widths)
@@ -103,14 +103,14 @@ def pool(
         raise UsageError(
             f"classes must have a name for each label; got {len(classes)} names and label {y.max()}."
         )
-    called = np.array(
+    class_names = np.array(
         [str(k) if classes is None else classes[k] for k in y], dtype=object
     )
     return Pool(
         np.concatenate(parts),
-        called,
+        class_names,
         np.array(clients, dtype=object),
-        np.concatenate(places),
+        np.concatenate(sample_positions),
     )
 
 
@@ -123,7 +123,7 @@ def _first_module(model: nn.Module, layer: Layer, x: Tensor) -> str:
             for name in layer.tensors
         ),
     }
-    called: list[str] = []
+    called_paths: list[str] = []
     with (
         set_mode(model, "eval"),
         torch_seeded(0),
@@ -132,20 +132,21 @@ def _first_module(model: nn.Module, layer: Layer, x: Tensor) -> str:
         for path, module in model.named_modules():
             if path in names:
                 module.register_forward_pre_hook(
-                    lambda module, inputs, path=path: called.append(path)
+                    lambda module, inputs, path=path: called_paths.append(path)
                 )
         model(x)
-    if layer.name in called:
+    if layer.name in called_paths:
         return layer.name
-    prefixes = {path: f"{path}." if path else "" for path in called}
-    inner = [
+    prefixes = {path: f"{path}." if path else "" for path in called_paths}
+    inner_paths = [
         path
-        for path in called
+        for path in called_paths
         if not any(
-            other != path and other.startswith(prefixes[path]) for other in called
+            other_path != path and other_path.startswith(prefixes[path])
+            for other_path in called_paths
         )
     ]
-    return [*inner, layer.output][0]
+    return [*inner_paths, layer.output][0]
 
 
 def embed(
@@ -177,20 +178,21 @@ def embed(
     x -= x.mean(axis=0)
     x /= np.abs(x).max()
     x = np.pad(x, ((0, 0), (0, max(0, 2 - x.shape[1]))))  # two components to start from
-    used = min(perplexity, (n - 1) / 3)
+    used_perplexity = min(perplexity, (n - 1) / 3)
     model = TSNE(
-        2, perplexity=used, max_iter=iterations, init="pca", random_state=seed_of(seed, "diagnose", "tsne") % 2**32,
+        2, perplexity=used_perplexity, max_iter=iterations, init="pca",
+        random_state=seed_of(seed, "diagnose", "tsne") % 2**32,
         learning_rate="auto", method="barnes_hut" if n >= 100 else "exact", n_jobs=1,
     )  # fmt: skip
     with threadpool_limits(1):
-        places = model.fit_transform(x)
+        positions = model.fit_transform(x)
     frame = pd.DataFrame(
         {
-            "client": pooled.clients, "class": pooled.classes, "x": places[:, 0].astype(float),
-            "y": places[:, 1].astype(float), "sample": pooled.sample,
+            "client": pooled.clients, "class": pooled.classes, "x": positions[:, 0].astype(float),
+            "y": positions[:, 1].astype(float), "sample": pooled.sample,
         }
     )  # fmt: skip
-    frame.attrs = {"perplexity": float(used)}
+    frame.attrs = {"perplexity": float(used_perplexity)}
     return frame
 
 

@@ -136,8 +136,12 @@ def collect(
         if repeated[path]:
             return
         z = arrange(modules[path], tensor)
-        shares = z.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-        features[path] = z.clone() if shares else z  # a later module may work in place
+        shares_memory = (
+            z.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        )
+        features[path] = (
+            z.clone() if shares_memory else z
+        )  # a later module may work in place
 
     seeded = torch_seeded(seed_of(seed, "diagnose", "probe"))
     with (
@@ -156,18 +160,22 @@ def collect(
                     lambda module, inputs, output, path=path: keep(path, output)
                 )
         pairs = list(batches(data, batch))
-        chosen = np.arange(sum(len(y) for _, y in pairs))
-        if samples is not None and len(chosen) > samples:
-            order = numpy_generator(seed, "diagnose", "probe").permutation(len(chosen))
-            chosen = np.sort(order[:samples])
+        chosen_positions = np.arange(sum(len(y) for _, y in pairs))
+        if samples is not None and len(chosen_positions) > samples:
+            order = numpy_generator(seed, "diagnose", "probe").permutation(
+                len(chosen_positions)
+            )
+            chosen_positions = np.sort(order[:samples])
         layout = None
         labels = torch.cat([y for _, y in pairs]).cpu()
-        for x, y in as_taken(_select(pairs, chosen), model):
+        for x, y in as_taken(_select(pairs, chosen_positions), model):
             if layout is None:  # pooling is several times as fast so on a CPU
-                fast = not model.training and x.device.type == "cpu"
-                last = fast and memory_format(model, x[:1]) == "channels_last"
+                is_fast = not model.training and x.device.type == "cpu"
+                channels_last = (
+                    is_fast and memory_format(model, x[:1]) == "channels_last"
+                )
                 layout = torch.preserve_format
-                if last:
+                if channels_last:
                     layout = torch.channels_last
             if clock.over:
                 faults = dict.fromkeys(paths, SPENT)
@@ -185,8 +193,10 @@ def collect(
                     z = features[path]
                 if z is not None and outputs and z.shape[1:] != outputs[0].shape[1:]:
                     got_shape = tuple(z.shape[1:])
-                    earlier = tuple(outputs[0].shape[1:])
-                    fault = f"shape {got_shape} after {earlier} in an earlier batch"
+                    earlier_shape = tuple(outputs[0].shape[1:])
+                    fault = (
+                        f"shape {got_shape} after {earlier_shape} in an earlier batch"
+                    )
                 if z is None or fault:
                     faults.setdefault(path, fault)
                 else:
@@ -196,7 +206,7 @@ def collect(
         for path, outputs in parts.items()
         if path not in faults
     }
-    return Features(joined, labels.numpy()[chosen], chosen, faults)
+    return Features(joined, labels.numpy()[chosen_positions], chosen_positions, faults)
 
 
 def features_of(
@@ -268,8 +278,8 @@ def reduce_to_span(train: Array, *others: Array) -> list[Array]:
     training samples. So no L2-regularised linear model has a weight there.
     """
     values, vectors = np.linalg.eigh(train @ train.T)
-    spanned = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
-    values, vectors = values[spanned], vectors[:, spanned]
+    in_span = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
+    values, vectors = values[in_span], vectors[:, in_span]
     if not len(values):
         return [np.zeros((len(x), 1)) for x in (train, *others)]
     root = np.sqrt(values)
@@ -297,8 +307,10 @@ def folds_of(y: Array, folds: int, seed: int, groups: Array | None = None) -> Ar
     ([40, 40, 40, 40, 40], {1})
     """
     if groups is not None:
-        _, first, group = np.unique(groups, return_index=True, return_inverse=True)
-        return folds_of(y[first], folds, seed)[group]
+        _, first_samples, group = np.unique(
+            groups, return_index=True, return_inverse=True
+        )
+        return folds_of(y[first_samples], folds, seed)[group]
     order = numpy_generator(seed, "diagnose", "folds").permutation(len(y))
     order = order[np.argsort(y[order], kind="stable")]
     fold = np.empty(len(y), dtype=np.int64)
@@ -338,32 +350,34 @@ def scatter_ratio(
     x = x.astype(np.float64)
     x -= x.mean(axis=0)
     x /= np.abs(x).max()  # so that squares fit
-    squares, of_class = (
+    squares, is_of_class = (
         np.square(x).sum(axis=1),
         label_number == np.arange(len(classes))[:, None],
     )
 
     def ratio(included: Array) -> float | None:
-        members = (of_class & included).astype(float)
+        members = (is_of_class & included).astype(float)
         n = members.sum(axis=1)
         if (n > 0).sum() < 2:
             return None
         sums, total = members @ x, squares[included].sum()
         explained = (np.square(sums).sum(axis=1) / n.clip(1)).sum()
-        inner = total - explained
-        if inner <= 1e-12 * total:
+        within = total - explained
+        if within <= 1e-12 * total:
             return None
-        return float((explained - np.square(sums.sum(axis=0)).sum() / n.sum()) / inner)
+        return float((explained - np.square(sums.sum(axis=0)).sum() / n.sum()) / within)
 
     value = ratio(parts >= 0)
     if value is None:
         raise NoValue("no scatter within the classes")
     if n_parts > 2:
-        others = [ratio(parts != k) for k in range(n_parts)]
+        partial_ratios = [ratio(parts != k) for k in range(n_parts)]
     else:
-        others = [None]
-    ratios = np.array([other for other in others if other is not None])
-    if len(ratios) < len(others):
+        partial_ratios = [None]
+    ratios = np.array(
+        [partial_ratio for partial_ratio in partial_ratios if partial_ratio is not None]
+    )
+    if len(ratios) < len(partial_ratios):
         return value, None
     return value, float(
         np.sqrt((n_parts - 1) / n_parts * np.square(ratios - ratios.mean()).sum())
@@ -404,15 +418,17 @@ def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
     Raises:
         UsageError: there are fewer samples than sources, or samples have different shapes.
     """
-    distinct = list({id(source): source for source in sources}.values())
-    if n < len(distinct):
+    distinct_sources = list({id(source): source for source in sources}.values())
+    if n < len(distinct_sources):
         raise UsageError(
-            f"samples of the probe must be at least one of each client; got {n} samples over {len(distinct)} clients."
+            f"samples of the probe must be at least one of each client; "
+            f"got {n} samples over {len(distinct_sources)} clients."
         )
-    shares = [
-        n // len(distinct) + (k < n % len(distinct)) for k in range(len(distinct))
+    sample_counts = [
+        n // len(distinct_sources) + (k < n % len(distinct_sources))
+        for k in range(len(distinct_sources))
     ]
-    return _join([*chain.from_iterable(map(_first, distinct, shares))])
+    return _join([*chain.from_iterable(map(_first, distinct_sources, sample_counts))])
 
 
 def probe_of(

@@ -137,19 +137,20 @@ def probe_rows(
         groups = [
             None if part.groups is None else part.groups[place] for part, place in pairs
         ]
-        together = None
+        all_groups = None
         if all(group is not None for group in groups):
-            together = nested_groups(groups)
+            all_groups = nested_groups(groups)
         scores = [
-            _accuracy(*one, note) for one in zip(hits, labels, groups, strict=True)
+            _accuracy(*client_hits, note)
+            for client_hits in zip(hits, labels, groups, strict=True)
         ]
-        whole = np.concatenate(hits), np.concatenate(labels)
-        return _accuracy(*whole, together, note), scores
+        all_results = np.concatenate(hits), np.concatenate(labels)
+        return _accuracy(*all_results, all_groups, note), scores
 
-    tested = "given test data"
+    test_note = "given test data"
     if options.test is None:
-        tested = f"{options.folds} folds"
-    label = f"{estimator}, {tested}"
+        test_note = f"{options.folds} folds"
+    label = f"{estimator}, {test_note}"
     return pooled_rows(metric, judge, label, measurement, options, options)
 
 
@@ -169,9 +170,9 @@ def pooled_rows(
         probe: options of a probe, which say how samples are held out. The pool then has a row for each client, too.
     """
     subjects, seed, clock = measurement.subjects, measurement.seed, measurement.clock
-    used = [layer for layer in measurement.layers if layer.used]
-    paths = sorted({layer.output for layer in used})
-    share = max(options.samples // max(len(subjects), 1), 1)
+    used_layers = [layer for layer in measurement.layers if layer.used]
+    paths = sorted({layer.output for layer in used_layers})
+    samples_of_client = max(options.samples // max(len(subjects), 1), 1)
     own_scores: list[dict[str, str | tuple[Score, list[Score]]]] = []
     pool: dict[str, list[Part | str]] = {path: [] for path in paths}
 
@@ -184,17 +185,17 @@ def pooled_rows(
         y, groups = train.y, subject.groups
         if groups is not None:
             groups = groups[train.sample]
-        fold, tested = np.full(len(y), -1), None
+        fold, test_features = np.full(len(y), -1), None
         if probe is not None and probe.test is not None:
             test_split = probe.test[subject.client]
-            tested = features_of(
+            test_features = features_of(
                 measurement, subject, paths, options.samples, test_split
             )
             groups = getattr(test_split, "groups", None)
             if groups is not None:  # those of training samples are not read
-                groups = np.concatenate([fold, groups[tested.sample]])
-            fold = np.concatenate([fold, np.zeros(len(tested.y), int)])
-            y = np.concatenate([y, tested.y])
+                groups = np.concatenate([fold, groups[test_features.sample]])
+            fold = np.concatenate([fold, np.zeros(len(test_features.y), int)])
+            y = np.concatenate([y, test_features.y])
         elif probe is not None:
             fold = folds_of(y, probe.folds, seed, groups)
         own_scores.append({})
@@ -202,14 +203,14 @@ def pooled_rows(
             part: Part | str
             try:
                 x = train.at(path)
-                if tested is not None:
-                    x = np.concatenate([x, tested.at(path)])
+                if test_features is not None:
+                    x = np.concatenate([x, test_features.at(path)])
                 part = Part(subject.client, x, y, fold, groups)
             except NoValue as reason:
                 part = f"at client {subject.client!r}: {reason}"
             own_scores[-1][path] = _judged(judged, [part])
             if isinstance(part, Part):
-                part = _first(part, share, probe, seed)
+                part = _first(part, samples_of_client, probe, seed)
             pool[path].append(part)
     rows = []
     common: dict[str, Any] = {"metric": metric, "estimator": estimator}
@@ -218,10 +219,10 @@ def pooled_rows(
         common["layer"] = layer
         for subject, scores in zip(subjects, own_scores, strict=True):
             rows += _rows(scores.get(layer.output), None, "own", subject, **common)
-        together = pooled.get(layer.output)
+        pooled_scores = pooled.get(layer.output)
         for k, subject in enumerate(subjects if probe is not None else ()):
-            rows += _rows(together, k, "pooled", subject, **common)
-        rows += _rows(together, None, "pooled", None, **common)
+            rows += _rows(pooled_scores, k, "pooled", subject, **common)
+        rows += _rows(pooled_scores, None, "pooled", None, **common)
     return rows
 
 
@@ -230,17 +231,17 @@ def _judged(
     parts: Sequence[Part | str],
 ) -> str | tuple[Score, list[Score]]:
     """Return the scores of some clients' features, or why there are none."""
-    sound = [part for part in parts if isinstance(part, Part)]
+    parts_with_features = [part for part in parts if isinstance(part, Part)]
     for part in parts:
         if isinstance(part, str):
             return part
     client_text = "at all clients"
-    if len(sound) == 1:
-        client_text = f"at client {sound[0].client!r}"
-    if len({part.x.shape[1] for part in sound}) > 1:
+    if len(parts_with_features) == 1:
+        client_text = f"at client {parts_with_features[0].client!r}"
+    if len({part.x.shape[1] for part in parts_with_features}) > 1:
         return f"{client_text}: features of different widths"
     try:
-        return judge(sound)
+        return judge(parts_with_features)
     except NoValue as reason:
         return f"{client_text}: {reason}"
 
@@ -255,14 +256,17 @@ def _first(part: Part, count: int, probe: ProbeOptions | None, seed: int) -> Par
     for number in (-1, 0) if has_test else (None,):
         place = np.flatnonzero((part.fold == number) | (number is None))
         # one of so many alike parts
-        alike = folds_of(part.y[place], -(-len(place) // count), seed)
-        rows.append(place[alike == 0][:count])
-    chosen = np.concatenate(rows)
-    y, groups = part.y[chosen], None if part.groups is None else part.groups[chosen]
-    fold = part.fold[chosen]
+        folds = folds_of(part.y[place], -(-len(place) // count), seed)
+        rows.append(place[folds == 0][:count])
+    chosen_samples = np.concatenate(rows)
+    y, groups = (
+        part.y[chosen_samples],
+        None if part.groups is None else part.groups[chosen_samples],
+    )
+    fold = part.fold[chosen_samples]
     if probe is not None and not has_test:
         fold = folds_of(y, probe.folds, seed, groups)
-    return Part(part.client, part.x[chosen], y, fold, groups)
+    return Part(part.client, part.x[chosen_samples], y, fold, groups)
 
 
 def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
@@ -281,40 +285,44 @@ def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
     folds = 1 + max(int(part.fold.max()) for part in parts)
     right_of: list[list[Array]] = [[np.zeros(0, dtype=bool)] for _ in parts]
     classes = 0  # that train at once
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as warnings_caught:
         warnings.simplefilter("always", ConvergenceWarning)
         for rounds in zip(*(part.rounds(folds) for part in parts), strict=True):
             arrays = [np.concatenate(column) for column in zip(*rounds, strict=True)]
-            x, y, test, wanted = arrays
+            x, y, test, expected = arrays
             if not len(y):
                 raise NoValue("no samples to train on beside those held out")
             classes = max(classes, len(np.unique(y)))
-            right = classify(x, y, test) == wanted
+            is_right = classify(x, y, test) == expected
             ends = np.cumsum([len(fold[3]) for fold in rounds])[:-1]
-            for hits, client_hits in zip(right_of, np.split(right, ends), strict=True):
+            for hits, client_hits in zip(
+                right_of, np.split(is_right, ends), strict=True
+            ):
                 hits.append(client_hits)
     if classes == 1:
         raise NoValue("samples of one class train in every fold")
-    late = sum(issubclass(warning.category, ConvergenceWarning) for warning in caught)
+    n_unconverged = sum(
+        issubclass(warning.category, ConvergenceWarning) for warning in warnings_caught
+    )
     fits = len(right_of[0]) - 1
     note = ""
-    if late:
-        note = f", {late} of {fits} fits not converged"
+    if n_unconverged:
+        note = f", {n_unconverged} of {fits} fits not converged"
     return [np.concatenate(hits) for hits in right_of], note
 
 
 def _accuracy(hits: Array, labels: Array, groups: Array | None, note: str) -> Score:
     _, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    others = {
+    comparison_scores = {
         "balanced": float((np.bincount(number, hits) / counts).mean()),
         "guessing": float(counts.max() / len(labels)),
     }
     error = accuracy_error(hits, groups)
-    return Score(float(hits.mean()), error, len(hits), note, others)
+    return Score(float(hits.mean()), error, len(hits), note, comparison_scores)
 
 
 def _rows(
-    scored: str | tuple[Score, list[Score]] | None,
+    scores_or_reason: str | tuple[Score, list[Score]] | None,
     k: int | None,
     variant: str,
     subject: ClientModel | None,
@@ -327,19 +335,19 @@ def _rows(
     columns: dict[str, Any] = {"layer": layer.name, "variant": variant}
     if subject is not None:
         columns |= {"client": subject.client, "n_train": subject.n_train}
-    why = ""
+    reason = ""
     score = Score(None, None, 0, "")
-    if not layer.used or scored is None:
-        why = "unused in the forward pass"
-    elif isinstance(scored, str):
-        why = f"output of layer {layer.name!r} {scored}"
+    if not layer.used or scores_or_reason is None:
+        reason = "unused in the forward pass"
+    elif isinstance(scores_or_reason, str):
+        reason = f"output of layer {layer.name!r} {scores_or_reason}"
     else:
         if k is None:
-            score = scored[0]
+            score = scores_or_reason[0]
         else:
-            score = scored[1][k]
+            score = scores_or_reason[1][k]
     columns |= {"n_samples": score.n_samples, "estimator": estimator + score.note}
-    rows = [row_or_reason(metric, score.value, why, stderr=score.error, **columns)]
+    rows = [row_or_reason(metric, score.value, reason, stderr=score.error, **columns)]
     for name, value in score.others.items():
         columns["variant"] = f"{variant}_{name}"
         rows.append(row_or_reason(metric, value, "", **columns))

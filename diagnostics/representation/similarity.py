@@ -118,7 +118,7 @@ def centred(
         NoValue: there are fewer than ``least`` rows, no features, or they are constant or not finite.
     """
     check_rows(len(x), what, least)
-    eps, single = torch.finfo(x.dtype).eps, torch.finfo(torch.float32).eps
+    eps, single_eps = torch.finfo(x.dtype).eps, torch.finfo(torch.float32).eps
     if x.shape[1] <= _NARROW:
         dtype = torch.float64
     x = x.to(dtype or torch.promote_types(x.dtype, torch.float32))
@@ -132,7 +132,7 @@ def centred(
         length = torch.linalg.vector_norm(x)
     total = length.double().square()
     offset = (mean.double() / peak).square().sum() * len(x)
-    check_features(total, offset, min(eps, single))
+    check_features(total, offset, min(eps, single_eps))
     x /= total.sqrt().to(x.dtype)
     return x, eps * math.sqrt(1 + float(offset / total))
 
@@ -154,7 +154,7 @@ def gram_entries(
         NoValue: there is nothing to compare.
     """
     eps = torch.finfo(x.dtype).eps
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide_type = torch.promote_types(x.dtype, torch.float32)
     x, _ = centred(x, 3 if batches is None else LEAST_SAMPLES)
     grams = []
     for start, stop in batches or [(0, len(x))]:
@@ -165,7 +165,7 @@ def gram_entries(
             gram = _centre(gram)
         else:
             gram = _u_centre(gram, eps)
-        grams.append(gram.to(wide).reshape(-1))
+        grams.append(gram.to(wide_type).reshape(-1))
     entries = torch.cat(grams)
     if not entries.any():
         raise NoValue("constant within every batch")
@@ -175,9 +175,9 @@ def gram_entries(
 def cka_matrix(entries: Sequence[Tensor]) -> Tensor:
     """Return the CKA of all pairs of sides, [m, m] in float64, exactly symmetric, from :func:`gram_entries`."""
     h = torch.zeros(len(entries), len(entries), dtype=torch.float64)
-    for parts in zip(*(entry.split(_CHUNK) for entry in entries), strict=True):
-        part = torch.stack(parts).double()
-        h += (part @ part.T).cpu()
+    for chunk in zip(*(entry.split(_CHUNK) for entry in entries), strict=True):
+        stacked_chunk = torch.stack(chunk).double()
+        h += (stacked_chunk @ stacked_chunk.T).cpu()
     h = h.triu() + h.triu(1).T
     return h / torch.outer(h.diagonal(), h.diagonal()).sqrt()
 
@@ -200,10 +200,14 @@ def _radial(gram: Tensor, bandwidth: float) -> Tensor:
     squares = gram.diagonal()
     distances = (squares + squares[:, None] - 2 * gram).clamp_(min=0)
     pair_distances = distances[~torch.eye(n, dtype=torch.bool, device=gram.device)]
-    middle = len(pair_distances) // 2  # of the sorted distances, whose number is even
-    pair = torch.stack([pair_distances.kthvalue(middle + k).values for k in (0, 1)])
-    median = pair.sqrt().mean().square()
-    if not pair[0] > 0:
+    middle_rank = (
+        len(pair_distances) // 2
+    )  # of the sorted distances, whose number is even
+    middle_pair = torch.stack(
+        [pair_distances.kthvalue(middle_rank + k).values for k in (0, 1)]
+    )
+    median = middle_pair.sqrt().mean().square()
+    if not middle_pair[0] > 0:
         raise NoValue(
             "identical in more than half of the pairs of samples, so that the median distance is 0"
         )
@@ -224,12 +228,14 @@ def _u_centre(gram: Tensor, eps: float) -> Tensor:
     other entries of each row and column add up to 0.
     """
     b = len(gram)
-    before = torch.linalg.vector_norm(gram)
+    length_before = torch.linalg.vector_norm(gram)
     gram.fill_diagonal_(0)
-    rows = gram.sum(0, dtype=torch.float64)
-    shift = (rows / (b - 2) - rows.sum() / (2 * (b - 1) * (b - 2))).to(gram.dtype)
+    row_sums = gram.sum(0, dtype=torch.float64)
+    shift = (row_sums / (b - 2) - row_sums.sum() / (2 * (b - 1) * (b - 2))).to(
+        gram.dtype
+    )
     gram = (gram - shift - shift[:, None]).fill_diagonal_(0)
-    if torch.linalg.vector_norm(gram) <= 16 * eps * before:
+    if torch.linalg.vector_norm(gram) <= 16 * eps * length_before:
         gram.zero_()  # nothing but rounding
     return gram / (b * (b - 3)) ** 0.5
 
@@ -256,10 +262,10 @@ class Measure:
         Raises:
             NoValue: there is nothing to compare.
         """
-        what = "rows"
+        row_kind = "rows"
         if x.ndim == 2:
-            what = "samples"
-        x, noise = centred(x.flatten(0, -2), what=what, dtype=torch.float64)
+            row_kind = "samples"
+        x, noise = centred(x.flatten(0, -2), what=row_kind, dtype=torch.float64)
         n = len(x)
         if x.shape[1] > n:  # fewer features with the same inner products
             values, vectors = torch.linalg.eigh(x @ x.T)
@@ -360,10 +366,10 @@ def by_position(module: nn.Module, output: Tensor) -> Tensor:
     if output.ndim < 3:
         return output.reshape(len(output), -1)
     if output.ndim == 3:
-        second = along_one(module)
+        features_second = along_one(module)
     else:
-        second = not isinstance(module, _CHANNELS_LAST)
-    if second:
+        features_second = not isinstance(module, _CHANNELS_LAST)
+    if features_second:
         return output.movedim(1, -1)
     return output
 
@@ -516,23 +522,23 @@ class LayerComparison:
     ) -> list[Row]:
         """Return the rows: for each layer all pairs of clients, and if asked for each pair of layers."""
         rows, layers, options = [], self.measurement.layers, self.options
-        compared = [(layer, layer, options.positions) for layer in layers]
+        layer_pairs = [(layer, layer, options.positions) for layer in layers]
         if options.variant:
             for layer in layers:
-                compared += [(layer, e, f"{PAIRS} {e.name}") for e in layers]
-        every = self.subjects[0].model.named_parameters(remove_duplicate=False)
-        sizes = {name: parameter.numel() for name, parameter in every}
-        for layer, other, variant in self.measurement.clock.turns(compared):
+                layer_pairs += [(layer, e, f"{PAIRS} {e.name}") for e in layers]
+        parameters = self.subjects[0].model.named_parameters(remove_duplicate=False)
+        sizes = {name: parameter.numel() for name, parameter in parameters}
+        for layer, layer_b, variant in self.measurement.clock.turns(layer_pairs):
             for a, b in itertools.combinations(range(len(self.subjects)), 2):
-                result = self._value([(layer, a), (other, b)], faults, value)
-                why = ""
+                result = self._value([(layer, a), (layer_b, b)], faults, value)
+                reason = ""
                 if isinstance(result, str):
-                    why = result
+                    reason = result
                 rows.append(
                     row_or_reason(
                         self.metric,
-                        None if why else float(result),
-                        why,
+                        None if reason else float(result),
+                        reason,
                         client=self.subjects[a].client,
                         client_b=self.subjects[b].client,
                         layer=layer.name,
@@ -553,14 +559,12 @@ class LayerComparison:
                 return "unused in the forward pass"
             if (layer.output, client) in faults:
                 client_name = self.subjects[client].client
-                why = faults[layer.output, client]
-                return (
-                    f"output of layer {layer.name!r} at client {client_name!r}: {why}"
-                )
+                reason = faults[layer.output, client]
+                return f"output of layer {layer.name!r} at client {client_name!r}: {reason}"
         if self.measurement.clock.over:
             return SPENT
-        (layer, a), (other, b) = sides
-        result = value((layer.output, a), (other.output, b))
+        (layer, a), (layer_b, b) = sides
+        result = value((layer.output, a), (layer_b.output, b))
         if isinstance(result, str):
             return f"layer {layer.name!r}: {result}"
         return result
@@ -579,8 +583,8 @@ def by_grams(
     groups = [[spot for spot in sides if spot[0] == path] for path in comparison.paths]
     for spots in [list(sides)] if comparison.options.variant else groups:
         table = cka_matrix([sides[spot] for spot in spots]).tolist()
-        for a, row_of in zip(spots, table, strict=True):
-            values |= {(a, b): v for b, v in zip(spots, row_of, strict=True)}
+        for a, table_row in zip(spots, table, strict=True):
+            values |= {(a, b): v for b, v in zip(spots, table_row, strict=True)}
     return faults, lambda a, b: values[a, b]
 
 
@@ -653,8 +657,8 @@ def by_directions(
     values: dict[tuple[Spot, Spot], float | str] = {}
     faults = {}
     for path in comparison.measurement.clock.turns(comparison.paths):
-        sides, lacking = comparison.sides(measure.side, [path])
-        faults |= lacking
+        sides, path_faults = comparison.sides(measure.side, [path])
+        faults |= path_faults
         for a, b in itertools.combinations(sides, 2):
             values[a, b] = measure.between(sides[a], sides[b])
     return faults, lambda a, b: values[a, b]

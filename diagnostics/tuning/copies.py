@@ -33,8 +33,6 @@ EPOCHS = (1, 2, 4)
 """Epochs after which a copy is scored. The model without further training is always a choice, too."""
 SAMPLES = 200
 """Training samples that a client uses at most."""
-SCORED = 1024
-"""Samples that are scored at a time."""
 STREAM = "layer_tuning"
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -148,20 +146,25 @@ class Tuner:
     def outputs(
         self, names: frozenset[str], rate: float, epochs: Sequence[int] = EPOCHS
     ) -> Tensor:
-        """Return the outputs [epochs, n, C] after tuning the named tensors alone.
+        """Return the outputs [E, n, C] of the validation samples after training the named tensors alone.
 
-        There are more than n where clients predict other samples, too (``near``).
+        With ``near`` n counts every pair of a client's model and a sample that it predicts.
+
+        Args:
+            names: names of the tensors that are trained; the others stay as they are.
+            rate: learning rate.
+            epochs: E numbers of epochs in ascending order, each at least 1.
 
         Raises:
             NonFiniteError: a loss or an output is not finite.
             NoValue: the budget is spent.
         """
         with tree.one_thread():
-            every = [
+            client_outputs = [
                 torch.stack([*self._tune(client, names, rate, epochs)])
                 for client in self.clock.turns(range(len(self.train)))
             ]
-        return _finite(torch.cat(every, dim=1))
+        return _finite(torch.cat(client_outputs, dim=1))
 
     def parts(self, outputs: Tensor) -> dict[tuple[int, int], Tensor]:
         """Return outputs [n, ...] split by (client number, set of samples)."""
@@ -174,7 +177,18 @@ class Tuner:
     def tuned(
         self, client: int, names: frozenset[str], rate: float, epochs: int
     ) -> Tree:
-        """Return a client's weights after some epochs: those that :meth:`outputs` scores."""
+        """Return a client's weights after fine-tuning, all tensors by name.
+
+        Args:
+            client: its position in ``clients``.
+            names: names of the tensors that are trained; the others stay as they are.
+            rate: learning rate.
+            epochs: number of epochs, at least 1.
+
+        Raises:
+            NonFiniteError: a loss or an output is not finite.
+            NoValue: the budget is spent.
+        """
         with tree.one_thread():
             for _ in self._tune(client, names, rate, (epochs,)):
                 pass
@@ -201,8 +215,8 @@ class Tuner:
                 for part in slices:
                     workspace.model(x[part])
             outputs.append(self._outputs(client))
-        for norm, before in zip(norms, momentum, strict=True):
-            norm.momentum = before
+        for norm, momentum_before in zip(norms, momentum, strict=True):
+            norm.momentum = momentum_before
         return torch.cat(outputs)
 
     def _tune(
@@ -217,22 +231,22 @@ class Tuner:
         slices = batch_slices(len(y), settings.batch_size, workspace.couples)
         workspace.load(self.starts[client])
         modules = seeds.seed_of(*parts, "modules")
-        with workspace.trains(names) as trained, seeds.torch_seeded(modules):
-            params = {name: workspace.params[name] for name in trained}
+        with workspace.trains(names) as trained_names, seeds.torch_seeded(modules):
+            params = {name: workspace.params[name] for name in trained_names}
             optimizer = replace(settings, lr=rate).build([*params.values()])
-            ahead = workspace.frozen_outputs(client, samples, x)
-            ahead_of_near = [
+            frozen_outputs = workspace.frozen_outputs(client, samples, x)
+            near_frozen_outputs = [
                 workspace.frozen_outputs(~k, *self.scored[k]) for k in self.near[client]
             ]
             for epoch in range(1, max(epochs) + 1):
                 order = torch.randperm(len(y), generator=draws)
-                for rows in (order[part] for part in slices):
+                for sample_numbers in (order[part] for part in slices):
                     self.clock.check()
-                    batch = x[rows]
-                    if ahead is not None:
-                        workspace.continue_from(batch, ahead[rows])
+                    batch = x[sample_numbers]
+                    if frozen_outputs is not None:
+                        workspace.continue_from(batch, frozen_outputs[sample_numbers])
                     loss = self.loss(
-                        workspace.forward(workspace.params, batch), y[rows]
+                        workspace.forward(workspace.params, batch), y[sample_numbers]
                     )
                     if not math.isfinite(loss.item()):
                         raise NonFiniteError(
@@ -249,7 +263,7 @@ class Tuner:
                             params[name].grad = grad
                     optimizer.step()
                 if epoch in epochs:
-                    yield self._outputs(client, ahead_of_near)
+                    yield self._outputs(client, near_frozen_outputs)
 
     def _outputs(
         self, client: int, frozen_outputs: Sequence[Tensor | None] = ()
@@ -258,16 +272,16 @@ class Tuner:
         workspace, outputs = self.workspace, []
         sets = self.near[client]
         with torch.no_grad(), in_mode(workspace.model, False):
-            for k, ahead in zip(
+            for k, set_outputs in zip(
                 sets, frozen_outputs or [None] * len(sets), strict=True
             ):
                 _, x = self.scored[k]
-                slices = batch_slices(len(x), SCORED, workspace.couples)
+                slices = batch_slices(len(x), evaluate.SCORE_BATCH, workspace.couples)
                 for part in slices or [slice(0, 0)]:
                     self.clock.check()
                     batch = x[part]
-                    if ahead is not None:
-                        workspace.continue_from(batch, ahead[part])
+                    if set_outputs is not None:
+                        workspace.continue_from(batch, set_outputs[part])
                     outputs.append(workspace.forward(workspace.params, batch))
         return torch.cat(outputs)
 
@@ -304,25 +318,28 @@ def crosswise(
         The candidate that scores each sample, the losses of that candidate, and those of the first one.
     """
     choice = np.zeros(len(half), dtype=np.int64)
-    first, best = np.zeros(len(half)), np.zeros(len(half))
+    first_losses, best_losses = np.zeros(len(half)), np.zeros(len(half))
     for number in (0, 1):
-        scored, fitted = half == number, half != number
-        pairs = [losses(candidate, fitted, scored) for candidate in candidates]
+        is_scored, is_fitted = half == number, half != number
+        pairs = [losses(candidate, is_fitted, is_scored) for candidate in candidates]
         means = [
-            float(candidate_losses @ weight[fitted]) for candidate_losses, _ in pairs
+            float(candidate_losses @ weight[is_fitted]) for candidate_losses, _ in pairs
         ]
-        choice[scored] = int(np.argmin(means))
-        first[scored], best[scored] = pairs[0][1], pairs[choice[scored][0]][1]
-    return choice, first, best
+        choice[is_scored] = int(np.argmin(means))
+        first_losses[is_scored], best_losses[is_scored] = (
+            pairs[0][1],
+            pairs[choice[is_scored][0]][1],
+        )
+    return choice, first_losses, best_losses
 
 
 def estimated(
-    metric: str, variant: str, mean: Estimate, factor: float, **where: Any
+    metric: str, variant: str, mean: Estimate, factor: float, **columns: Any
 ) -> Row:
     """Return the row of a mean over validation samples, with its error if it has one."""
     if math.isnan(mean.error):
         error = None
     else:
         error = factor * mean.error
-    where |= {"stderr": error, "variant": variant, "split": "validation"}
-    return row(metric, factor * mean.value, **where)
+    columns |= {"stderr": error, "variant": variant, "split": "validation"}
+    return row(metric, factor * mean.value, **columns)

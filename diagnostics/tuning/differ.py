@@ -44,7 +44,7 @@ def neighbours(parts: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def fine_tuned(
-    alone: Sequence[Tree] | None = None, **given: Any
+    alone: Sequence[Tree] | None = None, **tuner_arguments: Any
 ) -> tuple[CrossLosses, list[str]]:
     """Fine-tune a shared model at each client, and return the losses with the name of each kind of models.
 
@@ -52,14 +52,14 @@ def fine_tuned(
 
     Args:
         alone: each client's tensors after local training; None without them.
-        given: arguments of a :class:`Tuner` of the shared model. Without a shared model ``starts`` has the clients' own
-            weights.
+        tuner_arguments: arguments of a :class:`Tuner` of the shared model. Without a
+            shared model ``starts`` has the clients' own weights.
 
     Raises:
         NonFiniteError: a loss or an output is not finite.
     """
-    parts = blocks(len(given["clients"]), given["seed"])
-    tuner = Tuner(**given, near=neighbours(parts))
+    parts = blocks(len(tuner_arguments["clients"]), tuner_arguments["seed"])
+    tuner = Tuner(**tuner_arguments, near=neighbours(parts))
     names, rate = frozenset(tuner.starts[0]), tuner.training.lr
     outputs = torch.cat(
         [
@@ -69,17 +69,22 @@ def fine_tuned(
     )
     kinds = [FINE_TUNING] * len(outputs)
     if alone is not None:
-        local = Tuner(**(given | {"starts": alone}), near=neighbours(parts))
-        outputs = torch.cat([outputs, local.start[None]])
+        local_tuner = Tuner(
+            **(tuner_arguments | {"starts": alone}), near=neighbours(parts)
+        )
+        outputs = torch.cat([outputs, local_tuner.start[None]])
         kinds.append(LOCAL)
     return cross_losses(tuner.loss, tuner.held, parts, outputs), kinds
 
 
-def compared(alone: Sequence[Tree] | None = None, **given: Any) -> Difference:
-    """Fine-tune a shared model at each client, and test whether clients differ, as :func:`fine_tuned` says."""
-    losses, _ = fine_tuned(alone, **given)
-    parts = blocks(len(given["clients"]), given["seed"])
-    return permutation_test([losses], parts, seed=given["seed"])
+def compared(alone: Sequence[Tree] | None = None, **tuner_arguments: Any) -> Difference:
+    """Fine-tune a shared model at each client, and test by the losses whether clients differ.
+
+    The arguments and errors are those of :func:`fine_tuned`.
+    """
+    losses, _ = fine_tuned(alone, **tuner_arguments)
+    parts = blocks(len(tuner_arguments["clients"]), tuner_arguments["seed"])
+    return permutation_test([losses], parts, seed=tuner_arguments["seed"])
 
 
 def cross_losses(
@@ -98,13 +103,15 @@ def cross_losses(
     block_places = [
         np.concatenate([places[k] for k in block]) for block in neighbours(parts)
     ]
-    place = np.concatenate(block_places)
+    sample_positions = np.concatenate(block_places)
     model = np.repeat(np.arange(clients), [len(places) for places in block_places])
     sizes = [len(places) for places in block_places]
     losses = np.full((len(outputs), clients, len(held.client)), np.nan)
-    y = held.y[torch.from_numpy(place)]
-    for kind, one in enumerate(outputs):
-        losses[kind, model, place] = comparable_losses(loss, one, y, sizes)
+    y = held.y[torch.from_numpy(sample_positions)]
+    for kind, kind_outputs in enumerate(outputs):
+        losses[kind, model, sample_positions] = comparable_losses(
+            loss, kind_outputs, y, sizes
+        )
     weight = None
     if isinstance(loss, ClassWeighted):
         weight = np.array(loss.weights)[held.y.numpy()]
@@ -128,12 +135,15 @@ def comparable_losses(
         logits = loss.logits(outputs).double()
         if not len(y):
             return np.zeros(0)
-        equal = torch.ones(len(y), dtype=torch.float64)
-        fitted, _ = evaluate.fit(logits, y, equal, torch.zeros_like(logits))
+        equal_weights = torch.ones(len(y), dtype=torch.float64)
+        fitted, _ = evaluate.fit(logits, y, equal_weights, torch.zeros_like(logits))
         temperature = min(max(1.0, fitted), HOTTEST)
         return evaluate.log_losses(logits / temperature, y).numpy()
     pairs = zip(outputs.split(list(sizes)), y.split(list(sizes)), strict=True)
-    losses = [loss.per_sample(one, labels).double() for one, labels in pairs]
+    losses = [
+        loss.per_sample(model_outputs, labels).double()
+        for model_outputs, labels in pairs
+    ]
     return torch.cat(losses).numpy()
 
 

@@ -81,17 +81,17 @@ class Difference:
         """Return the lead of the kind that stands out most, nats."""
         return self.leads[self.kind]
 
-    def text(self, loss: str = "log loss") -> str:
+    def text(self, loss_name: str = "log loss") -> str:
         """Return the answer in one or two sentences, with the name of the loss."""
         p = f"{self.p_value:.3f}".lstrip("0")
         if self.shown:
             return (
-                f"Clients differ (p = {p}): on its own samples a client's model has a {loss} {self.lead:.2f} lower "
-                "than other clients' models. This does not say that local layers help."
+                f"Clients differ (p = {p}): on its own samples a client's model has a {loss_name} "
+                f"{self.lead:.2f} lower than other clients' models. This does not say that local layers help."
             )
         return (
             f"Clients are not shown to differ (p = {p}, {self.samples} validation samples). "
-            f"A {loss} {self.smallest:.2g} lower would have been shown."
+            f"A {loss_name} {self.smallest:.2g} lower would have been shown."
         )
 
 
@@ -151,27 +151,29 @@ def permutation_test(
     owner, groups = _owners(seeds, parts)
     assigned = _deals(owner, parts, seed, deals)
     total = np.zeros((deals + 1, len(seeds[0].losses)))
-    for one, group in zip(seeds, groups, strict=True):
-        lines = np.array_split(assigned, math.ceil(len(assigned) / AT_ONCE))
-        total += np.concatenate([_leads(one, parts, line[:, group]) for line in lines])
+    for seed_losses, group in zip(seeds, groups, strict=True):
+        chunks = np.array_split(assigned, math.ceil(len(assigned) / AT_ONCE))
+        total += np.concatenate(
+            [_leads(seed_losses, parts, chunk[:, group]) for chunk in chunks]
+        )
     total /= len(seeds)
     null = total[1:]
     errors = null.std(axis=0)
-    scale = max(float(np.nanmax(np.abs(one.losses))) for one in seeds)
+    scale = max(float(np.nanmax(np.abs(seed_losses.losses))) for seed_losses in seeds)
     spread = np.where(errors > 1e-12 * scale, errors, np.inf)  # equal models
-    standard = (total - null.mean(axis=0)) / spread
-    statistic = standard.max(axis=1)
-    reached = int((statistic[1:] >= statistic[0] - 1e-12).sum())
-    kind = int(standard[0].argmax())
+    standardised = (total - null.mean(axis=0)) / spread
+    statistic = standardised.max(axis=1)
+    n_reached = int((statistic[1:] >= statistic[0] - 1e-12).sum())
+    kind = int(standardised[0].argmax())
     rank = min(deals, math.floor(LEVEL * (deals + 1)))
     threshold = np.sort(statistic[1:])[-rank]
     return Difference(
-        p_value=(1 + reached) / (1 + deals),
+        p_value=(1 + n_reached) / (1 + deals),
         leads=tuple(total[0].tolist()),
-        standardised=tuple(standard[0].tolist()),
+        standardised=tuple(standardised[0].tolist()),
         kind=kind,
         smallest=float(null[:, kind].mean() + threshold * errors[kind]),
-        samples=sum(len(one.client) for one in seeds),
+        samples=sum(len(seed_losses.client) for seed_losses in seeds),
         seeds=len(seeds),
     )
 
@@ -184,15 +186,20 @@ def _owners(
     Raises:
         UsageError: as :func:`permutation_test`.
     """
-    if len(seeds) > 1 and any(one.group is None for one in seeds):
+    if len(seeds) > 1 and any(seed_losses.group is None for seed_losses in seeds):
         raise UsageError(
             "group must be given in each of several seeds; got none. Pass each sample's number in the federation."
         )
-    names = [
-        np.arange(len(one.client)) if one.group is None else one.group for one in seeds
+    group_names_by_seed = [
+        np.arange(len(seed_losses.client))
+        if seed_losses.group is None
+        else seed_losses.group
+        for seed_losses in seeds
     ]
-    group = np.unique(np.concatenate(names), return_inverse=True)[1].reshape(-1)
-    client = np.concatenate([one.client for one in seeds])
+    group = np.unique(np.concatenate(group_names_by_seed), return_inverse=True)[
+        1
+    ].reshape(-1)
+    client = np.concatenate([seed_losses.client for seed_losses in seeds])
     owner = np.zeros(group.max(initial=-1) + 1, dtype=np.int64)
     owner[group] = client
     if (owner[group] != client).any():
@@ -205,7 +212,7 @@ def _owners(
         raise UsageError(
             "at least 2 clients must have validation samples; got fewer. Add validation samples."
         )
-    ends = np.cumsum([len(group_names) for group_names in names])[:-1]
+    ends = np.cumsum([len(group_names) for group_names in group_names_by_seed])[:-1]
     return owner, np.split(group, ends)
 
 
@@ -216,36 +223,42 @@ def _deals(
     assigned = np.tile(owner.astype(np.int32), (deals + 1, 1))
     draw = numpy_generator(seed, PURPOSE, "deals")
     for part in parts:
-        places = np.flatnonzero(np.isin(owner, part))
-        assigned[1:, places] = draw.permuted(assigned[1:, places], axis=1)
+        group_positions = np.flatnonzero(np.isin(owner, part))
+        assigned[1:, group_positions] = draw.permuted(
+            assigned[1:, group_positions], axis=1
+        )
     return assigned
 
 
 def _leads(
-    one: CrossLosses, parts: Sequence[Sequence[int]], dealt: NDArray[np.int32]
+    seed_losses: CrossLosses,
+    parts: Sequence[Sequence[int]],
+    assigned: NDArray[np.int32],
 ) -> Array:
     """Return the lead of each kind (column) in each deal (line), by the clients of the samples, [deals + 1, n]."""
-    leads = np.zeros((len(dealt), len(one.losses)))
-    shares = np.zeros((len(dealt), 1))
-    weight = one.weight
+    leads = np.zeros((len(assigned), len(seed_losses.losses)))
+    shares = np.zeros((len(assigned), 1))
+    weight = seed_losses.weight
     if weight is None:
-        weight = np.ones(len(one.client))
+        weight = np.ones(len(seed_losses.client))
     for part in parts:
-        places = np.flatnonzero(np.isin(one.client, part))
-        losses = one.losses[:, list(part)][:, :, places]
+        sample_positions = np.flatnonzero(np.isin(seed_losses.client, part))
+        losses = seed_losses.losses[:, list(part)][:, :, sample_positions]
         if not np.isfinite(losses).all():
             raise UsageError(
                 "losses must be finite within a block of clients; got NaN or infinity. Lower lr."
             )
         if len(part) < 2:
             continue
-        others = (losses.sum(axis=1, keepdims=True) - losses) / (len(part) - 1)
-        gaps = others - losses
+        other_losses = (losses.sum(axis=1, keepdims=True) - losses) / (len(part) - 1)
+        gaps = other_losses - losses
         for position, client in enumerate(part):
-            at_client = (dealt[:, places] == client) * weight[places]
-            sizes = at_client.sum(axis=1, keepdims=True)
-            sums = at_client @ gaps[:, position].T
+            client_weights = (assigned[:, sample_positions] == client) * weight[
+                sample_positions
+            ]
+            sizes = client_weights.sum(axis=1, keepdims=True)
+            sums = client_weights @ gaps[:, position].T
             means = np.divide(sums, sizes, out=np.zeros_like(sums), where=sizes > 0)
-            leads += one.share[client] * means
-            shares += one.share[client] * (sizes > 0)
+            leads += seed_losses.share[client] * means
+            shares += seed_losses.share[client] * (sizes > 0)
     return np.divide(leads, shares, out=np.zeros_like(leads), where=shares > 0)

@@ -69,17 +69,21 @@ class Profile:
         """
         tuner, samples = self.tuner, self.tuner.held
 
-        def losses(one: Tensor, fitted: Mask, scored: Mask) -> tuple[Array, Array]:
-            by_sample = samples.losses(tuner.loss, one)
+        def losses(
+            outputs_of_candidate: Tensor, fitted: Mask, scored: Mask
+        ) -> tuple[Array, Array]:
+            by_sample = samples.losses(tuner.loss, outputs_of_candidate)
             return by_sample[fitted], by_sample[scored]
 
         candidates = torch.cat([tuner.start[None], outputs])
-        choice, before, after = crosswise(losses, candidates, samples.weight, self.half)
+        choice, start_losses, best_losses = crosswise(
+            losses, candidates, samples.weight, self.half
+        )
         right = np.zeros(len(choice))
         if tuner.loss.task == CLASSIFICATION:
-            every = samples.right(candidates)
-            right = every[choice, np.arange(len(choice))] - every[0]
-        return Gain(before - after, right)
+            all_right = samples.right(candidates)
+            right = all_right[choice, np.arange(len(choice))] - all_right[0]
+        return Gain(start_losses - best_losses, right)
 
     def mean(self, values: Array) -> Estimate:
         """Return the mean over clients of values [n], weighted by training samples."""

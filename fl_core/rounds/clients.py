@@ -113,7 +113,6 @@ class ClientReply:
 
 
 OPTIMIZER_TREE = "optimizer"
-SCORE_BATCH = 1024
 
 
 @dataclass
@@ -344,12 +343,14 @@ class ClientRunner:
             split = self.data.clients[client].split(name)
             x = self.workspace.place(split.x)
             y = split.y.to(self.workspace.device)
-            parts = batch_slices(len(y), SCORE_BATCH, whole=self.workspace.couples) or [
-                slice(None)
-            ]
+            parts = batch_slices(
+                len(y), evaluate.SCORE_BATCH, whole=self.workspace.couples
+            ) or [slice(None)]
             logits = torch.cat(
                 [
-                    evaluate.predict(self.workspace.model, x[part], SCORE_BATCH + 1)
+                    evaluate.predict(
+                        self.workspace.model, x[part], evaluate.SCORE_BATCH + 1
+                    )
                     for part in parts
                 ]
             )

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+SCORE_BATCH = 1024
+"""Samples of a batch when models predict and are scored."""
 BINS = 15
 """Intervals of equal width from 0 to 1 into which the calibration error sorts samples by their top probability."""
 
@@ -270,7 +272,7 @@ def _of_labels(logits: Array, positive: Array) -> dict[str, float]:
     return dict(zip(("macro_auroc", "macro_auprc"), map(float, means), strict=True))
 
 
-def predict(model: nn.Module, x: Tensor, batch: int = 1024) -> Tensor:
+def predict(model: nn.Module, x: Tensor, batch: int = SCORE_BATCH) -> Tensor:
     """Return logits [n, C] of all samples [n, *shape], in batches and without gradients, on the device of the samples.
 
     The module predicts in evaluation mode and gets its modes back.
