@@ -295,7 +295,7 @@ def diagnose_features(
             compared.
         y: labels [n] of the samples, for probes and separability.
         metrics: metrics that read features alone.
-        how: further arguments of :func:`diagnose`.
+        arguments: further arguments of :func:`diagnose`.
 
     Raises:
         UsageError: arrays have other numbers of samples, or a metric reads weights or losses.
