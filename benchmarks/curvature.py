@@ -51,18 +51,20 @@ class Encoder(nn.Module):
         return self.head(self.blocks(self.first(x)).mean(1))
 
 
-def build(name: str) -> tuple[nn.Module, Tensor]:
+def build(network_name: str) -> tuple[nn.Module, Tensor]:
     """Return a network with random weights, in eval mode, and random samples."""
     torch.manual_seed(0)
-    if name in TIMM:
+    if network_name in TIMM:
         import timm
 
-        image_size = {"img_size": PIXELS} if "vit" in name else {}
-        model: nn.Module = timm.create_model(name, num_classes=CLASSES, **image_size)
+        image_size = {"img_size": PIXELS} if "vit" in network_name else {}
+        model: nn.Module = timm.create_model(
+            network_name, num_classes=CLASSES, **image_size
+        )
         shape: tuple[int, ...] = (3, PIXELS, PIXELS)
-    elif name == "encoder":
+    elif network_name == "encoder":
         model, shape = Encoder(), (STEPS, FEATURES)
-    elif name == "cnn_gelu":
+    elif network_name == "cnn_gelu":
         model, shape = network(nn.GELU), (1, 28, 28)
     else:
         hidden_layers = [
@@ -85,10 +87,10 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def measured(name: str, way: str) -> dict[str, Any]:
+def measured(network_name: str, way: str) -> dict[str, Any]:
     """Return what a metric costs on a network, and the share of its values that exceed their error."""
     metric_name, options = WAYS[way]
-    model, x = build(name)
+    model, x = build(network_name)
     y = torch.arange(SAMPLES) % CLASSES
     frames: list[pd.DataFrame] = []
 

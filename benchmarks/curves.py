@@ -118,10 +118,13 @@ def _diagnosis(
 
 
 @contextmanager
-def _stored(count: int, every: int = 1) -> Iterator[Path]:
+def _stored(count: int, interval: int = 1) -> Iterator[Path]:
     """A run of ``count`` rounds before its last one, with checkpoints and evaluations at an interval."""
     config = TINY.with_keys(
-        batch_size=BATCH, rounds=count + 1, eval_every=every, checkpoint_every=every
+        batch_size=BATCH,
+        rounds=count + 1,
+        eval_every=interval,
+        checkpoint_every=interval,
     )
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -130,7 +133,7 @@ def _stored(count: int, every: int = 1) -> Iterator[Path]:
 
 
 def _run(count: int, stack: ExitStack) -> Work:
-    return lambda: stack.enter_context(_stored(count, every=100))
+    return lambda: stack.enter_context(_stored(count, interval=100))
 
 
 def _verify(count: int, stack: ExitStack) -> Work:

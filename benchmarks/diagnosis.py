@@ -196,10 +196,10 @@ def monitor(pairs: int = PAIRS) -> list[Measured]:
     }
     batch = task.config.training.batch_size or 16
 
-    def loop(epochs: int, every: int) -> None:
+    def loop(epochs: int, interval: int) -> None:
         torch.manual_seed(0)
         models = {name: copied(task.model) for name in data}
-        round_monitor = fl.Monitor(data, CHEAP, every=every)
+        round_monitor = fl.Monitor(data, CHEAP, every=interval)
         for round_number in range(1, ROUNDS + 1):
             for name, model in models.items():
                 _train(model, *data[name], epochs, batch)

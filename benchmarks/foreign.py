@@ -194,10 +194,10 @@ def load(family: str) -> tuple[str, str]:
     )
 
 
-def measure(name: str) -> tuple[str, str]:
+def measure(network_name: str) -> tuple[str, str]:
     """Return whether a fresh network of timm passes through the default metrics, curvature for 20 seconds."""
-    image_side = DATA["networks"][name]
-    network = build(f"timm:{name}", (3, image_side, image_side), 3)
+    image_side = DATA["networks"][network_name]
+    network = build(f"timm:{network_name}", (3, image_side, image_side), 3)
     data = dict.fromkeys(
         "ab", (torch.randn(2, 3, image_side, image_side), torch.arange(2))
     )

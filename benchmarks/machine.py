@@ -136,10 +136,10 @@ class Cores:
     def __init__(self, links: Sequence[Connection]) -> None:
         self.links = links
 
-    def seconds(self, name: str) -> float:
+    def seconds(self, work_name: str) -> float:
         """Return the time if all continue at their own rates until everything is done: n / sum of the rates."""
         for link in self.links:
-            link.send(name)
+            link.send(work_name)
         return len(self.links) / sum(1 / link.recv() for link in self.links)
 
 
@@ -192,7 +192,7 @@ def _steps(
 
 
 def _of_rounds(
-    name: str,
+    job_name: str,
     job: Callable[[], tuple[Any, ...]],
     make: Callable[[Any], Any],
     pairs: int,
@@ -225,7 +225,7 @@ def _of_rounds(
         }
         title = f"{layer} alone, clients seen before" if layer else "fedavg"
         title += f", {job_result[0].workers} workers"
-        judge = partial(judged, name, unit=UNIT)
+        judge = partial(judged, job_name, unit=UNIT)
         peak_text = f"sgemm {SIDE}, {CORES} cores at once: {round_operations / medians['products'] / 1e9:.0f} Gflop/s"
         rows = [
             judge(
@@ -247,12 +247,14 @@ def _of_rounds(
             ),
         ]  # fmt: skip
         if not layer:
-            rows.append(_of_runs(name, title, job_result, machine, min(pairs, RUNS)))
+            rows.append(
+                _of_runs(job_name, title, job_result, machine, min(pairs, RUNS))
+            )
     return rows
 
 
 def _of_runs(
-    name: str,
+    job_name: str,
     title: str,
     job_result: tuple[Any, ...],
     machine: Cores,
@@ -288,7 +290,7 @@ def _of_runs(
         f"the same rounds in one process a core; of the last run {paces[-1].line()}"
     )
     return judged(
-        name,
+        job_name,
         f"{title}, runs of {length} rounds with evaluation and saving",
         baseline_text,
         list(frame.own / frame.run),

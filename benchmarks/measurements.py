@@ -263,8 +263,8 @@ def peak_memory(repeats: int = 6) -> list[Measured]:
     """Return rise of the peak memory by the trace, each in a fresh process, against PyHessian's."""
     program = "from benchmarks.measurements import peak; peak({!r})"
 
-    def peaks(how: str) -> list[float]:
-        command = [sys.executable, "-c", program.format(how)]
+    def peaks(package: str) -> list[float]:
+        command = [sys.executable, "-c", program.format(package)]
         return [
             float(
                 subprocess.run(
@@ -285,18 +285,18 @@ def peak_memory(repeats: int = 6) -> list[Measured]:
     ]
 
 
-def peak(how: str) -> None:
+def peak(package: str) -> None:
     """Print how many MB a trace needs at its peak, above what the process had before."""
     torch.set_num_threads(1)
     model, (x, y) = trained(network(), steps=5), held_out()
     layers = layers_of(model, x[:2])
-    if how == "pyhessian":
+    if package == "pyhessian":
         import pyhessian  # noqa: F401  (its import is no part of the measurement)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # small freed blocks would stay otherwise
     megabytes_before = peak_from_now()
     options: dict[str, Any] = {"batch": BATCH}
-    if how == "pyhessian":
+    if package == "pyhessian":
         options = {"batch": len(y), "backend": "pyhessian", "probes": 2}
     hessian_trace(model, (x, y), layers, loss=LOSS, **options)
     print(memory("VmHWM") - megabytes_before)

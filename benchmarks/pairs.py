@@ -51,7 +51,7 @@ class Measured:
 
 def compare(
     job: str,
-    what: str,
+    title: str,
     work: Work,
     baseline: str,
     baseline_work: Work,
@@ -89,7 +89,7 @@ def compare(
         ratios = frame.other / frame.work
     return judged(
         job,
-        what,
+        title,
         baseline,
         list(ratios),
         at_most=at_most,
@@ -99,18 +99,18 @@ def compare(
     )
 
 
-def alternate(sides: Mapping[str, Callable[[], float]], turns: int) -> pd.DataFrame:
+def alternate(timers: Mapping[str, Callable[[], float]], turns: int) -> pd.DataFrame:
     """Let sides take turns; returns the seconds that each side reports, [turns, sides].
 
     They follow one another, in the opposite order every other turn.
 
     A turn before the first is not in the table: what is made once, or is still cold, is behind everyone then.
     """
-    side_names = list(sides)
+    side_names = list(timers)
     rows = []
     for turn in range(-1, turns):
         seconds = {
-            side_name: sides[side_name]()
+            side_name: timers[side_name]()
             for side_name in (side_names if turn % 2 == 0 else side_names[::-1])
         }
         if turn >= 0:
@@ -126,7 +126,7 @@ def _timed(work: Work, clock: Callable[[], float]) -> float:
 
 def judged(
     job: str,
-    what: str,
+    title: str,
     baseline: str,
     ratios: list[float],
     *,
@@ -152,7 +152,7 @@ def judged(
         )
     result = Measured(
         job,
-        what,
+        title,
         baseline,
         interval.value,
         interval.low,
@@ -165,16 +165,16 @@ def judged(
         unit,
     )
     print(
-        f"{job}: {what} against {baseline}: {interval.value:.3g} "
+        f"{job}: {title} against {baseline}: {interval.value:.3g} "
         f"[{interval.low:.3g}, {interval.high:.3g}] {target} {holds}"
     )
     return result
 
 
-def table(name: str, rows: list[Measured], command: str) -> Path:
+def table(job_name: str, rows: list[Measured], command: str) -> Path:
     """Write ``results/NAME.csv`` with the command and the machine in its first lines."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.csv"
+    path = RESULTS / f"{job_name}.csv"
     frame = pd.DataFrame([asdict(row) for row in rows])
     for column in ("ratio", "low", "high", "seconds", "baseline_seconds"):
         frame[column] = [

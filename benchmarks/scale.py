@@ -89,7 +89,7 @@ def wanted(repeats: int) -> list[tuple[str, int, int]]:
 # --- one point -------------------------------------------------------------------------------------------------
 
 
-def point(name: str, size: int) -> tuple[float, float]:
+def point(curve_name: str, size: int) -> tuple[float, float]:
     """CPU seconds of a curve's work at one size, and the rise of its process's peak memory in MB.
 
     The process is forked from one that has imported what is needed and computed nothing.
@@ -100,7 +100,7 @@ def point(name: str, size: int) -> tuple[float, float]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.curves"])
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(name, size, sender))
+    process = context.Process(target=_measure, args=(curve_name, size, sender))
     process.start()
     sender.close()
     try:
@@ -108,19 +108,19 @@ def point(name: str, size: int) -> tuple[float, float]:
     except EOFError:
         process.join()
         raise RunError(
-            f"{name} at {size:,}: its process ended with {process.exitcode}"
+            f"{curve_name} at {size:,}: its process ended with {process.exitcode}"
         ) from None
     process.join()
     return seconds, megabytes
 
 
 def _measure(
-    name: str, size: int, answer: multiprocessing.connection.Connection
+    curve_name: str, size: int, answer: multiprocessing.connection.Connection
 ) -> None:
     import torch
 
     torch.set_num_threads(1)
-    curve = CURVES[name]
+    curve = CURVES[curve_name]
     with ExitStack() as stack:
         curve.job(curve.sizes[0], stack)()
     with ExitStack() as stack:
@@ -150,12 +150,12 @@ def slope(
     )
 
 
-def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
+def slopes(curve_name: str, frame: pd.DataFrame) -> list[Measured]:
     """Return a curve's exponents at its largest sizes, each against theory: equal, slower or faster growth."""
-    curve, rows = CURVES[name], []
+    curve, rows = CURVES[curve_name], []
     for measure, theory in (("seconds", curve.time), ("megabytes", curve.memory)):
         largest_points = frame[
-            (frame["curve"] == name) & frame["size"].isin(curve.sizes[-TAIL:])
+            (frame["curve"] == curve_name) & frame["size"].isin(curve.sizes[-TAIL:])
         ]
         title, theory_text = (
             f"{curve.title}: {measure}",

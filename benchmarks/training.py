@@ -242,12 +242,12 @@ class OneLayer(Algorithm):
 
 
 def _job(
-    name: str,
+    job_name: str,
     config: RunConfig,
     data: FederatedData,
     make: Callable[[Any], Any],
     at_most: float,
-    text: str,
+    baseline: str,
     pairs: int,
     model: nn.Module | None = None,
     times: int = 1,
@@ -270,10 +270,10 @@ def _job(
         label += f", {times} rounds" if times > 1 else ""
         return [
             compare(
-                name,
+                job_name,
                 label,
                 own_rounds,
-                text,
+                baseline,
                 bare_rounds,
                 at_most=at_most,
                 pairs=pairs,

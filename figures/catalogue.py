@@ -80,7 +80,7 @@ def entries(paper: str = "") -> list[Entry]:
     return [entry for entry in all_entries if not paper or entry.paper == paper]
 
 
-def drawn(name: str) -> items.Item:
+def drawn(item_name: str) -> items.Item:
     """Return an item that is drawn here, by its name.
 
     Raises:
@@ -88,19 +88,19 @@ def drawn(name: str) -> items.Item:
             has ended, with its commit.
     """
     items_by_name, ended_commits = items.by_name(), ended()
-    if name in ended_commits:
+    if item_name in ended_commits:
         raise UsageError(
-            f"{name} must have code to be drawn; got a figure that has ended. Commit {ended_commits[name]} "
+            f"{item_name} must have code to be drawn; got a figure that has ended. Commit {ended_commits[item_name]} "
             "has it: read "
             "figures/history.md."
         )
     entries_by_name = {entry.name: entry for entry in published()}
     known_names = sorted({*PAPERS, *items_by_name, *entries_by_name})
-    if check_known("paper, figure or table", name, known_names) in items_by_name:
-        return items_by_name[name]
+    if check_known("paper, figure or table", item_name, known_names) in items_by_name:
+        return items_by_name[item_name]
     raise UsageError(
-        f"{name} cannot be drawn: {entries_by_name[name].note}. Choose another: python -m figures list "
-        f"{entries_by_name[name].paper}"
+        f"{item_name} cannot be drawn: {entries_by_name[item_name].note}. Choose another: python -m figures list "
+        f"{entries_by_name[item_name].paper}"
     )
 
 

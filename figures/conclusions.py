@@ -79,11 +79,11 @@ ALIKE = 0.01
 """Clients whose values lie within this share of the largest are not told from one another."""
 
 
-def values_of(metric: str, frame: pd.DataFrame) -> pd.DataFrame:
+def values_of(metric_name: str, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a metric's values, clients x layers in the rows' order; for pairs each client's mean over the others."""
-    rows = frame[(frame["metric"] == metric) & frame["value"].notna()]
-    if metric in VARIANTS:
-        rows = rows[rows["variant"] == VARIANTS[metric]]
+    rows = frame[(frame["metric"] == metric_name) & frame["value"].notna()]
+    if metric_name in VARIANTS:
+        rows = rows[rows["variant"] == VARIANTS[metric_name]]
     if (rows["client_b"] != "").any():
         rows = both_ways(rows)
     client_values = rows.pivot_table(
@@ -92,10 +92,10 @@ def values_of(metric: str, frame: pd.DataFrame) -> pd.DataFrame:
     return client_values.sort_index()
 
 
-def conclusion(metric: str, frame: pd.DataFrame) -> str:
+def conclusion(metric_name: str, frame: pd.DataFrame) -> str:
     """Return the sentence on a metric: the layer at the named end by the mean of clients, and the client there."""
-    scale_end, sentence = SENTENCES[metric]
-    client_values = values_of(metric, frame)
+    scale_end, sentence = SENTENCES[metric_name]
+    client_values = values_of(metric_name, frame)
     if scale_end == "low":
         client_values = -client_values
     layer = client_values.mean().idxmax()

@@ -116,21 +116,21 @@ def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
 # --- the pictures ----------------------------------------------------------------------------------------------
 
 
-def _diagnose(metric: str) -> str:
-    config_keys = KEYS[WHERE.get(metric, "images")]
+def _diagnose(metric_name: str) -> str:
+    config_keys = KEYS[WHERE.get(metric_name, "images")]
     flag_names = (config_key.replace("_", "-") for config_key in config_keys)
     flags = [
         f"--{flag} {value}"
         for flag, value in zip(flag_names, config_keys.values(), strict=True)
     ]
     flags_text = " ".join(flags)
-    return f"fedlayers diagnose {flags_text} --metrics {metric}"
+    return f"fedlayers diagnose {flags_text} --metrics {metric_name}"
 
 
-def _says(metric: str, frame: pd.DataFrame) -> str:
+def _says(metric_name: str, frame: pd.DataFrame) -> str:
     """A sentence on a metric: meaning, direction and unit."""
-    definition = METRICS[metric]
-    units = frame.loc[frame["metric"] == metric, "unit"].unique()
+    definition = METRICS[metric_name]
+    units = frame.loc[frame["metric"] == metric_name, "unit"].unique()
     unit_names = [str(unit).replace("^2", "²") or "none" for unit in units]
     units_text = ", ".join(unit_names)
     sentences = [
@@ -161,14 +161,16 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
             f"{NAME} must have rows of {missing_text}; got none. Make them: {STUDY.command}"
         )
 
-    def plotted(metric: str, picture: str) -> Figure:
-        return album(frame[frame["metric"] == metric], [metric])[picture]()
+    def plotted(metric_name: str, picture: str) -> Figure:
+        return album(frame[frame["metric"] == metric_name], [metric_name])[picture]()
 
-    def of_metric(metric: str, picture: str, says: str, concludes: str) -> Entry:
-        diagnose_command = _diagnose(metric)
-        command = f"{diagnose_command}\nfedlayers plot diagnosis --metrics {metric}"
+    def of_metric(metric_name: str, picture: str, says: str, concludes: str) -> Entry:
+        diagnose_command = _diagnose(metric_name)
+        command = (
+            f"{diagnose_command}\nfedlayers plot diagnosis --metrics {metric_name}"
+        )
         return Entry(
-            picture, says, concludes, command, partial(plotted, metric, picture)
+            picture, says, concludes, command, partial(plotted, metric_name, picture)
         )
 
     image_rows = frame[frame["run"] == "images"]

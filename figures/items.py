@@ -254,14 +254,16 @@ def by_name() -> dict[str, Item]:
     return items_by_name
 
 
-def find(name: str) -> Item:
+def find(item_name: str) -> Item:
     """Return an item by its name, or by that of a figure that it shows.
 
     Raises:
         UsageError: there is no such item; names the nearest.
     """
     items_by_name = by_name()
-    return items_by_name[check_known("figure or table", name, sorted(items_by_name))]
+    return items_by_name[
+        check_known("figure or table", item_name, sorted(items_by_name))
+    ]
 
 
 def drawings(item: Item) -> list[Item]:

@@ -169,14 +169,14 @@ def after_run(task: runner.Task) -> Sites:
 
 
 def curves(
-    frame: pd.DataFrame, metric: str, variant: str, relative_to: str = ""
+    frame: pd.DataFrame, metric_name: str, variant: str, relative_to: str = ""
 ) -> pd.DataFrame:
     """Curves of all clients and seeds: layers x (seed, client), if asked over each curve's first or smallest value.
 
     A curve whose reference is not above 0 has no values.
     """
     rows = frame[
-        (frame["metric"] == metric)
+        (frame["metric"] == metric_name)
         & (frame["variant"] == variant)
         & (frame["client"] != "")
     ]
@@ -192,18 +192,18 @@ def curves(
     return curve_table
 
 
-def dissimilarity(frame: pd.DataFrame, metric: str = "cka") -> pd.DataFrame:
+def dissimilarity(frame: pd.DataFrame, metric_name: str = "cka") -> pd.DataFrame:
     """Return the mean distance of each client to the others by 1 - CKA or ``"procrustes"`` angles.
 
     The table is layers x (seed, client).
     """
-    pair_rows = frame[(frame["metric"] == metric) & (frame["client_b"] != "")]
+    pair_rows = frame[(frame["metric"] == metric_name) & (frame["client_b"] != "")]
     pairs_by_seed = {
         seed: both_ways(seed_pairs.assign(value=seed_pairs["value"].astype(float)))
         for seed, seed_pairs in pair_rows.groupby("seed")
     }
     distances_by_seed = {
-        seed: (1 - seed_pairs["value"] if metric == "cka" else seed_pairs["value"])
+        seed: (1 - seed_pairs["value"] if metric_name == "cka" else seed_pairs["value"])
         .groupby([seed_pairs["layer"], seed_pairs["client"]])
         .mean(skipna=False)
         .unstack()

@@ -112,11 +112,11 @@ def titles(text: str) -> str:
     return _WORD.sub(lambda match: ALGORITHMS.get(match[0], match[0]), text)
 
 
-def dataset(name: str) -> str:
+def dataset(dataset_name: str) -> str:
     """Return a dataset's name; of one that is not listed its own."""
-    return DATASETS.get(name, name)
+    return DATASETS.get(dataset_name, dataset_name)
 
 
-def network(name: str) -> str:
+def network(network_name: str) -> str:
     """Return a network in words; of one that is not listed its own name."""
-    return NETWORKS.get(name, name)
+    return NETWORKS.get(network_name, network_name)

@@ -69,13 +69,13 @@ def numbers(values: Iterable[Any], spec: str = ".2f") -> list[str]:
     return ["–" if pd.isna(value) else f"{value:{spec}}" for value in values]
 
 
-def means(values: pd.DataFrame, keys: Iterable[Any]) -> list[str]:
+def means(values: pd.DataFrame, row_keys: Iterable[Any]) -> list[str]:
     """Return means over seeds in percent, each with half its interval; a dash for a row that is not there."""
     return [
         percent(*mean_interval(values.loc[row_key].dropna()))
         if row_key in values.index
         else "–"
-        for row_key in keys
+        for row_key in row_keys
     ]
 
 
@@ -222,7 +222,7 @@ def shown() -> frozenset[str]:
     return frozenset(chain.from_iterable(picture_names))
 
 
-def lead_of(name: str, drawing: Drawing) -> list[str]:
+def lead_of(figure_name: str, drawing: Drawing) -> list[str]:
     """Return the lines with which a figure's page and picture begin.
 
     They are the scorecard's lines of the claims that the figure decides. Without any it is the drawing's own lead, or
@@ -232,12 +232,12 @@ def lead_of(name: str, drawing: Drawing) -> list[str]:
         (finding.expected, finding.verdict, finding.measured)
         for finding in drawing.findings
     ]
-    claim_lines = opening_lines(name, findings)
+    claim_lines = opening_lines(figure_name, findings)
     return claim_lines or [drawing.lead or opening(drawing.findings)]
 
 
 def of_figure(
-    name: str,
+    figure_name: str,
     title: str,
     drawing: Drawing,
     settings: Mapping[str, str],
@@ -249,13 +249,17 @@ def of_figure(
     """
     sections = [
         f"# {title}",
-        "\n\n".join(lead_of(name, drawing)),
-        f"![{title}]({name}.png)" if name in shown() else "",
+        "\n\n".join(lead_of(figure_name, drawing)),
+        f"![{title}]({figure_name}.png)" if figure_name in shown() else "",
         expectations(drawing.findings),
         drawing.text,
         "## The picture" if drawing.figure else "## The runs",
         drawing.caption
-        + ("" if name in shown() else f" Draw it by `python -m figures {name}`."),
+        + (
+            ""
+            if figure_name in shown()
+            else f" Draw it by `python -m figures {figure_name}`."
+        ),
         "## Settings",
         *notes,
         markdown({"setting": list(settings), "value": list(settings.values())}),

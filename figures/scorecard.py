@@ -54,13 +54,13 @@ def verdicts() -> dict[str, str]:
     return {claim.line: judged(claim)[0].strip("*") for claim in claims()}
 
 
-def recorded(first: Path = FIRST, changes: Path = CHANGES) -> dict[str, str]:
+def recorded(first_path: Path = FIRST, changes: Path = CHANGES) -> dict[str, str]:
     """Return the verdict of every line, replayed from the record.
 
     Raises:
         UsageError: A change does not fit what was before it, or has no reason.
     """
-    verdict_by_line = {change["line"]: change["verdict"] for change in read(first)}
+    verdict_by_line = {change["line"]: change["verdict"] for change in read(first_path)}
     for change in read(changes):
         verdict_before, verdict_after = (
             verdict_by_line.pop(change["line"], NEW),
@@ -83,7 +83,7 @@ def recorded(first: Path = FIRST, changes: Path = CHANGES) -> dict[str, str]:
 _SIGNED = re.compile(r"[+-]\d+\.\d+")
 
 
-def distance(theirs: str, ours: str) -> str:
+def distance(published_text: str, measured_text: str) -> str:
     """Return ours minus theirs, number by number; a dash unless both have as many differences with a sign.
 
     >>> distance("+3.7, -1.0 (Table 1)", "A +6.7 ± 5.4; B +0.0 ± 4.7")
@@ -91,7 +91,7 @@ def distance(theirs: str, ours: str) -> str:
     """
     our_numbers, their_numbers = (
         [float(number) for number in _SIGNED.findall(text.replace("± -", "± "))]
-        for text in (ours, theirs)
+        for text in (measured_text, published_text)
     )
     if not our_numbers or len(our_numbers) != len(their_numbers):
         return "–"

@@ -55,11 +55,11 @@ def median_interval(
     return Interval(float(np.median(x)), float(interval.low), float(interval.high))
 
 
-def beyond(share: Interval, least: float = HALF) -> bool | None:
-    """Return whether a share is above ``least``: by its whole interval, or by none of it."""
-    if share.low > least:
+def beyond(share: Interval, bound: float = HALF) -> bool | None:
+    """Return whether a share is above ``bound``: by its whole interval, or by none of it."""
+    if share.low > bound:
         return True
-    if share.high < least:
+    if share.high < bound:
         return False
     return None
 
@@ -194,15 +194,15 @@ class JointVerdict(NamedTuple):
     held: bool | None
     incomparable: str
 
-    def finding(self, expected: str, prefix: str = "", apart: str = "") -> Finding:
+    def finding(self, expected: str, prefix: str = "", reason: str = "") -> Finding:
         """Return the verdict as a finding.
 
         Args:
             prefix: the beginning of the measured text.
-            apart: why it is not comparable, before any such evidence of its own.
+            reason: why it is not comparable, before any such evidence of its own.
         """
         return Finding(
-            expected, prefix + self.text, self.held, apart or self.incomparable
+            expected, prefix + self.text, self.held, reason or self.incomparable
         )
 
 

@@ -412,9 +412,12 @@ def verdict(table: pd.DataFrame) -> str:
     )
 
 
-def listed(rivals: Sequence[str], means: pd.Series[float]) -> str:
+def listed(rivals: Sequence[str], mean_regrets: pd.Series[float]) -> str:
     """Return rivals with their mean regrets, or ``none``."""
-    return ", ".join([f"`{rival}` {means[rival]:.3f}" for rival in rivals]) or "none"
+    return (
+        ", ".join([f"`{rival}` {mean_regrets[rival]:.3f}" for rival in rivals])
+        or "none"
+    )
 
 
 def results() -> dict[str, str]:

@@ -245,15 +245,15 @@ def changed(x: Any, y: Any, kind: str, client: int, classes: int) -> tuple[Any, 
 
 
 @functools.lru_cache(maxsize=1)
-def federation(name: str, seed: int = 0) -> tuple[FederatedData, str, int]:
+def federation(federation_name: str, seed: int = 0) -> tuple[FederatedData, str, int]:
     """Return the samples of a federation, drawn by its name and a seed, its network and its rounds."""
-    network, source, kind, size, class_text = name.split()
+    network, source, kind, size, class_text = federation_name.split()
     clients, train, validation, rounds = SIZES[int(size)]
     x, y = pictures(source)
     classes = int(class_text)
     if classes == 2:
         y = (y < 5).astype(int)
-    generator = np.random.default_rng(zlib.crc32(name.encode()) + seed)
+    generator = np.random.default_rng(zlib.crc32(federation_name.encode()) + seed)
     shares = np.full((clients, classes), 1 / classes)
     if kind == "shares":
         shares = generator.dirichlet(np.full(classes, 0.2), clients)
@@ -269,7 +269,9 @@ def federation(name: str, seed: int = 0) -> tuple[FederatedData, str, int]:
             np.full(classes, 0.2), clients
         )  # too few of a class
     else:
-        raise ValueError(f"{name} must have pictures of each class; got too few.")
+        raise ValueError(
+            f"{federation_name} must have pictures of each class; got too few."
+        )
     used_counts = [0] * classes
     xs, ys, indices, position = [], [], {}, 0
     for client, label in enumerate(labels):
@@ -291,7 +293,7 @@ def federation(name: str, seed: int = 0) -> tuple[FederatedData, str, int]:
     if network == "lora":
         samples = tweets.states(samples)
     federation_source = Source(
-        name, samples, np.concatenate(ys), tuple(map(str, range(classes)))
+        federation_name, samples, np.concatenate(ys), tuple(map(str, range(classes)))
     )
     partition = Partition(
         "known", {}, 0, indices, len(federation_source.y), federation_source.digest

@@ -22,9 +22,9 @@ FIRST_WORD = 1000
 """Ids below are marks, such as those of the start and the end."""
 
 
-def place(name: str) -> Path:
+def place(file_name: str) -> Path:
     """Return the place of a file or folder below the data root."""
-    return Path(os.environ["FEDLAYERS_DATA_ROOT"]) / name
+    return Path(os.environ["FEDLAYERS_DATA_ROOT"]) / file_name
 
 
 def encoder() -> Any:

@@ -77,15 +77,15 @@ NETWORKS = {
 
 
 def federation(
-    name: str, seed: int, planted: int
+    network_name: str, seed: int, planted: int
 ) -> tuple[nn.Sequential, dict[str, tuple[Tensor, Tensor]]]:
     """Return the common network, and the samples of clients that differ at one layer.
 
     Args:
         planted: the number of the layer, from 0. The other layers' weights are common.
     """
-    network = NETWORKS[name]
-    with torch_seeded(seed_of(seed, "common network", name)):
+    network = NETWORKS[network_name]
+    with torch_seeded(seed_of(seed, "common network", network_name)):
         common_network = network.build()
     samples = {}
     with torch.no_grad():
@@ -107,10 +107,10 @@ def federation(
 
 
 def curves(
-    name: str, seed: int, planted: int, metrics: Sequence[str]
+    network_name: str, seed: int, planted: int, metrics: Sequence[str]
 ) -> dict[str, list[float]]:
     """Return the curve [4] of each metric after a round of FedAvg, without those that have none."""
-    common, samples = federation(name, seed, planted)
+    common, samples = federation(network_name, seed, planted)
     curve_by_metric = {}
     with TemporaryDirectory() as folder:
         result = fl.run(
@@ -145,10 +145,12 @@ def curves(
     return curve_by_metric
 
 
-def counts(name: str, seed: int, metrics: Sequence[str]) -> dict[str, tuple[int, int]]:
+def counts(
+    network_name: str, seed: int, metrics: Sequence[str]
+) -> dict[str, tuple[int, int]]:
     """Return at how many layers a metric's own value is higher, and lower, where clients differ."""
-    layers = range(len(NETWORKS[name].places))
-    curves_by_layer = [curves(name, seed, layer, metrics) for layer in layers]
+    layers = range(len(NETWORKS[network_name].places))
+    curves_by_layer = [curves(network_name, seed, layer, metrics) for layer in layers]
     counts_by_metric = {}
     for metric_name in metrics:
         if not all(metric_name in network_curves for network_curves in curves_by_layer):

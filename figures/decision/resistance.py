@@ -46,17 +46,17 @@ class Asked(NamedTuple):
     keys: dict[str, Any]
 
 
-def table_of(name: str) -> Asked:
+def table_of(table_name: str) -> Asked:
     """Return a table. Those of scikit-learn are dealt to five clients; ``heart`` has four hospitals."""
     from sklearn import datasets
 
-    if name == "heart":
+    if table_name == "heart":
         path = Path(fl.__file__).parents[1] / "fl_core/data/named/heart.csv"
         config_keys = {"client_column": "hospital", "label_column": "num"}
         frame = pd.read_csv(path)
         frame["num"] = np.where(frame["num"] > 0, "disease", "healthy")
         return Asked(frame, {**config_keys, "impute": "mean"})
-    frame = getattr(datasets, f"load_{name}")(as_frame=True).frame
+    frame = getattr(datasets, f"load_{table_name}")(as_frame=True).frame
     client_numbers = np.random.default_rng(0).permutation(len(frame)) % CLIENTS
     frame = frame.assign(client=[f"client {k}" for k in client_numbers])
     frame["target"] = frame["target"].map("class {}".format)
@@ -82,13 +82,13 @@ def with_wrong_cells(table: Asked, draw: int) -> pd.DataFrame:
     )
 
 
-def decided(name: str, draw: int, first_way: str) -> tuple[Any, ...]:
+def decided(table_name: str, draw: int, first_way: str) -> tuple[Any, ...]:
     """Decide on a table with the wrong cells of a draw, and return its row.
 
     Args:
         first_way: the way that draw 0 recommends; empty for draw 0.
     """
-    table = table_of(name)
+    table = table_of(table_name)
     config = fl.RunConfig(**table.keys, rounds=ROUNDS, eval_every=ROUNDS)
     config, data = with_own(config, with_wrong_cells(table, draw), "mlp")
     with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +106,7 @@ def decided(name: str, draw: int, first_way: str) -> tuple[Any, ...]:
         way_losses.value, way_losses.weight, way_losses.group, way_losses.client
     ).error
     first_way_loss = losses.mean(first_way or way, TEST)
-    return name, draw, way, losses.mean(way, TEST), error, first_way_loss
+    return table_name, draw, way, losses.mean(way, TEST), error, first_way_loss
 
 
 def verdicts(rows: pd.DataFrame) -> pd.DataFrame:

@@ -54,10 +54,10 @@ CHANGE = 1e-6
 """Standard deviation of what is added to initial weights with ``--changed``."""
 
 
-def lines_of(name: str, answer: Answer) -> pd.DataFrame:
+def lines_of(federation: str, answer: Answer) -> pd.DataFrame:
     """Return a line for each way with an action: its test score and its difference to the recommended one."""
     way_rows = [
-        {"data": name, "answer": answer.action, **way_line._asdict()}
+        {"data": federation, "answer": answer.action, **way_line._asdict()}
         for way_line in answer.lines
         if way_line.action
     ]
@@ -76,9 +76,9 @@ def measure(federations: Sequence[str]) -> None:
         ROWS.write_bytes(csv_bytes(rows))
 
 
-def changed_model(name: str, seed: int) -> nn.Module:
+def changed_model(dataset_name: str, seed: int) -> nn.Module:
     """Return the network of a dataset, with weights that are changed a little."""
-    data, recipe = load(name), datasets()[name]
+    data, recipe = load(dataset_name), datasets()[dataset_name]
     options = recipe.model_options
     network = models.build(
         recipe.model, data.shape, data.n_classes, seed=seed, options=options

@@ -65,13 +65,13 @@ class Score(NamedTuple):
     loss: float
 
 
-def task_of(name: str, seed: int, lr: float | None = None) -> Task:
+def task_of(federation: str, seed: int, lr: float | None = None) -> Task:
     """Return the task of a federation, which trains to the last round."""
-    config_keys: dict[str, Any] = {"eval_every": LATE, **start_of(name)}
+    config_keys: dict[str, Any] = {"eval_every": LATE, **start_of(federation)}
     if lr is not None:
         config_keys["lr"] = lr
     config = fl.RunConfig(
-        dataset=name, algorithm="fedper", seed=seed, patience=0, **config_keys
+        dataset=federation, algorithm="fedper", seed=seed, patience=0, **config_keys
     )
     return fl.assemble(config)
 
@@ -157,16 +157,16 @@ def scored(task: Task, tuner: Tuner, outputs: Tensor) -> Score:
     )
 
 
-def rate_of(name: str) -> float:
+def rate_of(federation: str) -> float:
     """Return the rate with the lowest validation loss in other seeds, with all layers shared."""
-    default = float(task_of(name, RATE_SEEDS[0]).config.training.lr or 0)
+    default = float(task_of(federation, RATE_SEEDS[0]).config.training.lr or 0)
     losses = {}
     for factor in RATES:
         rate = default * factor
         try:
             losses[rate] = sum(
                 plan_score(task, tuple(layer.name for layer in task.layers)).validation
-                for task in (task_of(name, seed, rate) for seed in RATE_SEEDS)
+                for task in (task_of(federation, seed, rate) for seed in RATE_SEEDS)
             )
         except (NonFiniteError, RunError):
             losses[rate] = math.inf

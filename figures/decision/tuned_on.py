@@ -39,9 +39,9 @@ KINDS = {"known": (0, 1, 2), "natural": (0, 1)}
 """The seeds of each kind of federations."""
 
 
-def dealt(name: str, rows: int = 0) -> Asked:
+def dealt(table_name: str, rows: int = 0) -> Asked:
     """Return a table of scikit-learn that is dealt to five clients."""
-    table = table_of(name)
+    table = table_of(table_name)
     frame = table.frame.head(rows) if rows else table.frame
     return {**table.keys, "rounds": 60, "model": "mlp"}, frame
 

@@ -146,7 +146,7 @@ def by_prompts(
         )
 
 
-def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
+def class_distance(pooled: Pool, class_pair: tuple[str, str]) -> float | None:
     """Return distance between the mean features of two classes / the mean of that over all pairs of classes.
 
     Below 1 these two are closer than usual. None if one of them has no sample, or all means are equal.
@@ -157,12 +157,14 @@ def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
         )
         for class_name in set(pooled.classes)
     }
-    if not set(pair) <= set(means):
+    if not set(class_pair) <= set(means):
         return None
     distances = pdist(np.stack(list(means.values())))
     if not distances.any():
         return None
-    return float(np.linalg.norm(means[pair[0]] - means[pair[1]]) / distances.mean())
+    return float(
+        np.linalg.norm(means[class_pair[0]] - means[class_pair[1]]) / distances.mean()
+    )
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -331,7 +333,7 @@ def compared(
     run: str,
     other_run: str,
     titles: Mapping[str, str],
-    above: bool = True,
+    expects_above: bool = True,
 ) -> Finding:
     """A finding on whether a run's value is above (or below) another's, paired by seed; values are runs x seeds."""
     gap = difference(values, run, other_run)
@@ -343,15 +345,15 @@ def compared(
     if gap.few:
         text += f" ({gap.few})"
     verdict = gap.above
-    if verdict is not None and not above:
+    if verdict is not None and not expects_above:
         verdict = not verdict
     return Finding(expected, text, verdict)
 
 
-def of_runs(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+def of_runs(frame: pd.DataFrame, metric_name: str) -> pd.DataFrame:
     """Return a score of the inputs of each run's classifier, runs x seeds."""
     score_rows = frame[
-        (frame["metric"] == metric) & frame["layer"].isin(["", PROMPTS[0]])
+        (frame["metric"] == metric_name) & frame["layer"].isin(["", PROMPTS[0]])
     ]
     return score_rows.pivot(index="run", columns="seed", values="value")
 
@@ -439,7 +441,7 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         expected = f"{pair_name} are closer to each other behind contrastive prompts, relative to all pairs of classes"
         distances = scores_by_quantity[SIMILAR, pair_name]
         findings.append(
-            compared(expected, distances, *PROMPTS[::-1], KINDS, above=False)
+            compared(expected, distances, *PROMPTS[::-1], KINDS, expects_above=False)
         )
     first_plane = next(iter(planes_by_title.values()))
     setting_text, last_words = setting(header), _last_words(header, first_plane)

@@ -268,48 +268,48 @@ def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def columns(
-    final: pd.DataFrame,
-    means: pd.DataFrame,
+    style_scores: pd.DataFrame,
+    run_means: pd.DataFrame,
     heading: str = "run",
-    named: Callable[[str], str] = title,
+    title_of: Callable[[str], str] = title,
 ) -> dict[str, list[Any]]:
-    """Return a row for each run in ``means``: its seeds, and its accuracy on each style and on average."""
-    runs = list(means.index)
+    """Return a row for each run in ``run_means``: its seeds, and its accuracy on each style and on average."""
+    runs = list(run_means.index)
     return {
-        heading: list(map(named, runs)),
-        "seeds": list(means.notna().sum(axis=1)),
+        heading: list(map(title_of, runs)),
+        "seeds": list(run_means.notna().sum(axis=1)),
         **{
-            style: page.means(final, [(run, style) for run in runs])
-            for style in final.index.unique(1)
+            style: page.means(style_scores, [(run, style) for run in runs])
+            for style in style_scores.index.unique(1)
         },
-        "mean": page.means(means, runs),
+        "mean": page.means(run_means, runs),
     }
 
 
-def _page(final: pd.DataFrame, means: pd.DataFrame) -> str:
+def _page(style_scores: pd.DataFrame, run_means: pd.DataFrame) -> str:
     published_scores = (
         items.published_table("fedra", "Table 1", model="vit", client="")
         .rename(columns=TITLES)
-        .reindex(means.index)
+        .reindex(run_means.index)
     )
     published_columns = {
         f"{column} (published)": numbers(published_scores[column])
         for column in published_scores
     }
-    table_text = markdown({**columns(final, means), **published_columns})
+    table_text = markdown({**columns(style_scores, run_means), **published_columns})
     return f"{table_text}\n\n{NOTE}"
 
 
-def far(means: pd.DataFrame, run: str = "alllarge") -> str:
+def far(run_means: pd.DataFrame, run: str = "alllarge") -> str:
     """Evidence that an order of methods is not comparable with the paper's: a run's level against that on DomainNet."""
     published_accuracies = (
         items.published_table("fedra", "Table 1", model="vit", client="")["domainnet"]
         / 100
     )
-    if run not in means.index:
+    if run not in run_means.index:
         return ""
     levels = {
-        title(run): (float(means.loc[run].mean()), float(published_accuracies[run]))
+        title(run): (float(run_means.loc[run].mean()), float(published_accuracies[run]))
     }
     return little_learned(levels, (1 / CLASSES, 1 / DOMAINNET))
 
@@ -321,7 +321,7 @@ def lead(better: str, worse: str) -> float:
     return float(published_pair[better] - published_pair[worse])
 
 
-def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
+def _findings(frame: pd.DataFrame, run_means: pd.DataFrame) -> tuple[Finding, ...]:
     accuracy_rows = frame[
         (frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)
     ]
@@ -344,13 +344,13 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
             f"{better_title} lies above {worse_title}, as on DomainNet and NICO++"
         )
         verdict = judged({"points": lead_gap})
-        findings.append(verdict.finding(expected, apart=far(means)))
+        findings.append(verdict.finding(expected, reason=far(run_means)))
     gap = settled(accuracy_curves, "fedra", "fedra_cover")
     findings.append(
         judged({"keep - cover, points": gap}, LEVEL).finding(
             f"FedRA's two allocations are level within {100 * MARGIN:g} point here, where one client holds every "
             "block and they differ by their draws alone",
-            apart=far(means),
+            reason=far(run_means),
         )
     )
     most_blocks = (
@@ -380,7 +380,7 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
             not too_deep_runs,
         )
     )
-    return (*findings, *_learns(_curves(frame), far(means)))
+    return (*findings, *_learns(_curves(frame), far(run_means)))
 
 
 def _curves(frame: pd.DataFrame) -> pd.DataFrame:

@@ -220,12 +220,12 @@ class Table:
         return gaps
 
     def gaps(
-        self, means: pd.DataFrame, method: str, other_method: str
+        self, run_scores: pd.DataFrame, method: str, other_method: str
     ) -> dict[str, Difference]:
         """Return differences between two methods, setting by setting."""
         return self.by_setting(
             lambda setting: difference(
-                means, f"{setting}.{method}", f"{setting}.{other_method}"
+                run_scores, f"{setting}.{method}", f"{setting}.{other_method}"
             )
         )
 
@@ -295,14 +295,14 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     frame = pd.concat([frame, nobody_rows], ignore_index=True)
     runs = {**header["runs"], **nobody_header["runs"]}
     styles = by_style(frame, "end")
-    means, start_means = (
+    run_scores, start_means = (
         table.groupby("run", sort=False).mean()
         for table in (styles, by_style(frame, "start"))
     )
     findings: list[Finding] = []
     sections = []
     for table in TABLES.values():
-        scores = means.reindex(table.runs)
+        scores = run_scores.reindex(table.runs)
         published = table.published()
         judged_findings = set_apart(
             _findings(scores, start_means, published, table), LAST_LAYER
@@ -322,13 +322,13 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             f"{config['batch_size']}.",
             _page(styles, scores, published, table),
         ]
-    findings += set_apart([_only_the_head(means)], LAST_LAYER)
+    findings += set_apart([_only_the_head(run_scores)], LAST_LAYER)
     pretraining_rows = frame[
         (frame["run"] == PRETRAINING) & (frame["metric"] == "accuracy")
     ]
     pretrained_accuracy = pretraining_rows.sort_values("round")["value"].iloc[-1]
     drawn_runs = list(chain.from_iterable(table.runs for table in TABLES.values()))
-    seeds_text = span(means.loc[drawn_runs].notna().sum(axis=1))
+    seeds_text = span(run_scores.loc[drawn_runs].notna().sum(axis=1))
     missing_text = missing_runs(header) + missing_runs(nobody_header)
     caption = (
         "Mean accuracy of the global model over PACS's styles, with 95 % intervals over "
@@ -343,7 +343,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         styles.stack().rename("value").reset_index()[["run", "style", "seed", "value"]]
     )
     return Drawing(
-        _lines_of_tables(means, start_means),
+        _lines_of_tables(run_scores, start_means),
         drawn_table,
         caption,
         tuple(findings),
@@ -351,7 +351,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
 
 
-def _lines_of_tables(means: pd.DataFrame, start_means: pd.DataFrame) -> Figure:
+def _lines_of_tables(run_scores: pd.DataFrame, start_means: pd.DataFrame) -> Figure:
     """Draw a panel for each table, with a line for each setting and method."""
     with sheet(7.6, 6.6) as figure:
         panels = figure.subplot_mosaic(
@@ -363,7 +363,7 @@ def _lines_of_tables(means: pd.DataFrame, start_means: pd.DataFrame) -> Figure:
             ax, runs = panels[table.place], table.runs
             published = table.published()[TITLES["nico++"]]
             kinds = [
-                with_intervals(over_seeds(means, runs)),
+                with_intervals(over_seeds(run_scores, runs)),
                 from_paper(published.reindex(runs)),
             ]
             marks(
@@ -386,13 +386,13 @@ def _lines_of_tables(means: pd.DataFrame, start_means: pd.DataFrame) -> Figure:
 
 
 def _findings(
-    means: pd.DataFrame,
+    run_scores: pd.DataFrame,
     start_means: pd.DataFrame,
     published: pd.DataFrame,
     table: Table,
 ) -> Iterator[Finding]:
     """Yield whether FedRA learns, and how it compares with each method as published, all settings together."""
-    start_and_end = pd.concat({"end": means, "start": start_means}).swaplevel()
+    start_and_end = pd.concat({"end": run_scores, "start": start_means}).swaplevel()
     gains = table.by_setting(
         lambda setting: difference(
             start_and_end.loc[f"{setting}.fedra"], "end", "start"
@@ -408,7 +408,7 @@ def _findings(
             ]
         )  # fmt: skip
         gaps, other_title = (
-            table.gaps(means, "fedra", other_method),
+            table.gaps(run_scores, "fedra", other_method),
             title(other_method),
         )
         if other_method == "fedra_cover":
@@ -425,7 +425,7 @@ def _findings(
             yield judged(gaps, TRAIL).finding(expected, "points ")
     if table.place == "Table 6":
         gaps = {
-            f"{AT[place_a]} - {AT[place_b]}": difference(means, f"{place_a}.fedra", f"{place_b}.fedra")
+            f"{AT[place_a]} - {AT[place_b]}": difference(run_scores, f"{place_a}.fedra", f"{place_b}.fedra")
             for place_a, place_b in combinations(table.settings, 2)
         }  # fmt: skip
         verdict = judged(gaps, LEVEL)
@@ -435,9 +435,9 @@ def _findings(
         )
 
 
-def _only_the_head(means: pd.DataFrame) -> Finding:
+def _only_the_head(run_scores: pd.DataFrame) -> Finding:
     """Return the findings of Tables 2 to 6: FedRA's accuracy seed by seed, for every place of its adapters."""
-    scores = means.loc[[f"{setting}.fedra" for setting in PLACES]].dropna(axis=1)
+    scores = run_scores.loc[[f"{setting}.fedra" for setting in PLACES]].dropna(axis=1)
     largest_spread = 100 * float((scores.max() - scores.min()).max())
     return Finding(
         "FedRA outperforms other methods in Tables 2 to 6",
@@ -470,15 +470,20 @@ def _covered(frame: pd.DataFrame) -> Finding:
 
 
 def _page(
-    styles: pd.DataFrame, means: pd.DataFrame, published: pd.DataFrame, table: Table
+    styles: pd.DataFrame,
+    run_scores: pd.DataFrame,
+    published: pd.DataFrame,
+    table: Table,
 ) -> str:
     published_columns = {
-        f"{dataset} (published)": numbers(100 * published[dataset].reindex(means.index))
+        f"{dataset} (published)": numbers(
+            100 * published[dataset].reindex(run_scores.index)
+        )
         for dataset in published
     }
     style_scores = styles.rename(lambda style: style.replace("_", " "), level="style")
     return markdown(
-        columns(style_scores, means, "method", table.named) | published_columns
+        columns(style_scores, run_scores, "method", table.named) | published_columns
     )
 
 

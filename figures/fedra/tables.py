@@ -43,8 +43,8 @@ LOOKS = {
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     styles = accuracies(frame)
-    means = styles.groupby("run", sort=False).mean()
-    means = means.reindex(METHODS)
+    run_means = styles.groupby("run", sort=False).mean()
+    run_means = run_means.reindex(METHODS)
     published = {
         dataset_title: _published(dataset)["mean"]
         for dataset, dataset_title in TITLES.items()
@@ -54,10 +54,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for dataset_title, published_means in published.items()
     }
     scores_by_quantity = {
-        "accuracy": _scores(means, published),
-        "share": _scores(means / means.loc[WHOLE], shares),
+        "accuracy": _scores(run_means, published),
+        "share": _scores(run_means / run_means.loc[WHOLE], shares),
     }
-    methods = means.index
+    methods = run_means.index
     with sheet(7.6, 3.2) as figure:
         for ax, (quantity, table) in zip(
             figure.subplots(1, 2, sharey=True), scores_by_quantity.items(), strict=True
@@ -73,7 +73,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 ax, kinds, list(map(title, methods)), factor=100, xlabel=AXES[quantity]
             )
         key_above(figure, 3, panel=ax)
-    depths_text, seed_count = enumeration(DEPTHS), int(means.notna().sum(axis=1).min())
+    depths_text, seed_count = (
+        enumeration(DEPTHS),
+        int(run_means.notna().sum(axis=1).min()),
+    )
     whole_title = title(WHOLE)
     seeds_text = seeds_in_words(seed_count)
     setting_text = described(header)
@@ -92,7 +95,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ]
     )
     table = table[["method", "where", "quantity", "value", "low", "high"]]
-    return Drawing(figure, table, caption, (_order(means),), _page(styles, means))
+    return Drawing(
+        figure, table, caption, (_order(run_means),), _page(styles, run_means)
+    )
 
 
 def _scores(
@@ -131,12 +136,12 @@ def _published(dataset: str) -> pd.DataFrame:
     return published_scores.rename(columns={"": "mean"}).reindex(METHODS) / 100
 
 
-def _order(means: pd.DataFrame) -> Finding:
-    """The number of pairs of methods in the paper's order; ``means`` lists the methods in that order."""
+def _order(run_means: pd.DataFrame) -> Finding:
+    """The number of pairs of methods in the paper's order; ``run_means`` lists the methods in that order."""
     relation_texts = {"above": "as there", "below": "the other way round"}
     pairs_by_way: dict[str, list[str]] = {}
-    for better, worse in combinations(means.index, 2):
-        gap = difference(means, better, worse)
+    for better, worse in combinations(run_means.index, 2):
+        gap = difference(run_means, better, worse)
         points_text = percent(*gap.interval, sign="+")
         better_title = title(better)
         worse_title = title(worse)
@@ -158,12 +163,12 @@ def _order(means: pd.DataFrame) -> Finding:
         f"each pair of methods lies as on {domains_text}",
         "; ".join(sentences),
         verdict(set(pairs_by_way) == {"above"}, bool(contrary_relations)),
-        far(means),
+        far(run_means),
     )
 
 
-def _page(styles: pd.DataFrame, means: pd.DataFrame) -> str:
-    table_text = markdown(columns(styles, means))
+def _page(styles: pd.DataFrame, run_means: pd.DataFrame) -> str:
+    table_text = markdown(columns(styles, run_means))
     tables = [f"PACS, here:\n\n{table_text}"]
     for dataset, dataset_title in TITLES.items():
         published_scores = 100 * _published(dataset)

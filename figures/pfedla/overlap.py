@@ -328,15 +328,15 @@ def _correlation(frame: pd.DataFrame) -> list[Line]:
     return curve_lines
 
 
-def _last(frame: pd.DataFrame, metric: str, variant: str = "") -> pd.DataFrame:
+def _last(frame: pd.DataFrame, metric_name: str, variant: str = "") -> pd.DataFrame:
     """A quantity of the layers after the last round, layers x seeds."""
-    layer_groups = through_training(frame, metric, variant).groupby(
+    layer_groups = through_training(frame, metric_name, variant).groupby(
         level="layer", sort=False
     )
     return layer_groups.tail(1).droplevel("round")
 
 
-def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
+def _table(frame: pd.DataFrame, final_accuracies: pd.DataFrame) -> pd.DataFrame:
     table_rows = [
         {
             "quantity": "accuracy before local training",
@@ -344,7 +344,7 @@ def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
             "seed": seed,
             "value": accuracy,
         }
-        for (run, seed), accuracy in final.stack().items()
+        for (run, seed), accuracy in final_accuracies.stack().items()
     ]
     for metric_name, variant in (
         (CORRELATION, "pearson"),
@@ -366,12 +366,12 @@ def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table_rows, columns=["quantity", "what", "seed", "value"])
 
 
-def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
-    runs, sent_bytes = list(final.index), _sent(frame)
+def _page(frame: pd.DataFrame, final_accuracies: pd.DataFrame) -> str:
+    runs, sent_bytes = list(final_accuracies.index), _sent(frame)
     run_columns = {
         "run": list(map(names.title, runs)),
-        "seeds": list(final.notna().sum(axis=1)),
-        "before local training %": means(final, runs),
+        "seeds": list(final_accuracies.notna().sum(axis=1)),
+        "before local training %": means(final_accuracies, runs),
         "after it %": means(last_evaluations(_learnt(frame, "local")), runs),
         "sent": [
             f"{sent_bytes[run]:.0f} bytes a client and round, {sent_bytes[run] / sent_bytes['pfedla']:.3f} of pFedLA's"
@@ -408,10 +408,10 @@ def _sent(frame: pd.DataFrame) -> pd.Series:
 
 
 def through_training(
-    frame: pd.DataFrame, metric: str, variant: str = "", run: str = "pfedla"
+    frame: pd.DataFrame, metric_name: str, variant: str = "", run: str = "pfedla"
 ) -> pd.DataFrame:
     """Return a quantity of the layers through training, (layer, round) x seeds."""
-    quantity_rows = where(frame, run=run, metric=metric, variant=variant)
+    quantity_rows = where(frame, run=run, metric=metric_name, variant=variant)
     return quantity_rows.pivot_table(
         index=["layer", "round"], columns="seed", values="value", sort=False
     )

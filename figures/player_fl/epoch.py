@@ -165,8 +165,8 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
 
 
-def _medians(lines: pd.DataFrame, headings: Mapping[str, str]) -> str:
-    table_text = by_layer(lines, headings)
+def _medians(median_rows: pd.DataFrame, headings: Mapping[str, str]) -> str:
+    table_text = by_layer(median_rows, headings)
     return f"{BY_LAYER}\n\n{table_text}"
 
 

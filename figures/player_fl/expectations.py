@@ -34,15 +34,15 @@ OFFSET = 0.5
 def decided(
     network: Network,
     expected: str,
-    measured: str,
+    measured_text: str,
     holds: bool | None,
     values: pd.DataFrame,
 ) -> Finding:
     """Return a finding on one network's curves (layers x (seed, client)), open with fewer than three seeds."""
     expected, reason = f"{network.title}: {expected}", network.incomparable
     if values.columns.get_level_values(0).nunique() < LEAST_SEEDS:
-        return Finding(expected, f"{measured} ({FEWEST})", None, reason)
-    return Finding(expected, measured, holds, reason)
+        return Finding(expected, f"{measured_text} ({FEWEST})", None, reason)
+    return Finding(expected, measured_text, holds, reason)
 
 
 def seed_by_seed(
@@ -54,28 +54,35 @@ def seed_by_seed(
 ) -> Finding:
     """Return a finding on the seeds of a network. ``addition`` is added to what was measured."""
     text, verdict = of_seeds(values, holds)
-    measured = "; ".join(filter(None, [text, addition]))
-    return decided(network, expected, measured, verdict, values)
+    measured_text = "; ".join(filter(None, [text, addition]))
+    return decided(network, expected, measured_text, verdict, values)
 
 
-def whole(expected: str, parts: Mapping[str, tuple[str, Odds, str]]) -> Finding:
+def whole(
+    expected: str, parts_by_title: Mapping[str, tuple[str, Odds, str]]
+) -> Finding:
     """Return a finding on several networks. One that is not comparable may leave it open, not contradict it.
 
     Args:
-        parts: by dataset what was measured, its p-values, and why it is not comparable; empty where it is.
+        parts_by_title: by dataset what was measured, its p-values, and why it is not comparable; empty where it is.
     """
-    verdicts = of_parts([odds for _, odds, _ in parts.values()])
+    verdicts = of_parts([odds for _, odds, _ in parts_by_title.values()])
     fair_verdicts = [
         None if reason and verdict is False else verdict
-        for verdict, (_, _, reason) in zip(verdicts, parts.values(), strict=True)
+        for verdict, (_, _, reason) in zip(
+            verdicts, parts_by_title.values(), strict=True
+        )
     ]
-    texts = [part_of(title, text, reason) for title, (text, _, reason) in parts.items()]
+    texts = [
+        part_of(title, text, reason)
+        for title, (text, _, reason) in parts_by_title.items()
+    ]
     return Finding(expected, listed(texts), joint(fair_verdicts))
 
 
-def part_of(title: str, text: str, reason: str) -> str:
+def part_of(title: str, measured_text: str, reason: str) -> str:
     """Return what was measured of a network, with its title, and whether it is not comparable."""
-    words_of_part = [f"{title} {text}"]
+    words_of_part = [f"{title} {measured_text}"]
     if reason:
         words_of_part.append("not comparable")
     return ", ".join(words_of_part)

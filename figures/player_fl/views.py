@@ -260,7 +260,9 @@ def _draw(
     *,
     ways: Sequence[Way],
     moments: Sequence[str],
-    together: Sequence[Callable[[pd.DataFrame, Mapping[str, Network]], Finding]] = (),
+    joint_checks: Sequence[
+        Callable[[pd.DataFrame, Mapping[str, Network]], Finding]
+    ] = (),
 ) -> Drawing:
     table_rows: list[dict[str, Any]] = []
     findings: list[Finding] = []
@@ -306,7 +308,7 @@ def _draw(
     networks = {
         run_of(dataset, FIRST): NETWORKS[dataset].at(FIRST) for dataset in EVERY
     }
-    findings += [check(frame, networks) for check in together]
+    findings += [check(frame, networks) for check in joint_checks]
     caption = _caption(header, frame, ways, moments, bool(range_labels))
     return Drawing(figure, table, caption, tuple(findings), _medians(table))
 
@@ -464,7 +466,10 @@ for _name, (_title, _ways, _moments) in FIGURES.items():
             f"{_title} (PLayer-FL, {_word} {_places})",
             source=NAME,
             draw=partial(
-                _draw, ways=_ways, moments=_moments, together=TOGETHER.get(_name, ())
+                _draw,
+                ways=_ways,
+                moments=_moments,
+                joint_checks=TOGETHER.get(_name, ()),
             ),
             shown=runs_of(_moments),
             also=tuple(f"player_fl.{name}" for name in _names[:-1]),

@@ -112,11 +112,11 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     return rows.frame(table_rows)
 
 
-def by_round(frame: pd.DataFrame, run: str, metric: str) -> pd.DataFrame:
+def by_round(frame: pd.DataFrame, run: str, metric_name: str) -> pd.DataFrame:
     """Values of a run in every round, rounds x (layer or variant): those of a row hold until the next row's round."""
-    run_rows = where(frame, run=run, metric=metric)
+    run_rows = where(frame, run=run, metric=metric_name)
     column = "variant"
-    if metric == TRAINED:
+    if metric_name == TRAINED:
         column = "layer"
     round_values = run_rows.pivot(index="round", columns=column, values="value")
     round_values = round_values[list(run_rows[column].unique())]

@@ -77,7 +77,7 @@ def interval(
 
 
 def table2(
-    header: Mapping[str, Any], pooled: pd.DataFrame, means: pd.DataFrame
+    header: Mapping[str, Any], pooled: pd.DataFrame, client_means: pd.DataFrame
 ) -> pd.DataFrame:
     """Return a row per dataset, number of rounds and method: measured with its interval over seeds, and published.
 
@@ -99,7 +99,7 @@ def table2(
                         "dataset": dataset, "trained_on": column.dataset, "rounds": rounds,
                         "paper_rounds": paper_rounds, "method": method, "seeds": seeds,
                         "accuracy": mean, "low": low, "high": high,
-                        "mean_of_clients": interval(means, (run, rounds))[1],
+                        "mean_of_clients": interval(client_means, (run, rounds))[1],
                         "published": published_scores.get((dataset, f"{paper_rounds} rounds", method), math.nan),
                     }
                 )  # fmt: skip
@@ -173,7 +173,7 @@ def _findings(
             yield verdict.finding(
                 f"{NAMES[dataset]}, mean of the last three evaluations: {title} lies above the paper's six other "
                 "methods",
-                apart=incomparable(header, final_scores, dataset, [*OTHERS, method]),
+                reason=incomparable(header, final_scores, dataset, [*OTHERS, method]),
             )
     own_datasets = own_images(header)
     replaced_titles = [
@@ -206,7 +206,7 @@ def _findings(
         LEVEL,
     )
     yield verdict.finding(
-        f"Vanilla and Anti are level {place_text}", apart=shorter_text
+        f"Vanilla and Anti are level {place_text}", reason=shorter_text
     )
 
 
@@ -230,7 +230,7 @@ def _beside_fedbabu(
             check,
         )
         title = names.title(method)
-        yield verdict.finding(f"{title} lies {position} FedBABU {place}", apart=reason)
+        yield verdict.finding(f"{title} lies {position} FedBABU {place}", reason=reason)
 
 
 def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -397,12 +397,12 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         loss_verdict.finding(
             f"{NAMES[dataset]}: unfreezing twice as early costs both schedules accuracy (paper: 0.3 to 1 point)",
             "early − late, in points: ",
-            apart=incomparable(header, final_scores, dataset, SCHEDULES),
+            reason=incomparable(header, final_scores, dataset, SCHEDULES),
         ),
         margin_verdict.finding(
             f"{NAMES[dataset]}: unfreezing twice as early costs no schedule more than {100 * MARGIN:g} point",
             "early − late, in points: ",
-            apart=incomparable(header, final_scores, dataset, SCHEDULES),
+            reason=incomparable(header, final_scores, dataset, SCHEDULES),
         ),
     ]
     for rivals, rivals_text in (
@@ -412,7 +412,7 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         findings.append(
             judge(over(finished_scores, dataset, "anti", rounds, rivals)).finding(
                 f"{NAMES[dataset]}: Anti lies above {rivals_text}",
-                apart=incomparable(header, final_scores, dataset, ["anti", *rivals]),
+                reason=incomparable(header, final_scores, dataset, ["anti", *rivals]),
             )
         )
     findings += [
@@ -420,18 +420,18 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             over(finished_scores, dataset, "vanilla", rounds, RIVALS[:1]), NO_LOWER
         ).finding(
             f"{NAMES[dataset]}: Vanilla lies no more than {100 * MARGIN:g} point below FedBABU",
-            apart=incomparable(header, final_scores, dataset, ["vanilla", "fedbabu"]),
+            reason=incomparable(header, final_scores, dataset, ["vanilla", "fedbabu"]),
         ),
         judge(in_early_rounds(header, frame, dataset), TRAIL).finding(
             f"{NAMES[dataset]}: until all layers are unfrozen both schedules lie below FedBABU before fine-tuning",
             f"mean up to round {column.unfreeze[-1]}, in points: ",
-            apart=incomparable(header, final_scores, dataset, ["fedbabu", *SCHEDULES]),
+            reason=incomparable(header, final_scores, dataset, ["fedbabu", *SCHEDULES]),
         ),
         judge(in_last_rounds(frame, dataset), NO_LOWER).finding(
             f"{NAMES[dataset]}: at the end both schedules lie no more than {100 * MARGIN:g} point below FedBABU "
             "before fine-tuning",
             "mean of the last three evaluations, in points: ",
-            apart=incomparable(header, final_scores, dataset, ["fedbabu", *SCHEDULES]),
+            reason=incomparable(header, final_scores, dataset, ["fedbabu", *SCHEDULES]),
         ),
     ]
     missing_text = missing_runs(header, list(THAW.runs))
@@ -536,11 +536,11 @@ def _draw_whole(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     return Drawing(None, table, caption, findings, lines(table, ("method",)))
 
 
-def lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
+def lines(table: pd.DataFrame, key_columns: Sequence[str]) -> str:
     """Return a table of :func:`accuracies` in Markdown; the keys name a row."""
     columns = {
         column: [names.dataset(names.titles(str(value))) for value in table[column]]
-        for column in keys
+        for column in key_columns
     }
     shares = table[["accuracy", "low", "high"]].to_numpy() / 100
     columns["accuracy %"] = [percent(*share_ends) for share_ends in shares]
