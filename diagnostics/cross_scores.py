@@ -127,8 +127,8 @@ def cross_scores(
     >>> data = {"north": (x, (x[:, 0] > 0).long()), "south": (x, (x[:, 1] > 0).long())}
     >>> right = nn.Linear(4, 2)
     >>> _ = right.load_state_dict({"weight": torch.tensor([[0, -9.0, 0, 0], [0, 9.0, 0, 0]]), "bias": torch.zeros(2)})
-    >>> found = cross_scores({"north": nn.Linear(4, 2), "south": right}, data)
-    >>> float(found.matrix("accuracy").loc["south", "south"])
+    >>> scores = cross_scores({"north": nn.Linear(4, 2), "south": right}, data)
+    >>> float(scores.matrix("accuracy").loc["south", "south"])
     1.0
 
     Args:

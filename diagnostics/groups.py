@@ -122,8 +122,8 @@ def alike(
     shown if their silhouette is above that after each random assignment of samples (whole groups) to clients.
 
     >>> losses = np.ones((4, 8)) - np.kron(np.eye(2), np.full((2, 4), 0.9)) + 0.1 * np.eye(4, 8)
-    >>> found = alike(losses, np.arange(8) // 2, ["a", "b", "c", "d"])
-    >>> found.leads.loc["c"].round(2).tolist()
+    >>> groups = alike(losses, np.arange(8) // 2, ["a", "b", "c", "d"])
+    >>> groups.leads.loc["c"].round(2).tolist()
     [1.75, 1.85, 0.0, 0.0]
 
     Args:

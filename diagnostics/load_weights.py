@@ -55,12 +55,12 @@ def load_weights(
     >>> import torch
     >>> net = nn.Linear(3, 2)
     >>> import tempfile
-    >>> where = tempfile.TemporaryDirectory()
-    >>> torch.save({"state_dict": {"module." + k: v for k, v in net.state_dict().items()}}, f"{where.name}/net.pt")
-    >>> fresh = load_weights(f"{where.name}/net.pt", into=nn.Linear(3, 2))
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> torch.save({"state_dict": {"module." + k: v for k, v in net.state_dict().items()}}, f"{folder.name}/net.pt")
+    >>> fresh = load_weights(f"{folder.name}/net.pt", into=nn.Linear(3, 2))
     >>> torch.equal(fresh.weight, net.weight)
     True
-    >>> load_weights(f"{where.name}/net.pt", into=nn.Linear(3, 2, device="meta"))
+    >>> load_weights(f"{folder.name}/net.pt", into=nn.Linear(3, 2, device="meta"))
     Traceback (most recent call last):
         ...
     fl_core.errors.UsageError: 'weight' of Linear must have a shape and numbers; got none yet. ...
@@ -121,11 +121,11 @@ def load_clients(
     >>> import torch
     >>> from pathlib import Path
     >>> import tempfile
-    >>> where = tempfile.TemporaryDirectory()
-    >>> Path(f"{where.name}/server").mkdir()
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> Path(f"{folder.name}/server").mkdir()
     >>> for name in ("north", "south"):
-    ...     torch.save(nn.Linear(3, 2).state_dict(), f"{where.name}/server/client_{name}_3.pt")
-    >>> models = load_clients(f"{where.name}/server", "client_{client}_{round}.pt", lambda: nn.Linear(3, 2))
+    ...     torch.save(nn.Linear(3, 2).state_dict(), f"{folder.name}/server/client_{name}_3.pt")
+    >>> models = load_clients(f"{folder.name}/server", "client_{client}_{round}.pt", lambda: nn.Linear(3, 2))
     >>> {number: sorted(found) for number, found in models.items()}
     {3: ['north', 'south']}
 

@@ -38,9 +38,9 @@ class Report(Displayed):
     >>> report.frame[["client", "metric", "variant", "status"]].values.tolist()[0]
     ['north', 'weight_magnitude', 'mean_abs', 'ok']
     >>> import tempfile
-    >>> where = tempfile.TemporaryDirectory()
-    >>> report.write(f"{where.name}/rows.jsonl")
-    >>> Report.read(f"{where.name}/rows.jsonl").values("weight_magnitude").equals(report.values("weight_magnitude"))
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> report.write(f"{folder.name}/rows.jsonl")
+    >>> Report.read(f"{folder.name}/rows.jsonl").values("weight_magnitude").equals(report.values("weight_magnitude"))
     True
 
     Attributes:

@@ -67,9 +67,9 @@ def through_time(
 
     >>> import fedlayers as fl
     >>> import tempfile
-    >>> where = tempfile.TemporaryDirectory()
-    >>> result = fl.run(dataset="heart", rounds=2, out=f"{where.name}/heart", progress=False)
-    >>> report = fl.through_time(f"{where.name}/heart", ["weight_divergence"], progress=False)
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> result = fl.run(dataset="heart", rounds=2, out=f"{folder.name}/heart", progress=False)
+    >>> report = fl.through_time(f"{folder.name}/heart", ["weight_divergence"], progress=False)
     >>> sorted(report.frame["round"].unique().tolist())
     [1, 2]
 

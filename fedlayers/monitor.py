@@ -93,10 +93,10 @@ class Monitor:
         check_type("round", round, int)
         if round % self.every:
             return None
-        last = -1 if self.report is None else self.report.frame["round"].max()
-        if round <= last:
+        last_round = -1 if self.report is None else self.report.frame["round"].max()
+        if round <= last_round:
             raise UsageError(
-                f"round must grow; got {round} after {last:.0f}. Count the rounds from 1."
+                f"round must grow; got {round} after {last_round:.0f}. Count the rounds from 1."
             )
         for client in models:
             check_known("client", client, self.data)
@@ -133,7 +133,7 @@ class Monitor:
         if models.keys() == self.data.keys():
             self.step(self._waiting.pop(round), round)
 
-    def layer_map(self, **how: Any) -> Figure:
+    def layer_map(self, **map_arguments: Any) -> Figure:
         """Draw the layers from top to bottom and the rounds from left to right, as :meth:`Report.layer_map`.
 
         Raises:
@@ -143,7 +143,7 @@ class Monitor:
             raise UsageError(
                 f"a monitor must have measured a round; got none of every {self.every}. Call step first."
             )
-        return self.report.layer_map(**how)
+        return self.report.layer_map(**map_arguments)
 
     # --- in the loops of others ---
 
@@ -192,10 +192,10 @@ class Monitor:
                         f"a reply must have the metric {PARTITION}, from 0 to {len(names) - 1}; got {number}."
                     )
                 client = names[number]
-                sent = models[client] = tree.copied(model)
+                client_model = models[client] = tree.copied(model)
                 tensors = arrays.to_torch_state_dict()
                 with about(f"client {client!r}"):
-                    tree.load(sent, tree.named_tensors(sent) | tensors)
+                    tree.load(client_model, tree.named_tensors(client_model) | tensors)
             if models:
                 self.step(models, server_round)
             return aggregate(server_round, replies)

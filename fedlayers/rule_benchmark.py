@@ -65,8 +65,8 @@ def regret(
     No plan is trained. Equal calls give equal numbers.
 
     >>> import fedlayers as fl
-    >>> found = fl.regret(lambda run: ["fc1", "fc2"], federations=["known_labels"], seeds=1)
-    >>> float(found.rows["rule"].iloc[0]) == float(found.rows["head_local"].iloc[0])
+    >>> lost = fl.regret(lambda run: ["fc1", "fc2"], federations=["known_labels"], seeds=1)
+    >>> float(lost.rows["rule"].iloc[0]) == float(lost.rows["head_local"].iloc[0])
     True
 
     Args:
@@ -94,49 +94,56 @@ def regret(
         check_type(name, count, int, numpy=True)
         check_value(name, count, at_least(1))
     check_value("threshold", options.get("threshold", THRESHOLD), ABOVE_0)
-    named = [
+    federation_names = [
         check_known("federation of the table", name, stored())
         for name in as_list("federations", federations, empty=True)
     ]
-    names = [*dict.fromkeys(named)]
+    names = [*dict.fromkeys(federation_names)]
     left_out: dict[str, str] = {}
     if not names:
         names, left_out = available()
     metric_given = metric is not None
     metric = METRICS[metric or "federation_sensitivity"].name
-    chosen, title = "", getattr(rule, "__name__", "rule")
+    rule_of_selection, title = "", getattr(rule, "__name__", "rule")
     if isinstance(rule, str) or metric_given:
-        chosen = curve_rule(rule_name(rule)).name
-        nulls = ("labels",) if "null" in RULES[chosen].takes else ()
-        title = f"{RULES[chosen].name} of {metric} after {plural(rounds, 'round')}"
+        rule_of_selection = curve_rule(rule_name(rule)).name
+        nulls = ("labels",) if "null" in RULES[rule_of_selection].takes else ()
+        title = f"{RULES[rule_of_selection].name} of {metric} after {plural(rounds, 'round')}"
         if not METRICS[metric].differs:
             title += (
                 ", which declares no end at which clients differ and is read as it is"
             )
     lines: list[dict[str, Any]] = []
     for name in names:
-        known = known_seeds(name)
-        if len(known) < seeds:
-            left_out[name] = f"the table has {plural(len(known), 'seed')}, not {seeds}"
-        for seed in known[:seeds]:
+        seeds_of_table = known_seeds(name)
+        if len(seeds_of_table) < seeds:
+            left_out[name] = (
+                f"the table has {plural(len(seeds_of_table), 'seed')}, not {seeds}"
+            )
+        for seed in seeds_of_table[:seeds]:
             truth = truth_of(name, seed)
             assert truth is not None  # by known_seeds
             with TemporaryDirectory() as folder:
                 try:
-                    trained = measured_run(name, seed, rounds, folder)
+                    trained_run = measured_run(name, seed, rounds, folder)
                     if isinstance(rule, str) or metric_given:
                         # a stored run has the clients' models, which differ
                         report = diagnose(
-                            trained, metrics=[metric], null=nulls, progress=False
+                            trained_run, metrics=[metric], null=nulls, progress=False
                         )
-                        plan = select(report, chosen, metric=metric, **options)
+                        plan = select(
+                            report, rule_of_selection, metric=metric, **options
+                        )
                         shared = plan.shared
                     else:
-                        shared = layers_named(rule, trained)
+                        shared = layers_named(rule, trained_run)
                     lines.append(line_of(truth, shared))
                 except Exception as error:  # a rule from outside may raise anything
-                    error_type, why = type(error).__name__, " ".join(str(error).split())
-                    left_out[f"{name} seed {seed}"] = f"{error_type}: {why}"
+                    error_type, reason = (
+                        type(error).__name__,
+                        " ".join(str(error).split()),
+                    )
+                    left_out[f"{name} seed {seed}"] = f"{error_type}: {reason}"
     return Regret(title, pd.DataFrame(lines, columns=[*COLUMNS]), left_out)
 
 
@@ -179,8 +186,8 @@ def available() -> tuple[list[str], dict[str, str]]:
     """
     names, missing = [], {}
     for name in stored():
-        opened = DATASETS[name].open
-        needs_files = "data_root" in inspect.signature(opened).parameters
+        open_function = DATASETS[name].open
+        needs_files = "data_root" in inspect.signature(open_function).parameters
         if needs_files and not os.environ.get(ROOT_VARIABLE):
             missing[name] = f"needs files: set {ROOT_VARIABLE}"
         else:
@@ -210,8 +217,8 @@ def layers_named(rule: Callable[..., Any], trained: RunResult) -> tuple[str, ...
     if hasattr(answer, "tolist"):  # of NumPy
         answer = answer.tolist()
     if isinstance(answer, str) or not isinstance(answer, Collection) or not answer:
-        got = short_value(answer)
+        answer_text = short_value(answer)
         raise UsageError(
-            f"the function must return a list of the shared layers' names, or a plan; got {got}."
+            f"the function must return a list of the shared layers' names, or a plan; got {answer_text}."
         )
     return tuple(answer)

@@ -95,8 +95,10 @@ class RunResult(Displayed):
     @cached_property
     def _final(self) -> pd.DataFrame:
         rule = rule_of(self.engine)
-        last = final_rows(self.to_frame(), self.done, {} if rule is None else rule.best)
-        return last[last["metric"].isin(list(SCORES))]
+        last_rows = final_rows(
+            self.to_frame(), self.done, {} if rule is None else rule.best
+        )
+        return last_rows[last_rows["metric"].isin(list(SCORES))]
 
     @cached_property
     def models(self) -> dict[str, nn.Module]:
@@ -143,13 +145,13 @@ class RunResult(Displayed):
         client_runner = self.engine.clients.client_runner
         module = client_runner.workspace.model
         modules = ByName("client")
-        for name, chosen in trees.items():
-            if chosen.keys() < tree.named_tensors(module).keys():
+        for name, client_tree in trees.items():
+            if client_tree.keys() < tree.named_tensors(module).keys():
                 raise UsageError(
                     f"client {name!r} has only a part of the model. Choose a client with the whole model."
                 )
             model = tree.copied(module).cpu()
-            tree.load(model, chosen)
+            tree.load(model, client_tree)
             modules[name] = restore.with_labels(
                 original(model.eval()),
                 self.engine.data.classes,
@@ -163,12 +165,12 @@ class RunResult(Displayed):
         if rule is None or rule.main not in rule.best:
             return None
         if self.path is None:
-            best = self.engine.listener(EarlyStopping).best
-            if best is None:
+            best_models = self.engine.listener(EarlyStopping).best
+            if best_models is None:
                 return None
-            return best[1]
-        stored = Run(self.path).checkpoint(rule.best[rule.main])
-        models = restore.trees_of(stored, self.engine.algorithm)[rule.main]
+            return best_models[1]
+        checkpoint = Run(self.path).checkpoint(rule.best[rule.main])
+        models = restore.trees_of(checkpoint, self.engine.algorithm)[rule.main]
         return [models[name] for name in self.engine.names]
 
     def plot(self, metric: str = "", ax: Axes | None = None) -> Axes:
@@ -189,18 +191,18 @@ class RunResult(Displayed):
         names = () if self.path is None else Run(self.path).config["own"]
         return {name: getattr(self, name) for name in names}
 
-    def layer_map(self, width: float = 16.0, **how: Any) -> Figure:
+    def layer_map(self, width: float = 16.0, **map_arguments: Any) -> Figure:
         """Measure the layers after the stored rounds, and draw them (:func:`diagnostics.plots.layer_map`).
 
         Args:
-            how: arguments of :func:`fl.through_time <diagnostics.through_time.through_time>`.
+            map_arguments: arguments of :func:`fl.through_time <diagnostics.through_time.through_time>`.
 
         Raises:
             UsageError: the run was given no directory, so its rounds are not stored.
         """
         from diagnostics.through_time import through_time
 
-        return through_time(self, **how).layer_map(width)
+        return through_time(self, **map_arguments).layer_map(width)
 
     def summary(self) -> Summary:
         """Return the scores on test samples, and the plan."""
@@ -221,16 +223,18 @@ class RunResult(Displayed):
         if self.plan is not None:
             lines.append(repr(self.plan))
         if not self.scores.empty:
-            main = main_score(self.scores.columns)
-            last = self._final[self._final["metric"] == main]
-            lacking = rows.without_score(last)
+            main_metric = main_score(self.scores.columns)
+            score_rows = self._final[self._final["metric"] == main_metric]
+            lacks_score = rows.without_score(score_rows)
             means = []
-            for model, part in last.groupby("model", sort=False):
-                mean = rows.client_mean(part, lacking)
+            for model, model_rows in score_rows.groupby("model", sort=False):
+                mean = rows.client_mean(model_rows, lacks_score)
                 means.append(f"{model} {mean:.3f}")
             means_text = ", ".join(means)
-            lines.append(f"{main} on test samples, mean over clients: {means_text}")
-            lines += rows.left_out(last[lacking])
+            lines.append(
+                f"{main_metric} on test samples, mean over clients: {means_text}"
+            )
+            lines += rows.left_out(score_rows[lacks_score])
         return "\n".join([*lines, *([] if self.path is None else [str(self.path)])])
 
 
@@ -242,10 +246,10 @@ def final_rows(
     Args:
         best: the best round of each model under a stopping rule, in place of ``round``.
     """
-    of_model = round
+    round_of_model = round
     if best:
-        of_model = frame["model"].map(best).fillna(0)
-    return frame[(frame["round"] == of_model) & (frame["split"] == "test")]
+        round_of_model = frame["model"].map(best).fillna(0)
+    return frame[(frame["round"] == round_of_model) & (frame["split"] == "test")]
 
 
 def scores_text(
@@ -260,41 +264,47 @@ def scores_text(
         frame: the rows of a run.
         best: the best round of each model under a stopping rule, in place of ``round``.
     """
-    last = final_rows(frame, round, best)
+    last_rows = final_rows(frame, round, best)
     title = f"test split, round {round}"
     if best:
         rounds = listing(f"{model} {best_round}" for model, best_round in best.items())
         title = f"test split, best round on validation ({rounds})"
-    if last.empty:
+    if last_rows.empty:
         return f"{title}: no scores"
-    lacking, count = rows.without_score(last), last["client"].nunique()
-    condensed = count > MANY
+    lacks_score, count = (
+        rows.without_score(last_rows),
+        last_rows["client"].nunique(),
+    )
+    is_condensed = count > MANY
     parts = {}
-    for model, scored in last.groupby("model"):
-        table = scored.pivot_table(index="client", columns="metric", values="value")
+    for model, model_rows in last_rows.groupby("model"):
+        table = model_rows.pivot_table(index="client", columns="metric", values="value")
         table = table.reindex(in_order(table.index))
-        by_metric = scored.groupby("metric")
+        by_metric = model_rows.groupby("metric")
         mean = pd.Series(
-            {name: rows.client_mean(scores, lacking) for name, scores in by_metric}
+            {name: rows.client_mean(scores, lacks_score) for name, scores in by_metric}
         )
-        if condensed:
+        if is_condensed:
             table = table.quantile([0.0, 0.5, 1.0])
             table.index = ["lowest", "median", "highest"]
         if len(table) > 1:
-            table.loc[f"all {scored['client'].nunique()}"] = mean
+            table.loc[f"all {model_rows['client'].nunique()}"] = mean
         parts[model] = table
-    shown = pd.concat(parts, names=["model", "client"]).rename(index=printable)
-    positive = rows.positive_in(last)
-    of_class = [name for name in OF_CLASS if name in shown]
-    if positive and of_class:
+    shown_table = pd.concat(parts, names=["model", "client"]).rename(index=printable)
+    positive = rows.positive_in(last_rows)
+    class_scores = [name for name in OF_CLASS if name in shown_table]
+    if positive and class_scores:
         positive_name = printable(positive)
-        title += f"; {listing(of_class)} of class {positive_name!r}"
+        title += f"; {listing(class_scores)} of class {positive_name!r}"
     if count > 1:
         title += "; all: their mean, weighted by training samples"
     title = "\n".join(
-        [title, *rows.left_out(last[lacking & last["metric"].isin(SCORES)])]
+        [
+            title,
+            *rows.left_out(last_rows[lacks_score & last_rows["metric"].isin(SCORES)]),
+        ]
     )
-    return f"{title}\n{shown.round(4).to_string()}"
+    return f"{title}\n{shown_table.round(4).to_string()}"
 
 
 # --- the picture of runs that train, drawn again in a notebook's cell --------------------------------------------
@@ -329,11 +339,11 @@ class Live:
         if not self.frames:
             return
         frame = pd.concat(self.frames.values(), ignore_index=True)
-        main = main_score(frame["metric"].unique())
+        main_metric = main_score(frame["metric"].unique())
         split = "test"
         if (frame["split"] == "validation").any():
             split = "validation"
-        self.cell.show_figure(plots.learning(frame, main, split=split))
+        self.cell.show_figure(plots.learning(frame, main_metric, split=split))
 
 
 @dataclass

@@ -81,15 +81,15 @@ def run(
     from fl_core.run import runner
 
     log = as_list("log", log, empty=True)
-    named: dict[str, Any] = {**keys}
+    run_keys: dict[str, Any] = {**keys}
     if isinstance(plan, str | Path):
-        named["plan"], plan = str(plan), None
+        run_keys["plan"], plan = str(plan), None
     if not isinstance(plan, LayerPlan | None):
         plan_type = type(plan).__name__
         raise UsageError(
             f"plan must be a LayerPlan or its path; got {plan_type}. Pass its plan, such as choice.plan."
         )
-    config, objects = with_own(config, data, model, **named)
+    config, objects = with_own(config, data, model, **run_keys)
     trained_by = _clients_on(backend, config)
     if trained_by is not None:
         config = config.with_keys(stack="off")
@@ -128,7 +128,7 @@ def resume(
 
     >>> import fedlayers as fl, tempfile
     >>> folder = tempfile.mkdtemp() + "/run"
-    >>> done = fl.run(dataset="heart", rounds=1, out=folder, progress=False)
+    >>> result = fl.run(dataset="heart", rounds=1, out=folder, progress=False)
     >>> fl.resume(folder, progress=False).done  # it is done: nothing is left to train
     1
 
@@ -143,13 +143,13 @@ def resume(
     """
     from fl_core.records.store import Run
 
-    stored = Run(out).config
+    stored_config = Run(out).config
 
     from fedlayers.run_result import Live, LiveRun, RunResult
     from fl_core.models.building import with_loss
     from fl_core.run import restore, runner
 
-    config = restore.stored_config(stored)[0]
+    config = restore.stored_config(stored_config)[0]
     trained_by = _clients_on(backend, config.with_keys(workers=0))
     log = as_list("log", log, empty=True)
     with Live() if live else nullcontext() as picture:

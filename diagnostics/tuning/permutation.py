@@ -133,8 +133,8 @@ def permutation_test(
     are exchangeable. A difference does not say that local layers help.
 
     >>> losses = np.array([[[0.1] * 20 + [2.0] * 20, [3.0] * 20 + [0.1] * 20]])
-    >>> found = permutation_test([CrossLosses(losses, np.repeat([0, 1], 20), np.array([30.0, 10.0]))])
-    >>> found.p_value, round(found.lead, 3)
+    >>> difference = permutation_test([CrossLosses(losses, np.repeat([0, 1], 20), np.array([30.0, 10.0]))])
+    >>> difference.p_value, round(difference.lead, 3)
     (0.001, 2.65)
 
     Args:

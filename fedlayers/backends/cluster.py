@@ -172,16 +172,16 @@ def _on_node(
     with TemporaryDirectory(prefix="fedlayers-", ignore_cleanup_errors=True) as folder:
         path = Path(folder) / work.path.name
         path.mkdir()
-        mine = work.sent_to(path)
+        local_job = work.sent_to(path)
         for parcel in parcels:
             write_files(path, parcel)
         answers: list[Answer] = []
-        trains = threading.Thread(
-            target=lambda: answers.append(answer_job(mine)), daemon=True
+        training_thread = threading.Thread(
+            target=lambda: answers.append(answer_job(local_job)), daemon=True
         )
-        trains.start()
-        while trains.is_alive():
-            trains.join(PERIOD)
+        training_thread.start()
+        while training_thread.is_alive():
+            training_thread.join(PERIOD)
             yield from changed_files(path, sent, over=False)
         yield from changed_files(path, sent, over=True)
     yield answers[0]
@@ -194,27 +194,32 @@ def connect(address: str) -> tuple[Any, bool]:
         UsageError: Ray is not installed, or no cluster answers.
     """
     ray = reachable(address)
-    ours = not ray.is_initialized()
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    is_connected_here = not ray.is_initialized()
+    ray_options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+    }
     tries = 0
-    if ours:
+    if is_connected_here:
         tries = STARTS
         if address:
             tries = 1
-    for left in reversed(range(tries)):
+    for tries_left in reversed(range(tries)):
         try:
-            ray.init(address=address or None, include_dashboard=False, **quiet)
+            ray.init(address=address or None, include_dashboard=False, **ray_options)
             break
         except Exception as error:  # another version of Ray or Python, or a late part: Ray has no kind of its own
             ray.shutdown()
-            if not left:
+            if not tries_left:
                 place = address or "this machine"
-                way = "Try again when the machine is less busy, or check its versions."
+                advice = (
+                    "Try again when the machine is less busy, or check its versions."
+                )
                 reason = _first(error).rstrip(".")
                 raise UsageError(
-                    f"a Ray cluster must be ready at {place}; got: {reason}. {way}"
+                    f"a Ray cluster must be ready at {place}; got: {reason}. {advice}"
                 ) from error
-    return ray, ours
+    return ray, is_connected_here
 
 
 def reachable(address: str) -> Any:
@@ -279,16 +284,16 @@ class Actors:
         try:
             data = client_runner.data
             gpu = client_runner.workspace.device.type != "cpu"
-            free = self._ray.available_resources().get("GPU" if gpu else "CPU", 0)
-            count = max(1, min(int(free), len(data.clients)))
-            kind = self._ray.remote(num_cpus=1, num_gpus=int(gpu), max_restarts=0)(
-                _Actor
-            )
+            n_free = self._ray.available_resources().get("GPU" if gpu else "CPU", 0)
+            count = max(1, min(int(n_free), len(data.clients)))
+            actor_class = self._ray.remote(
+                num_cpus=1, num_gpus=int(gpu), max_restarts=0
+            )(_Actor)
             self._samples = [self._put(client) for client in data.clients]
-            alone = copy(client_runner)
-            alone.data = data.without_samples()
-            packed = self._put(alone)
-            self._actors = [kind.remote(packed) for _ in range(count)]
+            runner_copy = copy(client_runner)
+            runner_copy.data = data.without_samples()
+            packed_runner = self._put(runner_copy)
+            self._actors = [actor_class.remote(packed_runner) for _ in range(count)]
             self._names = dict(zip(self._actors, self._hello(), strict=True))
         except BaseException:
             self.close()

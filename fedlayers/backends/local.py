@@ -209,7 +209,7 @@ class Answer(NamedTuple):
 
 def answer_job(work: Job) -> Answer:
     """Run a job, and return its value or its exception, with the warnings."""
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as warnings_caught:
         warnings.simplefilter("always", UserWarning)
         try:
             value, error = work.carry_out(), None
@@ -217,7 +217,7 @@ def answer_job(work: Job) -> Answer:
             value, error = None, portable(failure)
     messages = [
         str(warning.message)
-        for warning in caught
+        for warning in warnings_caught
         if issubclass(warning.category, UserWarning)
     ]
     return Answer(value, error, list(dict.fromkeys(messages)))
@@ -248,14 +248,18 @@ class WorkerPool(Backend, Generic[H]):
     """
 
     def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:
-        source, lost = iter(works), Counter[int]()
-        repeated: deque[Job] = deque()
+        source, loss_counts = iter(works), Counter[int]()
+        jobs_to_repeat: deque[Job] = deque()
         running: dict[H, Job] = {}
         with ExitStack() as ended:
             ended.callback(lambda: self.stop(running))
             while True:
                 while self.has_room(len(running)):
-                    work = repeated.popleft() if repeated else next(source, None)
+                    work = (
+                        jobs_to_repeat.popleft()
+                        if jobs_to_repeat
+                        else next(source, None)
+                    )
                     if work is None:
                         break
                     try:
@@ -279,18 +283,18 @@ class WorkerPool(Backend, Generic[H]):
                             warn(text)
                         yield Result(work, event.answer.value, event.answer.error)
                         continue
-                    lost[id(work)] += 1
-                    if lost[id(work)] == TRIES:
-                        often = f"{work.name} was lost {TRIES} times, at last with {event.lost}"
+                    loss_counts[id(work)] += 1
+                    if loss_counts[id(work)] == TRIES:
+                        reason = f"{work.name} was lost {TRIES} times, at last with {event.lost}"
                         yield Result(
                             work,
                             error=WorkerError(
-                                f"{often}. If memory ran out, train fewer at a time."
+                                f"{reason}. If memory ran out, train fewer at a time."
                             ),
                         )
                         continue
                     warn(f"{event.lost} is lost: {work.name} continues elsewhere")
-                    repeated.append(work)
+                    jobs_to_repeat.append(work)
 
     @abstractmethod
     def has_room(self, running: int) -> bool:
@@ -334,11 +338,11 @@ def carry_out(
         done: receives each result and the number of results so far. An exception that it raises ends the other jobs.
         total: the number of jobs.
     """
-    printed = [""]
+    printed_words = [""]
 
     def watch(words: str) -> None:
-        if printed[-1] != words:
-            printed[:] = [words]
+        if printed_words[-1] != words:
+            printed_words[:] = [words]
             bar.set_postfix_str(words)
 
     with (
@@ -461,10 +465,10 @@ def check_backend(name: str) -> None:
     got 'ray:host'
     got 'ray:ray://h:1'
     """
-    kind, colon, rest = name.partition(":")
-    if kind == "local" and re.fullmatch("[1-9][0-9]{0,3}", rest):
+    kind, colon, argument = name.partition(":")
+    if kind == "local" and re.fullmatch("[1-9][0-9]{0,3}", argument):
         return
-    if kind == RAY and (not colon or re.fullmatch(r"[^\s/]+:[0-9]{1,5}", rest)):
+    if kind == RAY and (not colon or re.fullmatch(r"[^\s/]+:[0-9]{1,5}", argument)):
         return
     raise UsageError(
         f"backend must be local:N, {RAY} or {RAY}:HOST:PORT; got {name!r}. Use local:2 for two processes."

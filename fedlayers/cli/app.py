@@ -75,12 +75,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    shown = _Printable(sys.stdout)
+    shown_output = _Printable(sys.stdout)
     try:
-        with shown.until_closed():  # help, too
+        with shown_output.until_closed():  # help, too
             _main(list(sys.argv[1:] if argv is None else argv))
     finally:
-        shown.flush()
+        shown_output.flush()
 
 
 def _main(words: Sequence[str]) -> None:
@@ -109,10 +109,10 @@ def _main(words: Sequence[str]) -> None:
 
     from fl_core.storage import json_bytes
 
-    shown = sys.stdout
+    shown_output = sys.stdout
     if command.json:
-        shown = sys.stderr
-    safe = redirect_stdout(cast(TextIO, _Printable(shown)))
+        shown_output = sys.stderr
+    safe_output = redirect_stdout(cast(TextIO, _Printable(shown_output)))
     shown_warnings: set[str] = set()
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
@@ -127,7 +127,7 @@ def _main(words: Sequence[str]) -> None:
         with (
             progress.end_on_signals(command.interrupted),
             warnings.catch_warnings(),
-            safe,
+            safe_output,
         ):
             warnings.showwarning = note
             logging.basicConfig(format="%(message)s")
@@ -150,8 +150,8 @@ def _main(words: Sequence[str]) -> None:
         if not isinstance(error, (UsageError, RunError, OSError)):
             error_type = type(error).__name__
             reason = f"{error_type}: {reason} (--debug shows where)"
-        way = _way_out(error, command)
-        _leave(code, f"{reason}{way}")
+        remedy = _way_out(error, command)
+        _leave(code, f"{reason}{remedy}")
 
 
 def _way_out(error: Exception, command: Command) -> str:
@@ -167,15 +167,15 @@ def _way_out(error: Exception, command: Command) -> str:
         return f"{stop} Restore it from a copy."
     name = errno.errorcode.get(getattr(error, "errno", None) or 0, "")
     steps = [step for names, step in MENDED_BY.items() if name in names.split()]
-    resumed = command.interrupted()
-    if "continue" in resumed and (steps or isinstance(error, WorkerError)):
-        steps.append(resumed)
+    resume_text = command.interrupted()
+    if "continue" in resume_text and (steps or isinstance(error, WorkerError)):
+        steps.append(resume_text)
     gap = ";"
     if str(error).endswith("."):
         gap = ""
     if steps:
-        way = ", then ".join(steps)
-        return f"{gap} {way}"
+        remedy = ", then ".join(steps)
+        return f"{gap} {remedy}"
     return ""
 
 
@@ -186,9 +186,9 @@ def overview() -> str:
     for group, commands in GROUPS.items():
         lines += ["", f"{group}:"]
         for name in commands:
-            about = str(inspect.getdoc(command_class(name))).partition("\n")[0]
+            description = str(inspect.getdoc(command_class(name))).partition("\n")[0]
             padded_name = name.ljust(width)
-            lines.append(f"  {padded_name}  {about}")
+            lines.append(f"  {padded_name}  {description}")
     return "\n".join(
         [*lines, "", "fedlayers COMMAND --help shows options and examples."]
     )

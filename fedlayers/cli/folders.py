@@ -75,8 +75,8 @@ class Check(Command):
                 f"{UNPACK} Images and arrays need no check: use choose."
             )
         if self.write is not None:
-            earlier = "an earlier script of check"
-            check_file(self.write, earlier, "import pandas as pd", "--write")
+            earlier_file = "an earlier script of check"
+            check_file(self.write, earlier_file, "import pandas as pd", "--write")
         findings = find_faults(path, self.keys.data)
         if not findings.table.columns:
             raise findings.error
@@ -141,21 +141,21 @@ def _print_table(path: Path, findings: Findings, works: str) -> None:
         make(source, "natural")
         sizes.append(plural(len(source.owner_names), "client"))
     if source.classes:
-        what = "labels"
+        label_kind = "labels"
         if source.task == CLASSIFICATION:
-            what = "classes"
-        sizes.append(f"{len(source.classes)} {what}")
-    shown = counts.iloc[:MOST_CLIENTS, :MOST_CLASSES]
+            label_kind = "classes"
+        sizes.append(f"{len(source.classes)} {label_kind}")
+    shown_counts = counts.iloc[:MOST_CLIENTS, :MOST_CLASSES]
     size_text = ", ".join(sizes)
     print(
         f"{path}: {size_text}",
         f"This works: {works}",
         source.table,
         "",
-        *aligned([["client", *shown], *shown.itertuples()]),
+        *aligned([["client", *shown_counts], *shown_counts.itertuples()]),
         sep="\n",
     )
-    if shown.size < counts.size:
+    if shown_counts.size < counts.size:
         print(f"... of {plural(len(counts), 'client')} and {counts.shape[1]:,} classes")
     if source.owner is None:
         print(
@@ -274,10 +274,10 @@ def _scores(run: Run) -> dict[str, str]:
     rows = rows[
         (rows["round"] == rows["round"].max()) & (rows["metric"] == ranking_score)
     ]
-    lacking = without_score(rows)
+    lacks_score = without_score(rows)
     means: dict[str, str] = {}
     for model, scores in rows.groupby("model"):
-        mean = client_mean(scores, lacking)
+        mean = client_mean(scores, lacks_score)
         means[f"{ranking_score} {model}"] = f"{mean:.4f}"
     return means
 
@@ -393,8 +393,8 @@ class Predict(Command):
             raise UsageError(
                 f"--data must be the new samples; got none. Write fedlayers predict {self.file} --data TABLE."
             )
-        earlier = "an earlier table of predictions"
-        check_file(self.out, earlier, r"sample,[^\n]*predicted")
+        earlier_file = "an earlier table of predictions"
+        check_file(self.out, earlier_file, r"sample,[^\n]*predicted")
 
         import pandas as pd
 
@@ -490,10 +490,12 @@ def listing_of(what: str) -> str:
     """Return a listing as ``make lists`` stored it. What it describes would import torch."""
     import json
 
-    stored = json.loads(STORED.read_bytes())
+    stored_lists = json.loads(STORED.read_bytes())
     texts = []
-    for title, about in stored[check_known("listing", what, stored)].items():
-        entries = _entries(about)
+    for title, entries_by_name in stored_lists[
+        check_known("listing", what, stored_lists)
+    ].items():
+        entries = _entries(entries_by_name)
         texts.append(f"{title}\n{entries}".strip("\n"))
     return "\n\n".join(texts)
 
@@ -503,14 +505,14 @@ def _entries(about: Mapping[str, str]) -> str:
     import shutil
     import textwrap
 
-    left = max(map(len, about), default=0) + 4
+    indent = max(map(len, about), default=0) + 4
     width = min(shutil.get_terminal_size((WIDTH, 0)).columns, WIDTH)
     return "\n".join(
         textwrap.fill(
             text,
             width,
-            initial_indent=f"  {name}".ljust(left),
-            subsequent_indent=" " * left,
+            initial_indent=f"  {name}".ljust(indent),
+            subsequent_indent=" " * indent,
         )
         for name, text in about.items()
     )

@@ -52,8 +52,8 @@ class OfRun(ConfiguredCommand):
                 "the command must have a run directory before the flags, or --dataset. Name one of the two."
             )
         kind = Kind.RUN if self.dir is None else kind_of(self.dir)
-        by_name = kind is Kind.NOTHING and str(self.dir) in DATASETS
-        if by_name or kind is Kind.SAMPLES:
+        is_dataset = kind is Kind.NOTHING and str(self.dir) in DATASETS
+        if is_dataset or kind is Kind.SAMPLES:
             command_name = type(self).__name__.lower()
             raise UsageError(
                 f"DIR must be a run directory; got the dataset {str(self.dir)!r}. "
@@ -123,14 +123,14 @@ class Diagnose(OfRun):
     def main(self, line: str) -> Any:
         self.check_source()
         for flag, requirement in NEEDS.items():
-            differs = getattr(self, flag) != getattr(type(self), flag)
-            if differs and not any(getattr(self, other) for other in requirement):
-                ways = [
+            is_given = getattr(self, flag) != getattr(type(self), flag)
+            if is_given and not any(getattr(self, other) for other in requirement):
+                flag_texts = [
                     "a run directory" if other == "dir" else f"--{other}"
                     for other in requirement
                 ]
                 option = flag.replace("_", "-")
-                ways_text = " or ".join(ways)
+                ways_text = " or ".join(flag_texts)
                 raise UsageError(f"--{option} goes with {ways_text}; got none.")
         check_folder(self.out)
         load("diagnostics.measure")
@@ -143,10 +143,10 @@ class Diagnose(OfRun):
         from fl_core.run import runner
 
         metrics = self.metrics or DEFAULT
-        chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
-        options = by_name(self.option, "metric", tuple(chosen))
-        for name, differs in options.items():
-            if samples := {"probe", "test"} & differs.keys():
+        metrics_by_name = {metric.name: metric for metric in chosen_metrics(metrics)}
+        options = by_name(self.option, "metric", tuple(metrics_by_name))
+        for name, metric_options in options.items():
+            if samples := {"probe", "test"} & metric_options.keys():
                 raise UsageError(
                     f"samples must be given from Python; got --option {name}.{min(samples)}."
                 )
@@ -194,22 +194,22 @@ class Diagnose(OfRun):
         if rows.exists():
             warn(f"{rows} will be replaced")
         report.write(rows)
-        if absent := report.header["absent"]:
-            absent_names = listing(in_order(absent))
+        if absent_clients := report.header["absent"]:
+            absent_names = listing(in_order(absent_clients))
             notes.append(f"without a model in this round: {absent_names}")
         if nulls.names:
             titles = "; ".join(NULLS[name].title for name in nulls.names)
             notes.append(f"nulls, with which select compares: {titles}")
-        after = "the first local training"
+        training_text = "the first local training"
         if self.dir is not None or self.models is not None:
-            after = f"round {int(report.frame['round'].max())}"
-        of_model = (self.dir and self.model) or "local"
-        title = f"{of_model} models after {after}"
+            training_text = f"round {int(report.frame['round'].max())}"
+        model_kind = (self.dir and self.model) or "local"
+        title = f"{model_kind} models after {training_text}"
         missing = report.frame.loc[report.frame["status"] != "ok", "status"]
         if len(missing):
-            why = listing(missing.unique(), 3)
-            notes.append(f"{plural(len(missing), 'row')} without a value: {why}")
-        text = report.text(list(chosen))
+            reason = listing(missing.unique(), 3)
+            notes.append(f"{plural(len(missing), 'row')} without a value: {reason}")
+        text = report.text(list(metrics_by_name))
         print(f"{title}\n\n{text}\n")
         if conclusion := report.conclusion():
             notes.append(conclusion)
@@ -224,13 +224,21 @@ class Diagnose(OfRun):
         models, task = load_models(
             self.dir or "", "last", "local", allow_code=self.allow_code
         )
-        clients = [one for one in task.data.clients if len(one.validation)]
-        crossed = cross_scores(
-            {one.name: models[one.name] for one in clients if one.name in models},
-            {one.name: one.validation for one in clients if one.name in models},
+        clients = [client for client in task.data.clients if len(client.validation)]
+        pair_scores = cross_scores(
+            {
+                client.name: models[client.name]
+                for client in clients
+                if client.name in models
+            },
+            {
+                client.name: client.validation
+                for client in clients
+                if client.name in models
+            },
             loss=task.criterion,
         )
-        return crossed.alike(task.config.execution.seed).text()
+        return pair_scores.alike(task.config.execution.seed).text()
 
 
 class Select(Command):
@@ -408,8 +416,12 @@ class Plot(Command):
             if "layers" in header and not folder.has("config.json"):
                 from diagnostics.report_page import report_page  # imports torch
 
-                chosen = frame[frame["metric"].isin(self.metrics or frame["metric"])]
-                page = report_page(Report(chosen, header), f"Diagnosis: {self.path}")
+                chosen_rows = frame[
+                    frame["metric"].isin(self.metrics or frame["metric"])
+                ]
+                page = report_page(
+                    Report(chosen_rows, header), f"Diagnosis: {self.path}"
+                )
         for name, draw in pictures.items():
             figure = draw()
             self.out.mkdir(parents=True, exist_ok=True)

@@ -190,9 +190,10 @@ def read_config(file: Path, command: str, foreign: Collection[str]) -> dict[str,
         values |= table
     with about(str(file)):
         RunConfig(**values)
-    if other := [key for key in values if key in foreign]:
+    if foreign_keys := [key for key in values if key in foreign]:
         raise UsageError(
-            f"keys of {file} must be options of fedlayers {command}; got {listing(other)}. Remove them from the file."
+            f"keys of {file} must be options of fedlayers {command}; "
+            f"got {listing(foreign_keys)}. Remove them from the file."
         )
     return values
 
@@ -234,19 +235,19 @@ def parse(
     """
     import tyro
 
-    helps = {"-h", "--help", "--help-all"}.intersection(words)
+    asks_for_help = {"-h", "--help", "--help-all"}.intersection(words)
     field_names = {field.name for field in dataclasses.fields(command)}
     groups = GROUPS if "keys" in field_names else {}
     hidden = {*command.without, *OPTIONS}
-    if helps and "--help-all" not in helps:
+    if asks_for_help and "--help-all" not in asks_for_help:
         hidden |= KEYS.keys() - {*USUAL}
-    by_place = {"keys", "data"} - {command.argument}
+    positional_fields = {"keys", "data"} - {command.argument}
     if issubclass(command, ConfiguredCommand):
-        fields = _flags(command, by_place, bool(helps))
+        fields = _flags(command, positional_fields, bool(asks_for_help))
     else:
-        fields = _flags(command, {"keys"}, bool(helps))
+        fields = _flags(command, {"keys"}, bool(asks_for_help))
     for group, kind in groups.items():
-        flags = _flags(kind, hidden, bool(helps))
+        flags = _flags(kind, hidden, bool(asks_for_help))
         group_type: Any = dataclasses.make_dataclass(group, flags, kw_only=True)
         text = tyro.conf.arg(name=group, help=inspect.getdoc(kind) if flags else "")
         fields.append(
@@ -258,7 +259,7 @@ def parse(
             word.partition("=")[0] for word in words if word.startswith("--")
         ]
         check_removed([flag[2:].replace("-", "_") for flag in flags_given])
-    if not helps:
+    if not asks_for_help:
         _check_flags(words, known_flags(command), name, commands)
         _check_one_value(words, known_flags(command))
         _check_unflagged(words, known_flags(command))
@@ -266,18 +267,18 @@ def parse(
     output = io.StringIO()
     try:
         with redirect_stderr(output):
-            parsed: Any = tyro.cli(
+            parsed_flags: Any = tyro.cli(
                 dataclasses.make_dataclass(command.__name__, fields, kw_only=True),
                 prog=f"fedlayers {name}",
                 description=inspect.getdoc(command),
-                args=["--help"] if helps else words,
+                args=["--help"] if asks_for_help else words,
             )
     except SystemExit as ended:
         if ended.code:
             text = one_line(output.getvalue())
             raise UsageError(_refusal(text, words, name, command)) from None
         raise
-    arguments: dict[str, Any] = vars(parsed)
+    arguments: dict[str, Any] = vars(parsed_flags)
     for group in groups:
         arguments |= vars(arguments.pop(f"{group}_keys"))
     values = {key: value for key, value in arguments.items() if value not in (None, [])}
@@ -306,11 +307,11 @@ def _refusal(text: str, words: Sequence[str], name: str, command: type[Command])
     """
     required = re.match(r"Required options\. Missing from [\w ]+: (.*)\. For", text)
     if required:
-        lacking = [part.strip() for part in required[1].split("(required)")]
+        missing_flags = [part.strip() for part in required[1].split("(required)")]
         examples = re.findall(rf"fedlayers {name} .*", inspect.getdoc(command) or "")
         example = next(iter(examples), f"fedlayers {name}")
-        needed = " and ".join(filter(None, lacking))
-        rule = f"fedlayers {name} must have {needed}; got none."
+        flags_text = " and ".join(filter(None, missing_flags))
+        rule = f"fedlayers {name} must have {flags_text}; got none."
         return f"{rule} Such as: {example}. For options, run fedlayers {name} --help"
     text = re.sub("^(Unrecognized options|Value error|Missing argument)\\. ", "", text)
     missing = r"Missing value for argument '(.*?)'"
@@ -425,11 +426,11 @@ def _check_flags(
             raise UsageError(
                 f"an option must begin with two hyphens; got {word}. Write such as {candidates_text}."
             )
-        meant = flag_of(flag)
+        meant_flag = flag_of(flag)
         is_first = not any(other.startswith("--") for other in words[:place])
-        if equals and is_first and meant in known_flags:
+        if equals and is_first and meant_flag in known_flags:
             raise UsageError(
-                f"an option must begin with two hyphens; got {word!r}. Write {meant} {value}."
+                f"an option must begin with two hyphens; got {word!r}. Write {meant_flag} {value}."
             )
         if not word.startswith("--") or flag in known_flags:
             continue
@@ -437,17 +438,19 @@ def _check_flags(
             value = next(iter(words[place + 1 :]), "VALUE")
         nearest_flag = MEANT.get(flag, "")
         if nearest_flag not in known_flags:
-            bare = nearest(flag[2:], [candidate[2:] for candidate in known_flags])
+            nearest_name = nearest(
+                flag[2:], [candidate[2:] for candidate in known_flags]
+            )
             nearest_flag = ""
-            if bare:
-                nearest_flag = f"--{bare}"
+            if nearest_name:
+                nearest_flag = f"--{nearest_name}"
         option = flag[2:].replace("-", "_")
-        ways = _as_option(option, value, known_flags)
+        option_texts = _as_option(option, value, known_flags)
         hint = "."
         if nearest_flag:
             hint = f": did you mean {nearest_flag}?"
-        if ways and MEANT.get(flag) not in known_flags:
-            ways_text = " or ".join(ways)
+        if option_texts and MEANT.get(flag) not in known_flags:
+            ways_text = " or ".join(option_texts)
             hint = f": write {ways_text}."
         elif flag[2:] in commands:
             hint = f": it is a command, fedlayers {flag[2:]}."
@@ -475,8 +478,8 @@ NAMED = {
 @cache
 def _listed(kind: str) -> frozenset[str]:
     """Return the names of algorithms, metrics or models."""
-    stored = json.loads(Path(__file__).with_name("lists.json").read_bytes())
-    return frozenset(chain.from_iterable(stored[kind].values()))
+    stored_lists = json.loads(Path(__file__).with_name("lists.json").read_bytes())
+    return frozenset(chain.from_iterable(stored_lists[kind].values()))
 
 
 def _check_unflagged(words: Sequence[str], known: Collection[str]) -> None:
@@ -485,19 +488,19 @@ def _check_unflagged(words: Sequence[str], known: Collection[str]) -> None:
     Raises:
         UsageError: there is such a name. The message has the flag.
     """
-    bare = takewhile(lambda word: not word.startswith("--"), words)
-    bare_names = ",".join(bare).split(",")
+    unflagged_words = takewhile(lambda word: not word.startswith("--"), words)
+    bare_names = ",".join(unflagged_words).split(",")
     for kind, flags in NAMED.items():
         flag = next(filter(known.__contains__, flags), "")
         names = [word for word in bare_names if word in _listed(kind)]
         names = [word for word in names if not Path(word).exists()]
         if flag and names:
             given = ",".join(names)
-            way = f"Write {flag} {given}."
+            advice = f"Write {flag} {given}."
             if len(names) > 1 and flag == "--algorithm":
-                way = f"Write fedlayers compare --algorithms {given}."
+                advice = f"Write fedlayers compare --algorithms {given}."
             raise UsageError(
-                f"words without an option must be data; got {names[0]!r}, one of the {kind}. {way}"
+                f"words without an option must be data; got {names[0]!r}, one of the {kind}. {advice}"
             )
 
 
@@ -522,29 +525,29 @@ def _check_one_value(words: Sequence[str], flags: Collection[str]) -> None:
         flag, _, value = word.partition("=")
         if flag not in ONE_VALUE or flag not in flags:
             continue
-        command, other, form = ONE_VALUE[flag]
+        command, plural_flag, form = ONE_VALUE[flag]
         values = [value] if value else [*words[place + 1 : place + 2]]
-        others = words[place + 2 - bool(value) :]
+        later_words = words[place + 2 - bool(value) :]
         form = form or "|".join(_listed("algorithms"))
-        values += takewhile(re.compile(form).fullmatch, others)
+        values += takewhile(re.compile(form).fullmatch, later_words)
         values = ",".join(values).split(",")
         if len(values) < 2:
             continue
-        way = other.replace("VALUES", ",".join(values))
-        if other.split()[0] not in flags:
-            way = f"fedlayers {command} {way}"
+        advice = plural_flag.replace("VALUES", ",".join(values))
+        if plural_flag.split()[0] not in flags:
+            advice = f"fedlayers {command} {advice}"
         raise UsageError(
-            f"{flag} must be one value; got {len(values)}. Several are written {way}."
+            f"{flag} must be one value; got {len(values)}. Several are written {advice}."
         )
 
 
 def _as_option(option: str, value: str, flags: Collection[str]) -> list[str]:
     """Return how an option of an algorithm or of a model is written, with the names of those that have it."""
-    stored = json.loads(Path(__file__).with_name("lists.json").read_bytes())
+    stored_lists = json.loads(Path(__file__).with_name("lists.json").read_bytes())
     takes_several = "--algorithms" in flags
-    ways = []
+    option_texts = []
     for kind, flag in (("algorithms", "--option"), ("models", "--model-option")):
-        texts = dict(chain.from_iterable(map(dict.items, stored[kind].values())))
+        texts = dict(chain.from_iterable(map(dict.items, stored_lists[kind].values())))
         option_keys = [
             k for k, text in texts.items() if re.search(rf"\b{option}=", text)
         ]
@@ -555,9 +558,11 @@ def _as_option(option: str, value: str, flags: Collection[str]) -> list[str]:
         key = option
         if takes_several and kind == "algorithms":
             key = f"{option_keys[0]}.{option}"
-        ways.append(f"{flag} {key}={value}, an option of {listing(option_keys, 3)}")
+        option_texts.append(
+            f"{flag} {key}={value}, an option of {listing(option_keys, 3)}"
+        )
     if "--model" in flags:
-        return ways
+        return option_texts
     return []
 
 
@@ -589,11 +594,11 @@ def _once(words: Sequence[str], lists: Collection[str]) -> list[str]:
                 part.append(AFTER_EQUALS + value)
                 part = parts[0]
         elif flag in positions:
-            way = "Leave one out."
+            advice = "Leave one out."
             if flag in ONE_VALUE:
-                command, several, _ = ONE_VALUE[flag]
-                way += f" Several are written fedlayers {command} {several}."
-            raise UsageError(f"{flag} must be given once; got it twice. {way}")
+                command, plural_flag, _ = ONE_VALUE[flag]
+                advice += f" Several are written fedlayers {command} {plural_flag}."
+            raise UsageError(f"{flag} must be given once; got it twice. {advice}")
         else:
             part = [word]
             parts.append(part)
@@ -640,17 +645,17 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
         if name in hidden or name not in defaults:
             continue
         hint, default = hints[name], defaults[name]
-        of_value = hint
+        value_type = hint
         if isinstance(hint, UnionType):
-            of_value = get_args(hint)[0]
-        list_kind = _several(name, of_value)
-        metavar = list_kind or of_value.__name__.upper()
+            value_type = get_args(hint)[0]
+        list_kind = _several(name, value_type)
+        metavar = list_kind or value_type.__name__.upper()
         nargs: Any = "*" if list_kind else 1
         if hint is bool:
             metavar, nargs = "", 0
-        read = partial(_value, of_value, commas=name in COMMAS)
+        parse_words = partial(_value, value_type, commas=name in COMMAS)
         spec = PrimitiveConstructorSpec(
-            nargs, metavar, read, lambda value: True, lambda value: [str(value)]
+            nargs, metavar, parse_words, lambda value: True, lambda value: [str(value)]
         )
         flag: Any = Annotated[object, spec]
         dataclass_field: Any = dataclasses.field(default=None)
@@ -662,12 +667,14 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
         if name == getattr(kind, "argument", ""):
             flag = Annotated[flag, conf.Positional]
             metavar = f"[{name.upper()}]" if default is None else name.upper()
-        shown = " ".join(map(str, as_list(name, default, empty=True)))
-        default_text = "" if shown in ("", "False") else f"(default: {shown})"
-        about = conf.arg(
+        shown_default = " ".join(map(str, as_list(name, default, empty=True)))
+        default_text = (
+            "" if shown_default in ("", "False") else f"(default: {shown_default})"
+        )
+        flag_settings = conf.arg(
             help=texts.get(name, ""), metavar=metavar, help_behavior_hint=default_text
         )
-        flags.append((name, Annotated[flag, about], dataclass_field))
+        flags.append((name, Annotated[flag, flag_settings], dataclass_field))
     return flags
 
 

@@ -122,11 +122,11 @@ def print_result(result: RunResult, out: Path) -> None:
     from fl_core.run import restore
     from fl_core.training.phases import Training
 
-    stored, plan, done = StoredRun(out), result.plan, result.done
+    stored_run, plan, done = StoredRun(out), result.plan, result.done
     rule = rule_of(result.engine)
-    best = {} if rule is None else rule.best
-    config, plan_given = restore.stored_config(stored.config)
-    scores = scores_text(stored.rows()[1], done, best)
+    best_rounds = {} if rule is None else rule.best
+    config, plan_given = restore.stored_config(stored_run.config)
+    scores = scores_text(stored_run.rows()[1], done, best_rounds)
     print(f"{scores}\n")
     if plan is not None:  # who gave a plan knows its evidence
         plan_text = plan if plan_given is None else repr(plan)
@@ -138,13 +138,13 @@ def print_result(result: RunResult, out: Path) -> None:
         model += " with fresh weights"
     optimizer = Training.of(config.training).description
     print(f"local training of {model}: {optimizer}\n")
-    times = out / "timing.jsonl"
-    if times.is_file():
-        print(recorder.read_pace(times).line())
+    timing_file = out / "timing.jsonl"
+    if timing_file.is_file():
+        print(recorder.read_pace(timing_file).line())
     if rule is not None:
         print(rule.report(done, result.engine.schedule.rounds))
     print(f"{plural(done, 'round')} of {result.engine.algorithm.name}: {out}")
-    check_end(stored, done if rule is None else best.get(rule.main, done))
+    check_end(stored_run, done if rule is None else best_rounds.get(rule.main, done))
 
 
 class ManyRuns(ConfiguredCommand):
@@ -175,19 +175,21 @@ class ManyRuns(ConfiguredCommand):
         name = type(self).__name__.lower()
         module = self.module or name
         study = getattr(import_module(f"fedlayers.decision.{module}"), name)
-        extra = {"command": line, "tell": say}
-        for key in extra.keys() & inspect.signature(study).parameters:
-            arguments[key] = extra[key]
+        command_arguments = {"command": line, "tell": say}
+        for key in command_arguments.keys() & inspect.signature(study).parameters:
+            arguments[key] = command_arguments[key]
         return self.show(study(**arguments), line)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the study's function: the configuration, and the flags of this command alone."""
         config = self.asked_config()
-        first = config.execution.seed
-        common = {field.name for field in dataclasses.fields(ConfiguredCommand)}
-        arguments = {k: v for k, v in vars(self).items() if k not in (*common, *KEYS)}
+        first_seed = config.execution.seed
+        common_fields = {field.name for field in dataclasses.fields(ConfiguredCommand)}
+        arguments = {
+            k: v for k, v in vars(self).items() if k not in (*common_fields, *KEYS)
+        }
         if self.seeds is not None and len(self.seeds) == 1:
-            arguments["seeds"] = tuple(range(first, first + self.seeds[0]))
+            arguments["seeds"] = tuple(range(first_seed, first_seed + self.seeds[0]))
         return {**arguments, "config": config}
 
     def show(self, result: object, line: str) -> Any:

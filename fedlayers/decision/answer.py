@@ -153,8 +153,8 @@ class Answer(Displayed):
         """Return a line for each way, the recommended one first, with its score and its difference to that one."""
         columns = ["way", self.score, "difference", "low", "high"]
         rows = [
-            (one.way, one.value, one.difference, one.low, one.high)
-            for one in self.lines
+            (line.way, line.value, line.difference, line.low, line.high)
+            for line in self.lines
         ]
         return pd.DataFrame(rows, columns=columns)
 
@@ -311,23 +311,23 @@ def difference(answer: Answer, line: Line, reverse: bool = False) -> str:
 
 def headline(answer: Answer) -> str:
     """Return what to do and how much better it is, in at most 60 words and eight numbers besides names."""
-    base = answer.line("base_rate")
+    base_line = answer.line("base_rate")
     score_text = score_name(answer)
     name = f"{answer.split.capitalize()} {score_text}"
     if answer.action == NONE:
-        first = "No way is better than the base rate: use none of them."
+        opening = "No way is better than the base rate: use none of them."
         value_text = number(answer, answer.best.value)
         score = f"{name} of the base rate {value_text}"
         if len(answer.lines) > 1:
-            other = answer.lines[1]
-            simple_name = describe(other.way, answer.task)
-            gap_words = difference(answer, other)
+            second_line = answer.lines[1]
+            simple_name = describe(second_line.way, answer.task)
+            gap_words = difference(answer, second_line)
             score += f"; {simple_name}: {gap_words}"
-        return f"{first} {score}."
-    first, rivals = _what_to_do(answer), _headline_rivals(answer)
-    if base is not None and not (base.shown and _worse(answer, base)):
-        gap = difference(answer, base, reverse=True)
-        first += f", which is not shown to be better than the base rate ({gap})"
+        return f"{opening} {score}."
+    opening, rivals = _what_to_do(answer), _headline_rivals(answer)
+    if base_line is not None and not (base_line.shown and _worse(answer, base_line)):
+        gap = difference(answer, base_line, reverse=True)
+        opening += f", which is not shown to be better than the base rate ({gap})"
         rivals = rivals[:1]
     comparisons = []
     for line in rivals:
@@ -341,7 +341,7 @@ def headline(answer: Answer) -> str:
     if comparisons:
         comparisons_text = " and ".join(comparisons)
         score += f": {comparisons_text}"
-    return f"{first}. {score}."
+    return f"{opening}. {score}."
 
 
 def _worse(answer: Answer, line: Line) -> bool:
@@ -351,25 +351,25 @@ def _worse(answer: Answer, line: Line) -> bool:
 
 def _headline_rivals(answer: Answer) -> list[Line]:
     """Return at most two lines that the headline compares with."""
-    first = "fedavg"
+    first_rival = "fedavg"
     if answer.action == SHARE_ALL:
-        first = "local"
-    wanted = [first, "linear_local", "boosting_local", "local", "fedavg"]
+        first_rival = "local"
+    rival_names = [first_rival, "linear_local", "boosting_local", "local", "fedavg"]
     if answer.action in (SHARE_SOME, ALONE):
-        wanted = ["fedavg", "local", "linear_local", "boosting_local"]
+        rival_names = ["fedavg", "local", "linear_local", "boosting_local"]
     line_of = {line.way: line for line in answer.better_than}
-    return [line_of[way] for way in dict.fromkeys(wanted) if way in line_of][:2]
+    return [line_of[way] for way in dict.fromkeys(rival_names) if way in line_of][:2]
 
 
 def _what_to_do(answer: Answer) -> str:
     """Return the first sentence without its end."""
-    task, way = answer.task, answer.way
+    task_kind, way = answer.task, answer.way
     if answer.action == ALONE:
-        what = describe(way, task)
+        way_text = describe(way, task_kind)
         if way not in ("linear_local", "boosting_local"):
-            what = "train the network at each client alone"
-            return f"Do not federate: {what}"
-        return f"Do not federate: use {what}"
+            way_text = "train the network at each client alone"
+            return f"Do not federate: {way_text}"
+        return f"Do not federate: use {way_text}"
     shared, local = answer.layers
     if way == LINEAR:
         text = "Share a linear model in place of the network"
@@ -408,88 +408,94 @@ def layer_names(names: tuple[str, ...]) -> str:
 def bullets(answer: Answer) -> list[str]:
     """Return further sentences, the most important first, as many as fit into 120 words with the headline."""
     words, sentences = len(headline(answer).split()), []
-    for line in _all_bullets(answer):
-        words += len(line.split())
+    for sentence in _all_bullets(answer):
+        words += len(sentence.split())
         if words > WORDS:
             break
-        sentences.append(line)
+        sentences.append(sentence)
     return sentences
 
 
 def _all_bullets(answer: Answer) -> list[str]:
-    task, lines = answer.task, []
+    task_kind, sentences = answer.task, []
     if answer.also_good:
         alternatives = []
         for line in answer.also_good:
-            other_name, gap = describe(line.way, task), difference(answer, line)
+            other_name, gap = describe(line.way, task_kind), difference(answer, line)
             alternatives.append(f"{other_name} ({gap})")
-        alone = all(line.action == ALONE for line in answer.also_good)
+        all_alone = all(line.action == ALONE for line in answer.also_good)
         ending = ""
-        if alone:
+        if all_alone:
             ending = " without federating"
-        lines.append(f"Within one standard error{ending}: {listing(alternatives)}.")
+        sentences.append(f"Within one standard error{ending}: {listing(alternatives)}.")
     network = answer.line(answer.network)
     if network is not None and answer.network != answer.way:
         gap = difference(answer, network)
-        network_name = describe(network.way, task)
-        lines.append(f"Of your network, {network_name} is best: {gap}.")
+        network_name = describe(network.way, task_kind)
+        sentences.append(f"Of your network, {network_name} is best: {gap}.")
     if answer.differ is not None:
-        probable = task in (CLASSIFICATION, MULTILABEL)
-        lines.append(answer.differ.text("log loss" if probable else "loss"))
-    lines += _client_bullets(answer)
+        has_probabilities = task_kind in (CLASSIFICATION, MULTILABEL)
+        sentences.append(
+            answer.differ.text("log loss" if has_probabilities else "loss")
+        )
+    sentences += _client_bullets(answer)
     if answer.alike:
         count = len(answer.alike)
-        lines.append(
+        sentences.append(
             f"Clients form {count} groups. Add --arms groups to try a model a group."
         )
     if answer.pooled is not None:
         gap = difference(answer, answer.pooled)
-        what = describe(answer.pooled.way, task)
-        lines.append(f"If the rows may be pooled, {what} is better: {gap}.")
-    elsewhere = [what for what, why in answer.not_tried.items() if why == ELSEWHERE]
+        subject = describe(answer.pooled.way, task_kind)
+        sentences.append(f"If the rows may be pooled, {subject} is better: {gap}.")
+    elsewhere = [way for way, reason in answer.not_tried.items() if reason == ELSEWHERE]
     if elsewhere:
-        lines.append(f"Not asked over sites: {listing(elsewhere)}.")
+        sentences.append(f"Not asked over sites: {listing(elsewhere)}.")
     failed = [way for way in answer.not_tried if way not in (LINEAR, *elsewhere)]
     if failed:
-        lines.append(f"Not tried, or failed: {listing(failed, NAMED)}.")
+        sentences.append(f"Not tried, or failed: {listing(failed, NAMED)}.")
     if len(answer.seeds) == 1:
-        lines.append("One seed: another split may name another way. Add --seeds 3.")
-    return lines
+        sentences.append("One seed: another split may name another way. Add --seeds 3.")
+    return sentences
 
 
 def _client_bullets(answer: Answer) -> list[str]:
     """Return who gains and who loses against local training, and the fallback."""
-    shown = answer.clients
-    if not shown:
+    effects = answer.clients
+    if not effects:
         return []
-    lose = [client for client, what in shown.items() if what == LOSES]
-    gain = [client for client, what in shown.items() if what == GAINS]
-    lines = []
-    if lose:
-        lines.append(f"Shown to lose against local training: {listing(lose, NAMED)}.")
-    if gain and answer.action != ALONE:
-        lines.append(
-            f"Shown to gain over local training: {len(gain)} of {len(shown)} clients."
+    losers = [client for client, effect in effects.items() if effect == LOSES]
+    winners = [client for client, effect in effects.items() if effect == GAINS]
+    sentences = []
+    if losers:
+        sentences.append(
+            f"Shown to lose against local training: {listing(losers, NAMED)}."
         )
-    elif not gain and not lose and answer.action != ALONE:
-        lines.append("No single client is shown to gain over local training.")
+    if winners and answer.action != ALONE:
+        sentences.append(
+            f"Shown to gain over local training: {len(winners)} of {len(effects)} clients."
+        )
+    elif not winners and not losers and answer.action != ALONE:
+        sentences.append("No single client is shown to gain over local training.")
     if answer.fallback:
         clients = listing(answer.fallback, NAMED)
-        lines.append(f"Lower validation loss alone: {clients}. Export with --fallback.")
-    return lines
+        sentences.append(
+            f"Lower validation loss alone: {clients}. Export with --fallback."
+        )
+    return sentences
 
 
 def text(answer: Answer) -> str:
     """Return the headline and as many bullets as fit into eight lines of 88 characters."""
-    lines = textwrap.wrap(headline(answer), WIDTH)
+    text_lines = textwrap.wrap(headline(answer), WIDTH)
     for bullet in bullets(answer):
-        wrapped = textwrap.wrap(
+        bullet_lines = textwrap.wrap(
             bullet, WIDTH, initial_indent="- ", subsequent_indent="  "
         )
-        if len(lines) + len(wrapped) > LINES:
+        if len(text_lines) + len(bullet_lines) > LINES:
             break
-        lines += wrapped
-    return "\n".join(lines)
+        text_lines += bullet_lines
+    return "\n".join(text_lines)
 
 
 # --- the table -------------------------------------------------------------------------------------------------
@@ -530,13 +536,13 @@ def legend(answer: Answer) -> str:
     seeds = "one seed"
     if len(answer.seeds) > 1:
         seeds = f"{len(answer.seeds)} seeds"
-    better = "Lower"
+    better_word = "Lower"
     if SCORES[answer.score]:
-        better = "Higher"
+        better_word = "Higher"
     remark = ""
     if answer.score == "loss" and answer.task in (CLASSIFICATION, MULTILABEL):
         remark = " It is calibrated on validation samples."
     return (
-        f"{answer.samples} {answer.split} samples, {seeds}. {better} is better.{remark} "
+        f"{answer.samples} {answer.split} samples, {seeds}. {better_word} is better.{remark} "
         "Intervals hold together (95 %, Bonferroni). Validation samples chose the way."
     )

@@ -93,19 +93,19 @@ def fit_boosting(
                 classifier.fit(x, label_y)
                 _write(module, [label], classifier, classifier.decision_function, x)
         return module
-    present, shares = np.unique(y), _log_shares(y, n_classes)
-    if len(present) == 1:
+    present_classes, shares = np.unique(y), _log_shares(y, n_classes)
+    if len(present_classes) == 1:
         module.base.copy_(shares)
         return module
     weights = None if class_weights is None else class_weights.numpy()[y]
     classifier.fit(x, y, sample_weight=weights)
     # of two classes there is one output: the log odds of the second
-    columns = present
-    if len(present) == 2:
-        columns = present[1:]
+    columns = present_classes
+    if len(present_classes) == 2:
+        columns = present_classes[1:]
     _write(module, columns, classifier, classifier.decision_function, x)
     module.absent.copy_(shares)
-    module.absent[present] = 0.0
+    module.absent[present_classes] = 0.0
     return module
 
 

@@ -84,9 +84,9 @@ def choose(
         RunError: every way failed.
 
     >>> import tempfile
-    >>> where = tempfile.TemporaryDirectory()
+    >>> folder = tempfile.TemporaryDirectory()
     >>> config = RunConfig(dataset="heart", rounds=4, eval_every=1)
-    >>> answer = choose(config, where.name, seeds=1, baselines=False, progress=False)
+    >>> answer = choose(config, folder.name, seeds=1, baselines=False, progress=False)
     >>> answer.seeds, sorted(answer.table["way"])
     ((0,), ['base_rate', 'fedavg', 'head_local', 'local'])
     """
@@ -98,12 +98,12 @@ def choose(
         config = config.with_keys(
             monitor=check_score(score, task_kind(config, objects))
         )
-    began = time.monotonic()
+    begin_time = time.monotonic()
     question = make_question(
         config, objects, out, arms, seeds, tune_rates, baselines, tell
     )
-    shown = {"parallel": True, "progress": progress is True, "live": live}
-    with open_backend(backend, config.execution.workers, **shown) as place:
+    display_options = {"parallel": True, "progress": progress is True, "live": live}
+    with open_backend(backend, config.execution.workers, **display_options) as place:
         line = foreseen(question, place.side_by_side)
         if progress is True:
             say(line)
@@ -111,9 +111,11 @@ def choose(
             tell(line)
         if dry_run:
             return unanswered(question, line)
-        trained = train_ways(question, place, tell)
+        trained_ways = train_ways(question, place, tell)
         workers = place.side_by_side
-    chosen_answer = replace(answered(trained), cost=cost_of(trained, workers, began))
+    chosen_answer = replace(
+        answered(trained_ways), cost=cost_of(trained_ways, workers, begin_time)
+    )
     if not chosen_answer.way:
         chosen_answer = replace(chosen_answer, next="")
     return store(chosen_answer, question.out)
@@ -147,8 +149,11 @@ def answered(trained: Trained) -> Answer:
     }
     tuning = {}
     for name, by_seed in trained.runs.items():
-        one = by_seed[question.seeds[0]]
-        tuning[name] = trained.tuning[name].epochs, one.rate(trained.tuning[name])
+        finished_run = by_seed[question.seeds[0]]
+        tuning[name] = (
+            trained.tuning[name].epochs,
+            finished_run.rate(trained.tuning[name]),
+        )
     return answer(
         table,
         losses,
@@ -171,12 +176,12 @@ def _plan_of(trained: Trained, name: str) -> LayerPlan | None:
     plan = question.way(name).plan
     if plan is None:
         return None
-    one, tuning = trained.runs[name][question.seeds[0]], trained.tuning[name]
-    detail: dict[str, Any] = {"lr": one.lr}
+    finished_run, tuning = trained.runs[name][question.seeds[0]], trained.tuning[name]
+    detail: dict[str, Any] = {"lr": finished_run.lr}
     if tuning.epochs:
         detail |= {
             "fine_tuning": tuning.epochs,
-            "fine_tuning_rate": one.rate(tuning),
+            "fine_tuning_rate": finished_run.rate(tuning),
         }
     return plan.with_shared(
         plan.shared,
@@ -206,13 +211,13 @@ def cost_of(trained: Trained, workers: int, began: float) -> dict[str, float]:
     question = trained.question
     epochs = trained.fine_tuning_epochs()
     jobs = [job for job in trained.jobs if job.arm != LINEAR]
-    spent = measured_cost(question.task, jobs, workers, epochs)
+    cost = measured_cost(question.task, jobs, workers, epochs)
     clients = len(question.task.data.clients)
     return {
         "bytes_a_round": bytes_a_round(question.task) / clients,
-        "rounds": spent.rounds,
-        "full_runs": round(spent.full_runs, 2),
-        "bytes": spent.n_bytes,
+        "rounds": cost.rounds,
+        "full_runs": round(cost.full_runs, 2),
+        "bytes": cost.n_bytes,
         "seconds": round(time.monotonic() - began, 1),
     }
 

@@ -80,21 +80,27 @@ def compared_jobs(
     """
     for name in options or {}:
         check_known("algorithm of this comparison", name, algorithms)
-    named = config.federation.plan
-    has_plan = plan is not None or named is not None
-    if plan is None and named not in (None, AUTO):
-        config, plan = config.with_keys(plan=None), plan_at(str(named))
-    using = plan_users(algorithms, has_plan)
+    plan_name = config.federation.plan
+    has_plan = plan is not None or plan_name is not None
+    if plan is None and plan_name not in (None, AUTO):
+        config, plan = config.with_keys(plan=None), plan_at(str(plan_name))
+    algorithms_with_plan = plan_users(algorithms, has_plan)
     arms = []
     for name in algorithms:
         own_settings, keys = (
             (settings or {}).get(name, {}),
             (options or {}).get(name, {}),
         )
-        if name not in using:
+        if name not in algorithms_with_plan:
             own_settings = {**own_settings, "plan": None}
         arms.append(
-            Way(name, name, plan if name in using else None, own_settings, keys)
+            Way(
+                name,
+                name,
+                plan if name in algorithms_with_plan else None,
+                own_settings,
+                keys,
+            )
         )
     jobs = jobs_of(arms, config, seeds, Path(out or "") / "runs", **common)
     partitions = {
@@ -133,8 +139,8 @@ def compare(
 
     >>> config = RunConfig(dataset="heart", rounds=1)
     >>> import tempfile
-    >>> where = tempfile.TemporaryDirectory()
-    >>> comparison = compare(config, ["local", "fedavg"], seeds=[0, 1], out=where.name, progress=False)
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> comparison = compare(config, ["local", "fedavg"], seeds=[0, 1], out=folder.name, progress=False)
     >>> comparison.table[["algorithm", "model", "seeds"]].values.tolist()
     [['local', 'personal', 2], ['fedavg', 'global', 2]]
 
@@ -170,8 +176,8 @@ def compare(
         settings, options = tuned.apply(config, algorithms, seeds, options, **objects)
     arguments = (config, algorithms, seeds, out, options, plan, settings)
     jobs = compared_jobs(*arguments, set(), command=command, **objects)
-    shown = {"progress": progress, "live": live}
-    with open_backend(backend, config.execution.workers, **shown) as place:
+    display_options = {"progress": progress, "live": live}
+    with open_backend(backend, config.execution.workers, **display_options) as place:
         train(jobs, place)
     score_of_table = score or main_score(set(jobs[0].rows["metric"]))
     table, frame, _ = table_of(jobs, score_of_table, TEST, baselines=baselines)
@@ -180,13 +186,16 @@ def compare(
     for job in jobs[: len(algorithms)]:
         training = Training.of(job.resolved.training).description
         by_training.setdefault(training, []).append(job.arm)
-    described = list(by_training)
+    training_texts = list(by_training)
     if len(by_training) > 1:
-        described = [
-            f"{listing(trained_so)}: {how}" for how, trained_so in by_training.items()
+        training_texts = [
+            f"{listing(algorithm_names)}: {training_text}"
+            for training_text, algorithm_names in by_training.items()
         ]
-    best = bool(task.config.federation.patience)
-    result = Comparison(frame, best, "; ".join(described), table, score=score)
+    has_stopping_rule = bool(task.config.federation.patience)
+    result = Comparison(
+        frame, has_stopping_rule, "; ".join(training_texts), table, score=score
+    )
     header = {**task.header(command), "runs": len(jobs)}
     rows.write(out / "rows.jsonl", header, rows.records(result.frame))
     write_atomically(out / "table.csv", csv_bytes(result.table))
@@ -237,9 +246,9 @@ def table_of(
             parts[seed, job.arm, split] = part
         if not baselines:
             continue
-        for one in predictors(losses):
-            frames.append(rows.frame(baseline_rows(losses, one)))
-            parts[seed, one.name, split] = losses.part(one, split, score)
+        for predictor in predictors(losses):
+            frames.append(rows.frame(baseline_rows(losses, predictor)))
+            parts[seed, predictor.name, split] = losses.part(predictor, split, score)
     overlap = {split: seed_losses[-1].overlap(seed_losses[0], split)}
     table = LossTable(parts, score, overlap, tuple(seed_losses[0].sizes))
     frame = pd.DataFrame()
@@ -255,22 +264,22 @@ def _scored(
 
     In the rows the loss of probabilities is calibrated, and ``training_loss`` is as in training.
     """
-    frame, probable = job.rows, losses.kind in PROBABLE
-    if probable:
+    frame, has_probabilities = job.rows, losses.kind in PROBABLE
+    if has_probabilities:
         frame = frame.assign(metric=frame["metric"].replace("loss", "training_loss"))
     try:
         loaded = losses.load(job.path, job.model)
     except UsageError:
-        if probable:
+        if has_probabilities:
             warn(f"{job.arm} has no loss: its clients hold parts of the model")
         scores = scores_of(headline(frame, split, job.best_round is not None))
         means = scores.set_index("metric")["value"]
         return frame, mean_alone(float(means.get(score, math.nan)))
-    one = losses.of_models(job.arm, loaded.models)
-    part = losses.part(one, split, score)
-    if probable and split == TEST:
+    predictor = losses.of_models(job.arm, loaded.models)
+    part = losses.part(predictor, split, score)
+    if has_probabilities and split == TEST:
         frame_rows = rows_of(
-            losses, one, job.arm, loaded.round, loaded.kind, "calibrated"
+            losses, predictor, job.arm, loaded.round, loaded.kind, "calibrated"
         )
         calibrated = rows.frame(frame_rows)
         calibrated = calibrated[calibrated["metric"] == "loss"]
@@ -295,15 +304,15 @@ def _warn_of_seen(
     if plan.why.data != data.digest:
         return  # measured on other data: which samples it has seen is not known
     training_samples = samples_of(data.partition, "train")
-    if leaking := [
+    if leaking_seeds := [
         str(seed)
         for seed, partition in partitions.items()
         if training_samples & samples_of(partition, "test")
     ]:
-        seeds_word = "seeds" if len(leaking) > 1 else "seed"
+        seeds_word = "seeds" if len(leaking_seeds) > 1 else "seed"
         warn(
             f"the plan was measured on training data of seed {seed} that hold test samples of "
-            f"{seeds_word} {listing(leaking)}; with plan='auto', and under playerfl, "
+            f"{seeds_word} {listing(leaking_seeds)}; with plan='auto', and under playerfl, "
             "every run decides on its own training data"
         )
 
@@ -366,10 +375,10 @@ def tune(
         RunError: every trial of an algorithm failed.
 
     >>> import tempfile
-    >>> where = tempfile.TemporaryDirectory()
+    >>> folder = tempfile.TemporaryDirectory()
     >>> config = RunConfig(dataset="heart", rounds=2)
-    >>> found = tune(config, ["fedavg", "fedprox"], {"lr": "0.001,0.1", "mu": "0.01..1:log"}, where.name, trials=2)
-    >>> found.trials, sorted(found.settings["fedprox"]), sorted(found.settings["fedavg"])
+    >>> tuned = tune(config, ["fedavg", "fedprox"], {"lr": "0.001,0.1", "mu": "0.01..1:log"}, folder.name, trials=2)
+    >>> tuned.trials, sorted(tuned.settings["fedprox"]), sorted(tuned.settings["fedavg"])
     ({'fedavg': 2, 'fedprox': 2}, ['lr', 'mu'], ['lr'])
     """
     out = study_folder(out)
@@ -381,21 +390,29 @@ def tune(
     score = check_score(score or MAIN[kind], kind)
     for name in options or {}:
         check_known("algorithm that is tuned", name, algorithms)
-    searched = spaces(search, algorithms, options)
-    for key in sorted({*chain.from_iterable(searched.values())}):
+    spaces_by_algorithm = spaces(search, algorithms, options)
+    for key in sorted({*chain.from_iterable(spaces_by_algorithm.values())}):
         if key in TRAINING and config.value(key) is not None:
             raise UsageError(f"{key} must be searched or set, not both. Leave one out.")
-    using = plan_users(algorithms, given=config.federation.plan is not None)
-    arms, tested, lines = [], {}, []
+    algorithms_with_plan = plan_users(
+        algorithms, given=config.federation.plan is not None
+    )
+    arms, tested_settings, lines = [], {}, []
     for name in algorithms:
-        fixed = {} if name in using else {"plan": None}
-        points_of_way = points(searched[name], trials, config.execution.seed)
+        fixed_settings = {} if name in algorithms_with_plan else {"plan": None}
+        points_of_way = points(spaces_by_algorithm[name], trials, config.execution.seed)
         for number, point in enumerate(points_of_way):
-            settings, extra = parts_of(point)
-            all_own = {**(options or {}).get(name, {}), **extra}
-            arm = Way(f"{name}-{number:03}", name, None, {**fixed, **settings}, all_own)
+            settings, algorithm_options = parts_of(point)
+            all_own = {**(options or {}).get(name, {}), **algorithm_options}
+            arm = Way(
+                f"{name}-{number:03}",
+                name,
+                None,
+                {**fixed_settings, **settings},
+                all_own,
+            )
             arms.append(arm)
-            tested[name, number] = point
+            tested_settings[name, number] = point
             line = {"arm": arm.name, "algorithm": name, "trial": number}
             lines.append({**line, **point})
     settings_table = pd.DataFrame(lines)
@@ -403,11 +420,11 @@ def tune(
     tasks: dict[str, Task] = {}
     for job, task in zip(jobs, assembled(jobs, announced=set()), strict=True):
         tasks[job.arm] = task
-    first = tasks[jobs[0].arm]
-    shown = {"parallel": True, "progress": progress, "live": live}
-    with open_backend(backend, config.execution.workers, **shown) as place:
+    first_task = tasks[jobs[0].arm]
+    display_options = {"parallel": True, "progress": progress, "live": live}
+    with open_backend(backend, config.execution.workers, **display_options) as place:
         cost = estimate_cost(tasks, jobs, place.side_by_side).text()
-        tell(f"at most {cost}" if first.config.federation.patience else cost)
+        tell(f"at most {cost}" if first_task.config.federation.patience else cost)
         failed = train(jobs, place, tell)
     losses, _, failed = table_of(jobs, score, VALIDATION, failed)
     table = _table(
@@ -416,18 +433,21 @@ def tune(
         {job.arm: failed[job.name] for job in jobs if job.name in failed},
     )
     write_atomically(out / "trials.csv", csv_bytes(table))
-    best = table[table["best"]].set_index("algorithm")
+    best_trials = table[table["best"]].set_index("algorithm")
     for name in algorithms:
-        if name not in best.index:
+        if name not in best_trials.index:
             reason = table.loc[table["algorithm"] == name, "failed"].iloc[0]
             raise RunError(f"every trial of {name} failed, the first with: {reason}")
     result = Tuned(
-        settings={name: tested[name, best["trial"][name]] for name in algorithms},
-        values={name: float(best["value"][name]) for name in algorithms},
+        settings={
+            name: tested_settings[name, best_trials["trial"][name]]
+            for name in algorithms
+        },
+        values={name: float(best_trials["value"][name]) for name in algorithms},
         trials=settings_table.groupby("algorithm", sort=False).size().to_dict(),
         score=score,
-        dataset=first.config.data.dataset,
-        rounds=int(first.config.federation.rounds or 1),
+        dataset=first_task.config.data.dataset,
+        rounds=int(first_task.config.federation.rounds or 1),
         seeds=seeds,
         version=__version__,
         table=table,
@@ -449,7 +469,7 @@ def _table(
         for arm in tried["arm"]
     ]
     table["failed"] = [failed.get(arm, "") for arm in tried["arm"]]
-    ranked = losses.sign * table["value"]
-    best = ranked.dropna().groupby(table["algorithm"]).idxmax()
-    table["best"] = table.index.isin(best)
+    signed_values = losses.sign * table["value"]
+    best_rows = signed_values.dropna().groupby(table["algorithm"]).idxmax()
+    table["best"] = table.index.isin(best_rows)
     return table

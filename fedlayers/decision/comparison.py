@@ -89,29 +89,30 @@ class Comparison(Displayed):
     left_out: list[str] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        final = headline(self.frame, best=self.best).reset_index(drop=True)
-        if final.empty:
+        final_rows = headline(self.frame, best=self.best).reset_index(drop=True)
+        if final_rows.empty:
             raise UsageError(
                 "rows must have test scores of a finished run; got none. Finish the run first."
             )
-        metrics = list(final["metric"].unique())
+        metrics = list(final_rows["metric"].unique())
         self.score = check_known(
             "score in these rows", self.score or main_score(metrics), metrics
         )
-        self.positive = positive_in(final)
-        lacking = rows.without_score(final)
+        self.positive = positive_in(final_rows)
+        lacks_score = rows.without_score(final_rows)
         means = (
-            final[~lacking]
+            final_rows[~lacks_score]
             .groupby(["algorithm", "client", "metric"], sort=False)["value"]
             .mean(skipna=False)
         )
         self.clients = means.reset_index()
         self.left_out = rows.left_out(
-            final[
-                lacking & final["metric"].isin([*_scores_to_show(metrics), self.score])
+            final_rows[
+                lacks_score
+                & final_rows["metric"].isin([*_scores_to_show(metrics), self.score])
             ]
         )
-        self.scores = scores_of(final)
+        self.scores = scores_of(final_rows)
         blocks = self._blocks.drop(index=list(NAIVE), errors="ignore")
         try:
             ranks = statistics.ranks(blocks, higher_is_better=SCORES[self.score])
@@ -122,20 +123,23 @@ class Comparison(Displayed):
     @property
     def _blocks(self) -> pd.DataFrame:
         """Return the scores that rank as a table algorithms x seeds."""
-        chosen = self.scores[self.scores["metric"] == self.score]
-        return chosen.pivot(index="algorithm", columns="seed", values="value").loc[
-            chosen["algorithm"].unique()
+        score_rows = self.scores[self.scores["metric"] == self.score]
+        return score_rows.pivot(index="algorithm", columns="seed", values="value").loc[
+            score_rows["algorithm"].unique()
         ]
 
     def _table(self, ranks: pd.Series) -> pd.DataFrame:
         metrics, algorithms = set(self.scores["metric"]), set(self.clients["algorithm"])
         order = dict.fromkeys((*_scores_to_show(metrics), *SCORES))
         lines = []
-        for name, part in self.scores.groupby("algorithm", sort=False):
-            line: dict[str, Any] = {"algorithm": name, "model": part["model"].iloc[0]}
-            line["seeds"] = part["seed"].nunique()
+        for name, algorithm_rows in self.scores.groupby("algorithm", sort=False):
+            line: dict[str, Any] = {
+                "algorithm": name,
+                "model": algorithm_rows["model"].iloc[0],
+            }
+            line["seeds"] = algorithm_rows["seed"].nunique()
             for metric in filter(metrics.__contains__, order):
-                values = part.loc[part["metric"] == metric, "value"]
+                values = algorithm_rows.loc[algorithm_rows["metric"] == metric, "value"]
                 interval = statistics.UNKNOWN
                 if len(values):
                     interval = statistics.mean_interval(values)
@@ -145,8 +149,10 @@ class Comparison(Displayed):
             line["incentive"] = math.nan
             if name not in BASELINES and set(BASELINES) <= algorithms:
                 local, fedavg = map(self._of, BASELINES)
-                higher = SCORES[self.score]
-                line["incentive"] = statistics.incentive(scores, local, fedavg, higher)
+                higher_is_better = SCORES[self.score]
+                line["incentive"] = statistics.incentive(
+                    scores, local, fedavg, higher_is_better
+                )
             line["rank"] = ranks.get(name, np.nan)
             if self.positive:
                 line["positive"] = self.positive
@@ -160,24 +166,29 @@ class Comparison(Displayed):
     @property
     def legend(self) -> str:
         """Return the meaning of the table's columns, the local training, the baselines, and why ranks are missing."""
-        better = "below"
+        better_word = "below"
         if SCORES[self.score]:
-            better = "above"
+            better_word = "above"
         columns = LEGEND.format(
             moment=MOMENTS[self.best],
             seeds=plural(self.scores["seed"].nunique(), "seed"),
             score=label_of(self.score, self.positive),
-            better=better,
+            better=better_word,
         )
         lines = [columns]
         if self.losses is not None:
             lines.append(GAPS)
         lines += [f"{line}." for line in self.left_out]
-        if missing := sorted(set(BASELINES) - set(self.table["algorithm"])):
-            lines.append(f"no incentive: it needs {listing(missing)} here, too.")
-        if partial := list(self.table["algorithm"][self.table["fairness"].isna()]):
+        if missing_baselines := sorted(set(BASELINES) - set(self.table["algorithm"])):
             lines.append(
-                f"no fairness and no incentive of {listing(partial)}: a client has no {self.score} with some seed."
+                f"no incentive: it needs {listing(missing_baselines)} here, too."
+            )
+        if partial_algorithms := list(
+            self.table["algorithm"][self.table["fairness"].isna()]
+        ):
+            lines.append(
+                f"no fairness and no incentive of {listing(partial_algorithms)}: "
+                f"a client has no {self.score} with some seed."
             )
         if self.unranked:
             lines.append(f"{self.unranked}.")
@@ -195,22 +206,22 @@ class Comparison(Displayed):
         together (Bonferroni).
         """
         score, means = self.score, self._blocks.mean(axis=1).round(3)  # as printed
-        best = str(means.idxmax() if SCORES[score] else means.idxmin())
-        others = [str(name) for name in means.index if name != best]
-        texts = {best: ""}
-        for name in others:
-            gap = means[name] - means[best]
+        best_name = str(means.idxmax() if SCORES[score] else means.idxmin())
+        other_names = [str(name) for name in means.index if name != best_name]
+        texts = {best_name: ""}
+        for name in other_names:
+            gap = means[name] - means[best_name]
             ends = ""
-            if self.losses is not None and {name, best} <= {*self.losses.ways}:
-                gain = self.losses.gain(name, best, TEST)
-                low, high = gain.interval(len(others))[1:]
+            if self.losses is not None and {name, best_name} <= {*self.losses.ways}:
+                gain = self.losses.gain(name, best_name, TEST)
+                low, high = gain.interval(len(other_names))[1:]
                 if not SCORES[score]:
                     low, high = -high, -low
                 ends = bracket(score, low, high)
             gap_text = in_column(score, gap)
             texts[name] = f"{gap_text}{ends}"
         table = display_name(self.table, score)
-        table.insert(3, f"against {best}", table["algorithm"].map(texts))
+        table.insert(3, f"against {best_name}", table["algorithm"].map(texts))
         return table
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -225,8 +236,8 @@ class Comparison(Displayed):
     def latex(self) -> str:
         """Return a small table for LaTeX: each algorithm's scores, its difference to the best one, and its rank."""
         left_out = ["model", "seeds", "fairness", f"incentive{_GAP}%"]
-        shown = self.shown().drop(columns=left_out)
-        return str(shown.to_latex(index=False, escape=True))
+        shown_table = self.shown().drop(columns=left_out)
+        return str(shown_table.to_latex(index=False, escape=True))
 
     def summary(self) -> Summary:
         """Return the number of algorithms and seeds, and the table."""
@@ -236,8 +247,8 @@ class Comparison(Displayed):
 
     def text(self) -> str:
         """Return the table for a terminal, with the meaning of its columns."""
-        shown = self.shown().drop(columns=["model", "seeds"])
-        return f"{shown.to_string(index=False)}\n\n{self.legend}"
+        shown_table = self.shown().drop(columns=["model", "seeds"])
+        return f"{shown_table.to_string(index=False)}\n\n{self.legend}"
 
 
 def _scores_to_show(there: Iterable[str]) -> tuple[str, ...]:
@@ -247,18 +258,18 @@ def _scores_to_show(there: Iterable[str]) -> tuple[str, ...]:
 
 def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
     """Format a comparison's table: shares in percent, intervals after the mean, and a further score if named."""
-    shown = table[["algorithm", "model", "seeds"]].copy()
+    shown_table = table[["algorithm", "model", "seeds"]].copy()
     shown_scores = _scores_to_show(table.columns)
     positive = str(next(iter(table.get("positive", ())), ""))
     for metric in (
         shown_scores if score in ("", *shown_scores) else (score, *shown_scores)
     ):
         title = label_of(metric, positive) + f"{_GAP}%" * TABLE[metric].share
-        half = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2
+        half_width = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2
         in_unit = partial(in_column, metric)
-        spread = f"{_GAP}±{_GAP}" + half.map(in_unit)
-        text = table[metric].map(in_unit) + spread.where(np.isfinite(half), "")
-        shown[title] = text.where(table[metric].notna(), "–")
+        spread = f"{_GAP}±{_GAP}" + half_width.map(in_unit)
+        text = table[metric].map(in_unit) + spread.where(np.isfinite(half_width), "")
+        shown_table[title] = text.where(table[metric].notna(), "–")
     columns = {
         "fairness": ("fairness", "{:.1e}", 1),
         f"incentive{_GAP}%": ("incentive", "{:.0f}", 100),
@@ -266,8 +277,8 @@ def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
     }
     for title, (name, form, unit) in columns.items():
         has_value = table[name].notna()
-        shown[title] = (unit * table[name]).map(form.format).where(has_value, "–")
-    return shown
+        shown_table[title] = (unit * table[name]).map(form.format).where(has_value, "–")
+    return shown_table
 
 
 def bracket(score: str, low: float, high: float) -> str:
@@ -287,8 +298,10 @@ def bracket(score: str, low: float, high: float) -> str:
 def main_model(frame: pd.DataFrame, *by: str) -> pd.DataFrame:
     """Return the rows of the model that clients use, the personal one if there is one, in each group of ``by``."""
     models = frame.groupby([*by])["model"]
-    used = models.transform(lambda group_models: rows.used_model(set(group_models)))
-    return frame[frame["model"] == used]
+    used_model = models.transform(
+        lambda group_models: rows.used_model(set(group_models))
+    )
+    return frame[frame["model"] == used_model]
 
 
 def headline(
@@ -300,19 +313,21 @@ def headline(
     name then ends in ``@best_val``. A model without a best round has its last.
     """
     run = ["algorithm", "seed"]
-    scored = frame[frame["metric"].isin(list(SCORES)) & (frame["model"] != "local")]
-    test = scored[scored["split"] == split]
-    last = test.groupby(run)["round"].transform("max")
-    final = main_model(test[test["round"] == last], *run)
+    score_rows = frame[frame["metric"].isin(list(SCORES)) & (frame["model"] != "local")]
+    split_rows = score_rows[score_rows["split"] == split]
+    last_rounds = split_rows.groupby(run)["round"].transform("max")
+    final_rows = main_model(split_rows[split_rows["round"] == last_rounds], *run)
     if not best:
-        return final
-    of_model = [*run, "model"]
-    stored = frame.loc[frame["metric"] == BEST_ROUND, [*of_model, "value"]]
-    wanted = final[[*of_model, "round"]].drop_duplicates()
-    wanted = wanted.merge(stored, how="left")
-    wanted["round"] = wanted.pop("value").astype("Int64").fillna(wanted["round"])
-    at_best = test.merge(wanted)
-    return at_best.assign(model=at_best["model"] + BEST)
+        return final_rows
+    model_keys = [*run, "model"]
+    stored_rounds = frame.loc[frame["metric"] == BEST_ROUND, [*model_keys, "value"]]
+    model_rounds = final_rows[[*model_keys, "round"]].drop_duplicates()
+    model_rounds = model_rounds.merge(stored_rounds, how="left")
+    model_rounds["round"] = (
+        model_rounds.pop("value").astype("Int64").fillna(model_rounds["round"])
+    )
+    best_rows = split_rows.merge(model_rounds)
+    return best_rows.assign(model=best_rows["model"] + BEST)
 
 
 def scores_of(final: pd.DataFrame) -> pd.DataFrame:
@@ -322,9 +337,9 @@ def scores_of(final: pd.DataFrame) -> pd.DataFrame:
         Columns ``algorithm``, ``seed``, ``model``, ``metric`` and ``value``.
     """
     keys = ["algorithm", "seed", "model", "metric"]
-    lacking = rows.without_score(final)
+    lacks_score = rows.without_score(final)
     lines = [
-        (*key, rows.client_mean(part, lacking))
-        for key, part in final.groupby(keys, sort=False)
+        (*key, rows.client_mean(client_scores, lacks_score))
+        for key, client_scores in final.groupby(keys, sort=False)
     ]
     return pd.DataFrame(lines, columns=[*keys, "value"])

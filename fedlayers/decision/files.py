@@ -42,27 +42,35 @@ def store_models(out: Path, answer: Answer, trained: Trained) -> None:
     for name in Folder(folder).names():  # of an earlier decision
         Folder(folder).remove(name)
     for name, by_seed in trained.simple.items():
-        one = by_seed.get(seed)
-        if one is not None and one.models:
+        predictor = by_seed.get(seed)
+        if predictor is not None and predictor.models:
             names = [name]
             if name == answer.way:
                 names.append(stored_models.RECOMMENDED)
             for file_name in names:
-                _store_simple(folder, file_name, losses, one, out.name)
+                _store_simple(folder, file_name, losses, predictor, out.name)
     if answer.way not in trained.runs or isinstance(
         losses.task.data.shape, PackedShape
     ):
         return
     try:
-        models, task, about = _described(trained, answer.way)
-        one = trained.runs[answer.way][seed].tuned[trained.tuning[answer.way]]
+        models, task, description = _described(trained, answer.way)
+        predictor = trained.runs[answer.way][seed].tuned[trained.tuning[answer.way]]
         name = stored_models.RECOMMENDED
-        _store(folder, name, losses, one, task, models, about)
+        _store(folder, name, losses, predictor, task, models, description)
         if answer.fallback:
-            alone, *_ = _described(trained, "local")
-            models |= {client: alone[client] for client in answer.fallback}
-            mixed = _mixed(trained, one, answer.fallback)
-            _store(folder, stored_models.FALLBACK, losses, mixed, task, models, about)
+            local_models, *_ = _described(trained, "local")
+            models |= {client: local_models[client] for client in answer.fallback}
+            mixed_predictor = _mixed(trained, predictor, answer.fallback)
+            _store(
+                folder,
+                stored_models.FALLBACK,
+                losses,
+                mixed_predictor,
+                task,
+                models,
+                description,
+            )
     except UsageError as error:
         warn(
             f"the models of {answer.way} are not stored, so they cannot be exported: {error}"
@@ -72,11 +80,13 @@ def store_models(out: Path, answer: Answer, trained: Trained) -> None:
 def _mixed(trained: Trained, one: Predictor, clients: tuple[str, ...]) -> Predictor:
     """Return a way's predictor with local training for some clients."""
     seed = trained.question.seeds[0]
-    alone = trained.runs["local"][seed].tuned[trained.tuning["local"]]
+    local_predictor = trained.runs["local"][seed].tuned[trained.tuning["local"]]
     outputs = {}
     for split, by_client in one.outputs.items():
-        changed = {c: alone.outputs[split][c] for c in clients if c in by_client}
-        outputs[split] = {**by_client, **changed}
+        replaced_outputs = {
+            c: local_predictor.outputs[split][c] for c in clients if c in by_client
+        }
+        outputs[split] = {**by_client, **replaced_outputs}
     return Predictor("fallback", outputs)
 
 
@@ -90,8 +100,8 @@ def _store_simple(
     config = losses.task.config.with_keys(
         model=model, model_options=options, adapt=None, algorithm="fedavg", options={}
     )
-    first = next(iter(one.models.values()))
-    layers = layers_of(first, example(losses.task.data.shape))
+    first_model = next(iter(one.models.values()))
+    layers = layers_of(first_model, example(losses.task.data.shape))
     task = replace(losses.task, config=config, layers=layers)
     task = replace(task, own={**task.own, "model": None})
     run: dict[str, Any] = {
@@ -102,8 +112,8 @@ def _store_simple(
         "model": "personal",
         "client": None,
     }
-    about = describe_model(task, first, None, run)
-    _store(folder, name, losses, one, task, one.models, about)
+    description = describe_model(task, first_model, None, run)
+    _store(folder, name, losses, one, task, one.models, description)
 
 
 def _described(
@@ -111,22 +121,28 @@ def _described(
 ) -> tuple[dict[str, nn.Module], Task, dict[str, Any]]:
     """Return a way's models in the first seed after their fine-tuning, their task, and their description."""
     seed = trained.question.seeds[0]
-    losses, one = trained.question.losses[seed], trained.runs[way][seed]
+    losses, finished_run = trained.question.losses[seed], trained.runs[way][seed]
     tuning = trained.tuning[way]
-    loaded = losses.load(one.job.path, one.job.model)
+    loaded = losses.load(finished_run.job.path, finished_run.job.model)
     models, names = loaded.models, every(loaded.task.layers)
     if tuning.epochs:
-        tuner = losses.tuner(one.job, loaded)
+        tuner = losses.tuner(finished_run.job, loaded)
         for k, client in enumerate(models):
-            tuned = tuner.tuned(k, names, one.rate(tuning), tuning.epochs)
-            tree.load(models[client], tuned)
-    about = of_run(Run(one.job.path), loaded.kind, None, loaded.round)
-    about["run"] |= {
+            tuned_weights = tuner.tuned(
+                k, names, finished_run.rate(tuning), tuning.epochs
+            )
+            tree.load(models[client], tuned_weights)
+    description = of_run(Run(finished_run.job.path), loaded.kind, None, loaded.round)
+    description["run"] |= {
         "fine_tuning": tuning.epochs,
-        "fine_tuning_rate": one.rate(tuning),
+        "fine_tuning_rate": finished_run.rate(tuning),
     }
     task = loaded.task
-    return models, task, describe_model(task, next(iter(models.values())), **about)
+    return (
+        models,
+        task,
+        describe_model(task, next(iter(models.values())), **description),
+    )
 
 
 def _store(

@@ -137,8 +137,8 @@ class TrainingJob:
         if not self.begun:
             return False
         run = store.Run(self.path)
-        last = self.until or self.resolved.federation.rounds or 1
-        return run.finished or run.rounds[-1:] >= [last]
+        last_round = self.until or self.resolved.federation.rounds or 1
+        return run.finished or run.rounds[-1:] >= [last_round]
 
     def is_past(self, done: int) -> bool:
         """Return whether its stored run has more than ``done`` rounds."""
@@ -386,30 +386,30 @@ def open_backend(
     end_unguarded()
     if parallel and workers > 1 and not backend:
         backend, workers = f"local:{workers}", 0
-    opened: AbstractContextManager[Backend]
+    backend_context: AbstractContextManager[Backend]
     if isinstance(backend, Backend):
-        opened = nullcontext(backend)
+        backend_context = nullcontext(backend)
     elif backend and workers > 1:
         raise UsageError(
             "backend trains whole runs side by side, each in one process. Leave workers out."
         )
     else:
-        opened = closing(_named(backend) if backend else InProcessBackend())
+        backend_context = closing(_named(backend) if backend else InProcessBackend())
     picture = Live() if live else nullcontext()
-    with opened as place, picture as place.live:
+    with backend_context as place, picture as place.live:
         place.progress = progress
         yield place
 
 
 def _named(name: str) -> Backend:
     check_backend(name)
-    kind, _, rest = name.partition(":")
+    kind, _, argument = name.partition(":")
     if kind == RAY:
         from fedlayers.backends.cluster import Cluster
 
-        return Cluster(rest)
-    if int(rest) > 1:
-        return Local(int(rest))
+        return Cluster(argument)
+    if int(argument) > 1:
+        return Local(int(argument))
     return InProcessBackend()
 
 
@@ -440,8 +440,8 @@ def seeds_of(
         UsageError: no seed, or a repeated one.
     """
     if seeds is None:
-        first = config.execution.seed + apart
-        return tuple(range(first, first + count))
+        first_seed = config.execution.seed + apart
+        return tuple(range(first_seed, first_seed + count))
     if isinstance(seeds, Integral):
         check_value("seeds", int(seeds), ROUNDS)
         return seeds_of(config, None, int(seeds), apart)
@@ -457,12 +457,12 @@ def plan_users(algorithms: Sequence[str], given: bool) -> set[str]:
     Raises:
         UsageError: a plan is given, and none uses it.
     """
-    using = {name for name in algorithms if find(name).uses_plan}
-    if given and not using:
+    algorithms_with_plan = {name for name in algorithms if find(name).uses_plan}
+    if given and not algorithms_with_plan:
         raise UsageError(
             f"algorithms must have one that uses a plan; got {listing(algorithms)}. Add one, such as fedper."
         )
-    return using
+    return algorithms_with_plan
 
 
 def study_folder(out: Path | str) -> Path:
@@ -502,14 +502,14 @@ def check_stored(path: Path, task: Task) -> None:
         return
     run = store.Run(path)
     restore.check_given(path, run.config, **task.own)
-    stored, plan = restore.stored_config(run.config)
+    stored_config, plan = restore.stored_config(run.config)
     config = task.config
     if task.plan is not None:
         config = task.config.with_keys(plan=None)
     for name in [key for key in KEYS if key not in FREE]:
         # a stored tuple is a list
-        if json.dumps(stored.value(name)) != json.dumps(config.value(name)):
-            stored_value = stored.value(name)
+        if json.dumps(stored_config.value(name)) != json.dumps(config.value(name)):
+            stored_value = stored_config.value(name)
             own_value = config.value(name)
             raise UsageError(
                 f"{path} was run with {name}={stored_value!r}, now it is {own_value!r}. "

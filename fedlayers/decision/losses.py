@@ -107,7 +107,7 @@ def rounded_rate(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A finished run of a way, and what its clients predict after each amount of fine-tuning.
 
     Attributes:
@@ -115,8 +115,9 @@ class Finished:
         learned_nothing: whether its training loss is not below that of the base rate, before fine-tuning.
         loaded: the run's models; None if they are at sites.
         last: the models of the last round, for tests that need models which were not selected on validation samples.
-        cross: by amount, outputs of each client's model of the last round for the validation samples of its block,
-            client by client; empty unless ``parts`` were given.
+        cross: for each amount of fine-tuning the outputs of the last round's models, client by client. Each client's
+            model predicts the validation samples of all clients of its block. Blocks are the argument ``parts`` of
+            :meth:`SeedLosses.finish`. Empty without blocks.
     """
 
     job: TrainingJob
@@ -171,7 +172,7 @@ class SeedLosses:
 
     def _samples(self, split: str) -> pd.DataFrame:
         """Return a line for each sample: its client, its group, and its weight in means over the federation."""
-        parts = []
+        client_tables = []
         for client in self.task.data.clients:
             if client.name not in self.labels[split]:
                 continue
@@ -183,11 +184,13 @@ class SeedLosses:
             )
             weights = self.weights(client.name, part_of_client.y).numpy()
             table = {"client": client.name, "group": groups, "weight": weights}
-            parts.append(pd.DataFrame(table))
-        if not parts:
+            client_tables.append(pd.DataFrame(table))
+        if not client_tables:
             return pd.DataFrame(columns=["client", "group", "weight"])
-        all_samples = pd.concat(parts, ignore_index=True)
-        return all_samples.assign(group=nested_groups(part["group"] for part in parts))
+        all_samples = pd.concat(client_tables, ignore_index=True)
+        return all_samples.assign(
+            group=nested_groups(client_table["group"] for client_table in client_tables)
+        )
 
     # --- predictors ---
 
@@ -224,20 +227,20 @@ class SeedLosses:
         """
         clients, seed = self.task.data.clients, job.config.execution.seed
         near = [[k] for k in range(len(clients))]
-        for part in parts:
-            for k in part:
-                near[k] = list(part)
+        for block in parts:
+            for k in block:
+                near[k] = list(block)
         return Tuner(
             loaded.models[clients[0].name],
             loaded.task.criterion,
             Training.of(job.resolved.training),
-            [(one.train, one.validation) for one in clients],
+            [(client.train, client.validation) for client in clients],
             seed,
             loaded.round,
-            [tree.state_dict(loaded.models[one.name]) for one in clients],
+            [tree.state_dict(loaded.models[client.name]) for client in clients],
             samples=None,
             near=[[*sets, len(clients) + k] for k, sets in enumerate(near)],
-            beside=[one.test for one in clients],
+            beside=[client.test for client in clients],
         )
 
     def finish(
@@ -245,7 +248,7 @@ class SeedLosses:
         job: TrainingJob,
         amounts: Sequence[Tuning] = (Tuning(),),
         parts: Sequence[Sequence[int]] = (),
-    ) -> Finished:
+    ) -> FinishedRun:
         """Return a finished run with what its clients predict after some amounts of fine-tuning.
 
         Args:
@@ -259,27 +262,29 @@ class SeedLosses:
         tuner = self.tuner(job, loaded, parts)
         lr = float(job.resolved.training.lr or 0)
         sets = parts_after(tuner, loaded.task, lr, amounts)
-        tuned = {
+        predictors = {
             amount: self.of_parts(job.arm, by_split)
             for amount, by_split in sets.items()
         }
-        last, cross = loaded, {}
+        last_models, cross = loaded, {}
         if parts:
             if store.Run(job.path).stopping_rule() is not None:
-                last = self.load(job.path, job.model, "last")
-                tuner = self.tuner(job, last, parts)
+                last_models = self.load(job.path, job.model, "last")
+                tuner = self.tuner(job, last_models, parts)
                 # the test reads no amount at the full rate
-                read = [amount for amount in amounts if amount.factor != 1.0]
-                sets = parts_after(tuner, last.task, lr, read)
-            own = len(tuner.near)
+                amounts_read = [amount for amount in amounts if amount.factor != 1.0]
+                sets = parts_after(tuner, last_models.task, lr, amounts_read)
+            n_own_sets = len(tuner.near)
             for amount, by_split in sets.items():
-                after_own = [
-                    after for (_, split), after in by_split.items() if split < own
+                outputs_of_own = [
+                    set_outputs
+                    for (_, split), set_outputs in by_split.items()
+                    if split < n_own_sets
                 ]
-                cross[amount] = torch.cat(after_own)
-        excess = [self.excess(name, one) for name, one in loaded.models.items()]
-        useless = self.kind in PROBABLE and not math.fsum(excess) < 0
-        return Finished(job, tuned, useless, loaded, last, cross)
+                cross[amount] = torch.cat(outputs_of_own)
+        excess = [self.excess(name, model) for name, model in loaded.models.items()]
+        learned_nothing = self.kind in PROBABLE and not math.fsum(excess) < 0
+        return FinishedRun(job, predictors, learned_nothing, loaded, last_models, cross)
 
     def excess(self, client: str, model: nn.Module) -> float:
         """Return the sum of a client's training losses minus those of the base rate; 0 without probabilities."""
@@ -296,11 +301,11 @@ class SeedLosses:
         clients, logits = self.task.data.clients, self.task.criterion.logits
         outputs = {
             split: {
-                one.name: logits(parts[k, k + at]).double()
-                for k, one in enumerate(clients)
-                if one.name in self.labels[split]
+                client.name: logits(parts[k, k + first_set]).double()
+                for k, client in enumerate(clients)
+                if client.name in self.labels[split]
             }
-            for split, at in ((VALIDATION, 0), (TEST, len(clients)))
+            for split, first_set in ((VALIDATION, 0), (TEST, len(clients)))
         }
         return Predictor(name, outputs)
 
@@ -369,9 +374,9 @@ class SeedLosses:
             temperature, weight = evaluate.fit(outputs, y, weights, base)
             return max(1.0, temperature), weight
         if half is not None:
-            part = torch.from_numpy(self.halves == half)
-            outputs, y = outputs[part], y[part]
-            weights, base = weights[part], base[part]
+            in_half = torch.from_numpy(self.halves == half)
+            outputs, y = outputs[in_half], y[in_half]
+            weights, base = weights[in_half], base[in_half]
         return evaluate.fit(outputs, y, weights, base)
 
     def _joined(self, one: Predictor, split: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -403,13 +408,17 @@ class SeedLosses:
                 ]
             )
         elif split == VALIDATION and self.halves is not None:
-            fitted = torch.tensor([self.calibration(one, half) for half in (1, 0)])
-            pairs = fitted.double()[torch.from_numpy(self.halves)]
-            hot = outputs / pairs[:, :1] + pairs[:, 1:] * base
-            per_sample = evaluate.log_losses(hot, y)
+            calibrations = torch.tensor(
+                [self.calibration(one, half) for half in (1, 0)]
+            )
+            pairs = calibrations.double()[torch.from_numpy(self.halves)]
+            calibrated_outputs = outputs / pairs[:, :1] + pairs[:, 1:] * base
+            per_sample = evaluate.log_losses(calibrated_outputs, y)
         else:
-            hot = evaluate.calibrated(outputs, *self.calibration(one), base)
-            per_sample = evaluate.log_losses(hot, y)
+            calibrated_outputs = evaluate.calibrated(
+                outputs, *self.calibration(one), base
+            )
+            per_sample = evaluate.log_losses(calibrated_outputs, y)
         by_client = per_sample.double().split(sizes)
         return dict(zip(self.labels[split], by_client, strict=True))
 
@@ -436,7 +445,10 @@ class SeedLosses:
         self, named: Mapping[str, Predictor], split: str, score: str
     ) -> Mapping[str, Part | SumPart]:
         """Return the score of each predictor in a split, for a table of losses."""
-        return {name: self.part(one, split, score) for name, one in named.items()}
+        return {
+            name: self.part(predictor, split, score)
+            for name, predictor in named.items()
+        }
 
     def part(self, one: Predictor, split: str, score: str = "loss") -> Part:
         """Return a predictor's score in a split, for a table of losses."""
@@ -463,23 +475,27 @@ class SeedLosses:
         if score == "loss":
             losses = torch.cat([*self.losses(one, split).values()])
             return samples.assign(value=losses.numpy())
-        parts = []
+        client_tables = []
         for client, rows in samples.groupby("client", sort=False):
             outputs, y = one.outputs[split][client], self.labels[split][client]
-            whole = self._scores(outputs, y)[score]
+            score_of_all = self._scores(outputs, y)[score]
             block = pd.factorize(rows["group"])[0] % BLOCKS
             count = block.max() + 1
-            values = np.full(count, whole)
-            for left in range(count if count > 1 else 0):
-                inside = torch.from_numpy(block != left)
-                score_without = self._scores(outputs[inside], y[inside])[score]
+            values = np.full(count, score_of_all)
+            for omitted_block in range(count if count > 1 else 0):
+                is_inside = torch.from_numpy(block != omitted_block)
+                score_without = self._scores(outputs[is_inside], y[is_inside])[score]
                 if not math.isnan(score_without):
-                    values[left] = count * whole - (count - 1) * score_without
+                    values[omitted_block] = (
+                        count * score_of_all - (count - 1) * score_without
+                    )
             weight = self.sizes[str(client)] / count
             table = {"client": client, "group": np.arange(count), "weight": weight}
-            parts.append(pd.DataFrame({**table, "value": values}).dropna())
-        all_draws = pd.concat(parts, ignore_index=True)
-        return all_draws.assign(group=nested_groups(part["group"] for part in parts))
+            client_tables.append(pd.DataFrame({**table, "value": values}).dropna())
+        all_draws = pd.concat(client_tables, ignore_index=True)
+        return all_draws.assign(
+            group=nested_groups(client_table["group"] for client_table in client_tables)
+        )
 
     # --- scores ---
 
@@ -536,7 +552,10 @@ def parts_after(
 ) -> dict[Tuning, dict[tuple[int, int], Tensor]]:
     """Return the outputs of :func:`outputs_after`, split by (client number, set of samples)."""
     outputs = outputs_after(tuner, task, lr, amounts)
-    return {amount: tuner.parts(after) for amount, after in outputs.items()}
+    return {
+        amount: tuner.parts(amount_outputs)
+        for amount, amount_outputs in outputs.items()
+    }
 
 
 def outputs_after(
@@ -551,13 +570,13 @@ def outputs_after(
     """
     names, outputs = every(task.layers), {Tuning(): tuner.start}
     for factor in dict.fromkeys(amount.factor for amount in amounts if amount.epochs):
-        chosen = [
+        amounts_at_factor = [
             amount for amount in amounts if amount.epochs and amount.factor == factor
         ]
-        epochs = [amount.epochs for amount in chosen]
+        epochs = [amount.epochs for amount in amounts_at_factor]
         try:
-            tuned = tuner.outputs(names, chosen[0].rate(lr), epochs)
+            tuned_outputs = tuner.outputs(names, amounts_at_factor[0].rate(lr), epochs)
         except NonFiniteError:
             continue
-        outputs |= dict(zip(chosen, tuned, strict=True))
+        outputs |= dict(zip(amounts_at_factor, tuned_outputs, strict=True))
     return outputs

@@ -79,27 +79,40 @@ def estimate_cost(
         tuning_epochs: epochs of fine-tuning of all clients together. They run one after another.
         step: seconds of a training step; timed by default.
     """
-    first = tasks[jobs[0].arm]
-    config = first.config
-    full = int(config.federation.rounds or 1)
-    most = sum(job.until or full for job in jobs)
-    waits = int(config.federation.patience or 0) * int(config.execution.eval_every or 1)
-    likely = full
-    if waits:
-        likely = min(full, 2 * waits)
-    ends = [min(job.until or full, likely) for job in jobs]
-    moved = [bytes_a_round(tasks[job.arm]) for job in jobs]
-    steps = [round_steps(tasks[job.arm]) for job in jobs]
-    together = sum(map(operator.mul, ends, steps)) / _side_by_side(len(jobs), workers)
-    epoch = sum(
-        math.ceil(n / Training.of(config.training).batch_size)
-        for n in first.data.weights
+    first_task = tasks[jobs[0].arm]
+    config = first_task.config
+    full_rounds = int(config.federation.rounds or 1)
+    most_rounds = sum(job.until or full_rounds for job in jobs)
+    waiting_rounds = int(config.federation.patience or 0) * int(
+        config.execution.eval_every or 1
     )
-    step = step or seconds_a_step(first)
-    seconds = step * (together + tuning_epochs * epoch)
-    n_bytes = sum(map(operator.mul, ends, moved))
-    whole = sum(ends) + tuning_epochs / max(1, int(config.training.epochs or 1))
-    return Cost(len(jobs), sum(ends), whole / full, n_bytes, seconds, most)
+    likely_rounds = full_rounds
+    if waiting_rounds:
+        likely_rounds = min(full_rounds, 2 * waiting_rounds)
+    end_rounds = [min(job.until or full_rounds, likely_rounds) for job in jobs]
+    bytes_per_round = [bytes_a_round(tasks[job.arm]) for job in jobs]
+    steps = [round_steps(tasks[job.arm]) for job in jobs]
+    training_steps = sum(map(operator.mul, end_rounds, steps)) / _side_by_side(
+        len(jobs), workers
+    )
+    steps_per_epoch = sum(
+        math.ceil(n / Training.of(config.training).batch_size)
+        for n in first_task.data.weights
+    )
+    step = step or seconds_a_step(first_task)
+    seconds = step * (training_steps + tuning_epochs * steps_per_epoch)
+    n_bytes = sum(map(operator.mul, end_rounds, bytes_per_round))
+    total_rounds = sum(end_rounds) + tuning_epochs / max(
+        1, int(config.training.epochs or 1)
+    )
+    return Cost(
+        len(jobs),
+        sum(end_rounds),
+        total_rounds / full_rounds,
+        n_bytes,
+        seconds,
+        most_rounds,
+    )
 
 
 def measured_cost(
@@ -109,20 +122,22 @@ def measured_cost(
 
     The arguments are those of :func:`estimate_cost`.
     """
-    rounds, sent, seconds = 0, 0.0, 0.0
+    rounds, sent_bytes, seconds = 0, 0.0, 0.0
     for job in jobs:
         clock = job.path / "timing.jsonl"
         if not clock.is_file():  # it failed before its first round
             continue
-        moved = job.rows["metric"].isin(["bytes_down", "bytes_up"])
-        sent += float(job.rows.loc[moved, "value"].sum())
+        is_traffic = job.rows["metric"].isin(["bytes_down", "bytes_up"])
+        sent_bytes += float(job.rows.loc[is_traffic, "value"].sum())
         by_round = recorder.by_round(clock)
         rounds += max(by_round, default=0)
         seconds += math.fsum(spent_round["train"] for spent_round in by_round.values())
-    full = int(task.config.federation.rounds or 1)
+    full_rounds = int(task.config.federation.rounds or 1)
     seconds /= _side_by_side(len(jobs), workers)
-    whole = rounds + tuning_epochs / max(1, int(task.config.training.epochs or 1))
-    return Cost(len(jobs), rounds, whole / full, sent, seconds)
+    total_rounds = rounds + tuning_epochs / max(
+        1, int(task.config.training.epochs or 1)
+    )
+    return Cost(len(jobs), rounds, total_rounds / full_rounds, sent_bytes, seconds)
 
 
 def bytes_a_round(task: Task) -> float:
@@ -130,14 +145,14 @@ def bytes_a_round(task: Task) -> float:
 
     If the run itself chooses the shared layers, this is the maximum.
     """
-    algorithm, live = task.algorithm(task.plan), tree.named_tensors(task.model)
+    algorithm, tensors = task.algorithm(task.plan), tree.named_tensors(task.model)
     clients, share = range(len(task.data.clients)), task.config.federation.participation
     if not algorithm.static_traffic or algorithm.decides:
-        return 2.0 * tree.n_bytes(live) * len(clients) * share
+        return 2.0 * tree.n_bytes(tensors) * len(clients) * share
     total = 0
     for client in clients:
         for names in (algorithm.shared, algorithm.uploaded):
-            total += tree.n_bytes(tree.select(live, names(Round(0), client)))
+            total += tree.n_bytes(tree.select(tensors, names(Round(0), client)))
     return share * total
 
 
@@ -149,10 +164,10 @@ def round_steps(task: Task) -> float:
     algorithm = task.algorithm(task.plan)
     if algorithm.decides:
         algorithm = FedAvg(task.task_info)
-    first = Round(0, sampled=tuple(range(len(task.data.weights))))
+    first_round = Round(0, sampled=tuple(range(len(task.data.weights))))
     size, steps = Training.of(task.config.training).batch_size, 0.0
     for client, n in enumerate(task.data.weights):
-        phases = algorithm.phases(first, client)
+        phases = algorithm.phases(first_round, client)
         steps += sum(phase.length(math.ceil(n / size)) for phase in phases)
     return steps * task.config.federation.participation
 
@@ -168,11 +183,11 @@ def seconds_a_step(task: Task) -> float:
     training = Training.of(task.config.training)
     samples = min(len(split), STEPS * training.batch_size)
     arguments = task.model, task.criterion, training, [(split, split)], 0, 0
-    tuner, began = Tuner(*arguments, samples=samples), 0.0
+    tuner, begin_time = Tuner(*arguments, samples=samples), 0.0
     for _ in range(2):
-        began = time.perf_counter()
+        begin_time = time.perf_counter()
         tuner.tuned(0, every(task.layers), rate=1e-12, epochs=1)
-    return (time.perf_counter() - began) / math.ceil(samples / training.batch_size)
+    return (time.perf_counter() - begin_time) / math.ceil(samples / training.batch_size)
 
 
 def format_seconds(seconds: float) -> str:

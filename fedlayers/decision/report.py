@@ -90,8 +90,11 @@ def write_page(answer: Answer, out: Path, command: str = "") -> Path:
         page.points(overview(task, answer))
     with page.fold("The data"):
         if task.data.table.columns:
-            shown = task.data.table.summary()
-            page.table(pd.DataFrame(shown.rows, columns=shown.columns), shown.lead)
+            table_summary = task.data.table.summary()
+            page.table(
+                pd.DataFrame(table_summary.rows, columns=table_summary.columns),
+                table_summary.lead,
+            )
         if task.data.task == CLASSIFICATION:
             counts = task.data.class_counts()
             axes = plots.partition(counts)
@@ -106,8 +109,8 @@ def write_page(answer: Answer, out: Path, command: str = "") -> Path:
     ]
     if command:
         facts.append(f"command: `{command}`")
-    if shared := answer.trained.runs.get("fedavg"):
-        path = shared[question.seeds[0]].job.path
+    if fedavg_runs := answer.trained.runs.get("fedavg"):
+        path = fedavg_runs[question.seeds[0]].job.path
         facts.append(
             "how much of the clients' differences each layer can absorb: "
             f"`fedlayers diagnose {path} --metrics layer_tuning --model personal`"
@@ -127,7 +130,11 @@ def client_losses(answer: Answer) -> pd.DataFrame:
         return pd.DataFrame()
     seed = trained.question.seeds[0]
     losses = trained.question.losses[seed]
-    predictors = {name: one for at, name, one in trained.predictors() if at == seed}
+    predictors = {
+        name: predictor
+        for run_seed, name, predictor in trained.predictors()
+        if run_seed == seed
+    }
     predictors[BASE_RATE] = losses.base_rate
     names = dict.fromkeys((answer.way, "local", "linear_local", BASE_RATE))
     table = pd.DataFrame(
@@ -148,11 +155,14 @@ def _add_learning(page: Page, out: Path, answer: Answer) -> None:
         return
     frames = []
     for name, by_seed in answer.trained.runs.items():
-        frames += [one.job.rows.assign(algorithm=name) for one in by_seed.values()]
+        frames += [
+            finished_run.job.rows.assign(algorithm=name)
+            for finished_run in by_seed.values()
+        ]
     frame = pd.concat(frames, ignore_index=True)
-    main = main_score(frame["metric"].unique())
-    axes = plots.learning(frame, main, split="validation")
-    axes.set_title(learning_title(axes, main), fontsize=9)
+    main_metric = main_score(frame["metric"].unique())
+    axes = plots.learning(frame, main_metric, split="validation")
+    axes.set_title(learning_title(axes, main_metric), fontsize=9)
     picture = figure_of(axes)
     caption = (
         "The main score on validation samples during training, before fine-tuning."
@@ -162,15 +172,19 @@ def _add_learning(page: Page, out: Path, answer: Answer) -> None:
 
 def learning_title(axes: Axes, score: str) -> str:
     """Return a title: which way has the best score in the last round of the picture."""
-    last = {str(line.get_label()): line.get_ydata() for line in axes.get_lines()}
-    scores = pd.Series({name: float(np.asarray(y)[-1]) for name, y in last.items()})
+    curve_by_label = {
+        str(line.get_label()): line.get_ydata() for line in axes.get_lines()
+    }
+    scores = pd.Series(
+        {name: float(np.asarray(y)[-1]) for name, y in curve_by_label.items()}
+    )
     scores = scores.dropna()
     if scores.empty:
         return "no way has a score at its last round"
-    best = scores.idxmin()
+    best_name = scores.idxmin()
     if SCORES[score]:
-        best = scores.idxmax()
-    return f"{best} is best at its last round: {scores[best]:.3g}"
+        best_name = scores.idxmax()
+    return f"{best_name} is best at its last round: {scores[best_name]:.3g}"
 
 
 def partition_title(counts: pd.DataFrame) -> str:
@@ -183,8 +197,8 @@ def partition_title(counts: pd.DataFrame) -> str:
     largest = shares.max(axis=1)
     client = largest.idxmax()
     kind = shares.loc[client].idxmax()
-    client_name, what = as_label(client), as_label(kind)
-    return f"{client_name}: {largest[client]:.0%} of its samples are {what}"
+    client_name, class_label = as_label(client), as_label(kind)
+    return f"{client_name}: {largest[client]:.0%} of its samples are {class_label}"
 
 
 def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:
@@ -200,41 +214,41 @@ def draw_answer(answer: Answer) -> Figure:
 
     The better half of the ways sets the axis. A way far outside it is an arrow at the edge, with its number.
     """
-    lines, tall = answer.lines, 0.9 + 0.26 * len(answer.lines)
-    with_plan = answer.plan is not None
+    lines, height = answer.lines, 0.9 + 0.26 * len(answer.lines)
+    has_plan = answer.plan is not None
     figure, axes = plt.subplots(
-        2 if with_plan else 1,
+        2 if has_plan else 1,
         squeeze=False,
-        figsize=(6.4, tall + 1.4 * with_plan),
-        height_ratios=[tall, 1.4][: 1 + with_plan],
+        figsize=(6.4, height + 1.4 * has_plan),
+        height_ratios=[height, 1.4][: 1 + has_plan],
         layout="constrained",
     )
-    upper, places = axes[0, 0], np.arange(len(lines))
+    upper_axes, positions = axes[0, 0], np.arange(len(lines))
     values = np.array([line.value for line in lines])
     gaps = np.array([line.difference for line in lines])
     low = gaps - np.array([line.low for line in lines])
     high = np.array([line.high for line in lines]) - gaps
     colours = ["C0" if line.action or not answer.way else "0.5" for line in lines]
     colours[0] = "C1"
-    upper.errorbar(
-        values, places, xerr=np.nan_to_num([low, high]), fmt="none", ecolor=colours
+    upper_axes.errorbar(
+        values, positions, xerr=np.nan_to_num([low, high]), fmt="none", ecolor=colours
     )
-    upper.scatter(values, places, c=colours, zorder=3)
-    upper.axvline(values[0], color="0.7", linewidth=0.8)
-    ways = np.array([bool(line.action) or k == 0 for k, line in enumerate(lines)])
-    reach = np.sort(np.abs(gaps[ways]))[: 2 + ways.sum() // 2].max(initial=0.0)
+    upper_axes.scatter(values, positions, c=colours, zorder=3)
+    upper_axes.axvline(values[0], color="0.7", linewidth=0.8)
+    is_way = np.array([bool(line.action) or k == 0 for k, line in enumerate(lines)])
+    reach = np.sort(np.abs(gaps[is_way]))[: 2 + is_way.sum() // 2].max(initial=0.0)
     if reach > 0 and np.abs(gaps).max() > 4 * reach:
         edges = values[0] - 1.5 * reach, values[0] + 1.5 * reach
         if values.min() >= 0:
             edges = max(0.0, edges[0]), edges[1]
-        mark_beyond(upper, places, values, edges, answer.digits)
-    upper.set_yticks(places, [as_label(line.way) for line in lines])
-    upper.set_title(title_of(answer), fontsize=9)
-    better = "higher" if SCORES[answer.score] else "lower"
+        mark_beyond(upper_axes, positions, values, edges, answer.digits)
+    upper_axes.set_yticks(positions, [as_label(line.way) for line in lines])
+    upper_axes.set_title(title_of(answer), fontsize=9)
+    better_word = "higher" if SCORES[answer.score] else "lower"
     score_text = score_name(answer)
-    upper.set(
+    upper_axes.set(
         ylim=(len(lines) - 0.5, -0.5),
-        xlabel=f"{answer.split} {score_text} ({better} is better)",
+        xlabel=f"{answer.split} {score_text} ({better_word} is better)",
     )
     if answer.plan is not None:
         plan = LayerPlan(answer.plan.layers, answer.plan.shared)
@@ -269,9 +283,9 @@ def mark_beyond(
             text, edge, align = f"← {value:.{digits}f}", edges[0], "left"
         else:
             continue
-        looks: dict[str, Any] = {"va": "center", "ha": align, "fontsize": 8}
-        paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        ax.text(edge, place, text, bbox=paper, **looks)
+        text_style: dict[str, Any] = {"va": "center", "ha": align, "fontsize": 8}
+        box_style = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        ax.text(edge, place, text, bbox=box_style, **text_style)
 
 
 def draw_clients(clients: pd.DataFrame) -> Figure:
@@ -284,30 +298,36 @@ def draw_clients(clients: pd.DataFrame) -> Figure:
     figure, ax = plt.subplots(
         figsize=(6.4, 0.9 + 0.22 * len(table)), layout="constrained"
     )
-    places = np.arange(len(table))
+    positions = np.arange(len(table))
     values = table[names].to_numpy(float)
-    ax.hlines(places, values.min(axis=1), values.max(axis=1), color="0.8", zorder=1)
+    ax.hlines(positions, values.min(axis=1), values.max(axis=1), color="0.8", zorder=1)
     for place, name in enumerate(names):
         colour = "0.5" if name == BASE_RATE else f"C{(1, 0, 2, 3)[place]}"
         label = as_label(name)
         if not place:
             label += " (recommended)"
-        ax.scatter(table[name], places, color=colour, label=label, zorder=9 - place)
+        ax.scatter(table[name], positions, color=colour, label=label, zorder=9 - place)
     ways = table[[name for name in names if name != BASE_RATE]].to_numpy(float)
-    least, most = np.nanmin(ways), np.nanmax(ways)
-    beyond = np.nanmax(values) - most
-    if len(names) > 1 and beyond > most - least > 0:
-        room = 0.3 * (most - least)
-        highest = np.where(values.max(axis=1) > most + room, values.max(axis=1), np.nan)
-        mark_beyond(ax, places, highest, (least - room, most + room), 2)
+    lowest_loss, highest_loss = np.nanmin(ways), np.nanmax(ways)
+    excess = np.nanmax(values) - highest_loss
+    if len(names) > 1 and excess > highest_loss - lowest_loss > 0:
+        margin = 0.3 * (highest_loss - lowest_loss)
+        highest = np.where(
+            values.max(axis=1) > highest_loss + margin, values.max(axis=1), np.nan
+        )
+        mark_beyond(
+            ax, positions, highest, (lowest_loss - margin, highest_loss + margin), 2
+        )
     ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.set_yticks(places, [as_label(printable(str(name))) for name in table["client"]])
+    ax.set_yticks(
+        positions, [as_label(printable(str(name))) for name in table["client"]]
+    )
     ax.set(xlabel="loss on test samples", ylim=(len(table) - 0.5, -0.5))
     if "local" in names[1:]:
-        lower = int((table[names[0]] < table["local"]).sum())
+        n_lower = int((table[names[0]] < table["local"]).sum())
         client_label = as_label(names[0])
         ax.set_title(
-            f"{client_label} has a lower loss than local training at {lower} of {plural(len(table), 'client')}",
+            f"{client_label} has a lower loss than local training at {n_lower} of {plural(len(table), 'client')}",
             fontsize=9,
         )
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8)

@@ -128,18 +128,20 @@ def spaces(
         keys_of[name] = [*TRAINING, *(field.name for field in fields(kind.Config))]
     spaces_of: dict[str, dict[str, Search]] = {name: {} for name in algorithms}
     for name_and_key, text in over.items():
-        chosen = [name for name in algorithms if name_and_key.startswith(f"{name}.")]
+        prefixed_algorithms = [
+            name for name in algorithms if name_and_key.startswith(f"{name}.")
+        ]
         key = name_and_key
-        if chosen:
-            key = name_and_key.removeprefix(f"{chosen[0]}.")
-        names = chosen or algorithms
-        having = [name for name in names if key in keys_of[name]]
-        if not having:
+        if prefixed_algorithms:
+            key = name_and_key.removeprefix(f"{prefixed_algorithms[0]}.")
+        names = prefixed_algorithms or algorithms
+        algorithms_with_key = [name for name in names if key in keys_of[name]]
+        if not algorithms_with_key:
             key_names = dict.fromkeys(
                 chain.from_iterable(keys_of[name] for name in names)
             )
             check_known(f"key to tune of {listing(names)}", key, key_names)
-        for name in having:
+        for name in algorithms_with_key:
             if key in (options or {}).get(name, {}):
                 raise UsageError(
                     f"{key} of {name} must be searched or set, not both. Leave one out."
@@ -173,13 +175,13 @@ def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
     >>> points(space, 5, seed=0) == grid[:5]
     True
     """
-    whole = math.prod(
+    n_grid_points = math.prod(
         len(range_of_key) if isinstance(range_of_key, tuple) else trials
         for range_of_key in space.values()
     )
-    chosen: list[Point] = []
+    chosen_points: list[Point] = []
     for attempt in range(ATTEMPTS * trials):
-        if len(chosen) == min(trials, whole):
+        if len(chosen_points) == min(trials, n_grid_points):
             break
         point = {}
         for key, range_of_key in space.items():
@@ -188,9 +190,9 @@ def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
                 point[key] = range_of_key[int(share * len(range_of_key))]
             else:
                 point[key] = range_of_key.at(share)
-        if point not in chosen:
-            chosen.append(point)
-    return chosen
+        if point not in chosen_points:
+            chosen_points.append(point)
+    return chosen_points
 
 
 def _value(text: str) -> Any:
@@ -273,12 +275,12 @@ class Tuned(Displayed):
         algorithms: Sequence[str],
         seeds: Sequence[int],
         options: Mapping[str, Mapping[str, Any]] | None = None,
-        **given: Any,
+        **own: Any,
     ) -> tuple[Settings, Settings]:
         """Return the settings and the options of a comparison's algorithms, tuned and given ones together.
 
         Args:
-            given: data and model from Python, as in :class:`fl_core.config.Own`.
+            own: data and model from Python, as in :class:`fl_core.config.Own`.
 
         Warns:
             UserWarning: some algorithms were not tuned, or on another dataset.
@@ -286,8 +288,8 @@ class Tuned(Displayed):
         Raises:
             UsageError: a seed that tuning used, a key that is also given, or no algorithm that was tuned.
         """
-        tuned = [name for name in algorithms if name in self.settings]
-        if not tuned:
+        tuned_algorithms = [name for name in algorithms if name in self.settings]
+        if not tuned_algorithms:
             raise UsageError(
                 f"algorithms must have one that was tuned: {listing(self.settings)}; got {listing(algorithms)}."
             )
@@ -295,22 +297,26 @@ class Tuned(Displayed):
             raise UsageError(
                 f"Seed {tuned_seeds[0]} was used for tuning. Use others to compare, such as {max(self.seeds) + 1}."
             )
-        if resolve(config, **given).data.dataset != self.dataset:
+        if resolve(config, **own).data.dataset != self.dataset:
             warn(f"tuned on {self.dataset}, compared on {config.data.dataset}")
-        if rest := [name for name in algorithms if name not in tuned]:
-            warn(f"{listing(rest)} not tuned as the others were: default settings")
+        if untuned_algorithms := [
+            name for name in algorithms if name not in tuned_algorithms
+        ]:
+            warn(
+                f"{listing(untuned_algorithms)} not tuned as the others were: default settings"
+            )
         options_of = {name: dict((options or {}).get(name, {})) for name in algorithms}
-        settings: Settings = {name: {} for name in tuned}
-        for name in tuned:
-            training, others = parts_of(self.settings[name])
-            twice = [key for key in training if config.value(key) is not None]
-            twice += options_of[name].keys() & others
-            if twice:
+        settings: Settings = {name: {} for name in tuned_algorithms}
+        for name in tuned_algorithms:
+            training, tuned_options = parts_of(self.settings[name])
+            repeated_keys = [key for key in training if config.value(key) is not None]
+            repeated_keys += options_of[name].keys() & tuned_options
+            if repeated_keys:
                 raise UsageError(
-                    f"{twice[0]} of {name} must be tuned or set, not both. Leave one out."
+                    f"{repeated_keys[0]} of {name} must be tuned or set, not both. Leave one out."
                 )
             settings[name] = training
-            options_of[name] |= others
+            options_of[name] |= tuned_options
         return settings, options_of
 
     def shown(self) -> pd.DataFrame:
@@ -328,9 +334,11 @@ class Tuned(Displayed):
 
     def text(self) -> str:
         """Return the chosen settings, and how they were chosen."""
-        shown = self.shown().to_string(index=False, na_rep="", float_format="%.4g")
-        failed = self.table[self.table["failed"] != ""]
-        counts = failed.groupby("algorithm", sort=False).size()
+        settings_text = self.shown().to_string(
+            index=False, na_rep="", float_format="%.4g"
+        )
+        failed_trials = self.table[self.table["failed"] != ""]
+        counts = failed_trials.groupby("algorithm", sort=False).size()
         notes = [
             f"{count} of {name}'s trials failed: see trials.csv"
             for name, count in counts.items()
@@ -341,21 +349,19 @@ class Tuned(Displayed):
             f"{seeds_text}: mean over clients, weighted by training samples. Test samples were "
             "not read."
         )
-        return "\n\n".join([shown, *notes, legend])
+        return "\n\n".join([settings_text, *notes, legend])
 
 
 def _unknown(stored: Mapping[str, Any]) -> str:
     """Describe what tuning never writes: a further entry, or code; empty without a fault."""
-    if other := sorted(stored.keys() - FORM.keys()):
-        return f"it must have the entries {listing(FORM)}; got {other[0]!r}"
+    if unknown_keys := sorted(stored.keys() - FORM.keys()):
+        return f"it must have the entries {listing(FORM)}; got {unknown_keys[0]!r}"
     of_algorithms = stored["settings"].values()
     values = chain.from_iterable(by_key.values() for by_key in of_algorithms)
-    if code := [
+    if code_names := [
         value for value in values if isinstance(value, str) and is_outside(value)
     ]:
-        return (
-            f"settings must not be code, which only a command may name; got {code[0]!r}"
-        )
+        return f"settings must not be code, which only a command may name; got {code_names[0]!r}"
     return ""
 
 

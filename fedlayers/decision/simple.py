@@ -71,10 +71,10 @@ def predictors(
         return
     kinds = [_linear]
     rows = max(len(client.train) for client in data.clients)
-    why = why_not_boosting(data.shape, losses.kind, rows)
-    if why and "table" not in why:
-        failed(f"boosting_local failed: {why}")
-    if not why and data.words is None:
+    reason_against_boosting = why_not_boosting(data.shape, losses.kind, rows)
+    if reason_against_boosting and "table" not in reason_against_boosting:
+        failed(f"boosting_local failed: {reason_against_boosting}")
+    if not reason_against_boosting and data.words is None:
         kinds.append(_boosting)
     names = [client.name for client in data.clients]
     for kind in kinds:
@@ -114,13 +114,16 @@ def _linear(
     losses: SeedLosses, name: str, groups: Sequence[Sequence[str]]
 ) -> Predictor:
     """Fit one linear model for each group of clients, with each penalty, and return the best penalty's."""
-    data, fitted = losses.task.data, [dict[str, nn.Module]() for _ in PENALTIES]
+    data, modules_by_penalty = (
+        losses.task.data,
+        [dict[str, nn.Module]() for _ in PENALTIES],
+    )
     outputs = max(1, data.n_classes)
     template = models.build("linear", data.shape, outputs, trial=False)
     for clients in groups:
         x, y = _samples(losses, clients)
         features, centre, scale = _scaled_features(template, x, data.words is None)
-        for penalty, modules in zip(PENALTIES, fitted, strict=True):
+        for penalty, modules in zip(PENALTIES, modules_by_penalty, strict=True):
             weights = None
             if losses.kind == MULTILABEL or np.ptp(y, axis=0).any():
                 weights = _fit(losses, features, y, penalty)
@@ -128,7 +131,7 @@ def _linear(
                 modules[client] = _module(
                     losses, template, weights, client, centre, scale
                 )
-    candidates = [_of_modules(losses, name, modules) for modules in fitted]
+    candidates = [_of_modules(losses, name, modules) for modules in modules_by_penalty]
     return min(candidates, key=lambda one: losses.scores(one, VALIDATION)["loss"])
 
 
@@ -158,10 +161,13 @@ def _scaled_features(
     if not scaled:
         matrix = sparse.vstack([sparse.csr_matrix(part) for part in parts])
         return matrix, np.zeros(1), np.ones(1)
-    whole = np.concatenate(parts)
-    centre, scale = whole.mean(axis=0, dtype=float), whole.std(axis=0, dtype=float)
+    features = np.concatenate(parts)
+    centre, scale = (
+        features.mean(axis=0, dtype=float),
+        features.std(axis=0, dtype=float),
+    )
     scale[scale == 0] = 1
-    return (whole - centre) / scale, centre, scale
+    return (features - centre) / scale, centre, scale
 
 
 def _fit(losses: SeedLosses, x: Any, y: Array, penalty: float) -> Weights:
@@ -189,18 +195,23 @@ def _logistic(
     """Fit logistic regression. A class that is absent, or alone, has the logarithm of its smoothed share."""
     from sklearn.linear_model import LogisticRegression
 
-    present = np.unique(y)
+    present_classes = np.unique(y)
     coefficients = np.zeros((classes, x.shape[1]))
     constants = np.log((np.bincount(y, minlength=classes) + 1) / (len(y) + classes))
-    if len(present) > 1:
+    if len(present_classes) > 1:
         sample_weights = None if weights is None else weights.numpy()[y]
         model = LogisticRegression(C=penalty, max_iter=STEPS)
         model.fit(x, y, sample_weight=sample_weights)
-        fitted, constant = model.coef_, model.intercept_
-        if len(present) == 2:  # one line for both
-            fitted = np.concatenate([-fitted, fitted]) / 2
+        fitted_coefficients, constant = model.coef_, model.intercept_
+        if len(present_classes) == 2:  # one line for both
+            fitted_coefficients = (
+                np.concatenate([-fitted_coefficients, fitted_coefficients]) / 2
+            )
             constant = np.concatenate([-constant, constant]) / 2
-        coefficients[present], constants[present] = fitted, constant
+        coefficients[present_classes], constants[present_classes] = (
+            fitted_coefficients,
+            constant,
+        )
     return coefficients, constants
 
 
@@ -216,10 +227,10 @@ def _module(
     module = copy.deepcopy(template).eval()
     layer: Any = module.get_submodule("fc")
     if weights is None:
-        base, criterion = losses.bases[client].numpy(), losses.task.criterion
+        base_outputs, criterion = losses.bases[client].numpy(), losses.task.criterion
         if isinstance(criterion, Standardised):
-            base = (base - criterion.centre) / criterion.spread
-        weights = np.zeros(layer.weight.shape), base
+            base_outputs = (base_outputs - criterion.centre) / criterion.spread
+        weights = np.zeros(layer.weight.shape), base_outputs
     slopes = weights[0] / scale
     constant = weights[1] - (slopes * centre).sum(axis=1)
     values = {"weight": slopes, "bias": constant}
@@ -237,8 +248,8 @@ def _cox(losses: SeedLosses, x: Array, y: Array, penalty: float) -> Array:
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        fit = losses.task.criterion(inputs @ weights, targets)
-        loss = fit + (weights**2).sum() / (2 * penalty * len(y))
+        mean_loss = losses.task.criterion(inputs @ weights, targets)
+        loss = mean_loss + (weights**2).sum() / (2 * penalty * len(y))
         loss.backward()
         return loss
 

@@ -72,14 +72,16 @@ class Study(Displayed):
 
     def shown(self) -> pd.DataFrame:
         """Return the table with its numbers formatted as text."""
-        shown = self.table[["way"]].copy()
+        shown_table = self.table[["way"]].copy()
         for name in ("test", "regret"):
-            shown[name] = [in_column(self.score, value) for value in self.table[name]]
+            shown_table[name] = [
+                in_column(self.score, value) for value in self.table[name]
+            ]
         ends = self.table[["low", "high"]].map(partial(in_column, self.score))
         interval = "[" + ends["low"] + ", " + ends["high"] + "]"
-        shown["interval"] = interval.where(self.table["low"].notna(), "")
-        shown["named"] = self.table["named"]
-        return shown
+        shown_table["interval"] = interval.where(self.table["low"].notna(), "")
+        shown_table["named"] = self.table["named"]
+        return shown_table
 
     def text(self) -> str:
         """Return the sentence on the regret and the table, as text for a terminal."""
@@ -121,10 +123,10 @@ def study(
     >>> draw = np.random.default_rng(0)
     >>> wards = {ward: (draw.normal(size=(40, 5)), np.arange(40) % 2) for ward in ("north", "south")}
     >>> import tempfile
-    >>> where = tempfile.TemporaryDirectory()
+    >>> folder = tempfile.TemporaryDirectory()
     >>> how = {"model": "mlp", "baselines": False, "progress": False}
-    >>> made = study(RunConfig(rounds=1), where.name, seeds=2, data=wards, **how)
-    >>> made.table["way"].tolist()[0], sorted(made.named)
+    >>> result = study(RunConfig(rounds=1), folder.name, seeds=2, data=wards, **how)
+    >>> result.table["way"].tolist()[0], sorted(result.named)
     ('choose', [0, 1])
     """
     out = study_folder(out)
@@ -137,12 +139,12 @@ def study(
     question = make_question(
         config, objects, out, arms, seeds, tune_rates, baselines, tell, one_split=False
     )
-    shown = {"parallel": True, "progress": progress is True, "live": live}
-    with open_backend(backend, config.execution.workers, **shown) as place:
+    display_options = {"parallel": True, "progress": progress is True, "live": live}
+    with open_backend(backend, config.execution.workers, **display_options) as place:
         line = foreseen(question, place.side_by_side)
         (say if progress is True else tell)(line)
-        trained = train_ways(question, place, tell)
-    judged_study = judged(trained.table(), list(actions_of(question.ways)))
+        trained_ways = train_ways(question, place, tell)
+    judged_study = judged(trained_ways.table(), list(actions_of(question.ways)))
     write_atomically(out / "table.csv", csv_bytes(judged_study.table))
     return judged_study
 
@@ -158,20 +160,22 @@ def judged(table: LossTable, names: Sequence[str]) -> Study:
             "a study must have test samples to judge a decision; got none. Give clients more samples."
         )
     ways = [way for way in names if way in table.ways]
-    named = {}
+    ways_by_seed = {}
     for seed in table.seeds:
         parts = {key: part for key, part in table.parts.items() if key[0] == seed}
-        named[seed] = recommended(replace(table, parts=parts), ways) or BASE_RATE
+        ways_by_seed[seed] = recommended(replace(table, parts=parts), ways) or BASE_RATE
     scores = {way: table.means(way, TEST) for way in (*ways, BASE_RATE)}
-    best = max(ways, key=lambda way: table.sign * scores[way].mean())
-    policy = [table.parts[seed, way, TEST].mean for seed, way in named.items()]
+    best_way = max(ways, key=lambda way: table.sign * scores[way].mean())
+    policy_scores = [
+        table.parts[seed, way, TEST].mean for seed, way in ways_by_seed.items()
+    ]
     lines = []
-    for way, values in ({POLICY: np.array(policy)} | scores).items():
-        regret = mean_interval(table.sign * (scores[best] - values))
-        count = sum(other == way for other in named.values())
+    for way, values in ({POLICY: np.array(policy_scores)} | scores).items():
+        regret = mean_interval(table.sign * (scores[best_way] - values))
+        count = list(ways_by_seed.values()).count(way)
         lines.append((way, float(values.mean()), *regret, count))
     columns = ["way", "test", "regret", "low", "high", "named"]
     frame = pd.DataFrame(lines, columns=columns)
     order = frame.iloc[1:].sort_values("regret", kind="stable")
     frame = pd.concat([frame.iloc[:1], order], ignore_index=True)
-    return Study(named, frame, table.score)
+    return Study(ways_by_seed, frame, table.score)

@@ -89,11 +89,11 @@ def sums_of_halves(
             own_losses = client_losses(
                 losses, one, VALIDATION, client, temperatures_of_samples
             )
-            others = torch.zeros_like(own_losses)
+            losses_of_others = torch.zeros_like(own_losses)
             if losses.kind in PROBABLE:
                 outputs = one.outputs[VALIDATION][client] / temperature
-                others = other_losses(outputs, y, own_losses)
-            pair = np.stack([own_losses.numpy(), others.numpy()]) * weights
+                losses_of_others = other_losses(outputs, y, own_losses)
+            pair = np.stack([own_losses.numpy(), losses_of_others.numpy()]) * weights
             sums_of.append([pair[:, half == number].sum(1) for number in (0, 1)])
     return np.array(sums_of).swapaxes(0, 1).tolist()
 
@@ -106,8 +106,8 @@ def other_losses(outputs: Tensor, y: Tensor, label_losses: Tensor) -> Tensor:
     """
     if y.ndim > 1:
         return evaluate.log_losses(outputs, 1 - y.double())
-    every = -outputs.log_softmax(1).sum(1)
-    return (every - label_losses) / (outputs.shape[1] - 1)
+    class_sums = -outputs.log_softmax(1).sum(1)
+    return (class_sums - label_losses) / (outputs.shape[1] - 1)
 
 
 def weights_of_halves(losses: SeedLosses, client: str) -> list[list[float]]:
@@ -150,12 +150,12 @@ def group_sums(
     is_client = samples["client"] == client
     group = np.unique(samples["group"][is_client], return_inverse=True)[1]
     rows = []
-    for one, calibration in ways:
+    for predictor, calibration in ways:
         temperature = np.full(len(y), calibration.test)
         if split == VALIDATION:
             temperature = np.array(calibration[:2])[losses.dealt[client]]
         by_sample = torch.from_numpy(temperature)
-        sample_losses = client_losses(losses, one, split, client, by_sample)
+        sample_losses = client_losses(losses, predictor, split, client, by_sample)
         rows.append(np.bincount(group, weights * sample_losses.numpy()))
     rows.append(np.bincount(group, weights))
     table = np.stack(rows)
@@ -188,15 +188,15 @@ def calibration(
         labels: the labels that occur in each half.
     """
     temperatures = TEMPERATURES if sums.shape[1] > 1 else (1.0,)
-    whole = _coolest(sums.sum(0), weights.sum(0), {*labels[0], *labels[1]})
+    coolest_place = _coolest(sums.sum(0), weights.sum(0), {*labels[0], *labels[1]})
     if not weights[:, 0].all():
-        whole = max(whole, temperatures.index(1.0))
-        places = [whole, whole]
+        coolest_place = max(coolest_place, temperatures.index(1.0))
+        places = [coolest_place, coolest_place]
     else:
         fitted = [_coolest(sums[k], weights[k], set(labels[k])) for k in (0, 1)]
         places = fitted[::-1]
     loss = sum(float(sums[half, places[half], 0]) for half in (0, 1))
-    first, second, test = (temperatures[place] for place in (*places, whole))
+    first, second, test = (temperatures[place] for place in (*places, coolest_place))
     return Calibration(first, second, test), loss / float(weights[:, 0].sum())
 
 

@@ -73,9 +73,9 @@ class Part(NamedTuple):
 
 def mean_alone(mean: float) -> Part:
     """Return a part without values of single samples. Errors of its differences come from the spread over seeds."""
-    none = np.zeros(0)
-    nobody = none.astype(np.int64)
-    return Part(mean, none, none, nobody, nobody)
+    no_values = np.zeros(0)
+    no_numbers = no_values.astype(np.int64)
+    return Part(mean, no_values, no_values, no_numbers, no_numbers)
 
 
 class SumPart(NamedTuple):
@@ -105,15 +105,17 @@ class SumPart(NamedTuple):
             has_draws &= np.arange(len(has_draws)) == client
         if not has_draws.any():
             return None
-        one, two = self.way, other.way
+        own_place, other_place = self.way, other.way
         sums, products = self.sums[has_draws], self.products[has_draws]
         sums_of_groups = statistics.GroupSums(
             self.draws[has_draws],
             sums[:, -1],
-            sums[:, one] - sums[:, two],
+            sums[:, own_place] - sums[:, other_place],
             products[:, -1, -1],
-            products[:, one, one] - 2 * products[:, one, two] + products[:, two, two],
-            products[:, one, -1] - products[:, two, -1],
+            products[:, own_place, own_place]
+            - 2 * products[:, own_place, other_place]
+            + products[:, other_place, other_place],
+            products[:, own_place, -1] - products[:, other_place, -1],
         )
         return statistics.mean_of_sums(sums_of_groups)
 
@@ -156,13 +158,13 @@ class LossTable:
     def ways(self) -> tuple[str, ...]:
         """Return the names of the ways with a part in each seed and split, and the base rate."""
         names = dict.fromkeys(way for _, way, _ in self.parts)
-        wanted: list[tuple[int, str]] = []
+        required_parts: list[tuple[int, str]] = []
         for seed in self.seeds:
-            wanted += [(seed, split) for split in self.splits]
+            required_parts += [(seed, split) for split in self.splits]
         return tuple(
             way
             for way in names
-            if all((seed, way, split) in self.parts for seed, split in wanted)
+            if all((seed, way, split) in self.parts for seed, split in required_parts)
         )
 
     def means(self, way: str, split: str) -> NDArray[np.float64]:
@@ -181,9 +183,11 @@ class LossTable:
         """
         gains = self.sign * (self.means(one, split) - self.means(other, split))
         per_seed = [self._above(seed, one, other, split) for seed in self.seeds]
-        sampled = _pooled([estimate for estimate in per_seed if estimate is not None])
+        sampling_error = _pooled(
+            [estimate for estimate in per_seed if estimate is not None]
+        )
         return statistics.mean_over_seeds(
-            gains, sampled, self._spread(split), self.overlap[split]
+            gains, sampling_error, self._spread(split), self.overlap[split]
         )
 
     def by_client(self, one: str, other: str, split: str) -> dict[str, Estimate]:
@@ -200,21 +204,21 @@ class LossTable:
                 spreads.append(gains.var(ddof=1) if len(gains) > 1 else 0.0)
         if not gains_of:
             return {}
-        free = max(1.0, len(gains_of) * (len(self.seeds) - 1.0))
-        pooled = Estimate(math.nan, math.sqrt(np.mean(spreads)), free)
+        freedom = max(1.0, len(gains_of) * (len(self.seeds) - 1.0))
+        pooled_spread = Estimate(math.nan, math.sqrt(np.mean(spreads)), freedom)
         return {
             name: statistics.mean_over_seeds(
-                gains, sampled, pooled, self.overlap[split]
+                gains, sampling_error, pooled_spread, self.overlap[split]
             )
-            for name, (gains, sampled) in gains_of.items()
+            for name, (gains, sampling_error) in gains_of.items()
         }
 
     def _above(
         self, seed: int, one: str, other: str, split: str, client: int | None = None
     ) -> Estimate | None:
         """Return by how much the first way is better in one seed, with the error over groups within clients."""
-        first, second = (self.parts[seed, way, split] for way in (one, other))
-        difference = first.above(second, client)
+        first_part, second_part = (self.parts[seed, way, split] for way in (one, other))
+        difference = first_part.above(second_part, client)
         if difference is None:
             return None
         return difference._replace(value=self.sign * difference.value)
@@ -234,19 +238,25 @@ class LossTable:
             (means[one] - means[other]).var(ddof=1)
             for one, other in combinations(range(len(means)), 2)
         ]
-        free = float(max(1, len(means) - 1) * (len(self.seeds) - 1))
+        freedom = float(max(1, len(means) - 1) * (len(self.seeds) - 1))
         spread = math.sqrt(float(np.mean(variances))) if variances else 0.0
-        return Estimate(math.nan, spread, free)
+        return Estimate(math.nan, spread, freedom)
 
 
 def _pooled(within: Sequence[Estimate]) -> Estimate:
     """Return the mean variance and freedom over the samples of a seed."""
-    usable = [one for one in within if not math.isnan(one.error)]
-    if not usable:
+    usable_estimates = [
+        estimate for estimate in within if not math.isnan(estimate.error)
+    ]
+    if not usable_estimates:
         return NO_SPREAD
-    variance = math.fsum(one.error**2 for one in usable) / len(within)
-    free = math.fsum(one.free for one in usable) / len(usable)
-    return Estimate(math.nan, math.sqrt(variance), free)
+    variance = math.fsum(estimate.error**2 for estimate in usable_estimates) / len(
+        within
+    )
+    freedom = math.fsum(estimate.free for estimate in usable_estimates) / len(
+        usable_estimates
+    )
+    return Estimate(math.nan, math.sqrt(variance), freedom)
 
 
 # --- the rule --------------------------------------------------------------------------------------------------
@@ -258,18 +268,18 @@ def candidates(table: LossTable, ways: Sequence[str]) -> list[str]:
     A way whose difference to the base rate has no spread is no candidate. In a table without a base rate all ways are
     candidates.
     """
-    better = []
+    better_ways = []
     for way in ways:
         if way not in table.ways:
             continue
         if BASE_RATE not in table.ways:
-            better.append(way)
+            better_ways.append(way)
         else:
             gain = table.gain(way, BASE_RATE, VALIDATION)
             if gain.value > LEAST_ERRORS * gain.error:  # False for NaN
-                better.append(way)
-    order = {way: -table.sign * table.mean(way, VALIDATION) for way in better}
-    return sorted(better, key=order.__getitem__)
+                better_ways.append(way)
+    order = {way: -table.sign * table.mean(way, VALIDATION) for way in better_ways}
+    return sorted(better_ways, key=order.__getitem__)
 
 
 def recommended(table: LossTable, ways: Sequence[str]) -> str | None:
@@ -278,13 +288,13 @@ def recommended(table: LossTable, ways: Sequence[str]) -> str | None:
     FedAvg with fine-tuning is the default. The best way must be better than FedAvg by more than half a standard error
     of their paired difference. If the difference or its error is unknown, FedAvg stays.
     """
-    order = candidates(table, ways)
-    if not order:
+    ranked_ways = candidates(table, ways)
+    if not ranked_ways:
         return None
-    if FEDAVG not in order or order[0] == FEDAVG:
-        return order[0]
-    gain = table.gain(order[0], FEDAVG, VALIDATION)
-    beaten = gain.value > 0 and gain.value > MARGIN * gain.error
-    if beaten:
-        return order[0]
+    if FEDAVG not in ranked_ways or ranked_ways[0] == FEDAVG:
+        return ranked_ways[0]
+    gain = table.gain(ranked_ways[0], FEDAVG, VALIDATION)
+    is_beaten = gain.value > 0 and gain.value > MARGIN * gain.error
+    if is_beaten:
+        return ranked_ways[0]
     return FEDAVG

@@ -36,7 +36,7 @@ from fedlayers.decision.jobs import (
 from fedlayers.decision.linear import linear_model_of
 from fedlayers.decision.losses import (
     THIRD,
-    Finished,
+    FinishedRun,
     Loaded,
     Predictor,
     SeedLosses,
@@ -217,50 +217,58 @@ def make_question(
     is_frame = bool(getattr(own["data"], "columns", ()))
     pooled = is_file(config.data.dataset) or is_frame
     config = with_evaluations(with_plan_algorithm(config), own).with_keys(workers=0)
-    first = runner.assemble(config, **own)
-    first.announce()
-    if len(first.data.clients) < 2:
+    first_task = runner.assemble(config, **own)
+    first_task.announce()
+    if len(first_task.data.clients) < 2:
         raise UsageError(
-            f"a federation must have at least 2 clients to choose what they share; got {len(first.data.clients)}. "
+            f"a federation must have at least 2 clients to choose what they share; got {len(first_task.data.clients)}. "
             "Train this one with fedlayers run --algorithm local."
         )
     by_default = seeds is None
     if seeds is None:
-        seeds = default_seeds(first)
+        seeds = default_seeds(first_task)
     else:
         seeds = seeds_of(config, seeds, 1)
     if one_split and not isinstance(own["data"], FederatedData):  # its split is fixed
         config = config.with_keys(split_seed=seeds[0])
     algorithm = config.federation.algorithm
-    listed = () if arms is None else as_list("arms", arms)
-    names = (*default_names(first.layers), *(name for name in listed if name != GROUPS))
-    ways = ways_of(names, first.layers, algorithm)
+    arms_list = () if arms is None else as_list("arms", arms)
+    names = (
+        *default_names(first_task.layers),
+        *(name for name in arms_list if name != GROUPS),
+    )
+    ways = ways_of(names, first_task.layers, algorithm)
     if out is None:
-        about = {"arms": listed, "seeds": seeds, "rates": tune_rates, "simple": simple}
-        out = folder_of(first, **about)
-    fedavg = way_of(FEDAVG, tuple(first.layers), algorithm)
+        arguments_of_folder = {
+            "arms": arms_list,
+            "seeds": seeds,
+            "rates": tune_rates,
+            "simple": simple,
+        }
+        out = folder_of(first_task, **arguments_of_folder)
+    fedavg = way_of(FEDAVG, tuple(first_task.layers), algorithm)
     jobs = jobs_of([fedavg], config, seeds, out / "arms", **own)
-    check_same_data(out / "arms", first)
+    check_same_data(out / "arms", first_task)
     tasks = {task.config.execution.seed: task for task in assembled(jobs)}
     losses = {seed: SeedLosses(task) for seed, task in tasks.items()}
-    for of_seed in losses.values():
-        check_scored(of_seed)
-    rate = float(first.config.training.lr or 0)
+    for seed_losses in losses.values():
+        check_scored(seed_losses)
+    rate = float(first_task.config.training.lr or 0)
     rates = rates_of(config, rate, tune_rates, tell, own["data"] is not None)
     arguments = config, own, out, tuple(seeds), ways, tasks, losses, rates
-    question = Question(*arguments, {}, simple, pooled, by_default, GROUPS in listed)
+    question = Question(*arguments, {}, simple, pooled, by_default, GROUPS in arms_list)
     for way in ways:
-        checked = question.jobs(way, None)[:1]
+        jobs_to_check = question.jobs(way, None)[:1]
         for lr in rates:
-            checked += [job for job in question.jobs(way, lr) if job.begun]
-        list(assembled(checked, first))
+            jobs_to_check += [job for job in question.jobs(way, lr) if job.begun]
+        list(assembled(jobs_to_check, first_task))
     return with_linear(question) if question.simple else question
 
 
-def folder_of(task: Task, **asked: Any) -> Path:
+def folder_of(task: Task, **choice_arguments: Any) -> Path:
     """Return the default output folder, below ``out``. Its name is a digest of the arguments."""
     keys = {k: v for k, v in task.config.to_json().items() if k not in FREE}
-    text = json.dumps({**keys, **task.header(""), **asked}, default=str)
+    text = json.dumps({**keys, **task.header(""), **choice_arguments}, default=str)
     digest = sha(text.encode())[:8]
     return Path("out") / f"choose-{digest}"
 
@@ -408,7 +416,7 @@ class Trained:
     """
 
     question: Question
-    runs: dict[str, dict[int, Finished]] = field(default_factory=dict)
+    runs: dict[str, dict[int, FinishedRun]] = field(default_factory=dict)
     tuning: dict[str, Tuning] = field(default_factory=dict)
     simple: dict[str, dict[int, Predictor]] = field(default_factory=dict)
     jobs: list[TrainingJob] = field(default_factory=list)
@@ -420,8 +428,8 @@ class Trained:
     def predictors(self) -> Iterator[tuple[int, str, Predictor]]:
         """Yield the predictors of all ways by seed and name, after their fine-tuning."""
         for name, by_seed in self.runs.items():
-            for seed, one in by_seed.items():
-                yield seed, name, one.tuned[self.tuning[name]]
+            for seed, finished_run in by_seed.items():
+                yield seed, name, finished_run.tuned[self.tuning[name]]
         for name, by_simple in self.simple.items():
             for seed, model in by_simple.items():
                 yield seed, name, model
@@ -443,12 +451,12 @@ class Trained:
         """Return the table of losses, or of another score."""
         question, score = self.question, score or self.question.score
         parts: dict[tuple[int, str, str], Part | SumPart] = {}
-        named = {
+        predictors_by_seed = {
             seed: {BASE_RATE: losses.base_rate}
             for seed, losses in question.losses.items()
         }
-        for seed, name, one in self.predictors():
-            named[seed][name] = one
+        for seed, name, predictor in self.predictors():
+            predictors_by_seed[seed][name] = predictor
         splits = [
             split
             for split in (VALIDATION, TEST)
@@ -456,11 +464,15 @@ class Trained:
         ]
         for seed, losses in question.losses.items():
             for split in splits:
-                of_split = losses.parts(named[seed], split, score)
-                parts |= {(seed, name, split): one for name, one in of_split.items()}
+                parts_of_split = losses.parts(predictors_by_seed[seed], split, score)
+                parts |= {
+                    (seed, name, split): part for name, part in parts_of_split.items()
+                }
         names = [client.name for client in question.task.data.clients]
-        first, last = (question.losses[question.seeds[k]] for k in (0, -1))
-        shares = {split: last.overlap(first, split) for split in splits}
+        first_losses, last_losses = (
+            question.losses[question.seeds[k]] for k in (0, -1)
+        )
+        shares = {split: last_losses.overlap(first_losses, split) for split in splits}
         return LossTable(parts, score, shares, tuple(names))
 
 
@@ -480,21 +492,21 @@ def train_ways(question: Question, place: Backend, tell: Tell) -> Trained:
     fedavg = question.way(FEDAVG)
     if question.rates:
         trained.lr = _best_rate(trained, fedavg, question.rates, 2, place, tell)
-    parts = blocks(len(question.task.data.clients), seed)
+    client_blocks = blocks(len(question.task.data.clients), seed)
     for way in question.ways:
         lr = trained.lr
         if way.name == LINEAR:
-            used = lr or float(question.task.config.training.lr or 0)
+            used_rate = lr or float(question.task.config.training.lr or 0)
             if question.config.training.lr is None:
-                rates = [rounded_rate(used * factor) for factor in LINEAR_FACTORS]
+                rates = [rounded_rate(used_rate * factor) for factor in LINEAR_FACTORS]
                 try:
                     lr = _best_rate(trained, way, rates, 1, place, tell)
                 except RunError as error:
                     question.not_tried[LINEAR] = str(error)
                     continue
-        crossed = way.name in (FEDAVG, "local") and not question.over_sites
-        cross = parts if crossed else ()
-        _train_way(trained, way, lr, cross, place, tell)
+        is_crossed = way.name in (FEDAVG, "local") and not question.over_sites
+        cross_blocks = client_blocks if is_crossed else ()
+        _train_way(trained, way, lr, cross_blocks, place, tell)
     trained.alike = _find_alike(trained)
     if question.grouped:
         try:
@@ -505,8 +517,8 @@ def train_ways(question: Question, place: Backend, tell: Tell) -> Trained:
             trained.question = replace(question, ways=(*question.ways, way))
             _train_way(trained, way, trained.lr, (), place, tell)
     if not trained.runs:
-        why = next(iter(trained.failed.values()), "no way could be trained")
-        raise RunError(f"every way failed, the first with: {why}")
+        reason = next(iter(trained.failed.values()), "no way could be trained")
+        raise RunError(f"every way failed, the first with: {reason}")
     for name, by_seed in trained.runs.items():
         trained.tuning[name] = _best_tuning(trained, name, by_seed)
     _fit_simple(trained, tell if question.simple else no_progress)
@@ -521,12 +533,12 @@ def _fit_simple(trained: Trained, tell: Tell) -> None:
     tell("fitting the simple models")
     for seed, losses in question.losses.items():
         failed: list[str] = []
-        for one in predictors(losses, failed.append, pooled=question.pooled):
-            if one.name != BASE_RATE:
-                trained.simple.setdefault(one.name, {})[seed] = one
+        for predictor in predictors(losses, failed.append, pooled=question.pooled):
+            if predictor.name != BASE_RATE:
+                trained.simple.setdefault(predictor.name, {})[seed] = predictor
         for line in failed:
-            name, _, why = line.partition(" failed: ")
-            question.not_tried[name] = why
+            name, _, reason = line.partition(" failed: ")
+            question.not_tried[name] = reason
 
 
 def _best_rate(
@@ -556,37 +568,41 @@ def _best_rate(
         for job in jobs:
             if job.name not in failed:
                 try:
-                    one = losses.finish(job, tunings(way))
-                    scores[job.name] = max(map(losses.worth, one.tuned.values()))
+                    finished_run = losses.finish(job, tunings(way))
+                    scores[job.name] = max(
+                        map(losses.worth, finished_run.tuned.values())
+                    )
                 except NonFiniteError as error:
                     failed[job.name] = str(error)
-        sound = [job for job in jobs if job.name in scores]
-        return sorted(sound, key=lambda job: -scores[job.name])
+        finished_jobs = [job for job in jobs if job.name in scores]
+        return sorted(finished_jobs, key=lambda job: -scores[job.name])
 
     while True:
         failed |= train(
             [replace(job, until=question.early) for job in jobs], place, tell
         )
-        ranked = best(jobs)
+        ranked_jobs = best(jobs)
         # a repeated call has the finalists of the first one
-        ranked.sort(key=lambda job: not job.is_past(question.early))
-        last = ranked[:finalists]
-        failed |= train(last, place, tell)
-        ranked = [job for job in last if job.name not in failed]
-        if len(ranked) > 1:
-            ranked = best(ranked)
+        ranked_jobs.sort(key=lambda job: not job.is_past(question.early))
+        last_jobs = ranked_jobs[:finalists]
+        failed |= train(last_jobs, place, tell)
+        ranked_jobs = [job for job in last_jobs if job.name not in failed]
+        if len(ranked_jobs) > 1:
+            ranked_jobs = best(ranked_jobs)
         trained.jobs += [
-            job for job in jobs if job.path not in {one.path for one in trained.jobs}
+            job
+            for job in jobs
+            if job.path not in {earlier_job.path for earlier_job in trained.jobs}
         ]
-        if ranked:
+        if ranked_jobs:
             break
         if len(jobs) == 1:
-            why = next(iter(failed.values()))
-            raise RunError(f"training failed at every rate, the first with: {why}")
-        lower = rounded_rate(min(rates) * LOWER)
-        tell(f"training failed at every rate; {lower:g} is tried")
-        jobs = question.jobs(way, lower, [seed])
-    lr = float(ranked[0].config.training.lr or 0)
+            reason = next(iter(failed.values()))
+            raise RunError(f"training failed at every rate, the first with: {reason}")
+        lower_rate = rounded_rate(min(rates) * LOWER)
+        tell(f"training failed at every rate; {lower_rate:g} is tried")
+        jobs = question.jobs(way, lower_rate, [seed])
+    lr = float(ranked_jobs[0].config.training.lr or 0)
     rates_text = listing(f"{rate:g}" for rate in rates)
     tell(f"{way.name}: of the learning rates {rates_text}, {lr:g} is used")
     return lr
@@ -606,8 +622,8 @@ def _train_way(
     better mean validation score counts.
     """
     question = trained.question
-    used = lr or float(question.task.config.training.lr or 0)
-    for rate in (lr, rounded_rate(LOWER * used)):
+    used_rate = lr or float(question.task.config.training.lr or 0)
+    for rate in (lr, rounded_rate(LOWER * used_rate)):
         jobs = question.jobs(way, rate)
         trained.jobs += [
             job for job in jobs if job.path not in {one.path for one in trained.jobs}
@@ -623,7 +639,7 @@ def _train_way(
                 runs[seed] = losses.finish(job, tunings(way), parts)
             except (UsageError, NonFiniteError) as error:
                 failed[job.name] = str(error)
-        useless = [seed for seed, one in runs.items() if one.learned_nothing]
+        useless_seeds = [seed for seed, run in runs.items() if run.learned_nothing]
         if runs and not failed:
             results = [runs]  # of this rate, and of the higher one
             if way.name in trained.runs:
@@ -634,33 +650,36 @@ def _train_way(
                     trained, one, _best_tuning(trained, way.name, one)
                 ),
             )
-        if not (failed or useless) or question.config.training.lr is not None:
+        if not (failed or useless_seeds) or question.config.training.lr is not None:
             break
         if rate is lr:
-            what = "diverged" if failed else "learned nothing"
-            tell(f"{way.name} {what}, and trains again at a lower rate")
+            problem = "diverged" if failed else "learned nothing"
+            tell(f"{way.name} {problem}, and trains again at a lower rate")
     if way.name not in trained.runs:
         trained.failed |= failed
 
 
-def _worth(trained: Trained, runs: Mapping[int, Finished], amount: Tuning) -> float:
+def _worth(trained: Trained, runs: Mapping[int, FinishedRun], amount: Tuning) -> float:
     """Return the mean validation score over the seeds after an amount of fine-tuning; of two the higher is better."""
     losses = trained.question.losses
-    values = [losses[seed].worth(one.tuned[amount]) for seed, one in runs.items()]
+    values = [
+        losses[seed].worth(finished_run.tuned[amount])
+        for seed, finished_run in runs.items()
+    ]
     mean = float(np.mean(values))
     return -math.inf if math.isnan(mean) else mean
 
 
 def _best_tuning(
-    trained: Trained, name: str, by_seed: Mapping[int, Finished]
+    trained: Trained, name: str, by_seed: Mapping[int, FinishedRun]
 ) -> Tuning:
     """Return the amount of fine-tuning with the best mean validation score; of equal ones the least."""
-    common = [
+    common_amounts = [
         amount
         for amount in tunings(trained.question.way(name))
-        if all(amount in one.tuned for one in by_seed.values())
+        if all(amount in finished_run.tuned for finished_run in by_seed.values())
     ]
-    return max(common, key=lambda amount: _worth(trained, by_seed, amount))
+    return max(common_amounts, key=lambda amount: _worth(trained, by_seed, amount))
 
 
 # --- do clients differ? ----------------------------------------------------------------------------------------
@@ -668,20 +687,25 @@ def _best_tuning(
 
 def differing(trained: Trained) -> Difference | None:
     """Test whether clients differ, by local training and by fine-tuning from the shared model; None where unknown."""
-    shared, alone = trained.runs.get(FEDAVG), trained.runs.get("local")
+    fedavg_runs, local_runs = trained.runs.get(FEDAVG), trained.runs.get("local")
     question = trained.question
     if question.over_sites:
         question.not_tried["clients_differ"] = ELSEWHERE
         return None
-    if not shared or not alone:
+    if not fedavg_runs or not local_runs:
         return None
-    parts = blocks(len(question.task.data.clients), question.seeds[0])
+    client_blocks = blocks(len(question.task.data.clients), question.seeds[0])
     try:
         seeds = [
-            _cross(question.losses[seed], shared[seed], alone[seed], parts)
+            _cross(
+                question.losses[seed],
+                fedavg_runs[seed],
+                local_runs[seed],
+                client_blocks,
+            )
             for seed in question.seeds
         ]
-        return permutation_test(seeds, parts, seed=question.seeds[0])
+        return permutation_test(seeds, client_blocks, seed=question.seeds[0])
     except UsageError as error:
         question.not_tried["clients_differ"] = str(error)
         return None
@@ -689,20 +713,24 @@ def differing(trained: Trained) -> Difference | None:
 
 def _cross(
     losses: SeedLosses,
-    shared: Finished,
-    alone: Finished,
+    shared_run: FinishedRun,
+    local_run: FinishedRun,
     parts: Sequence[Sequence[int]],
 ) -> CrossLosses:
     """Return the losses of clients' models on each other's validation samples, with groups that all seeds have."""
     clients = losses.task.data.clients
     amounts = [Tuning(n, THIRD) for n in EPOCHS]
-    kinds = [shared.cross[amount] for amount in amounts if amount in shared.cross]
-    kinds.append(alone.cross[Tuning()])
+    kinds = [
+        shared_run.cross[amount] for amount in amounts if amount in shared_run.cross
+    ]
+    kinds.append(local_run.cross[Tuning()])
     validation = Held.of(
         [client.validation for client in clients], [*losses.sizes.values()]
     )
-    crossed = cross_losses(losses.task.criterion, validation, parts, torch.stack(kinds))
-    return replace(crossed, group=_groups(losses))
+    losses_of_pairs = cross_losses(
+        losses.task.criterion, validation, parts, torch.stack(kinds)
+    )
+    return replace(losses_of_pairs, group=_groups(losses))
 
 
 def _groups(losses: SeedLosses) -> NDArray[np.int64]:
@@ -729,8 +757,12 @@ def _find_alike(trained: Trained) -> Alike | None:
     seed = question.seeds[0]
     losses = question.losses[seed]
     clients = losses.task.data.clients
-    enough = LEAST_CLIENTS <= len(clients) <= MOST_PAIRED
-    if not runs or not enough or not all(len(one.validation) for one in clients):
+    has_right_number = LEAST_CLIENTS <= len(clients) <= MOST_PAIRED
+    if (
+        not runs
+        or not has_right_number
+        or not all(len(client.validation) for client in clients)
+    ):
         return None
     loaded = runs[seed].last
     assert loaded is not None
@@ -749,8 +781,8 @@ def _pair_losses(losses: SeedLosses, loaded: Loaded) -> NDArray[np.float64]:
     clients = losses.task.data.clients
     pairs = []
     with one_thread():
-        for own in clients:
-            model = loaded.models[own.name]
+        for model_client in clients:
+            model = loaded.models[model_client.name]
             for client in clients:
                 outputs = evaluate.predict(model, client.validation.x)
                 pairs.append((outputs, client.validation.y))
@@ -777,19 +809,19 @@ def foreseen(question: Question, side_by_side: int) -> str:
         side_by_side: the number of runs that train at a time.
     """
     ways, seeds = len(question.ways), len(question.seeds)
-    probes = len(question.rates) * EARLY + 2 if question.rates else 0
-    full = ways * seeds + probes
+    n_probes = len(question.rates) * EARLY + 2 if question.rates else 0
+    n_runs = ways * seeds + n_probes
     jobs: list[TrainingJob] = []
     for way in question.ways:
         if way.own_network:
             jobs += question.jobs(way, None)
     tasks = {way.name: question.task for way in question.ways}
     cost = estimate_cost(tasks, jobs, side_by_side)
-    seconds = cost.seconds * full / max(1, len(jobs))
-    why = "" if seeds > 1 else ", since a run is long" * question.by_default
+    seconds = cost.seconds * n_runs / max(1, len(jobs))
+    reason = "" if seeds > 1 else ", since a run is long" * question.by_default
     duration = format_seconds(seconds)
     return (
-        f"Training {plural(ways, 'way')} with {plural(seeds, 'seed')}{why}: about {full:.0f} runs of "
+        f"Training {plural(ways, 'way')} with {plural(seeds, 'seed')}{reason}: about {n_runs:.0f} runs of "
         f"{plural(question.rounds, 'round')}, {duration}."
     )
 

@@ -45,7 +45,7 @@ def answer(
     losses: LossTable,
     actions: Mapping[str, str],
     plans: Mapping[str, LayerPlan | None],
-    **known: Any,
+    **facts: Any,
 ) -> Answer:
     """Return the answer that a table of losses gives.
 
@@ -53,7 +53,7 @@ def answer(
         table: the table of the score that ranks. losses: the table of the loss, for the statements on clients.
         actions: the action of each way that may be recommended.
         plans: the plan of each way of the network.
-        known: further attributes of the answer, such as ``task``; ``fine_tuning`` and ``rate`` are dicts by way.
+        facts: further attributes of the answer, such as ``task``; ``fine_tuning`` and ``rate`` are dicts by way.
     """
     names = [way for way in actions if way in table.ways]
     way = recommended(table, names) or ""
@@ -64,23 +64,23 @@ def answer(
         [name for name in table.ways if name != way],
         key=lambda name: -table.sign * table.mean(name, VALIDATION),
     )
-    first = way or BASE_RATE
-    order = [name for name in order if name != first]
-    lines, digits = _lines(table, first, order, split, actions)
+    first_way = way or BASE_RATE
+    order = [name for name in order if name != first_way]
+    lines, digits = _lines(table, first_way, order, split, actions)
     by_name = {line.way: line for line in lines}
     action = NONE
     if way:
         action = actions[way]
     network = recommended(table, [name for name in names if name in plans]) or ""
     rivals = _rivals(table, way, names, actions)
-    tuning = known.pop("tuning", {})
+    tuning = facts.pop("tuning", {})
     epochs, rate = tuning.get(way, (0, 0.0))
     plan = plans.get(way)
     clients: dict[str, str] = {}
     fallback: tuple[str, ...] = ()
     if way:
         clients = _clients(losses, way, split)
-        if "fallback" not in known.get("not_tried", {}):
+        if "fallback" not in facts.get("not_tried", {}):
             fallback = _fallback(losses, way)
     shared = [name for name in names if actions[name] == SHARE_ALL]
     return Answer(
@@ -101,16 +101,16 @@ def answer(
         clients=clients,
         fallback=fallback,
         new_client=recommended(table, shared) or "",
-        samples=table.parts[table.seeds[0], first, split].samples,
+        samples=table.parts[table.seeds[0], first_way, split].samples,
         smallest=_smallest(table, lines),
         layers=_layers(plan),
-        **known,
+        **facts,
     )
 
 
 def _lines(
     table: LossTable,
-    first: str,
+    first_way: str,
     others: Sequence[str],
     split: str,
     actions: Mapping[str, str],
@@ -122,7 +122,7 @@ def _lines(
     unit = 100 if TABLE[table.score].share else 1
     gaps: dict[str, Estimate] = {}
     for name in others:
-        gain = table.gain(name, first, split)  # above 0: the other is better
+        gain = table.gain(name, first_way, split)  # above 0: the other is better
         value = unit * table.sign * gain.value
         gaps[name] = Estimate(value, unit * gain.error, gain.free)
     intervals = {name: gap.interval(len(gaps)) for name, gap in gaps.items()}
@@ -131,7 +131,7 @@ def _lines(
     def rounded(name: str) -> float:
         return round(unit * table.mean(name, split), digits)
 
-    lines = [Line(first, actions.get(first, ""), rounded(first))]
+    lines = [Line(first_way, actions.get(first_way, ""), rounded(first_way))]
     for name in others:
         value = rounded(name)
         difference = round(value - lines[0].value, digits)
@@ -165,10 +165,12 @@ def _rivals(
     """Return the ways with which the recommended one is compared in words; each is chosen by validation samples."""
 
     def best(ways: Sequence[str]) -> list[str]:
-        present = [name for name in ways if name in table.ways and name != way]
-        score = {name: table.sign * table.mean(name, VALIDATION) for name in present}
-        if present:
-            return [max(present, key=score.__getitem__)]
+        present_ways = [name for name in ways if name in table.ways and name != way]
+        score = {
+            name: table.sign * table.mean(name, VALIDATION) for name in present_ways
+        }
+        if present_ways:
+            return [max(present_ways, key=score.__getitem__)]
         return []
 
     rivals = best(["local"]) + best(SIMPLE)
@@ -202,12 +204,12 @@ def _pooled_line(table: LossTable, lines: Sequence[Line], way: str) -> Line | No
     pooled_lines = [line for line in lines[1:] if line.way in POOLED]
     if not pooled_lines or not way:
         return None
-    best = max(
+    best_line = max(
         pooled_lines, key=lambda one: table.sign * table.mean(one.way, VALIDATION)
     )
-    better = best.shown and table.sign * best.difference > 0
-    if better:
-        return best
+    is_better = best_line.shown and table.sign * best_line.difference > 0
+    if is_better:
+        return best_line
     return None
 
 
@@ -225,21 +227,21 @@ def _clients(losses: LossTable, way: str, split: str) -> dict[str, str]:
     keys: list[tuple[str, str]] = []
     for rival in gains:
         keys += [(rival, client) for client in gains[rival]]
-    corrected = holm([gains[rival][client].p_value for rival, client in keys])
-    p_values = dict(zip(keys, corrected, strict=True))
+    corrected_p_values = holm([gains[rival][client].p_value for rival, client in keys])
+    p_values = dict(zip(keys, corrected_p_values, strict=True))
     verdicts = {}
     for client in losses.clients:
-        against = [
+        comparisons = [
             (gains[rival][client].value, p_values[rival, client] <= 0.05)
             for rival in rivals
             if client in gains[rival]
         ]
-        if not against:
+        if not comparisons:
             continue
         verdicts[client] = NONE_SHOWN
-        if any(shown and value < 0 for value, shown in against):
+        if any(is_shown and value < 0 for value, is_shown in comparisons):
             verdicts[client] = LOSES
-        elif all(shown and value > 0 for value, shown in against):
+        elif all(is_shown and value > 0 for value, is_shown in comparisons):
             verdicts[client] = GAINS
     return verdicts
 
@@ -249,19 +251,19 @@ def _fallback(losses: LossTable, way: str) -> tuple[str, ...]:
     if way == "local" or "local" not in losses.ways:
         return ()
     gains = losses.by_client("local", way, VALIDATION)
-    corrected = holm([gain.p_value for gain in gains.values()])
+    corrected_p_values = holm([gain.p_value for gain in gains.values()])
     return tuple(
         client
-        for (client, gain), p in zip(gains.items(), corrected, strict=True)
+        for (client, gain), p in zip(gains.items(), corrected_p_values, strict=True)
         if gain.value > 0 and p <= 0.05
     )
 
 
 def _smallest(table: LossTable, lines: Sequence[Line]) -> float:
     """Return the smallest difference to local training that these samples would have shown; NaN without an interval."""
-    for wanted in ("local", FEDAVG, BASE_RATE):
+    for reference_way in ("local", FEDAVG, BASE_RATE):
         for line in lines[1:]:
-            if line.way == wanted and math.isfinite(line.high):
+            if line.way == reference_way and math.isfinite(line.high):
                 return (line.high - line.low) / 2
     return math.nan
 

@@ -83,10 +83,14 @@ class Way:
 
 def trained_layers(plan: LayerPlan) -> tuple[list[str], list[str]]:
     """Return the layers that train, as people read them: the shared ones, and the local ones."""
-    trained = [layer for layer in plan.layers if layer.name in plan.trainable]
+    trained_layer_list = [
+        layer for layer in plan.layers if layer.name in plan.trainable
+    ]
     labels = labels_of(plan.layers)
-    shared = [labels[layer.name] for layer in trained if layer in plan.body]
-    return shared, [labels[layer.name] for layer in trained if layer in plan.head]
+    shared = [labels[layer.name] for layer in trained_layer_list if layer in plan.body]
+    return shared, [
+        labels[layer.name] for layer in trained_layer_list if layer in plan.head
+    ]
 
 
 def _without_first_half(names: Names) -> Names:
@@ -98,14 +102,16 @@ def _without_first_half(names: Names) -> Names:
     ('c.lora_A', 'c.lora_B', 'fc')
     """
     blocks = [_BLOCK.match(name) for name in names[:-1]]
-    of_layer = [
+    block_of_layer = [
         name if block is None else block[0]
         for name, block in zip(names, blocks, strict=False)
     ]
-    distinct = list(dict.fromkeys(of_layer))
-    local = set(distinct[: (len(distinct) + 1) // 2])
+    distinct_blocks = list(dict.fromkeys(block_of_layer))
+    local_blocks = set(distinct_blocks[: (len(distinct_blocks) + 1) // 2])
     shared = [
-        name for name, block in zip(names, of_layer, strict=False) if block not in local
+        name
+        for name, block in zip(names, block_of_layer, strict=False)
+        if block not in local_blocks
     ]
     return (*shared, *names[-1:])
 
@@ -206,8 +212,8 @@ def way_of(name: str | LayerPlan, layers: tuple[Layer, ...], algorithm: str) -> 
 
 def _is_cut(text: str) -> bool:
     """Return whether a text names layers to share: a cut, a factor of adapters, a count of layers, or a plan's file."""
-    named = text in CUTS or text in PARTS or text.endswith(".json")
-    return named or _COUNTED.fullmatch(text) is not None
+    is_named = text in CUTS or text in PARTS or text.endswith(".json")
+    return is_named or _COUNTED.fullmatch(text) is not None
 
 
 def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
@@ -215,16 +221,16 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
         raise UsageError(f"{algorithm} uses no plan. Name it as a way without {cut!r}.")
     if cut.endswith(".json"):
         return _checked(LayerPlan.load(Path(cut)), layers)
-    none = LayerPlan(layers, (), Evidence(rule=f"{CANDIDATE} {cut}"))
-    names, counted = none.trainable, _COUNTED.fullmatch(cut)
+    empty_plan = LayerPlan(layers, (), Evidence(rule=f"{CANDIDATE} {cut}"))
+    names, count_match = empty_plan.trainable, _COUNTED.fullmatch(cut)
     if cut in PARTS:
         shared = tuple(name for name in names if name.endswith(f".{cut}"))
         if not shared:
             raise UsageError(
                 f"way {cut!r} must have a model with adapters; got one without. Use adapt='lora:r=8'."
             )
-    elif counted:
-        size = int(counted[2])
+    elif count_match:
+        size = int(count_match[2])
         if size > len(names):
             raise UsageError(
                 f"way {cut!r} must share fewer layers: the model has {len(names)} layers that train."
@@ -233,13 +239,13 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
             "first": names[:size],
             "last": names[len(names) - size :],
             "frozen": names[size:],
-        }[counted[1]]
+        }[count_match[1]]
     else:
         cut_names = [*CUTS, *PARTS, "first_1", "last_1", "frozen_1", "PLAN.json"]
         shared = CUTS[
             check_known("way (a cut, a plan or an algorithm)", cut, cut_names)
         ](names)
-    return none.with_shared((*shared, *frozen_in(layers)))
+    return empty_plan.with_shared((*shared, *frozen_in(layers)))
 
 
 def _checked(plan: LayerPlan, layers: Sequence[Layer]) -> LayerPlan:

@@ -66,11 +66,11 @@ def check_alike(facts: Mapping[str, Mapping[str, Any]]) -> None:
             for name, facts_of_site in facts.items()
         }
         commonest = statistics.mode(values.values())
-        if odd := [name for name in values if values[name] != commonest]:
-            rest = listing(name for name in values if name not in odd)
+        if odd_sites := [name for name in values if values[name] != commonest]:
+            other_sites = listing(name for name in values if name not in odd_sites)
             raise UsageError(
-                f"{key} must be the same at all sites; got {commonest:.60} at {rest}, and {values[odd[0]]:.60} at "
-                f"{listing(odd)}. Let all sites have the same."
+                f"{key} must be the same at all sites; got {commonest:.60} at {other_sites}, "
+                f"and {values[odd_sites[0]]:.60} at {listing(odd_sites)}. Let all sites have the same."
             )
 
 
@@ -107,27 +107,27 @@ def reply_of(
             raise UsageError(f"received must be at most {most_bytes:,} bytes.")
         _check_work(head["work"], request, clients.algorithm, data)
         _check_scores(head["scores"], request, clients, data)
-        observed = []
+        observations = []
         for entry in head["observations"]:
-            observed.append(read_as(Observation, entry, "an observation"))
-            ends = {observed[-1].client, observed[-1].client_b}
+            observations.append(read_as(Observation, entry, "an observation"))
+            ends = {observations[-1].client, observations[-1].client_b}
             if not ends <= {None, *range(len(clients.names))}:
                 raise UsageError(
                     f"client of an observation must be below {len(clients.names)}."
                 )
-        sent = Message(packet.trees, head["meta"])
-        message: Message | None = sent
+        sent_message = Message(packet.trees, head["meta"])
+        message: Message | None = sent_message
         if isinstance(request, TrainRequest):
             if clients.is_lost(request):
                 message = None
             else:
-                _check_message(sent, request, clients)
+                _check_message(sent_message, request, clients)
         return ClientReply(
             request.client,
             message,
             head["scores"],
             head["work"],
-            observed,
+            observations,
             head["received"],
         )
 
@@ -152,22 +152,22 @@ def _check_work(
     elif isinstance(request, FinetuneRequest):
         phases = algorithm.finetuning(request.done, request.client)
     n_train = len(data.clients[request.client].train)
-    most = {
+    limits = {
         phase.name: phase.epochs * n_train * (OWN_STEP if phase.step else 1)
         for phase in phases
     }
     for name, value in work.items():
         phase, _, kind = name.partition("/")
         kind = kind.partition("/")[0]
-        if phase not in most or kind not in ("steps", "samples", "loss"):
+        if phase not in limits or kind not in ("steps", "samples", "loss"):
             raise UsageError(f"work must be what was asked; got {name!r}.")
         if kind == "loss":
-            sound = abs(value) <= LARGEST
+            is_possible = abs(value) <= LARGEST
         else:
-            sound = 0 <= value <= most[phase] and value == int(value)
-        if not sound:
+            is_possible = 0 <= value <= limits[phase] and value == int(value)
+        if not is_possible:
             raise UsageError(
-                f"work {name!r} must be a count of at most {most[phase]:,}, or a loss of at most {LARGEST:g}; "
+                f"work {name!r} must be a count of at most {limits[phase]:,}, or a loss of at most {LARGEST:g}; "
                 f"got {value}."
             )
 
@@ -179,38 +179,48 @@ def _check_scores(
     data: FederatedData,
 ) -> None:
     """Check that all scores that were asked are there and are possible, and no others."""
-    evaluated = clients.algorithm.evaluates
-    models, splits = {LOCAL, TUNED, "global", evaluated}, set(SCORED)
+    evaluated_model = clients.algorithm.evaluates
+    models, splits = {LOCAL, TUNED, "global", evaluated_model}, set(SCORED)
     if not isinstance(request, ScoreRequest):
-        models, splits, evaluated = {LOCAL}, set(), LOCAL
+        models, splits, evaluated_model = {LOCAL}, set(), LOCAL
     if isinstance(request, TrainRequest) and not clients.is_lost(request):
         splits = set(request.score)
-    if splits and evaluated not in scores:
-        raise UsageError(f"scores of {evaluated} must be there; got none.")
+    if splits and evaluated_model not in scores:
+        raise UsageError(f"scores of {evaluated_model} must be there; got none.")
     metrics = set(scores_of(data.task))
     for model, parts in scores.items():
-        named = f"scores of {model}"
+        scores_name = f"scores of {model}"
         if model not in models or set(parts) != splits:
-            raise UsageError(f"{named} must be those that were asked; got others.")
+            raise UsageError(
+                f"{scores_name} must be those that were asked; got others."
+            )
         for split, values in parts.items():
             if set(values) != metrics:
                 expected = listing(sorted(metrics))
-                got = listing(values) or "none"
-                raise UsageError(f"{named} on {split} must be {expected}; got {got}.")
+                metric_names = listing(values) or "none"
+                raise UsageError(
+                    f"{scores_name} on {split} must be {expected}; got {metric_names}."
+                )
             count = len(getattr(data.clients[request.client], split))
             for metric, value in values.items():
                 low, high = TABLE[metric].ends
                 low, high = max(low, -LARGEST) - ROUNDING, min(high, LARGEST) + ROUNDING
-                missing = math.isnan(value) and (TABLE[metric].missing or not count)
-                if not (missing or low <= value <= high):
+                may_be_missing = math.isnan(value) and (
+                    TABLE[metric].missing or not count
+                )
+                if not (may_be_missing or low <= value <= high):
                     raise UsageError(
                         f"{metric} of {model} on {split} must be from {low:g} to {high:g}; got {value}."
                     )
-            right = values.get("accuracy", 0.0) * count
-            perfect = {values[name] > 1 - 1e-9 for name in PERFECT if name in values}
-            if count and (abs(right - round(right)) > 1e-3 or len(perfect) > 1):
+            n_right = values.get("accuracy", 0.0) * count
+            perfect_scores = {
+                values[name] > 1 - 1e-9 for name in PERFECT if name in values
+            }
+            if count and (
+                abs(n_right - round(n_right)) > 1e-3 or len(perfect_scores) > 1
+            ):
                 raise UsageError(
-                    f"{named} on {split} must fit {count} samples and each other; got {right:g} right."
+                    f"{scores_name} on {split} must fit {count} samples and each other; got {n_right:g} right."
                 )
 
 
@@ -241,15 +251,15 @@ def _check_message(
                 raise UsageError(
                     f"tensor {name!r} must be one that was asked, of the model's type; got {tensor.dtype}."
                 )
-        bad = tree.first_nonfinite(tensors, before=initial)
-        if bad is not None:
+        nonfinite_name = tree.first_nonfinite(tensors, before=initial)
+        if nonfinite_name is not None:
             raise UsageError(
-                f"tensors must be finite; got NaN or infinity in {bad!r} of {kind}."
+                f"tensors must be finite; got NaN or infinity in {nonfinite_name!r} of {kind}."
             )
-    empty = not (message.trees or message.meta)
-    lacking = sorted(names - message.trees.get("model", {}).keys())
-    if lacking and ("model" in message.trees or empty):
-        raise UsageError(f"the update must have tensor {lacking[0]!r}; got none.")
+    is_empty = not (message.trees or message.meta)
+    missing_names = sorted(names - message.trees.get("model", {}).keys())
+    if missing_names and ("model" in message.trees or is_empty):
+        raise UsageError(f"the update must have tensor {missing_names[0]!r}; got none.")
     for number in _numbers(message.meta):
         if not abs(number) <= LARGEST:
             raise UsageError(
@@ -294,22 +304,24 @@ def check_forms(replies: Mapping[str, ClientReply], last: Form) -> Form:
     if not forms:
         return last
     texts = {name: str(sorted(form.items())) for name, form in forms.items()}
-    (commonest, times), *others = Counter(texts.values()).most_common()
-    if others and others[0][1] == times:
+    (commonest, times), *other_forms = Counter(texts.values()).most_common()
+    if other_forms and other_forms[0][1] == times:
         commonest = str(sorted(last.items()))
     for name, form in forms.items():
         if texts[name] == commonest:
             continue
-        right = next((forms[site] for site in forms if texts[site] == commonest), None)
-        if right is None:
+        common_form = next(
+            (forms[site] for site in forms if texts[site] == commonest), None
+        )
+        if common_form is None:
             raise UsageError(
-                f"trees and numbers must have one form at all sites; got {len(others) + 1} forms at "
+                f"trees and numbers must have one form at all sites; got {len(other_forms) + 1} forms at "
                 f"{listing(forms)}. Install the same version at each."
             )
-        places = sorted(form.keys() | right.keys())
-        place = next(key for key in places if form.get(key) != right.get(key))
+        places = sorted(form.keys() | common_form.keys())
+        place = next(key for key in places if form.get(key) != common_form.get(key))
         form_text = form.get(place, "none")
-        right_text = right.get(place, "none")
+        right_text = common_form.get(place, "none")
         raise UsageError(
             f"site {name!r}: trees and numbers must be as those of others; got {form_text!s:.200} "
             f"as {place!r}, and others have {right_text!s:.200}."
@@ -335,8 +347,8 @@ def _kind(value: object) -> object:
     """Return the kind of some JSON. Names in an object can differ between clients: an algorithm checks those."""
     if isinstance(value, list):
         return [_kind(part) for part in value]
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number:
         return "number"
     return type(value).__name__
 
@@ -357,8 +369,8 @@ def check_norms(
     if len(norms) < LEAST_UPDATES:
         return norms
     for name, norm in norms.items():
-        others = [norm for other, norm in norms.items() if other != name]
-        median = statistics.median(others)
+        other_norms = [norm for other, norm in norms.items() if other != name]
+        median = statistics.median(other_norms)
         if 0 < TIMES_MEDIAN * median < norm:
             raise UsageError(
                 f"site {name!r}: the norm of the update must be at most {TIMES_MEDIAN:,.0f} times the median of the "
@@ -373,28 +385,28 @@ def clip(
     norms: Mapping[str, float],
 ) -> None:
     """Scale each update down whose norm is above :data:`CLIP` times the median norm. Its direction stays."""
-    most = math.inf
+    limit = math.inf
     if norms:
-        most = CLIP * statistics.median(norms.values())
+        limit = CLIP * statistics.median(norms.values())
     for name, norm in norms.items():
         request, message = requests[name], replies[name].message
-        if norm <= most or message is None or not isinstance(request, TrainRequest):
+        if norm <= limit or message is None or not isinstance(request, TrainRequest):
             continue
         for kind, tensors in message.trees.items():
-            before = request.message.trees.get(kind, {})
+            sent_tree = request.message.trees.get(kind, {})
             for key, tensor in tensors.items():
                 if tensor.is_floating_point():
-                    start = before.get(key, torch.zeros_like(tensor))
-                    tensors[key] = start + (tensor - start) * (most / norm)
+                    start = sent_tree.get(key, torch.zeros_like(tensor))
+                    tensors[key] = start + (tensor - start) * (limit / norm)
 
 
 def _norm(sent: Message, received: Message) -> float:
     """Return the norm of what a client has changed. A tensor that was not sent counts whole."""
     total = 0.0
-    before = merge_trees(sent.trees)
+    sent_tensors = merge_trees(sent.trees)
     for name, tensor in merge_trees(received.trees).items():
         change = tensor.double()
-        if name in before and before[name].shape == tensor.shape:
-            change = change - before[name].double()
+        if name in sent_tensors and sent_tensors[name].shape == tensor.shape:
+            change = change - sent_tensors[name].double()
         total += float(change.square().sum())
     return math.sqrt(total)

@@ -48,10 +48,10 @@ def answer(
     try:
         node = context.node_config
         number = node.get(NUMBER_KEY)
-        named = context.run_config
+        run_config = context.run_config
         if number is None:
-            named = node
-        site = Site(str(named.get(NODE_KEY, "")), number)
+            run_config = node
+        site = Site(str(run_config.get(NODE_KEY, "")), number)
         reply = work(site, packet_of(message.content, storage.memory()))
     except Exception as error:  # carried to the server
         reply = error_packet(error)
@@ -89,9 +89,9 @@ def work(site: Site, packet: Packet) -> Packet:
     if head["kind"] == "train":
         index, exchange, sampled = head["round"]
         rnd = Round(index, exchange, tuple(sampled))
-        measures = any(phase.observe for phase in algorithm.phases(rnd, number))
+        is_measured = any(phase.observe for phase in algorithm.phases(rnd, number))
         runner = task.client_runner(
-            default_instruments().observers if measures else None
+            default_instruments().observers if is_measured else None
         )
         runner.use(algorithm)
         reply = runner.run(
@@ -111,17 +111,17 @@ def work(site: Site, packet: Packet) -> Packet:
     runner.use(algorithm)
     models = _models(algorithm, head, packet.trees["sent"], state)
     received = received_bytes(models, state)
-    place = (head["from"], head["done"])
+    version_and_round = (head["from"], head["done"])
     request: ClientRequest
     if head["kind"] == "tune":
         models = {algorithm.evaluates: models[algorithm.evaluates]}
         request = FinetuneRequest(number, head["done"], models=models)
     else:
-        models = dict(sorted((models | states.tuned(*place)).items()))
+        models = dict(sorted((models | states.tuned(*version_and_round)).items()))
         request = ScoreRequest(number, head["done"], models=models)
     reply = runner.run(request)
     if head["kind"] == "tune":
-        states.save_tuned(*place, reply.models)
+        states.save_tuned(*version_and_round, reply.models)
     reply.received = received
     return _packet(head, reply, Message(), state)
 
@@ -165,27 +165,29 @@ def losses(site: Site, packet: Packet) -> Packet:
         tuner, task, float(task.config.training.lr or 0), amounts
     )
     by_amount: dict[str, Tree] = {}
-    sent: list[Any] = []
-    for place, amount in enumerate(amounts):
+    sent_heads: list[Any] = []
+    for amount_number, amount in enumerate(amounts):
         if amount not in outputs_of:
-            sent.append(None)
+            sent_heads.append(None)
             continue
         logits = task.criterion.logits(outputs_of[amount]).double()
-        parts = logits.split([len(client.validation), len(client.test)])
+        split_logits = logits.split([len(client.validation), len(client.test)])
         outputs = {
-            split: {own_name: part}
-            for split, part in zip(SCORED, parts, strict=True)
-            if len(part)
+            split: {own_name: logits_of_split}
+            for split, logits_of_split in zip(SCORED, split_logits, strict=True)
+            if len(logits_of_split)
         }
-        sent.append(sums.sums_of_halves(seed_losses, Predictor("", outputs), own_name))
-        by_amount[str(place)] = {
+        sent_heads.append(
+            sums.sums_of_halves(seed_losses, Predictor("", outputs), own_name)
+        )
+        by_amount[str(amount_number)] = {
             split: tensor[own_name] for split, tensor in outputs.items()
         }
     states.save_outputs(by_amount)
     return Packet(
         {
             "run": head["run"],
-            "sums": sent,
+            "sums": sent_heads,
             "base": sums.sums_of_halves(seed_losses, seed_losses.base_rate, own_name),
             "weights": sums.weights_of_halves(seed_losses, own_name),
             "labels": sums.labels_of_halves(seed_losses, own_name),
@@ -206,17 +208,19 @@ def products(site: Site, packet: Packet) -> Packet:
     ways.append((seed_losses.base_rate, sums.Calibration(*head["base"])))
     for way in head["ways"]:
         outputs = States(site.folder, way["run"]).outputs(str(way["amount"]))
-        one = Predictor(
+        predictor = Predictor(
             "", {split: {own_name: tensor} for split, tensor in outputs.items()}
         )
-        ways.append((one, sums.Calibration(*way["temperatures"])))
-    number, first = list(job["data"]["sites"]).index(own_name), head["first"]
+        ways.append((predictor, sums.Calibration(*way["temperatures"])))
+    number, first_seed = list(job["data"]["sites"]).index(own_name), head["first"]
     seed = task.config.execution.seed
     sums_of_split = {}
     for split in SCORED:
         sums_of_split[split] = sums.group_sums(seed_losses, split, own_name, ways)
-        shared = site.shared(number, first, seed, job["data"]["split_seed"], split)
-        sums_of_split[split]["shared"] = shared
+        n_shared = site.shared(
+            number, first_seed, seed, job["data"]["split_seed"], split
+        )
+        sums_of_split[split]["shared"] = n_shared
     return Packet(sums_of_split)
 
 
@@ -257,10 +261,14 @@ def _restored(
 def _task(site: Site, job: dict[str, Any], start: Tree) -> Task:
     """Return the task of a run with the site's own samples."""
     data_facts = job["data"]
-    stored = data_facts["preprocessing"]
+    stored_preprocessing = data_facts["preprocessing"]
     number, seed = list(data_facts["sites"]).index(site.name), job["config"]["seed"]
-    prepared = None if stored is None else Preprocessing.from_json(stored)
-    client = site.client(number, seed, prepared, data_facts["split_seed"])
+    preprocessing = (
+        None
+        if stored_preprocessing is None
+        else Preprocessing.from_json(stored_preprocessing)
+    )
+    client = site.client(number, seed, preprocessing, data_facts["split_seed"])
     data = federated(data_facts, client)
     config = RunConfig(**job["config"], stack="off", device=site.file.device)
     plan = None if job["plan"] is None else LayerPlan.from_json(job["plan"])

@@ -138,8 +138,8 @@ class Sites:
                 for name in self.nodes
             }
             ends: Ends = ((), ())
-            if (widened := widest(self.facts, sites)) is not None:
-                low, high = widened
+            if (widest_fences := widest(self.facts, sites)) is not None:
+                low, high = widest_fences
                 packets = {
                     name: Packet({**packet.head, "low": low, "high": high})
                     for name, packet in packets.items()
@@ -148,7 +148,7 @@ class Sites:
                 counts = {
                     name: checked(name, replies[name].head, CLIPPED) for name in sites
                 }
-                ends, sites = settled(self.facts, widened, sites, counts)
+                ends, sites = settled(self.facts, widest_fences, sites, counts)
             arguments = self.facts, sites, self.samples, split_seed, ends
             self._common[key] = common(*arguments)
         return self._common[key]
@@ -202,12 +202,12 @@ class Sites:
         Raises:
             RunError: too few sites reply in time, or a site fails.
         """
-        limited = not kind.startswith("query")
-        end = math.inf
-        if limited:
-            end = time.monotonic() + self.timeout
+        is_limited = not kind.startswith("query")
+        deadline = math.inf
+        if is_limited:
+            deadline = time.monotonic() + self.timeout
         replies: dict[str, Packet] = {}
-        for name, records in self._replies(kind, packets, end):
+        for name, records in self._replies(kind, packets, deadline):
             with about(f"site {name!r}"):
                 replies[name] = packet_of(records, most_bytes)
             raise_error(name, replies[name].head)
@@ -224,42 +224,48 @@ class Sites:
         self, kind: str, packets: Mapping[str, Packet], end: float
     ) -> Iterator[tuple[str, RecordDict]]:
         """Yield replies until a time. A site whose process or supernode is lost is asked again."""
-        waiting: dict[str, str] = {}
+        name_by_message: dict[str, str] = {}
         tries = Counter[str]()
-        unasked, missing = list(packets), set(packets)
+        unasked_names, missing = list(packets), set(packets)
         while missing and time.monotonic() < end:
-            lost = unasked and tries
-            connected = set(self.grid.get_node_ids() if lost else self.nodes.values())
-            todo = [name for name in unasked if self.nodes[name] in connected]
-            unasked = [name for name in unasked if name not in todo]
+            has_lost_nodes = unasked_names and tries
+            connected = set(
+                self.grid.get_node_ids() if has_lost_nodes else self.nodes.values()
+            )
+            names_to_ask = [
+                name for name in unasked_names if self.nodes[name] in connected
+            ]
+            unasked_names = [name for name in unasked_names if name not in names_to_ask]
             messages = [
                 FlowerMessage(packets[name].records(), self.nodes[name], kind)
-                for name in todo
+                for name in names_to_ask
             ]
-            sent = self.grid.push_messages(messages)
-            waiting |= dict(zip(sent, todo, strict=True))
-            arrived = list(self.grid.pull_messages(list(waiting)))
-            for message in arrived:
+            message_ids = self.grid.push_messages(messages)
+            name_by_message |= dict(zip(message_ids, names_to_ask, strict=True))
+            arrived_messages = list(self.grid.pull_messages(list(name_by_message)))
+            for message in arrived_messages:
                 number, node = (
                     message.metadata.reply_to_message_id,
                     message.metadata.src_node_id,
                 )
-                name = waiting.get(number, "")
-                forged = not message.has_error() and node != self.nodes.get(name)
-                if not name or forged:  # sent twice, or by another site
+                name = name_by_message.get(number, "")
+                is_forged = not message.has_error() and node != self.nodes.get(name)
+                if not name or is_forged:  # sent twice, or by another site
                     warn(f"a reply of node {node} is left out: nobody asked it")
                     continue
-                del waiting[number]
+                del name_by_message[number]
                 if not message.has_error():
                     missing.remove(name)
                     yield name, message.content
                     continue
                 tries[name] += 1
                 if tries[name] == TRIES:
-                    why = " ".join(printable(str(message.error.reason)).split())[-300:]
-                    raise RunError(f"site {name!r} must be able to work; got: {why}")
-                unasked.append(name)  # until its supernode is there again
-            if not arrived:
+                    reason = " ".join(printable(str(message.error.reason)).split())[
+                        -300:
+                    ]
+                    raise RunError(f"site {name!r} must be able to work; got: {reason}")
+                unasked_names.append(name)  # until its supernode is there again
+            if not arrived_messages:
                 time.sleep(POLL)
 
 
@@ -328,8 +334,8 @@ class SiteClients(LocalClients):
             if isinstance(site_request, TrainRequest)
         }
         for exchange in exchanges:  # one, or none
-            last = self.forms.get(exchange, {})
-            self.forms[exchange] = checks.check_forms(replies, last)
+            last_forms = self.forms.get(exchange, {})
+            self.forms[exchange] = checks.check_forms(replies, last_forms)
         if norms:
             self.sites.largest = max(norms, key=lambda name: norms[name])
         if self.sites.clip:
@@ -348,8 +354,8 @@ class SiteClients(LocalClients):
             if name not in replies:
                 yield ClientReply(request.client, None, missing=True)
                 continue
-            sent = replies[name].message is not None
-            if isinstance(request, TrainRequest) and self.store and sent:
+            was_sent = replies[name].message is not None
+            if isinstance(request, TrainRequest) and self.store and was_sent:
                 version, names = (
                     version_of(request.rnd),
                     replies_of[name].head["outline"],
@@ -377,29 +383,29 @@ class SiteClients(LocalClients):
         algorithm = self.algorithm
         meta = self.states[name].meta
         config = self.task.config.federation
-        registered = type(algorithm) is find(config.algorithm, config.options)
+        is_registered = type(algorithm) is find(config.algorithm, config.options)
         head: dict[str, Any] = {
             "run": self.run_name,
-            "algorithm": config.algorithm if registered else algorithm.name,
+            "algorithm": config.algorithm if is_registered else algorithm.name,
             "options": dict(algorithm.options),
             "plan": None if algorithm.plan is None else algorithm.plan.to_json(),
             "from": meta["version"],
             "stage": checks.stage_of(request),
         }
         if isinstance(request, TrainRequest):
-            rnd, lost = request.rnd, self.is_lost(request)
+            rnd, is_lost = request.rnd, self.is_lost(request)
             head |= {
                 "kind": "train",
                 "round": [rnd.index, rnd.exchange, list(rnd.sampled)],
-                "to": version_of(rnd) if self.store and not lost else "",
+                "to": version_of(rnd) if self.store and not is_lost else "",
                 "meta": request.message.meta,
-                "score": [] if lost else list(request.score),
+                "score": [] if is_lost else list(request.score),
             }
             return Packet(head, dict(request.message.trees))
-        tunes = isinstance(request, FinetuneRequest)
-        head |= {"kind": "tune" if tunes else "score", "done": request.done}
-        models, sent = self._template(name, request)
-        return Packet({**head, "models": models}, {"sent": sent})
+        is_finetuning = isinstance(request, FinetuneRequest)
+        head |= {"kind": "tune" if is_finetuning else "score", "done": request.done}
+        models, sent_tree = self._template(name, request)
+        return Packet({**head, "models": models}, {"sent": sent_tree})
 
     def _template(
         self, name: str, request: FinetuneRequest | ScoreRequest

@@ -133,9 +133,9 @@ def packet_of(records: RecordDict, most_bytes: int) -> Packet:
         arrays = dict(records.array_records.get(TENSORS, {}))
         size = sum(len(array.data) for array in arrays.values())
         if size > most_bytes:
-            most = format_bytes(most_bytes)
+            limit_text = format_bytes(most_bytes)
             size_text = format_bytes(size)
-            raise ValueError(f"arrays must have at most {most}; got {size_text}")
+            raise ValueError(f"arrays must have at most {limit_text}; got {size_text}")
         # a clone is aligned as torch aligns its own
         tensors = {
             name: torch.from_numpy(array.numpy()).clone()
@@ -152,10 +152,10 @@ def packet_of(records: RecordDict, most_bytes: int) -> Packet:
 def raise_error(site: str, head: Mapping[str, Any]) -> None:
     """Raise the error in a site's message, if there is one."""
     if "error" in head:
-        start = f"site {site!r}: "  # a site may write any name into its text
+        beginning = f"site {site!r}: "  # a site may write any name into its text
         text = printable(" ".join(str(head.get("text")).split())[:2000])
-        kind = ERRORS.get(str(head["error"]), RunError)
-        raise kind(start + text.removeprefix(start))
+        error_class = ERRORS.get(str(head["error"]), RunError)
+        raise error_class(beginning + text.removeprefix(beginning))
 
 
 # --- descriptions of sites --------------------------------------------------------------------------------------
@@ -230,9 +230,9 @@ def common(
         ends: the fences to which all sites clip (:func:`settled`).
     """
     for name, site in sites.items():
-        fits = len(site["sizes"]) == len(SPLITS)
-        fits &= len(site["words"]) == len(facts["worded"])
-        if not fits or not 0 < sum(site["sizes"]) <= MOST_SAMPLES:
+        has_all_splits = len(site["sizes"]) == len(SPLITS)
+        has_all_splits &= len(site["words"]) == len(facts["worded"])
+        if not has_all_splits or not 0 < sum(site["sizes"]) <= MOST_SAMPLES:
             raise UsageError(f"site {name!r} must have 1 to {MOST_SAMPLES:,} samples.")
         if sum(site["sizes"]) != samples[name]:
             raise UsageError(
@@ -271,8 +271,8 @@ def widest(
     width = facts["shape"][0]
     for name, site in sites.items():
         fences = site["fences"] or []
-        sound = list(map(len, fences)) == [width] * 2
-        if not sound or not np.abs(fences).max(initial=0) <= NO_FENCE:
+        fits = list(map(len, fences)) == [width] * 2
+        if not fits or not np.abs(fences).max(initial=0) <= NO_FENCE:
             raise UsageError(
                 f"fences of site {name!r} must be two numbers for each of {width} columns."
             )
@@ -299,27 +299,29 @@ def settled(
     """
     low, high = map(np.array, ends)
     for name, site in replies.items():
-        counts, most = (site["outside"], site["known"]), sites[name]["sizes"][0]
+        counts, n_samples = (site["outside"], site["known"]), sites[name]["sizes"][0]
         fits = list(map(len, counts)) == [len(low)] * 2
         if not fits or any(out > n for out, n in zip(*counts, strict=True)):
             raise UsageError(
                 f"site {name!r} must count the cells of {len(low)} columns."
             )
-        if max(site["known"], default=0) > most:
-            raise UsageError(f"site {name!r} must count cells of {most:,} samples.")
+        if max(site["known"], default=0) > n_samples:
+            raise UsageError(
+                f"site {name!r} must count cells of {n_samples:,} samples."
+            )
         if facts["scale"] != "none" or facts["impute"] != "none":
             for moments in (sites[name]["moments"], site["moments"]):
-                _check_moments(name, facts, moments, most)
-    counted, outside = (
+                _check_moments(name, facts, moments, n_samples)
+    known_counts, outside_counts = (
         np.sum([reply[key] for reply in replies.values()], axis=0)
         for key in ("known", "outside")
     )
-    too_many = outside > MOST_OUTSIDE * counted
+    too_many = outside_counts > MOST_OUTSIDE * known_counts
     low[too_many], high[too_many] = -NO_FENCE, NO_FENCE
     if cells := [
         f"{name!r} ({count:,})"
         for name, count, is_kept in zip(
-            facts["columns"], outside, too_many, strict=False
+            facts["columns"], outside_counts, too_many, strict=False
         )
         if count and not is_kept
     ]:
@@ -331,13 +333,18 @@ def settled(
     for name, site in sites.items():
         moments = site["moments"]
         if moments is not None:
-            raw, inner = np.array(moments), np.array(replies[name]["moments"])
-            plain = np.zeros(raw.shape[1], dtype=bool)  # the last can be targets
-            plain[: len(too_many)] = too_many
-            moments = np.where(plain, raw, inner).tolist()
+            raw_moments, inner_moments = (
+                np.array(moments),
+                np.array(replies[name]["moments"]),
+            )
+            is_plain = np.zeros(
+                raw_moments.shape[1], dtype=bool
+            )  # the last can be targets
+            is_plain[: len(too_many)] = too_many
+            moments = np.where(is_plain, raw_moments, inner_moments).tolist()
         settled_sites[name] = {**site, "moments": moments}
-    bounded = bool((np.abs([low, high]) < NO_FENCE).any())
-    clips = (tuple(low.tolist()), tuple(high.tolist())) if bounded else ((), ())
+    is_bounded = bool((np.abs([low, high]) < NO_FENCE).any())
+    clips = (tuple(low.tolist()), tuple(high.tolist())) if is_bounded else ((), ())
     return clips, settled_sites
 
 
@@ -366,8 +373,8 @@ def _preparation(
     facts: Mapping[str, Any], sites: Mapping[str, Mapping[str, Any]], ends: Ends
 ) -> Preprocessing | None:
     """Return the preparation of all sites' tables together, from their words and moments (Chan et al. 1983)."""
-    prepares = facts["scale"] != "none" or facts["impute"] != "none"
-    if not prepares and not any(facts["worded"]) and not ends[0]:
+    is_prepared = facts["scale"] != "none" or facts["impute"] != "none"
+    if not is_prepared and not any(facts["worded"]) and not ends[0]:
         return None
     columns = tuple(facts["columns"])
     words = [site["words"] for site in sites.values()]
@@ -375,22 +382,22 @@ def _preparation(
         tuple(sorted({*chain.from_iterable(lists)}))
         for lists in zip(*words, strict=True)
     )
-    if not prepares:
+    if not is_prepared:
         return Preprocessing(
             columns, categories=categories, lowest=ends[0], highest=ends[1]
         )
-    regresses = facts["task"] == REGRESSION
+    is_regression = facts["task"] == REGRESSION
     for name, site in sites.items():
         _check_moments(name, facts, site["moments"], site["sizes"][0])
     moments = np.array([site["moments"] for site in sites.values()])
     count, means, spreads = moments.swapaxes(0, 1)
     total = count.sum(0)
     for k, name in enumerate(sites):
-        others = np.delete(moments, k, axis=0)
-        counts = np.maximum(others[:, 0].sum(0), 1)
-        middle = (others[:, 0] * others[:, 1]).sum(0) / counts
-        usual_variance = others[:, 2].sum(0) / counts
-        is_far = np.abs(means[k] - middle) > FAR * np.sqrt(usual_variance)
+        other_moments = np.delete(moments, k, axis=0)
+        counts = np.maximum(other_moments[:, 0].sum(0), 1)
+        mean_of_others = (other_moments[:, 0] * other_moments[:, 1]).sum(0) / counts
+        usual_variance = other_moments[:, 2].sum(0) / counts
+        is_far = np.abs(means[k] - mean_of_others) > FAR * np.sqrt(usual_variance)
         with np.errstate(over="ignore"):
             is_far |= (usual_variance > 0) & (
                 spreads[k] > FAR**2 * usual_variance * count[k]
@@ -411,10 +418,10 @@ def _preparation(
         )
     spread = np.sqrt(squares / rows)
     spread[spread == 0] = 1.0
-    scaled = facts["scale"] != "none"
+    is_scaled = facts["scale"] != "none"
     target: tuple[float, ...] = ()
-    if regresses:
-        target = (float(mean[-1]), float(spread[-1])) if scaled else ()
+    if is_regression:
+        target = (float(mean[-1]), float(spread[-1])) if is_scaled else ()
         mean, spread = mean[:-1], spread[:-1]
     centre = tuple(mean.tolist())
     return Preprocessing(
@@ -422,8 +429,8 @@ def _preparation(
         facts["scale"],
         facts["impute"],
         centre if facts["impute"] != "none" else (),
-        centre if scaled else (),
-        tuple(spread.tolist()) if scaled else (),
+        centre if is_scaled else (),
+        tuple(spread.tolist()) if is_scaled else (),
         categories,
         target=target,
         lowest=ends[0],
@@ -440,16 +447,16 @@ def federated(found: Mapping[str, Any], own: ClientData | None = None) -> Federa
         found: the result of :func:`common`.
     """
     shape: tuple[int, ...] = tuple(found["shape"])
-    kind = torch.float32
+    dtype = torch.float32
     if found["tokens"]:
-        shape, kind = TokenShape(shape, found["tokens"]), torch.int64
+        shape, dtype = TokenShape(shape, found["tokens"]), torch.int64
 
     def split(n: int) -> Split:
-        x = torch.empty((n, *shape), dtype=kind, device="meta")
-        whole = found["task"] == CLASSIFICATION
+        x = torch.empty((n, *shape), dtype=dtype, device="meta")
+        has_classes = found["task"] == CLASSIFICATION
         y = torch.empty(
             (n, *found["target"]),
-            dtype=torch.int64 if whole else torch.float32,
+            dtype=torch.int64 if has_classes else torch.float32,
             device="meta",
         )
         return Split(x, y)

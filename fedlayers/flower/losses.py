@@ -16,7 +16,7 @@ from fedlayers.decision import sums
 from fedlayers.decision.jobs import TrainingJob
 from fedlayers.decision.losses import (
     PROBABLE,
-    Finished,
+    FinishedRun,
     Predictor,
     SeedLosses,
     Tuning,
@@ -87,20 +87,20 @@ class SiteLosses(SeedLosses):
     def splits(self) -> list[str]:
         """Return the splits with samples."""
         clients = self.task.data.clients
-        return [s for s in SCORED if any(len(one.split(s)) for one in clients)]
+        return [s for s in SCORED if any(len(client.split(s)) for client in clients)]
 
     def finish(
         self,
         job: TrainingJob,
         amounts: Sequence[Tuning] = (Tuning(),),
         parts: Sequence[Sequence[int]] = (),
-    ) -> Finished:
+    ) -> FinishedRun:
         """Return a finished run. Each site fine-tunes its client's model, and keeps the outputs."""
         run = store.Run(job.path)
         checkpoint, task = run.checkpoint(), job.assemble()
         clients = self.sites.clients_of(run, checkpoint, task)
-        listed = [list(amount) for amount in amounts]
-        packets = clients.score_packets(checkpoint, {"amounts": listed})
+        amount_lists = [list(amount) for amount in amounts]
+        packets = clients.score_packets(checkpoint, {"amounts": amount_lists})
         replies = self.sites.ask("query.losses", packets, 0)
         self.heads = {name: replies[name].head for name in self.task.data.names}
         for name, head in self.heads.items():
@@ -112,7 +112,7 @@ class SiteLosses(SeedLosses):
                 facts = {"run": run.id, "amount": place}
                 tuned[amount] = self._predictor(job.arm, sums_of_clients, **facts)
         excess = math.fsum(head["excess"] for head in self.heads.values())
-        return Finished(job, tuned, self.kind in PROBABLE and not excess < 0)
+        return FinishedRun(job, tuned, self.kind in PROBABLE and not excess < 0)
 
     def _check_sums(
         self, name: str, head: Mapping[str, Any], run: str, amounts: int
@@ -227,30 +227,41 @@ class SiteLosses(SeedLosses):
         """
         checked(name, head, PRODUCTS)
         for split in SCORED:
-            one, count = head[split], len(self.task.data.client(name).split(split))
-            draws = one["draws"]
+            split_head, count = (
+                head[split],
+                len(self.task.data.client(name).split(split)),
+            )
+            draws = split_head["draws"]
             with about(f"site {name!r} on {split}"):
-                fits = _shape(one["sums"]) == (size,)
-                if not fits or _shape(one["products"]) != (size, size):
+                has_shape = _shape(split_head["sums"]) == (size,)
+                if not has_shape or _shape(split_head["products"]) != (size, size):
                     raise UsageError(f"sums must be those of {size} columns.")
-                total, products = np.array(one["sums"]), np.array(one["products"])
-                if not (draws > 0) == (count > 0) or max(draws, one["shared"]) > count:
+                total, products = (
+                    np.array(split_head["sums"]),
+                    np.array(split_head["products"]),
+                )
+                if (
+                    not (draws > 0) == (count > 0)
+                    or max(draws, split_head["shared"]) > count
+                ):
                     raise UsageError(f"groups must be those of {count:,} samples.")
-                least = total**2 / max(1, draws) * (1 - ROUNDING)
-                sound = np.allclose(products, products.T, rtol=ROUNDING, atol=0)
-                sound &= bool((np.diag(products) >= least).all())
-                sound &= bool(np.abs(products).max(initial=0) <= LARGEST**2)
+                least_products = total**2 / max(1, draws) * (1 - ROUNDING)
+                is_possible = np.allclose(products, products.T, rtol=ROUNDING, atol=0)
+                is_possible &= bool((np.diag(products) >= least_products).all())
+                is_possible &= bool(np.abs(products).max(initial=0) <= LARGEST**2)
                 share = self.sizes[name] if count else 0
-                if not sound or not math.isclose(total[-1], share, rel_tol=ROUNDING):
+                if not is_possible or not math.isclose(
+                    total[-1], share, rel_tol=ROUNDING
+                ):
                     raise UsageError(
                         "sums and products over groups must fit each other; got others."
                     )
 
     def overlap(self, first: SeedLosses, split: str) -> float:
         """Return the share of the first seed's samples in a split that are in the same split of this seed."""
-        shared = sum(head[split]["shared"] for head in self.replies.values())
+        n_shared = sum(head[split]["shared"] for head in self.replies.values())
         clients = first.task.data.clients
-        return shared / max(1, sum(len(one.split(split)) for one in clients))
+        return n_shared / max(1, sum(len(client.split(split)) for client in clients))
 
 
 def _shape(nested: Any) -> tuple[int, ...]:

@@ -97,8 +97,8 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:
     """
     out = Path(file.out)
     keys = file.config or {}
-    if unused := UNUSED & keys.keys():
-        unused_keys = listing(sorted(unused))
+    if unused_set := UNUSED & keys.keys():
+        unused_keys = listing(sorted(unused_set))
         raise UsageError(
             f"[config] must have keys that a server uses; got {unused_keys}. "
             "Describe data and devices in each site's file, write metrics before [config], and leave out other keys."
@@ -108,8 +108,8 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:
         raise UsageError(
             "class_weights must be numbers over sites; got balanced. Give one for each class."
         )
-    decides = file.arms is not None
-    if (file.metrics and decides) or (file.seeds and not decides):
+    is_decision = file.arms is not None
+    if (file.metrics and is_decision) or (file.seeds and not is_decision):
         raise UsageError(
             "arms must be given without metrics, and seeds with arms; got other keys. Leave one out."
         )
@@ -120,7 +120,11 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:
         report = diagnose(sites, assemble(config, data=data), file.metrics)
         report.write(out / "rows.jsonl")
         return report
-    used: dict[str, Any] = {"data": data, "clients": sites.clients, "progress": False}
+    run_arguments: dict[str, Any] = {
+        "data": data,
+        "clients": sites.clients,
+        "progress": False,
+    }
     try:
         if file.arms is not None:
             choice = choose(sites, config, out, file)
@@ -128,9 +132,11 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:
             return choice
         check_stored(out, assemble(config, data=data))
         if (out / "config.json").exists():
-            result = resume(out, **used)
+            result = resume(out, **run_arguments)
         else:
-            engine = runner.run(config, out, instruments=default_instruments, **used)
+            engine = runner.run(
+                config, out, instruments=default_instruments, **run_arguments
+            )
             result = RunResult(engine, out)
         print_result(result, out)
     except DivergedError as error:
@@ -162,20 +168,21 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answ
         raise UsageError(
             f"monitor must be left out of a decision over sites, which the loss ranks; got {config.federation.monitor}."
         )
-    began = time.monotonic()
+    begin_time = time.monotonic()
     with_options = with_own(training.with_plan_algorithm(config))
     config = training.with_evaluations(*with_options)
-    start = file.seeds[0] if file.seeds else config.execution.seed
-    first = assemble(
-        config.with_keys(seed=start), data=federated(sites.common(start, start))
+    first_seed = file.seeds[0] if file.seeds else config.execution.seed
+    first_task = assemble(
+        config.with_keys(seed=first_seed),
+        data=federated(sites.common(first_seed, first_seed)),
     )
-    seeds = tuple(file.seeds or training.default_seeds(first))
-    data = {seed: federated(sites.common(seed, start)) for seed in seeds}
+    seeds = tuple(file.seeds or training.default_seeds(first_task))
+    data = {seed: federated(sites.common(seed, first_seed)) for seed in seeds}
     objects: dict[int, dict[str, Any]] = {
         seed: {"data": data[seed], "clients": sites.clients} for seed in seeds
     }
-    names = (*default_names(first.layers), *(file.arms or ()))
-    ways = ways_of(names, first.layers, config.federation.algorithm)
+    names = (*default_names(first_task.layers), *(file.arms or ()))
+    ways = ways_of(names, first_task.layers, config.federation.algorithm)
     fedavg = [way for way in ways if way.name == FEDAVG]
     tasks = {
         seed: jobs_of(fedavg, config, [seed], out / "arms", **objects[seed])[
@@ -213,9 +220,9 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answ
         for job in question.jobs(way, None):
             check_stored(job.path, job.assemble())
     say(f"{plural(len(question.ways), 'way')} with {plural(len(seeds), 'seed')}")
-    trained = training.train_ways(question, InProcessBackend(), say)
-    answer = answered(trained)
-    answer = replace(answer, cost=cost_of(trained, 1, began), next="")
+    trained_ways = training.train_ways(question, InProcessBackend(), say)
+    answer = answered(trained_ways)
+    answer = replace(answer, cost=cost_of(trained_ways, 1, begin_time), next="")
     return store(answer, out)
 
 
@@ -225,9 +232,9 @@ def diagnose(sites: Sites, task: Task, metrics: Sequence[str]) -> Report:
     Raises:
         UsageError: a metric compares clients, or a site sends other rows than it was asked for.
     """
-    if compare := [name for name in metrics if METRICS[name].pairs]:
+    if pair_metrics := [name for name in metrics if METRICS[name].pairs]:
         raise UsageError(
-            f"metrics over sites must be of single clients; got {listing(compare)}."
+            f"metrics over sites must be of single clients; got {listing(pair_metrics)}."
         )
     clients = sites.clients(task)
     packet = Packet({"run": clients.run_name, "metrics": list(metrics)})

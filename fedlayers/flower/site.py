@@ -102,10 +102,11 @@ class Site:
 
     >>> lines = [f"{k % 7},{k % 2}" for k in range(20)]
     >>> import tempfile
-    >>> where = tempfile.TemporaryDirectory()
-    >>> _ = Path(f"{where.name}/table.csv").write_text("\\n".join(["age,label", *lines]))
-    >>> _ = Path(f"{where.name}/site.toml").write_text("name = 'north'\\npath = 'table.csv'\\nvocabulary = 'words.txt'")
-    >>> Site(f"{where.name}/site.toml")
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = Path(f"{folder.name}/table.csv").write_text("\\n".join(["age,label", *lines]))
+    >>> keys = "name = 'north'\\npath = 'table.csv'\\nvocabulary = 'words.txt'"
+    >>> _ = Path(f"{folder.name}/site.toml").write_text(keys)
+    >>> Site(f"{folder.name}/site.toml")
     Traceback (most recent call last):
         ...
     fl_core.errors.UsageError: site 'north': vocabulary must be given for texts, and texts alone.
@@ -125,10 +126,14 @@ class Site:
         self.source = self._read()
 
     def _read(self) -> Source:
-        named, columns = self.file.path, self.file.columns or {}
-        place = named if named in DATASETS else self.path.parent / named
+        path_or_name, columns = self.file.path, self.file.columns or {}
+        location = (
+            path_or_name
+            if path_or_name in DATASETS
+            else self.path.parent / path_or_name
+        )
         with about(f"site {self.name!r}"):
-            source = self._common(self._own(opened(place, **columns)[0]))
+            source = self._common(self._own(opened(location, **columns)[0]))
             check_known("scale over sites", source.scale, SCALES)
             check_known("impute over sites", source.impute, IMPUTES)
             return source
@@ -151,17 +156,17 @@ class Site:
 
     def _common(self, source: Source) -> Source:
         """Return the samples with the classes and the words of the whole federation."""
-        wanted = self.file.classes
+        class_names = self.file.classes
         vocabulary = self.file.vocabulary
-        if wanted is not None:
+        if class_names is not None:
             if source.task != CLASSIFICATION:
                 raise UsageError(f"classes must be left out for task {source.task}.")
-            places = [
-                wanted.index(check_known("class", name, wanted))
+            class_positions = [
+                class_names.index(check_known("class", name, class_names))
                 for name in source.classes
             ]
-            y = np.array(places)[source.y]
-            source = replace(source, y=y, classes=tuple(wanted))
+            y = np.array(class_positions)[source.y]
+            source = replace(source, y=y, classes=tuple(class_names))
         if (source.words is None) != (vocabulary is None):
             raise UsageError("vocabulary must be given for texts, and texts alone.")
         if vocabulary is None:
@@ -225,9 +230,9 @@ class Site:
         """Return the client's lower and upper fences of each column (:func:`fl_core.data.preprocessing.fence`)."""
         fences = []
         words = self.source.categories or ((),) * self.source.x.shape[1]
-        for values, worded in zip(self._numbers(train).T, words, strict=True):
-            present = values[~np.isnan(values)]
-            fences.append(fence(present[:0] if worded else present))
+        for values, category_words in zip(self._numbers(train).T, words, strict=True):
+            known_values = values[~np.isnan(values)]
+            fences.append(fence(known_values[:0] if category_words else known_values))
         return np.array(fences, dtype=float).reshape(-1, 2).T.tolist()
 
     def clipped(
@@ -280,26 +285,26 @@ class Site:
         self, number: int, first: int, seed: int, split_seed: int | None, split: str
     ) -> int:
         """Return how many of a split's samples in the first seed are in the same split of another seed."""
-        place = SPLITS.index(split)
-        one, other = (
-            self._split(number, draw_seed, split_seed)[place]
+        split_number = SPLITS.index(split)
+        first_split, other_split = (
+            self._split(number, draw_seed, split_seed)[split_number]
             for draw_seed in (first, seed)
         )
-        return len(np.intersect1d(one, other))
+        return len(np.intersect1d(first_split, other_split))
 
     def _split(self, number: int, seed: int, split_seed: int | None) -> list[Integers]:
         """Split as one machine does (:func:`fl_core.data.partitions.make`)."""
         source = self.source
-        first = split_seed
-        if first is None:
-            first = seed
+        first_seed = split_seed
+        if first_seed is None:
+            first_seed = seed
         train, test = np.arange(len(source)), None
         if source.is_train is not None:
             train, test = map(np.flatnonzero, (source.is_train, ~source.is_train))
         parts = split_groups(
-            self.name, number, train, test, SHARES, first, source.groups
+            self.name, number, train, test, SHARES, first_seed, source.groups
         )
-        if first != seed:
+        if first_seed != seed:
             parts = redraw_groups(number, parts, seed, source.groups)
         return [np.sort(part).astype(np.int64) for part in parts]
 
@@ -378,8 +383,11 @@ class States:
         """
         trees, names = self._read(OUTPUTS)
         with damaged(self.files.path / OUTPUTS):
-            places = names[name]
-            return {split: trees[OUTPUTS][place] for split, place in places.items()}
+            tensor_names = names[name]
+            return {
+                split: trees[OUTPUTS][tensor_name]
+                for split, tensor_name in tensor_names.items()
+            }
 
     def save_outputs(self, models: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Store the outputs of models by name and split. They replace those of the same names."""
@@ -401,8 +409,10 @@ class States:
     def _write(self, name: str, trees: Mapping[str, tree.Tree], meta: object) -> None:
         text = bytearray(json_bytes({"meta": meta, "trees": list(trees)}))
         tensors = merge_trees(trees) | {META: torch.frombuffer(text, dtype=torch.uint8)}
-        whole = {key: tensor.contiguous().clone() for key, tensor in tensors.items()}
-        self.files.write(name, save(whole))
+        copied_tensors = {
+            key: tensor.contiguous().clone() for key, tensor in tensors.items()
+        }
+        self.files.write(name, save(copied_tensors))
 
     def _read(self, name: str) -> tuple[dict[str, tree.Tree], Any]:
         with damaged(self.files.path / name):
