@@ -66,7 +66,10 @@ def arguments(**used: Any) -> SimpleNamespace:
 
 @contextmanager
 def pfllib(job: Job) -> Iterator[Side]:
-    """PFLlib's FedAvg server and clients on its own data files; a round is its ``train`` without the evaluation."""
+    """Yield PFLlib's FedAvg server and clients on its own data files.
+
+    A round is PFLlib's ``train`` without the evaluation.
+    """
     data, device = job.data(), str(job.config.execution.device)
     with tempfile.TemporaryDirectory() as folder:
         _pfllib_files(Path(folder) / "dataset" / "random", data)
@@ -132,7 +135,7 @@ def _pfllib_files(folder: Path, data: FederatedData) -> None:
 
 @contextmanager
 def flower(job: Job) -> Iterator[Side]:
-    """Flower's simulation: FedAvg over Ray actors, one a worker, whose clients train as the bare loop does.
+    """Yield Flower's simulation of FedAvg, whose clients train in Ray actors as the bare loop does.
 
     The simulation runs in a thread and waits before each round until it is asked for. An actor makes the data once.
     """
@@ -231,7 +234,7 @@ def _flower_job(pickled: bytes) -> tuple[Job, list[Split], nn.Module]:
 
 
 def _flower_client(pickled: bytes, message: Any, context: Any) -> Any:
-    """One client's local training, within a Ray actor."""
+    """Train one client within a Ray actor, and reply with its weights and metrics."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
     job, trains, model = _flower_job(pickled)
@@ -250,7 +253,7 @@ def _flower_client(pickled: bytes, message: Any, context: Any) -> Any:
 
 @contextmanager
 def pfl(job: Job) -> Iterator[Side]:
-    """pfl-research's federated averaging, with the same number of processes as this package's workers."""
+    """Yield pfl-research's federated averaging, with as many processes as this package has workers."""
     ranks = job.config.execution.workers or 1
     with socket.socket() as port_socket:
         port_socket.bind(("127.0.0.1", 0))
@@ -282,7 +285,7 @@ def pfl(job: Job) -> Iterator[Side]:
 
 
 def _pfl_helper(link: Connection, job: Job, *place: int) -> None:
-    """Take part in every round that is asked for, and tell the steps that were taken here."""
+    """Take part in each requested round, and reply with the number of steps of this process."""
     run, _ = _pfl_rank(job, *place)
     while link.recv():
         link.send(run())
@@ -291,7 +294,7 @@ def _pfl_helper(link: Connection, job: Job, *place: int) -> None:
 def _pfl_rank(
     job: Job, rank: int, ranks: int, port: int
 ) -> tuple[Callable[[], int], nn.Module]:
-    """One of the processes: a function that does its part of a round, and the model, the same in all of them."""
+    """Return a function that does one process's part of a round, and the model, which is the same in all processes."""
     if (
         ranks > 1
     ):  # as torch's own launcher sets them, from which the package learns of the others
@@ -371,7 +374,7 @@ def _pfl_rank(
 
 @contextmanager
 def fedjax(job: Job) -> Iterator[Side]:
-    """Fedjax's federated averaging with its default backend. It compiles a client's step."""
+    """Yield fedjax's federated averaging with its default backend, which compiles a client's step."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
 
@@ -509,7 +512,7 @@ def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any
 
 
 def _from_jax(params: list[Any]) -> list[Tensor]:
-    """The parameters of :func:`_to_jax` in the layout of the PyTorch model."""
+    """Return the parameters of :func:`_to_jax` in the layout of the PyTorch model."""
     layers = []
     for layer in params:
         weight = torch.from_numpy(np.array(layer["w"]))

@@ -57,7 +57,7 @@ def _round(config: RunConfig, data: FederatedData, stack: ExitStack) -> Work:
 
 
 def _widths(parameters: int) -> tuple[int, int]:
-    """Two hidden layers of one width w, such that 64 w + w^2 + 10 w is about this number of parameters."""
+    """Return the two equal widths w of hidden layers with about this many parameters, 64 w + w^2 + 10 w."""
     end_sizes = FEATURES + 10
     return (round((math.sqrt(end_sizes**2 + 4 * parameters) - end_sizes) / 2),) * 2
 
@@ -119,7 +119,11 @@ def _diagnosis(
 
 @contextmanager
 def _stored(count: int, interval: int = 1) -> Iterator[Path]:
-    """A run of ``count`` rounds before its last one, with checkpoints and evaluations at an interval."""
+    """Yield the folder of a run that stopped after ``count`` rounds, one before its last.
+
+    Args:
+        interval: rounds between checkpoints, and between evaluations.
+    """
     config = TINY.with_keys(
         batch_size=BATCH,
         rounds=count + 1,

@@ -97,7 +97,7 @@ def products() -> Callable[[], object]:
 
 
 def _serve(link: Connection, steps: Steps) -> None:
-    """A core's process: does what it is asked for, on one thread, and tells how long that took."""
+    """Do each requested work on one thread, and reply with its seconds. It runs in the process of one core."""
     torch.set_num_threads(1)
     work_by_name = {
         "steps": steps.prepared(),
@@ -119,7 +119,7 @@ def _serve(link: Connection, steps: Steps) -> None:
 def _started(
     job_result: tuple[Any, ...], layer: str, **config_keys: Any
 ) -> Iterator[Engine]:
-    """The rounds of a job's result. If one layer trains alone, the outputs of frozen layers are ready before."""
+    """Yield the engine of a job. If one layer trains alone, the cache of frozen layers is filled before."""
     config, data, *model = job_result
     algorithm = partial(OneLayer, layer=layer) if layer else None
     with rounds(
@@ -145,7 +145,7 @@ class Cores:
 
 @contextmanager
 def cores(steps: Steps, count: int = CORES) -> Iterator[Cores]:
-    """Processes that wait for what to do, with the allocator's settings that workers have."""
+    """Yield processes that wait for work, with the allocator's settings that workers have."""
     context = multiprocessing.get_context("spawn")
     links, processes = [], []
     try:
@@ -198,7 +198,7 @@ def _of_rounds(
     pairs: int,
     layer: str = "",
 ) -> list[Measured]:
-    """The shares that a job's rounds reach, and its whole runs where all layers train."""
+    """Return the shares of the machine that a job's rounds reach, and its whole runs where all layers train."""
     torch.set_num_threads(CORES)
     job_result = job()
     steps = _steps(job, job_result, make, layer)
@@ -261,7 +261,7 @@ def _of_runs(
     turns: int,
     length: int = ROUNDS,
 ) -> Measured:
-    """The share that whole runs reach, with evaluation and saving at the default intervals, and where the rest goes."""
+    """Return the share of the machine that whole runs reach, with evaluation and saving at the default intervals."""
     config, data, *model = job_result
     paces: list[recorder.Pace] = []
 

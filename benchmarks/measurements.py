@@ -46,7 +46,7 @@ ERROR = 0.05  # the relative standard error at which estimators are compared
 
 @cache
 def images() -> tuple[Tensor, Tensor]:
-    """Fashion-MNIST, as float tensors."""
+    """Return 20,000 images of Fashion-MNIST, normalised float tensors [n, 1, 28, 28], and their labels [n]."""
     defaults = recipe("fashion_mnist")
     raw_source = DATASETS["fashion_mnist"].open(None, False)
     source = replace(raw_source, mean=defaults.mean, std=defaults.std)
@@ -105,7 +105,7 @@ def ten_clients() -> tuple[
 
 
 def plain_pass(model: nn.Module, x: Tensor, y: Tensor, batch: int = BATCH) -> None:
-    """One forward and backward pass over the data and nothing else."""
+    """Do one forward and backward pass over the data and nothing else."""
     parameters = list(model.parameters())
     for start in range(0, len(y), batch):
         torch.autograd.grad(
@@ -150,7 +150,7 @@ def traces(pairs: int = PAIRS) -> list[Measured]:
 
 
 def _probes_needed(traces: list[TraceResult]) -> dict[str, int]:
-    """Probes a layer for the asked relative standard error, from the spread of the probes that were drawn."""
+    """Return each layer's number of probes for the relative standard error :data:`ERROR`, from the spread of traces."""
     drawn_count = int(traces[0].estimator.split("=")[1].rstrip(")"))
     return {
         result.layer: max(
@@ -166,7 +166,7 @@ def _against_pyhessian(
     probes: dict[str, int],
     pairs: int,
 ) -> Measured:
-    """PyHessian's time: its setup, and some probes per layer extrapolated to the number needed."""
+    """Compare with PyHessian's time: its setup, and probes per layer extrapolated to the number needed."""
     ratios, own_seconds, pyhessian_seconds = [], [], []
     model, (x, y) = trained(network()), held_out()
     for _ in range(pairs):
@@ -286,7 +286,11 @@ def peak_memory(repeats: int = 6) -> list[Measured]:
 
 
 def peak(package: str) -> None:
-    """Print how many MB a trace needs at its peak, above what the process had before."""
+    """Print how many MB a trace needs at its peak, above what the process had before.
+
+    Args:
+        package: ``fedlayers`` or ``pyhessian``.
+    """
     torch.set_num_threads(1)
     model, (x, y) = trained(network(), steps=5), held_out()
     layers = layers_of(model, x[:2])
@@ -336,7 +340,7 @@ def coverage(repeats: int = 1000) -> list[Measured]:
 
 
 def covered(count: int, repeats: int, probes: int, layer: str) -> Measured:
-    """The share of seeds whose interval holds the exact trace; both ends of its own interval must meet the target."""
+    """Return the share of seeds whose interval holds the exact trace; both its ends must meet the target."""
     share = count / repeats
     half_width = 1.96 * math.sqrt(share * (1 - share) / repeats)
     low, high = share - half_width, share + half_width
@@ -414,7 +418,7 @@ def _error(
     x: Tensor,
     batch: int,
 ) -> Measured:
-    """The largest difference from plain float64 arithmetic on the same features, with images laid out as measured."""
+    """Return the largest difference from plain float64 arithmetic on the same features."""
     grams = []
     for model in models:
         data = x, torch.zeros(len(x), dtype=torch.long)
@@ -461,7 +465,7 @@ def _error(
 
 
 def _hsic(k: Tensor, m: Tensor) -> Tensor:
-    """The unbiased HSIC of two Gram matrices (Song et al. 2012, Eq. 5)."""
+    """Return the unbiased HSIC of two Gram matrices [n, n] (Song et al. 2012, Eq. 5)."""
     n = len(k)
     k, m = k - k.diag().diag(), m - m.diag().diag()
     cross = (

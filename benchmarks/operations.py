@@ -14,7 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 
 def counted(work: Callable[[], object]) -> int:
-    """The floating-point operations of a function's matrix products and convolutions; a product of sums counts two.
+    """Count the floating-point operations of a function's matrix products and convolutions.
+
+    A multiplication with its addition counts two.
 
     >>> counted(lambda: torch.zeros(2, 3) @ torch.zeros(3, 5))
     60
@@ -100,7 +102,7 @@ def _step(model: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 def _forward(model: nn.Module, child: nn.Module, x: Tensor) -> int:
-    """Operations of one part of the model in a forward pass."""
+    """Count the operations of one part of the model in a forward pass."""
     child_inputs: list[Tensor] = []
     handle = child.register_forward_hook(
         lambda _module, inputs, _output: child_inputs.append(inputs[0])

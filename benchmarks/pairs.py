@@ -188,7 +188,7 @@ def table(job_name: str, rows: list[Measured], command: str) -> Path:
 
 
 def peak_from_now() -> float:
-    """MB of this process now. The kernel's peak (VmHWM) is reset to it."""
+    """Reset the kernel's peak of this process (VmHWM), and return its memory now, in MB."""
     Path("/proc/self/clear_refs").write_text("5")
     return memory("VmRSS")
 

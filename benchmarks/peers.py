@@ -53,7 +53,7 @@ def ours(job: Job) -> Iterator[Side]:
 
 @contextmanager
 def bare(job: Job) -> Iterator[Side]:
-    """Give a plain PyTorch loop that takes the same steps."""
+    """Yield a plain PyTorch loop that takes the same steps."""
     data = job.data()
     loop = training.BareLoop(job.model(data), data, job.batch, job.optimizer, job.taken)
     yield Plain(loop, lambda: list(loop.model.parameters()))

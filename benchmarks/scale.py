@@ -90,7 +90,7 @@ def wanted(repeats: int) -> list[tuple[str, int, int]]:
 
 
 def point(curve_name: str, size: int) -> tuple[float, float]:
-    """CPU seconds of a curve's work at one size, and the rise of its process's peak memory in MB.
+    """Return the CPU seconds of a curve's work at one size, and the rise of its process's peak memory in MB.
 
     The process is forked from one that has imported what is needed and computed nothing.
 
@@ -138,7 +138,10 @@ def _measure(
 def slope(
     sizes: Sequence[float], values: Sequence[float]
 ) -> tuple[float, float, float]:
-    """The exponent b in value = a size^b by least squares of the logarithms, with its 95 % interval (Student's t)."""
+    """Return the exponent b in value = a size^b, and the ends of its 95 % interval (Student's t).
+
+    It is fitted by least squares of the logarithms. The ends are NaN with two sizes.
+    """
     fit = stats.linregress(np.log(sizes), np.log(values))
     half_width = math.nan
     if len(sizes) > 2:
@@ -213,7 +216,11 @@ def slopes(curve_name: str, frame: pd.DataFrame) -> list[Measured]:
 
 
 def draw(frame: pd.DataFrame, path: Path = PICTURE, columns: int = 5) -> Path:
-    """Return each curve's points on logarithmic axes, time above memory, with theory's slope through the last size."""
+    """Draw each curve's points on logarithmic axes, time above memory, with theory's slope through the last size.
+
+    Args:
+        columns: curves in a row.
+    """
     block_count = -(-len(CURVES) // columns)
     with style():
         figure, axes = plt.subplots(

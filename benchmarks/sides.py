@@ -84,12 +84,12 @@ class Job:
 
     @property
     def decay(self) -> float:
-        """AdamW's weight decay."""
+        """Return AdamW's weight decay."""
         return float(self.config.training.weight_decay or 0.0)
 
     @property
     def taken(self) -> int:
-        """Number of clients that take part in a round."""
+        """Return the number of clients that take part in a round."""
         return max(1, int(self.config.federation.participation * self.clients))
 
     @property
@@ -108,7 +108,7 @@ class Job:
         ).model
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """PyTorch's own optimiser, as used in a plain loop."""
+        """Return PyTorch's own optimiser, as used in a plain loop."""
         if self.config.training.optimizer == "adamw":
             return torch.optim.AdamW(
                 parameters, lr=self.lr, weight_decay=self.decay, fused=True
@@ -173,7 +173,14 @@ class Remote:
         return [torch.from_numpy(array) for array in self.ask("weights")[0]]
 
     def ask(self, request: str) -> tuple:
-        """Ask the process something and wait for its answer; "ready" waits for its first one."""
+        """Send a request to the process and return its answer.
+
+        Args:
+            request: ``turn`` or ``weights``; ``ready`` only waits until the process has started.
+
+        Raises:
+            RunError: the process failed, ended, or did not start within :data:`PATIENCE` seconds.
+        """
         try:
             if request != "ready":
                 self.connection.send(request)

@@ -77,7 +77,12 @@ def tuned() -> None:
 def federation(
     clients: int, n: int, shape: tuple[int, ...], classes: int = 10, held_out: int = 0
 ) -> FederatedData:
-    """Clients with ``n`` random training samples each, and ``held`` (at least two) each for validation and test."""
+    """Return clients with ``n`` random training samples each.
+
+    Args:
+        shape: the shape of a sample.
+        held_out: validation samples of a client, and as many test samples; at least 2.
+    """
     held_out = max(held_out, 2)
     generator = np.random.default_rng(0)
     sample_count = clients * (n + 2 * held_out)
@@ -119,7 +124,7 @@ def rounds(
     model: nn.Module | None = None,
     count: int = 10**6,
 ) -> Iterator[Engine]:
-    """Give a started engine; each call of its ``step`` is a round without evaluation.
+    """Yield a started engine; each call of its ``step`` is a round without evaluation.
 
     Args:
         data, make, model: samples, algorithm and model, if they are not the configuration's.
@@ -203,7 +208,7 @@ class BareLoop:
 def plain_epoch(
     model: nn.Module, split: Split, batch: int, make: Callable[[Any], Any]
 ) -> int:
-    """Return one pass over a client's samples with a new optimiser; returns the number of steps."""
+    """Train for one pass over a client's samples with a new optimiser, and return the number of steps."""
     optimizer = make(model.parameters())
     row_batches = torch.randperm(len(split)).split(batch)
     for batch_rows in row_batches:
@@ -283,7 +288,7 @@ def _job(
 
 
 def repeat(work: Callable[[], object], times: int) -> None:
-    """Do some work several times."""
+    """Call a function several times."""
     for _ in range(times):
         work()
 

@@ -98,7 +98,7 @@ class Figures:
     ] = None
 
     def main(self) -> None:
-        """Do what is asked for.
+        """Run the command that the options name.
 
         Raises:
             UsageError: options do not go together, or something is not there; RunError: something failed.

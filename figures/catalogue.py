@@ -62,7 +62,10 @@ def published() -> list[Entry]:
 
 
 def entries(paper: str = "") -> list[Entry]:
-    """The papers' figures and tables, then other registered items by name; optionally of one paper or family only.
+    """Return the papers' figures and tables, then other registered items by name.
+
+    Args:
+        paper: the only paper or family to list; empty for all.
 
     Raises:
         UsageError: an unknown paper or family; names the nearest.

@@ -51,7 +51,7 @@ class Definition:
         return frame[is_of_definition & (frame["client"] != "")]
 
     def combined(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Federation sensitivity of all clients together, seeds x layers."""
+        """Return the federation sensitivity of all clients together, seeds x layers."""
         rows = self.rows(frame)
         rows = rows if self.weighted else rows.assign(n_train=1)
         return weighted_mean(rows, ["seed", "layer"]).unstack("layer")[
@@ -81,7 +81,7 @@ class Sites:
         }
 
     def subset(self, size: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """At most ``size`` training samples of each client, drawn without replacement."""
+        """Draw at most ``size`` training samples of each client without replacement; return (x, y) by client."""
         samples_by_client = {}
         for client, (x, y) in self.all.items():
             sample_order = torch.randperm(
@@ -133,7 +133,7 @@ class Epoch(Sites):
         super().__init__(task, models, 0)
 
     def sensitivity(self, variant: str) -> pd.DataFrame:
-        """Federation sensitivity of every client by one definition."""
+        """Return rows of every client's sensitivity by one definition: ``training``, ``figure`` or ``after``."""
         if variant == "figure":
             frame = self.frame(f"figures.player_fl.released:{SENSITIVITY}")
         elif variant == "training":
@@ -171,7 +171,10 @@ def after_run(task: runner.Task) -> Sites:
 def curves(
     frame: pd.DataFrame, metric_name: str, variant: str, relative_to: str = ""
 ) -> pd.DataFrame:
-    """Curves of all clients and seeds: layers x (seed, client), if asked over each curve's first or smallest value.
+    """Return curves of all clients and seeds, layers x (seed, client).
+
+    Args:
+        relative_to: divide each curve by its ``first`` or its smallest (``min``) value; empty for neither.
 
     A curve whose reference is not above 0 has no values.
     """
@@ -218,7 +221,7 @@ def dissimilarity(frame: pd.DataFrame, metric_name: str = "cka") -> pd.DataFrame
 def read_off(
     dataset: str, quantity: str, layers: Sequence[str], place: str = "Fig"
 ) -> pd.DataFrame:
-    """Published range over clients: layers x (low, high, how), empty without one. ``attrs`` names the place.
+    """Return the published range over clients, layers x (low, high, how), empty without one. ``attrs`` names the place.
 
     Args:
         place: how the place begins, of which there is one at most.
@@ -243,7 +246,7 @@ def lines_beside(
     population: str,
     whole_range: bool = False,
 ) -> list[dict[str, Any]]:
-    """Table rows of curves (layers x curves) with a reference. ``population`` names what the medians are over.
+    """Return table rows of curves (layers x curves) with a reference. ``population`` names what the medians are over.
 
     The measured bounds are the 5th and 95th percentile of the curves, or the least and greatest value.
     """
@@ -294,7 +297,7 @@ def cuts(
 def cut_lines(
     definition: Definition, counts: pd.DataFrame, place_text: str
 ) -> list[dict[str, Any]]:
-    """Table rows of :func:`cuts`; ``place_text`` says what the paper has."""
+    """Return table rows of :func:`cuts`; ``place_text`` says what the paper has."""
     seed_count = int(counts.iloc[0].sum())
     return [
         {

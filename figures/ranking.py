@@ -127,7 +127,7 @@ class Ranking:
 
     @property
     def critical(self) -> float:
-        """Nemenyi's critical difference of mean ranks (Demsar, 2006); NaN where that test has no result.
+        """Return Nemenyi's critical difference of mean ranks (Demsar, 2006); NaN where that test has no result.
 
         It is q sqrt(k (k + 1) / (6 N)) for k algorithms and N datasets. Here q is the upper 5 % point of the
         studentized range with infinite degrees of freedom, over sqrt(2).

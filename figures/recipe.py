@@ -95,7 +95,7 @@ def paused(
 
 
 def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
-    """Each client's model as it is evaluated after the run's last round so far: the personal one, else the global one.
+    """Return each client's model after the run's last round so far: the personal one, else the global one.
 
     Args:
         model: any of the run's structure; it is copied.

@@ -79,7 +79,7 @@ def by_seed(values: pd.DataFrame) -> pd.DataFrame:
 def of_seeds(
     values: pd.DataFrame, holds: Callable[[pd.Series], bool]
 ) -> tuple[str, bool | None]:
-    """In how many seeds an expectation holds, as text, and the verdict by Wilson's interval of that share.
+    """Return in how many seeds an expectation holds, as text, and the verdict by Wilson's interval of that share.
 
     A seed without a whole curve counts neither way and is named.
 
@@ -207,7 +207,7 @@ class JointVerdict(NamedTuple):
 
 
 def _above(gap: Difference, bound: float) -> float:
-    """The p-value of a one-sided t test that a difference lies above a bound."""
+    """Return the p-value of a one-sided t test that a difference lies above a bound."""
     mean, standard_error = gap.each.mean(), gap.each.sem()
     if gap.few or standard_error == 0:
         if gap.few:
@@ -217,7 +217,7 @@ def _above(gap: Difference, bound: float) -> float:
 
 
 def _below(gap: Difference, bound: float) -> float:
-    """The p-value of a one-sided t test that a difference lies below a bound."""
+    """Return the p-value of a one-sided t test that a difference lies below a bound."""
     return _above(replace(gap, each=-gap.each), -bound)
 
 

@@ -147,7 +147,7 @@ def made(sizes: Sizes, draw: int, seed: int) -> tuple[Task, Any]:
 
 
 def measured(job: Exact, known_rows: pd.DataFrame) -> dict[str, Any]:
-    """Do a job: train, and test."""
+    """Train the federation of a job, test whether its clients differ, and return the results by column."""
     if job.kind in MADE:
         sizes = next(
             candidate

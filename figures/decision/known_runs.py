@@ -402,7 +402,7 @@ def scored(task: Task, starts: list[Any]) -> dict[str, float]:
 
 
 def measured(job: Job, lr: float) -> dict[str, Any]:
-    """Do a job."""
+    """Train what a job names, and return what was found by name."""
     if job.arm == "choose":
         return chosen(dataset=job.federation, seed=job.seed)
     task = task_of(job, lr)

@@ -76,9 +76,9 @@ KINDS = {
 
 
 def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Each client's Origin accuracy at every evaluation. At the last three also Probe and Match, of the same models.
+    """Record each client's Origin accuracy at every evaluation, and Probe and Match of the models of the last three.
 
-    Of FedPFT there is Probe behind the other prompts too.
+    Of FedPFT, Probe is also recorded behind the other prompts.
     """
     eval_every, rounds = (
         int(task.config.execution.eval_every or 1),
@@ -121,7 +121,7 @@ def origins(frame: pd.DataFrame, label_columns: Mapping[str, Any]) -> pd.DataFra
 
 
 def _fitted(engine: Engine, task: runner.Task) -> pd.DataFrame:
-    """The three accuracies of each client's model as it is now."""
+    """Return rows of Origin, Probe and Match accuracy of each client's model as it is now."""
     models, seed = final_models(engine, task.model), task.config.execution.seed
     train, test = (
         {
@@ -515,7 +515,7 @@ def _above(
     pairs: Mapping[str, tuple[Side, Side]],
     check: Check = LEAD,
 ) -> Finding:
-    """A finding on whether in every pair the first lies above the second. The text begins with the pairs' names."""
+    """Return a finding on whether in every pair the first lies above the second, with the pairs' names."""
     gaps = {
         pair_name.strip(" ,"): gap(values, *line_pair, published)
         for pair_name, line_pair in pairs.items()
@@ -531,14 +531,14 @@ def _level(
     line_key: Side,
     reference_key: Side,
 ) -> Finding:
-    """A finding on whether one lies within :data:`figures.verdicts.MARGIN` of the other."""
+    """Return a finding on whether a line lies within :data:`figures.verdicts.MARGIN` of the reference."""
     verdict = judged({"": gap(values, line_key, reference_key, published)}, LEVEL)
     expected = f"{expected}, within {100 * MARGIN:g} point"
     return verdict.finding(expected, "points more: ")
 
 
 def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
-    """The numbers as a table, and what they are."""
+    """Return the numbers as a table, and a note on what they are."""
     columns: dict[str, list[str]] = {"": [table.named(line) for line in table.lines]}
     for quantity in table.quantities:
         quantity_name = quantity.removesuffix("_accuracy").capitalize()

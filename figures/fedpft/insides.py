@@ -127,7 +127,10 @@ def behind(model: Prompted, prompts: str) -> Prompted:
 def by_prompts(
     models: Mapping[str, nn.Module], run: str
 ) -> Iterator[tuple[str, dict[str, nn.Module]]]:
-    """The prompts that features pass through ("" for none), with the models that use them; FedPFT has both kinds."""
+    """Yield the prompts that features pass through ("" for none), with the models that use them by client.
+
+    FedPFT has both kinds.
+    """
     prompted_models = {
         client: model for client, model in models.items() if isinstance(model, Prompted)
     }
@@ -207,7 +210,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def by_key(attention: pd.DataFrame) -> pd.DataFrame:
-    """Attention of one client's samples to the feature itself and each prompt, queries x keys, as they are stored."""
+    """Return the attention of one client's samples to the feature itself and each prompt, queries x keys."""
     attention_keys = attention["variant"].str.extract(
         r"(?:sample )?(?P<query>.*)>(?:prompt )?(?P<key>.*)"
     )
@@ -335,7 +338,13 @@ def compared(
     titles: Mapping[str, str],
     expects_above: bool = True,
 ) -> Finding:
-    """A finding on whether a run's value is above (or below) another's, paired by seed; values are runs x seeds."""
+    """Return a finding on whether a run's value is above another's, paired by seed.
+
+    Args:
+        values: runs x seeds.
+        titles: how each run is called in the text.
+        expects_above: False if the value is expected below.
+    """
     gap = difference(values, run, other_run)
     means = [
         (titles[compared_run], values.loc[compared_run].mean())

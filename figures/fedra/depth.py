@@ -301,7 +301,10 @@ def _page(style_scores: pd.DataFrame, run_means: pd.DataFrame) -> str:
 
 
 def far(run_means: pd.DataFrame, run: str = "alllarge") -> str:
-    """Evidence that an order of methods is not comparable with the paper's: a run's level against that on DomainNet."""
+    """Return evidence that an order of methods is not comparable with the paper's; empty without any.
+
+    It is a run's level against the printed one on DomainNet.
+    """
     published_accuracies = (
         items.published_table("fedra", "Table 1", model="vit", client="")["domainnet"]
         / 100

@@ -69,7 +69,7 @@ STUDY = items.register(Item(
 
 
 def joined(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of this study, and those of :mod:`figures.pfedla.overlap`: pFedLA, HeurpFedLA, Local and FedAvg."""
+    """Return the rows of this study and of :mod:`figures.pfedla.overlap`: pFedLA, HeurpFedLA, Local and FedAvg."""
     stored_rows = overlap.ITEM.read(overlap.ITEM.path())[1]
     return pd.concat([frame, stored_rows], ignore_index=True)
 
@@ -192,7 +192,7 @@ def number_matters_little(frame: pd.DataFrame) -> Finding:
 
 
 def printed() -> pd.Series:
-    """Table 1's published accuracies on CIFAR-10 with ten clients, as shares by (method, before local training)."""
+    """Return Table 1's accuracies on CIFAR-10 with ten clients, as shares by (method, before local training)."""
     published_rows = items.published("pfedla")
     table_rows = where(
         published_rows,

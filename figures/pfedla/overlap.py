@@ -67,7 +67,7 @@ def overlap(counts: pd.DataFrame) -> pd.DataFrame:
 def correlations(
     weights: pd.DataFrame, shared: pd.DataFrame
 ) -> tuple[float | None, float | None]:
-    """Pearson's and Spearman's correlation of off-diagonal entries; None if all weights are equal."""
+    """Return Pearson's and Spearman's correlation of off-diagonal entries; None if all weights are equal."""
     off_diagonal = ~np.eye(len(shared), dtype=bool)
     x, y = (
         weights.loc[shared.index, shared.columns].to_numpy(float)[off_diagonal],
@@ -118,7 +118,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 def _weights(
     weights: pd.DataFrame, class_overlap: pd.DataFrame, label_columns: Mapping[str, Any]
 ) -> Iterator[rows.Row]:
-    """Rows of each layer's weights and of their mean: correlation with the classes, and weights on oneself."""
+    """Yield rows of each layer's weights and of their mean: correlation with the classes, and weights on oneself."""
     for round_number, round_rows in weights.groupby("round"):
         rows_by_layer = {
             str(layer): layer_rows
@@ -181,7 +181,7 @@ def chosen_pairs(class_overlap: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _drawn(weights: pd.DataFrame, class_overlap: pd.DataFrame) -> pd.DataFrame:
-    """The weights to draw: all of the last round; of earlier rounds self-weights and the chosen pairs."""
+    """Return the weights to draw: all of the last round; of earlier rounds self-weights and the chosen pairs."""
     client_pairs = pd.MultiIndex.from_frame(weights[["client", "client_b"]])
     is_followed = (weights["client"] == weights["client_b"]) | client_pairs.isin(
         chosen_pairs(class_overlap)
@@ -329,7 +329,7 @@ def _correlation(frame: pd.DataFrame) -> list[Line]:
 
 
 def _last(frame: pd.DataFrame, metric_name: str, variant: str = "") -> pd.DataFrame:
-    """A quantity of the layers after the last round, layers x seeds."""
+    """Return a quantity of the layers after the last round, layers x seeds."""
     layer_groups = through_training(frame, metric_name, variant).groupby(
         level="layer", sort=False
     )
@@ -402,7 +402,7 @@ def _page(frame: pd.DataFrame, final_accuracies: pd.DataFrame) -> str:
 
 
 def _sent(frame: pd.DataFrame) -> pd.Series:
-    """Bytes that a client receives and sends in a round, by run."""
+    """Return the bytes that a client receives and sends in a round, by run."""
     byte_rows = frame[frame["metric"].isin(["bytes_down", "bytes_up"])]
     return byte_rows.groupby(["run", "metric"])["value"].mean().groupby("run").sum()
 

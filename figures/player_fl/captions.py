@@ -46,7 +46,7 @@ SURE = 0.975
 
 
 def sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
-    """Clients, training samples, rounds, widths and seeds of every dataset."""
+    """Describe clients, training samples, rounds, widths and seeds of every dataset."""
     sentences = []
     for dataset, case in CASES.items():
         runs = [
@@ -158,7 +158,7 @@ def in_brackets(cells: Iterable[str], published: Iterable[str]) -> list[str]:
 
 
 def tests(table: Table, default_cells: Cells, released_cells: Cells) -> str:
-    """Friedman's test of the methods and of the datasets, here and of the printed cells."""
+    """Return a table of Friedman's test of the methods and of the datasets, here and of the printed cells."""
     printed_ranking = table.printed_ranking()
     return markdown(
         {
@@ -171,7 +171,7 @@ def tests(table: Table, default_cells: Cells, released_cells: Cells) -> str:
 
 
 def remarks(header: Mapping[str, Any]) -> list[str]:
-    """Paragraphs on datasets that are not comparable, and on learning rates."""
+    """Return paragraphs on datasets that are not comparable, and on learning rates."""
     remarks_on_cases = [
         f"{CASES[dataset].title} is not comparable: {reason}."
         for dataset, reason in incomparable(header).items()
@@ -185,7 +185,7 @@ def rates(header: Mapping[str, Any]) -> list[str]:
 
 
 def _tuned(header: Mapping[str, Any]) -> str:
-    """The learning rates that tuning chose, methods x datasets."""
+    """Return a table of the learning rates that tuning chose, methods x datasets."""
     methods = list(dict.fromkeys(run.partition(".")[2] for run in header["runs"]))
     columns = {"method": [NAMES[method] for method in methods]}
     for dataset, case in CASES.items():
@@ -260,7 +260,7 @@ def _random(frame: pd.DataFrame) -> list[str]:
 def order(
     table: Table, result: Cells, reasons: Mapping[str, str] | None = None
 ) -> tuple[Finding, ...]:
-    """Findings on whether the table's best method is the best here and, for scores, how far off the baselines are.
+    """Return findings on whether the table's best method is the best here and, for scores, its lead over baselines.
 
     A mean rank is claimed of a list of data sets and not of all that there are, so seeds are resampled. Where the
     printed cells of our data sets have another method first, they cannot test the claim.

@@ -171,7 +171,7 @@ def _medians(median_rows: pd.DataFrame, headings: Mapping[str, str]) -> str:
 
 
 def _falls(quantity: str, values: pd.DataFrame, reference: pd.DataFrame) -> Finding:
-    """A finding on whether the medians of curves (layers x curves) are within the ranges of a reference."""
+    """Return a finding on whether the medians of curves (layers x curves) are within the ranges of a reference."""
     place_name = reference.attrs["where"].partition(",")[0]
     source = f"the paper's {place_name}"
     if place_name == "recomputed":

@@ -236,7 +236,7 @@ def rises(
     values: pd.DataFrame,
     published_ranges: pd.DataFrame,
 ) -> list[Finding]:
-    """Gradient variance and curvature: smallest at the last convolution, and far larger in the last layers."""
+    """Return whether gradient variance or curvature is smallest at the last convolution and far larger at the end."""
     findings = medians_within(network, quantity, values, published_ranges)
     if not network.last_conv:
         last_layer = values.index[-1]
@@ -305,7 +305,7 @@ def no_cliff(
     values: pd.DataFrame,
     published_ranges: pd.DataFrame,
 ) -> list[Finding]:
-    """1 - CKA grows with depth, in no single step."""
+    """Return whether 1 - CKA grows with depth, in no single step."""
     claim = f"{quantity} makes no more than half of its rise in a single step"
     return [
         seed_by_seed(
@@ -321,7 +321,10 @@ def offset(
     values: pd.DataFrame,
     published_ranges: pd.DataFrame,
 ) -> list[Finding]:
-    """Procrustes angles. Fully connected layers after convolutions are published with an added constant."""
+    """Return whether Procrustes angles lie in the published ranges.
+
+    Fully connected layers after convolutions are published with an added constant, :data:`OFFSET`.
+    """
     if not network.last_conv or published_ranges["low"].isna().any():
         return medians_within(network, quantity, values, published_ranges)
     dense_layers = [layer for layer in values.index if layer.startswith("fc")]
@@ -349,7 +352,7 @@ def kink(
     values: pd.DataFrame,
     published_ranges: pd.DataFrame,
 ) -> list[Finding]:
-    """Federation sensitivity is flat up to the last convolution, or up to the classifier."""
+    """Return whether federation sensitivity is flat up to the last convolution, or up to the classifier."""
     findings = medians_within(network, quantity, values, published_ranges)
     if network.last_conv:
         expected = f"{quantity} stays below {FLAT} up to {network.last_conv} and grows by more than {FLAT} times at fc1"

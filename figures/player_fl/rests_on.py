@@ -34,7 +34,7 @@ Curves = dict[str, pd.DataFrame]
 
 
 def both_ways_round() -> pd.DataFrame:
-    """Friedman's p of each table as printed: columns ``p`` (algorithms compared), ``transposed``, ``low``, ``high``.
+    """Return Friedman's p of each table: columns ``p`` (algorithms compared), ``transposed``, ``low``, ``high``.
 
     Algorithms are the treatments and datasets the blocks; transposed, it is asked whether the datasets differ. The
     paper prints the bounds.
@@ -86,7 +86,7 @@ def choices(frame: pd.DataFrame, dataset: str) -> Curves:
 
 
 def with_offset(angle: pd.DataFrame, network: Network) -> pd.DataFrame:
-    """Angles with the constant that the code behind the published figure adds after convolutions, from fc1 on."""
+    """Return angles with the constant that the code of the published figure adds after convolutions, from fc1 on."""
     has_offset = [
         bool(network.last_conv) and layer.startswith("fc") for layer in angle.index
     ]

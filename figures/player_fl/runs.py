@@ -131,7 +131,7 @@ BY_METHOD = (
 
 
 def incomparable(header: Mapping[str, Any]) -> dict[str, str]:
-    """Datasets without a comparison with the paper, each with the reason."""
+    """Return datasets without a comparison with the paper, each with the reason."""
     if tuned_alike(header):
         return FAR
     return {**FAR, "heart": RATES_DIFFER}
@@ -143,7 +143,7 @@ def tuned_alike(header: Mapping[str, Any]) -> bool:
 
 
 def config(dataset: str, method: str) -> RunConfig:
-    """The configuration of one run. All runs of a dataset share its learning rate, but for Fed-Heart and pFedMe."""
+    """Return the configuration of one run. A dataset has one learning rate, but for Fed-Heart and pFedMe."""
     rate_options: dict[str, Any] = (
         {"lr": HEART_RATES[method]} if dataset == "heart" else {}
     )

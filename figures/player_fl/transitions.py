@@ -251,7 +251,7 @@ def _title(dataset: str) -> str:
 
 
 def _table(all_decisions: list[Decisions]) -> pd.DataFrame:
-    """Every threshold's decisions, and the ratios of consecutive layers here and in the paper's Fig. 4."""
+    """Return every threshold's decisions, and the ratios of consecutive layers here and in the paper's Fig. 4."""
     published_rows = published("player_fl")
     published_ratios = published_rows[
         published_rows["quantity"] == f"{SENSITIVITY} / layer before"
@@ -314,7 +314,7 @@ COLUMNS = (
 
 
 def _matches(all_decisions: list[Decisions]) -> dict[Any, list[str]]:
-    """For every threshold and the largest jump, the paper's datasets where the usual decision is that of Table A.2."""
+    """Return, by threshold and for the largest jump, the paper's datasets whose usual decision is that of Table A.2."""
     row_keys = all_decisions[0].counts.index
     paper_decisions = [
         decision for decision in all_decisions if decision.dataset not in STAND_IN

@@ -103,7 +103,7 @@ def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def _with_its_rate(config: RunConfig, run: str, folder: Path) -> RunConfig:
-    """The configuration with the learning rate that tuning chose for this method on this dataset."""
+    """Return the configuration with the learning rate that tuning chose for this method on this dataset."""
     stored_part = SEARCH.parts(folder.parent / TUNING).get((run, 0))
     if stored_part is None:
         raise UsageError(

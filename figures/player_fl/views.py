@@ -333,7 +333,7 @@ def _panel(ax: Axes, way: Way, panel: Sequence[Shown]) -> set[str]:
 
 
 def _medians(table: pd.DataFrame) -> str:
-    """The medians by layer, in a table for each dataset."""
+    """Return the medians by layer, in a table for each dataset."""
     moment_heading = {}
     if table["moment"].nunique() > 1:
         moment_heading = {"moment": "model"}
@@ -369,7 +369,7 @@ def _caption(
     moments: Sequence[str],
     banded: bool,
 ) -> str:
-    """The caption on the two definitions, whether published ranges are drawn, and the sizes behind each panel."""
+    """Return the caption: both definitions, whether published ranges are drawn, and the sizes behind each panel."""
     texts = [_sizes(header, frame, ways, moments, dataset) for dataset in EVERY]
     runs = runs_of(moments)
     upper_quantity, lower_quantity = (way.what for way in ways)
@@ -400,7 +400,7 @@ def _sizes(
     moments: Sequence[str],
     dataset: str,
 ) -> str:
-    """The sizes of the runs behind one column of panels, in words."""
+    """Return the sizes of the runs behind one column of panels, in words."""
     runs = [run_of(dataset, moment) for moment in moments]
     run_rows = frame[frame["run"].isin(runs)]
     config = header["runs"][runs[0]]["config"]

@@ -113,7 +113,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def by_round(frame: pd.DataFrame, run: str, metric_name: str) -> pd.DataFrame:
-    """Values of a run in every round, rounds x (layer or variant): those of a row hold until the next row's round."""
+    """Return a run's values in every round, rounds x (layer or variant). A row holds until the next row's round."""
     run_rows = where(frame, run=run, metric=metric_name)
     column = "variant"
     if metric_name == TRAINED:
@@ -223,7 +223,7 @@ def stages(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _first(values: pd.Series) -> int:
-    """The first training round of a layer, 0 if it never trains."""
+    """Return the first training round of a layer, 0 if it never trains."""
     if values.any():
         return int(values.idxmax())
     return 0

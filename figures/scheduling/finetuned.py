@@ -34,7 +34,7 @@ EPOCHS = (1, 5, 20)
 
 
 def _recipes() -> dict[str, RunConfig]:
-    """The training of Sec. 5.3 by run, without its own evaluations of fine-tuned models before the end."""
+    """Return the training of Sec. 5.3 by run, without its own evaluations of fine-tuned models before the end."""
     runs = {}
     for method in METHODS:
         config = THAW.runs[f"{DATASET}.{method}"]

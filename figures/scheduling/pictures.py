@@ -51,7 +51,7 @@ POINTS = {0: "worst", 10: "p10", 50: "p50", 90: "p90"}
 
 
 def _dealt(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Samples of each class at each client, over all splits."""
+    """Return rows of the samples of each class at each client, over all splits."""
     class_counts = sum(
         (task.data.class_counts(split) for split in ("validation", "test")),
         task.data.class_counts("train"),
@@ -186,7 +186,7 @@ def _line(curve_rows: pd.DataFrame, method: str) -> Line:
 def _of_rounds(
     values: pd.DataFrame, dataset: str, last_round: int, thaw_round: int
 ) -> list[Finding]:
-    """Findings on the curves: whether schedules are below while layers are frozen, and what happens after."""
+    """Return findings on the curves: whether schedules are below while layers are frozen, and what happens after."""
     early_rows = values[(values["round"] > 0) & (values["round"] <= thaw_round)]
     means_by_moment = {
         "frozen": early_rows.groupby(["algorithm", "seed"])["value"]
@@ -299,7 +299,7 @@ def _draw_clients(
 def _of_clients(
     accuracies_by_method: Mapping[str, pd.DataFrame], dataset: str
 ) -> list[Finding]:
-    """Findings on whether a schedule is above FedBABU at all percentiles of clients, paired by seed."""
+    """Return findings on whether a schedule is above FedBABU at all percentiles of clients, paired by seed."""
     findings = []
     for method in SCHEDULES:
         gaps: dict[str, Difference] = {}

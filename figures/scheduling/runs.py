@@ -135,7 +135,7 @@ def recipes(columns: Mapping[str, Column], base: RunConfig) -> dict[str, RunConf
 
 
 def over_thawing(dataset: str, column: Column, base: RunConfig) -> dict[str, RunConfig]:
-    """The runs of Sec. 5.3, DATASET.SCHEDULE, twice as early DATASET.SCHEDULE_early, and two methods beside them."""
+    """Return the runs of Sec. 5.3: DATASET.SCHEDULE, twice as early DATASET.SCHEDULE_early, and two other methods."""
     early_column = replace(
         column, unfreeze=tuple(start // 2 for start in column.unfreeze)
     )
@@ -149,7 +149,7 @@ def over_thawing(dataset: str, column: Column, base: RunConfig) -> dict[str, Run
 
 
 def _run(base: RunConfig, column: Column, method: str) -> RunConfig:
-    """A method on a column's data. Fine-tuned models are scored at the column's numbers of rounds."""
+    """Return a method on a column's data. Fine-tuned models are scored at the column's numbers of rounds."""
     options: dict[str, Any]
     if method in TUNED:
         options = {"finetune_epochs": FINETUNE, "finetune_at": column.at[:-1]}
@@ -161,7 +161,7 @@ def _run(base: RunConfig, column: Column, method: str) -> RunConfig:
 
 
 def _sized(base: RunConfig, column: Column) -> RunConfig:
-    """The base with a column's data and rounds."""
+    """Return the base with a column's data and rounds."""
     return base.with_keys(
         dataset=column.dataset,
         max_samples=column.pool,
@@ -247,7 +247,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def scores(frame: pd.DataFrame, variant: str = POOLED) -> pd.DataFrame:
-    """Reported accuracy of all clients together, (run, round) x seeds."""
+    """Return the reported accuracy of all clients together, (run, round) x seeds."""
     accuracy_rows = where(frame, metric=ACCURACY, variant=variant, client="")
     main_rows = main_model(accuracy_rows, "run", "seed", "round").astype(
         {"seed": int, "round": int}
@@ -260,7 +260,7 @@ def scores(frame: pd.DataFrame, variant: str = POOLED) -> pd.DataFrame:
 
 
 def finished(frame: pd.DataFrame) -> pd.DataFrame:
-    """Reported accuracy as :func:`scores`; of a run that is fine-tuned only the rounds at which it was."""
+    """Return the reported accuracy as :func:`scores`; of a run that is fine-tuned only the rounds at which it was."""
     accuracy_rows = where(frame, metric=ACCURACY, variant=POOLED, client="")
     return scores(main_model(accuracy_rows, "run"))
 
@@ -315,7 +315,7 @@ def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> s
 def _sizes(
     header: Mapping[str, Any], frame: pd.DataFrame, dataset: str, run: str
 ) -> str:
-    """Text on one dataset's images, rounds and thawing."""
+    """Describe one dataset's images, rounds and thawing."""
     config, column = header["runs"][run]["config"], columns(header)[dataset]
     sample_counts = frame.loc[
         frame["run"].str.startswith(f"{dataset}.") & (frame["client"] != ""), "n_train"

@@ -65,7 +65,7 @@ from fl_core.statistics import mean_interval
 def interval(
     values: pd.DataFrame, row_key: Hashable
 ) -> tuple[int, float, float, float]:
-    """Number of seeds of a line, mean in percent, and the ends of its 95 % interval; NaN without runs."""
+    """Return a row's number of seeds, its mean in percent, and the ends of its 95 % interval; NaN without runs."""
     if row_key not in values.index or values.loc[row_key].isna().all():
         return 0, math.nan, math.nan, math.nan
     row_scores = values.loc[row_key].dropna()
