@@ -26,6 +26,9 @@ def cuts(report: Report, metric: str) -> pd.DataFrame:
             plan = select(report, name, metric=metric)
         except (RunError, UsageError) as error:
             lines.append((name, "no plan", str(error)))
+        except Exception as error:  # a rule from outside may raise anything
+            error_type = type(error).__name__
+            lines.append((name, "no plan", f"{error_type}: {error}"))
         else:
             sentence = str(plan.why.detail.get("benchmark", ""))
             shared = listing(report.labels[layer] for layer in plan.shared)

@@ -106,9 +106,10 @@ def regret(
     metric = METRICS[metric or "federation_sensitivity"].name
     rule_of_selection, title = "", getattr(rule, "__name__", "rule")
     if isinstance(rule, str) or metric_given:
-        rule_of_selection = curve_rule(rule_name(rule)).name
-        nulls = ("labels",) if "null" in RULES[rule_of_selection].takes else ()
-        title = f"{RULES[rule_of_selection].name} of {metric} after {plural(rounds, 'round')}"
+        rule_of_selection = rule_name(rule)
+        kind = curve_rule(rule_of_selection)
+        nulls = ("labels",) if "null" in kind.takes else ()
+        title = f"{kind.name} of {metric} after {plural(rounds, 'round')}"
         if not METRICS[metric].differs:
             title += (
                 ", which declares no end at which clients differ and is read as it is"

@@ -203,6 +203,19 @@ def test_an_answer_that_is_no_plan_is_refused_in_one_line(answer, got):
         made.shared(["fc1", "fc2", "fc3"], [1.0, 2.0, 3.0])
 
 
+def test_a_rule_by_its_place_needs_no_decorator(tmp_path, monkeypatch, own_members):
+    own_members(fl.RULES)
+    (tmp_path / "my_rule.py").write_text(
+        "def half_way(values): return len(values) // 2"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = fl.regret(
+        "my_rule:half_way", metric="grad_norm", federations="heart", seeds=1
+    )
+    assert [*result.rows["shared"]] == ["fc1+fc2"]
+    assert result.name == "half_way of grad_norm after 1 round"
+
+
 def by_heart(values):
     return ["fc2"]
 

@@ -45,3 +45,14 @@ def test_the_page_has_a_picture_and_the_cuts_of_each_metric(report):
         assert f"<h2>{metric}</h2>" in html
         assert f"Share {shared['top']} by top." in html
     assert html.count("No plan by above_null.") == 2
+
+
+def test_a_rule_of_the_session_that_raises_has_a_line(report, own_members):
+    own_members(fl.RULES)
+
+    @fl.rule(summary="raise")
+    def flat(values):
+        raise ZeroDivisionError("no slope")
+
+    line = cuts(report, "grad_norm").set_index("rule").loc["flat"]
+    assert tuple(line) == ("no plan", "ZeroDivisionError: no slope")
