@@ -26,8 +26,8 @@ from fl_core.statistics import Interval, mean_interval
 TRUTH = Path(__file__).with_name("truth.csv")
 BENCHMARK = Path(__file__).with_name("benchmark.csv")
 """The mean points lost of each metric and rule, a column a federation (``python -m figures.decision.rules``)."""
-BENCHMARK_SEEDS = 1
-"""Seeds of each federation in the benchmark."""
+BENCHMARK_SEEDS = 3
+"""Seeds of a federation in the benchmark, at most."""
 LINE = ("metric", "rule", "rounds")
 """What a line of the benchmark is: a metric, a rule, and the rounds before the measurement."""
 PUBLIC = (
@@ -102,13 +102,22 @@ class BenchmarkLine:
         return float(np.mean([*self.lost.values()]))
 
     def text(self) -> str:
-        """Return one or two sentences on how far to trust a plan of this line."""
+        """Return two or three sentences on how far to trust a plan of this line, with an interval over federations."""
         head = np.mean([self.head_local[name] for name in self.lost])
         sentence = (
-            f"In {plural(len(self.lost), 'federation')} of known plans, by "
+            f"In {plural(len(self.lost), 'federation')} of known plans, by up to "
             f"{plural(BENCHMARK_SEEDS, 'seed')}, {self.name} loses "
             f"{self.mean:.2f} points of accuracy to the best plan, a local head {head:.2f}."
         )
+        held_out = [name for name in self.lost if name not in PUBLIC]
+        if len(held_out) > 1:
+            gain = mean_interval(
+                [self.head_local[name] - self.lost[name] for name in held_out]
+            )
+            sentence += (
+                f" In {len(held_out)} of them, held out, it gains {gain.value:+.2f} "
+                f"[{gain.low:+.2f}, {gain.high:+.2f}] points over a local head."
+            )
         if self.plans == 1:
             sentence += " It names one plan for each network with a known answer, so it does not see what differs."
         return sentence

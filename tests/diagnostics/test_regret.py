@@ -316,6 +316,11 @@ def test_the_benchmark_s_lines_by_hand():
     assert f"loses {np.mean(lost):.2f} points" in line.text()
     head = table[table["rule"] == "head_local"].iloc[0]
     assert line.head_local == {name: float(head[name]) for name in names}
+    held_out = [name for name in names if name not in regret.PUBLIC]
+    gains = [float(head[name]) - float(row[name]) for name in held_out]
+    low, high = stats.ttest_1samp(gains, 0).confidence_interval()
+    gain = f"gains {np.mean(gains):+.2f} [{low:+.2f}, {high:+.2f}] points"
+    assert f"In {len(held_out)} of them, held out, it {gain}" in line.text()
     assert regret.benchmark_line("grad_norm", "top", math.nan).rounds == 1
     assert regret.benchmark_line("grad_norm", "knee", 1) is None
     public = [
