@@ -84,8 +84,8 @@ class CrossScores(Displayed):
         from .plots.drawing import Panel, canvas, heat
 
         matrix = self.matrix(score)
-        side = min(2.0 + 0.35 * len(matrix), 9.0)
-        with canvas(ax, side + 1.0, side) as axes:
+        side_inches = min(2.0 + 0.35 * len(matrix), 9.0)
+        with canvas(ax, side_inches + 1.0, side_inches) as axes:
             panel = Panel(axes, True, True)
             high = max(1.0, float(matrix.max(axis=None)))
             colours = heat(panel, matrix, high=high, square=True)

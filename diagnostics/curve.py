@@ -69,7 +69,7 @@ class Curve:
             at: a fraction for each resample, [R], 0 to below 1.
         """
         total, weights = np.zeros((len(at), len(self.names))), np.zeros(len(at))
-        for clients, measured in self.measured.items():
+        for clients, measured_values in self.measured.items():
             weight = self.weights[clients[0]] * np.prod(
                 [times[name] for name in clients], 0
             )
@@ -77,7 +77,7 @@ class Curve:
                 curves = np.array(self.redrawn[clients])
                 values = curves[(at * len(curves)).astype(int)]
             else:
-                values = np.tile(measured, (len(at), 1))
+                values = np.tile(measured_values, (len(at), 1))
                 errors = self.errors.get(clients, ())
                 if any(errors):
                     values = random.normal(values, errors)
@@ -179,7 +179,7 @@ def curve_of(
             "Use a deeper model."
         )
     names = tuple(layer.name for layer in used_layers)
-    measured: dict[tuple[str, ...], list[float]] = {}
+    measured_values: dict[tuple[str, ...], list[float]] = {}
     errors: dict[tuple[str, ...], list[float]] = {}
     rows: dict[tuple[str, ...], dict[str, Mapping[Any, Any]]] = {}
     for row in client_rows[[*_KEY, *_RESULT, "stderr"]].to_dict("records"):
@@ -190,15 +190,17 @@ def curve_of(
             _value(by_layer.get(e.name), e, client_key[0], metric) for e in used_layers
         ]
         if len(client_key) == 1:
-            measured[client_key] = values
+            measured_values[client_key] = values
         else:
-            measured[client_key] = [*map(metric_facts.to_distance, values)]
+            measured_values[client_key] = [*map(metric_facts.to_distance, values)]
         errors_of_client = np.array([by_layer[name]["stderr"] for name in names], float)
         errors[client_key] = np.nan_to_num(errors_of_client).tolist()
     clients, weights = {}, {}
-    for client in dict.fromkeys(chain.from_iterable(measured)):
+    for client in dict.fromkeys(chain.from_iterable(measured_values)):
         own_pairs = [
-            values for client_key, values in measured.items() if client in client_key
+            values
+            for client_key, values in measured_values.items()
+            if client in client_key
         ]
         clients[client] = [fmean(values) for values in zip(*own_pairs, strict=True)]
         rows_of_client = client_rows[client_rows["client"] == client]
@@ -223,7 +225,7 @@ def curve_of(
         weights,
         combined,
         seed,
-        measured,
+        measured_values,
         errors,
         _resampled_values(resamples, names),
     )
@@ -269,8 +271,13 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
     """
     varying = [name for name in _CONTEXT if table[name].nunique(dropna=False) > 1]
     if varying:
-        parts = [part for _, part in table.groupby(varying, dropna=False, sort=False)]
-        contents = [part[[*_KEY, *_RESULT]].reset_index(drop=True) for part in parts]
+        parts = [
+            table_part
+            for _, table_part in table.groupby(varying, dropna=False, sort=False)
+        ]
+        contents = [
+            table_part[[*_KEY, *_RESULT]].reset_index(drop=True) for table_part in parts
+        ]
         if not all(content.equals(contents[0]) for content in contents):
             differences = []
             for name in varying:

@@ -75,11 +75,14 @@ class GradientReader(Protocol):
 
 
 def one_pass(measurement: Measurement, readers: Sequence[GradientReader]) -> list[Row]:
-    """Return rows of all ``readers`` from one forward and backward pass over each client's data.
+    """Return the rows of all metrics that read gradients, from one forward and backward pass over each client's data.
 
     Until all clients are read, the meters of each client stay in memory: at most the gradient in float64, once for all
-    meters, and sums of single numbers. A client whose pass the budget ends has no value: a part of its samples has
-    another gradient, with an unknown error.
+    meters, and sums of single numbers. If the time budget ends a client's pass, the client has no value.
+
+    Args:
+        measurement: the clients, layers, loss and batch size.
+        readers: the metrics' options. Each makes a meter for each client, and rows from all meters.
 
     Raises:
         UsageError: data, labels or model output do not fit, or layers belong to another model.
@@ -244,10 +247,12 @@ class _BatchMeter:
     @torch.no_grad()
     def update(self, params: Tree, grads: Tree, n: int = 1) -> None:
         for layer, names in self._names.items():
-            reached = [grads[name] for name in names if name in grads]
-            if reached:
-                self.values.setdefault(layer, []).append((self._statistic(reached), n))
-                self.sizes[layer] = sum(grad.numel() for grad in reached)
+            reached_gradients = [grads[name] for name in names if name in grads]
+            if reached_gradients:
+                self.values.setdefault(layer, []).append(
+                    (self._statistic(reached_gradients), n)
+                )
+                self.sizes[layer] = sum(grad.numel() for grad in reached_gradients)
 
 
 @dataclass(frozen=True)
@@ -391,10 +396,10 @@ class Noise:
 def gradient_noise(
     subject: ClientModel, measurement: Measurement, names: Collection[str]
 ) -> Noise:
-    """Return the sums over a client's samples, from one pass.
+    """Sum a client's per-sample gradients and their squared norms for each tensor, in one pass over its data.
 
     Args:
-        names: names of the tensors.
+        names: exact names of the parameters to read.
     """
     model, data = subject.model, subject.data
     # squares of small gradients would vanish in half precision

@@ -89,9 +89,9 @@ class Alike(Displayed):
         from .plots.drawing import Panel, canvas, heat
 
         matrix = self.leads.loc[self.order, self.order].clip(lower=0)
-        side = min(2.0 + 0.35 * len(matrix), 9.0)
+        side_inches = min(2.0 + 0.35 * len(matrix), 9.0)
         high = max(float(matrix.max(axis=None)), 1e-3)
-        with canvas(ax, side + 1.0, side) as axes:
+        with canvas(ax, side_inches + 1.0, side_inches) as axes:
             image = heat(Panel(axes, True, True), matrix, high=high, square=True)
             label = "lead of own models (nats)"
             axes.figure.colorbar(image, ax=axes, label=label)

@@ -82,15 +82,15 @@ def _watch_modules(model: nn.Module, entered: list[tuple[str, Any]]) -> Iterator
 def _check_module(model: object) -> None:
     """Check that a model is a module with real parameters. A class of modules is told to be called."""
     if not isinstance(model, nn.Module):
-        name, way = getattr(model, "__name__", ""), "models first, then data"
+        name, advice = getattr(model, "__name__", ""), "models first, then data"
         kind = type(model).__name__
         description = kind
         if name:
             description = f"{name!r}, a {kind}"
         if isinstance(model, type) and issubclass(model, nn.Module):
-            description, way = f"the class {name}", f"{name}(...)"
+            description, advice = f"the class {name}", f"{name}(...)"
         raise UsageError(
-            f"a model must be a torch module; got {description}. Pass {way}."
+            f"a model must be a torch module; got {description}. Pass {advice}."
         )
     check_real(model)
 
@@ -471,8 +471,10 @@ def _first_samples(pair: Any, samples: int | None, seed: int) -> Any:
     x, y = pair
     if samples is None or len(y) <= samples:
         return pair
-    chosen = numpy_generator(seed, "diagnose", "samples").permutation(len(y))[:samples]
-    rows = torch.from_numpy(np.sort(chosen))
+    chosen_positions = numpy_generator(seed, "diagnose", "samples").permutation(len(y))[
+        :samples
+    ]
+    rows = torch.from_numpy(np.sort(chosen_positions))
     return x[rows.to(x.device)], y[rows.to(y.device)]
 
 

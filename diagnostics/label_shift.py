@@ -101,18 +101,18 @@ def interval_of(data: FederatedData) -> Interval:
     association is subtracted as chance. The ends of the interval subtract its 2.5 % and 97.5 % quantiles in place of
     the mean. A lower end of 0 means that chance alone may give as much.
     """
-    parts, classes = [client.train for client in data.clients], data.n_classes
-    labels = np.concatenate([part.y.numpy() for part in parts])
-    clients = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    splits, classes = [client.train for client in data.clients], data.n_classes
+    labels = np.concatenate([split.y.numpy() for split in splits])
+    clients = np.repeat(np.arange(len(splits)), [len(split) for split in splits])
     group = np.arange(len(labels))
-    if all(part.groups is not None for part in parts):
-        group = nested_groups(part.groups for part in parts)
+    if all(split.groups is not None for split in splits):
+        group = nested_groups(split.groups for split in splits)
     of_group = clients[np.unique(group, return_index=True)[1]]
     draw = numpy_generator(0, "label skew")
 
     def counts(client: NDArray[np.int64]) -> NDArray[np.float64]:
-        table = np.bincount(client * classes + labels, minlength=len(parts) * classes)
-        return table.reshape(len(parts), classes).astype(float)
+        table = np.bincount(client * classes + labels, minlength=len(splits) * classes)
+        return table.reshape(len(splits), classes).astype(float)
 
     table = counts(clients)
     chance = [

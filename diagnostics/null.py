@@ -134,8 +134,10 @@ def null_data(
     for split in SPLITS:
         parts = {client.name: client.split(split) for client in data.clients}
         places = np.concatenate([data.partition.indices[n][split] for n in parts])
-        for name, part, numbers in _shuffled(parts, places, null, split, seed, draw):
-            splits[name][split], indices[name][split] = part, numbers
+        for name, null_split, numbers in _shuffled(
+            parts, places, null, split, seed, draw
+        ):
+            splits[name][split], indices[name][split] = null_split, numbers
     clients = tuple(ClientData(name, **splits[name]) for name in splits)
     digest = sha(f"{data.digest}|null {null}|{seed}|{draw}".encode())
     return replace(
@@ -204,10 +206,10 @@ def _read(data: Data, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int] 
     if pair is not None:
         return *pair, None
     with torch_seeded(seed_of(seed, "null", "read")):
-        parts = list(batches(data, None))
-    _check_shapes(x for x, _ in parts)
-    x, y = (torch.cat([part[k] for part in parts]) for k in (0, 1))
-    return x, y, [len(part[1]) for part in parts]
+        batch_list = list(batches(data, None))
+    _check_shapes(x for x, _ in batch_list)
+    x, y = (torch.cat([batch[k] for batch in batch_list]) for k in (0, 1))
+    return x, y, [len(batch[1]) for batch in batch_list]
 
 
 def _check_shapes(samples: Iterable[torch.Tensor]) -> None:
@@ -237,12 +239,12 @@ def _shuffled(
     from fl_core.data.federated import Split
 
     x, y = (torch.cat([getattr(p, name) for p in parts.values()]) for name in "xy")
-    group_arrays = [part.groups for part in parts.values()]
+    group_arrays = [client_split.groups for client_split in parts.values()]
     if any(group_array is None for group_array in group_arrays):
         groups = None
     else:
         groups = nested_groups(group_arrays)
-    sizes = {name: len(part) for name, part in parts.items()}
+    sizes = {name: len(client_split) for name, client_split in parts.items()}
     draws = partial(numpy_generator, seed, f"null {null}", split, draw)
     orders = _orders(null, sizes, draws, groups)
     ends = np.cumsum(list(sizes.values()))[:-1]
@@ -258,10 +260,10 @@ def _shuffled(
             own_groups = None
         else:
             own_groups = groups[inputs]
-        part = Split(
+        client_split = Split(
             x[input_positions.to(x.device)], y[label_positions.to(y.device)], own_groups
         )
-        yield name, part, places[inputs]
+        yield name, client_split, places[inputs]
 
 
 def on_null(
@@ -389,8 +391,8 @@ def _orders(
         return (inputs, labels)
     ends = np.cumsum([*sizes.values()])[:-1]
     parts = [
-        _permuted(draws(name), part, groups)
-        for name, part in zip(sizes, np.split(places, ends), strict=True)
+        _permuted(draws(name), positions, groups)
+        for name, positions in zip(sizes, np.split(places, ends), strict=True)
     ]
     pairs = zip(*parts, strict=True)
     return np.concatenate(next(pairs)), np.concatenate(next(pairs))
@@ -469,9 +471,9 @@ def nulls_in(table: pd.DataFrame) -> dict[str, list[pd.DataFrame]]:
     """
     nulls: dict[str, list[pd.DataFrame]] = {}
     rows = table[of_null(table)]
-    for model, part in rows.groupby("model", sort=False):
+    for model, null_rows in rows.groupby("model", sort=False):
         nulls.setdefault(str(model).split()[1], []).append(
-            part.assign(model="").reset_index(drop=True)
+            null_rows.assign(model="").reset_index(drop=True)
         )
     return nulls
 

@@ -144,8 +144,8 @@ def benchmark_lines() -> tuple[BenchmarkLine, ...]:
     lines = []
     for row in table[table["metric"] != ""].to_dict("records"):
         lost = {name: row[name] for name in names if not math.isnan(row[name])}
-        what = row["metric"], row["rule"], int(row["rounds"])
-        lines.append(BenchmarkLine(*what, lost, of_head, int(row["plans"])))
+        key = row["metric"], row["rule"], int(row["rounds"])
+        lines.append(BenchmarkLine(*key, lost, of_head, int(row["plans"])))
     return tuple(lines)
 
 
@@ -159,23 +159,25 @@ def benchmark_line(metric: str, rule: str, rounds: float) -> BenchmarkLine | Non
     lines = [
         line for line in benchmark_lines() if (line.metric, line.rule) == (metric, rule)
     ]
-    after = 1 if math.isnan(rounds) else max(rounds, 1)
-    return min(lines, key=lambda line: abs(math.log(line.rounds / after)), default=None)
+    rounds_before = 1 if math.isnan(rounds) else max(rounds, 1)
+    return min(
+        lines, key=lambda line: abs(math.log(line.rounds / rounds_before)), default=None
+    )
 
 
 def mean_lost(lost: Mapping[str, float], half: str) -> float:
     """Return the mean over the federations of a half, ``public`` or ``held out``; NaN if there is none."""
-    part = [v for name, v in lost.items() if (name in PUBLIC) == (half == "public")]
-    if part:
-        return float(np.mean(part))
+    values = [v for name, v in lost.items() if (name in PUBLIC) == (half == "public")]
+    if values:
+        return float(np.mean(values))
     return math.nan
 
 
 def ranked_lines() -> list[BenchmarkLine]:
     """Return the lines with a plan in every federation, the best on the public half first."""
     lines = benchmark_lines()
-    whole = max(len(line.lost) for line in lines)
-    whole_lines = [line for line in lines if len(line.lost) == whole]
+    n_federations = max(len(line.lost) for line in lines)
+    whole_lines = [line for line in lines if len(line.lost) == n_federations]
     return sorted(whole_lines, key=lambda line: mean_lost(line.lost, "public"))
 
 
@@ -232,16 +234,16 @@ class Truth:
 def truth_of(federation: str, seed: int) -> Truth | None:
     """Return the plans of a federation and seed; None if the table lacks one of them."""
     table = read_truth()
-    part = table[(table["federation"] == federation) & (table["seed"] == seed)]
-    if part.empty:
+    seed_rows = table[(table["federation"] == federation) & (table["seed"] == seed)]
+    if seed_rows.empty:
         return None
-    longest = part.loc[part["shared"].str.count(r"\+").idxmax(), "shared"]
+    longest = seed_rows.loc[seed_rows["shared"].str.count(r"\+").idxmax(), "shared"]
     layers = tuple(longest.split("+"))
-    if {*part["shared"]} != {
+    if {*seed_rows["shared"]} != {
         key_of(plan, layers) for plan in plans_of(federation, layers)
     }:
         return None
-    accuracy = dict(zip(part["shared"], part["accuracy"], strict=True))
+    accuracy = dict(zip(seed_rows["shared"], seed_rows["accuracy"], strict=True))
     return Truth(federation, seed, layers, accuracy)
 
 
@@ -276,9 +278,12 @@ def cuts_and_parts(layers: Sequence[str]) -> list[tuple[str, ...]]:
     plans += [tuple(names[count:]) for count in range(1, len(names))]
     grouped = itertools.groupby(names, block_of)
     blocks = [tuple(block) for _, block in grouped]
-    local = [*[(name,) for name in names], *blocks]
+    local_parts = [*[(name,) for name in names], *blocks]
     plans += blocks
-    plans += [tuple(name for name in names if name not in part) for part in local]
+    plans += [
+        tuple(name for name in names if name not in local_names)
+        for local_names in local_parts
+    ]
     return [*dict.fromkeys(plans)]
 
 
@@ -325,14 +330,14 @@ class Regret(Displayed):
     def table(self) -> pd.DataFrame:
         """Return a line for each federation: the plans named, and the mean points lost over seeds."""
         lines = []
-        for federation, part in self.rows.groupby("federation", sort=False):
-            plans = part["shared"].replace("", "none").value_counts()
-            named = listing(f"{plan} ({count})" for plan, count in plans.items())
+        for federation, federation_rows in self.rows.groupby("federation", sort=False):
+            plans = federation_rows["shared"].replace("", "none").value_counts()
+            plans_text = listing(f"{plan} ({count})" for plan, count in plans.items())
             half = "held out"
             if federation in PUBLIC:
                 half = "public"
-            means = part[[*LOST]].mean().round(2)
-            lines.append((federation, half, named, *means))
+            means = federation_rows[[*LOST]].mean().round(2)
+            lines.append((federation, half, plans_text, *means))
         columns = ["federation", "half", "shared", *LOST]
         return pd.DataFrame(lines, columns=columns)
 
@@ -432,8 +437,8 @@ class Regret(Displayed):
         sources = self._of_half(half)["federation"].map(source_of).nunique()
         by_source = f"none, {sources} of at least {LEAST_SOURCES}"
         if sources >= LEAST_SOURCES:
-            careful = self.by_source("rule", half)
-            by_source = f"{careful.value:.2f} [{careful.low:.2f}, {careful.high:.2f}]"
+            source_interval = self.by_source("rule", half)
+            by_source = f"{source_interval.value:.2f} [{source_interval.low:.2f}, {source_interval.high:.2f}]"
         half_name = half or "all"
         return [
             f"{half_name}, mean over {count}: {rule.value:.2f}{interval}, by source {by_source}; {constants}"
@@ -443,15 +448,17 @@ class Regret(Displayed):
         """Return a line on the gain over each constant in the held-out half, of at least two federations."""
         if self._of_half("held out")["federation"].nunique() < 2:
             return []
-        gains, better = [], []
+        gains, constants_beaten = [], []
         for way in LOST[1:]:
             value, low, high = self.gain(way)
             gains.append(f"over {way} {value:+.2f} [{low:+.2f}, {high:+.2f}]")
             if low > 0:
-                better.append(way)
-        shown = listing(better) or "none"
-        stated = ", ".join(gains)
-        return [f"gain, held out: {stated}; shown to be better than: {shown}"]
+                constants_beaten.append(way)
+        better_names = listing(constants_beaten) or "none"
+        gains_text = ", ".join(gains)
+        return [
+            f"gain, held out: {gains_text}; shown to be better than: {better_names}"
+        ]
 
     def _best_known(self) -> list[str]:
         best = ranked_lines()[0]
@@ -466,18 +473,18 @@ class Regret(Displayed):
     def _left_out(self) -> list[str]:
         """Return a line for each federation and reason, with its seeds."""
         seeds: dict[tuple[str, str], list[str]] = {}
-        for what, why in self.left_out.items():
-            name, _, seed = what.partition(" seed ")
-            seeds.setdefault((name, why), []).append(seed)
+        for key, reason in self.left_out.items():
+            name, _, seed = key.partition(" seed ")
+            seeds.setdefault((name, reason), []).append(seed)
         lines = []
-        for (name, why), numbers in seeds.items():
+        for (name, reason), numbers in seeds.items():
             label = f"{name} seed {numbers[0]}"
             if numbers == [""]:
                 label = name
             if len(numbers) > 1:
                 seed_names = listing(numbers)
                 label = f"{name} seeds {seed_names}"
-            lines.append(f"left out: {label}: {why}")
+            lines.append(f"left out: {label}: {reason}")
         return lines
 
     def __repr__(self) -> str:

@@ -157,8 +157,11 @@ class Report(Displayed):
         If options made other variants than the default, the first of them is shown.
         """
         variants = list(self._rows(metric)["variant"].unique())
-        wanted = (_usual(metric, variants), facts_of(metric).default_variant)
-        return [name for name in dict.fromkeys(wanted) if name in variants]
+        preferred_variants = (
+            _usual(metric, variants),
+            facts_of(metric).default_variant,
+        )
+        return [name for name in dict.fromkeys(preferred_variants) if name in variants]
 
     def text(self, metrics: Sequence[str]) -> str:
         """Return measured values as text.
@@ -398,8 +401,8 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
     if evidence.status != "ok":
         parts.append(f"Note: {evidence.status}")
     origin = [
-        f"{what} {value}"
-        for what, value in (
+        f"{title} {value}"
+        for title, value in (
             ("seed", "" if evidence.seed is None else evidence.seed),
             ("data", evidence.data[:12]),
             ("checkpoint", evidence.checkpoint[:12]),
@@ -414,10 +417,12 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
 
 def _table(plan: LayerPlan) -> str:
     evidence, values = plan.why, dict(zip(plan.names, plan.why.values, strict=False))
-    measured = [(name, value) for name, value in values.items() if value is not None]
+    named_values = [
+        (name, value) for name, value in values.items() if value is not None
+    ]
     steps = {
         name: next_value / current_value
-        for (name, current_value), (_, next_value) in pairwise(measured)
+        for (name, current_value), (_, next_value) in pairwise(named_values)
         if current_value != 0
     }
     threshold = math.inf
@@ -429,14 +434,16 @@ def _table(plan: LayerPlan) -> str:
     symbol = metric.look.symbol or (f"1 - {metric.name}" if similarity else "value")
     labels = labels_of(plan.layers)
     width = max(map(len, (*labels.values(), "layer")))
-    lines = [f"  {'layer':<{width}}  {symbol:>9}  {'next/this':>9}"] if measured else []
-    value_texts = {name: f"{value:.4g}" for name, value in measured}
+    lines = (
+        [f"  {'layer':<{width}}  {symbol:>9}  {'next/this':>9}"] if named_values else []
+    )
+    value_texts = {name: f"{value:.4g}" for name, value in named_values}
     for layer in plan.layers:
         step = ""
         if layer.name in steps:
             step = f"{steps[layer.name]:.3f}"
         numbers = ""
-        if measured:
+        if named_values:
             value_text = value_texts.get(layer.name, "")
             numbers = f"  {value_text:>9}  {step:>9}"
         shared = "local"
@@ -508,8 +515,8 @@ def _cost(cost: Mapping[str, Any], plan: LayerPlan) -> str:
     width = max(map(len, cost["layers"]))
     lines = []
     for name, value in cost["layers"].items():
-        side = "federated" if name in plan.shared else "local"
-        lines.append(f"  {name:<{width}}  {value:>14,.0f}  {side}")
+        sharing = "federated" if name in plan.shared else "local"
+        lines.append(f"  {name:<{width}}  {value:>14,.0f}  {sharing}")
     saved = 1 - cost["shared"] / cost["all"] if cost["all"] else 0.0
     total = f"  federated: {cost['shared']:,.0f} of {cost['all']:,.0f} bytes"
     total += f"; saves {saved:.1%} against sharing every layer"

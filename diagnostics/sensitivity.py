@@ -113,14 +113,17 @@ class SensitivityAccumulator:
             self._sizes[name] = size
             if rows is not None:
                 self._touched[name] = square.new_zeros(PARTS)
-        part = self._steps % PARTS
-        self._sums[name][part].add_(square)
+        part_number = self._steps % PARTS
+        self._sums[name][part_number].add_(square)
         if rows is not None:
-            self._touched[name][part].add_(rows)
+            self._touched[name][part_number].add_(rows)
 
     def _part_steps(self) -> list[int]:
         """Return the number of steps of each part that has any."""
-        return [(self._steps - part - 1) // PARTS + 1 for part in range(self.parts)]
+        return [
+            (self._steps - part_number - 1) // PARTS + 1
+            for part_number in range(self.parts)
+        ]
 
     def _totals(self, part_sums: Tensor) -> Tensor:
         """Return a tensor's sum over all steps, then the sum of each part that has steps, [1 + parts]."""
@@ -155,9 +158,9 @@ class SensitivityAccumulator:
         """
         values, weights = {}, []
         for layer, names in self._names.items():
-            reached = [name for name in names if name in self._sums]
-            if reached:
-                sums, weight = self._layer(reached)
+            reached_names = [name for name in names if name in self._sums]
+            if reached_names:
+                sums, weight = self._layer(reached_names)
                 values[layer] = [v if math.isfinite(v) else None for v in sums.tolist()]
                 weights.append(weight.tolist())
         parts = [

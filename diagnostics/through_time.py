@@ -308,5 +308,5 @@ def _with_null(
 def _joined(report_a: Report, report_b: Report) -> Report:
     """Return the rows of two reports of the same layers."""
     names = {**report_a.header["metrics"], **report_b.header["metrics"]}
-    joined = report_a.with_rows(report_b.table)
-    return replace(joined, header={**report_b.header, "metrics": names})
+    joined_report = report_a.with_rows(report_b.table)
+    return replace(joined_report, header={**report_b.header, "metrics": names})

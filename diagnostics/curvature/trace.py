@@ -153,11 +153,11 @@ def layer_traces(
     if weights and not run.model.training:
         pair = full_batch(data)
     if pair is not None:
-        part = max(LEAST, -(-len(pair[1]) // PARTS))
-        if part < batch and not are_coupled(
+        samples_of_batch = max(LEAST, -(-len(pair[1]) // PARTS))
+        if samples_of_batch < batch and not are_coupled(
             run, *next(batches(pair, CHECKED, run.model))
         ):
-            batch = part
+            batch = samples_of_batch
     generator = torch_generator(run.seed, "hessian probes", *layers)
     values, variances = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
     samples: dict[str, list[Tensor]] = {layer: [] for layer in layers}
@@ -169,7 +169,7 @@ def layer_traces(
     if error and kind != "exact":
         most_probes = min(probes, USUAL)
     clock, parts = run.clock, run.batches(data, batch)
-    for index, x, y in clock.turns(parts, total, lambda part: len(part[2]), share=True):
+    for index, x, y in clock.turns(parts, total, lambda item: len(item[2]), share=True):
         with record_calls(run.model, [*paths], len(x), passes) as recorded:
             logits, losses = run.forward(x, y, index)
         taps = usable(recorded, index)
@@ -252,7 +252,7 @@ def _sampling_error(parts: Sequence[Tensor], n: int, total: int) -> float:
     Args:
         parts: the values of each batch's samples, [b]. A sum over a batch tells nothing of its samples.
     """
-    if n < 2 or any(part.ndim == 0 for part in parts):
+    if n < 2 or any(batch_values.ndim == 0 for batch_values in parts):
         return math.nan
     spread = float(torch.cat([*parts]).std())
     return spread * math.sqrt((1 - n / total) / n)
@@ -454,7 +454,7 @@ def hessian_trace(
         UsageError: labels are not class indices, the model does not return logits [n, C], or data cannot be read.
     """
     run = Differentiable(model, loss, dtype, seed, clock)
-    ways: dict[str, Way] = {}
+    way_by_layer: dict[str, Way] = {}
     groups: dict[str, dict[str, list[str]]] = {}
     values: Estimates = {}
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
@@ -469,16 +469,20 @@ def hessian_trace(
                 run, next(batches(data, batch, model)), layers, gauss_newton
             )
             for layer in layers:
-                ways[layer.name] = way = _way(verdict, layer, estimator, backend)
-                kind = way.how
+                way_by_layer[layer.name] = layer_way = _way(
+                    verdict, layer, estimator, backend
+                )
+                kind = layer_way.how
                 if kind in ("activation", "hutchinson"):
                     kind = "hessian"
                     if gauss_newton:
                         kind = "ggn"
-                if way.status == "ok":
+                if layer_way.status == "ok":
                     names = [n for n in layer.parameters if n in verdict.reached]
                     groups.setdefault(kind, {})[layer.name] = names
-            shared = {name for name in ways if ways[name].how == "hutchinson"}
+            shared = {
+                name for name in way_by_layer if way_by_layer[name].how == "hutchinson"
+            }
             groups_left = sorted(groups.items())  # exact values first
             while groups_left:  # the layers of one way are measured together
                 kind, group = groups_left.pop(0)
@@ -505,7 +509,7 @@ def hessian_trace(
                         )
                 except NoValue as reason:  # of some layer
                     if len(group) == 1:
-                        ways |= dict.fromkeys(group, Way(status=str(reason)))
+                        way_by_layer |= dict.fromkeys(group, Way(status=str(reason)))
                     else:
                         groups_left += [
                             (kind, {name: block}) for name, block in group.items()
@@ -514,13 +518,13 @@ def hessian_trace(
             unmeasured_layers = [
                 layer.name for layer in layers if layer.name not in values
             ]
-            ways |= dict.fromkeys(unmeasured_layers, Way(status=str(reason)))
+            way_by_layer |= dict.fromkeys(unmeasured_layers, Way(status=str(reason)))
         except RuntimeError as reason:  # of the loss itself
-            way = Way(status=no_second_derivative(reason))
-            ways = {layer.name: way for layer in layers}
+            layer_way = Way(status=no_second_derivative(reason))
+            way_by_layer = {layer.name: layer_way for layer in layers}
     results = []
     for layer in layers:
-        label, note, status = ways[layer.name]
+        label, note, status = way_by_layer[layer.name]
         no_estimate = Estimate(math.nan, math.nan, 0, n)
         value, stderr, n_probes, n_reached, ended = values.get(layer.name, no_estimate)
         if status == "ok" and not math.isfinite(value + stderr):

@@ -188,8 +188,8 @@ class GradSimilarity:
         (a, grads_a), (b, grads_b) = pair
         value, n = torch.nan, sum(grad.numel() for grad in grads_a)
         for reading, grads in pair:
-            reached = bool(grads or reading.fault)
-            status = status or why_unreadable(layer, self.tensors, reached)
+            has_gradient = bool(grads or reading.fault)
+            status = status or why_unreadable(layer, self.tensors, has_gradient)
             if status:
                 break
             length = float(torch.linalg.vector_norm(entries(grads))) if grads else 0.0

@@ -77,12 +77,10 @@ def _split(data: Any) -> Split:
 def of_tuner(
     measurement: Measurement, options: Shared
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the clients that take part and the arguments of a :class:`Tuner`.
-
-    Clients without validation samples take no part.
+    """Return the names of the clients with validation samples, and the arguments of a :class:`Tuner` for them.
 
     Raises:
-        NoValue: no copy can be tuned.
+        NoValue: clients have models of their own, or none has validation samples.
     """
     if one_for_each(measurement):
         raise NoValue("needs one model for all clients: name the global one")
@@ -106,7 +104,7 @@ def of_tuner(
 
 
 def one_for_each(measurement: Measurement) -> bool:
-    """Return whether each client has a model of its own, and some of them differ."""
+    """Return True if the clients' models are several objects with different tensors; False for one shared model."""
     models = {id(s.model): s.model for s in measurement.subjects}.values()
     return len({tree.digest(tree.named_tensors(model)) for model in models}) > 1
 
@@ -204,10 +202,10 @@ def _fine_tuned_losses(
     names, arguments = of_tuner(measurement, options)
     if len(names) < 2:
         raise NoValue(FEW_CLIENTS)
-    alone = None
+    local_weights = None
     if options.alone is not None:
-        alone = [tree.state_dict(options.alone[name]) for name in names]
-    return fine_tuned(alone, **arguments)
+        local_weights = [tree.state_dict(options.alone[name]) for name in names]
+    return fine_tuned(local_weights, **arguments)
 
 
 @metric(
@@ -269,14 +267,14 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
         gains[STATISTICS] = _attempt(
             lambda: profile.chosen(tuner.with_new_statistics()[None])
         )
-    shown = ""
+    reason_not_shown = ""
     if not isinstance(all_gain, str):
-        shown = _not_shown(arguments)
-        if not shown and not profile.mean(all_gain.nats).value > 0:
-            shown = "all layers together gain nothing"
+        reason_not_shown = _not_shown(arguments)
+        if not reason_not_shown and not profile.mean(all_gain.nats).value > 0:
+            reason_not_shown = "all layers together gain nothing"
     tuning_rows: list[Row] = []
     for name, gain in gains.items():
-        tuning_rows += _rows(profile, clients, name, gain, all_gain, shown)
+        tuning_rows += _rows(profile, clients, name, gain, all_gain, reason_not_shown)
     return tuning_rows
 
 
@@ -315,19 +313,24 @@ def _rows(
     clients: Sequence[str],
     name: str,
     gain: Gain | str,
-    whole: Gain | str,
-    shown: str,
+    all_gain: Gain | str,
+    reason_not_shown: str,
 ) -> Iterator[Row]:
     """Yield the rows of one part: by client, of the network, and the share."""
     has_no_layer = name in (ALL, STATISTICS)
     place: dict[str, Any] = {"layer": "" if has_no_layer else name}
-    extra = ""
+    layer_suffix = ""
     if has_no_layer:
-        extra = f", {name}"
+        layer_suffix = f", {name}"
     if isinstance(gain, str):
         for client in (*clients, ""):
             yield row(
-                NAME, None, status=gain, variant=f"fall{extra}", client=client, **place
+                NAME,
+                None,
+                status=gain,
+                variant=f"fall{layer_suffix}",
+                client=client,
+                **place,
             )
         return
     samples = profile.tuner.held
@@ -339,16 +342,22 @@ def _rows(
             is_client = samples.client == k
             mean = stratified_mean(values[is_client], None, samples.group[is_client])
             yield estimated(
-                NAME, variant + extra, mean, factor,
+                NAME, variant + layer_suffix, mean, factor,
                 client=client, n_train=len(profile.tuner.train[k][2]), **place,
             )  # fmt: skip
         mean = profile.mean(values)
-        yield estimated(NAME, variant + extra, mean, factor, **place)
+        yield estimated(NAME, variant + layer_suffix, mean, factor, **place)
     if name == ALL:
         return
-    if shown or isinstance(whole, str):
+    if reason_not_shown or isinstance(all_gain, str):
         yield row(
-            NAME, None, status=shown or str(whole), variant=f"share{extra}", **place
+            NAME,
+            None,
+            status=reason_not_shown or str(all_gain),
+            variant=f"share{layer_suffix}",
+            **place,
         )
         return
-    yield estimated(NAME, f"share{extra}", profile.share(gain, whole), 1, **place)
+    yield estimated(
+        NAME, f"share{layer_suffix}", profile.share(gain, all_gain), 1, **place
+    )

@@ -68,10 +68,10 @@ def vector_of(values: Mapping[str, Tensor], layer: Layer, tensors: str) -> Tenso
         if values[name].is_floating_point()
     ]
     if not floating:
-        what = "parameters"
+        tensor_kind = "parameters"
         if tensors == "weights":
-            what = "weights"
-        raise NoValue(f"the layer has no {what}")
+            tensor_kind = "weights"
+        raise NoValue(f"the layer has no {tensor_kind}")
     return finite_entries(floating, "weights", layer)
 
 

@@ -332,7 +332,7 @@ def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:
 
 def with_notes(label: str, notes: Sequence[str], most: int = 4) -> str:
     """Return an axis label followed by notes, one per line."""
-    shown = [
+    shown_notes = [
         *notes[:most],
         *(
             [f"and {len(notes) - most} more without a value"]
@@ -341,7 +341,10 @@ def with_notes(label: str, notes: Sequence[str], most: int = 4) -> str:
         ),
     ]
     return "\n".join(
-        [label, *(textwrap.fill(note, 64, subsequent_indent="   ") for note in shown)]
+        [
+            label,
+            *(textwrap.fill(note, 64, subsequent_indent="   ") for note in shown_notes),
+        ]
     )
 
 
@@ -456,14 +459,14 @@ def stacked(
     for bars, colour in zip(bar_rows, colours, strict=True):
         shares = [bar.get_width() / (largest_total or 1.0) for bar in bars]
         texts = [write(bar.get_width()) for bar in bars]
-        fits = [
+        fitting_texts = [
             text if share > 0.024 * len(text) else ""
             for text, share in zip(texts, shares, strict=True)
         ]
         ink = "0.1"
         if np.dot(to_rgb(colour), (0.299, 0.587, 0.114)) < 0.55:
             ink = "white"
-        ax.bar_label(bars, fits, label_type="center", fontsize=6.5, color=ink)
+        ax.bar_label(bars, fitting_texts, label_type="center", fontsize=6.5, color=ink)
     ax.set(ylabel="", ylim=(len(table) - 0.4, -0.6))
     ax.grid(axis="y", visible=False)
 
@@ -488,7 +491,8 @@ def heat(
     """
     has_numbers = max(matrix.shape) <= 6
     rows_step, columns_step = (
-        -(-count // most) for count, most in zip(matrix.shape, names, strict=True)
+        -(-count // max_names)
+        for count, max_names in zip(matrix.shape, names, strict=True)
     )
     import seaborn as sns
 

@@ -252,7 +252,7 @@ def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:
     low, high = (ends.min(), ends.max()) if len(ends) else (0.0, 1.0)
     scale = (1 - 2 * MARGIN) / ((high - low) or 1.0)
     rounds = panel.values.index.to_numpy(dtype=float)
-    outside = panel.outside
+    is_outside = panel.outside
     for position, name in enumerate(names):
         if name in panel.zero:
             ax.axhspan(position, position + 1, **HATCH)
@@ -285,7 +285,7 @@ def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:
         if panel.low is None:
             marker = "x"
         for filled in (False, True):
-            is_drawn = outside[name].to_numpy() == filled
+            is_drawn = is_outside[name].to_numpy() == filled
             look: dict[str, Any] = {
                 "markersize": 3.2,
                 "markeredgewidth": 0.8,
@@ -322,7 +322,7 @@ def _legend(panels: list[Panel], plan: dict[str, bool] | None) -> list[str]:
 
 def panels_of(layers: Sequence[Layer], table: pd.DataFrame) -> list[Panel]:
     """Return the panels of a layer map for which a diagnosis has rows."""
-    measured, nulls = split_resamples(table)[0], table[of_null(table)]
+    measured_rows, nulls = split_resamples(table)[0], table[of_null(table)]
     names = [layer.name for layer in layers if layer.weights]
     panels = []
     for metric, title, tables in (
@@ -335,7 +335,7 @@ def panels_of(layers: Sequence[Layer], table: pd.DataFrame) -> list[Panel]:
             _of_variants("share", of_clients=False),
         ),
     ):
-        values = tables(measured[measured["metric"] == metric])
+        values = tables(measured_rows[measured_rows["metric"] == metric])
         values = values.reindex(columns=names).dropna(axis=0, how="all")
         if values.empty:
             continue

@@ -222,16 +222,16 @@ class Page:
                 for value, name in zip(record, columns, strict=True)
             ]
             rows.append(list(zip(numeric, cells, strict=True)))
-        long = ""
+        length_text = ""
         if len(table) > LONG:
-            long = plural(len(table), "row")
+            length_text = plural(len(table), "row")
         self._add(
             "table",
             number=self._tables,
             caption=_spans(caption),
             head=list(zip(numeric, columns, strict=True)),
             rows=rows,
-            long=long,
+            long=length_text,
         )
 
     def html(self) -> str:

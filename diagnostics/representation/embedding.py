@@ -74,18 +74,25 @@ def pool(
         x, _ = example(model, client_data, seed)
         used_layers = {layer.name: layer for layer in layers_of(model, x) if layer.used}
         if layer is not None:
-            name, side = (layer, at)
+            name, input_or_output = (layer, at)
         else:
-            name, side = ([*used_layers][-1], "input")
+            name, input_or_output = ([*used_layers][-1], "input")
         chosen_layer = used_layers[check_known("layer", name, used_layers)]
         path = chosen_layer.output
-        if side == "input":
+        if input_or_output == "input":
             path = _first_module(model, chosen_layer, x)
         samples_of_client = max(samples // len(models), 1)
         features = collect(
-            model, [path], client_data, at=side, samples=samples_of_client, seed=seed
+            model,
+            [path],
+            client_data,
+            at=input_or_output,
+            samples=samples_of_client,
+            seed=seed,
         )
-        with about(f"{side} of layer {name!r} at client {client!r}", NoValue):
+        with about(
+            f"{input_or_output} of layer {name!r} at client {client!r}", NoValue
+        ):
             parts.append(features.at(path))
         labels.append(features.y)
         clients += [str(client)] * len(features.y)

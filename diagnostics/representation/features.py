@@ -201,12 +201,14 @@ def collect(
                     faults.setdefault(path, fault)
                 else:
                     outputs.append(z)
-    joined = {
+    features_by_path = {
         path: torch.cat(outputs)
         for path, outputs in parts.items()
         if path not in faults
     }
-    return Features(joined, labels.numpy()[chosen_positions], chosen_positions, faults)
+    return Features(
+        features_by_path, labels.numpy()[chosen_positions], chosen_positions, faults
+    )
 
 
 def features_of(

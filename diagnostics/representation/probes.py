@@ -304,10 +304,10 @@ def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
     n_unconverged = sum(
         issubclass(warning.category, ConvergenceWarning) for warning in warnings_caught
     )
-    fits = len(right_of[0]) - 1
+    n_fits = len(right_of[0]) - 1
     note = ""
     if n_unconverged:
-        note = f", {n_unconverged} of {fits} fits not converged"
+        note = f", {n_unconverged} of {n_fits} fits not converged"
     return [np.concatenate(hits) for hits in right_of], note
 
 
@@ -368,6 +368,6 @@ def accuracy_error(hits: Array, groups: Array | None = None) -> float:
         effect = 1.0
     else:
         effect = design_effect(hits, groups)
-    n, right = len(hits) / effect, float(hits.sum()) / effect
-    p = (right + 1) / (n + 2)
+    n, n_right = len(hits) / effect, float(hits.sum()) / effect
+    p = (n_right + 1) / (n + 2)
     return float(np.sqrt(p * (1 - p) / (n + 3)))

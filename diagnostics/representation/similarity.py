@@ -354,7 +354,9 @@ _ONE_DIMENSIONAL = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNo
 
 def along_one(module: nn.Module) -> bool:
     """Return True if a module convolves in one dimension, so that its output with three axes is [n, d, positions]."""
-    return any(isinstance(part, _ONE_DIMENSIONAL) for part in module.modules())
+    return any(
+        isinstance(submodule, _ONE_DIMENSIONAL) for submodule in module.modules()
+    )
 
 
 def by_position(module: nn.Module, output: Tensor) -> Tensor:

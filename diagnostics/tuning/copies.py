@@ -57,7 +57,12 @@ class Held:
 
     @classmethod
     def of(cls, splits: Sequence[Split], n_train: Sequence[int]) -> Held:
-        """Join the clients' validation samples. Clients without samples take no part."""
+        """Join the clients' validation samples, client after client.
+
+        Args:
+            splits: each client's validation samples. A client may have none.
+            n_train: each client's number of training samples, which gives its weight.
+        """
         sizes = [len(split) for split in splits]
         total = sum(n for n, size in zip(n_train, sizes, strict=True) if size)
         client = np.repeat(np.arange(len(sizes)), sizes)
@@ -82,7 +87,7 @@ class Held:
         return loss.per_sample(outputs, self.y).double().numpy()
 
     def right(self, outputs: Tensor) -> Array:
-        """Return 1 for each sample whose class is predicted right and else 0, of outputs [..., n, C]."""
+        """Return 1.0 for each sample whose class is predicted right, else 0.0: [..., n] for outputs [..., n, C]."""
         return (outputs.argmax(-1) == self.y).double().numpy()
 
 
@@ -167,7 +172,11 @@ class Tuner:
         return _finite(torch.cat(client_outputs, dim=1))
 
     def parts(self, outputs: Tensor) -> dict[tuple[int, int], Tensor]:
-        """Return outputs [n, ...] split by (client number, set of samples)."""
+        """Split outputs [n, ...], as :meth:`outputs` has them for one epoch, by client and set of samples.
+
+        Returns:
+            {(client's position, number of the set): outputs of the set's samples}.
+        """
         order: list[tuple[int, int]] = []
         for k, sets in enumerate(self.near):
             order += [(k, place) for place in sets]

@@ -38,8 +38,8 @@ def neighbours(parts: Sequence[Sequence[int]]) -> list[list[int]]:
     [[0, 2], [1, 3], [0, 2], [1, 3]]
     """
     block_of: dict[int, list[int]] = {}
-    for part in parts:
-        block_of |= {client: list(part) for client in part}
+    for block in parts:
+        block_of |= {client: list(block) for client in block}
     return [block_of[client] for client in sorted(block_of)]
 
 

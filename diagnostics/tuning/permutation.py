@@ -108,8 +108,8 @@ def blocks(clients: int, seed: int) -> list[list[int]]:
     if clients <= ONE_BLOCK:
         return [list(range(clients))]
     order = numpy_generator(seed, PURPOSE).permutation(clients)
-    parts = np.array_split(order, math.ceil(clients / BLOCK))
-    return [sorted(part.tolist()) for part in parts]
+    client_arrays = np.array_split(order, math.ceil(clients / BLOCK))
+    return [sorted(block.tolist()) for block in client_arrays]
 
 
 def permutation_test(
@@ -207,7 +207,7 @@ def _owners(
             "a group must belong to one client in all seeds; got one with two. "
             "Give groups of each client numbers of their own."
         )
-    sizes = [len(np.intersect1d(part, owner)) for part in parts]
+    sizes = [len(np.intersect1d(block, owner)) for block in parts]
     if max(sizes, default=0) < 2:
         raise UsageError(
             "at least 2 clients must have validation samples; got fewer. Add validation samples."
@@ -222,8 +222,8 @@ def _deals(
     """Return each group's client, as it is in the first line and then in each deal, [deals + 1, groups]."""
     assigned = np.tile(owner.astype(np.int32), (deals + 1, 1))
     draw = numpy_generator(seed, PURPOSE, "deals")
-    for part in parts:
-        group_positions = np.flatnonzero(np.isin(owner, part))
+    for block in parts:
+        group_positions = np.flatnonzero(np.isin(owner, block))
         assigned[1:, group_positions] = draw.permuted(
             assigned[1:, group_positions], axis=1
         )
@@ -241,18 +241,18 @@ def _leads(
     weight = seed_losses.weight
     if weight is None:
         weight = np.ones(len(seed_losses.client))
-    for part in parts:
-        sample_positions = np.flatnonzero(np.isin(seed_losses.client, part))
-        losses = seed_losses.losses[:, list(part)][:, :, sample_positions]
+    for block in parts:
+        sample_positions = np.flatnonzero(np.isin(seed_losses.client, block))
+        losses = seed_losses.losses[:, list(block)][:, :, sample_positions]
         if not np.isfinite(losses).all():
             raise UsageError(
                 "losses must be finite within a block of clients; got NaN or infinity. Lower lr."
             )
-        if len(part) < 2:
+        if len(block) < 2:
             continue
-        other_losses = (losses.sum(axis=1, keepdims=True) - losses) / (len(part) - 1)
+        other_losses = (losses.sum(axis=1, keepdims=True) - losses) / (len(block) - 1)
         gaps = other_losses - losses
-        for position, client in enumerate(part):
+        for position, client in enumerate(block):
             client_weights = (assigned[:, sample_positions] == client) * weight[
                 sample_positions
             ]

@@ -49,9 +49,9 @@ class Profile:
         self.half = halves(samples.group, samples.client, tuner.seed)
 
     def of(self, names: frozenset[str]) -> Gain:
-        """Return the gain of tuning the named tensors at three times the run's rate.
+        """Return the gain of training the named tensors alone, at three times the run's rate.
 
-        If that diverges, it is the gain at the run's rate.
+        If that diverges, it is the gain at the run's rate. The number of epochs is chosen as in :meth:`chosen`.
 
         Raises:
             NonFiniteError: the run's rate diverges, too.
@@ -63,9 +63,12 @@ class Profile:
             return self.chosen(self.tuner.outputs(names, rate))
 
     def chosen(self, outputs: Tensor) -> Gain:
-        """Return the gain of the best of several outputs [P, n, C], or 0 for the shared model's.
+        """Return the gain of the best of several candidates over the shared model, which is a candidate too.
 
-        Each half chooses for the other.
+        The validation samples are in two halves. Each half chooses the candidate that the other half scores.
+
+        Args:
+            outputs: the outputs of P candidates for all n validation samples, [P, n, C].
         """
         tuner, samples = self.tuner, self.tuner.held
 
@@ -79,11 +82,11 @@ class Profile:
         choice, start_losses, best_losses = crosswise(
             losses, candidates, samples.weight, self.half
         )
-        right = np.zeros(len(choice))
+        right_gain = np.zeros(len(choice))
         if tuner.loss.task == CLASSIFICATION:
             all_right = samples.right(candidates)
-            right = all_right[choice, np.arange(len(choice))] - all_right[0]
-        return Gain(start_losses - best_losses, right)
+            right_gain = all_right[choice, np.arange(len(choice))] - all_right[0]
+        return Gain(start_losses - best_losses, right_gain)
 
     def mean(self, values: Array) -> Estimate:
         """Return the mean over clients of values [n], weighted by training samples."""

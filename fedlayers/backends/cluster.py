@@ -95,18 +95,18 @@ class Cluster(WorkerPool[Sending]):
         return running <= self.side_by_side  # one waits for the next node that is free
 
     def begin(self, work: Job) -> Sending:
-        sent: dict[str, str] = {}
+        sent_files: dict[str, str] = {}
         with ExitStack() as stack:
             work.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(Folder(work.path).locked())  # keeps other writers out
-            parcels = list(changed_files(work.path, sent, over=True))
+            parcels = list(changed_files(work.path, sent_files, over=True))
             task = self._ray.remote(
                 num_cpus=1,
                 num_gpus=work.gpus,
                 max_retries=0,
                 _generator_backpressure_num_objects=AHEAD,
             )(_on_node)
-            items = task.remote(work.sent_to(None), parcels, sent)
+            items = task.remote(work.sent_to(None), parcels, sent_files)
             return Sending(items, stack.pop_all())
 
     def events(self, running: dict[Sending, Job]) -> Sequence[Event]:

@@ -124,10 +124,14 @@ class Diagnose(OfRun):
         self.check_source()
         for flag, requirement in NEEDS.items():
             is_given = getattr(self, flag) != getattr(type(self), flag)
-            if is_given and not any(getattr(self, other) for other in requirement):
+            if is_given and not any(
+                getattr(self, required_flag) for required_flag in requirement
+            ):
                 flag_texts = [
-                    "a run directory" if other == "dir" else f"--{other}"
-                    for other in requirement
+                    "a run directory"
+                    if required_flag == "dir"
+                    else f"--{required_flag}"
+                    for required_flag in requirement
                 ]
                 option = flag.replace("_", "-")
                 ways_text = " or ".join(flag_texts)

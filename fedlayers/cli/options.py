@@ -307,7 +307,9 @@ def _refusal(text: str, words: Sequence[str], name: str, command: type[Command])
     """
     required = re.match(r"Required options\. Missing from [\w ]+: (.*)\. For", text)
     if required:
-        missing_flags = [part.strip() for part in required[1].split("(required)")]
+        missing_flags = [
+            flag_text.strip() for flag_text in required[1].split("(required)")
+        ]
         examples = re.findall(rf"fedlayers {name} .*", inspect.getdoc(command) or "")
         example = next(iter(examples), f"fedlayers {name}")
         flags_text = " and ".join(filter(None, missing_flags))
@@ -427,7 +429,9 @@ def _check_flags(
                 f"an option must begin with two hyphens; got {word}. Write such as {candidates_text}."
             )
         meant_flag = flag_of(flag)
-        is_first = not any(other.startswith("--") for other in words[:place])
+        is_first = not any(
+            earlier_word.startswith("--") for earlier_word in words[:place]
+        )
         if equals and is_first and meant_flag in known_flags:
             raise UsageError(
                 f"an option must begin with two hyphens; got {word!r}. Write {meant_flag} {value}."
@@ -495,10 +499,10 @@ def _check_unflagged(words: Sequence[str], known: Collection[str]) -> None:
         names = [word for word in bare_names if word in _listed(kind)]
         names = [word for word in names if not Path(word).exists()]
         if flag and names:
-            given = ",".join(names)
-            advice = f"Write {flag} {given}."
+            names_text = ",".join(names)
+            advice = f"Write {flag} {names_text}."
             if len(names) > 1 and flag == "--algorithm":
-                advice = f"Write fedlayers compare --algorithms {given}."
+                advice = f"Write fedlayers compare --algorithms {names_text}."
             raise UsageError(
                 f"words without an option must be data; got {names[0]!r}, one of the {kind}. {advice}"
             )
@@ -578,21 +582,21 @@ def _once(words: Sequence[str], lists: Collection[str]) -> list[str]:
     Raises:
         UsageError: a flag of one value is given twice.
     """
-    part: list[str] = []
-    parts, positions = [part], {}
+    flag_words: list[str] = []
+    words_by_flag, positions = [flag_words], {}
     for word in words:
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-")
         if not word.startswith("--"):
-            part.append(word)
+            flag_words.append(word)
         elif flag in lists:
             if flag not in positions:
                 positions[flag] = [flag]
-                parts.append(positions[flag])
-            part = positions[flag]
+                words_by_flag.append(positions[flag])
+            flag_words = positions[flag]
             if equals:
-                part.append(AFTER_EQUALS + value)
-                part = parts[0]
+                flag_words.append(AFTER_EQUALS + value)
+                flag_words = words_by_flag[0]
         elif flag in positions:
             advice = "Leave one out."
             if flag in ONE_VALUE:
@@ -600,11 +604,11 @@ def _once(words: Sequence[str], lists: Collection[str]) -> list[str]:
                 advice += f" Several are written fedlayers {command} {plural_flag}."
             raise UsageError(f"{flag} must be given once; got it twice. {advice}")
         else:
-            part = [word]
-            parts.append(part)
+            flag_words = [word]
+            words_by_flag.append(flag_words)
             if flag[2:].replace("-", "_") not in OPTIONS.values():
-                positions[flag] = part
-    return [*chain.from_iterable(parts)]
+                positions[flag] = flag_words
+    return [*chain.from_iterable(words_by_flag)]
 
 
 def one_line(box: str) -> str:
@@ -693,8 +697,8 @@ def _lists(kind: type) -> list[str]:
     }
     return [
         flag_of(name)
-        for name, shown in kinds_of_list.items()
-        if shown and shown != SEVERAL[bool] and name not in OPTIONS.values()
+        for name, metavar in kinds_of_list.items()
+        if metavar and metavar != SEVERAL[bool] and name not in OPTIONS.values()
     ]
 
 

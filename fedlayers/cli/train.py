@@ -386,8 +386,8 @@ class Demo(Command):
     def main(self, line: str) -> None:
         from fedlayers.decision.choose import choose
 
-        for name, what in DEMO.items():
-            print(f"{what}:")
+        for name, description in DEMO.items():
+            print(f"{description}:")
             config = RunConfig(dataset=name, workers=2)
             answer = choose(config, self.out / name, seeds=3, progress=False)
             print(f"{answer.text()}\n")

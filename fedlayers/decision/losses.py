@@ -226,10 +226,10 @@ class SeedLosses:
             parts: blocks of clients. A client's models predict the validation samples of its whole block, too.
         """
         clients, seed = self.task.data.clients, job.config.execution.seed
-        near = [[k] for k in range(len(clients))]
+        sets_by_client = [[k] for k in range(len(clients))]
         for block in parts:
             for k in block:
-                near[k] = list(block)
+                sets_by_client[k] = list(block)
         return Tuner(
             loaded.models[clients[0].name],
             loaded.task.criterion,
@@ -239,7 +239,7 @@ class SeedLosses:
             loaded.round,
             [tree.state_dict(loaded.models[client.name]) for client in clients],
             samples=None,
-            near=[[*sets, len(clients) + k] for k, sets in enumerate(near)],
+            near=[[*sets, len(clients) + k] for k, sets in enumerate(sets_by_client)],
             beside=[client.test for client in clients],
         )
 

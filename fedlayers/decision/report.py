@@ -80,7 +80,7 @@ def write_page(answer: Answer, out: Path, command: str = "") -> Path:
         if answer.rates:
             page.text(answer.rates)
         if answer.not_tried:
-            reasons = [f"{way}: {why}" for way, why in answer.not_tried.items()]
+            reasons = [f"{way}: {reason}" for way, reason in answer.not_tried.items()]
             page.text("Not tried, or without a result:")
             page.points(map(printable, reasons))
     if len(clients):
@@ -307,8 +307,8 @@ def draw_clients(clients: pd.DataFrame) -> Figure:
         if not place:
             label += " (recommended)"
         ax.scatter(table[name], positions, color=colour, label=label, zorder=9 - place)
-    ways = table[[name for name in names if name != BASE_RATE]].to_numpy(float)
-    lowest_loss, highest_loss = np.nanmin(ways), np.nanmax(ways)
+    way_losses = table[[name for name in names if name != BASE_RATE]].to_numpy(float)
+    lowest_loss, highest_loss = np.nanmin(way_losses), np.nanmax(way_losses)
     excess = np.nanmax(values) - highest_loss
     if len(names) > 1 and excess > highest_loss - lowest_loss > 0:
         margin = 0.3 * (highest_loss - lowest_loss)
@@ -405,4 +405,4 @@ def overview(task: Task, answer: Answer) -> list[str]:
         else "There is no shared model for it.",
     }
     sentences = zip(facts, map(printable, facts.values()), strict=True)
-    return [f"**{what}:** {sentence}" for what, sentence in sentences]
+    return [f"**{topic}:** {sentence}" for topic, sentence in sentences]

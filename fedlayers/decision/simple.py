@@ -102,7 +102,7 @@ def _samples(losses: SeedLosses, names: Sequence[str]) -> tuple[Tensor, Array]:
     parts = [
         client.train for client in losses.task.data.clients if client.name in names
     ]
-    return torch.cat([part.x for part in parts]), torch.cat(
+    return torch.cat([split.x for split in parts]), torch.cat(
         [p.y for p in parts]
     ).numpy()
 
@@ -157,11 +157,11 @@ def _scaled_features(
     from scipy import sparse
 
     layer = template.get_submodule("features")
-    parts = [layer(part).numpy() for part in x.split(1024)]
+    feature_batches = [layer(batch).numpy() for batch in x.split(1024)]
     if not scaled:
-        matrix = sparse.vstack([sparse.csr_matrix(part) for part in parts])
+        matrix = sparse.vstack([sparse.csr_matrix(batch) for batch in feature_batches])
         return matrix, np.zeros(1), np.ones(1)
-    features = np.concatenate(parts)
+    features = np.concatenate(feature_batches)
     centre, scale = (
         features.mean(axis=0, dtype=float),
         features.std(axis=0, dtype=float),
@@ -292,11 +292,11 @@ def baseline_rows(losses: SeedLosses, one: Predictor) -> Iterator[Row]:
     """
     temperature = losses.calibration(one)[0]
     note = f"{BASELINES[one.name]}, temperature {temperature:.2f}"
-    done = int(losses.task.config.federation.rounds or 1)
+    last_round = int(losses.task.config.federation.rounds or 1)
     model = "personal"
     if one.name.endswith("pooled"):
         model = "global"
-    return rows_of(losses, one, one.name, done, model, note)
+    return rows_of(losses, one, one.name, last_round, model, note)
 
 
 def rows_of(

@@ -235,8 +235,8 @@ class LossTable:
             scores = self.sign * means.mean(1)
             means = means[scores >= scores[self.ways.index(BASE_RATE)]]
         variances = [
-            (means[one] - means[other]).var(ddof=1)
-            for one, other in combinations(range(len(means)), 2)
+            (means[k] - means[j]).var(ddof=1)
+            for k, j in combinations(range(len(means)), 2)
         ]
         freedom = float(max(1, len(means) - 1) * (len(self.seeds) - 1))
         spread = math.sqrt(float(np.mean(variances))) if variances else 0.0

@@ -626,7 +626,9 @@ def _train_way(
     for rate in (lr, rounded_rate(LOWER * used_rate)):
         jobs = question.jobs(way, rate)
         trained.jobs += [
-            job for job in jobs if job.path not in {one.path for one in trained.jobs}
+            job
+            for job in jobs
+            if job.path not in {earlier_job.path for earlier_job in trained.jobs}
         ]
         failed = train(jobs, place, tell)
         runs = {}
@@ -646,8 +648,8 @@ def _train_way(
                 results.insert(0, trained.runs[way.name])
             trained.runs[way.name] = max(
                 results,
-                key=lambda one: _worth(
-                    trained, one, _best_tuning(trained, way.name, one)
+                key=lambda runs_of_rate: _worth(
+                    trained, runs_of_rate, _best_tuning(trained, way.name, runs_of_rate)
                 ),
             )
         if not (failed or useless_seeds) or question.config.training.lr is not None:
@@ -808,9 +810,9 @@ def foreseen(question: Question, side_by_side: int) -> str:
     Args:
         side_by_side: the number of runs that train at a time.
     """
-    ways, seeds = len(question.ways), len(question.seeds)
+    n_ways, n_seeds = len(question.ways), len(question.seeds)
     n_probes = len(question.rates) * EARLY + 2 if question.rates else 0
-    n_runs = ways * seeds + n_probes
+    n_runs = n_ways * n_seeds + n_probes
     jobs: list[TrainingJob] = []
     for way in question.ways:
         if way.own_network:
@@ -818,10 +820,10 @@ def foreseen(question: Question, side_by_side: int) -> str:
     tasks = {way.name: question.task for way in question.ways}
     cost = estimate_cost(tasks, jobs, side_by_side)
     seconds = cost.seconds * n_runs / max(1, len(jobs))
-    reason = "" if seeds > 1 else ", since a run is long" * question.by_default
+    reason = "" if n_seeds > 1 else ", since a run is long" * question.by_default
     duration = format_seconds(seconds)
     return (
-        f"Training {plural(ways, 'way')} with {plural(seeds, 'seed')}{reason}: about {n_runs:.0f} runs of "
+        f"Training {plural(n_ways, 'way')} with {plural(n_seeds, 'seed')}{reason}: about {n_runs:.0f} runs of "
         f"{plural(question.rounds, 'round')}, {duration}."
     )
 

@@ -270,8 +270,8 @@ def _check_message(
 def _numbers(value: object) -> Iterator[float]:
     """Yield all numbers in some JSON."""
     if isinstance(value, (dict, list)):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _numbers(part)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(item)
     elif isinstance(value, (int, float)):
         yield value
 
@@ -346,7 +346,7 @@ def _form(message: Message) -> Form:
 def _kind(value: object) -> object:
     """Return the kind of some JSON. Names in an object can differ between clients: an algorithm checks those."""
     if isinstance(value, list):
-        return [_kind(part) for part in value]
+        return [_kind(item) for item in value]
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if is_number:
         return "number"
@@ -369,7 +369,7 @@ def check_norms(
     if len(norms) < LEAST_UPDATES:
         return norms
     for name, norm in norms.items():
-        other_norms = [norm for other, norm in norms.items() if other != name]
+        other_norms = [norm for other_name, norm in norms.items() if other_name != name]
         median = statistics.median(other_norms)
         if 0 < TIMES_MEDIAN * median < norm:
             raise UsageError(

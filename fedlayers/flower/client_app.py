@@ -204,19 +204,19 @@ def products(site: Site, packet: Packet) -> Packet:
     head, own_name = packet.head, site.name
     job, start = States(site.folder, head["ways"][0]["run"]).job()
     task = _task(site, job, start)
-    seed_losses, ways = SeedLosses(task, only=own_name), []
-    ways.append((seed_losses.base_rate, sums.Calibration(*head["base"])))
-    for way in head["ways"]:
-        outputs = States(site.folder, way["run"]).outputs(str(way["amount"]))
+    seed_losses, predictors = SeedLosses(task, only=own_name), []
+    predictors.append((seed_losses.base_rate, sums.Calibration(*head["base"])))
+    for way_head in head["ways"]:
+        outputs = States(site.folder, way_head["run"]).outputs(str(way_head["amount"]))
         predictor = Predictor(
             "", {split: {own_name: tensor} for split, tensor in outputs.items()}
         )
-        ways.append((predictor, sums.Calibration(*way["temperatures"])))
+        predictors.append((predictor, sums.Calibration(*way_head["temperatures"])))
     number, first_seed = list(job["data"]["sites"]).index(own_name), head["first"]
     seed = task.config.execution.seed
     sums_of_split = {}
     for split in SCORED:
-        sums_of_split[split] = sums.group_sums(seed_losses, split, own_name, ways)
+        sums_of_split[split] = sums.group_sums(seed_losses, split, own_name, predictors)
         n_shared = site.shared(
             number, first_seed, seed, job["data"]["split_seed"], split
         )
@@ -283,8 +283,10 @@ def _models(
         return algorithm.models(State({"model": sent}), state, Round(head["done"]))
     return {
         model: {
-            name: sent[part] if isinstance(part, str) else state.trees[part[0]][part[1]]
-            for name, part in parts.items()
+            name: sent[source]
+            if isinstance(source, str)
+            else state.trees[source[0]][source[1]]
+            for name, source in parts.items()
         }
         for model, parts in head["models"].items()
     }

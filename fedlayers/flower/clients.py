@@ -424,7 +424,7 @@ class SiteClients(LocalClients):
             }
             for tensor_name, tensor in state.trees[kind].items():
                 parts[id(tensor)] = [kind, tensor_name]
-        sent: Tree = {}
+        sent_tree: Tree = {}
         try:
             models = self.algorithm.models(request.server, state, Round(request.done))
         except ComputesError:
@@ -440,10 +440,10 @@ class SiteClients(LocalClients):
             outline[model] = {}
             for key, tensor in models[model].items():
                 if id(tensor) not in parts:
-                    parts[id(tensor)] = str(len(sent))
-                    sent[str(len(sent))] = tensor
+                    parts[id(tensor)] = str(len(sent_tree))
+                    sent_tree[str(len(sent_tree))] = tensor
                 outline[model][key] = parts[id(tensor)]
-        return outline, sent
+        return outline, sent_tree
 
 
 def version_of(rnd: Round) -> str:

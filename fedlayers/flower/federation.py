@@ -271,8 +271,8 @@ def widest(
     width = facts["shape"][0]
     for name, site in sites.items():
         fences = site["fences"] or []
-        fits = list(map(len, fences)) == [width] * 2
-        if not fits or not np.abs(fences).max(initial=0) <= NO_FENCE:
+        has_all_columns = list(map(len, fences)) == [width] * 2
+        if not has_all_columns or not np.abs(fences).max(initial=0) <= NO_FENCE:
             raise UsageError(
                 f"fences of site {name!r} must be two numbers for each of {width} columns."
             )
@@ -300,8 +300,8 @@ def settled(
     low, high = map(np.array, ends)
     for name, site in replies.items():
         counts, n_samples = (site["outside"], site["known"]), sites[name]["sizes"][0]
-        fits = list(map(len, counts)) == [len(low)] * 2
-        if not fits or any(out > n for out, n in zip(*counts, strict=True)):
+        has_all_columns = list(map(len, counts)) == [len(low)] * 2
+        if not has_all_columns or any(out > n for out, n in zip(*counts, strict=True)):
             raise UsageError(
                 f"site {name!r} must count the cells of {len(low)} columns."
             )

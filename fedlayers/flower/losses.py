@@ -105,14 +105,14 @@ class SiteLosses(SeedLosses):
         self.heads = {name: replies[name].head for name in self.task.data.names}
         for name, head in self.heads.items():
             self._check_sums(name, head, run.id, len(amounts))
-        tuned: dict[Tuning, Predictor] = {}
+        predictors: dict[Tuning, Predictor] = {}
         for place, amount in enumerate(amounts):
             sums_of_clients = [head["sums"][place] for head in self.heads.values()]
             if None not in sums_of_clients:
                 facts = {"run": run.id, "amount": place}
-                tuned[amount] = self._predictor(job.arm, sums_of_clients, **facts)
+                predictors[amount] = self._predictor(job.arm, sums_of_clients, **facts)
         excess = math.fsum(head["excess"] for head in self.heads.values())
-        return FinishedRun(job, tuned, self.kind in PROBABLE and not excess < 0)
+        return FinishedRun(job, predictors, self.kind in PROBABLE and not excess < 0)
 
     def _check_sums(
         self, name: str, head: Mapping[str, Any], run: str, amounts: int
@@ -126,13 +126,18 @@ class SiteLosses(SeedLosses):
         size, classes = self.sizes[name], max(2, self.task.data.n_classes)
         count = len(self.task.data.client(name).validation)
         shape = (2, len(sums.temperatures_of(self.kind)), 2)
-        sums_sent = [part for part in head["sums"] if part is not None]
+        sums_sent = [
+            sums_of_split for sums_of_split in head["sums"] if sums_of_split is not None
+        ]
         total = sum(weights[0] for weights in head["weights"] if weights)
         with about(f"site {name!r}"):
             if head["run"] != run or len(head["sums"]) != amounts:
                 raise UsageError("losses must be those of the run that was asked.")
-            for part in (*sums_sent, head["base"]):
-                if _shape(part) != shape or np.abs(np.array(part)).max() > LARGEST:
+            for sums_of_split in (*sums_sent, head["base"]):
+                if (
+                    _shape(sums_of_split) != shape
+                    or np.abs(np.array(sums_of_split)).max() > LARGEST
+                ):
                     expected = list(shape)
                     raise UsageError(
                         f"sums of losses must have shape {expected}, and be at most {LARGEST:g}."
@@ -158,7 +163,7 @@ class SiteLosses(SeedLosses):
     ) -> SitePredictor:
         """Return a predictor with the temperatures that all clients' sums together give."""
         heads = self.heads.values()
-        total = np.sum([np.array(part) for part in by_client], axis=0)
+        total = np.sum([np.array(client_sums) for client_sums in by_client], axis=0)
         weights = np.sum([np.array(head["weights"]) for head in heads], axis=0)
         halves = zip(*(head["labels"] for head in heads), strict=True)
         labels = [sorted({*chain.from_iterable(half)}) for half in halves]
@@ -181,7 +186,9 @@ class SiteLosses(SeedLosses):
         self, named: Mapping[str, Predictor], split: str, score: str
     ) -> Mapping[str, Part | SumPart]:
         """Return the loss of each predictor in a split. The sites are asked once for both splits."""
-        ways = [one for name, one in named.items() if name != BASE_RATE]
+        predictors = [
+            predictor for name, predictor in named.items() if name != BASE_RATE
+        ]
         base = named[BASE_RATE]
         assert isinstance(base, SitePredictor)
         if split == VALIDATION:
@@ -191,12 +198,12 @@ class SiteLosses(SeedLosses):
                     "first": self.first,
                     "ways": [
                         {
-                            "run": one.run,
-                            "amount": one.amount,
-                            "temperatures": list(one.calibration),
+                            "run": predictor.run,
+                            "amount": predictor.amount,
+                            "temperatures": list(predictor.calibration),
                         }
-                        for one in ways
-                        if isinstance(one, SitePredictor)
+                        for predictor in predictors
+                        if isinstance(predictor, SitePredictor)
                     ],
                 }
             )
@@ -204,14 +211,14 @@ class SiteLosses(SeedLosses):
             replies = self.sites.ask("query.products", packets, 0)
             self.replies = {name: replies[name].head for name in packets}
             for name, head in self.replies.items():
-                self._check_products(name, head, len(ways) + 2)
+                self._check_products(name, head, len(predictors) + 2)
         heads = [head[split] for head in self.replies.values()]
         draws, totals, products = (
             np.array([head[key] for head in heads], dtype=float)
             for key in ("draws", "sums", "products")
         )
         clients = self.task.data.clients
-        size = sum(len(one.split(split)) for one in clients)
+        size = sum(len(client.split(split)) for client in clients)
         order = [BASE_RATE, *(name for name in named if name != BASE_RATE)]
         means = totals.sum(0)[:-1] / totals[:, -1].sum()
         return {

@@ -66,10 +66,10 @@ class ServerFile:
     """The run's configuration: keys of fl.RunConfig, apart from those about data."""
 
     def __post_init__(self) -> None:
-        for name, most in (("sites", MOST_SITES), ("min_sites", self.sites)):
+        for name, maximum in (("sites", MOST_SITES), ("min_sites", self.sites)):
             value = getattr(self, name)
-            if not 1 <= value <= most:
-                raise UsageError(f"{name} must be from 1 to {most:,}; got {value}.")
+            if not 1 <= value <= maximum:
+                raise UsageError(f"{name} must be from 1 to {maximum:,}; got {value}.")
         if not self.timeout > 0:
             raise UsageError(
                 f"timeout must be above 0 seconds; got {self.timeout}. Leave it out to wait for ever."
