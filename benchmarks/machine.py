@@ -268,13 +268,13 @@ def _of_runs(
     def run() -> float:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
-            objects = {"model": model[0]} if model else {}
+            model_keywords = {"model": model[0]} if model else {}
             runner.run(
                 config.with_keys(rounds=length, stack="off"),
                 out,
                 data=data,
                 progress=False,
-                **objects,
+                **model_keywords,
             )
             paces.append(recorder.read_pace(out / "timing.jsonl"))
         return paces[-1].total

@@ -276,10 +276,10 @@ def peak_memory(repeats: int = 6) -> list[Measured]:
 
     own_peaks, pyhessian_peaks = peaks("fedlayers"), peaks("pyhessian")
     ratios = [b / a for a, b in zip(own_peaks, pyhessian_peaks, strict=True)]
-    their_median = statistics.median(pyhessian_peaks)
-    baseline = f"PyHessian 0.1, all samples at once, {their_median:.0f} MB"
-    our_median = statistics.median(own_peaks)
-    title = f"exact trace, {our_median:.0f} MB"
+    pyhessian_median = statistics.median(pyhessian_peaks)
+    baseline = f"PyHessian 0.1, all samples at once, {pyhessian_median:.0f} MB"
+    own_median = statistics.median(own_peaks)
+    title = f"exact trace, {own_median:.0f} MB"
     return [
         judged("J1", title, baseline, ratios, at_least=1.5, unit="peak extra memory")
     ]

@@ -75,18 +75,18 @@ def compare(
         raise UsageError(
             "a comparison must have one target; got at_most and at_least. Leave one out."
         )
-    frame = alternate(
+    side_seconds = alternate(
         {
             "work": partial(_timed, work, clock),
             "other": partial(_timed, baseline_work, clock),
         },
         pairs,
     )
-    frame.other *= scale
+    side_seconds.other *= scale
     if at_most is not None:
-        ratios = frame.work / frame.other
+        ratios = side_seconds.work / side_seconds.other
     else:
-        ratios = frame.other / frame.work
+        ratios = side_seconds.other / side_seconds.work
     return judged(
         job,
         title,
@@ -94,8 +94,8 @@ def compare(
         list(ratios),
         at_most=at_most,
         at_least=at_least,
-        seconds=float(frame.work.median()),
-        baseline_seconds=float(frame.other.median()),
+        seconds=float(side_seconds.work.median()),
+        baseline_seconds=float(side_seconds.other.median()),
     )
 
 

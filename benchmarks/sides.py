@@ -255,10 +255,10 @@ def _serve(connection: Connection, open_side: Open, job: Job) -> None:
                 if torch.cuda.is_initialized():
                     torch.cuda.reset_peak_memory_stats()
                 start_time = time.perf_counter()
-                steps = sum(side.round() for _ in range(job.rounds))
+                step_count = sum(side.round() for _ in range(job.rounds))
                 if torch.cuda.is_initialized():
                     torch.cuda.synchronize()
                 seconds = time.perf_counter() - start_time
-                connection.send((seconds, steps, side.peak()))
+                connection.send((seconds, step_count, side.peak()))
     except Exception:  # told to the parent, which raises it as a RunError
         connection.send(traceback.format_exc())

@@ -110,9 +110,9 @@ def table() -> str:
     """
     sections = []
     for paper, title in TITLES.items():
-        claims_of_paper = [claim for claim in claims() if claim.paper == paper]
+        paper_claims = [claim for claim in claims() if claim.paper == paper]
         table_rows, verdict_counts = [], Counter[str]()
-        for claim in claims_of_paper:
+        for claim in paper_claims:
             verdict, our_number = judged(claim)
             verdict_counts[verdict.strip("*")] += 1
             form_name = "picture" if claim.figure in shown() else "table"
@@ -136,7 +136,7 @@ def table() -> str:
         quotes = [
             f"- `{claim.line}`: “{claim.words}” ({claim.place}). Criterion of {claim.written}, "
             f"{_KNOWN[claim.rows_known]}."
-            for claim in claims_of_paper
+            for claim in paper_claims
         ]
         sections += [
             f"**{title}**: {counts_text}.",

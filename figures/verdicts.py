@@ -394,10 +394,10 @@ def little_learned(
         levels: by name the accuracy measured and the one printed, as shares; a NaN is no evidence.
         chance: the accuracy of guessing, here and in the paper.
     """
-    chance_here, chance_there = chance
+    own_chance, paper_chance = chance
     return ", ".join(
         f"{side_name} {100 * measured_share:.0f} % where the paper has {100 * printed_share:.0f} %"
         for side_name, (measured_share, printed_share) in levels.items()
-        if (measured_share - chance_here) / (1 - chance_here)
-        < LEARNED * (printed_share - chance_there) / (1 - chance_there)
+        if (measured_share - own_chance) / (1 - own_chance)
+        < LEARNED * (printed_share - paper_chance) / (1 - paper_chance)
     )

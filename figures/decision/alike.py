@@ -38,13 +38,13 @@ def row(federation: str, seed: int) -> dict[str, object]:
         result, {client.name: client.validation for client in clients}
     )
     alike_groups = cross_scores.alike(seed)
-    groups = "".join(map(str, alike_groups.groups.values()))
+    groups_text = "".join(map(str, alike_groups.groups.values()))
     return {
         "federation": federation,
         "seed": seed,
         "method": METHOD,
         "claimed": alike_groups.significant,
-        "groups": groups,
+        "groups": groups_text,
         "silhouette": round(alike_groups.silhouette, 3),
     }
 

@@ -226,8 +226,11 @@ def decided(
         "fedavg": FEDAVG,
         "linear": min(linear_ways, key=lambda way: loss_table.mean(way, VALIDATION)),
     }
-    harmed = harm(loss_table, named_ways["policy"])
-    return pd.DataFrame(rows, columns=columns), {"named": named_ways, "harmed": harmed}
+    loss_by_harmed = harm(loss_table, named_ways["policy"])
+    return pd.DataFrame(rows, columns=columns), {
+        "named": named_ways,
+        "harmed": loss_by_harmed,
+    }
 
 
 def harm(table: Any, way: str) -> dict[str, float]:
@@ -336,7 +339,9 @@ def way_of_earlier(choice: Mapping[str, Any]) -> str:
     first_answer = (choice.get("answers") or [""])[0]
     if first_answer.startswith("A simple model is better"):
         matching_ways = [
-            way for words, way in SIMPLE_WORDS.items() if words in first_answer
+            way
+            for sentence_part, way in SIMPLE_WORDS.items()
+            if sentence_part in first_answer
         ]
         if matching_ways:
             return matching_ways[0]
@@ -387,8 +392,8 @@ def verdict(table: pd.DataFrame) -> str:
     best_rival = min(RIVALS, key=lambda rival: means[rival])
     gap = mean_interval((table["policy"] - table[best_rival]).to_numpy(float))
     decisions = [json.loads(text) for text in DECISIONS.read_text().splitlines()]
-    harms = (decision["harmed"].values() for decision in decisions)
-    losses = list(chain.from_iterable(harms))
+    loss_groups = (decision["harmed"].values() for decision in decisions)
+    losses = list(chain.from_iterable(loss_groups))
     harm_text = "No client was named harmed, so the claim was not put to a test."
     if losses:
         holds_text = "Does not hold"
@@ -462,8 +467,8 @@ def write_page(tables: Mapping[str, str]) -> None:
     for block, table_text in tables.items():
         start_mark, end_mark = f"<!-- rows:{block} -->\n", "<!-- end -->"
         text_before, _, after_start = text.partition(start_mark)
-        rest_of_page = after_start.partition(end_mark)[2]
-        text = f"{text_before}{start_mark}{table_text}\n{end_mark}{rest_of_page}"
+        text_after = after_start.partition(end_mark)[2]
+        text = f"{text_before}{start_mark}{table_text}\n{end_mark}{text_after}"
     PAGE.write_text(text)
 
 

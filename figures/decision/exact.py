@@ -79,8 +79,8 @@ class Exact(NamedTuple):
 
 def jobs() -> Iterator[Exact]:
     """Yield all jobs in the order of the registration."""
-    for kind, sizes_of_kind in MADE.items():
-        for sizes in sizes_of_kind:
+    for kind, kind_sizes in MADE.items():
+        for sizes in kind_sizes:
             for draw in range(sizes.draws):
                 yield Exact(kind, sizes.source, draw, draw)
     for draw, federation in itertools.product(range(1, DRAWS + 1), DEALT):

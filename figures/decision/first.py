@@ -136,11 +136,11 @@ def images() -> str:
         is_local_better, shared_scores
     )
     table_rows = []
-    for way, scores_of_way, run_count in (
+    for way, way_scores, run_count in (
         ("FedAvg and own epochs", shared_scores, 1.0),
         ("the policy", policy_scores, 2 + 2 * is_local_better.mean()),
     ):
-        gap = sided((scores_of_way - race_scores).groupby(["source", "dose"]).mean())
+        gap = sided((way_scores - race_scores).groupby(["source", "dose"]).mean())
         table_row = {
             "way": way,
             "minus the race": shown(gap, 2),

@@ -113,11 +113,11 @@ def whether(rows: pd.DataFrame) -> str:
     table_rows = []
     for kind, title in MADE.items():
         if kind in test_counts.index:
-            different_count, runs = test_counts.loc[kind]
+            different_count, run_count = test_counts.loc[kind]
             table_rows.append(
                 [
                     title,
-                    f"{different_count} of {runs}",
+                    f"{different_count} of {run_count}",
                     second_rule_counts.get(kind, "–"),
                 ]
             )
@@ -184,16 +184,14 @@ def plans_of(rows: pd.DataFrame, federation: str) -> pd.DataFrame:
         run_key[1] for run_key in run_keys if not at_chance(scores_by_run[run_key])
     ]
     best_by_kind = {}
-    for kind, arms_of_kind in arms(depth(federation)).items():
+    for kind, kind_arms in arms(depth(federation)).items():
         scores_by_arm = pd.DataFrame(
             {
                 arm: [score(rows, federation, seed, arm) for seed in seeds]
-                for arm in arms_of_kind
+                for arm in kind_arms
             }
         )
-        best_by_kind[kind] = scores_by_arm[
-            max(arms_of_kind, key=scores_by_arm.mean().get)
-        ]
+        best_by_kind[kind] = scores_by_arm[max(kind_arms, key=scores_by_arm.mean().get)]
     return pd.DataFrame(best_by_kind)
 
 
@@ -327,8 +325,8 @@ def said(federation: str) -> str:
         (rows["federation"] == federation) & (rows["draw"] == 0) & (rows["seed"] == 0)
     ]
     p = float(rows[rows["kind"].isin(["alike", "known", "unseen"])]["p"].iloc[0])
-    answer_words = DIFFER if p <= LEVEL else "not shown"
-    return f"{answer_words} (p = {p:.3f})".replace("0.", ".")
+    answer_text = DIFFER if p <= LEVEL else "not shown"
+    return f"{answer_text} (p = {p:.3f})".replace("0.", ".")
 
 
 def plans(rows: pd.DataFrame, federation: str, seed: int = 0) -> list[float]:

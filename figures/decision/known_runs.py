@@ -248,7 +248,7 @@ def changed(x: Any, y: Any, kind: str, client: int, classes: int) -> tuple[Any, 
 def federation(federation_name: str, seed: int = 0) -> tuple[FederatedData, str, int]:
     """Return the samples of a federation, drawn by its name and a seed, its network and its rounds."""
     network, source, kind, size, class_text = federation_name.split()
-    clients, train, validation, rounds = SIZES[int(size)]
+    clients, train_count, validation_count, rounds = SIZES[int(size)]
     x, y = pictures(source)
     classes = int(class_text)
     if classes == 2:
@@ -260,7 +260,8 @@ def federation(federation_name: str, seed: int = 0) -> tuple[FederatedData, str,
     pools = [generator.permutation(np.flatnonzero(y == k)) for k in range(classes)]
     for _ in range(ATTEMPTS):
         labels = [
-            generator.choice(classes, train + validation + TEST, p=p) for p in shares
+            generator.choice(classes, train_count + validation_count + TEST, p=p)
+            for p in shares
         ]
         class_counts = np.bincount(np.concatenate(labels), minlength=classes)
         if all(n <= len(pool) for n, pool in zip(class_counts, pools, strict=True)):
@@ -273,7 +274,7 @@ def federation(federation_name: str, seed: int = 0) -> tuple[FederatedData, str,
             f"{federation_name} must have pictures of each class; got too few."
         )
     used_counts = [0] * classes
-    xs, ys, indices, position = [], [], {}, 0
+    xs, ys, indices_by_client, position = [], [], {}, 0
     for client, label in enumerate(labels):
         picked_rows = np.zeros(len(label), int)
         for k in range(classes):
@@ -285,9 +286,11 @@ def federation(federation_name: str, seed: int = 0) -> tuple[FederatedData, str,
         picked_samples = changed(x[picked_rows], y[picked_rows], kind, client, classes)
         xs.append(picked_samples[0])
         ys.append(picked_samples[1])
-        bounds = [0, train, train + validation, len(label)]
+        bounds = [0, train_count, train_count + validation_count, len(label)]
         splits = [position + np.arange(a, b) for a, b in itertools.pairwise(bounds)]
-        indices[f"client {client + 1}"] = dict(zip(SPLITS, splits, strict=True))
+        indices_by_client[f"client {client + 1}"] = dict(
+            zip(SPLITS, splits, strict=True)
+        )
         position += len(label)
     samples = np.concatenate(xs)
     if network == "lora":
@@ -296,7 +299,12 @@ def federation(federation_name: str, seed: int = 0) -> tuple[FederatedData, str,
         federation_name, samples, np.concatenate(ys), tuple(map(str, range(classes)))
     )
     partition = Partition(
-        "known", {}, 0, indices, len(federation_source.y), federation_source.digest
+        "known",
+        {},
+        0,
+        indices_by_client,
+        len(federation_source.y),
+        federation_source.digest,
     )
     return gather(federation_source, partition), network, rounds
 

@@ -88,18 +88,15 @@ def signals(
     gradients, changes = [], []
     for k, client in enumerate(tuner_arguments["clients"]):
         gradients.append(gradient(tuner, k))
-        copy_of_client = Tuner(
+        client_tuner = Tuner(
             **(
                 tuner_arguments
                 | {"clients": [client], "starts": tuner_arguments["starts"][:1]}
             )
         )
-        copy_of_client.outputs(all_tensors, 3 * copy_of_client.training.lr)
+        client_tuner.outputs(all_tensors, 3 * client_tuner.training.lr)
         changes.append(
-            {
-                n: p - start_tensors[n]
-                for n, p in copy_of_client.workspace.params.items()
-            }
+            {n: p - start_tensors[n] for n, p in client_tuner.workspace.params.items()}
         )
     layer_count = len(layers)
     start_norms = [float(vector(start_tensors, k).norm()) for k in range(layer_count)]
@@ -125,7 +122,8 @@ def signals(
         "Auto-RGN": relative(gradients),
         "change after tuning all": relative(changes),
         "gradient conflict": [
-            -float((u @ u.T)[is_pair].mean()) for u in unit_gradients
+            -float((unit_gradient @ unit_gradient.T)[is_pair].mean())
+            for unit_gradient in unit_gradients
         ],
     }
 

@@ -126,11 +126,11 @@ def curves(
             out=folder,
             progress=False,
         )
-        for shared in (False, True):
+        for is_shared in (False, True):
             readable_metrics = [
                 metric_name
                 for metric_name in metrics
-                if METRICS[metric_name].shared == shared
+                if METRICS[metric_name].shared == is_shared
             ]
             if not readable_metrics:
                 continue

@@ -69,11 +69,11 @@ def measured(federation: str, seed: int, rounds: int) -> Iterator[tuple[str, Rep
     ]
     with TemporaryDirectory() as folder:
         result = measured_run(federation, seed, rounds, folder)
-        for shared in (False, True):
+        for is_shared in (False, True):
             read_metrics = [
                 metric_name
                 for metric_name in layer_metrics
-                if METRICS[metric_name].shared == shared
+                if METRICS[metric_name].shared == is_shared
             ]
             report = fl.diagnose(result, metrics=read_metrics, progress=False)
             yield from ((metric_name, report) for metric_name in read_metrics)

@@ -132,11 +132,11 @@ def picture(rows: pd.DataFrame) -> Figure:
             way_scores = federation_rows[["value", "low", "high"]].reindex(ORDER)
             best_score = way_scores.loc[best_way, "value"]
             way_scores[["low", "high"]] += best_score
-            rivals = way_scores.drop(index=best_way).reindex(ORDER)
-            recommended = way_scores.loc[[best_way], ["value"]].reindex(ORDER)
+            rival_scores = way_scores.drop(index=best_way).reindex(ORDER)
+            recommended_score = way_scores.loc[[best_way], ["value"]].reindex(ORDER)
             marks(
                 ax,
-                [Kind(rivals), Kind(recommended, look={"marker": "o"})],
+                [Kind(rival_scores), Kind(recommended_score, look={"marker": "o"})],
                 ORDER,
                 level=best_score,
                 title=f"{federation}:\n{TITLES[answer]}",

@@ -123,10 +123,13 @@ def scored(task: Task, tuner: Tuner, outputs: Tensor) -> Score:
         ).double()
         for offset in (0, client_count)
     )
-    bases = torch.stack(
+    client_base_outputs = torch.stack(
         [evaluate.base_outputs(task.data, task.criterion, c.name) for c in clients]
     )
-    base, test_base = bases[validation_set.client], bases[test_set.client]
+    base_outputs, test_base_outputs = (
+        client_base_outputs[validation_set.client],
+        client_base_outputs[test_set.client],
+    )
     weight = torch.as_tensor(validation_set.weight)
     sample_half = halves(
         validation_set.group, validation_set.client, task.config.execution.seed
@@ -138,31 +141,34 @@ def scored(task: Task, tuner: Tuner, outputs: Tensor) -> Score:
             logits[is_fitted],
             validation_set.y[is_fitted],
             weight[is_fitted],
-            base[is_fitted],
+            base_outputs[is_fitted],
         )
         held_out_logits = evaluate.calibrated(
-            logits[is_left_out], *calibration, base[is_left_out]
+            logits[is_left_out], *calibration, base_outputs[is_left_out]
         )
         losses[is_left_out] = evaluate.log_losses(
             held_out_logits, validation_set.y[is_left_out]
         ).numpy()
-    full_calibration = evaluate.fit(logits, validation_set.y, weight, base)
-    test_calibrated = evaluate.calibrated(test_logits, *full_calibration, test_base)
+    full_calibration = evaluate.fit(logits, validation_set.y, weight, base_outputs)
+    calibrated_outputs = evaluate.calibrated(
+        test_logits, *full_calibration, test_base_outputs
+    )
     return Score(
         float(losses @ validation_set.weight),
         100 * float(test_set.right(test_logits) @ test_set.weight),
         float(
-            evaluate.log_losses(test_calibrated, test_set.y).numpy() @ test_set.weight
+            evaluate.log_losses(calibrated_outputs, test_set.y).numpy()
+            @ test_set.weight
         ),
     )
 
 
 def rate_of(federation: str) -> float:
     """Return the rate with the lowest validation loss in other seeds, with all layers shared."""
-    default = float(task_of(federation, RATE_SEEDS[0]).config.training.lr or 0)
+    default_rate = float(task_of(federation, RATE_SEEDS[0]).config.training.lr or 0)
     losses = {}
     for factor in RATES:
-        rate = default * factor
+        rate = default_rate * factor
         try:
             losses[rate] = sum(
                 plan_score(task, tuple(layer.name for layer in task.layers)).validation
@@ -200,8 +206,8 @@ def main(hours: float = 6.0, name: str = "") -> None:
             layer_names = tuple(
                 layer.name for layer in task_of(federation, seed).layers
             )
-            for shared in plans_of(federation, layer_names):
-                plan_key = federation, seed, "+".join(shared)
+            for shared_names in plans_of(federation, layer_names):
+                plan_key = federation, seed, "+".join(shared_names)
                 if plan_key in done_keys:
                     continue
                 if spent_seconds > 3600 * hours:
@@ -211,7 +217,7 @@ def main(hours: float = 6.0, name: str = "") -> None:
                     rates[federation] = rate_of(federation)
                 task = task_of(federation, seed, rates[federation])
                 try:
-                    score = plan_score(task, shared)
+                    score = plan_score(task, shared_names)
                 except (NonFiniteError, RunError):
                     score = Score(math.nan, math.nan, math.nan)
                 seconds = time.process_time() - start

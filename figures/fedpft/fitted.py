@@ -500,11 +500,11 @@ def _of_fedavg(frame: pd.DataFrame, published: pd.Series) -> tuple[Finding, ...]
         f"FedAvg's map lies {measured_gap:+.1f} points from a new classifier, {published_gap:+.1f} in "
         "the paper: not explained"
     )
-    unexplained = ""
+    unexplained_text = ""
     if abs(measured_gap - published_gap) > 100 * MARGIN:
-        unexplained = fit_text
+        unexplained_text = fit_text
     return set_apart(
-        comparison, little_learned(levels, (GUESSING, GUESSING)) or unexplained
+        comparison, little_learned(levels, (GUESSING, GUESSING)) or unexplained_text
     )
 
 

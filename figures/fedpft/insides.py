@@ -286,8 +286,8 @@ def by_run(frame: pd.DataFrame, runs: Sequence[str]) -> tuple[pd.DataFrame, str]
             "published_accuracy": [published_accuracy[run] for run in runs],
         }
     )
-    for metric_name, scores_of_metric in scores_by_metric.items():
-        run_table[metric_name] = [scores_of_metric.loc[run].mean() for run in runs]
+    for metric_name, metric_scores in scores_by_metric.items():
+        run_table[metric_name] = [metric_scores.loc[run].mean() for run in runs]
     columns = {
         "method": [TITLES[run] for run in runs],
         "seeds": list(run_table["seeds"]),
@@ -394,12 +394,12 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         )
         findings.append(compared(expected, silhouettes, run, other_run, TITLES))
     first_plane = next(iter(planes_by_title.values()))
-    setting_text, last_words = setting(header), _last_words(header, first_plane)
+    setting_text, closing_text = setting(header), _last_words(header, first_plane)
     caption = (
         f"Top left: the training images of each client; a darker cell has more, up to {class_counts.max().max():.0f}. "
         f"Other panels: t-SNE of the classifier's inputs for {len(first_plane)} test images of all clients. "
         "Colours are classes and markers are clients. The panels' axes are not related. The silhouettes are by class, "
-        f"of the inputs themselves, higher if classes stand further apart. {setting_text} {last_words}"
+        f"of the inputs themselves, higher if classes stand further apart. {setting_text} {closing_text}"
     )
     marked_findings = set_apart(findings, far(frame, runs))
     return Drawing(figure, run_table, caption, marked_findings, text)
@@ -427,15 +427,15 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     }
     table_rows = []
     for quantity_key, title in quantities.items():
-        for kind, scores_of_kind in (
+        for kind, kind_scores in (
             scores_by_quantity[quantity_key].loc[list(KINDS)].iterrows()
         ):
             table_row = {
                 "quantity": title,
                 "prompts": kind,
-                "value": scores_of_kind.mean(),
+                "value": kind_scores.mean(),
             }
-            table_rows.append({**table_row, "seeds": len(scores_of_kind)})
+            table_rows.append({**table_row, "seeds": len(kind_scores)})
     table = pd.DataFrame(table_rows)
     findings = [
         compared(
@@ -453,11 +453,11 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             compared(expected, distances, *PROMPTS[::-1], KINDS, expects_above=False)
         )
     first_plane = next(iter(planes_by_title.values()))
-    setting_text, last_words = setting(header), _last_words(header, first_plane)
+    setting_text, closing_text = setting(header), _last_words(header, first_plane)
     caption = (
         f"t-SNE of FedPFT's features behind either kind of prompts, for {len(first_plane)} test images of all clients. "
         "Large markers are the centres of a client's images of one class. "
-        f"{setting_text} {last_words}"
+        f"{setting_text} {closing_text}"
     )
     wide_table = table.pivot(index="quantity", columns="prompts", values="value")
     wide_table = wide_table.loc[list(quantities.values())]
@@ -536,10 +536,10 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         attention_rows["variant"].str.partition(">")[0].nunique(),
         attention_rows["client"].iloc[0],
     )
-    setting_text, last_words = setting(header), _last_words(header)
+    setting_text, closing_text = setting(header), _last_words(header)
     caption = (
         f"Attention of {image_count} test images of {client} to each prompt. The rest, up to 1, is to the "
-        f"image's own feature. {setting_text} {last_words}"
+        f"image's own feature. {setting_text} {closing_text}"
     )
     note = (
         "Spread is the standard deviation of the weight on a prompt over a client's samples. It is a mean over the "

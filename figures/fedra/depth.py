@@ -240,7 +240,10 @@ def described(header: Mapping[str, Any]) -> str:
 
 def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     accuracy_curves = _curves(frame)
-    curve_lines = [Line(curve, f"k = {k}") for k, curve in accuracy_curves.iterrows()]
+    curve_lines = [
+        Line(curve, f"k = {block_number}")
+        for block_number, curve in accuracy_curves.iterrows()
+    ]
     with sheet(5.4, 3.6) as figure:
         ax = figure.subplots()
         curves(
@@ -317,11 +320,11 @@ def far(run_means: pd.DataFrame, run: str = "alllarge") -> str:
     return little_learned(levels, (1 / CLASSES, 1 / DOMAINNET))
 
 
-def lead(better: str, worse: str) -> float:
+def lead(upper_run: str, lower_run: str) -> float:
     """Return a printed lead on DomainNet as a share; NaN where the paper has not both."""
     published_scores = items.published_table("fedra", "Table 1", model="vit", client="")
-    published_pair = published_scores["domainnet"].reindex([better, worse]) / 100
-    return float(published_pair[better] - published_pair[worse])
+    published_pair = published_scores["domainnet"].reindex([upper_run, lower_run]) / 100
+    return float(published_pair[upper_run] - published_pair[lower_run])
 
 
 def _findings(frame: pd.DataFrame, run_means: pd.DataFrame) -> tuple[Finding, ...]:
@@ -332,7 +335,7 @@ def _findings(frame: pd.DataFrame, run_means: pd.DataFrame) -> tuple[Finding, ..
         accuracy_rows.groupby(["run", "round", "seed"])["value"].mean().unstack("seed")
     )
     findings = []
-    for better, worse in (
+    for upper_run, lower_run in (
         ("alllarge", "fedra"),
         ("fedra", "inclusivefl"),
         ("fedra", "depthfl"),
@@ -341,11 +344,11 @@ def _findings(frame: pd.DataFrame, run_means: pd.DataFrame) -> tuple[Finding, ..
         ("inclusivefl", "allsmall"),
         ("depthfl", "allsmall"),
     ):
-        lead_gap = settled(accuracy_curves, better, worse, printed=lead(better, worse))
-        better_title, worse_title = title(better), title(worse)
-        expected = (
-            f"{better_title} lies above {worse_title}, as on DomainNet and NICO++"
+        lead_gap = settled(
+            accuracy_curves, upper_run, lower_run, printed=lead(upper_run, lower_run)
         )
+        upper_title, lower_title = title(upper_run), title(lower_run)
+        expected = f"{upper_title} lies above {lower_title}, as on DomainNet and NICO++"
         verdict = judged({"points": lead_gap})
         findings.append(verdict.finding(expected, reason=far(run_means)))
     gap = settled(accuracy_curves, "fedra", "fedra_cover")

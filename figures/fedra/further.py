@@ -114,14 +114,17 @@ def _measure_held(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     all_clients, table_rows = tuple(range(len(engine.names))), []
     for round_index in range(int(task.config.federation.rounds or 0)):
         for client, client_name in enumerate(engine.names):
-            blocks = algorithm.blocks_of(
+            client_blocks = algorithm.blocks_of(
                 Round(round_index, sampled=all_clients), client
             )
-            columns = {"client": client_name, "variant": ",".join(map(str, blocks))}
+            columns = {
+                "client": client_name,
+                "variant": ",".join(map(str, client_blocks)),
+            }
             table_rows.append(
                 rows.row(
                     BLOCKS,
-                    len(blocks),
+                    len(client_blocks),
                     round=round_index + 1,
                     **columns,
                     **labels(task),

@@ -140,13 +140,13 @@ def _order(run_means: pd.DataFrame) -> Finding:
     """The number of pairs of methods in the paper's order; ``run_means`` lists the methods in that order."""
     relation_texts = {"above": "as there", "below": "the other way round"}
     pairs_by_way: dict[str, list[str]] = {}
-    for better, worse in combinations(run_means.index, 2):
-        gap = difference(run_means, better, worse)
+    for upper_run, lower_run in combinations(run_means.index, 2):
+        gap = difference(run_means, upper_run, lower_run)
         points_text = percent(*gap.interval, sign="+")
-        better_title = title(better)
-        worse_title = title(worse)
+        upper_title = title(upper_run)
+        lower_title = title(lower_run)
         pairs_by_way.setdefault(gap.how, []).append(
-            f"{better_title} - {worse_title} {points_text}"
+            f"{upper_title} - {lower_title} {points_text}"
         )
     sentences = []
     for relation in sorted(pairs_by_way, key=lambda relation: relation != "above"):

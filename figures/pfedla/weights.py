@@ -50,8 +50,10 @@ FULLY_CONNECTED = "fc1"
 
 def periods(rounds: pd.Series) -> pd.Series:
     """Return the third of training of each recorded round; none for the start, round 0."""
-    third = np.ceil(len(PERIODS) * rounds.astype(float) / rounds.max()).astype(int)
-    return third.map(dict(enumerate(PERIODS, start=1)))
+    third_number = np.ceil(len(PERIODS) * rounds.astype(float) / rounds.max()).astype(
+        int
+    )
+    return third_number.map(dict(enumerate(PERIODS, start=1)))
 
 
 # --- through training (Fig. 5) ---------------------------------------------------------------------------------

@@ -78,8 +78,8 @@ def placeholder_client(datasets: Sequence[str]) -> str:
     ]
     if not texts:
         return ""
-    texts_joined = ", ".join(texts)
-    return f" ({texts_joined})"
+    joined_text = ", ".join(texts)
+    return f" ({joined_text})"
 
 
 def missing(header: Mapping[str, Any]) -> str:
@@ -148,13 +148,13 @@ def cells_beside(table: Table, default_cells: Cells, released_cells: Cells) -> s
 
 def in_brackets(cells: Iterable[str], published: Iterable[str]) -> list[str]:
     """Return cells, each with its published value in brackets where there is one."""
-    texts = []
+    bracketed_texts = []
     for cell, published_text in zip(cells, published, strict=True):
         text = cell
         if published_text != "–":
             text += f" ({published_text})"
-        texts.append(text)
-    return texts
+        bracketed_texts.append(text)
+    return bracketed_texts
 
 
 def tests(table: Table, default_cells: Cells, released_cells: Cells) -> str:
@@ -172,11 +172,11 @@ def tests(table: Table, default_cells: Cells, released_cells: Cells) -> str:
 
 def remarks(header: Mapping[str, Any]) -> list[str]:
     """Return paragraphs on datasets that are not comparable, and on learning rates."""
-    remarks_on_cases = [
+    case_remarks = [
         f"{CASES[dataset].title} is not comparable: {reason}."
         for dataset, reason in incomparable(header).items()
     ]
-    return [*remarks_on_cases, *rates(header)]
+    return [*case_remarks, *rates(header)]
 
 
 def rates(header: Mapping[str, Any]) -> list[str]:
@@ -193,11 +193,11 @@ def _tuned(header: Mapping[str, Any]) -> str:
             method: header["runs"].get(f"{dataset}.{method}") for method in methods
         }
         if any(run_records.values()):
-            rates_of_methods = [
+            method_rates = [
                 record["config"]["lr"] if record else None
                 for record in run_records.values()
             ]
-            columns[case.title] = numbers(rates_of_methods, "g")
+            columns[case.title] = numbers(method_rates, "g")
     return "\n\n".join([RATES, markdown(columns)])
 
 
@@ -230,10 +230,10 @@ def number(value: float, digits: int | None) -> str:
 
 def _random(frame: pd.DataFrame) -> list[str]:
     """Return paragraphs on the layers that PLayer-FL shared and on the paper's row Random."""
-    plans = frame[frame["metric"] == LAST]
-    plans = plans[plans["run"].str.endswith(f".{CONTROL}")]
+    plan_rows = frame[frame["metric"] == LAST]
+    plan_rows = plan_rows[plan_rows["run"].str.endswith(f".{CONTROL}")]
     columns: dict[str, list[str]] = {"dataset": [], "last shared layer": []}
-    for run, run_plans in plans.groupby("run", sort=False):
+    for run, run_plans in plan_rows.groupby("run", sort=False):
         columns["dataset"].append(CASES[str(run).partition(".")[0]].title)
         layer_counts = run_plans["layer"].value_counts()
         columns["last shared layer"].append(
@@ -294,13 +294,18 @@ def order(
         if not result.enough:
             text += f". Some runs have fewer than {LEAST_SEEDS} seeds: no order"
         else:
-            shares = first_shares(result.each, result.ranking)
-            named_methods = dict.fromkeys([best_method, str(shares.idxmax())])
+            first_place_shares = first_shares(result.each, result.ranking)
+            named_methods = dict.fromkeys(
+                [best_method, str(first_place_shares.idxmax())]
+            )
             text += ". In resampled seeds " + " and ".join(
-                f"{NAMES[method]} is first in {shares[method]:.0%}"
+                f"{NAMES[method]} is first in {first_place_shares[method]:.0%}"
                 for method in named_methods
             )
-            holds = verdict(shares[best_method] > SURE, shares[best_method] < 1 - SURE)
+            holds = verdict(
+                first_place_shares[best_method] > SURE,
+                first_place_shares[best_method] < 1 - SURE,
+            )
     kind_text = ""
     if table.kind != SCORE:
         kind_text = f" of {table.kind}"
@@ -324,10 +329,10 @@ def narrower(dataset: str) -> bool:
 
 def _mixed(result: Cells, reasons: Mapping[str, str]) -> str:
     """Return the reason why ranks over datasets are not comparable, or an empty text."""
-    ranked = list(result.ranking.blocks.columns)
-    incomparable_count = sum(dataset in reasons for dataset in ranked)
-    if incomparable_count > len(ranked) / 2:
-        return f"{incomparable_count} of the {len(ranked)} datasets are not"
+    ranked_datasets = list(result.ranking.blocks.columns)
+    incomparable_count = sum(dataset in reasons for dataset in ranked_datasets)
+    if incomparable_count > len(ranked_datasets) / 2:
+        return f"{incomparable_count} of the {len(ranked_datasets)} datasets are not"
     return ""
 
 

@@ -338,9 +338,9 @@ class ReleasedTables(SensitivityAccumulator):
                 params[table_name][0].numel(),
             )
             for ids in self._ids.pop(table_name, []):
-                batched = ids.ndim > 1 and len(ids) == n
+                is_batched = ids.ndim > 1 and len(ids) == n
                 w, g = (
-                    tensor[ids].mean(0) if batched else tensor
+                    tensor[ids].mean(0) if is_batched else tensor
                     for tensor in table_tensors
                 )
                 norm = torch.linalg.vector_norm(w * g, dtype=torch.float64)
@@ -400,9 +400,9 @@ def published_sensitivity(measurement: Measurement, options: Published) -> list[
         replace(subject, data=_draw(subject, options.single_batch, measurement.seed))
         for subject in measurement.subjects
     ]
-    with ExitStack() as hooks:
+    with ExitStack() as hook_stack:
         for client in batch_clients:
-            hooks.enter_context(_looks(client.model, options.seen))
+            hook_stack.enter_context(_looks(client.model, options.seen))
         return one_pass(
             replace(measurement, subjects=batch_clients, batch=None), [options]
         )

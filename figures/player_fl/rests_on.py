@@ -255,8 +255,8 @@ def _test_findings(tests: pd.DataFrame) -> tuple[Finding, ...]:
     different_methods = [
         NAMES[str(method)] for method in nemenyi_p.index[nemenyi_p <= ALPHA]
     ]
-    significant = tests[tests["high"] <= ALPHA]
-    lost_rows = significant[significant["p"] > ALPHA]
+    significant_rows = tests[tests["high"] <= ALPHA]
+    lost_rows = significant_rows[significant_rows["p"] > ALPHA]
     return (
         Finding(
             f"Table 1's methods differ at {ALPHA:g} when the algorithms are compared",
@@ -271,7 +271,7 @@ def _test_findings(tests: pd.DataFrame) -> tuple[Finding, ...]:
         ),
         Finding(
             f"what the appendix prints as significant at {ALPHA:g} is significant when the algorithms are compared",
-            f"in {len(significant) - len(lost_rows)} of {len(significant)} tables"
+            f"in {len(significant_rows) - len(lost_rows)} of {len(significant_rows)} tables"
             + "".join(
                 f"; {table_place} ({row['words']}) has p = {row['p']:.2g}"
                 for table_place, row in lost_rows.iterrows()

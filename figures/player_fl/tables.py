@@ -249,9 +249,11 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             handles, ["paper, Table 2", "measured", CODES],
             loc="outside upper center", ncols=3, fontsize=7,
         )  # fmt: skip
-        for name, kind in (("d1", FAIRNESS), ("d2", INCENTIVE)):
-            diagram(panels[name], cells_by_kind[kind][DEFAULT.name].ranking, NAMES)
-            panels[name].set_title(kind, fontsize=8, loc="left")
+        for panel_name, kind in (("d1", FAIRNESS), ("d2", INCENTIVE)):
+            diagram(
+                panels[panel_name], cells_by_kind[kind][DEFAULT.name].ranking, NAMES
+            )
+            panels[panel_name].set_title(kind, fontsize=8, loc="left")
     table_rows = []
     findings: list[Finding] = []
     for kind, table in tables.items():

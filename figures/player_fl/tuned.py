@@ -98,8 +98,8 @@ def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
                 **label_columns,
             )
         )
-    chosen = tuning.settings[method]["lr"]
-    return rows.frame([*table_rows, rows.row(CHOSEN, chosen, **label_columns)])
+    chosen_rate = tuning.settings[method]["lr"]
+    return rows.frame([*table_rows, rows.row(CHOSEN, chosen_rate, **label_columns)])
 
 
 def _with_its_rate(config: RunConfig, run: str, folder: Path) -> RunConfig:

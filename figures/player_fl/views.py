@@ -221,7 +221,7 @@ class Shown:
 
     def lines(self) -> list[Line]:
         """Return a thin line for each client and seed, and their median."""
-        colour, values = COLOUR[self.moment], self.values.reset_index(drop=True)
+        colour, layer_values = COLOUR[self.moment], self.values.reset_index(drop=True)
         thin_look = {"color": colour, "linewidth": 0.5, "alpha": 0.35, "marker": ""}
         bold_look = {
             "color": colour,
@@ -230,8 +230,8 @@ class Shown:
             "markersize": 3.5,
         }
         return [
-            Line(values, look=thin_look),
-            Line(values.median(axis=1), look=bold_look),
+            Line(layer_values, look=thin_look),
+            Line(layer_values.median(axis=1), look=bold_look),
         ]
 
 
@@ -249,8 +249,10 @@ def shown(
             quantity = way.published
         published = read_off(network.published, quantity, list(layer_curves.index))
         title = f"{network.title} ({MOMENT[moment]})"
-        at_moment = replace(network.at(moment), title=title)
-        shown_curves.append(Shown(dataset, moment, at_moment, layer_curves, published))
+        titled_network = replace(network.at(moment), title=title)
+        shown_curves.append(
+            Shown(dataset, moment, titled_network, layer_curves, published)
+        )
     return shown_curves
 
 

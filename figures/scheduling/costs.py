@@ -91,8 +91,8 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
                 )
             )
     algorithm, previous_tensors = paper_task.algorithm(paper_task.plan), None
-    for index in range(algorithm.task_info.rounds):
-        phases = algorithm.phases(Round(index), 0)
+    for round_index in range(algorithm.task_info.rounds):
+        phases = algorithm.phases(Round(round_index), 0)
         trained_tensors = set(chain.from_iterable(phase.train for phase in phases))
         if trained_tensors != previous_tensors:
             for trained_layer in task.layers:
@@ -103,7 +103,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
                     rows.row(
                         TRAINED,
                         is_trained,
-                        round=index + 1,
+                        round=round_index + 1,
                         layer=trained_layer.name,
                         **label_columns,
                     )

@@ -71,16 +71,10 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     }
     class_counts = counts_by_seed[0].astype(int)
     effective_numbers = pd.concat(
-        {
-            seed: effective(counts_of_seed)
-            for seed, counts_of_seed in counts_by_seed.items()
-        }
+        {seed: effective(seed_counts) for seed, seed_counts in counts_by_seed.items()}
     )
     client_sizes = pd.concat(
-        {
-            seed: counts_of_seed.sum(axis=1)
-            for seed, counts_of_seed in counts_by_seed.items()
-        }
+        {seed: seed_counts.sum(axis=1) for seed, seed_counts in counts_by_seed.items()}
     )
     half_classes = class_counts.shape[1] / 2
     few_count = int((effective_numbers < half_classes).sum())

@@ -185,10 +185,10 @@ def over_heads(column: Column, base: RunConfig) -> dict[str, RunConfig]:
 
 def plain(*datasets: str, methods: Sequence[str] = METHODS) -> list[str]:
     """Return the runs that compare the methods on these datasets, without the variants of Secs. 5.3 and 5.4."""
-    names_of_runs = []
+    runs = []
     for dataset in datasets:
-        names_of_runs += [f"{dataset}.{method}" for method in methods]
-    return names_of_runs
+        runs += [f"{dataset}.{method}" for method in methods]
+    return runs
 
 
 # --- rows ------------------------------------------------------------------------------------------------------
@@ -300,10 +300,11 @@ def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> s
         for dataset in datasets
     ]
     config = header["runs"][runs[0]]["config"]
-    taking_part = max(1, int(config["participation"] * config["clients"] + 1e-9))
+    clients_per_round = max(1, int(config["participation"] * config["clients"] + 1e-9))
     seeds_text = seeds_in_words(seeds_behind(header, runs))
     common_text = (
-        f"Each run has {config['clients']} clients by Dirichlet({config['alpha']:g}), {taking_part} of them a round. "
+        f"Each run has {config['clients']} clients by Dirichlet({config['alpha']:g}), {clients_per_round} of "
+        "them a round. "
         f"Batches have {config['batch_size']} samples and lr is {config['lr']:g}. Fine-tuning has {FINETUNE} epochs. "
         f"There are {seeds_text}."
     )
@@ -328,11 +329,11 @@ def _sizes(
         title = dataset_name
     else:
         title = f"{NAMES[dataset]}, in its place {dataset_name}"
-    unfrozen_rounds = listed(column.unfreeze)
-    usual_rounds = listed(UNFREEZE)
+    unfreeze_text = listed(column.unfreeze)
+    usual_text = listed(UNFREEZE)
     return (
-        f"{title}: {sizes_text}{column.at[-1]} rounds. Layers are unfrozen at rounds {unfrozen_rounds}. "
-        f"The paper has {column.papers[-1]} rounds and unfreezes at {usual_rounds}."
+        f"{title}: {sizes_text}{column.at[-1]} rounds. Layers are unfrozen at rounds {unfreeze_text}. "
+        f"The paper has {column.papers[-1]} rounds and unfreezes at {usual_text}."
     )
 
 
@@ -404,16 +405,16 @@ def incomparable(
             )
             for method in methods
         }, CHANCE)  # fmt: skip
-    scores_here = [
+    measured_scores = [
         means[f"{dataset}.{method}", last_round]
         for method in methods
         if (f"{dataset}.{method}", last_round) in means.index
     ]
     levels_text = ""
-    if scores_here:
-        span_here = span(map(round, scores_here))
-        span_there = span(map(round, published_final))
-        levels_text = f", {span_here} % where the paper has {span_there}"
+    if measured_scores:
+        measured_span = span(map(round, measured_scores))
+        published_span = span(map(round, published_final))
+        levels_text = f", {measured_span} % where the paper has {published_span}"
     dataset_name = names.dataset(trained_dataset)
     return f"images of {dataset_name}{levels_text}"
 

@@ -93,11 +93,11 @@ def table2(
         for rounds, paper_rounds in zip(column.at, column.papers, strict=True):
             for method in METHODS:
                 run = f"{dataset}.{method}"
-                seeds, mean, low, high = interval(pooled, (run, rounds))
+                seed_count, mean, low, high = interval(pooled, (run, rounds))
                 table_rows.append(
                     {
                         "dataset": dataset, "trained_on": column.dataset, "rounds": rounds,
-                        "paper_rounds": paper_rounds, "method": method, "seeds": seeds,
+                        "paper_rounds": paper_rounds, "method": method, "seeds": seed_count,
                         "accuracy": mean, "low": low, "high": high,
                         "mean_of_clients": interval(client_means, (run, rounds))[1],
                         "published": published_scores.get((dataset, f"{paper_rounds} rounds", method), math.nan),
@@ -346,8 +346,13 @@ def accuracies(
     """
     table_rows = []
     for run, label_columns in runs.items():
-        seeds, mean, low, high = interval(values, run)
-        score_columns = {"seeds": seeds, "accuracy": mean, "low": low, "high": high}
+        seed_count, mean, low, high = interval(values, run)
+        score_columns = {
+            "seeds": seed_count,
+            "accuracy": mean,
+            "low": low,
+            "high": high,
+        }
         table_rows.append({**label_columns, **score_columns})
     return pd.DataFrame(table_rows)
 
