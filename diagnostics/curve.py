@@ -418,6 +418,14 @@ def stability(
     independent normal errors of the rows' standard errors, as far as they are known. It combines the values and
     decides. A pair of clients counts as often as both were drawn. A client has no pair with itself.
 
+    Args:
+        curve: the curve of all clients.
+        cut: the rule: (values, threshold) -> number of shared layers.
+        threshold: the rule's threshold.
+        chosen: the number of shared layers that all clients together give.
+        seed: seed of the resamples.
+        resamples: their number.
+
     Returns:
         A dict with these keys:
 

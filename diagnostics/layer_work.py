@@ -28,7 +28,9 @@ def step_work(
     mode: str = "eval",
     seed: int = 0,
 ) -> dict[str, dict[str, float]]:
-    """Return each of :data:`WORK` by layer, for one forward and backward pass over ``x`` [n, ...].
+    """Return the FLOPs and the stored activations of each layer, for one forward and backward pass.
+
+    The result is {kind of :data:`WORK`: {layer: number}} for the samples ``x`` [n, ...] together.
 
     The model stays unchanged. Work counts the gradients of all floating parameters that are not frozen, not that of the
     input.

@@ -278,7 +278,11 @@ def on_null(
 ) -> tuple[Any, dict[str, Data], dict[str, dict[str, Any]]]:
     """Return models, data and metrics' options for measuring again on a null.
 
-    The arguments are those of :func:`diagnostics.measure.diagnose`.
+    Args:
+        models, data, options, seed: as for :func:`diagnostics.measure.diagnose`.
+        null: name of the null, one of :data:`NULLS`.
+        draw: number of the draw, from 1.
+        nulls: the requested nulls. They may have a function that trains models on the null's data.
 
     Raises:
         UsageError: as :func:`null_samples` and :func:`untrained_copy`.

@@ -252,9 +252,15 @@ class Tap:
 def record_calls(
     model: nn.Module, paths: Sequence[str], n: int, passes: int
 ) -> Iterator[dict[str, Tap | None]]:
-    """Record calls of the modules at ``paths``.
+    """Record the calls of some modules in one forward pass within the ``with`` block.
 
-    The record is None for a module that is called twice or in a way without a formula.
+    Args:
+        paths: the modules' paths in the model.
+        n: number of samples of the batch.
+        passes: number of backward passes that will follow. With more, more is prepared once.
+
+    Yields:
+        {path: record}. The record is None for a module that is called twice or in a way without a formula.
     """
     taps: dict[str, Tap | None] = {}
 

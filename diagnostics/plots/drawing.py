@@ -413,7 +413,12 @@ def small(count: int, size: float) -> float:
 
 
 def set_scale(ax: Axes, values: pd.DataFrame, log: bool) -> None:
-    """Set the y axis to log with readable ticks, or symlog if a value is not above 0; linear unless ``log``."""
+    """Set the scale of the y axis and its ticks.
+
+    Args:
+        values: the drawn values, which decide between these scales.
+        log: whether the axis is logarithmic; symmetric-logarithmic if a value is not above 0. Else it is linear.
+    """
     finite = values.to_numpy(dtype=np.float64)
     finite = finite[np.isfinite(finite)]
     sizes = np.abs(finite[finite != 0])

@@ -79,6 +79,11 @@ Place = tuple[int, int]
 def check_rows(n: int, what: str, least: int = 3) -> None:
     """Refuse too few samples to compare. Two centred samples lie on a line, so any two models would be the same.
 
+    Args:
+        n: number of samples.
+        what: what the samples are called in the message, in the plural.
+        least: the smallest number that can be compared.
+
     Raises:
         NoValue: there are fewer than ``least`` samples.
     """

@@ -345,7 +345,12 @@ def crosswise(
 def estimated(
     metric: str, variant: str, mean: Estimate, factor: float, **columns: Any
 ) -> Row:
-    """Return the row of a mean over validation samples, with its error if it has one."""
+    """Return the row of a mean over validation samples, with its standard error if it is known.
+
+    Args:
+        factor: by which the mean and its error are multiplied, such as 100 for points.
+        columns: further columns of the row.
+    """
     if math.isnan(mean.error):
         error = None
     else:

@@ -166,7 +166,13 @@ def pair_losses(
 
 
 def rows_of(difference: Difference, kinds: Sequence[str]) -> list[Row]:
-    """Return a row with the answer, 1 if clients differ and 0 if it is not shown, and those of the evidence."""
+    """Return the rows of the metric ``clients_differ``: the answer (1 or 0), the p-value and the leads.
+
+    Args:
+        difference: the result of the test.
+        kinds: the name of each kind of models, in the order of ``difference.leads``. Of one name the kind that
+            stands out most has a row.
+    """
     values = {"differ": float(difference.shown), "p": difference.p_value}
     evidence = zip(kinds, difference.standardised, difference.leads, strict=True)
     for name, _, lead in sorted(evidence):  # the last of a name stands out most

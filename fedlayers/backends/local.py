@@ -162,7 +162,13 @@ def changed_files(path: Path, sent: Sent, over: bool) -> Iterator[FileBatch]:
 
 
 def batches(folder: Folder, names: Iterable[str], sent: Sent) -> Iterator[FileBatch]:
-    """Yield the named files that are not ``sent`` yet, or have changed since, in batches."""
+    """Yield those of the named files that are new or have changed since they were sent, in batches.
+
+    Args:
+        folder: the run directory.
+        names: names of files in it, in the order in which they are sent.
+        sent: what was sent of each file. The function updates it.
+    """
     parcel: FileBatch = {}
     for name in names:
         if name in sent and "/" in name:  # such files never change

@@ -207,7 +207,12 @@ def _groups(trained: Trained) -> tuple[tuple[str, ...], ...]:
 
 
 def cost_of(trained: Trained, workers: int, began: float) -> dict[str, float]:
-    """Return the cost: bytes per round and client, rounds, full runs of the network, and seconds since ``began``."""
+    """Return the cost by name: bytes per round and client, rounds, full runs of the network, and seconds.
+
+    Args:
+        workers: the number of runs that trained side by side.
+        began: the time at which the decision began, of ``time.monotonic``.
+    """
     question = trained.question
     epochs = trained.fine_tuning_epochs()
     jobs = [job for job in trained.jobs if job.arm != LINEAR]

@@ -211,7 +211,12 @@ class SeedLosses:
             return Loaded(*next(rounds))
 
     def of_models(self, name: str, models: Mapping[str, nn.Module]) -> Predictor:
-        """Return the predictor with a model for each client."""
+        """Return the predictor that predicts each client's samples with that client's model.
+
+        Args:
+            name: name of the predictor.
+            models: {client: module}. Each returns raw outputs.
+        """
         logits = self.task.criterion.logits
         return self.predictor(
             name, lambda client, x: logits(evaluate.predict(models[client], x))
@@ -297,7 +302,13 @@ class SeedLosses:
         return float((gap - evaluate.log_losses(base, train.y)).sum())
 
     def of_parts(self, name: str, parts: Mapping[tuple[int, int], Tensor]) -> Predictor:
-        """Return a predictor made of a :meth:`tuner`'s raw outputs, by (client number, set of samples)."""
+        """Return a predictor of raw outputs that a :meth:`tuner` has computed.
+
+        Args:
+            name: name of the predictor.
+            parts: outputs by (client's number k, set of samples). Set k has the client's validation samples, and set
+                n_clients + k its test samples.
+        """
         clients, logits = self.task.data.clients, self.task.criterion.logits
         outputs = {
             split: {
