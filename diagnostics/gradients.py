@@ -388,7 +388,13 @@ class Noise:
     sums: Tree = field(default_factory=dict)
 
     def add(self, name: str, squares: Tensor, total: Tensor) -> None:
-        """Add a batch's squared gradient norms [n], and its summed gradient, to the sums of a tensor."""
+        """Add a batch to the sums of a tensor.
+
+        Args:
+            name: exact name of the tensor.
+            squares: squared norm of each sample's gradient, [n].
+            total: the gradient of the sum of the batch's losses, in the tensor's shape.
+        """
         self.squares[name] = self.squares.get(name, 0) + squares.double().sum()
         self.sums[name] = self.sums.get(name, 0) + total.double()
 

@@ -121,9 +121,14 @@ class Monitor:
         return report
 
     def add(self, client: str, model: nn.Module, round: int) -> None:
-        """Keep a copy of a client's model. The last client of a round starts the measurement.
+        """Keep a copy of a client's model, and measure once the round has a model of every client of the data.
 
-        So every client of the data must come in each measured round. Use :meth:`step` where some do not.
+        Rounds that are not due are ignored. If some clients sit out a round, call :meth:`step` instead.
+
+        Args:
+            client: name of the client, as in the data.
+            model: its model after the round.
+            round: counts from 1.
         """
         check_known("client", client, self.data)
         if round % self.every:

@@ -214,6 +214,14 @@ def decide(
 
     The graph shows where the logits are linear, and a few samples whether a layer's formula holds. The trace of the
     Gauss-Newton matrix needs the formula alone.
+
+    Args:
+        run: the model as a function of its tensors.
+        first: the first batch of the data, of which a few samples are used.
+        gauss_newton: whether the trace is that of the Gauss-Newton matrix.
+
+    Raises:
+        NoValue: the budget ends before the check.
     """
     x, y = first[0][:CHECKED], first[1][:CHECKED]
     names = parameters_in(layers)
@@ -253,8 +261,14 @@ def check_formulas(
     The formula must agree with autograd for single samples. It must also give zero for the other samples. A layer that
     mixes the samples of a batch fails here.
 
+    Args:
+        run: the model as a function of its tensors.
+        x, y: the samples and their labels, [n, ...].
+        names: exact names of the parameters to check.
+
     Returns:
-        The logits; both :func:`verdicts`; tensor -> why it has no such formula, without those that have one.
+        A tuple of the logits [n, C], the two dicts of :func:`verdicts`, and {parameter: why it has no such formula}.
+        Parameters with a formula are not in the last dict.
 
     Raises:
         NoValue: the budget ends before the check.

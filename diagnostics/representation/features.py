@@ -292,7 +292,7 @@ def reduce_to_span(train: Array, *others: Array) -> list[Array]:
 
 
 def folds_of(y: Array, folds: int, seed: int, groups: Array | None = None) -> Array:
-    """Return the fold [n] of each sample.
+    """Return the fold of each sample, a number from 0 to ``folds`` - 1, int64 [n].
 
     Folds have equal size (within one). Each class is spread evenly over them. With ``groups`` [n], such as patients,
     this holds for the groups by their first label, and each group is in one fold.

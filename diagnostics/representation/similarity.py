@@ -527,7 +527,14 @@ class LayerComparison:
     def rows(
         self, faults: Faults, value: Value, *, estimator: str, unit: str = ""
     ) -> list[Row]:
-        """Return the rows: for each layer all pairs of clients, and if asked for each pair of layers."""
+        """Return the rows: for each layer all pairs of clients, and with ``variant="pairs"`` for each pair of layers.
+
+        Args:
+            faults: why a layer of a client has no features, by (path, client's number).
+            value: a function of two such keys that returns the value, or why there is none.
+            estimator: how the values are computed, for the rows.
+            unit: unit of the values.
+        """
         rows, layers, options = [], self.measurement.layers, self.options
         layer_pairs = [(layer, layer, options.positions) for layer in layers]
         if options.variant:

@@ -94,7 +94,9 @@ class Profile:
         return stratified_mean(values, samples.weight, samples.group, samples.client)
 
     def share(self, part: Gain, whole: Gain) -> Estimate:
-        """Return the ratio of two mean gains. Its error is a quarter of the width of a bootstrap's middle 95 %.
+        """Return the mean gain of a part divided by that of the whole network.
+
+        The error is a quarter of the width of a bootstrap's middle 95 %.
 
         Each draw has exponential weights (Rubin 1981): of the groups within each client, or from 8 clients on of the
         clients.

@@ -183,7 +183,12 @@ class Question:
     def jobs(
         self, way: Way, lr: float | None, seeds: Sequence[int] = ()
     ) -> list[TrainingJob]:
-        """Return the runs of a way at a learning rate; None means the configuration's rate."""
+        """Return the runs of a way at a learning rate, one for each seed.
+
+        Args:
+            lr: the learning rate; None for the configuration's.
+            seeds: the seeds. Default: all of the question.
+        """
         config, suffix = self.config, ""
         if lr is not None:
             config, suffix = config.with_keys(lr=lr), f"-lr{lr:g}"
@@ -426,7 +431,7 @@ class Trained:
     alike: Alike | None = None
 
     def predictors(self) -> Iterator[tuple[int, str, Predictor]]:
-        """Yield the predictors of all ways by seed and name, after their fine-tuning."""
+        """Yield (seed, name of the way, its predictor after fine-tuning) for all ways, also the simple ones."""
         for name, by_seed in self.runs.items():
             for seed, finished_run in by_seed.items():
                 yield seed, name, finished_run.tuned[self.tuning[name]]

@@ -197,7 +197,13 @@ class Site:
     def describe(
         self, number: int, seed: int, split_seed: int | None = None
     ) -> dict[str, Any]:
-        """Return the sizes of the client's splits, their digest and classes, and what a table's preparation needs."""
+        """Return the sizes of the client's splits, their digest and classes, and what a table's preparation needs.
+
+        Args:
+            number: the client's number in the federation.
+            seed: the run's seed, which draws training and validation samples.
+            split_seed: the seed that draws the test samples. Default: the run's.
+        """
         source, parts = self.source, self._split(number, seed, split_seed)
         has_classes = source.task == CLASSIFICATION
         moments = None
@@ -243,7 +249,17 @@ class Site:
         low: list[float],
         high: list[float],
     ) -> dict[str, Any]:
-        """Return how many cells of training samples the federation's fences leave outside, and moments within them."""
+        """Count the training cells outside the federation's fences, and return the moments of the clipped ones.
+
+        Args:
+            number: the client's number in the federation.
+            seed, split_seed: the seeds that draw the splits; see :meth:`describe`.
+            low, high: the fences of each column.
+
+        Returns:
+            ``known`` and ``outside``, counts of cells by column, and ``moments``, which are None without a
+            preparation. The form is CLIPPED of :mod:`fedlayers.flower.federation`.
+        """
         train = self._split(number, seed, split_seed)[0]
         values = self._numbers(train)
         ends = np.array(low), np.array(high)
@@ -284,7 +300,14 @@ class Site:
     def shared(
         self, number: int, first: int, seed: int, split_seed: int | None, split: str
     ) -> int:
-        """Return how many of a split's samples in the first seed are in the same split of another seed."""
+        """Return how many samples are in a split in two seeds.
+
+        Args:
+            number: the client's number in the federation.
+            first, seed: the two seeds.
+            split_seed: the seed that draws the test samples; None for each seed's own.
+            split: train, validation or test.
+        """
         split_number = SPLITS.index(split)
         first_split, other_split = (
             self._split(number, draw_seed, split_seed)[split_number]
