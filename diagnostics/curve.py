@@ -30,7 +30,7 @@ class Curve:
     """Values of each client and their weighted mean, for the layers in use that are not frozen, input to output.
 
     Attributes:
-        metric, variant: what was measured.
+        metric, variant: the metric and the variant of the values.
         names: the layers, L of them.
         clients: client -> its values [L].
         weights: client -> its weight: training samples, or 1 for a metric of pairs.

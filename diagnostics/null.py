@@ -151,7 +151,7 @@ def null_data(
 def null_samples(
     data: Mapping[str, Data], null: str, seed: int, draw: int = 1, split: str = "train"
 ) -> dict[str, Data]:
-    """Return what :func:`null_data` does, for samples outside a federation.
+    """Shuffle samples outside a federation, as :func:`null_data` does, and return them by client.
 
     Samples are pairs (x, y) or loaders. A loader becomes a list of batches of the same sizes.
 

@@ -128,7 +128,7 @@ class Rule:
     def answer(
         self, names: Sequence[str], values: Sequence[float], **arguments: Any
     ) -> tuple[tuple[str, ...], bool]:
-        """Return what :meth:`shared` does, and whether the rule returned a number of layers.
+        """Return the result of :meth:`shared`, and whether the rule returned a number of layers.
 
         Args, Raises: as of :meth:`shared`.
         """

@@ -277,7 +277,7 @@ class ByName(dict[str, Any]):
     fl_core.errors.UnknownName: unknown client 'noth': did you mean 'north'? known: north
 
     Args:
-        kind: what the keys name.
+        kind: the word for what a key names, such as ``client``.
     """
 
     def __init__(

@@ -100,7 +100,7 @@ def open_parquet(path: Path, excluded: Collection[str] = ()) -> ParquetFile:
 
 
 def read_parquet(path: Path, file: ParquetFile, names: Sequence[str]) -> pd.DataFrame:
-    """Return columns of a file from :func:`open_parquet`, without what pandas has stored of them.
+    """Return columns of a file from :func:`open_parquet`, without the metadata that pandas has stored.
 
     Its texts may be no UTF-8, and its dates and zones of time may be none: that shows when they are converted.
 

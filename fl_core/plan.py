@@ -51,7 +51,7 @@ class Layer:
     Attributes:
         name: exact name, a module path if one module has the whole layer.
         parameters: exact names in ``model.named_parameters()``.
-        buffers: exact names of persistent buffers, and of what peft keeps aside unused.
+        buffers: exact names of persistent buffers, and of the unused tensors that peft keeps.
         output: path of the module whose output is the layer's representation.
         used: whether a forward pass of the example reaches the layer.
         tables: the parameters that are embedding tables. A batch affects only the rows that it looks up.
@@ -147,8 +147,8 @@ class Evidence:
         weights: each client's weight in the combination (training samples).
         votes: for each client, the last shared layer that its own values would choose.
         alternatives: for each other threshold, the last shared layer that it would choose.
-        detail: more from the rule: its stability, what its layers cost, and the learning rate ``lr`` of a decision,
-            with each client's epochs of ``fine_tuning`` at ``fine_tuning_rate`` after the last round.
+        detail: further results of the rule: its stability, the costs of its layers, and the learning rate ``lr`` of a
+            decision, with each client's epochs of ``fine_tuning`` at ``fine_tuning_rate`` after the last round.
         status: ``ok``, or an adjustment (a clipped cut, for instance).
         data, checkpoint: digests of the measured data and checkpoint.
         seed, version: seed of the measurement, and version of this package.

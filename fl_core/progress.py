@@ -30,7 +30,7 @@ SECONDS = 1.0
 
 
 class Lines:
-    """A line on standard error when another tenth of the steps is done, at most one a second, and one at the end.
+    """Progress as lines on standard error: one for each tenth of the steps, at most one a second, and one at the end.
 
     >>> import contextlib
     >>> with contextlib.redirect_stderr(sys.stdout), Lines(20, "runs", "run") as lines:
@@ -39,7 +39,7 @@ class Lines:
     runs: 100 % (20 of 20 runs, 00:00)
 
     Args:
-        leave: write the line at the end even if the work was short.
+        leave: whether the last line is written even if the work was short.
     """
 
     def __init__(

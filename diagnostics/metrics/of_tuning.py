@@ -220,7 +220,7 @@ def _fine_tuned_losses(
     needs_all_layers=True,
 )
 def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
-    """Return what each client gains by tuning one layer alone from the shared model, and all layers together.
+    """Return each client's gain by tuning one layer alone from the shared model, and by tuning all layers together.
 
     - *Model*: the server's global model g after a round, the same for all clients. Of a run it is by default the
       first stored round of at least 20 and of a tenth of all, else the last.

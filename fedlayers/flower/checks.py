@@ -75,7 +75,7 @@ def check_alike(facts: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def outline(names: Mapping[str, list[str]], version: str) -> State:
-    """Return what the server stores of a client's state: its version, and the names of its tensors."""
+    """Return the part of a client's state that the server stores: its version, and the names of its tensors."""
     empty: dict[str, Tree] = {kind: {} for kind in names}
     return State(empty, {"version": version, "outline": names})
 

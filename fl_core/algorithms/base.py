@@ -275,16 +275,15 @@ class Algorithm:
     Class attributes:
         name: registry name.
         paper: the source.
-        trains, travels, keeps: what is trained, what is sent, and what a client keeps between rounds.
-        cost: scalars that a client receives and sends in a round; P = those of the whole model.
-        uses_plan: whether it uses a layer plan.
-        evaluates: name of the model that exists after every round, ``global`` or ``personal``.
-        step: name of the method that makes the step of a batch, as in :class:`~fl_core.training.phases.Phase`.
-        removes_layers: whether :meth:`wrap_model` leaves layers of the model out.
-        needs_blocks: whether the model must have residual blocks, which a client can leave out.
-        needs_logits: whether it compares the logits of classes. A model with a single output is refused.
-        static_traffic: whether what crosses is known before a run, from :meth:`shared` and :meth:`uploaded`.
-        added_modules: for each module or tensor path that :meth:`wrap_model` adds to the model, ``shared`` or
+        trains, travels, keeps: in words, the tensors that are trained, those that are sent, and those that a client
+        keeps between rounds. cost: scalars that a client receives and sends in a round; P = those of the whole model.
+        uses_plan: whether it uses a layer plan. evaluates: name of the model that exists after every round, ``global``
+        or ``personal``. step: name of the method that makes the step of a batch, as in
+        :class:`~fl_core.training.phases.Phase`. removes_layers: whether :meth:`wrap_model` leaves layers of the model
+        out. needs_blocks: whether the model must have residual blocks, which a client can leave out. needs_logits:
+        whether it compares the logits of classes. A model with a single output is refused. static_traffic: whether the
+        tensors that travel are known before a run, from :meth:`shared` and :meth:`uploaded`. added_modules: for each
+        module or tensor path that :meth:`wrap_model` adds to the model, ``shared`` or
             ``personal``; what it puts around a module's weights (an adapter) joins that module's layer unless it is
             named here.
 
@@ -401,7 +400,7 @@ class Algorithm:
         return cast(Callable[..., Any], attribute)
 
     def call(self, hook: str, *args: object) -> Any:
-        """Return what a hook returns.
+        """Call a hook, check its result, and return it.
 
         Raises:
             UsageError: the result has another type than the hook's in :class:`Algorithm`, or trees are no dictionaries

@@ -43,7 +43,7 @@ class DataFault(UsageError):
     labels must be few; got 40. Write `x = 1`. Or predict numbers: task='regression'.
 
     Attributes:
-        rule: what is wrong.
+        rule: the rule that the data break, in words.
         line: a line of pandas that repairs the table, or an empty text.
         ways: other repairs, each a sentence with its settings. The message proposes the first, and lists the others
             after "Or".

@@ -85,7 +85,7 @@ class FederatedData(Displayed):
         mean, std: one number for each channel, for the normalisation of images in 0..1. They are empty without it.
         images: whether the samples were uint8 images before they were scaled to 0..1.
         preprocessing: the preparation of a table that has a header or was scaled or filled.
-        table: what each column of a table is taken as, and the inputs that it makes.
+        table: the role or kind of each column of a table, and the inputs that it makes.
         chosen: the positive one of two classes, for AUROC and AUPRC. Empty means the second.
         empty: indices of the classes without any sample, if samples are elsewhere.
         indices, integers: whether labels are whole numbers without names, and rows integers, from Python.

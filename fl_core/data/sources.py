@@ -90,11 +90,11 @@ class Source:
         fixed_words: whether ``words`` is the vocabulary, as of a pretrained network. Otherwise :meth:`fit` chooses it.
         shuffled: whether the order in the file has no meaning, so that the first samples are a fair pool.
         columns: names of a table's features, if it has a header.
-        scale, impute, clip: what :meth:`fit` does with a table's numbers. Missing ones are NaN until then.
+        scale, impute, clip: how :meth:`fit` prepares a table's numbers. Missing ones are NaN until then.
         categories: the words of each column. Until :meth:`fit` the numbers in ``x`` are their indices.
         preprocessing: the preparation of a table's numbers, by :meth:`fit` or by fixed numbers of the dataset. None
             before it.
-        table: what each column of a table is taken as.
+        table: the role or kind of each column of a table.
         indices: whether labels are whole numbers from Python without names.
         integers: whether rows [n, d] came as integers from Python, which may be token ids.
         layout: how several inputs lie side by side in ``x``, or None for one input.

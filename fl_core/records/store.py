@@ -288,7 +288,7 @@ class Run:
         """Check every byte of the run that a digest covers.
 
         Returns:
-            What was checked, a line each; the last says how many of the rounds are there.
+            A line for each checked part; the last has the number of rounds with a checkpoint.
 
         Raises:
             CorruptError: a file differs from what was written. The message names the first.

@@ -102,7 +102,7 @@ def sampled_clients(
 
 
 def rounds_done(rnd: Round) -> int:
-    """Return the rounds that are complete with an exchange's values."""
+    """Return the number of completed rounds to which the values of an exchange belong."""
     if rnd.exchange in (FINISH, EVALUATE):
         return rnd.index
     return rnd.index + 1

@@ -283,7 +283,7 @@ class Instruments:
     """The functions of diagnostics that a run may use. The caller passes them, because imports go down only.
 
     Attributes:
-        observers: what clients measure while they train, by name.
+        observers: by name, functions that make the observers of local training.
         decide: the function that decides on a plan. ``check_rule`` refuses a rule that it does not take.
         measuring: makes the listener that measures the layers while a run of a task trains.
     """

@@ -398,7 +398,7 @@ def round_cost(
 
 
 def plan_cost(plan: LayerPlan, costs: pd.DataFrame) -> dict[str, float]:
-    """Return what a plan sends, and what it saves compared with sharing everything.
+    """Return the bytes that a plan sends, and the saving compared with sharing all layers.
 
     Args:
         costs: rows of ``layer_cost``, such as a report's frame.

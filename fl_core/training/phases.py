@@ -133,7 +133,7 @@ class Phase:
         loss: name of the algorithm's method that gives the objective.
         batch_stream: name of the stream of batches. Phases that have FedAvg or Local as a limit use ``main``.
         observe: names of observers that see parameters and gradients of every step of the first pass: those of the
-            loss, not clipped, or with a ``step`` of its own what that follows.
+            loss, not clipped, or with its own ``step`` the gradients that the step follows.
         lr, momentum, weight_decay, optimizer, max_grad_norm: settings that replace the run's; None keeps the run's.
         groups: tensors among those that train with learning rates of their own; no tensor is in two groups.
         steps: the largest number of batches, if ``epochs`` passes have more.
