@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from figures import items
-from figures.differences import joint
+from figures.differences import Difference, joint
 from figures.forms import matrix, sheet
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, missing_runs, seeds_behind
@@ -35,7 +35,7 @@ from figures.player_fl.views import (
     VARIANCE,
     Way,
 )
-from figures.verdicts import by_seed, of_seeds
+from figures.verdicts import LEAD, by_seed, judged, of_seeds, plain
 
 RETAINED = "player_fl.retained"
 QUANTITIES = (
@@ -119,7 +119,7 @@ def parts(frame: pd.DataFrame) -> Iterator[Part]:
                 )
 
 
-def judged(measured_parts: list[Part]) -> Finding:
+def in_final_models(measured_parts: list[Part]) -> Finding:
     """Return whether every part holds in the final models.
 
     A network that is not comparable may leave it open, not contradict it.
@@ -157,6 +157,27 @@ def judged(measured_parts: list[Part]) -> Finding:
     )
 
 
+def grows_with_training(frame: pd.DataFrame) -> Finding:
+    """Return whether the last layer's 1 - CKA is larger in final models than after one epoch, paired by seed.
+
+    Only networks whose final models are comparable are asked.
+    """
+    way, gaps = way_of("1 - CKA", FIRST), {}
+    for dataset, base_network in NETWORKS.items():
+        ends = {}
+        for moment in MOMENTS:
+            run_rows = frame[frame["run"] == run_of(dataset, moment)]
+            ends[moment] = by_seed(way.curves(run_rows)).iloc[-1]
+        for moment in MOMENTS:
+            network = base_network.at(moment)
+            if moment != FIRST and not network.incomparable:
+                gap = (ends[moment] - ends[FIRST]).dropna()
+                gaps[f"{network.title}, {SHORT[moment]}"] = Difference(gap)
+    return judged(gaps, LEAD, plain).finding(
+        "1 - CKA of the last layer is larger in the last round's models than after one epoch"
+    )
+
+
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     measured_parts = list(parts(frame))
     dataset_moments = [(dataset, moment) for dataset in NETWORKS for moment in MOMENTS]
@@ -166,7 +187,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     ]
     shares = pd.DataFrame(np.nan, index=titles, columns=list(QUANTITIES))
     count_texts = pd.DataFrame("–", index=titles, columns=shares.columns)
-    findings, table_rows = [judged(measured_parts)], []
+    findings = [in_final_models(measured_parts), grows_with_training(frame)]
+    table_rows = []
     for measured_part in measured_parts:
         title = f"{measured_part.network.title}, {SHORT[measured_part.moment]}"
         shares.loc[title, measured_part.quantity] = (

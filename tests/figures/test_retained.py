@@ -43,11 +43,13 @@ def part(held, network=CNN, moment="federated"):
 
 def test_every_comparable_part_must_hold_and_others_never_contradict():
     far = replace(MLP, incomparable="few images")
-    assert retained.judged([part(True), part(True, MLP)]).held is True
-    assert retained.judged([part(True), part(None)]).held is None
-    assert retained.judged([part(True), part(False, far)]).held is None
-    assert retained.judged([part(True), part(False, moment="first")]).held is True
-    against = retained.judged([part(True), part(False, MLP)])
+    assert retained.in_final_models([part(True), part(True, MLP)]).held is True
+    assert retained.in_final_models([part(True), part(None)]).held is None
+    assert retained.in_final_models([part(True), part(False, far)]).held is None
+    assert (
+        retained.in_final_models([part(True), part(False, moment="first")]).held is True
+    )
+    against = retained.in_final_models([part(True), part(False, MLP)])
     assert against.held is False
     assert against.measured == (
         "1 of 2 comparable parts are there; not shown: gradient variance of Fed-Heart, federated in 0 of 4"
