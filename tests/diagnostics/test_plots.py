@@ -124,6 +124,26 @@ def test_plan_shows_boxes_values_ratios_and_votes():
         assert words in ax.get_title()
 
 
+def test_plan_names_a_metric_without_a_symbol_by_its_words():
+    for metric, words in (("weight_magnitude", "weight magnitude"), ("", "value")):
+        assert not plots.maps.facts_of(metric).look.symbol
+        ax = plots.plan(decision(LAYERS, 2, metric=metric, values=(1.0, 2.0, 3.0, 4.0)))
+        shown = [tick.get_text() for tick in ax.get_yticklabels()]
+        assert words in shown
+
+
+def test_numbers_of_a_bar_are_white_on_dark_colours_alone():
+    ax = plots.partition(
+        pd.DataFrame([[50.0] * 10], ["a"], [f"k{k}" for k in range(10)])
+    )
+    numbers = [text for text in ax.texts if text.get_text() == "50"]
+    inks = {}
+    for patch, text in zip(ax.patches, numbers, strict=True):
+        light = np.dot(patch.get_facecolor()[:3], (0.299, 0.587, 0.114)) >= 0.55
+        inks.setdefault(bool(light), set()).add(text.get_color())
+    assert inks == {True: {"0.1"}, False: {"white"}}
+
+
 def counted(n_clients, n_classes):
     table = np.random.default_rng(0).integers(0, 200, (n_clients, n_classes))
     return pd.DataFrame(

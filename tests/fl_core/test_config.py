@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fl_core import data
-from fl_core.config import RunConfig, resolve
+from fl_core.config import GROUPS, KEYS, RunConfig, resolve
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
@@ -159,3 +159,13 @@ def test_a_plan_is_a_path_or_an_object():
         runner.assemble(config, plan=plan)
     with refuses("plan must be str or none; got 3. Pass a LayerPlan, or the path of"):
         RunConfig(plan=3)
+
+
+def test_a_group_s_own_keys_come_before_those_that_it_shares():
+    """So they are listed, in help and on pages."""
+    order = [*KEYS]
+    for group, kind in GROUPS.items():
+        own = {*vars(kind)["__annotations__"]}
+        names = [name for name in order if KEYS[name].group == group]
+        assert own == {*names[: len(own)]}
+    assert order.index("dataset") < order.index("client_column")

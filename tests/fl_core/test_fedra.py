@@ -16,7 +16,16 @@ from fl_core.models.extended import Exits, hold, tensors_below, with_optional_bl
 from fl_core.run import runner
 from fl_core.seeds import torch_seeded
 from fl_core.training.workspace import Workspace
-from tests.conftest import BLOCKS, CONFIG, TOY, every_other, network, play
+from tests.conftest import (
+    BLOCKS,
+    CONFIG,
+    TOY,
+    every_other,
+    federation,
+    network,
+    play,
+    refuses,
+)
 from tests.made import Wired
 
 DEPTH = sorted(name for name, kind in registry().items() if kind.needs_blocks)
@@ -43,6 +52,20 @@ def blocks_in(names, found):
     return [
         k for k, path in enumerate(found.task_info.blocks) if tensors_below(names, path)
     ]
+
+
+def test_fixed_depths_must_cover_the_blocks_where_all_are_asked_for():
+    def setup(**options):
+        config = CONFIG.with_keys(algorithm="fedra", options=options)
+        two = federation((30, 40))
+        runner.assemble(config, data=two, model=network("vit")).algorithm(None)
+
+    few = {"depths": (1, 1)}
+    with refuses("sum to at least 3 blocks with allocation=cover; got 2"):
+        setup(**few, allocation="cover")
+    setup(**few)
+    setup(depths=(2, 1), allocation="cover")
+    setup(random_depths=True, allocation="cover")
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
