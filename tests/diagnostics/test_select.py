@@ -203,8 +203,7 @@ def test_a_diagnosis_without_a_seed_is_resampled_as_with_seed_0():
         plan = select(measured(rows_of(), seed=seed), "sensitivity_ratio")
         return plan.why.detail["stability"]["cuts"]
 
-    assert drawn(None) == drawn(0)
-    assert len({str(drawn(seed)) for seed in range(4)}) > 1
+    assert drawn(None) == drawn(0) != drawn(1)
 
 
 @pytest.mark.parametrize("rule", DECIDE)

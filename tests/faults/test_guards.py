@@ -140,7 +140,7 @@ GUARDS = [
     ),
     (
         "fedlayers/flower/checks.py",
-        "if norm <= most or message is None",
+        "if norm <= limit or message is None",
         "if True or message is None",
         "tests/faults/test_sites.py::test_a_lie_that_is_possible_is_noted_and_can_be_clipped",
     ),
@@ -218,7 +218,7 @@ GUARDS = [
     ),
     (
         "fedlayers/flower/clients.py",
-        "if not name or forged:",
+        "if not name or is_forged:",
         "if not name:",
         "tests/faults/test_sites.py::test_a_reply_that_comes_again_or_from_another_node_is_left_out",
     ),
@@ -230,7 +230,7 @@ GUARDS = [
     ),
     (
         "fedlayers/flower/server_app.py",
-        "if not 1 <= value <= most:",
+        "if not 1 <= value <= maximum:",
         "if False:",
         "tests/faults/test_sites.py::test_numbers_of_a_server_s_file_have_bounds",
     ),
