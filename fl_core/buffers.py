@@ -90,17 +90,17 @@ class _Renewal:
     @torch.no_grad()
     def apply(self, tree: dict[str, Tensor]) -> None:
         """Replace the module's buffers in a tree that has all its tensors."""
-        start = ""
+        prefix = ""
         if self.path:
-            start = f"{self.path}."
+            prefix = f"{self.path}."
         state = self.module.state_dict()
-        if not all(f"{start}{name}" in tree for name in state):
+        if not all(f"{prefix}{name}" in tree for name in state):
             return
         for name, tensor in state.items():
-            tensor.copy_(tree[f"{start}{name}"])
+            tensor.copy_(tree[f"{prefix}{name}"])
         _recompute(self.module)
         for name, buffer in self.module.named_buffers():
-            key = f"{start}{name}"
+            key = f"{prefix}{name}"
             if key in tree:
                 tree[key] = buffer.detach().to(tree[key].device, copy=True)
 
@@ -152,12 +152,12 @@ def rules_of(model: nn.Module) -> BufferRules:
     by_name: dict[str, str] = {}
     renewals: list[_Renewal] = []
     for path, module in model.named_modules():
-        start = ""
+        prefix = ""
         if path:
-            start = f"{path}."
+            prefix = f"{path}."
         rows = {**_rows_of_class(type(module)), **_rows_of_hooks(module)}
         names = [name for name, _ in module.named_buffers(recurse=False)]
-        by_name |= {start + name: rows[name] for name in names if name in rows}
+        by_name |= {prefix + name: rows[name] for name in names if name in rows}
         if _is_renewed(module, rows):
             renewals.append(_Renewal(path, copy.deepcopy(module).cpu()))
     return BufferRules(by_name, tuple(renewals))
@@ -186,30 +186,36 @@ def training_notes(before: nn.Module, after: nn.Module) -> list[str]:
     Raises:
         UsageError: training has changed a buffer that has no mean, or has resized one.
     """
-    old, new = dict(before.named_buffers()), dict(after.named_buffers())
+    buffers_before, buffers_after = (
+        dict(before.named_buffers()),
+        dict(after.named_buffers()),
+    )
     rules = rules_of(before)
-    moved = [
+    changed_names = [
         name
         for name in before.state_dict(keep_vars=True)
-        if name in old and not equal(old[name], new[name])
+        if name in buffers_before
+        and not equal(buffers_before[name], buffers_after[name])
     ]
-    for name in moved:
-        check_shape(before, name, old[name], new[name])
-        if rules.rule(name, old[name]) == CONSTANT:
-            kind = _kind(old[name])
+    for name in changed_names:
+        check_shape(before, name, buffers_before[name], buffers_after[name])
+        if rules.rule(name, buffers_before[name]) == CONSTANT:
+            kind = _kind(buffers_before[name])
             raise UsageError(
                 f"buffer {name!r} ({kind}) must not change in training, since it has no mean over clients; "
                 "got another value after a pass. Register it with persistent=False."
             )
-    unruled = set(buffers_without_rule(before))
-    averaged = [
-        name for name in moved if name in unruled and old[name].is_floating_point()
+    names_without_rule = set(buffers_without_rule(before))
+    averaged_names = [
+        name
+        for name in changed_names
+        if name in names_without_rule and buffers_before[name].is_floating_point()
     ]
-    if not averaged:
+    if not averaged_names:
         return []
-    averaged_names = listing(map(repr, averaged), 4)
+    names_text = listing(map(repr, averaged_names), 4)
     return [
-        f"buffers {averaged_names} change in training, and their mean over clients is used: register "
+        f"buffers {names_text} change in training, and their mean over clients is used: register "
         "them with persistent=False where a mean makes no sense"
     ]
 
@@ -326,9 +332,12 @@ def _recompute(module: Any) -> None:
 
 def _until_equal(weight: Any) -> None:
     """Call a power iteration until the weight that it returns stays the same."""
-    before = weight()
+    weight_before = weight()
     for _ in range(MOST_ITERATIONS):
-        after = weight()
-        if bool((after - before).abs().max() <= TOLERANCE * after.abs().max()):
+        weight_after = weight()
+        if bool(
+            (weight_after - weight_before).abs().max()
+            <= TOLERANCE * weight_after.abs().max()
+        ):
             return
-        before = after
+        weight_before = weight_after

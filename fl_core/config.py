@@ -290,22 +290,22 @@ class RunConfig(Displayed):
             check_known("configuration key", key, KEYS)
             if value is KEYS[key].default:
                 continue
-            way = ""
+            advice = ""
             if key == "dataset":
-                way = "Pass data in memory as data=."
+                advice = "Pass data in memory as data=."
                 if isinstance(value, list | tuple):
                     value = keys[key] = BETWEEN.join(map(str, value))
             if key == "algorithm" and isinstance(value, list | tuple):
-                way = "Compare several: fl.compare(algorithms=NAMES)."
+                advice = "Compare several: fl.compare(algorithms=NAMES)."
             if key == "plan":
-                way = "Pass a LayerPlan, or the path of one."
+                advice = "Pass a LayerPlan, or the path of one."
                 if isinstance(value, LayerPlan):
                     value = keys[key] = json.dumps(value.to_json())
                 elif isinstance(value, os.PathLike):
                     value = keys[key] = os.fspath(value)
             if isinstance(value, str) and list[str] in get_args(KEYS[key].hint):
                 value = keys[key] = list(as_list(key, value))
-            check_type(key, value, KEYS[key].hint, way)
+            check_type(key, value, KEYS[key].hint, advice)
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{key} must be finite; got {value}.")
         for group, kind in GROUPS.items():
@@ -378,15 +378,15 @@ def _keys() -> Iterator[tuple[str, Key]]:
         for name in sorted(hints, key=lambda name: name not in annotations):
             hint = hints[name]
             extras = getattr(hints[name], "__metadata__", ())
-            plain = hint
+            plain_type = hint
             if extras:
-                plain = hint.__origin__
+                plain_type = hint.__origin__
             marks = frozenset(mark for mark in extras if isinstance(mark, Mark))
-            accepts = plain
+            accepts = plain_type
             for extra in extras:
                 if isinstance(extra, Also):
                     accepts |= extra.hint
-            yield name, Key(group, plain, getattr(default, name), marks, accepts)
+            yield name, Key(group, plain_type, getattr(default, name), marks, accepts)
 
 
 KEYS = dict(_keys())
@@ -504,19 +504,19 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
                     f"{key} must be left out for data from Python; got {key}={value!r} with {data.name!r}, "
                     "whose samples and clients are fixed."
                 )
-        natural = data.partition.kind == "natural"
+        is_natural = data.partition.kind == "natural"
         recipe = datasets.datasets().get(data.name) or datasets.general(
-            data.shape, natural, data.task, stops=False
+            data.shape, is_natural, data.task, stops=False
         )
     else:
         if data is None:
             config = with_pixels(config)
         keys = config.data.reading_options()
-        named = data
-        if named is None:
-            named = config.data.dataset
+        source = data
+        if source is None:
+            source = config.data.dataset
         recipe = datasets.recipe(
-            named,
+            source,
             data_root=config.data.data_root,
             download=config.data.download,
             **keys,
@@ -529,32 +529,34 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
             "model 'own' must be given with its configuration; got none. Pass model=."
         )
     if config.model.model in (None, recipe.model):
-        own_model = recipe.model_options
+        default_model_options = recipe.model_options
     else:
-        own_model = {}
+        default_model_options = {}
     config = _fill(config, {key: getattr(recipe, key) for key in OF_RECIPE})
     if config.training.optimizer == recipe.optimizer:
         optimizer_options = recipe.optimizer_options
     else:
         optimizer_options = {}
-    own_loss = recipe.loss_options if config.training.loss == recipe.loss else {}
+    default_loss_options = (
+        recipe.loss_options if config.training.loss == recipe.loss else {}
+    )
     rounds = int(config.federation.rounds or 0)
     interval = evaluation_interval(
         rounds, config.federation.participation, int(config.training.epochs or 0)
     )
     if config.federation.patience:
         interval = min(interval, STOPPING_INTERVAL)
-    filled = {
+    defaults = {
         "momentum": 0.0,
         "weight_decay": 0.0,
         "amsgrad": False,
         **optimizer_options,
     }
-    filled |= {"eval_every": interval, "checkpoint_every": max(1, rounds // 20)}
-    config = _fill(config, filled)
-    sgd = config.training.optimizer == "sgd"
-    for key, used in (("momentum", sgd), ("amsgrad", not sgd)):
-        if config.value(key) and not used:
+    defaults |= {"eval_every": interval, "checkpoint_every": max(1, rounds // 20)}
+    config = _fill(config, defaults)
+    uses_sgd = config.training.optimizer == "sgd"
+    for key, is_used in (("momentum", uses_sgd), ("amsgrad", not uses_sgd)):
+        if config.value(key) and not is_used:
             got = config.value(key)
             raise UsageError(
                 f"{key} must be left out with optimizer {config.training.optimizer!r}; got {got}."
@@ -567,8 +569,8 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
         files["dataset"] = dataset
     paths = {key: absolute(key, path) for key, path in files.items() if path}
     return config.with_keys(
-        model_options={**own_model, **config.model.model_options},
-        loss_options={**own_loss, **(config.training.loss_options or {})},
+        model_options={**default_model_options, **config.model.model_options},
+        loss_options={**default_loss_options, **(config.training.loss_options or {})},
         **{"dataset": dataset, **paths},
     )
 
@@ -585,14 +587,14 @@ def with_pixels(config: RunConfig) -> RunConfig:
     from fl_core.data.table.read import is_table  # with pandas
 
     path = Path(config.data.dataset)
-    images = path.is_dir() and not is_table(path)
-    if not images:
+    is_image_folder = path.is_dir() and not is_table(path)
+    if not is_image_folder:
         return config
     with about(f"model hf:{folder} must be built from its files", Exception):
-        files = storage.Folder(folder, links=True)
-        content = files.read("config.json", storage.HEADER_BYTES)
-        described = storage.parsed_json(content)
-        side = pixels_of(described if isinstance(described, dict) else {})
+        model_folder = storage.Folder(folder, links=True)
+        content = model_folder.read("config.json", storage.HEADER_BYTES)
+        description = storage.parsed_json(content)
+        side = pixels_of(description if isinstance(description, dict) else {})
     if side is None:
         return config
     return config.with_keys(image_size=side)
@@ -620,9 +622,13 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
     [5, 2, 3, 2]
     """
     # in rounds of training
-    cost = 0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0
-    count = min(20, max(3, rounds // max(1, math.ceil(min(10 * cost, rounds)))))
-    return math.ceil(rounds / count)
+    relative_cost = (
+        0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0
+    )
+    n_evaluations = min(
+        20, max(3, rounds // max(1, math.ceil(min(10 * relative_cost, rounds))))
+    )
+    return math.ceil(rounds / n_evaluations)
 
 
 def is_file(dataset: str) -> bool:
@@ -633,5 +639,5 @@ def is_file(dataset: str) -> bool:
 def absolute(key: str, path: Path | str) -> str:
     """Return the absolute path of a key's file or folder. A dataset may be several files, with commas between them."""
     several_files = key == "dataset" and not Path(path).exists()
-    parts = str(path).split(BETWEEN) if several_files else [path]
-    return BETWEEN.join(str(Path(part).absolute()) for part in parts)
+    paths = str(path).split(BETWEEN) if several_files else [path]
+    return BETWEEN.join(str(Path(path_text).absolute()) for path_text in paths)

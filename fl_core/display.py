@@ -163,10 +163,10 @@ def in_order(names: Iterable[str]) -> list[str]:
     >>> in_order(["south", "north"]), in_order(["s²", "s१"]), in_order([])
     (['south', 'north'], ['s²', 's१'], [])
     """
-    listed = list(names)
-    if listed == sorted(listed):
-        return sorted(listed, key=natural)
-    return listed
+    name_list = list(names)
+    if name_list == sorted(name_list):
+        return sorted(name_list, key=natural)
+    return name_list
 
 
 def printable(text: str) -> str:
@@ -177,13 +177,13 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    hidden = (
+    is_hidden = (
         character in _TURNS or unicodedata.category(character) in _HIDDEN
         for character in text
     )
     return "".join(
-        character.encode("unicode_escape").decode() if escaped else character
-        for character, escaped in zip(text, hidden, strict=True)
+        character.encode("unicode_escape").decode() if must_escape else character
+        for character, must_escape in zip(text, is_hidden, strict=True)
     )
 
 
@@ -223,16 +223,16 @@ def with_flags(text: str, flags: Mapping[str, str]) -> str:
     """
 
     def as_flag(setting: re.Match[str]) -> str:
-        key, shown, comma = setting.groups()
+        key, value_text, comma = setting.groups()
         if key not in flags:
             return setting[0]
         texts = [
             str(ast.literal_eval(word)) if word[0] in "'\"" else word
-            for word in re.findall(_WORD, shown)
+            for word in re.findall(_WORD, value_text)
         ]
-        if shown[0] == "{":
+        if value_text[0] == "{":
             texts = [*map("=".join, zip(texts[::2], texts[1::2], strict=True))]
-        elif shown == "True":
+        elif value_text == "True":
             texts = []
         words = [shlex.quote(text) for text in texts]
         if any(text.startswith("-") for text in texts):
@@ -292,15 +292,15 @@ def csv_bytes(table: pd.DataFrame, **options: object) -> bytes:
     >>> csv_bytes(table, float_format="%.2f").splitlines()[1]
     b'-1,-0.50'
     """
-    safe = table.set_axis([in_csv(name) for name in table.columns], axis=1)
-    safe = safe.apply(
+    safe_table = table.set_axis([in_csv(name) for name in table.columns], axis=1)
+    safe_table = safe_table.apply(
         lambda column: (
             column
             if column.dtype.kind in "biufc"
             else column.astype(object).map(in_csv)
         )
     )
-    return str(safe.to_csv(index=False, **options)).encode()
+    return str(safe_table.to_csv(index=False, **options)).encode()
 
 
 def in_file_name(text: str) -> str:
@@ -316,6 +316,6 @@ def in_file_name(text: str) -> str:
     )
     if readable_part == text:
         return text
-    start = readable_part or "name"
+    name_start = readable_part or "name"
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
-    return f"{start}-{digest}"
+    return f"{name_start}-{digest}"

@@ -108,13 +108,13 @@ def warn(text: str) -> None:
     From Python 3.12 on, the argument ``skip_file_prefixes`` of :func:`warnings.warn` would do.
     """
     frame: FrameType | None = sys._getframe()
-    level = outside = 1
+    level = outer_level = 1
     while frame is not None:
         level += 1
         if str(frame.f_globals.get("__name__")).partition(".")[0] in PACKAGES:
-            outside = level
+            outer_level = level
         frame = frame.f_back
-    warnings.warn(text, stacklevel=outside)
+    warnings.warn(text, stacklevel=outer_level)
 
 
 def listing(names: Iterable[str], most: int = 12) -> str:
@@ -124,10 +124,10 @@ def listing(names: Iterable[str], most: int = 12) -> str:
     ('a, b, c', 'a, b, c and 1 more', '')
     """
     names = list(names)
-    rest = ""
+    others_text = ""
     if len(names) > most:
-        rest = f" and {len(names) - most} more"
-    return ", ".join(names[:most]) + rest
+        others_text = f" and {len(names) - most} more"
+    return ", ".join(names[:most]) + others_text
 
 
 def plural(count: int, noun: str) -> str:
@@ -240,24 +240,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     import difflib  # for a mistake only
 
-    folded = {known_name.casefold(): known_name for known_name in known}
+    name_by_fold = {known_name.casefold(): known_name for known_name in known}
     name = name.casefold()
-    meant = MEANT.get(name.replace("-", "_"), "")
-    if meant in folded:
-        return folded[meant]
-    matches = difflib.get_close_matches(name, folded, n=1, cutoff=CLOSE)
-    letters = {*map("".join, pairwise(name))}
+    synonym = MEANT.get(name.replace("-", "_"), "")
+    if synonym in name_by_fold:
+        return name_by_fold[synonym]
+    matches = difflib.get_close_matches(name, name_by_fold, n=1, cutoff=CLOSE)
+    letter_pairs = {*map("".join, pairwise(name))}
     if matches and abs(len(matches[0]) - len(name)) > 1:
-        common = letters.intersection(map("".join, pairwise(matches[0])))
-        if not common:
+        common_pairs = letter_pairs.intersection(map("".join, pairwise(matches[0])))
+        if not common_pairs:
             matches = []
     if len(name) > 2 and not matches:
-        matches = [match for match in folded if match.startswith(name)]
+        matches = [match for match in name_by_fold if match.startswith(name)]
         matches += [
-            match for match in folded if len(match) > 2 and name.startswith(match)
+            match for match in name_by_fold if len(match) > 2 and name.startswith(match)
         ]
     if matches:
-        return folded[matches[0]]
+        return name_by_fold[matches[0]]
     return ""
 
 
@@ -328,12 +328,12 @@ def as_list(
     listed = listed.tolist() if hasattr(listed, "tolist") else listed  # an array
     if listed is None:
         listed = ()
-    alone = isinstance(listed, str) or not isinstance(listed, Iterable)
-    values = (listed,) if alone else tuple(listed)
+    is_single = isinstance(listed, str) or not isinstance(listed, Iterable)
+    values = (listed,) if is_single else tuple(listed)
     if not values and not empty:
         raise UsageError(f"{name} must have at least one value; got none. Name one.")
-    for place, value in enumerate(values if distinct else ()):
-        if value in values[:place]:
+    for position, value in enumerate(values if distinct else ()):
+        if value in values[:position]:
             raise UsageError(
                 f"{name} must be distinct; got {value} twice. Leave one out."
             )
@@ -417,7 +417,7 @@ class OneOf(NamedTuple):
 
 
 def at_least(least: int) -> Bound:
-    """Return the bound "at least ``least``"."""
+    """Return a bound for ``Annotated`` that refuses numbers below ``least``."""
     return Bound(f"at least {least}", lambda value: value >= least)
 
 
@@ -467,8 +467,8 @@ def short_value(value: object) -> str:
 
 
 def _short_json(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 40 else type(value).__name__
+    text = repr(value)
+    return text if len(text) <= 40 else type(value).__name__
 
 
 _CHECKED = {bool, int, float, str, list, dict, tuple, NoneType}
@@ -583,8 +583,8 @@ def check_type(
     """
     hints = _alternatives(hint)
     dialect = _NUMPY if numpy else _PYTHON
-    plain = {get_origin(part) or part for part in hints} <= _CHECKED
-    if plain and not fits(value, hint, dialect):
+    is_plain = {get_origin(part) or part for part in hints} <= _CHECKED
+    if is_plain and not fits(value, hint, dialect):
         fault = _must_be(name, hints, value, dialect)
         raise UsageError(f"{fault}. {way}".rstrip())
 
@@ -635,10 +635,12 @@ def with_named_keys(function: Function) -> Function:
     parameters = list(signature.parameters.values())
     if not parameters or "Unpack[" not in str(parameters[-1].annotation):
         return function
-    last = parameters.pop()
-    (keys,) = get_args(argument_hint(inspect.unwrap(function), last.name))
-    named = [
-        last.replace(name=name, kind=last.KEYWORD_ONLY, annotation=hint, default=...)
+    last_parameter = parameters.pop()
+    (keys,) = get_args(argument_hint(inspect.unwrap(function), last_parameter.name))
+    key_parameters = [
+        last_parameter.replace(
+            name=name, kind=last_parameter.KEYWORD_ONLY, annotation=hint, default=...
+        )
         for name, hint in get_type_hints(keys).items()
     ]
 
@@ -646,7 +648,7 @@ def with_named_keys(function: Function) -> Function:
     def call(*args: object, **options: object) -> Any:
         return function(*args, **options)
 
-    call.__signature__ = signature.replace(parameters=[*parameters, *named])  # type: ignore[attr-defined]
+    call.__signature__ = signature.replace(parameters=[*parameters, *key_parameters])  # type: ignore[attr-defined]
     return cast(Function, call)
 
 
@@ -656,21 +658,21 @@ def _usual_torch() -> Iterator[None]:
     if torch is None:  # nobody has changed it
         yield
         return
-    kind = torch.get_default_dtype()
+    dtype = torch.get_default_dtype()
     with torch.inference_mode(False), torch.enable_grad():
         torch.set_default_dtype(torch.float32)
         try:
             yield
         finally:
-            torch.set_default_dtype(kind)
+            torch.set_default_dtype(dtype)
 
 
 @cache
 def argument_hint(function: Callable[..., Any], name: str) -> Any:
     """Return the type of a function's argument; Any if its module does not import it."""
-    annotated = SimpleNamespace(__annotations__={name: function.__annotations__[name]})
+    holder = SimpleNamespace(__annotations__={name: function.__annotations__[name]})
     try:
-        return get_type_hints(annotated, function.__globals__)[name]
+        return get_type_hints(holder, function.__globals__)[name]
     except (AttributeError, NameError):
         return Any
 
@@ -739,12 +741,12 @@ def check_value(name: str, value: Any, bound: Bound, way: str = "") -> None:
     Raises:
         UsageError: the value is not within the bound.
     """
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    finite = ""
-    if number and not math.isfinite(value):
-        finite = " and finite"
-    if finite or not (number and bound.holds(value)):
-        text = f"{name} must be {bound.words}{finite}; got {value!r}. {way}"
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    finite_text = ""
+    if is_number and not math.isfinite(value):
+        finite_text = " and finite"
+    if finite_text or not (is_number and bound.holds(value)):
+        text = f"{name} must be {bound.words}{finite_text}; got {value!r}. {way}"
         raise UsageError(text.rstrip())
 
 
@@ -805,8 +807,8 @@ def read_options(name: str, config: type, values: Mapping[str, Any]) -> Any:
         UsageError: a value of the wrong type or out of bounds, or none for an option without a default.
     """
     hints = get_type_hints(config, include_extras=True)
-    if missing := _missing(config, values):
-        raise UsageError(f"{name} must have a value for {missing!r}; got none.")
+    if missing_name := _missing(config, values):
+        raise UsageError(f"{name} must have a value for {missing_name!r}; got none.")
     keys = [field.name for field in fields(config) if field.name in values]
     return config(
         **{key: _read_option(name, key, values[key], hints[key]) for key in keys}
@@ -817,29 +819,29 @@ def _read_option(name: str, key: str, value: Any, kind: Any) -> Any:
     what = f"{name}: {key}"
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     kind = next(k for k in kinds if k is not NoneType)
-    target, *bounds = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    target_type, *bounds = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     if NoneType in kinds and value in (None, "none"):
         return None
-    if get_origin(target) is tuple:
+    if get_origin(target_type) is tuple:
         parts = value
         if isinstance(value, str):
             parts = value.split(",")
         check_type(what, parts, tuple)
-        inner = get_args(target)[0]
-        return tuple(_read_option(name, key, part, inner) for part in parts)
-    if get_origin(target) is Literal:
-        return check_known(f"{key} of {name}", value, get_args(target))
-    if target not in OPTION_BOUNDS:
-        check_type(what, value, target)
+        item_type = get_args(target_type)[0]
+        return tuple(_read_option(name, key, part, item_type) for part in parts)
+    if get_origin(target_type) is Literal:
+        return check_known(f"{key} of {name}", value, get_args(target_type))
+    if target_type not in OPTION_BOUNDS:
+        check_type(what, value, target_type)
         return value
     if isinstance(value, str):
         with suppress(ValueError):
             value = float(value)
-    for bound in (OPTION_BOUNDS[target], *bounds):
+    for bound in (OPTION_BOUNDS[target_type], *bounds):
         check_value(what, value, bound)
-    if target(value) != value:
+    if target_type(value) != value:
         raise UsageError(f"{what} must be a whole number; got {value!r}.")
-    return target(value)
+    return target_type(value)
 
 
 WAYS = ("block", "module")
@@ -868,9 +870,9 @@ def _faults(contents: object, form: object, name: str) -> Iterator[str]:
         faults = [validate(contents, alternative, name) for alternative in form]
         what = name or _IT
         start = f"{what} must"
-        inner = [fault for fault in faults if not fault.startswith(start)]
+        inner_faults = [fault for fault in faults if not fault.startswith(start)]
         if "" not in faults:
-            yield inner[0] if inner else _wrong(contents, name, form)
+            yield inner_faults[0] if inner_faults else _wrong(contents, name, form)
     elif not isinstance(form, (dict, list, MapOf)):
         if not fits(contents, form, _JSON):
             yield _wrong(contents, name, (form,))
@@ -884,10 +886,10 @@ def _faults(contents: object, form: object, name: str) -> Iterator[str]:
             yield from _faults(value, form.form, f"{prefix}{key}")
     else:
         for key, inner_form in form.items():
-            plain = key.removesuffix("?")
-            if plain in contents:
-                yield from _faults(contents[plain], inner_form, prefix + plain)
-            elif plain == key:
+            plain_key = key.removesuffix("?")
+            if plain_key in contents:
+                yield from _faults(contents[plain_key], inner_form, prefix + plain_key)
+            elif plain_key == key:
                 yield f"{prefix}{key} is missing"
 
 
@@ -921,11 +923,11 @@ def read_as(kind: Any, value: Any, what: str, name: str = "") -> Any:
     fault = validate(value, form, name)
     hints = get_type_hints(kind) if is_dataclass(kind) else {}
     if hints and not fault:
-        place = f", {name}" if name else ""
+        place_text = f", {name}" if name else ""
         for key in value:
-            check_known(f"field of {what}{place}", key, hints)
-        if missing := _missing(kind, value):
-            fault = f"{prefix}{missing} is missing"
+            check_known(f"field of {what}{place_text}", key, hints)
+        if missing_field := _missing(kind, value):
+            fault = f"{prefix}{missing_field} is missing"
     if fault:
         raise UsageError(
             f"{what} must be as fedlayers writes it; {fault}. Make it again."

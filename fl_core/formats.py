@@ -94,9 +94,9 @@ def open_parquet(path: Path, excluded: Collection[str] = ()) -> ParquetFile:
     with _readable_parquet(path):
         pages = page_bytes(path, metadata)
     storage.check_unpacked(path, size, PAGE_COPIES * pages)
-    words = [field.name for field in fields if "string" in str(field.type)]
+    text_names = [field.name for field in fields if "string" in str(field.type)]
     with _readable_parquet(path):
-        return parquet.ParquetFile(path, read_dictionary=words)
+        return parquet.ParquetFile(path, read_dictionary=text_names)
 
 
 def read_parquet(path: Path, file: ParquetFile, names: Sequence[str]) -> pd.DataFrame:
@@ -141,11 +141,11 @@ def page_bytes(path: Path, metadata: FileMetaData) -> int:
         storage.opened(path) as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
     ):
-        most = MIN_PAGES + len(data) // PAGE_LEAST
-        for place in product(
+        most_pages = MIN_PAGES + len(data) // PAGE_LEAST
+        for chunk in product(
             range(metadata.num_row_groups), range(metadata.num_columns)
         ):
-            column = metadata.row_group(place[0]).column(place[1])
+            column = metadata.row_group(chunk[0]).column(chunk[1])
             position = column.data_page_offset
             if column.has_dictionary_page:
                 position = min(position, column.dictionary_page_offset or position)
@@ -154,17 +154,17 @@ def page_bytes(path: Path, metadata: FileMetaData) -> int:
                 raise ValueError("a column lies outside of it")
             while position < end:
                 header, position = _struct(data, position)
-                unpacked, packed = header[UNPACKED_SIZE], header[PACKED_SIZE]
-                most -= 1
-                if unpacked < 0 or packed < 0 or most < 0:
+                unpacked_size, packed_size = header[UNPACKED_SIZE], header[PACKED_SIZE]
+                most_pages -= 1
+                if unpacked_size < 0 or packed_size < 0 or most_pages < 0:
                     raise ValueError("its pages are too many or have no size")
                 details = {**header.get(DATA_PAGE, {}), **header.get(DATA_PAGE_2, {})}
                 if DIFFERENCES in (details.get(2), details.get(4)):
                     raise ValueError(
                         "texts must be written plainly or as a dictionary; got differences"
                     )
-                n_bytes += unpacked
-                position += packed
+                n_bytes += unpacked_size
+                position += packed_size
     return n_bytes
 
 
@@ -298,11 +298,11 @@ def check_images(
     Raises:
         UsageError: an image, or all together, would take far more memory than their files have bytes.
     """
-    packed = [os.stat(file).st_size for file in files]
+    file_sizes = [os.stat(file).st_size for file in files]
     n_pixels = [width * height for width, height in sizes]
-    for file, n_bytes, pixels in zip(files, packed, n_pixels, strict=True):
+    for file, n_bytes, pixels in zip(files, file_sizes, n_pixels, strict=True):
         storage.check_unpacked(file, n_bytes, COPIES * channels * pixels)
-    all_prepared = len(files) * prepared[0] * prepared[1]
+    n_prepared = len(files) * prepared[0] * prepared[1]
     storage.check_unpacked(
-        where, sum(packed), channels * max(sum(n_pixels), all_prepared)
+        where, sum(file_sizes), channels * max(sum(n_pixels), n_prepared)
     )

@@ -118,14 +118,14 @@ def near_path(path: Path | str) -> str:
     """Return the advice on a path that does not exist: the nearest name in the last folder that exists."""
     path = Path(path)
     folder = next(place for place in (path, *path.parents) if place.is_dir())
-    part, *below = path.relative_to(folder).parts
+    missing_part, *deeper_parts = path.relative_to(folder).parts
     names = os.listdir(folder)
-    near = nearest(part, names)
-    if f"{part}.safetensors" in names:
-        near = f"{part}.safetensors"
-    if not near:
+    nearest_name = nearest(missing_part, names)
+    if f"{missing_part}.safetensors" in names:
+        nearest_name = f"{missing_part}.safetensors"
+    if not nearest_name:
         return CORRECT
-    nearest_file = str(folder.joinpath(near, *below))
+    nearest_file = str(folder.joinpath(nearest_name, *deeper_parts))
     return f"Did you mean {nearest_file!r}?"
 
 
@@ -141,12 +141,12 @@ def wrong_kind(path: Path | str, needed: str, rule: str) -> UsageError:
     """
     kind = kind_of(path)
     way = TOWARDS.get((needed, kind), NEXT[kind])
-    inside = ""
+    run_names = ""
     if kind is Kind.RUNS:
-        inside = listing(runs_in(Path(path)), 3)
-    way = way.format(path=path, inside=inside)
-    if kind is Kind.NOTHING and (near := near_path(path)) != CORRECT:
-        way = near
+        run_names = listing(runs_in(Path(path)), 3)
+    way = way.format(path=path, inside=run_names)
+    if kind is Kind.NOTHING and (near_advice := near_path(path)) != CORRECT:
+        way = near_advice
     return UsageError(
         f"{needed} must be {rule}; got {str(path)!r}, {kind.value}. {way}"
     )

@@ -78,76 +78,82 @@ def layers_of(
         model_class = type(model).__name__
         raise UsageError(f"{model_class} must have parameters to federate; got none.")
     parameters = {name for name, _ in model.named_parameters()}
-    unit_of = _units(model, tensors, by)
+    unit_by_tensor = _units(model, tensors, by)
     trace = _trace(model, example)
 
     owners = {name: _owner(name) for name in tensors}
     holders = _holders(model, tensors)
-    first: dict[str, int] = {}
-    for name, unit in unit_of.items():
+    first_use: dict[str, int] = {}
+    for name, unit in unit_by_tensor.items():
         if unit is not None:
-            moments = [
+            call_times = [
                 trace.called[path] for path in holders[name] if path in trace.called
             ]
-            if not moments and name in trace.touched:
-                moments = [trace.touched[name]]
-            if moments:
-                first[unit] = min([*moments, first.get(unit, trace.moments)])
-    joins = _norm_joins(model, trace, set(first)) if by == "block" else {}
-    for name, unit in unit_of.items():
+            if not call_times and name in trace.touched:
+                call_times = [trace.touched[name]]
+            if call_times:
+                first_use[unit] = min([*call_times, first_use.get(unit, trace.moments)])
+    joins = _norm_joins(model, trace, set(first_use)) if by == "block" else {}
+    for name, unit in unit_by_tensor.items():
         if unit is None:  # a container's own parameter
-            unit, used = owners[name], trace.touched.get(name, -1)
-            if earlier := [unit for unit in first if first[unit] <= used]:
-                unit = max(earlier, key=first.__getitem__)
-            elif first and name in trace.touched:
-                unit = min(first, key=first.__getitem__)
-        unit_of[name] = joins.get(unit, unit)
+            unit, touch_time = owners[name], trace.touched.get(name, -1)
+            if earlier_units := [
+                unit for unit in first_use if first_use[unit] <= touch_time
+            ]:
+                unit = max(earlier_units, key=first_use.__getitem__)
+            elif first_use and name in trace.touched:
+                unit = min(first_use, key=first_use.__getitem__)
+        unit_by_tensor[name] = joins.get(unit, unit)
 
-    frozen = frozen_tensors(model)
-    if parameters <= frozen:
-        frozen = set()
-    looked_up = {
+    frozen_names = frozen_tensors(model)
+    if parameters <= frozen_names:
+        frozen_names = set()
+    embedding_ids = {
         id(module.weight)
         for module in model.modules()
         if isinstance(module, nn.Embedding)
     }
-    kinds = {
+    class_names = {
         path: type(module).__name__
         for path, module in model.named_modules()
         if path.rpartition(".")[2].isdigit()
     }
     other_names = _other_names(model, tensors)
-    members: dict[str, list[str]] = {}
-    for name, unit in unit_of.items():
-        members.setdefault(str(unit), []).append(name)
-    for unit in [unit for unit in members if unit.endswith(ASIDE)]:
+    names_by_unit: dict[str, list[str]] = {}
+    for name, unit in unit_by_tensor.items():
+        names_by_unit.setdefault(str(unit), []).append(name)
+    for unit in [unit for unit in names_by_unit if unit.endswith(ASIDE)]:
         unit_name = unit.removesuffix(ASIDE)
-        start = f"{unit_name}.modules_to_save."
-        neighbour = next((name for name in members if name.startswith(start)), unit)
+        prefix = f"{unit_name}.modules_to_save."
+        neighbour = next(
+            (name for name in names_by_unit if name.startswith(prefix)), unit
+        )
         if neighbour != unit:
-            members[neighbour] += members.pop(unit)
+            names_by_unit[neighbour] += names_by_unit.pop(unit)
     parameters -= {name for name in parameters if f"{ASIDE}." in name}
     layers = []
-    for unit in sorted(members, key=lambda unit: first.get(unit, trace.moments)):
+    for unit in sorted(
+        names_by_unit, key=lambda unit: first_use.get(unit, trace.moments)
+    ):
         parts: dict[str, list[str]] = {part: [] for part in (*PARTS, "")}
-        for name in members[unit]:
+        for name in names_by_unit[unit]:
             part = next((part for part in PARTS if f".{part}." in name), "")
             parts[part].append(name)
-        output = _output(unit, members[unit], owners, trace, joins)
+        output = _output(unit, names_by_unit[unit], owners, trace, joins)
         for part, names in parts.items():
             place = unit or "model"
             layer = Layer(
                 name=f"{place}.{part}".strip("."),
                 parameters=tuple(name for name in names if name in parameters),
                 buffers=tuple(name for name in names if name not in parameters),
-                output=output if unit in first else "",
-                used=unit in first,
-                tables=tuple(n for n in names if id(tensors[n]) in looked_up),
+                output=output if unit in first_use else "",
+                used=unit in first_use,
+                tables=tuple(n for n in names if id(tensors[n]) in embedding_ids),
                 also=tuple(chain.from_iterable(map(other_names.__getitem__, names))),
-                kind=kinds.get(unit, ""),
+                kind=class_names.get(unit, ""),
             )
             if names:
-                layers.append(frozen_of(layer, frozen))
+                layers.append(frozen_of(layer, frozen_names))
     return tuple(layers)
 
 
@@ -156,18 +162,18 @@ def frozen_tensors(model: nn.Module) -> set[str]:
     frozen: set[str] = set()
     for path, module in model.named_modules():
         parameters = {n: p for n, p in module._parameters.items() if p is not None}
-        fixed = [name for name, p in parameters.items() if not p.requires_grad]
-        if parameters and len(fixed) == len(parameters):
-            fixed += module._buffers
-        frozen.update(f"{path}.{name}".lstrip(".") for name in fixed)
+        frozen_names = [name for name, p in parameters.items() if not p.requires_grad]
+        if parameters and len(frozen_names) == len(parameters):
+            frozen_names += module._buffers
+        frozen.update(f"{path}.{name}".lstrip(".") for name in frozen_names)
     return frozen & tree.named_tensors(model).keys()
 
 
 def frozen_of(layer: Layer, frozen: set[str]) -> Layer:
     """Return a layer with its frozen tensors. If all its parameters are frozen, its buffers are too."""
-    whole = bool(layer.parameters) and frozen.issuperset(layer.parameters)
-    fixed = tuple(name for name in layer.tensors if whole or name in frozen)
-    return replace(layer, frozen=fixed)
+    all_frozen = bool(layer.parameters) and frozen.issuperset(layer.parameters)
+    frozen_names = tuple(name for name in layer.tensors if all_frozen or name in frozen)
+    return replace(layer, frozen=frozen_names)
 
 
 def sizes(layers: Sequence[Layer], model: nn.Module) -> dict[str, int]:
@@ -194,33 +200,33 @@ def is_inside(name: str, path: str) -> bool:
 
 def _other_names(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, list[str]]:
     """Return the further names that each tensor has in the state dict: of itself, or of one with the same storage."""
-    by_place: dict[int, list[str]] = {}
-    stored = model.state_dict(keep_vars=True)
-    dense = {
+    names_by_storage: dict[int, list[str]] = {}
+    state = model.state_dict(keep_vars=True)
+    dense_tensors = {
         name: tensor
-        for name, tensor in stored.items()
+        for name, tensor in state.items()
         if isinstance(tensor, Tensor) and tensor.layout is torch.strided
     }
-    for name, tensor in dense.items():
-        by_place.setdefault(tensor.data_ptr() or id(tensor), []).append(name)
-    others: dict[str, list[str]] = {}
+    for name, tensor in dense_tensors.items():
+        names_by_storage.setdefault(tensor.data_ptr() or id(tensor), []).append(name)
+    other_names: dict[str, list[str]] = {}
     for name, tensor in tensors.items():
-        if name in dense:
-            names = by_place.get(tensor.data_ptr() or id(tensor), [])
+        if name in dense_tensors:
+            names = names_by_storage.get(tensor.data_ptr() or id(tensor), [])
         else:
             names = []
-        others[name] = [other for other in names if other != name]
-    return others
+        other_names[name] = [other_name for other_name in names if other_name != name]
+    return other_names
 
 
 def _holders(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, set[str]]:
     """Return the modules that have each tensor: one, or several for a tied tensor."""
-    everywhere = [
+    named_tensors = [
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
     ]
     paths: dict[int, set[str]] = {}
-    for name, tensor in everywhere:
+    for name, tensor in named_tensors:
         paths.setdefault(id(tensor), set()).add(_owner(name))
     return {name: paths[id(tensor)] for name, tensor in tensors.items()}
 
@@ -230,41 +236,44 @@ def _units(
 ) -> dict[str, str | None]:
     """Return the unit (module path) of each tensor, or None for a parameter directly in a container."""
     modules = dict(model.named_modules())
-    declared = as_list("layer_groups", getattr(model, "layer_groups", ()), empty=True)
-    for path in declared:
+    declared_paths = as_list(
+        "layer_groups", getattr(model, "layer_groups", ()), empty=True
+    )
+    for path in declared_paths:
         check_known("module", path, modules)
-    whole = [
+    group_paths = [
         path
         for path, module in modules.items()
         if isinstance(module, nn.MultiheadAttention)
     ]
     by_matcher: dict[str, str] = {}
     if by == "block":
-        whole += declared
-        if not declared and callable(getattr(model, "group_matcher", None)):
+        group_paths += declared_paths
+        if not declared_paths and callable(getattr(model, "group_matcher", None)):
             by_matcher = _timm_groups(model, tensors)
-        elif not declared:
-            whole += _transformer_blocks(model)
+        elif not declared_paths:
+            group_paths += _transformer_blocks(model)
     # what peft wraps is one layer with its adapters, unless a group has it
-    whole += [
+    group_paths += [
         path
         for path in modules
         if f"{path}.base_layer" in modules
-        and not any(path.startswith(f"{group}.") for group in whole)
+        and not any(path.startswith(f"{group}.") for group in group_paths)
     ]
     owners = {_owner(name) for name in tensors}
     units: dict[str, str | None] = {}
     for name in tensors:
         owner = _owner(name)
-        inside = [path for path in whole if is_inside(owner, path)]
+        inner_groups = [path for path in group_paths if is_inside(owner, path)]
         is_container = any(
-            other != owner and other.startswith(owner + "." if owner else "")
-            for other in owners
+            other_owner != owner
+            and other_owner.startswith(owner + "." if owner else "")
+            for other_owner in owners
         )
         if name in by_matcher:
             units[name] = by_matcher[name]
-        elif inside:
-            units[name] = max(inside, key=len)
+        elif inner_groups:
+            units[name] = max(inner_groups, key=len)
         else:
             units[name] = None if is_container else owner
     return units
@@ -275,24 +284,24 @@ def _transformer_blocks(model: nn.Module) -> list[str]:
 
     The blocks are those that transformers itself never splits over devices.
     """
-    outer: dict[str, nn.Module] = {}
+    outer_models: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
-        inside = any(is_inside(path, other) for other in outer)
-        splits = getattr(module, "_no_split_modules", None) is not None
-        if splits and hasattr(module, "config") and not inside:
-            outer[path] = module
+        is_inner = any(is_inside(path, outer_path) for outer_path in outer_models)
+        has_blocks = getattr(module, "_no_split_modules", None) is not None
+        if has_blocks and hasattr(module, "config") and not is_inner:
+            outer_models[path] = module
     paths: list[str] = []
-    for root, whole in outer.items():
-        kinds, blocks, lists = whole._no_split_modules, [], []
-        for path, module in whole.named_modules(prefix=root):
-            kind = type(module).__name__
-            if kind in kinds or kind.endswith("Embeddings"):  # type: ignore[operator]
-                blocks.append((path, kind))
+    for root, outer_model in outer_models.items():
+        class_names, blocks, list_paths = outer_model._no_split_modules, [], []
+        for path, module in outer_model.named_modules(prefix=root):
+            class_name = type(module).__name__
+            if class_name in class_names or class_name.endswith("Embeddings"):  # type: ignore[operator]
+                blocks.append((path, class_name))
             if isinstance(module, nn.ModuleList) and len(set(map(type, module))) == 1:
-                lists += [f"{path}.{k}" for k in range(len(module))]
+                list_paths += [f"{path}.{k}" for k in range(len(module))]
         paths += [path for path, _ in blocks]
-        if all("Embeddings" in kind for _, kind in blocks):
-            paths += lists
+        if all("Embeddings" in class_name for _, class_name in blocks):
+            paths += list_paths
     return paths
 
 
@@ -300,11 +309,11 @@ def _timm_groups(model: Any, tensors: dict[str, Tensor]) -> dict[str, str]:
     """Return timm's own groups (stem, blocks, head), each named by the module path that its tensors share."""
     from timm.models._manipulate import group_with_matcher
 
-    matched = group_with_matcher(
+    groups = group_with_matcher(
         iter(tensors.items()), model.group_matcher(coarse=False)
     )
     names: dict[str, str] = {}
-    for position, group in enumerate(matched.values()):
+    for position, group in enumerate(groups.values()):
         name = _own_path(group, tensors, least=1.0 if position == 0 else 0.5)
         name = name or ("stem" if position == 0 else group[0])
         while name in names.values():
@@ -316,13 +325,15 @@ def _timm_groups(model: Any, tensors: dict[str, Tensor]) -> dict[str, str]:
 def _own_path(names: Sequence[str], tensors: Iterable[str], least: float) -> str:
     """Return the deepest module path that has only named tensors, and at least this fraction of them, or ""."""
     counts = _count_tensors(names)
-    everywhere = _count_tensors(tensors)
-    inner = [
+    all_counts = _count_tensors(tensors)
+    common_paths = [
         path
         for path, n in counts.items()
-        if n >= least * len(names) and n == everywhere[path]
+        if n >= least * len(names) and n == all_counts[path]
     ]
-    return max(inner, key=lambda path: (counts[path], path.count(".")), default="")
+    return max(
+        common_paths, key=lambda path: (counts[path], path.count(".")), default=""
+    )
 
 
 def _count_tensors(names: Iterable[str]) -> dict[str, int]:
@@ -344,17 +355,17 @@ def _norm_joins(model: nn.Module, trace: _Trace, units: set[str]) -> dict[str, s
     """
     modules = dict(model.named_modules())
     joins: dict[str, str] = {}
-    latest = "."  # no path of a module
+    latest_path = "."  # no path of a module
     for path in sorted(trace.called, key=lambda path: trace.called[path]):
         module = modules[path]
         if isinstance(module, _WEIGHTED):
-            latest = path
+            latest_path = path
         elif (
-            {path, latest} <= units
+            {path, latest_path} <= units
             and isinstance(module, _NORMS)
-            and _channels(module) == _channels(modules[latest])
+            and _channels(module) == _channels(modules[latest_path])
         ):
-            joins[path] = latest
+            joins[path] = latest_path
     return joins
 
 
@@ -383,9 +394,9 @@ def _output(
 ) -> str:
     if unit in trace.called and unit not in joins.values():
         return unit
-    inside = {owners[name] for name in names} & trace.called.keys()
-    if inside:
-        return max(inside, key=lambda path: trace.called[path])
+    called_owners = {owners[name] for name in names} & trace.called.keys()
+    if called_owners:
+        return max(called_owners, key=lambda path: trace.called[path])
     # for tensors that an enclosing module uses itself, its output is the first to contain them
     path = unit
     while path and path not in trace.called:

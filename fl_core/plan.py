@@ -125,15 +125,15 @@ def labels_of(layers: Iterable[Layer]) -> dict[str, str]:
     >>> labels_of([Layer(name, (f"{name}.weight",)) for name in names])
     {'base_model.model.head.modules_to_save.default': 'head', 'base_model.model.block.lora_A': 'block.lora_A'}
     """
-    exact, short = {}, {}
+    exact_labels, short_labels = {}, {}
     for layer in layers:
-        exact[layer.name] = short[layer.name] = layer.label
+        exact_labels[layer.name] = short_labels[layer.name] = layer.label
         if layer.name.startswith(PEFT_ROOT):
-            rest = PEFT_PARTS.sub("", layer.name.removeprefix(PEFT_ROOT))
-            short[layer.name] = replace(layer, name=rest).label
-    if len({*short.values()}) < len(exact):
-        return exact
-    return short
+            short_name = PEFT_PARTS.sub("", layer.name.removeprefix(PEFT_ROOT))
+            short_labels[layer.name] = replace(layer, name=short_name).label
+    if len({*short_labels.values()}) < len(exact_labels):
+        return exact_labels
+    return short_labels
 
 
 @dataclass(frozen=True)
@@ -192,18 +192,18 @@ class Evidence:
             "data": self.data[:12],
             "checkpoint": self.checkpoint[:12],
         }
-        measured = [
+        settings = [
             f"{name} {value}"
             for name, value in origin.items()
             if value not in (None, "")
         ]
-        if measured:
-            measured_names = ", ".join(measured)
+        if settings:
+            measured_names = ", ".join(settings)
             lines += [f"measured with {measured_names}"]
         for null, draws in self.detail.get("null", {}).items():
             if draws["same_draws"]:
-                count = plural(draws["draws"], "draw")
-                times = f"{draws['same_draws']} of {count}"
+                draws_text = plural(draws["draws"], "draw")
+                times = f"{draws['same_draws']} of {draws_text}"
                 lines.append(f"the same plan comes from {times} of the null {null!r}")
         if self.detail.get("benchmark"):
             lines.append(self.detail["benchmark"])
@@ -254,17 +254,17 @@ class LayerPlan(Displayed):
         shared_names = as_list("shared", self.shared, empty=True)
         names = [layer.name for layer in self.layers]
         tensors = tensors_in(self.layers)
-        for kind, checked in (
+        for kind, checked_names in (
             ("layer", names),
             ("tensor", tensors),
             ("shared layer", shared_names),
         ):
-            twice = sorted(
-                name for name, count in Counter(checked).items() if count > 1
+            duplicates = sorted(
+                name for name, count in Counter(checked_names).items() if count > 1
             )
-            if twice:
+            if duplicates:
                 raise UsageError(
-                    f"a plan must name each {kind} once; got {twice[0]!r} twice."
+                    f"a plan must name each {kind} once; got {duplicates[0]!r} twice."
                 )
         for name in sorted({*shared_names} - {*names}):
             check_known("layer", name, names)
@@ -314,8 +314,8 @@ class LayerPlan(Displayed):
         detail = self.why.detail
         epochs = detail.get("fine_tuning", detail.get("own_epochs", 0))
         rate = detail.get("fine_tuning_rate", detail.get("own_rate", 0.0))
-        number = type(epochs) is int and 0 <= epochs <= MOST_EPOCHS
-        if not number or not isinstance(rate, int | float) or not 0 < rate < math.inf:
+        is_whole = type(epochs) is int and 0 <= epochs <= MOST_EPOCHS
+        if not is_whole or not isinstance(rate, int | float) or not 0 < rate < math.inf:
             if epochs != 0:
                 raise UsageError(
                     f"fine_tuning of a plan must be from 0 to {MOST_EPOCHS}, at a rate above 0; got {epochs!r} at "
@@ -478,15 +478,15 @@ class LayerPlan(Displayed):
 
     def check_tensors(self, names: Iterable[str]) -> None:
         """Check as :meth:`check_fits` does, for the tensor names of a model."""
-        planned = {*tensors_in(self.layers)}
-        present = set(names)
-        if planned != present:
-            parts = []
-            if missing := listing(sorted(planned - present), 4):
-                parts.append(f"only in the plan: {missing}")
-            if unplanned := listing(sorted(present - planned), 4):
-                parts.append(f"only in the model: {unplanned}")
-            differences = "; ".join(parts)
+        plan_names = {*tensors_in(self.layers)}
+        model_names = set(names)
+        if plan_names != model_names:
+            difference_texts = []
+            if missing_text := listing(sorted(plan_names - model_names), 4):
+                difference_texts.append(f"only in the plan: {missing_text}")
+            if unplanned_text := listing(sorted(model_names - plan_names), 4):
+                difference_texts.append(f"only in the model: {unplanned_text}")
+            differences = "; ".join(difference_texts)
             raise UsageError(
                 f"the plan must fit the model; got tensors {differences}. Use a plan that was made for this model."
             )
@@ -542,14 +542,14 @@ class LayerPlan(Displayed):
             raise UsageError(
                 f"a plan must have the format {FORMAT!r}; got {stored_format!r}. Use plan='auto' to make one."
             )
-        rest = {k: v for k, v in data.items() if k not in ("format", "sha256")}
+        contents = {k: v for k, v in data.items() if k not in ("format", "sha256")}
         for key in ("layers", "shared"):
-            count = len(rest[key]) if isinstance(rest.get(key), list) else 0
+            count = len(contents[key]) if isinstance(contents.get(key), list) else 0
             if count > MOST_NAMES:
                 raise UsageError(
                     f"{key} of a plan must be at most {MOST_NAMES:,}; got {count:,}. Make it again."
                 )
-        plan: LayerPlan = read_as(cls, rest, "a plan")
+        plan: LayerPlan = read_as(cls, contents, "a plan")
         if data.get("sha256") != _signature(data) and not plan.is_edited:
             return plan.with_shared(plan.shared, rule=f"{EDITED} (was {plan.why.rule})")
         return plan
@@ -595,13 +595,13 @@ class LayerPlan(Displayed):
         >>> len({plan.digest for plan in plans}), plans[0].digest == plans[0].with_shared("a", rule="x").digest
         (3, True)
         """
-        decided: list[Any] = [
+        decisions: list[Any] = [
             [layer.name, list(layer.tensors), layer.name in self.shared]
             for layer in self.layers
         ]
         if self.fine_tuning[0]:
-            decided.append(self.fine_tuning)
-        return sha(json.dumps(decided).encode())
+            decisions.append(self.fine_tuning)
+        return sha(json.dumps(decisions).encode())
 
 
 def _stored(layer: Layer) -> dict[str, Any]:
@@ -615,16 +615,16 @@ def _stored(layer: Layer) -> dict[str, Any]:
 
 def _signature(data: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a plan's JSON without its digest, independent of indentation and the order of keys."""
-    rest = json.dumps(
+    text = json.dumps(
         {name: value for name, value in data.items() if name != "sha256"}, default=str
     )
-    return sha(json.dumps(json.loads(rest), sort_keys=True).encode())
+    return sha(json.dumps(json.loads(text), sort_keys=True).encode())
 
 
 def _sent(plan: LayerPlan) -> list[str]:
     """Return the tensors that travel, in the plan's order: the shared ones that training changes."""
-    frozen = {*chain.from_iterable(layer.frozen for layer in plan.body)}
-    return [name for name in tensors_in(plan.body) if name not in frozen]
+    frozen_names = {*chain.from_iterable(layer.frozen for layer in plan.body)}
+    return [name for name in tensors_in(plan.body) if name not in frozen_names]
 
 
 def _named(plan: LayerPlan) -> dict[str, Any]:
@@ -633,28 +633,30 @@ def _named(plan: LayerPlan) -> dict[str, Any]:
     Raises:
         UsageError: a tensor travels under one name and stays under another.
     """
-    sent = _sent(plan)
-    local = [name for name in tensors_in(plan.layers) if name not in sent]
+    sent_names = _sent(plan)
+    local_names = [name for name in tensors_in(plan.layers) if name not in sent_names]
     for layer in plan.layers:
-        stays = layer.name not in plan.shared or layer.is_frozen
-        local += [name for name in layer.also if stays and name not in local]
-    if split := sorted(set(local).intersection(sent)):
+        is_local = layer.name not in plan.shared or layer.is_frozen
+        local_names += [
+            name for name in layer.also if is_local and name not in local_names
+        ]
+    if split_names := sorted(set(local_names).intersection(sent_names)):
         raise UsageError(
-            f"tied tensors must be shared or kept together; the plan sends {listing(split, 4)} and has it under "
+            f"tied tensors must be shared or kept together; the plan sends {listing(split_names, 4)} and has it under "
             "another name among those that stay. Share both layers, or none."
         )
-    ends = {"shared": (sent, plan.body), "local": (local, plan.head)}
+    contents = {"shared": (sent_names, plan.body), "local": (local_names, plan.head)}
     return {
         name: {"tensors": tensors, "modules": [layer.name for layer in layers]}
-        for name, (tensors, layers) in ends.items()
+        for name, (tensors, layers) in contents.items()
     }
 
 
 def _for_nvflare(plan: LayerPlan) -> dict[str, Any]:
     """Return a filter of task results. It excludes what stays local."""
-    local = _named(plan)["local"]["tensors"]
+    local_names = _named(plan)["local"]["tensors"]
     path = "nvflare.app_common.filters.exclude_vars.ExcludeVars"
-    return {"path": path, "args": {"exclude_vars": local}}
+    return {"path": path, "args": {"exclude_vars": local_names}}
 
 
 def _for_peft(plan: LayerPlan) -> dict[str, list[str]]:
@@ -705,16 +707,16 @@ def shift_plan(plan: LayerPlan, by: int) -> LayerPlan:
     Raises:
         UsageError: the shared layers are not the first ones.
     """
-    cut, most = prefix_length(plan), len(plan.trainable) - 1
-    wanted = cut + by
-    clipped = min(max(wanted, 1), max(most, 1))
+    given_length, most_shared = prefix_length(plan), len(plan.trainable) - 1
+    wanted_length = given_length + by
+    new_length = min(max(wanted_length, 1), max(most_shared, 1))
     notes = [] if plan.why.status == "ok" else [plan.why.status]
-    if clipped != wanted:
+    if new_length != wanted_length:
         notes.append(
-            f"clipped from {wanted} to {clipped} of {len(plan.trainable)} layers"
+            f"clipped from {wanted_length} to {new_length} of {len(plan.trainable)} layers"
         )
     return plan.with_first(
-        clipped, rule=f"{plan.why.rule} {by:+d}", status="; ".join(notes) or "ok"
+        new_length, rule=f"{plan.why.rule} {by:+d}", status="; ".join(notes) or "ok"
     )
 
 

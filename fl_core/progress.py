@@ -60,16 +60,16 @@ class Lines:
 
     def update(self, n: float = 1) -> None:
         """Add steps that are done, and write a line if they complete another tenth."""
-        before = self.done
+        done_before = self.done
         self.done = self.done + n
         time_now = time.monotonic()
-        due = time_now - self.last >= SECONDS or (
+        is_due = time_now - self.last >= SECONDS or (
             self.leave and self.done == self.total
         )
         if (
-            due
+            is_due
             and self.total
-            and self.done * TENTHS // self.total > before * TENTHS // self.total
+            and self.done * TENTHS // self.total > done_before * TENTHS // self.total
         ):
             from tqdm import tqdm
 
@@ -135,8 +135,8 @@ class Cell:
 
 def in_notebook() -> bool:
     """Return whether a notebook's kernel runs this code."""
-    interactive = sys.modules.get("IPython")
-    shell = None if interactive is None else interactive.get_ipython()
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and hasattr(shell, "kernel")
 
 
@@ -176,9 +176,9 @@ def progress_bar(
 
 def say(line: str, file: TextIO | None = None) -> None:
     """Print a line above the progress bar, if there is one."""
-    bars = sys.modules.get("tqdm")
+    tqdm_module = sys.modules.get("tqdm")
     file = file or sys.stdout
-    (print if bars is None else bars.tqdm.write)(line, file=file)
+    (print if tqdm_module is None else tqdm_module.tqdm.write)(line, file=file)
     file.flush()
 
 
@@ -196,10 +196,15 @@ class TerminationSignal(KeyboardInterrupt):
 
 
 def quiet_imports(program: str) -> None:
-    """Let signals end this process with one line from now on, if it is the start of a program of this name."""
-    words = sys.orig_argv
-    module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
-    if module == [program] or os.path.basename(sys.argv[0]) == program:
+    """End the process with one line on Ctrl-C, SIGTERM or SIGHUP while a command imports its libraries.
+
+    This has no effect unless the process was started as ``program`` or ``python -m program``.
+    """
+    arguments = sys.orig_argv
+    module_words = (
+        arguments[arguments.index("-m") + 1 :][:1] if "-m" in arguments else []
+    )
+    if module_words == [program] or os.path.basename(sys.argv[0]) == program:
         for number in _heard():
             signal.signal(
                 number,
@@ -219,23 +224,25 @@ def end_on_signals(
     """
 
     def interrupted(number: int, frame: FrameType | None) -> None:
-        around = (caller.f_code.co_filename for caller, _ in walk_stack(frame))
-        if any(name.startswith("<frozen importlib") for name in around):
+        caller_files = (caller.f_code.co_filename for caller, _ in walk_stack(frame))
+        if any(name.startswith("<frozen importlib") for name in caller_files):
             _end_at_once(number, goes_on())
         raise TerminationSignal(number)
 
-    earlier = {number: signal.signal(number, interrupted) for number in _heard()}
+    earlier_handlers = {
+        number: signal.signal(number, interrupted) for number in _heard()
+    }
     try:
         yield
     except KeyboardInterrupt as error:
-        for number in earlier:
+        for number in earlier_handlers:
             signal.signal(number, signal.SIG_IGN)  # a second signal has no effect
         _say(goes_on())
         sys.exit(
             error.code if isinstance(error, TerminationSignal) else 128 + signal.SIGINT
         )
     finally:
-        for number, handler in earlier.items():
+        for number, handler in earlier_handlers.items():
             if signal.getsignal(number) is interrupted:
                 signal.signal(number, handler)
 
@@ -244,17 +251,17 @@ def end_on_signals(
 def delay_signals() -> Iterator[None]:
     """Delay signals in this process until the block ends. Processes started inside never get a terminal's signals."""
     signals: list[int] = []
-    earlier = {
+    earlier_handlers = {
         number: signal.signal(number, lambda number, frame: signals.append(number))
         for number in _heard()
     }
     # new processes inherit this
-    masked = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    earlier_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        for number, handler in earlier.items():
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier_mask)
+        for number, handler in earlier_handlers.items():
             signal.signal(number, handler)
     if signals:
         signal.raise_signal(signals[0])

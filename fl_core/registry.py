@@ -182,14 +182,14 @@ class Registry(Displayed, Generic[Member]):
 
     def families(self) -> dict[str, list[str]]:
         """Return the members' names by the subject of their module, in the order of modules and names."""
-        places = {name: self._origins.get(name, ("", "")) for name in self.names()}
-        grouped: dict[str, list[str]] = {}
-        for name in sorted(places, key=lambda name: (places[name][0], name)):
-            module = sys.modules.get(places[name][0])
-            grouped.setdefault(
+        origins = {name: self._origins.get(name, ("", "")) for name in self.names()}
+        names_by_subject: dict[str, list[str]] = {}
+        for name in sorted(origins, key=lambda name: (origins[name][0], name)):
+            module = sys.modules.get(origins[name][0])
+            names_by_subject.setdefault(
                 first_line(getattr(module, "__doc__", "")) or "From other packages", []
             ).append(name)
-        return grouped
+        return names_by_subject
 
 
 def first_line(text: str | None) -> str:
@@ -264,13 +264,16 @@ def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return {}, False
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = {
+    named_kinds = (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
+    is_required = {
         p.name: p.default is inspect.Parameter.empty
         for p in parameters
-        if p.kind in by_name
+        if p.kind in named_kinds
     }
-    return named, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return is_required, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
 def attach(
@@ -296,19 +299,19 @@ def attach(
         for node in ast.parse(Path(file).read_text(encoding="utf-8")).body
         if isinstance(node, ast.If)
     ]
-    homes: dict[str, str] = {}
+    module_by_name: dict[str, str] = {}
     for node in chain.from_iterable(block.body for block in blocks):
         if isinstance(node, ast.ImportFrom):
-            homes |= {alias.name: str(node.module) for alias in node.names}
+            module_by_name |= {alias.name: str(node.module) for alias in node.names}
 
     def look_up(name: str) -> Any:
-        if name not in homes:
+        if name not in module_by_name:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = import_module(homes[name])
+        module = import_module(module_by_name[name])
         if hasattr(module, name):
             value = getattr(module, name)
         else:
-            value = import_module(f"{homes[name]}.{name}")
+            value = import_module(f"{module_by_name[name]}.{name}")
         if inspect.isfunction(value) and wrap is not None:
             value = wrap(value)
             value.__module__ = package  # where pickle finds it
@@ -316,6 +319,6 @@ def attach(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
+        return sorted({*vars(sys.modules[package]), *module_by_name})
 
-    return look_up, names, sorted(homes)
+    return look_up, names, sorted(module_by_name)

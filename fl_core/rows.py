@@ -76,16 +76,16 @@ def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any)
         KeyError: a column is not in the schema.
         UsageError: the value is missing although the status is ok, or present with another status.
     """
-    unknown = set(columns) - set(COLUMNS)
-    if unknown:
-        unknown_names = sorted(unknown)
+    unknown_columns = set(columns) - set(COLUMNS)
+    if unknown_columns:
+        unknown_names = sorted(unknown_columns)
         raise KeyError(f"columns must be in the schema of rows; got {unknown_names}.")
-    number = value
+    got_value = value
     if value is not None and not math.isfinite(value):
         value = None
     if value is None and status == "ok":
         raise UsageError(
-            f"{metric}: the value must be finite with status 'ok'; got {number}. Give a status that says why."
+            f"{metric}: the value must be finite with status 'ok'; got {got_value}. Give a status that says why."
         )
     if value is not None and status != "ok":
         raise UsageError(
@@ -93,13 +93,13 @@ def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any)
         )
     if columns.get("stderr") is not None and not math.isfinite(columns["stderr"]):
         columns["stderr"] = None
-    filled = {
+    fields = {
         "metric": metric,
         "value": None if value is None else float(value),
         "status": status,
         **columns,
     }
-    return {name: filled.get(name, None if name in _SIZED else "") for name in COLUMNS}
+    return {name: fields.get(name, None if name in _SIZED else "") for name in COLUMNS}
 
 
 def dumps(record: dict[str, Any]) -> str:
@@ -207,7 +207,7 @@ def _frame(path: Path | str, lines: Iterable[Row]) -> pd.DataFrame:
 def _check_values(path: Path | str, table: pd.DataFrame) -> None:
     """Refuse values that no row has: one beyond its score's range, or one that does not fit its status."""
     value = table["value"]
-    low, high = (
+    lowest, highest = (
         table["metric"].map({name: score.ends[k] for name, score in TABLE.items()})
         for k in (0, 1)
     )
@@ -216,7 +216,7 @@ def _check_values(path: Path | str, table: pd.DataFrame) -> None:
         | (value.abs() == math.inf)
         | (table["stderr"] == math.inf)
     )
-    is_wrong |= (value < low - ROUNDING) | (value > high + ROUNDING)
+    is_wrong |= (value < lowest - ROUNDING) | (value > highest + ROUNDING)
     if is_wrong.any():
         row = table[is_wrong].iloc[0]
         contents = f"the value {row['value']} with status {row['status']!r}"
@@ -230,9 +230,9 @@ def read_header(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise _refusal(path, "no file there")
     with storage.opened(path) as file:
-        first = file.readline(storage.HEADER_BYTES)
+        first_line = file.readline(storage.HEADER_BYTES)
     try:
-        header = storage.parsed_json(first)
+        header = storage.parsed_json(first_line)
     except ValueError as error:  # no JSON, no UTF-8, or beyond the limits
         raise _refusal(path, "a first line that is no header") from error
     if not isinstance(header, dict) or "schema" not in header:
@@ -470,9 +470,13 @@ def without_score(table: pd.DataFrame) -> pd.Series:
     count.
     """
     keys = [table[name] for name in ("seed", "split", "client", "metric")]
-    never = table["value"].isna().groupby(keys, dropna=False).transform("all")
-    why = table["metric"].map({name: score.missing for name, score in TABLE.items()})
-    return never & (table["client"] != "") & (table["status"] == why)
+    is_never_there = table["value"].isna().groupby(keys, dropna=False).transform("all")
+    missing_reason = table["metric"].map(
+        {name: score.missing for name, score in TABLE.items()}
+    )
+    return (
+        is_never_there & (table["client"] != "") & (table["status"] == missing_reason)
+    )
 
 
 def client_mean(table: pd.DataFrame, lacking: pd.Series) -> float:
@@ -488,12 +492,12 @@ def client_mean(table: pd.DataFrame, lacking: pd.Series) -> float:
 def left_out(lacking: pd.DataFrame) -> list[str]:
     """Return a line for each score: the clients whose rows are lacking, the seeds, and why."""
     lines = []
-    for (name, why), part in lacking.groupby(["metric", "status"], sort=False):
-        seeds = sorted(map(str, part["seed"].unique()))
+    for (name, reason), rows in lacking.groupby(["metric", "status"], sort=False):
+        seeds = sorted(map(str, rows["seed"].unique()))
         with_seed = f"with seed{'s' * (len(seeds) > 1)} {listing(seeds)}"
-        clients = listing(part["client"].unique())
+        clients = listing(rows["client"].unique())
         label = label_of(str(name))
-        lines.append(f"{label} leaves out {clients} {with_seed}: {why}")
+        lines.append(f"{label} leaves out {clients} {with_seed}: {reason}")
     return lines
 
 

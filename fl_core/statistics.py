@@ -79,8 +79,10 @@ class Estimate(NamedTuple):
         """Return Student's t interval. The arguments are those of :func:`mean_interval`."""
         from scipy.special import stdtrit
 
-        half = -float(stdtrit(self.free, (1 - level) / 2 / comparisons)) * self.error
-        return Interval(self.value, self.value - half, self.value + half)
+        half_width = (
+            -float(stdtrit(self.free, (1 - level) / 2 / comparisons)) * self.error
+        )
+        return Interval(self.value, self.value - half_width, self.value + half_width)
 
 
 def combine(values: Values, weights: Values) -> float:
@@ -141,8 +143,8 @@ def mean_interval(
     from scipy.special import stdtrit
 
     quantile = float(stdtrit(len(x) - 1, 1 - (1 - (1 + level) / 2) / comparisons))
-    half = quantile * float(x.std(ddof=1)) / math.sqrt(len(x))
-    return Interval(mean, mean - half, mean + half)
+    half_width = quantile * float(x.std(ddof=1)) / math.sqrt(len(x))
+    return Interval(mean, mean - half_width, mean + half_width)
 
 
 def paired(scores: pd.DataFrame, pairs: Sequence[tuple[Any, Any]]) -> pd.DataFrame:
@@ -159,16 +161,16 @@ def paired(scores: pd.DataFrame, pairs: Sequence[tuple[Any, Any]]) -> pd.DataFra
     Returns:
         A line for each pair: ``value``, ``low``, ``high`` and the number of seeds ``n``.
     """
-    lines = []
-    for one, other in pairs:
-        gain = (scores[one] - scores[other]).dropna()
+    rows = []
+    for column_a, column_b in pairs:
+        gain = (scores[column_a] - scores[column_b]).dropna()
         interval = UNKNOWN
         if len(gain):
             interval = mean_interval(gain, comparisons=len(pairs))
         if interval.low == interval.high:  # no spread, no claim
             interval = Interval(interval.value, math.nan, math.nan)
-        lines.append((*interval, len(gain)))
-    return pd.DataFrame(lines, columns=["value", "low", "high", "n"])
+        rows.append((*interval, len(gain)))
+    return pd.DataFrame(rows, columns=["value", "low", "high", "n"])
 
 
 def halves(
@@ -199,8 +201,8 @@ def halves(
         strata = np.zeros(len(groups), dtype=np.int64)
     half = np.zeros(len(groups), dtype=np.int64)
     for number in np.unique(strata):
-        members = strata == number
-        half[members] = halves_of_one(groups[members], int(number), seed)
+        in_stratum = strata == number
+        half[in_stratum] = halves_of_one(groups[in_stratum], int(number), seed)
     if len(np.unique(half)) < 2:
         raise UsageError(
             "samples to halve must have groups in both halves; got one half alone. Add samples."
@@ -220,10 +222,10 @@ def halves_of_one(
     >>> [halves_of_one(np.array([3]), number).tolist() for number in range(3)]
     [[0], [1], [0]]
     """
-    distinct, group = np.unique(groups, return_inverse=True)
-    order = numpy_generator(seed, "halves", number).permutation(len(distinct))
-    half = np.empty(len(distinct), dtype=np.int64)
-    half[order] = (np.arange(len(distinct)) + number) % 2
+    distinct_groups, group = np.unique(groups, return_inverse=True)
+    order = numpy_generator(seed, "halves", number).permutation(len(distinct_groups))
+    half = np.empty(len(distinct_groups), dtype=np.int64)
+    half[order] = (np.arange(len(distinct_groups)) + number) % 2
     return half[group]
 
 
@@ -271,17 +273,20 @@ def stratified_mean(
     group = np.arange(n)
     if groups is not None:
         group = np.unique(groups, return_inverse=True)[1]
-    _, first, draw = np.unique(
+    _, first_samples, draw_of_sample = np.unique(
         stratum * n + group, return_index=True, return_inverse=True
     )
-    stratum = stratum[first]
+    stratum = stratum[first_samples]
     stratum = _pool_single(stratum, np.bincount(stratum))
     mean = float(weights @ values)
-    sums = np.bincount(draw, weights * (values - mean))
-    shares = np.bincount(draw, weights)
-    total = np.bincount(stratum, shares)
+    sums = np.bincount(draw_of_sample, weights * (values - mean))
+    shares = np.bincount(draw_of_sample, weights)
+    stratum_shares = np.bincount(stratum, shares)
     centres = np.divide(
-        np.bincount(stratum, sums), total, out=np.zeros_like(total), where=total > 0
+        np.bincount(stratum, sums),
+        stratum_shares,
+        out=np.zeros_like(stratum_shares),
+        where=stratum_shares > 0,
     )
     deviations = sums - shares * centres[stratum]
     draws = np.bincount(stratum)
@@ -326,9 +331,9 @@ def mean_of_sums(sums: GroupSums) -> Estimate:
     )
     centre = total / share
     deviations = squares - 2 * centre * products + centre**2 * shares
-    least = 1e-7 * math.sqrt(float(squares.sum())) / weight  # of rounding
+    least_error = 1e-7 * math.sqrt(float(squares.sum())) / weight  # of rounding
     mean = float(total.sum()) / weight
-    return _of_strata(mean, draws, deviations.clip(min=0) / weight**2, least)
+    return _of_strata(mean, draws, deviations.clip(min=0) / weight**2, least_error)
 
 
 def _of_strata(
@@ -342,15 +347,15 @@ def _of_strata(
     Args:
         least: a standard error that is not larger is that of equal values.
     """
-    free = draws - 1
-    if not free.all():
+    degrees = draws - 1
+    if not degrees.all():
         return Estimate(mean, math.nan, math.nan)
-    variances = draws / free * squares
+    variances = draws / degrees * squares
     variance = float(variances.sum())
     if not math.sqrt(variance) > least:
         return Estimate(mean, math.nan, math.nan)
-    welch = variance**2 / float((variances**2 / (free + 2)).sum()) - 2
-    return Estimate(mean, math.sqrt(variance), min(welch, float(free.sum())))
+    welch = variance**2 / float((variances**2 / (degrees + 2)).sum()) - 2
+    return Estimate(mean, math.sqrt(variance), min(welch, float(degrees.sum())))
 
 
 def mean_over_seeds(
@@ -381,18 +386,23 @@ def mean_over_seeds(
     n, mean = len(differences), float(differences.mean())
     if n == 1:
         return sampled._replace(value=mean)
-    within = 0.0 if math.isnan(sampled.error) else sampled.error**2
-    spread = float(differences.var(ddof=1))
-    total = pooled.free + n - 1
-    between = (pooled.free * pooled.error**2 + (n - 1) * spread) / total
-    parts = max(between, (1 - overlap) * within) / n, overlap * within
-    variance = sum(parts)
+    sample_variance = 0.0 if math.isnan(sampled.error) else sampled.error**2
+    seed_variance = float(differences.var(ddof=1))
+    n_degrees = pooled.free + n - 1
+    pooled_variance = (
+        pooled.free * pooled.error**2 + (n - 1) * seed_variance
+    ) / n_degrees
+    variances = (
+        max(pooled_variance, (1 - overlap) * sample_variance) / n,
+        overlap * sample_variance,
+    )
+    variance = sum(variances)
     if not math.sqrt(variance) > 1e-12 * float(np.abs(differences).max()):
         return Estimate(mean, math.nan, math.nan)
-    bottom = parts[0] ** 2 / pooled.free
-    if parts[1]:
-        bottom += parts[1] ** 2 / sampled.free
-    return Estimate(mean, math.sqrt(variance), variance**2 / bottom)
+    denominator = variances[0] ** 2 / pooled.free
+    if variances[1]:
+        denominator += variances[1] ** 2 / sampled.free
+    return Estimate(mean, math.sqrt(variance), variance**2 / denominator)
 
 
 def _pool_single(
@@ -403,12 +413,12 @@ def _pool_single(
     Args:
         draws: the number of draws of each stratum.
     """
-    single = np.flatnonzero(draws == 1)
-    target = single[0] if len(single) else 0
-    if len(single) == 1 and len(draws) > 1:
+    single_strata = np.flatnonzero(draws == 1)
+    target = single_strata[0] if len(single_strata) else 0
+    if len(single_strata) == 1 and len(draws) > 1:
         target = np.where(draws > 1, draws, draws.sum() + 1).argmin()
-    pooled = np.where(np.isin(stratum, single), target, stratum)
-    return np.unique(pooled, return_inverse=True)[1]
+    pooled_stratum = np.where(np.isin(stratum, single_strata), target, stratum)
+    return np.unique(pooled_stratum, return_inverse=True)[1]
 
 
 def simultaneous(estimates: Sequence[Estimate]) -> pd.DataFrame:
@@ -422,13 +432,13 @@ def simultaneous(estimates: Sequence[Estimate]) -> pd.DataFrame:
     Returns:
         Columns ``difference``, ``low``, ``high`` and ``p_value``.
     """
-    intervals = [one.interval(len(estimates)) for one in estimates]
+    intervals = [estimate.interval(len(estimates)) for estimate in estimates]
     table = pd.DataFrame(intervals, columns=["difference", "low", "high"], dtype=float)
-    table["p_value"] = holm([one.p_value for one in estimates])
-    shown = table["p_value"] <= 0.05
-    inside = (table["low"] <= 0) & (table["high"] >= 0)
+    table["p_value"] = holm([estimate.p_value for estimate in estimates])
+    is_significant = table["p_value"] <= 0.05
+    contains_zero = (table["low"] <= 0) & (table["high"] >= 0)
     for end, sign in (("low", 1), ("high", -1)):
-        disagrees = (shown == inside) & (sign * table["difference"] > 0)
+        disagrees = (is_significant == contains_zero) & (sign * table["difference"] > 0)
         table[end] = table[end].mask(disagrees, 0.0)
     return table
 
@@ -442,8 +452,8 @@ def holm(p_values: Values) -> NDArray[np.float64]:
     p = np.asarray(p_values, dtype=float)
     order = p.argsort(kind="stable")
     adjusted = np.empty_like(p)
-    stepped = p[order] * np.arange(len(p), 0, -1)
-    adjusted[order] = np.maximum.accumulate(stepped).clip(max=1.0)
+    scaled = p[order] * np.arange(len(p), 0, -1)
+    adjusted[order] = np.maximum.accumulate(scaled).clip(max=1.0)
     if np.isnan(p).any():
         return np.full_like(p, np.nan)
     return adjusted
@@ -460,11 +470,11 @@ def design_effect(values: NDArray[Any], groups: NDArray[Any]) -> float:
     """
     group = np.unique(groups, return_inverse=True)[1]
     deviations = values - np.mean(values)
-    total = float((deviations**2).sum())
-    if not total:
+    total_squares = float((deviations**2).sum())
+    if not total_squares:
         return len(values) / (group.max() + 1)
     sums = np.bincount(group, weights=deviations)
-    return max(1.0, float((sums**2).sum()) / total)
+    return max(1.0, float((sums**2).sum()) / total_squares)
 
 
 def share_interval(successes: int, trials: int, effect: float = 1.0) -> Interval:
@@ -487,8 +497,10 @@ def share_interval(successes: int, trials: int, effect: float = 1.0) -> Interval
     n = trials / effect
     share = successes / trials
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2) / (1 + z**2 / n)
-    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
+    half_width = (
+        z * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2) / (1 + z**2 / n)
+    )
+    return Interval(share, max(0.0, centre - half_width), min(1.0, centre + half_width))
 
 
 def fairness(values_per_client: Values) -> float:
@@ -529,8 +541,8 @@ def incentive(
     p, s, g = _align(personal=personal, local=local, fedavg=fedavg)
     if not (_whole(p) and _whole(s) and _whole(g)):
         return math.nan
-    better = (p > np.maximum(s, g)) if higher_is_better else (p < np.minimum(s, g))
-    return float(better.mean())
+    is_better = (p > np.maximum(s, g)) if higher_is_better else (p < np.minimum(s, g))
+    return float(is_better.mean())
 
 
 def ranks(table: pd.DataFrame, higher_is_better: bool) -> pd.Series:
@@ -556,29 +568,31 @@ def ranks(table: pd.DataFrame, higher_is_better: bool) -> pd.Series:
     )
 
 
-def _align(**named: Values) -> list[NDArray[np.float64]]:
+def _align(**values_by_name: Values) -> list[NDArray[np.float64]]:
     """Return values as float64 vectors of equal length (at least 1).
 
     Series are put in the order of the first one's index.
     """
     order: pd.Index | None = None
     vectors = []
-    for name, values in named.items():
+    for name, values in values_by_name.items():
         if isinstance(values, pd.Series):
             if order is None:
                 order = values.index
             if not values.index.is_unique or set(values.index) != set(order):
-                first_name = next(iter(named))
+                first_name = next(iter(values_by_name))
                 raise UsageError(
                     f"{name} must be of the same clients as {first_name}, each once; got others."
                 )
             values = values.loc[order].to_numpy(float, na_value=math.nan)
         vectors.append(np.asarray(values, dtype=float))
-    lengths = {name: vector.shape for name, vector in zip(named, vectors, strict=True)}
+    lengths = {
+        name: vector.shape for name, vector in zip(values_by_name, vectors, strict=True)
+    }
     if any(vector.ndim != 1 for vector in vectors) or len(set(lengths.values())) > 1:
         raise UsageError(f"values must be vectors of one length; got shapes {lengths}.")
     if len(vectors[0]) == 0:
-        first_name = next(iter(named))
+        first_name = next(iter(values_by_name))
         raise UsageError(f"{first_name} must have values; got none.")
     return vectors
 
@@ -587,12 +601,12 @@ def incomplete(table: pd.DataFrame) -> str:
     """Return why a table cannot be ranked, or an empty text."""
     if table.empty:
         return "the table is empty"
-    missing = ~np.isfinite(table.to_numpy(float, na_value=math.nan))
-    if missing.any():
-        row, column = np.argwhere(missing)[0]
+    is_missing = ~np.isfinite(table.to_numpy(float, na_value=math.nan))
+    if is_missing.any():
+        row, column = np.argwhere(is_missing)[0]
         name = table.columns.name or ""
         block = f"{name} {table.columns[column]}".strip()
-        return f"no finite value for {table.index[row]} in {block} ({int(missing.sum())} missing)"
+        return f"no finite value for {table.index[row]} in {block} ({int(is_missing.sum())} missing)"
     return ""
 
 

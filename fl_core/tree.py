@@ -108,15 +108,15 @@ def select(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
     Raises:
         UsageError: a name is not in the tree.
     """
-    wanted = set(names)
-    missing = wanted - tree.keys()
+    wanted_names = set(names)
+    missing = wanted_names - tree.keys()
     if missing:
         first_name = next(iter(tree), "none")
         missing_names = listing(sorted(missing), 4)
         raise UsageError(
             f"names must be tensors of the tree, such as {first_name}; got {missing_names}."
         )
-    return {name: tensor for name, tensor in tree.items() if name in wanted}
+    return {name: tensor for name, tensor in tree.items() if name in wanted_names}
 
 
 def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
@@ -130,9 +130,13 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
     It is 0 for equal trees.
     """
-    gaps = subtract(a, b)
+    differences = subtract(a, b)
     return (
-        sum(float(gaps[name].double().square().sum()) for name in sorted(gaps)) ** 0.5
+        sum(
+            float(differences[name].double().square().sum())
+            for name in sorted(differences)
+        )
+        ** 0.5
     )
 
 
@@ -161,12 +165,12 @@ os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Run torch with one thread inside the block, since the order of sums and so their bits depend on threads."""
-    before = torch.get_num_threads()
+    thread_count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(thread_count)
 
 
 def n_bytes(tree: Mapping[str, Tensor]) -> int:
@@ -208,12 +212,12 @@ def check_same(
     if a.keys() != b.keys():
         only_a = sorted(a.keys() - b.keys())
         only_b = sorted(b.keys() - a.keys())
-        parts = [
+        differences = [
             f"only in {owner}: {listing(keys, 4)}"
             for owner, keys in ((name_a, only_a), (name_b, only_b))
             if keys
         ]
-        raise UsageError("tensor names must be the same; got " + "; ".join(parts))
+        raise UsageError("tensor names must be the same; got " + "; ".join(differences))
     for key in a:
         if a[key].shape != b[key].shape:
             expected = tuple(a[key].shape)
@@ -249,12 +253,14 @@ def first_nonfinite(
     """
     for name, tensor in tree.items():
         if not is_finite(tensor):
-            start = before.get(name)
-            if start is None or start.shape != tensor.shape:
-                allowed = None
+            tensor_before = before.get(name)
+            if tensor_before is None or tensor_before.shape != tensor.shape:
+                was_nonfinite = None
             else:
-                allowed = ~start.isfinite()
-            if allowed is None or bool((~tensor.isfinite() & ~allowed).any()):
+                was_nonfinite = ~tensor_before.isfinite()
+            if was_nonfinite is None or bool(
+                (~tensor.isfinite() & ~was_nonfinite).any()
+            ):
                 return name
     return None
 
@@ -455,9 +461,9 @@ def _remember(model: nn.Module) -> Callable[[], None]:
             module._buffers.update(saved)
             # in place: handles refer to the dictionary itself
             for name, table in tables.items():
-                current = getattr(module, name)
-                current.clear()
-                current.update(table)
+                current_table = getattr(module, name)
+                current_table.clear()
+                current_table.update(table)
         for parameter, flag, grad in zip(parameters, flags, grads, strict=True):
             parameter.requires_grad_(flag)
             parameter.grad = grad
@@ -498,15 +504,15 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Set training or evaluation mode inside the block, and restore each module's own mode after it."""
     modes = [(module, module.training) for module in model.modules()]
     if any(
-        before != training for _, before in modes
+        was_training != training for _, was_training in modes
     ):  # setting a module's attribute is slow
         train(model) if training else model.eval()
     try:
         yield
     finally:
-        for module, before in modes:
-            if module.training != before:
-                module.training = before
+        for module, was_training in modes:
+            if module.training != was_training:
+                module.training = was_training
 
 
 @contextmanager
@@ -581,7 +587,7 @@ def plain(model: object) -> Any:
     >>> type(plain(nn.DataParallel(nn.Linear(2, 1)))).__name__
     'Linear'
     """
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    while isinstance(model, parallel) or hasattr(model, "_orig_mod"):
-        model = model.module if isinstance(model, parallel) else model._orig_mod
+    parallel_classes = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while isinstance(model, parallel_classes) or hasattr(model, "_orig_mod"):
+        model = model.module if isinstance(model, parallel_classes) else model._orig_mod
     return model

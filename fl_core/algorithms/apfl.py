@@ -75,7 +75,7 @@ class APFL(PersonalCopy):
         if alpha or self.config.adapt:
             w = _copy(steps.live)
             assign(steps.live, self.mixture(w, v, alpha))
-            along = steps.gradients(batch)
+            mixture_grads = steps.gradients(batch)
             v.update(
                 {
                     name: steps.live[name].clone()
@@ -87,13 +87,15 @@ class APFL(PersonalCopy):
             if self.config.adapt:
                 slope = sum(
                     float(((v[name] - w[name]) * grad).sum())
-                    for name, grad in along.items()
+                    for name, grad in mixture_grads.items()
                 )
                 share["alpha"].fill_(
                     min(max(alpha - steps.training.lr * slope, 0.0), 1.0)
                 )
             steps.descend_copy(
-                PERSONAL, v, {name: alpha * grad for name, grad in along.items()}
+                PERSONAL,
+                v,
+                {name: alpha * grad for name, grad in mixture_grads.items()},
             )
         steps.descend(grads)
 
@@ -155,13 +157,15 @@ class FedALA(OwnModel):
 
     def adaptive(self, rnd: Round, client: int) -> tuple[str, ...]:
         """Return the names of the parameters with weights for their entries: those of the last layers that travel."""
-        moving = [
+        trained_layers = [
             layer
             for layer in self.task_info.layers
             if layer.used and not layer.is_frozen
         ]
-        last = moving[len(moving) - min(self.config.layers, len(moving)) :]
-        return tuple(sorted(self.shared(rnd, client) & {*parameters_in(last)}))
+        last_layers = trained_layers[
+            len(trained_layers) - min(self.config.layers, len(trained_layers)) :
+        ]
+        return tuple(sorted(self.shared(rnd, client) & {*parameters_in(last_layers)}))
 
     def client_start(
         self, state: State, message: Message, ctx: Context, rnd: Round, client: int
@@ -178,11 +182,11 @@ class FedALA(OwnModel):
         passes = self.config.later
         if WEIGHTS not in state.trees:
             passes = self.config.first
-        on_device = [
+        device_trees = [
             {name: tensor.to(ctx.labels.device) for name, tensor in part.items()}
             for part in (weights, start, select(personal, names))
         ]
-        weights, fixed = on_device[0], (on_device[1], on_device[2])
+        weights, fixed_trees = device_trees[0], (device_trees[1], device_trees[2])
         losses: list[float] = []
         if passes:
             batches = list(ctx.batches("adaptive aggregation", self.config.share))
@@ -190,12 +194,12 @@ class FedALA(OwnModel):
             batches = []
         for _ in range(passes):
             for batch in batches:
-                loss, weights = self.learn_step(weights, *fixed, batch, ctx)
+                loss, weights = self.learn_step(weights, *fixed_trees, batch, ctx)
             losses.append(loss)
-            recent = list(islice(reversed(losses), self.config.window))
+            recent_losses = list(islice(reversed(losses), self.config.window))
             if (
-                len(recent) == self.config.window
-                and pstdev(recent) < self.config.threshold
+                len(recent_losses) == self.config.window
+                and pstdev(recent_losses) < self.config.threshold
             ):
                 break
         state.trees[WEIGHTS] = {name: tensor.cpu() for name, tensor in weights.items()}
@@ -212,19 +216,19 @@ class FedALA(OwnModel):
         Return the loss on the batch before it, and the new weights.
         """
         params = {name: tensor.clone() for name, tensor in received.items()}
-        mixed = {
+        mixed_params = {
             n: torch.lerp(own_model[n], received[n], weight).requires_grad_()
             for n, weight in weights.items()
         }
-        loss = self.loss(params | mixed, batch, ctx)
+        loss = self.loss(params | mixed_params, batch, ctx)
         grads = torch.autograd.grad(
-            loss, list(mixed.values()), allow_unused=True, materialize_grads=True
+            loss, list(mixed_params.values()), allow_unused=True, materialize_grads=True
         )
-        moved = zip(weights.items(), grads, strict=True)
+        weights_with_grads = zip(weights.items(), grads, strict=True)
         rate = self.config.rate
         return loss.item(), {
             n: (w - rate * grad * (received[n] - own_model[n])).clamp(0, 1)
-            for (n, w), grad in moved
+            for (n, w), grad in weights_with_grads
         }
 
 
@@ -287,12 +291,12 @@ class PerFedAvg(Algorithm):
 
     def meta_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take one optimiser step on the loss after one adaptation step."""
-        start, alpha = _copy(steps.params), self._alpha(steps)
+        start_params, alpha = _copy(steps.params), self._alpha(steps)
         if alpha:
             _move(steps.params, steps.gradients(steps.draw("inner")), -alpha)
-        along = steps.gradients(batch)
-        assign(steps.params, start)
-        steps.descend(along)
+        adaptation_grads = steps.gradients(batch)
+        assign(steps.params, start_params)
+        steps.descend(adaptation_grads)
 
     def adapt_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take one step of plain gradient descent with rate alpha."""
@@ -361,15 +365,15 @@ class PFedMe(PersonalCopy):
         steps.descend({name: config.lam * (w[name] - personal[name]) for name in grads})
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        before = dict(server.trees["model"])
+        model_before = dict(server.trees["model"])
         beta = self.config.beta
         super().aggregate(server, updates, rnd)
         if beta != 1:
             for layer in self.task_info.layers:  # running statistics are only averaged
                 for name in layer.parameters:
                     mean = server.trees["model"][name]
-                    server.trees["model"][name] = before[name] + beta * (
-                        mean - before[name]
+                    server.trees["model"][name] = model_before[name] + beta * (
+                        mean - model_before[name]
                     )
 
 
@@ -378,6 +382,6 @@ def _copy(params: Tree) -> Tree:
 
 
 @torch.no_grad()
-def _move(params: Tree, along: Tree, by: float) -> None:
-    for name, direction in along.items():
-        params[name].add_(direction, alpha=by)
+def _move(params: Tree, directions: Tree, scale: float) -> None:
+    for name, direction in directions.items():
+        params[name].add_(direction, alpha=scale)

@@ -90,8 +90,8 @@ class ServerMade(Algorithm):
         return state
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        models = self.model_for(server, client.meta["client"], rnd)
-        return {self.evaluates: {**client.trees["model"], **models}}
+        personal_tensors = self.model_for(server, client.meta["client"], rnd)
+        return {self.evaluates: {**client.trees["model"], **personal_tensors}}
 
 
 @register
@@ -288,21 +288,21 @@ class PFedSD(Algorithm):
     def distilled_loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
         """Return the local objective with the distance to the teacher's predictions."""
         teacher = ctx.trees.get(TEACHER)
-        warmth = self.config.temperature
+        temperature = self.config.temperature
         if teacher is None:
             return self.loss(params, batch, ctx)
         x, y = batch
         logits = ctx.forward(params, x)
-        taught, learnt = (
-            softened / warmth for softened in (ctx.infer(teacher, x), logits)
+        teacher_logits, client_logits = (
+            softened / temperature for softened in (ctx.infer(teacher, x), logits)
         )
         gap = kl_div(
-            learnt.log_softmax(1),
-            taught.log_softmax(1),
+            client_logits.log_softmax(1),
+            teacher_logits.log_softmax(1),
             reduction="batchmean",
             log_target=True,
         )
-        return ctx.criterion(logits, y) + self.config.lam * warmth**2 * gap
+        return ctx.criterion(logits, y) + self.config.lam * temperature**2 * gap
 
     def client_update(
         self,

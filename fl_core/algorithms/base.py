@@ -41,8 +41,8 @@ class _Trees:
         Args:
             what: what made the trees, in words for messages.
         """
-        for name, part in self.trees.items():
-            values = part.values() if isinstance(part, Mapping) else (None,)
+        for name, entry in self.trees.items():
+            values = entry.values() if isinstance(entry, Mapping) else (None,)
             if not all(isinstance(value, Tensor) for value in values):
                 raise UsageError(
                     f"{what}: each of trees must be a dictionary of tensors; got another {name!r}."
@@ -416,14 +416,14 @@ class Algorithm:
                     "Give the class uses_plan = True."
                 ) from error
             raise
-        wanted = _returned(hook)
-        if not isinstance(value, wanted):
+        result_type = _returned(hook)
+        if not isinstance(value, result_type):
             value_type = type(value).__name__
             raise UsageError(
-                f"{self.name}: {hook} must return a {wanted.__name__}; got {value_type}."
+                f"{self.name}: {hook} must return a {result_type.__name__}; got {value_type}."
             )
-        changed = args[:1] if hook in ("client_update", "aggregate") else ()
-        for argument in (value, *changed):
+        changed_arguments = args[:1] if hook in ("client_update", "aggregate") else ()
+        for argument in (value, *changed_arguments):
             if isinstance(argument, _Trees):
                 argument.check(f"{self.name}: {hook}")
         return value
@@ -519,12 +519,15 @@ class Algorithm:
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         """Return the names of the tensors that stay with the client between rounds, because they do not travel."""
-        waiting, shared = self.task_info.not_yet_trained(rnd), self.shared(rnd, client)
+        untrained, shared = (
+            self.task_info.not_yet_trained(rnd),
+            self.shared(rnd, client),
+        )
         if isinstance(shared, str) or not isinstance(shared, Iterable):
             raise UsageError(
                 f"{self.name}: shared must return a set of tensors' names; got {shared!r}. Return a frozenset."
             )
-        return self.submodel(rnd, client).difference(shared, waiting)
+        return self.submodel(rnd, client).difference(shared, untrained)
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         """Return the message that the server sends to one client; the engine clones it."""
@@ -629,8 +632,8 @@ class Algorithm:
 @cache
 def _returned(hook: str) -> type:
     """Return the type of what a hook returns."""
-    wanted = get_type_hints(getattr(Algorithm, hook))["return"]
-    return get_origin(wanted) or wanted
+    result_type = get_type_hints(getattr(Algorithm, hook))["return"]
+    return get_origin(result_type) or result_type
 
 
 def _check_hooks(algorithm: type[Algorithm]) -> None:
@@ -659,7 +662,7 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
     for name, method in vars(algorithm).items():
         if name[0] == "_" or not isfunction(method):
             continue
-        where = f"{algorithm.__module__}.{algorithm.__qualname__}"
+        class_path = f"{algorithm.__module__}.{algorithm.__qualname__}"
         parameters = signature(method)
         if name in hooks:
             try:
@@ -667,13 +670,13 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
             except TypeError as error:
                 arguments = ", ".join(hooks[name])
                 raise UsageError(
-                    f"{where}: {name} must have the arguments ({arguments}); got {parameters}."
+                    f"{class_path}: {name} must have the arguments ({arguments}); got {parameters}."
                 ) from error
         elif not any(hasattr(parent, name) for parent in algorithm.__mro__[1:]):
             nearest_hooks = get_close_matches(name, hooks.keys() - {"loss"}, 1, 0.7)
             if nearest_hooks and [*parameters.parameters] == hooks[nearest_hooks[0]]:
                 raise UsageError(
-                    f"{where}: a method with the arguments of a hook must be one; got {name!r}. "
+                    f"{class_path}: a method with the arguments of a hook must be one; got {name!r}. "
                     f"Name it {nearest_hooks[0]!r}, or begin its name with an underscore."
                 )
 

@@ -73,15 +73,15 @@ class Mixing(ServerMade):
         Up to :data:`PAIRS` pairs all weights are recorded. In larger federations only each client's weight on itself
         is.
         """
-        everyone = self.task_info.clients
-        whole = len(self.units) * len(everyone) ** 2 <= PAIRS
-        for client in everyone:
+        clients = self.task_info.clients
+        records_all = len(self.units) * len(clients) ** 2 <= PAIRS
+        for client in clients:
             for unit, row in zip(
                 self.units, self.weights(server, client, rnd).tolist(), strict=True
             ):
-                for other in everyone if whole else (client,):
+                for peer in clients if records_all else (client,):
                     yield Observation(
-                        AGGREGATION_WEIGHT, row[other], client, other, unit.name
+                        AGGREGATION_WEIGHT, row[peer], client, peer, unit.name
                     )
 
     def heard(self, server: State, client: int) -> bool:
@@ -112,14 +112,14 @@ class Mixing(ServerMade):
 
     def _mix(self, server: State, names: list[str], row: list[float]) -> Tree:
         mean = tree.Mean(self.task_info.buffers)
-        unheard = sum(
-            weight for other, weight in enumerate(row) if not self.heard(server, other)
+        unheard_weight = sum(
+            weight for peer, weight in enumerate(row) if not self.heard(server, peer)
         )
-        if unheard > 0:
-            mean.add(tree.select(server.trees["model"], names), unheard)
-        for other, weight in enumerate(row):
-            if weight > 0 and self.heard(server, other):
-                mean.add(tree.select(self.last_upload(server, other), names), weight)
+        if unheard_weight > 0:
+            mean.add(tree.select(server.trees["model"], names), unheard_weight)
+        for peer, weight in enumerate(row):
+            if weight > 0 and self.heard(server, peer):
+                mean.add(tree.select(self.last_upload(server, peer), names), weight)
         return mean.result()
 
     def model_for(self, server: State, client: int, rnd: Round) -> Tree:
@@ -158,11 +158,11 @@ class Grouped(Mixing):
         groups: tuple[Count, ...] = ()
 
     def setup(self) -> None:
-        count = len(self.task_info.clients)
-        self.groups = torch.tensor(self.config.groups or [1] * count)
-        if len(self.groups) != count:
+        n_clients = len(self.task_info.clients)
+        self.groups = torch.tensor(self.config.groups or [1] * n_clients)
+        if len(self.groups) != n_clients:
             raise UsageError(
-                f"groups must be one for each of {count} clients; got {len(self.groups)}."
+                f"groups must be one for each of {n_clients} clients; got {len(self.groups)}."
             )
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
@@ -221,15 +221,15 @@ class FedAMP(ProximalTerm, Keeping):
         with tree.one_thread():
             parameters = self._parameters(server, client)
             row = torch.zeros(len(self.task_info.clients), dtype=torch.float64)
-            for other in range(len(row)):
-                if other != client:
-                    gap = (
-                        tree.distance(parameters, self._parameters(server, other)) ** 2
+            for peer in range(len(row)):
+                if peer != client:
+                    squared_distance = (
+                        tree.distance(parameters, self._parameters(server, peer)) ** 2
                     )
-                    row[other] = (
+                    row[peer] = (
                         self._alpha(rnd.index)
                         / self.config.sigma
-                        * math.exp(-gap / self.config.sigma)
+                        * math.exp(-squared_distance / self.config.sigma)
                     )
             row[client] = max(0.0, 1 - float(row.sum()))
         return row[None]
@@ -250,9 +250,9 @@ class FedAMP(ProximalTerm, Keeping):
         """Return a round's step size alpha_k, limited so that no client's weight on itself is negative."""
         config = self.config
         step = float(config.alpha * config.decay ** (index // config.decay_every))
-        others = max(1, len(self.task_info.clients) - 1)
+        n_others = max(1, len(self.task_info.clients) - 1)
         if self.limited:
-            return min(step, config.sigma / others)
+            return min(step, config.sigma / n_others)
         return step
 
     def _parameters(self, server: State, client: int) -> Tree:
@@ -284,20 +284,20 @@ class HeurFedAMP(FedAMP):
         self_weight: Share | None = None
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
-        count = len(self.task_info.clients)
-        itself = self.config.self_weight
-        if itself is None:
-            itself = 1 / count
+        n_clients = len(self.task_info.clients)
+        self_weight = self.config.self_weight
+        if self_weight is None:
+            self_weight = 1 / n_clients
         with tree.one_thread():
             parameters = self._parameters(server, client)
-            alike = [
+            similarities = [
                 tree.cosine(parameters, self._parameters(server, other))
-                for other in range(count)
+                for other in range(n_clients)
             ]
-            scores = self.config.sigma * torch.tensor(alike, dtype=torch.float64)
+            scores = self.config.sigma * torch.tensor(similarities, dtype=torch.float64)
             scores[client] = -math.inf
-            row = (1 - itself) * scores.softmax(0)
-            row[client] = itself if count > 1 else 1.0
+            row = (1 - self_weight) * scores.softmax(0)
+            row[client] = self_weight if n_clients > 1 else 1.0
         return row[None]
 
 
@@ -374,12 +374,14 @@ class FedFomo(Keeping):
                 (losses["own"] - losses[peer]) / distance if distance > 0 else 0.0
             )
         state.meta["weights"] = weights
-        helping = {peer: weight for peer, weight in weights.items() if weight > 0}
+        positive_weights = {
+            peer: weight for peer, weight in weights.items() if weight > 0
+        }
         return {
             **personal,
             **tree.mean(
-                [message.trees[peer] for peer in helping],
-                helping.values(),
+                [message.trees[peer] for peer in positive_weights],
+                positive_weights.values(),
                 self.task_info.buffers,
             ),
         }
@@ -411,19 +413,21 @@ class FedFomo(Keeping):
             server.meta.setdefault(key, {}) for key in ("weights", "affinity")
         )
         for update in replies:
-            used: Any = update.message.meta.get("weights")
+            used_weights: Any = update.message.meta.get("weights")
             form = dict.fromkeys(received[update.client], NUMBER)
-            fault = validate(used, form, "weights")
-            if fault or used.keys() != form.keys():
+            fault = validate(used_weights, form, "weights")
+            if fault or used_weights.keys() != form.keys():
                 raise UsageError(
                     f"client {update.name!r}: weights must be a number for each model that it received; "
-                    f"got {used!s:.80}."
+                    f"got {used_weights!s:.80}."
                 )
-            weights[str(update.client)] = used
-            total = sum(map(abs, used.values()))
-            sums = affinity.setdefault(str(update.client), {})
-            for peer, weight in used.items():
-                sums[peer] = sums.get(peer, 0.0) + (weight / total if total else 0.0)
+            weights[str(update.client)] = used_weights
+            total = sum(map(abs, used_weights.values()))
+            client_affinity = affinity.setdefault(str(update.client), {})
+            for peer, weight in used_weights.items():
+                client_affinity[peer] = client_affinity.get(peer, 0.0) + (
+                    weight / total if total else 0.0
+                )
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         """Return the aggregation weights that the client last used to mix models."""
@@ -442,22 +446,26 @@ class FedFomo(Keeping):
             c for c in self.task_info.clients if c != client and self.heard(server, c)
         ]
         affinity = server.meta.get("affinity", {}).get(str(client), {})
-        draw = seeds.numpy_generator(
+        generator = seeds.numpy_generator(
             self.task_info.seed, "downloads", rnd.index, client
         )
-        explore = max(0.0, self.config.epsilon - self.config.epsilon_step * rnd.index)
+        exploration = max(
+            0.0, self.config.epsilon - self.config.epsilon_step * rnd.index
+        )
         peers = [
-            peers[k] for k in draw.permutation(len(peers))
+            peers[k] for k in generator.permutation(len(peers))
         ]  # equal affinities: in random order
         peers.sort(key=lambda peer: -affinity.get(str(peer), 0.0))
-        chosen: list[int] = []
-        while peers and len(chosen) < self.config.downloads:
-            chosen.append(
+        chosen_peers: list[int] = []
+        while peers and len(chosen_peers) < self.config.downloads:
+            chosen_peers.append(
                 peers.pop(
-                    int(draw.integers(len(peers))) if draw.random() < explore else 0
+                    int(generator.integers(len(peers)))
+                    if generator.random() < exploration
+                    else 0
                 )
             )
-        return sorted(chosen)
+        return sorted(chosen_peers)
 
 
 NEGLIGIBLE = 1e-10
@@ -535,27 +543,30 @@ class FedCAC(ServerMade):
 
     def model_for(self, server: State, client: int, rnd: Round) -> Tree:
         """Return a client's merged model: critical parameters from similar clients, the others from all."""
-        average = tree.select(server.trees["model"], self.shared(rnd, client))
+        average_model = tree.select(server.trees["model"], self.shared(rnd, client))
         mask = server.trees.get(f"mask/{client}")
         if mask is None:
-            return average
-        others = [
+            return average_model
+        collaborator_models = [
             server.trees[f"model/{c}"] for c in server.meta[COLLABORATORS][str(client)]
         ]
         near_mean = tree.mean(
-            [tree.select(model, mask.keys() & model.keys()) for model in others],
-            [1] * len(others),
+            [
+                tree.select(model, mask.keys() & model.keys())
+                for model in collaborator_models
+            ],
+            [1] * len(collaborator_models),
             self.task_info.buffers,
         )
-        merged = {
-            **average,
+        merged_model = {
+            **average_model,
             **{
-                name: torch.where(mask_of_tensor, near_mean[name], average[name])
+                name: torch.where(mask_of_tensor, near_mean[name], average_model[name])
                 for name, mask_of_tensor in mask.items()
             },
         }
-        self.task_info.buffers.renew(merged)
-        return merged
+        self.task_info.buffers.renew(merged_model)
+        return merged_model
 
 
 def critical_mask(after: Tensor, before: Tensor, fraction: float) -> Tensor:
@@ -570,14 +581,14 @@ def critical_mask(after: Tensor, before: Tensor, fraction: float) -> Tensor:
     >>> critical_mask(after, before, 1.0), critical_mask(before, before, 0.5).any()
     (tensor([ True,  True, False,  True]), tensor(False))
     """
-    moved = ((after - before) * after).abs()
-    count = round(fraction * moved.numel())
-    if count == 0:
-        return torch.zeros_like(moved, dtype=torch.bool)
-    least = moved.flatten().topk(count).values[-1]
-    if least > NEGLIGIBLE:
-        return moved >= least
-    return moved > 0
+    scores = ((after - before) * after).abs()
+    n_critical = round(fraction * scores.numel())
+    if n_critical == 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    threshold = scores.flatten().topk(n_critical).values[-1]
+    if threshold > NEGLIGIBLE:
+        return scores >= threshold
+    return scores > 0
 
 
 def collaborators(masks: Mapping[int, Tree], progress: float) -> dict[int, list[int]]:
@@ -591,31 +602,41 @@ def collaborators(masks: Mapping[int, Tree], progress: float) -> dict[int, list[
     """
     clients = list(masks)
     overlap = _overlaps(list(masks.values()))
-    pairs = overlap[~torch.eye(len(clients), dtype=torch.bool)]
-    if not len(pairs):
+    pair_overlaps = overlap[~torch.eye(len(clients), dtype=torch.bool)]
+    if not len(pair_overlaps):
         return {client: [client] for client in clients}
-    most = pairs.max()
+    largest_overlap = pair_overlaps.max()
     # rounding can lift the mean of equal overlaps above them
-    mean = pairs.mean().clamp(max=most)
-    least = most if progress >= 1 else mean + progress * (most - mean)
-    chosen = (overlap >= least) | torch.eye(len(clients), dtype=torch.bool)
+    mean_overlap = pair_overlaps.mean().clamp(max=largest_overlap)
+    threshold = (
+        largest_overlap
+        if progress >= 1
+        else mean_overlap + progress * (largest_overlap - mean_overlap)
+    )
+    is_collaborator = (overlap >= threshold) | torch.eye(len(clients), dtype=torch.bool)
     return {
         client: [clients[k] for k in row.nonzero().flatten()]
-        for client, row in zip(clients, chosen, strict=True)
+        for client, row in zip(clients, is_collaborator, strict=True)
     }
 
 
 def _overlaps(masks: list[Tree]) -> Tensor:
     """Return the overlaps 1 - ||M_i - M_j||_1 / (2 ||M_i||_1), [n, n] in float64; 0 for an empty M_i."""
-    common = torch.zeros((len(masks), len(masks)), dtype=torch.float64)
+    common_counts = torch.zeros((len(masks), len(masks)), dtype=torch.float64)
     for name in sorted({*chain.from_iterable(masks)}):
-        nothing = torch.zeros_like(next(mask[name] for mask in masks if name in mask))
-        flat = torch.stack([mask.get(name, nothing).flatten() for mask in masks])
-        for part in flat.split(CHUNK, dim=1):
-            marks = part.float()  # counts below 2^24 are exact
-            common += (marks @ marks.T).double()
-    count = common.diagonal()
-    differences = count[:, None] + count[None, :] - 2 * common
+        empty_mask = torch.zeros_like(
+            next(mask[name] for mask in masks if name in mask)
+        )
+        flat_masks = torch.stack(
+            [mask.get(name, empty_mask).flatten() for mask in masks]
+        )
+        for chunk in flat_masks.split(CHUNK, dim=1):
+            marks = chunk.float()  # counts below 2^24 are exact
+            common_counts += (marks @ marks.T).double()
+    mask_sizes = common_counts.diagonal()
+    differences = mask_sizes[:, None] + mask_sizes[None, :] - 2 * common_counts
     return torch.where(
-        count[:, None] > 0, 1 - differences / (2 * count[:, None]).clamp(min=1), 0.0
+        mask_sizes[:, None] > 0,
+        1 - differences / (2 * mask_sizes[:, None]).clamp(min=1),
+        0.0,
     )

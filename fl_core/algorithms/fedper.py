@@ -116,10 +116,10 @@ class FedBN(Algorithm):
     evaluates = "personal"
 
     def notes(self) -> list[str]:
-        none = "fedbn keeps batch normalisations with each client, and the model has none: it is FedAvg"
+        note = "fedbn keeps batch normalisations with each client, and the model has none: it is FedAvg"
         if self.task_info.norms:
             return []
-        return [none]
+        return [note]
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         return super().shared(rnd, client) - self.task_info.norms
@@ -144,12 +144,14 @@ class FedLP(Algorithm):
 
     def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
         layers = self.task_info.layers
-        numbers = seeds.numpy_generator(
+        draws = seeds.numpy_generator(
             self.task_info.seed, "sent layers", rnd.index, client
         ).random(len(layers))
-        pairs = zip(layers, numbers, strict=True)
-        sent = [layer for layer, number in pairs if number < self.config.keep]
-        return super().uploaded(rnd, client) & {*tensors_in(sent)}
+        layers_with_draws = zip(layers, draws, strict=True)
+        sent_layers = [
+            layer for layer, draw in layers_with_draws if draw < self.config.keep
+        ]
+        return super().uploaded(rnd, client) & {*tensors_in(sent_layers)}
 
 
 @register
@@ -171,15 +173,15 @@ class FedRep(Partial):
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         epochs = self.task_info.epochs
-        least = min(1, epochs)
-        head = self.config.head_epochs
-        if head is None:
-            head = max(least, epochs - 1)
-        body = epochs
+        least_epochs = min(1, epochs)
+        head_epochs = self.config.head_epochs
+        if head_epochs is None:
+            head_epochs = max(least_epochs, epochs - 1)
+        body_epochs = epochs
         if self.head:
-            body = max(least, epochs - head)
-        return Phase("head", self.head, head, batch_stream="head"), Phase(
-            "body", self.body, body
+            body_epochs = max(least_epochs, epochs - head_epochs)
+        return Phase("head", self.head, head_epochs, batch_stream="head"), Phase(
+            "body", self.body, body_epochs
         )
 
 
@@ -250,9 +252,9 @@ class PLayerFL(FedPer):
         return ("train",)
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
-        everything = self.task_info.tensors - self.task_info.never_sent
+        all_tensors = self.task_info.tensors - self.task_info.never_sent
         if self.plan is None:
-            return everything
+            return all_tensors
         return super().shared(rnd, client)
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
@@ -261,13 +263,13 @@ class PLayerFL(FedPer):
         return super().server_message(server, client, rnd)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        observe = (SENSITIVITY,) if rnd.exchange == "stats" else ()
-        everything = Phase(
-            "train", self.task_info.tensors, self.task_info.epochs, observe=observe
+        observers = (SENSITIVITY,) if rnd.exchange == "stats" else ()
+        whole_phase = Phase(
+            "train", self.task_info.tensors, self.task_info.epochs, observe=observers
         )
         if rnd.exchange == "upload":
             return ()
-        return (everything,)
+        return (whole_phase,)
 
     def client_update(
         self,
@@ -369,16 +371,18 @@ class PLayerFLRandom(PLayerFL):
     name = "playerfl_random"
 
     def resolve_plan(self, plan: LayerPlan) -> LayerPlan:
-        cut = prefix_length(plan)
-        choices = [count for count in range(1, len(plan.trainable)) if count != cut]
+        given_length = prefix_length(plan)
+        choices = [
+            count for count in range(1, len(plan.trainable)) if count != given_length
+        ]
         if not choices:
             raise UsageError(
                 f"{self.name}: the model must have at least 3 layers; got {len(plan.trainable)}. Use a deeper model."
             )
-        draw = seeds.numpy_generator(self.task_info.seed, "random prefix").choice(
+        length = seeds.numpy_generator(self.task_info.seed, "random prefix").choice(
             choices
         )
-        return plan.with_first(int(draw), rule="random prefix")
+        return plan.with_first(int(length), rule="random prefix")
 
 
 @register
@@ -436,9 +440,9 @@ class FedRoD(Algorithm):
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         trees = super().models(server, client, rnd)
-        unused = tree.select(
+        unused_tensors = tree.select(
             server.trees["model"],
             [name for name in trees["personal"] if name.startswith("personal.")],
         )
         # the server's personal head stays at zero
-        return trees | {"global": trees["personal"] | unused}
+        return trees | {"global": trees["personal"] | unused_tensors}

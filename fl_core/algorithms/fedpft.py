@@ -180,22 +180,22 @@ class FedPFT(Algorithm):
             config.prompts,
             config.contrast_prompts if cls.compares(config) else 0,
         )
-        empty = {
+        empty_prompts = {
             name: head.weight.new_empty(n, width)
             for name, n in zip(PROMPTS, counts, strict=True)
             if n
         }
         with torch_seeded(seed_of(seed, "transform")):
             transform = Transform(width, config.heads)
-            built = Prompted(
+            prompted_model = Prompted(
                 body,
                 head,
                 transform,
-                draw_prompts(empty, SPREAD, seed),
+                draw_prompts(empty_prompts, SPREAD, seed),
                 cls.compares(config),
                 cls.direct,
             )
-        return built.to(head.weight.dtype)
+        return prompted_model.to(head.weight.dtype)
 
     # whether the contrastive task uses the extractor's features directly
     direct: ClassVar[bool] = False
@@ -229,8 +229,8 @@ class FedPFT(Algorithm):
         seed = self.task_info.seed
         state.trees["model"].update(draw_prompts(prompts, SPREAD, seed, client))
         if self.compares(self.config):
-            draw = seeds.torch_generator(seed, QUEUE, client)
-            keys = torch.randn(self.config.queue, CONTRAST_WIDTH, generator=draw)
+            generator = seeds.torch_generator(seed, QUEUE, client)
+            keys = torch.randn(self.config.queue, CONTRAST_WIDTH, generator=generator)
             state.trees[QUEUE] = {
                 "keys": normalize(keys).to(initial["projection.weight"]),
                 "at": torch.tensor(0),
@@ -257,33 +257,39 @@ class FedPFT(Algorithm):
         if not self.config.alternate:
             return (self.phase("train", tensors, epochs, "both_loss"),)
         feature_epochs = self.config.feature_epochs
-        features = feature_epochs
-        if features is None:
-            features = max(1, epochs - max(1, epochs // 5))
+        n_feature_epochs = feature_epochs
+        if n_feature_epochs is None:
+            n_feature_epochs = max(1, epochs - max(1, epochs // 5))
         if feature_epochs is None:
-            adapting = max(1, epochs - features)
+            n_adapt_epochs = max(1, epochs - n_feature_epochs)
         else:
-            adapting = epochs - features
-        alone = () if self.both else ("body",)
-        first = tensors - self.part_of("head", "contrast_prompts", *alone)
-        second = tensors - self.part_of("prompts", "projection")
+            n_adapt_epochs = epochs - n_feature_epochs
+        untrained_parts = () if self.both else ("body",)
+        feature_tensors = tensors - self.part_of(
+            "head", "contrast_prompts", *untrained_parts
+        )
+        adapt_tensors = tensors - self.part_of("prompts", "projection")
         return (
             self.phase(
                 "features",
-                first,
-                features if epochs else 0,
+                feature_tensors,
+                n_feature_epochs if epochs else 0,
                 "feature_loss",
                 batch_stream="features",
             ),
-            self.phase("adapt", second, adapting if epochs else 0, "adapt_loss"),
+            self.phase(
+                "adapt", adapt_tensors, n_adapt_epochs if epochs else 0, "adapt_loss"
+            ),
         )
 
     def phase(
         self, name: str, train: frozenset[str], epochs: int, loss: str, **options: Any
     ) -> Phase:
         """Return a training phase in which the attention (tau) has its own learning rate."""
-        slower = 10 if self.compares(self.config) else 2
-        groups = (Group(self.part_of("transform"), self.config.transform_lr, slower),)
+        rate_divisor = 10 if self.compares(self.config) else 2
+        groups = (
+            Group(self.part_of("transform"), self.config.transform_lr, rate_divisor),
+        )
         step = ""
         if self.both:
             step = "contrast_step"
@@ -312,10 +318,10 @@ class FedPFT(Algorithm):
         if not self.both:
             return 0.0
         if live is not None:
-            fixed = {
+            live_params = {
                 name: p if name in live else p.detach() for name, p in params.items()
             }
-            params = fixed | batch.buffers
+            params = live_params | batch.buffers
         return self.contrast_loss(params, batch, ctx)
 
     def both_loss(self, params: Tree, batch: object, ctx: Context) -> Tensor:
@@ -340,17 +346,17 @@ class FedPFT(Algorithm):
 
     def draw_views(self, steps: Steps, batch: Batch, ctx: Context) -> ContrastiveBatch:
         """Move the key branch towards the query branch, as in MoCo, and draw two views of a batch's images."""
-        key = ctx.scratch.get(KEY)
-        if key is None:
-            key = ctx.scratch[KEY] = tree.clone(steps.live)
+        key_model = ctx.scratch.get(KEY)
+        if key_model is None:
+            key_model = ctx.scratch[KEY] = tree.clone(steps.live)
         ctx.scratch.setdefault(QUEUE, tree.clone(ctx.trees[QUEUE]))
-        config, draw = self.config, steps.generator("views")
+        config, generator = self.config, steps.generator("views")
         x, y = batch
-        view, other = (self.views(x, draw) for _ in range(2))
+        view, other_view = (self.views(x, generator) for _ in range(2))
         with torch.no_grad():
             for name in self.task_info.parameters:
-                key[name].lerp_(steps.live[name], 1 - config.momentum)
-            keys = ctx.forward(key, other, task="contrast")
+                key_model[name].lerp_(steps.live[name], 1 - config.momentum)
+            keys = ctx.forward(key_model, other_view, task="contrast")
         buffers = {
             name: t.clone()
             for name, t in steps.live.items()
@@ -361,12 +367,14 @@ class FedPFT(Algorithm):
     def enqueue(self, seen: ContrastiveBatch, ctx: Context) -> None:
         """Replace the oldest keys in the client's queue by those of the batch."""
         queue = ctx.scratch[QUEUE]
-        size = len(queue["keys"])
+        queue_size = len(queue["keys"])
         keys = seen.keys[-len(queue["keys"]) :]
-        places = (int(queue["at"]) + torch.arange(len(keys), device=keys.device)) % size
+        places = (
+            int(queue["at"]) + torch.arange(len(keys), device=keys.device)
+        ) % queue_size
         queue["keys"][places] = keys
-        queue["at"].copy_((queue["at"] + len(keys)) % size)
-        queue["filled"].copy_((queue["filled"] + len(keys)).clamp(max=size))
+        queue["at"].copy_((queue["at"] + len(keys)) % queue_size)
+        queue["filled"].copy_((queue["filled"] + len(keys)).clamp(max=queue_size))
 
     def contrast_loss(
         self, params: Tree, seen: ContrastiveBatch, ctx: Context
@@ -376,11 +384,11 @@ class FedPFT(Algorithm):
         All are unit vectors. The scores are divided by the temperature.
         """
         queue, config = ctx.scratch[QUEUE], self.config
-        others = queue["keys"][: int(queue["filled"])]
+        queue_keys = queue["keys"][: int(queue["filled"])]
         queries = ctx.forward(params, seen.view, task="contrast")
         scores = (
             torch.cat(
-                [(queries * seen.keys).sum(1, keepdim=True), queries @ others.T], 1
+                [(queries * seen.keys).sum(1, keepdim=True), queries @ queue_keys.T], 1
             )
             / config.temperature
         )
@@ -397,13 +405,13 @@ class FedPFT(Algorithm):
     # --- what is evaluated ---
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        personal = self.task_info.never_sent | (
+        client_tensors = self.task_info.never_sent | (
             self.part_of("head") if self.config.personal_head else frozenset()
         )
         return {
             self.evaluates: {
                 **server.trees["model"],
-                **tree.select(client.trees["model"], personal),
+                **tree.select(client.trees["model"], client_tensors),
             }
         }
 
@@ -472,8 +480,8 @@ class TwoStage(FedPFT):
         return rnd.index < self.task_info.rounds // 2
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
-        last = ("projection",) if self.first(rnd) else ("transform", "head")
-        return super().shared(rnd, client) & self.part_of("body", *last)
+        stage_parts = ("projection",) if self.first(rnd) else ("transform", "head")
+        return super().shared(rnd, client) & self.part_of("body", *stage_parts)
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         return (

@@ -130,17 +130,18 @@ class AllSmall(Blockwise):
     def wrap_model(
         cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
     ) -> nn.Module:
-        whole: Any = with_optional_blocks(model, models.example(shape))
+        cut_model: Any = with_optional_blocks(model, models.example(shape))
         depth = config.depth
         if depth is None:
-            depth = math.ceil(len(whole.blocks) / 4)
-        if not 1 <= depth <= len(whole.blocks):
+            depth = math.ceil(len(cut_model.blocks) / 4)
+        if not 1 <= depth <= len(cut_model.blocks):
             raise UsageError(
-                f"allsmall: depth must be from 1 to {len(whole.blocks)}, the number of the model's blocks; got {depth}."
+                f"allsmall: depth must be from 1 to {len(cut_model.blocks)}, "
+                f"the number of the model's blocks; got {depth}."
             )
-        whole.blocks = whole.blocks[:depth]
+        cut_model.blocks = cut_model.blocks[:depth]
         return super().wrap_model(
-            whole, config, shape=shape, n_classes=n_classes, seed=seed
+            cut_model, config, shape=shape, n_classes=n_classes, seed=seed
         )
 
 
@@ -182,10 +183,10 @@ class LimitedDepth(Blockwise):
     def depth(self, rnd: Round, client: int) -> int:
         """Return how many blocks the client can hold in this round."""
         if self.config.random_depths:
-            draw = seeds.numpy_generator(
+            generator = seeds.numpy_generator(
                 self.task_info.seed, "depth", rnd.index, client
             )
-            return int(draw.integers(1, len(self.task_info.blocks) + 1))
+            return int(generator.integers(1, len(self.task_info.blocks) + 1))
         return self.fixed[client]
 
     def blocks_of(self, rnd: Round, client: int) -> tuple[int, ...]:
@@ -220,9 +221,9 @@ class LimitedDepth(Blockwise):
         rnd: Round,
         client: int,
     ) -> Message:
-        before = state.trees.get("model", {})
+        model_before = state.trees.get("model", {})
         message = super().client_update(state, trained, ctx, rnd, client)
-        state.trees["model"] = {**before, **state.trees["model"]}
+        state.trees["model"] = {**model_before, **state.trees["model"]}
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
@@ -233,16 +234,19 @@ class LimitedDepth(Blockwise):
         """Record ``held`` for layers that can be missing: 1 if a client of the latest round held the layer, else 0."""
         if LATEST not in server.meta:
             return
-        latest = Round(
+        latest_round = Round(
             server.meta[LATEST]["index"], sampled=tuple(server.meta[LATEST]["sampled"])
         )
-        for client in latest.sampled:
-            submodel = self.submodel(latest, client)
+        for client in latest_round.sampled:
+            submodel = self.submodel(latest_round, client)
             for layer in self.task_info.layers:
-                optional = set(layer.tensors) - self.always
-                if optional:
+                optional_tensors = set(layer.tensors) - self.always
+                if optional_tensors:
                     yield Observation(
-                        HELD, float(optional <= submodel), client, layer=layer.name
+                        HELD,
+                        float(optional_tensors <= submodel),
+                        client,
+                        layer=layer.name,
                     )
 
 
@@ -286,13 +290,15 @@ class FedRA(LimitedDepth):
         return bool(self.config.allocation == "cover")
 
     def blocks_of(self, rnd: Round, client: int) -> tuple[int, ...]:
-        total = len(self.task_info.blocks)
+        n_blocks = len(self.task_info.blocks)
         seed = self.task_info.seed
         if not self.covers:
-            return draw_depths(self.depth(rnd, client), total, seed, rnd.index, client)
-        everyone = rnd.sampled if client in rnd.sampled else (*rnd.sampled, client)
-        depths = tuple((peer, self.depth(rnd, peer)) for peer in everyone)
-        return draw_cover(depths, total, seed, rnd.index)[client]
+            return draw_depths(
+                self.depth(rnd, client), n_blocks, seed, rnd.index, client
+            )
+        round_clients = rnd.sampled if client in rnd.sampled else (*rnd.sampled, client)
+        depths = tuple((peer, self.depth(rnd, peer)) for peer in round_clients)
+        return draw_cover(depths, n_blocks, seed, rnd.index)[client]
 
 
 TWELFTHS = (12, 10, 8, 6, 4, 3)
@@ -334,8 +340,8 @@ def draw_depths(
     depth: int, blocks: int, seed: int, index: int, client: int
 ) -> tuple[int, ...]:
     """Draw the positions of a client's blocks in a round: uniform without replacement, ascending."""
-    draw = seeds.numpy_generator(seed, "allocation", index, client)
-    positions = draw.choice(blocks, depth, replace=False)
+    generator = seeds.numpy_generator(seed, "allocation", index, client)
+    positions = generator.choice(blocks, depth, replace=False)
     return tuple(sorted(int(position) for position in positions))
 
 
@@ -354,15 +360,17 @@ def draw_cover(
     Returns:
         Ascending positions of the blocks by client.
     """
-    draws = seeds.numpy_generator(seed, "covering allocation", index)
-    missing = set(range(blocks))
+    generator = seeds.numpy_generator(seed, "covering allocation", index)
+    missing_blocks = set(range(blocks))
     positions = {}
-    for place in draws.permutation(len(depths)):
-        client, depth = depths[place]
-        new = draws.permutation(sorted(missing))[:depth]
-        further = draws.permutation(sorted(set(range(blocks)).difference(new)))[
-            : depth - len(new)
-        ]
-        positions[client] = tuple(sorted(int(k) for k in (*new, *further)))
-        missing.difference_update(positions[client])
+    for position in generator.permutation(len(depths)):
+        client, depth = depths[position]
+        new_blocks = generator.permutation(sorted(missing_blocks))[:depth]
+        further_blocks = generator.permutation(
+            sorted(set(range(blocks)).difference(new_blocks))
+        )[: depth - len(new_blocks)]
+        positions[client] = tuple(
+            sorted(int(k) for k in (*new_blocks, *further_blocks))
+        )
+        missing_blocks.difference_update(positions[client])
     return positions

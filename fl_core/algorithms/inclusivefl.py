@@ -51,16 +51,16 @@ class InclusiveFL(LimitedDepth):
 
     @classmethod
     def wrap_model(cls, model: nn.Module, config: Any, **given: Any) -> nn.Module:
-        built = super().wrap_model(model, config, **given)
+        built_model = super().wrap_model(model, config, **given)
         if config.momentum:
-            first, *others = paths_of_blocks(built)
-            for other in others:
+            first_path, *other_paths = paths_of_blocks(built_model)
+            for other_path in other_paths:
                 first_state, other_state = (
-                    tree.state_dict(built.get_submodule(path))
-                    for path in (first, other)
+                    tree.state_dict(built_model.get_submodule(path))
+                    for path in (first_path, other_path)
                 )
-                tree.check_same(first_state, other_state, first, other)
-        return built
+                tree.check_same(first_state, other_state, first_path, other_path)
+        return built_model
 
     def mix(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         if not self.config.momentum:
@@ -75,19 +75,21 @@ class InclusiveFL(LimitedDepth):
             )
             weights[depth] = weights.get(depth, 0) + update.weight
         mean = tree.Mean(self.task_info.buffers)
-        trees = {
+        server_trees = {
             name: entry
             for name, entry in server.trees.items()
             if not name.startswith(CHANGE)
         }
         for depth in sorted(groups):
             group_mean = groups[depth].result()
-            before = tree.select(server.trees["model"], group_mean)
-            change = trees[_slot(depth)] = tree.subtract(group_mean, before)
-            moved = self._distil_last_block(server, depth, group_mean, change)
-            mean.add(group_mean | moved, weights[depth])
-        trees["model"].update(mean.result())
-        server.trees = trees
+            group_before = tree.select(server.trees["model"], group_mean)
+            change = server_trees[_slot(depth)] = tree.subtract(
+                group_mean, group_before
+            )
+            moved_block = self._distil_last_block(server, depth, group_mean, change)
+            mean.add(group_mean | moved_block, weights[depth])
+        server_trees["model"].update(mean.result())
+        server.trees = server_trees
 
     def _distil_last_block(
         self, server: State, depth: int, group_mean: Tree, change: Tree
@@ -100,21 +102,21 @@ class InclusiveFL(LimitedDepth):
         ]
         if not deeper:
             return {}
-        before = server.trees[_slot(deeper[0])]
-        above = self.task_info.blocks[depth - 1 : deeper[0]]
-        moved = {}
+        change_before = server.trees[_slot(deeper[0])]
+        block_paths = self.task_info.blocks[depth - 1 : deeper[0]]
+        moved_block = {}
         for name in sorted(
-            tensors_below(group_mean, above[0]) & self.task_info.parameters
+            tensors_below(group_mean, block_paths[0]) & self.task_info.parameters
         ):
-            rest = name.removeprefix(above[0])
+            name_in_block = name.removeprefix(block_paths[0])
             momentum = torch.stack(
-                [before[path + rest].double() for path in above]
+                [change_before[path + name_in_block].double() for path in block_paths]
             ).mean(0)
-            moved[name] = (
+            moved_block[name] = (
                 group_mean[name].double()
                 + self.config.beta * (momentum - change[name].double())
             ).to(group_mean[name].dtype)
-        return moved
+        return moved_block
 
 
 def _slot(depth: int) -> str:
@@ -158,43 +160,45 @@ class DepthFL(LimitedDepth):
 
     @classmethod
     def wrap_model(cls, model: nn.Module, config: Any, **given: Any) -> nn.Module:
-        built = super().wrap_model(model, config, **given)
-        total = len(paths_of_blocks(built))
-        quarters = {math.ceil(total * k / 4) for k in (1, 2, 3)} - {total}
-        after = config.exits
-        if after is None:
-            after = sorted(quarters)
+        built_model = super().wrap_model(model, config, **given)
+        n_blocks = len(paths_of_blocks(built_model))
+        quarters = {math.ceil(n_blocks * k / 4) for k in (1, 2, 3)} - {n_blocks}
+        exits = config.exits
+        if exits is None:
+            exits = sorted(quarters)
         return Exits(
-            built,
-            after,
+            built_model,
+            exits,
             ensemble=config.ensemble,
             seed=given["seed"],
             example=models.example(given["shape"]),
         )
 
     def submodel(self, rnd: Round, client: int) -> frozenset[str]:
-        everything = super().submodel(rnd, client)
+        all_tensors = super().submodel(rnd, client)
         depth = self.depth(rnd, client)
-        numbers = {
-            name: name.split(".")[1] for name in tensors_below(everything, "exits")
+        exit_numbers = {
+            name: name.split(".")[1] for name in tensors_below(all_tensors, "exits")
         }
-        return everything - {
-            name for name, number in numbers.items() if int(number) >= depth
+        return all_tensors - {
+            name for name, number in exit_numbers.items() if int(number) >= depth
         }
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
         x, y = batch
         logits = ctx.forward(params, x, every=True)
-        total = torch.stack([ctx.criterion(output, y) for output in logits]).sum()
+        total_loss = torch.stack([ctx.criterion(output, y) for output in logits]).sum()
         if len(logits) < 2 or not self.config.distillation:
-            return total
-        learning = F.log_softmax(logits, dim=-1)
-        teaching = learning.detach()
+            return total_loss
+        log_probabilities = F.log_softmax(logits, dim=-1)
+        teacher_log_probabilities = log_probabilities.detach()
         # KL(j || k) of every pair; it is 0 without a gradient for j = k
-        pairs = (teaching.exp() * teaching).sum(-1)[:, None] - torch.einsum(
-            "jnc,knc->jkn", teaching.exp(), learning
+        divergences = (teacher_log_probabilities.exp() * teacher_log_probabilities).sum(
+            -1
+        )[:, None] - torch.einsum(
+            "jnc,knc->jkn", teacher_log_probabilities.exp(), log_probabilities
         )
         weight = self.config.distillation * math.exp(
             -5 * (1 - min(ctx.round / self.config.ramp, 1)) ** 2
         )
-        return total + weight * pairs.mean(-1).sum() / (len(logits) - 1)
+        return total_loss + weight * divergences.mean(-1).sum() / (len(logits) - 1)

@@ -36,8 +36,8 @@ def draw_prompts(like: Tree, scale: float, seed: int, *parts: int | str) -> Tree
     """Draw initial prompts: normal noise of one standard deviation, with the shapes and types of the given tensors."""
     noise = {}
     for name, tensor in like.items():
-        draw = seeds.torch_generator(seed, CLIENT, *parts, name)
-        noise[name] = scale * torch.randn(tensor.shape, generator=draw).to(tensor)
+        generator = seeds.torch_generator(seed, CLIENT, *parts, name)
+        noise[name] = scale * torch.randn(tensor.shape, generator=generator).to(tensor)
     return noise
 
 
@@ -58,8 +58,8 @@ class Border(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the frame to images [n, C, H, W]."""
-        rest = x.shape[-1] - self.width
-        middle = pad(self.left, (0, rest)) + pad(self.right, (rest, 0))
+        padding = x.shape[-1] - self.width
+        middle = pad(self.left, (0, padding)) + pad(self.right, (padding, 0))
         return x + torch.cat([self.top, middle, self.bottom], 1)
 
 
@@ -200,7 +200,13 @@ class PFedGate(Algorithm):
     def gated_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take one optimiser step of the gate and of the model."""
         grads = steps.gradients(batch, clip=False)
-        gate = {name: grad for name, grad in grads.items() if name.startswith("gate.")}
-        model = {name: grad for name, grad in grads.items() if name not in gate}
+        gate_grads = {
+            name: grad for name, grad in grads.items() if name.startswith("gate.")
+        }
+        model_grads = {
+            name: grad for name, grad in grads.items() if name not in gate_grads
+        }
         clip = self.config.clip
-        steps.descend(clip_gradients(gate, clip) | clip_gradients(model, clip))
+        steps.descend(
+            clip_gradients(gate_grads, clip) | clip_gradients(model_grads, clip)
+        )

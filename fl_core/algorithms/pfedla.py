@@ -111,15 +111,19 @@ class PFedHN(ServerMade):
         return self.parameters | self.renewed
 
     def server_state(self, initial: Tree) -> State:
-        clients = len(self.task_info.clients)
+        n_clients = len(self.task_info.clients)
         width = self.config.hidden
-        size = 1 + clients // 4
-        draw = seeds.torch_generator(self.task_info.seed, PURPOSE)
-        net: Tree = {"embeddings": torch.randn(clients, size, generator=draw)}
+        embedding_width = 1 + n_clients // 4
+        generator = seeds.torch_generator(self.task_info.seed, PURPOSE)
+        net: Tree = {
+            "embeddings": torch.randn(n_clients, embedding_width, generator=generator)
+        }
         for k in range(4):
-            net |= draw_linear(width if k else size, width, f"trunk.{k}", draw)
+            net |= draw_linear(
+                width if k else embedding_width, width, f"trunk.{k}", generator
+            )
         for name in sorted(self.parameters):
-            net |= draw_linear(width, initial[name].numel(), f"heads.{name}", draw)
+            net |= draw_linear(width, initial[name].numel(), f"heads.{name}", generator)
         dtype = next(initial[name].dtype for name in sorted(self.parameters))
         net = tree.clone({name: tensor.to(dtype) for name, tensor in net.items()})
         return State(
@@ -144,9 +148,12 @@ class PFedHN(ServerMade):
         """Return the generated parameters, and the buffers that follow from them."""
         model = server.trees["model"]
         with tree.one_thread(), torch.no_grad():
-            whole = {**model, **self.generate(server.trees[PURPOSE], model, client)}
-            self.task_info.buffers.renew(whole)
-        return tree.select(whole, self.shared(rnd, client))
+            whole_model = {
+                **model,
+                **self.generate(server.trees[PURPOSE], model, client),
+            }
+            self.task_info.buffers.renew(whole_model)
+        return tree.select(whole_model, self.shared(rnd, client))
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         return (
@@ -168,26 +175,26 @@ class PFedHN(ServerMade):
     ) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
         reference = tree.select(ctx.reference, self.parameters)
-        began = {name: tensor.cpu() for name, tensor in reference.items()}
-        ended = tree.select(message.trees["model"], self.parameters)
-        return Message({"delta": tree.subtract(began, ended)}, message.meta)
+        start_params = {name: tensor.cpu() for name, tensor in reference.items()}
+        end_params = tree.select(message.trees["model"], self.parameters)
+        return Message({"delta": tree.subtract(start_params, end_params)}, message.meta)
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        shapes = server.trees["model"]
+        model = server.trees["model"]
         replies = list(updates)  # all clients have been served before the first step
         net = tree.clone(server.trees[PURPOSE])
-        speed = tree.clone(server.trees["momentum"])
+        velocity = tree.clone(server.trees["momentum"])
         for update in (
             replies
         ):  # in place: the network has a hundred times as many parameters as the model
-            generated = partial(self.generate, like=shapes, client=update.client)
-            grads = pull_back(generated, net, update.message.trees["delta"])
+            generate_model = partial(self.generate, like=model, client=update.client)
+            grads = pull_back(generate_model, net, update.message.trees["delta"])
             scale = min(1.0, self.config.clip / (tree.dot(grads, grads) ** 0.5 + 1e-6))
             for name, tensor in net.items():
-                speed[name].mul_(self.config.momentum).add_(grads[name], alpha=scale)
-                speed[name].add_(tensor, alpha=self.config.weight_decay)
-                tensor.sub_(speed[name], alpha=self.config.lr)
-        server.trees |= {PURPOSE: net, "momentum": speed}
+                velocity[name].mul_(self.config.momentum).add_(grads[name], alpha=scale)
+                velocity[name].add_(tensor, alpha=self.config.weight_decay)
+                tensor.sub_(velocity[name], alpha=self.config.lr)
+        server.trees |= {PURPOSE: net, "momentum": velocity}
 
 
 @register
@@ -238,10 +245,10 @@ class PFedLA(Mixing):
 
     def network(self, server: State, client: int) -> Tree:
         """Return a client's embedding and hypernetwork: the trained ones, or their random start."""
-        trained = server.trees.get(_slot(client))
-        if trained is None:
+        trained_network = server.trees.get(_slot(client))
+        if trained_network is None:
             return self._drawn(client)
-        return trained
+        return trained_network
 
     def alpha(self, net: Tree) -> Tensor:
         """Return the aggregation weights of a client's hypernetwork, [units, clients]. Each row sums to 1."""
@@ -258,9 +265,9 @@ class PFedLA(Mixing):
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         replies = list(updates)
         with tree.one_thread():
-            learned = dict(self._train_hypernetworks(server, replies, rnd))
+            trained_networks = dict(self._train_hypernetworks(server, replies, rnd))
         super().aggregate(server, replies, rnd)
-        server.trees |= learned
+        server.trees |= trained_networks
 
     def _train_hypernetworks(
         self, server: State, replies: list[Update], rnd: Round
@@ -268,25 +275,29 @@ class PFedLA(Mixing):
         """Train the hypernetwork of each client that replied by one step, and yield the results."""
         changes = []
         for update in replies:
-            sent = self.model_for(server, update.client, rnd)
-            received = tree.select(update.message.trees["model"], sent)
-            changes.append({name: received[name] - sent[name] for name in sent})
+            sent_model = self.model_for(server, update.client, rnd)
+            received_model = tree.select(update.message.trees["model"], sent_model)
+            changes.append(
+                {name: received_model[name] - sent_model[name] for name in sent_model}
+            )
         # [units, replies, clients]
-        along = torch.stack([self._along(server, unit, changes) for unit in self.units])
+        products = torch.stack(
+            [self._along(server, unit, changes) for unit in self.units]
+        )
         for k, update in enumerate(replies):
             net = self.network(server, update.client)
             client = update.client
             # every row of weights sums to 1, so a constant in a row of the cotangent has no effect but on rounding
-            cotangent = (along[:, k] - along[:, k, client, None]).to(
+            cotangent = (products[:, k] - products[:, k, client, None]).to(
                 net["embedding"].dtype
             )
-            step = pull_back(
+            gradient = pull_back(
                 lambda net: {"alpha": self.alpha(net)}, net, {"alpha": cotangent}
             )
             yield (
                 _slot(client),
                 {
-                    name: tensor + self.config.lr * step[name]
+                    name: tensor + self.config.lr * gradient[name]
                     for name, tensor in net.items()
                 },
             )
@@ -302,41 +313,46 @@ class PFedLA(Mixing):
         for name in unit.parameters:
             if name in self.task_info.frozen:
                 continue
-            start = server.trees["model"][name]
-            moves = [
-                (j, self.last_upload(server, j)[name] - start)
+            start_tensor = server.trees["model"][name]
+            client_moves = [
+                (j, self.last_upload(server, j)[name] - start_tensor)
                 for j in clients
                 if self.heard(server, j)
             ]
-            changed = [
+            reply_changes = [
                 (k, change[name]) for k, change in enumerate(changes) if name in change
             ]
-            for begin in range(0, start.numel() if moves and changed else 0, CHUNK):
-                part = slice(begin, begin + CHUNK)
-                left, right = (
-                    torch.stack([t.flatten()[part].double() for _, t in entries])
-                    for entries in (changed, moves)
+            for begin in range(
+                0, start_tensor.numel() if client_moves and reply_changes else 0, CHUNK
+            ):
+                chunk = slice(begin, begin + CHUNK)
+                change_rows, move_rows = (
+                    torch.stack([t.flatten()[chunk].double() for _, t in entries])
+                    for entries in (reply_changes, client_moves)
                 )
                 rows, columns = (
-                    [number for number, _ in entries] for entries in (changed, moves)
+                    [number for number, _ in entries]
+                    for entries in (reply_changes, client_moves)
                 )
                 products[torch.tensor(rows)[:, None], torch.tensor(columns)] += (
-                    left @ right.T
+                    change_rows @ move_rows.T
                 )
         return products
 
     def _drawn(self, client: int) -> Tree:
-        draw = seeds.torch_generator(self.task_info.seed, PURPOSE, client)
-        outputs = len(self.units) * len(self.task_info.clients)
-        net: Tree = {"embedding": torch.randn(self.config.embedding, generator=draw)}
+        generator = seeds.torch_generator(self.task_info.seed, PURPOSE, client)
+        n_outputs = len(self.units) * len(self.task_info.clients)
+        net: Tree = {
+            "embedding": torch.randn(self.config.embedding, generator=generator)
+        }
         for k in range(3):
             net |= draw_linear(
                 self.config.hidden if k else self.config.embedding,
                 self.config.hidden,
                 f"trunk.{k}",
-                draw,
+                generator,
             )
-        heads = draw_linear(self.config.hidden, outputs, "heads", draw)
+        heads = draw_linear(self.config.hidden, n_outputs, "heads", generator)
         return net | heads
 
 
@@ -374,23 +390,30 @@ class HeurpFedLA(PFedLA):
 
     def retained_units(self, server: State, client: int, rnd: Round) -> frozenset[str]:
         """Return the names of the units that a client keeps in this round."""
-        itself = self.weights(server, client, rnd)[:, client].tolist()
+        self_weights = self.weights(server, client, rnd)[:, client].tolist()
         # stable: the earlier of equal ones
-        ranked = sorted(range(len(self.units)), key=lambda unit: -itself[unit])
-        return frozenset(self.units[unit].name for unit in ranked[: self.config.k])
+        ranked_units = sorted(
+            range(len(self.units)), key=lambda unit: -self_weights[unit]
+        )
+        return frozenset(
+            self.units[unit].name for unit in ranked_units[: self.config.k]
+        )
 
     def model_for(self, server: State, client: int, rnd: Round) -> Tree:
-        skipped = self.retained_units(server, client, rnd)
-        return self.mixture(server, client, rnd, skip=skipped)
+        skipped_units = self.retained_units(server, client, rnd)
+        return self.mixture(server, client, rnd, skip=skipped_units)
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
         """Record the aggregation weights, and whether each client keeps each unit (1) or receives it (0)."""
         yield from super().observations(server, rnd)
         for client in self.task_info.clients:
-            retained = self.retained_units(server, client, rnd)
+            retained_units = self.retained_units(server, client, rnd)
             yield from (
                 Observation(
-                    "retained", float(unit.name in retained), client, layer=unit.name
+                    "retained",
+                    float(unit.name in retained_units),
+                    client,
+                    layer=unit.name,
                 )
                 for unit in self.units
             )
@@ -407,15 +430,17 @@ def _modules(layers: Iterable[Layer], renewed: Sequence[str] = ()) -> Iterator[L
         renewed: paths of modules whose buffers follow from their other tensors, so that all are in one unit.
     """
     for layer in layers:
-        owners = {}
+        path_by_tensor = {}
         for name in layer.tensors:
-            around = [path for path in renewed if is_inside(name, path)]
-            owners[name] = around[0] if around else name.rpartition(".")[0]
-        paths = list(dict.fromkeys(owners.values()))
+            renewed_paths = [path for path in renewed if is_inside(name, path)]
+            path_by_tensor[name] = (
+                renewed_paths[0] if renewed_paths else name.rpartition(".")[0]
+            )
+        paths = list(dict.fromkeys(path_by_tensor.values()))
         for path in paths:
             parameters, buffers = (
-                tuple(name for name in kind if owners[name] == path)
-                for kind in (layer.parameters, layer.buffers)
+                tuple(name for name in tensor_names if path_by_tensor[name] == path)
+                for tensor_names in (layer.parameters, layer.buffers)
             )
             yield (
                 layer

@@ -58,11 +58,11 @@ class ControlVariates(Algorithm):
         """Update the server's mean variate by the mean change of the clients that replied."""
         mean = server.trees[VARIATE]
         fraction = replies / len(self.task_info.clients)
-        moved = {
+        new_mean = {
             name: mean[name] + (fraction * change.double()).to(change.dtype)
             for name, change in changes.items()
         }
-        server.trees[VARIATE] = {**mean, **moved}
+        server.trees[VARIATE] = {**mean, **new_mean}
 
 
 @register
@@ -101,9 +101,11 @@ class Scaffold(ControlVariates):
     def corrected_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take one step along the gradient minus the client's variate plus the mean variate."""
         grads = steps.gradients(batch)
-        total = ctx.scratch.setdefault(TOTAL, {})
+        total_grads = ctx.scratch.setdefault(TOTAL, {})
         for name, grad in grads.items():
-            total[name] = total[name].add_(grad) if name in total else grad.clone()
+            total_grads[name] = (
+                total_grads[name].add_(grad) if name in total_grads else grad.clone()
+            )
             grad.add_(ctx.trees[MEAN][name]).sub_(ctx.trees[VARIATE][name])
         steps.descend(grads)
 
@@ -116,32 +118,34 @@ class Scaffold(ControlVariates):
         client: int,
     ) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
-        before = state.trees[VARIATE]
-        total = state.trees.pop(TOTAL, {})
+        old_variate = state.trees[VARIATE]
+        total_grads = state.trees.pop(TOTAL, {})
         steps = ctx.work["train/steps"]
-        after = {
-            n: total[n] / steps if n in total else before[n]
+        new_variate = {
+            n: total_grads[n] / steps if n in total_grads else old_variate[n]
             for n in sorted(self.variate_names(rnd, client))
         }
-        message.trees[VARIATE] = {name: after[name] - before[name] for name in after}
-        state.trees[VARIATE] = {**before, **after}
+        message.trees[VARIATE] = {
+            name: new_variate[name] - old_variate[name] for name in new_variate
+        }
+        state.trees[VARIATE] = {**old_variate, **new_variate}
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        models, changes = tree.Mean(self.task_info.buffers), tree.Mean()
+        model_mean, change_mean = tree.Mean(self.task_info.buffers), tree.Mean()
         replies = 0
         for update in updates:
             replies += 1
-            models.add(update.message.trees["model"], 1)
-            changes.add(update.message.trees[VARIATE], 1)
-        mean, model = models.result(), server.trees["model"]
+            model_mean.add(update.message.trees["model"], 1)
+            change_mean.add(update.message.trees[VARIATE], 1)
+        mean_model, model = model_mean.result(), server.trees["model"]
         rate = self.config.server_lr
-        moving = self.task_info.parameters
-        self.take(server, changes.result(), replies)
+        parameters = self.task_info.parameters
+        self.take(server, change_mean.result(), replies)
         model.update(
             {
-                n: model[n] + rate * (new - model[n]) if n in moving else new
-                for n, new in mean.items()
+                n: model[n] + rate * (new - model[n]) if n in parameters else new
+                for n, new in mean_model.items()
             }
         )
 
@@ -171,17 +175,17 @@ class FedDyn(ControlVariates):
         alpha: Positive = 0.01  # the server divides by it
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
-        tilt = [
+        inner_products = [
             (ctx.trees[VARIATE][name] * param).sum()
             for name, param in params.items()
             if param.requires_grad
         ]
-        pulled = super().loss(params, batch, ctx) + half_pull(
+        pulled_loss = super().loss(params, batch, ctx) + half_pull(
             self.config.alpha, params, ctx
         )
-        if tilt:
-            return pulled - torch.stack(tilt).sum()
-        return pulled
+        if inner_products:
+            return pulled_loss - torch.stack(inner_products).sum()
+        return pulled_loss
 
     def client_update(
         self,
@@ -193,31 +197,31 @@ class FedDyn(ControlVariates):
     ) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
         for name in self.variate_names(rnd, client):
-            moved = trained["model"][name] - ctx.reference[name].to("cpu")
+            change = trained["model"][name] - ctx.reference[name].to("cpu")
             state.trees[VARIATE][name] = (
-                state.trees[VARIATE][name] - self.config.alpha * moved
+                state.trees[VARIATE][name] - self.config.alpha * change
             )
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        models = tree.Mean(self.task_info.buffers)
+        model_mean = tree.Mean(self.task_info.buffers)
         alpha = self.config.alpha
         replies = 0
         for update in updates:
             replies += 1
-            models.add(update.message.trees["model"], 1)
-        mean, model = models.result(), server.trees["model"]
-        moving = mean.keys() & self.task_info.parameters
+            model_mean.add(update.message.trees["model"], 1)
+        mean_model, model = model_mean.result(), server.trees["model"]
+        parameters = mean_model.keys() & self.task_info.parameters
         self.take(
             server,
-            {name: -alpha * (mean[name] - model[name]) for name in moving},
+            {name: -alpha * (mean_model[name] - model[name]) for name in parameters},
             replies,
         )
         dual = server.trees[VARIATE]
         model.update(
             {
-                n: new - dual[n] / alpha if n in moving else new
-                for n, new in mean.items()
+                n: new - dual[n] / alpha if n in parameters else new
+                for n, new in mean_model.items()
             }
         )
 

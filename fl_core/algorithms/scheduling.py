@@ -77,9 +77,9 @@ class FedLAMA(Algorithm):
 
     def intervals(self, server: State) -> dict[str, int]:
         """Return the rounds between two averages of each layer, as chosen last."""
-        chosen = server.meta.get(INTERVALS, {})
+        chosen_intervals = server.meta.get(INTERVALS, {})
         return {
-            layer.name: chosen.get(layer.name, self.config.tau)
+            layer.name: chosen_intervals.get(layer.name, self.config.tau)
             for layer in self.task_info.layers
         }
 
@@ -90,8 +90,8 @@ class FedLAMA(Algorithm):
 
     def of_layers(self, names: Iterable[str]) -> frozenset[str]:
         """Return the names of all tensors of the given layers."""
-        chosen = set(names)
-        layers = [layer for layer in self.task_info.layers if layer.name in chosen]
+        layer_names = set(names)
+        layers = [layer for layer in self.task_info.layers if layer.name in layer_names]
         return frozenset(tensors_in(layers))
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
@@ -119,36 +119,44 @@ class FedLAMA(Algorithm):
         rnd: Round,
         client: int,
     ) -> Message:
-        due = self.of_layers(state.meta.pop(DUE))
-        travelling = self.shared(rnd, client)
+        due_tensors = self.of_layers(state.meta.pop(DUE))
+        travelling_tensors = self.shared(rnd, client)
         message = super().client_update(state, trained, ctx, rnd, client)
-        message.trees["model"] = tree.select(trained["model"], travelling & due)
-        state.trees[PENDING] = tree.select(trained["model"], travelling - due)
+        message.trees["model"] = tree.select(
+            trained["model"], travelling_tensors & due_tensors
+        )
+        state.trees[PENDING] = tree.select(
+            trained["model"], travelling_tensors - due_tensors
+        )
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        due = self.due_layers(server, rnd)
+        due_names = self.due_layers(server, rnd)
         replies = list(updates)
         super().aggregate(server, replies, rnd)
-        waiting = [layer for layer in self.task_info.layers if layer.name not in due]
+        waiting_layers = [
+            layer for layer in self.task_info.layers if layer.name not in due_names
+        ]
         pending = dict(server.meta.get(PENDING, {}))
         # of the pending layers a client keeps those that it was given
         for update in replies:
-            travelling = self.shared(rnd, update.client)
+            travelling_tensors = self.shared(rnd, update.client)
             pending[str(update.client)] = [
                 layer.name
-                for layer in waiting
-                if not travelling.isdisjoint(layer.tensors)
+                for layer in waiting_layers
+                if not travelling_tensors.isdisjoint(layer.tensors)
             ]
         server.meta[PENDING] = {
             client: names for client, names in pending.items() if names
         }
-        self._note(server, due, [update.message.trees["model"] for update in replies])
+        self._note(
+            server, due_names, [update.message.trees["model"] for update in replies]
+        )
         if (rnd.index + 1) % (self.config.phi * self.config.tau) == 0:
             self._adjust(server)
 
     def _note(self, server: State, due: Sequence[str], trees: Sequence[Tree]) -> None:
-        noted = server.meta.setdefault(DISCREPANCY, {})
+        discrepancies = server.meta.setdefault(DISCREPANCY, {})
         intervals = self.intervals(server)
         for layer in self.task_info.layers:
             names = [name for name in self._trained(layer) if name in trees[0]]
@@ -159,22 +167,24 @@ class FedLAMA(Algorithm):
                     for model in trees
                 ) / len(trees)
                 size = sum(mean[name].numel() for name in names)
-                noted[layer.name] = discrepancy / (intervals[layer.name] * size)
+                discrepancies[layer.name] = discrepancy / (intervals[layer.name] * size)
 
     def _adjust(self, server: State) -> None:
-        noted: Mapping[str, float] = server.meta[DISCREPANCY]
+        discrepancies: Mapping[str, float] = server.meta[DISCREPANCY]
         sizes = {
             layer.name: sum(
                 server.trees["model"][name].numel() for name in self._trained(layer)
             )
             for layer in self.task_info.layers
-            if layer.name in noted
+            if layer.name in discrepancies
         }
-        frozen = [layer.name for layer in self.task_info.layers if layer.is_frozen]
-        long = {*long_layers(noted, sizes), *frozen}
+        frozen_names = [
+            layer.name for layer in self.task_info.layers if layer.is_frozen
+        ]
+        long_names = {*long_layers(discrepancies, sizes), *frozen_names}
         server.meta[INTERVALS] = {
-            name: self.config.tau * (self.config.phi if name in long else 1)
-            for name in (*sizes, *frozen)
+            name: self.config.tau * (self.config.phi if name in long_names else 1)
+            for name in (*sizes, *frozen_names)
         }
 
     def _trained(self, layer: Layer) -> list[str]:
@@ -202,18 +212,20 @@ def long_layers(
     """
     # ties: the layer nearer to the input first
     order = sorted(discrepancy, key=lambda name: discrepancy[name])
-    lost = list(accumulate(discrepancy[name] * sizes[name] for name in order))
-    saved = list(accumulate(sizes[name] for name in order))
-    if not order or not lost[-1] > 0:
-        return []
-    all_lost, all_saved = lost[-1], saved[-1]
-    parts = zip(lost, saved, strict=True)
-    first = next(
-        k
-        for k, (loss, part) in enumerate(parts)
-        if loss * all_saved > (all_saved - part) * all_lost
+    cumulative_losses = list(
+        accumulate(discrepancy[name] * sizes[name] for name in order)
     )
-    return order[: first + 1]
+    cumulative_sizes = list(accumulate(sizes[name] for name in order))
+    if not order or not cumulative_losses[-1] > 0:
+        return []
+    total_loss, total_size = cumulative_losses[-1], cumulative_sizes[-1]
+    losses_with_sizes = zip(cumulative_losses, cumulative_sizes, strict=True)
+    n_long = next(
+        k
+        for k, (loss, size) in enumerate(losses_with_sizes)
+        if loss * total_size > (total_size - size) * total_loss
+    )
+    return order[: n_long + 1]
 
 
 FROZEN = "frozen"  # a client's tree of layers that do not train yet
@@ -256,13 +268,13 @@ class Scheduled(Algorithm):
     @classmethod
     def for_options(cls, options: Mapping[str, Any]) -> type[Algorithm]:
         base = str(options.get("base", cls.Config.base))
-        below = find(base)
-        if below.needs_blocks or issubclass(below, (Scheduled, *WHOLE)):
+        base_class = find(base)
+        if base_class.needs_blocks or issubclass(base_class, (Scheduled, *WHOLE)):
             raise UsageError(
                 f"{cls.name}: base must be an algorithm with one whole model at the server, and no schedule; "
                 f"got {base}. Use such as fedper."
             )
-        algorithm: type[Algorithm] = _on_top(cls, below)  # type: ignore[arg-type]
+        algorithm: type[Algorithm] = _on_top(cls, base_class)  # type: ignore[arg-type]
         return algorithm
 
     def __reduce__(self) -> Any:
@@ -274,11 +286,11 @@ class Scheduled(Algorithm):
         if self.plan is not None:
             layers = self.scheduled_layers(self.plan)
             rounds = self.rounds_of(self.plan)
-            waiting: list[tuple[str, int]] = []
+            start_rounds: list[tuple[str, int]] = []
             for layer, since in zip(layers, rounds, strict=True):
                 if since:
-                    waiting += [(name, since) for name in layer.tensors]
-            self.task_info = replace(self.task_info, unfreeze_at=tuple(waiting))
+                    start_rounds += [(name, since) for name in layer.tensors]
+            self.task_info = replace(self.task_info, unfreeze_at=tuple(start_rounds))
         super().setup()
 
     @classmethod
@@ -331,9 +343,9 @@ class Scheduled(Algorithm):
         return super().client_start(state, message, ctx, rnd, client)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        frozen = self.frozen(rnd)
+        frozen_tensors = self.frozen(rnd)
         return tuple(
-            replace(phase, train=phase.train - frozen)
+            replace(phase, train=phase.train - frozen_tensors)
             for phase in super().phases(rnd, client)
         )
 
@@ -354,11 +366,11 @@ class Scheduled(Algorithm):
         yield from super().observations(server, rnd)
         if rnd.index:
             phases = self.phases(Round(rnd.index - 1), 0)
-            trained = frozenset[str]().union(*(phase.train for phase in phases))
+            trained_tensors = frozenset[str]().union(*(phase.train for phase in phases))
             for layer in self.task_info.layers:
                 yield Observation(
                     TRAINED,
-                    float(not trained.isdisjoint(layer.tensors)),
+                    float(not trained_tensors.isdisjoint(layer.tensors)),
                     layer=layer.name,
                 )
 
@@ -371,9 +383,9 @@ def _on_top(schedule: Any, base: Any) -> Any:
     return type(schedule.__name__, (schedule, base), members)
 
 
-def _made(schedule: type[Scheduled], *how: Any) -> Algorithm:
+def _made(schedule: type[Scheduled], *arguments: Any) -> Algorithm:
     """Return a schedule from what is in its pickle."""
-    return schedule.for_options(how[-1])(*how)
+    return schedule.for_options(arguments[-1])(*arguments)
 
 
 @register

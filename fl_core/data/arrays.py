@@ -75,26 +75,30 @@ def features(x: Array, missing: bool = False) -> Array:
         )
     shape = channels_first(x.shape[1:])
     if shape != x.shape[1:]:
-        stored = ", ".join(map(str, x.shape[1:]))
-        wanted = ", ".join(map(str, shape))
+        stored_shape = ", ".join(map(str, x.shape[1:]))
+        wanted_shape = ", ".join(map(str, shape))
         warn(
-            f"pictures [n, {stored}] have their channels last and are turned to [n, {wanted}]"
+            f"pictures [n, {stored_shape}] have their channels last and are turned to [n, {wanted_shape}]"
         )
         x = np.moveaxis(x, -1, 1)
-    table = x.ndim == 2 and x.dtype not in (np.float16, np.float32)
+    is_table = x.ndim == 2 and x.dtype not in (np.float16, np.float32)
     with np.errstate(over="ignore"):
-        out = np.ascontiguousarray(x, dtype=np.float64 if table else np.float32)
-        finite = np.isfinite(out.astype(np.float32, copy=False))
+        converted = np.ascontiguousarray(
+            x, dtype=np.float64 if is_table else np.float32
+        )
+        is_finite = np.isfinite(converted.astype(np.float32, copy=False))
     if missing and x.ndim == 2:
-        finite |= np.isnan(x)
-    if not finite.all():
-        row, *cell = map(int, np.unravel_index(int(np.argmin(finite)), finite.shape))
+        is_finite |= np.isnan(x)
+    if not is_finite.all():
+        row, *cell = map(
+            int, np.unravel_index(int(np.argmin(is_finite)), is_finite.shape)
+        )
         value, way = x[(row, *cell)], ""
         if x.ndim == 2 and np.isnan(value):
             way = f"Fill missing values: {spelled(impute='median')}."
         rule = f"features at position {cell} must be finite float32; got {value}."
         raise DataFault(rule, way, row=row)
-    return out
+    return converted
 
 
 def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -111,14 +115,16 @@ def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
     if len(shape) != 3:
         return shape
     sides = ((shape[0], min(shape[1:])), (shape[2], min(shape[:2])))
-    first, last = (count <= min(FEW, side) and side > 1 for count, side in sides)
-    if first and last:
+    first_fits, last_fits = (
+        count <= min(FEW, side) and side > 1 for count, side in sides
+    )
+    if first_fits and last_fits:
         got_shape = list(shape)
         raise DataFault(
             f"float pictures must have one axis that can be the channels; got {got_shape}, whose first and last can.",
             "Store them as uint8 [n, H, W, C], or flatten them.",
         )
-    if last and not first:
+    if last_fits and not first_fits:
         return (shape[2], shape[0], shape[1])
     return shape
 
@@ -190,10 +196,10 @@ def check_spellings(
     """
     word_of: dict[Decimal, str] = {}
     for word in filter(is_number, words):
-        first = word_of.setdefault(exact(word), word)
-        if first != word:
+        earlier_word = word_of.setdefault(exact(word), word)
+        if earlier_word != word:
             rule = f"{what} must not be one number in two spellings"
-            raise DataFault(f"{rule}; got {first!r}, {word!r}.", way)
+            raise DataFault(f"{rule}; got {earlier_word!r}, {word!r}.", way)
 
 
 def nested_groups(parts: Iterable[Any]) -> Integers:
@@ -202,11 +208,11 @@ def nested_groups(parts: Iterable[Any]) -> Integers:
     >>> nested_groups([["p", "q", "p"], ["p"]]).tolist()
     [0, 1, 0, 2]
     """
-    numbers, count = [], 0
-    for part in parts:
-        distinct, group = np.unique(np.asarray(part), return_inverse=True)
-        numbers.append(count + group)
-        count += len(distinct)
+    numbers, n_groups = [], 0
+    for values in parts:
+        distinct_values, group = np.unique(np.asarray(values), return_inverse=True)
+        numbers.append(n_groups + group)
+        n_groups += len(distinct_values)
     return np.concatenate(numbers).astype(np.int64)
 
 
@@ -225,8 +231,8 @@ def whole_numbers(values: Array, *ways: str | Way) -> Integers:
         raise DataFault(f"{rule}; got {str(values[0])!r}.", row=0)
     if values.dtype.kind == "f":
         numbers = values.astype(np.float64)
-        whole = (numbers == np.round(numbers)) & (np.abs(numbers) < 2**53)
-        refuse_where(~whole, values, rule, *ways)
+        is_whole = (numbers == np.round(numbers)) & (np.abs(numbers) < 2**53)
+        refuse_where(~is_whole, values, rule, *ways)
     return values.astype(np.int64)
 
 
@@ -284,13 +290,13 @@ def task_of_entries(y: Array, task: str) -> str:
     """
     if y.ndim < 2 or y.shape[1:] == (1,) or y.dtype.kind not in "iuf":
         return ""
-    one_hot = y.ndim == 2 and bool((np.sort(y)[:, :-1] == 0).all())
+    is_one_hot = y.ndim == 2 and bool((np.sort(y)[:, :-1] == 0).all())
     if y.dtype.kind == "f":
-        coded = task == CLASSIFICATION and bool(np.isin(y, (0, 1)).all())
-        if task not in (CLASSIFICATION, REGRESSION) or coded:
+        is_binary = task == CLASSIFICATION and bool(np.isin(y, (0, 1)).all())
+        if task not in (CLASSIFICATION, REGRESSION) or is_binary:
             return ""
         return REGRESSION
-    if task == CLASSIFICATION and not one_hot:
+    if task == CLASSIFICATION and not is_one_hot:
         return POSITIONS
     return ""
 
@@ -302,9 +308,9 @@ def finite_entries(y: Array) -> Array:
         DataFault: a number is not finite.
     """
     targets_array = y.astype(np.float32 if y.dtype.kind == "f" else np.int64)
-    odd = ~np.isfinite(targets_array).reshape(len(y), -1)
+    is_bad = ~np.isfinite(targets_array).reshape(len(y), -1)
     refuse_where(
-        np.logical_or.reduce(odd, 1), targets_array, "targets must be finite float32"
+        np.logical_or.reduce(is_bad, 1), targets_array, "targets must be finite float32"
     )
     return targets_array
 
@@ -334,8 +340,8 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
         cells = texts_of(y)
         if names is None:
             names = written_classes(cells)
-        code = {composed(name.strip()): k for k, name in enumerate(names)}
-        code_of_word = [code.get(word.strip(), -1) for word in cells.categories]
+        code_by_name = {composed(name.strip()): k for k, name in enumerate(names)}
+        code_of_word = [code_by_name.get(word.strip(), -1) for word in cells.categories]
         y = np.array(code_of_word, dtype=np.int64)[cells.codes]
         row = int(np.argmin(y))
         if y[row] < 0:
@@ -346,22 +352,22 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
     refuse_where(y != y, y, LABELLED, "Remove the others.")
     values = whole_numbers(y, PREDICT)
     if names is None:
-        distinct, codes = np.unique(values, return_inverse=True)
-        if -1 in distinct and distinct.tolist() != [-1, 1]:
-            got = listing(map(str, distinct), 6)
+        distinct_labels, codes = np.unique(values, return_inverse=True)
+        if -1 in distinct_labels and distinct_labels.tolist() != [-1, 1]:
+            got = listing(map(str, distinct_labels), 6)
             raise DataFault(
                 f"labels must not be -1 unless all are -1 or 1; got {got}.",
                 "Remove samples without a label, or give -1 another number.",
                 row=int(np.argmax(values == -1)),
             )
         values = codes
-        names = [str(value) for value in distinct]
+        names = [str(value) for value in distinct_labels]
     else:
         check_codes(values, names)
-    present = np.flatnonzero(np.bincount(values))
-    if len(present) < 2:
+    present_classes = np.flatnonzero(np.bincount(values))
+    if len(present_classes) < 2:
         raise DataFault(
-            f"there must be at least 2 classes; got only {names[present[0]]!r}.",
+            f"there must be at least 2 classes; got only {names[present_classes[0]]!r}.",
             "Check the label column.",
         )
     return values.astype(np.int64), tuple(names)
@@ -407,18 +413,23 @@ def targets(y: Array) -> NDArray[np.float32 | np.float64]:
     if y.dtype.kind not in "buif":
         raise DataFault(f"targets must be numbers; got {str(y[0])!r}.", row=0)
     with np.errstate(over="ignore"):
-        single = y.astype(np.float32)
-    refuse_where(~np.isfinite(single), y, "targets must be finite float32")
+        rounded_targets = y.astype(np.float32)
+    refuse_where(~np.isfinite(rounded_targets), y, "targets must be finite float32")
     if loses_digits(y):
         return y.astype(np.float64)
-    return single
+    return rounded_targets
 
 
 def events(y: Array) -> NDArray[np.float32]:
-    """Check times and events, numbers [n, 2] or text of them, as float32 [n, 2].
+    """Return times and events as float32 [n, 2], after a check.
+
+    Args:
+        y: numbers or text [n, 2]. Column 0 is the time, at least 0. Column 1 is 1 for an event and 0 for a censored
+            sample.
 
     Raises:
-        DataFault: a time is below 0, or an event is not 0 or 1. The message names the first.
+        DataFault: another shape, a time below 0, another event than 0 and 1, no event at all, or different times that
+            are equal in float32.
     """
     if y.ndim != 2 or y.shape[1] != 2 or not len(y):
         got_shape = list(y.shape)
@@ -486,19 +497,23 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
             issubclass(k, (int, float, np.number)) for k in kinds
         ):
             parts[part] = np.array(y.tolist())  # Python's numbers
-    first_part, width = next((part, y.shape[1:]) for part, y in parts.items())
+    first_part, first_shape = next((part, y.shape[1:]) for part, y in parts.items())
     for part, y in parts.items():
-        if y.shape[1:] != width:
-            expected = list(width)
+        if y.shape[1:] != first_shape:
+            expected = list(first_shape)
             got_shape = list(y.shape[1:])
             raise UsageError(
                 f"{part}, y must have the shape of {first_part}, {expected} for each sample; "
                 f"got {got_shape}. Write y.argmax(axis=1) for one-hot labels."
             )
         if y.dtype.kind == "O" and not is_text(y):
-            first = type(y.flat[0])
+            first_type = type(y.flat[0])
             row = next(
-                (k for k, v in enumerate(y.flat) if v is None or type(v) is not first),
+                (
+                    k
+                    for k, v in enumerate(y.flat)
+                    if v is None or type(v) is not first_type
+                ),
                 0,
             )
             place_text = row_of_array(row)

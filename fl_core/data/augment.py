@@ -55,34 +55,43 @@ class MoCoViews:
             )
         n, channels, height, width = images.shape
         boxes = crop_boxes(n, height, width, draw)
-        greyed = torch.rand(n, generator=draw) < GREYED
+        is_grey = torch.rand(n, generator=draw) < GREYED
         strengths = JITTER * (2 * torch.rand(n, 4, generator=draw) - 1)
         order = torch.rand(n, 4, generator=draw).argsort(1)
-        mirrored = torch.rand(n, generator=draw) < 0.5
-        x = crop_resize(images, boxes.to(images.device), mirrored.to(images.device))
+        is_mirrored = torch.rand(n, generator=draw) < 0.5
+        x = crop_resize(images, boxes.to(images.device), is_mirrored.to(images.device))
         if self.mean:
             mean = x.new_tensor(self.mean).view(-1, 1, 1)
             std = x.new_tensor(self.std).view(-1, 1, 1)
             x = x * std + mean
-        low = min(0.0, float(x.min()))
-        high = max(1.0, float(x.max()))
+        lowest = min(0.0, float(x.min()))
+        highest = max(1.0, float(x.max()))
         if channels == 3:
-            chosen = greyed.to(x.device).view(-1, 1, 1, 1)
-            x = torch.where(chosen, grey(x).expand_as(x), x)
+            affected_images = is_grey.to(x.device).view(-1, 1, 1, 1)
+            x = torch.where(affected_images, grey(x).expand_as(x), x)
         x, strengths = x.clone(), strengths.to(x)
-        for place in range(order.shape[1]):
+        for position in range(order.shape[1]):
             for k in range(4 if channels == 3 else 2):
-                chosen = torch.nonzero(order[:, place] == k).squeeze(1)
-                if len(chosen):
-                    chosen = chosen.to(x.device, non_blocking=True)
-                    strength, old = strengths[chosen, k].view(-1, 1, 1, 1), x[chosen]
+                affected_images = torch.nonzero(order[:, position] == k).squeeze(1)
+                if len(affected_images):
+                    affected_images = affected_images.to(x.device, non_blocking=True)
+                    strength, old_pixels = (
+                        strengths[affected_images, k].view(-1, 1, 1, 1),
+                        x[affected_images],
+                    )
                     if k == 3:
-                        new = _rotate_hue(old, strength)
+                        new_pixels = _rotate_hue(old_pixels, strength)
                     else:  # away from black, from its mean grey, or from grey
-                        mean_grey = grey(old).mean((1, 2, 3), True)
-                        base = [old.new_zeros(()), mean_grey, grey(old)][k]
-                        new = base + (1 + strength) * (old - base)
-                    x[chosen] = new.clamp(low, high)
+                        mean_grey = grey(old_pixels).mean((1, 2, 3), True)
+                        reference = [
+                            old_pixels.new_zeros(()),
+                            mean_grey,
+                            grey(old_pixels),
+                        ][k]
+                        new_pixels = reference + (1 + strength) * (
+                            old_pixels - reference
+                        )
+                    x[affected_images] = new_pixels.clamp(lowest, highest)
         if self.mean:
             return (x - mean) / std
         return x
@@ -94,26 +103,26 @@ def crop_boxes(n: int, height: int, width: int, draw: torch.Generator) -> Tensor
     Area and aspect ratio are drawn ten times. The first that fits is placed at random. If none fits, the box is the
     largest central one with a ratio between 3/4 and 4/3.
     """
-    tries = torch.rand(n, 10, 2, generator=draw, dtype=torch.float64)
+    trials = torch.rand(n, 10, 2, generator=draw, dtype=torch.float64)
     places = torch.rand(n, 2, generator=draw, dtype=torch.float64)
-    least, most = AREA
-    area = height * width * (least + (most - least) * tries[..., 0])
-    ratio = ((2 * tries[..., 1] - 1) * math.log(4 / 3)).exp()
+    least_share, most_share = AREA
+    area = height * width * (least_share + (most_share - least_share) * trials[..., 0])
+    ratio = ((2 * trials[..., 1] - 1) * math.log(4 / 3)).exp()
     w = (area * ratio).sqrt().round()
     h = (area / ratio).sqrt().round()
     fits = (w >= 1) & (w <= width) & (h >= 1) & (h <= height)
-    first = fits.to(torch.int64).argmax(1, keepdim=True)
-    w = w.gather(1, first).squeeze(1)
-    h = h.gather(1, first).squeeze(1)
+    first_fit = fits.to(torch.int64).argmax(1, keepdim=True)
+    w = w.gather(1, first_fit).squeeze(1)
+    h = h.gather(1, first_fit).squeeze(1)
     top = (places[:, 0] * (height - h + 1)).floor()
     left = (places[:, 1] * (width - w + 1)).floor()
     random_boxes = torch.stack([top, left, h, w], 1).long()
-    widest = min(width, round(height * 4 / 3))
-    highest = min(height, round(width * 4 / 3))
-    top_centre = (height - highest) // 2
-    left_centre = (width - widest) // 2
-    central = torch.tensor([top_centre, left_centre, highest, widest])
-    return torch.where(fits.any(1, keepdim=True), random_boxes, central)
+    max_width = min(width, round(height * 4 / 3))
+    max_height = min(height, round(width * 4 / 3))
+    top_centre = (height - max_height) // 2
+    left_centre = (width - max_width) // 2
+    central_box = torch.tensor([top_centre, left_centre, max_height, max_width])
+    return torch.where(fits.any(1, keepdim=True), random_boxes, central_box)
 
 
 def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
@@ -126,17 +135,19 @@ def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
         centres = (
             torch.arange(size, device=images.device, dtype=images.dtype) + 0.5
         ) / size
-        places = centres * length[:, None] - 0.5
-        places = start[:, None] + torch.minimum(
-            places.clamp(min=0), length[:, None] - 1.0
+        coordinates = centres * length[:, None] - 0.5
+        coordinates = start[:, None] + torch.minimum(
+            coordinates.clamp(min=0), length[:, None] - 1.0
         )
         if side == 1:
-            places = torch.where(mirrored[:, None], places.flip(1), places)
-        grids.append(2 * places / max(size - 1, 1) - 1)
+            coordinates = torch.where(
+                mirrored[:, None], coordinates.flip(1), coordinates
+            )
+        grids.append(2 * coordinates / max(size - 1, 1) - 1)
     rows, columns = grids
-    across = columns[:, None].expand(-1, rows.shape[1], -1)
+    column_index = columns[:, None].expand(-1, rows.shape[1], -1)
     row_index = rows[..., None].expand(-1, -1, columns.shape[1])
-    grid = torch.stack([across, row_index], -1)
+    grid = torch.stack([column_index, row_index], -1)
     return grid_sample(
         images, grid.to(images.dtype), align_corners=True, padding_mode="border"
     )
@@ -154,15 +165,15 @@ def _rotate_hue(x: Tensor, by: Tensor) -> Tensor:
     """Rotate the images' hue by a part of its circle, with fixed saturation and value (Smith 1978: hexagonal cone)."""
     value, _ = x.max(1, keepdim=True)
     span = value - x.min(1, keepdim=True).values
-    safe = span.where(span > 0, 1.0)
+    nonzero_span = span.where(span > 0, 1.0)
     r, g, b = x.split(1, 1)
     hue = torch.where(
         value == r,
-        ((g - b) / safe) % 6,
-        torch.where(value == g, (b - r) / safe + 2, (r - g) / safe + 4),
+        ((g - b) / nonzero_span) % 6,
+        torch.where(value == g, (b - r) / nonzero_span + 2, (r - g) / nonzero_span + 4),
     )
-    turned = hue + 6 * by
+    rotated_hue = hue + 6 * by
     # a channel falls from the value by the span, along a trapezium over the circle of six sectors
-    places = x.new_tensor([5.0, 3.0, 1.0]).view(3, 1, 1)
-    k = (turned + places) % 6
+    offsets = x.new_tensor([5.0, 3.0, 1.0]).view(3, 1, 1)
+    k = (rotated_hue + offsets) % 6
     return value - span * torch.minimum(k, 4 - k).clamp(0, 1)

@@ -74,8 +74,8 @@ class ColumnTable(Displayed):
         )
 
     def __str__(self) -> str:
-        shown = self.summary()
-        return "\n".join(aligned([shown.columns, *shown.rows]))
+        summary = self.summary()
+        return "\n".join(aligned([summary.columns, *summary.rows]))
 
     def with_inputs(self, words: Mapping[str, Sequence[str]]) -> ColumnTable:
         """Return the table with the inputs of columns of words: one for each word, and one for all others."""

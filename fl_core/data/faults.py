@@ -26,10 +26,10 @@ def place_in(parts: Sequence[tuple[str, int, Place]]) -> Place:
     """
 
     def place(row: int) -> str:
-        for name, size, inside in parts:
+        for name, size, name_row in parts:
             if row < size:
-                inner = inside(row)
-                return f"{name}, {inner}"
+                inner_name = name_row(row)
+                return f"{name}, {inner_name}"
             row -= size
         return row_of_array(row)
 
@@ -53,17 +53,22 @@ class DataFault(UsageError):
     def __init__(
         self, rule: str, *ways: str | Way, row: int | None = None, line: str = ""
     ) -> None:
-        pairs = [(way, {}) if isinstance(way, str) else way for way in ways]
+        ways_with_settings = [
+            (way, {}) if isinstance(way, str) else way for way in ways
+        ]
         sentences = [
-            f"{say}: {spelled(**keys)}." if keys else say for say, keys in pairs
+            f"{sentence}: {spelled(**keys)}." if keys else sentence
+            for sentence, keys in ways_with_settings
         ]
         if line:
             sentences.insert(0, f"Write `{line}`.")
-        sentences[1:] = [f"Or {say[0].lower()}{say[1:]}" for say in sentences[1:]]
+        sentences[1:] = [
+            f"Or {sentence[0].lower()}{sentence[1:]}" for sentence in sentences[1:]
+        ]
         super().__init__(" ".join(filter(None, [rule, *sentences])))
         self.rule = rule
         self.line = line
-        self.ways = pairs
+        self.ways = ways_with_settings
         self.row = row
 
     @property

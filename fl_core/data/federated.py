@@ -157,11 +157,11 @@ class FederatedData(Displayed):
             UsageError: a label is no index of an output.
         """
         codes = [int(name) for name in self.classes]
-        others = [str(code) for code in codes if not 0 <= code < outputs]
-        if others:
+        invalid_codes = [str(code) for code in codes if not 0 <= code < outputs]
+        if invalid_codes:
             raise UsageError(
                 f"labels must be from 0 to {outputs - 1}, the indices of the model's {outputs} outputs; got "
-                f"{listing(others)}. Number them from 0, or change the model."
+                f"{listing(invalid_codes)}. Number them from 0, or change the model."
             )
         if codes == list(range(outputs)):
             return self
@@ -173,18 +173,18 @@ class FederatedData(Displayed):
 
     def _splits(self) -> list[Split]:
         """Return all splits of all clients."""
-        parts: list[Split] = []
+        splits: list[Split] = []
         for client in self.clients:
-            parts += [client.split(name) for name in SPLITS]
-        return parts
+            splits += [client.split(name) for name in SPLITS]
+        return splits
 
     def with_token_ids(self) -> FederatedData:
         """Return the same data with rows of integers as token ids."""
-        parts = self._splits()
-        tokens = 1 + max(int(part.x.max()) for part in parts if len(part))
+        splits = self._splits()
+        n_tokens = 1 + max(int(samples.x.max()) for samples in splits if len(samples))
         return self._changed(
             lambda split: replace(split, x=split.x.long()),
-            shape=TokenShape(self.shape, tokens),
+            shape=TokenShape(self.shape, n_tokens),
         )
 
     def without_samples(self) -> FederatedData:
@@ -195,14 +195,14 @@ class FederatedData(Displayed):
         )
 
     def _changed(
-        self, change: Callable[[Split], Split], **others: Any
+        self, change: Callable[[Split], Split], **attributes: Any
     ) -> FederatedData:
         """Return the same data with each split changed, and other attributes."""
         clients = tuple(
             ClientData(client.name, *(change(client.split(name)) for name in SPLITS))
             for client in self.clients
         )
-        return replace(self, clients=clients, **others)
+        return replace(self, clients=clients, **attributes)
 
     @property
     def elsewhere(self) -> bool:
@@ -262,13 +262,13 @@ class FederatedData(Displayed):
         if not self.classes:
             sizes = {client.name: len(client.split(split)) for client in self.clients}
             return pd.DataFrame({"samples": sizes})
-        ys = [client.split(split).y.cpu() for client in self.clients]
+        labels = [client.split(split).y.cpu() for client in self.clients]
         several_labels = self.task == MULTILABEL
         counts = [
             y.sum(0).long()
             if several_labels
             else torch.bincount(y, minlength=self.n_classes)
-            for y in ys
+            for y in labels
         ]
         return pd.DataFrame(
             torch.stack(counts).numpy(), index=self.names, columns=list(self.classes)
@@ -278,19 +278,19 @@ class FederatedData(Displayed):
     def copies_note(self) -> str:
         """Return the note on near copies over the splits, or "". It is "" for anything but numbers, and with groups."""
         parts = self._splits()
-        floats = all(part.x.is_floating_point() for part in parts)
-        grouped = any(part.groups is not None for part in parts)
-        words = any(getattr(self.preprocessing, "categories", ()))
-        words |= getattr(self.shape, "layout", None) is not None
-        if self.elsewhere or self.images or grouped or words or not floats:
+        all_floats = all(part.x.is_floating_point() for part in parts)
+        has_groups = any(part.groups is not None for part in parts)
+        has_words = any(getattr(self.preprocessing, "categories", ()))
+        has_words |= getattr(self.shape, "layout", None) is not None
+        if self.elsewhere or self.images or has_groups or has_words or not all_floats:
             return ""
         samples: list[Any] = []
         for split in ("train", "test"):
             x = torch.cat([client.split(split).x for client in self.clients]).numpy()
             indices = self.partition.indices.values()
-            places = np.concatenate([part[split] for part in indices])
-            _, first = np.unique(places, return_index=True)
-            samples.append((x[first], places[first]))
+            positions = np.concatenate([part[split] for part in indices])
+            _, first_rows = np.unique(positions, return_index=True)
+            samples.append((x[first_rows], positions[first_rows]))
         (train, train_places), (test, test_places) = samples
         return near_copies(train, test, train_places, test_places).note
 
@@ -322,26 +322,29 @@ def gather(
         UsageError: the partition was made for another source.
     """
     partition.check(source)
-    rows = [part["train"] for part in partition.indices.values()]
-    owner = np.repeat(np.arange(len(rows)), list(map(len, rows)))
-    whole, source = source, source.fit(np.concatenate(rows), preprocessing, owner)
+    training_rows = [part["train"] for part in partition.indices.values()]
+    owner = np.repeat(np.arange(len(training_rows)), list(map(len, training_rows)))
+    whole_source, source = (
+        source,
+        source.fit(np.concatenate(training_rows), preprocessing, owner),
+    )
     clients = tuple(
         ClientData(name, **{split: split_of(source, splits[split]) for split in SPLITS})
         for name, splits in partition.indices.items()
     )
-    digest = sha(f"{whole.digest}|{partition.digest}".encode())
+    digest = sha(f"{whole_source.digest}|{partition.digest}".encode())
     attributes = ["name", "shape", "classes", "words", "preprocessing", "table"]
     attributes += ["indices", "kind"]
     return FederatedData(
         **{key: getattr(source, key) for key in attributes},
         clients=clients,
         partition=partition,
-        source_digest=whole.digest,
+        source_digest=whole_source.digest,
         digest=digest,
         mean=source.mean if source.is_image else (),
         std=source.std if source.is_image else (),
         images=source.is_image,
-        integers=source.integers and not whole.prepares,
+        integers=source.integers and not whole_source.prepares,
     )
 
 
@@ -385,29 +388,30 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
                 f"the {what} {group_names} differ by spaces or capitals only; each is one of its own"
             )
     sentences += _of_classes(data)
-    largest, place = 0.0, ""
+    largest_feature, place_text = 0.0, ""
     kinds = getattr(getattr(data.shape, "layout", None), "dtypes", ())
-    scales = all(kind.is_floating_point for kind in kinds)  # unlike ids of tokens
+    has_floats = all(kind.is_floating_point for kind in kinds)  # unlike ids of tokens
     for client in data.clients:
         x = client.train.x
-        if scales and x.is_floating_point() and x.numel():
-            sizes = torch.maximum(x.amax(0), -x.amin(0)).flatten()
-            if float(sizes.max()) > largest:
-                largest, k = float(sizes.max()), int(sizes.argmax())
+        if has_floats and x.is_floating_point() and x.numel():
+            magnitudes = torch.maximum(x.amax(0), -x.amin(0)).flatten()
+            if float(magnitudes.max()) > largest_feature:
+                largest_feature, k = float(magnitudes.max()), int(magnitudes.argmax())
                 inputs = getattr(data.preprocessing, "inputs", ())
-                place = f"column {inputs[k]!r}" if inputs else f"feature {k} (counted from 0)"  # fmt: skip
-    if largest > LARGE:
-        place = f" in {place}" if len(data.shape) == 1 else ""
+                place_text = f"column {inputs[k]!r}" if inputs else f"feature {k} (counted from 0)"  # fmt: skip
+    if largest_feature > LARGE:
+        place_text = f" in {place_text}" if len(data.shape) == 1 else ""
         sentences.append(
-            f"features are as large as {largest:.3g}{place}: scale them, or training is likely to diverge"
+            f"features are as large as {largest_feature:.3g}{place_text}: scale them, or training is likely to diverge"
         )
     if len(words := data.words or ()) > 1:
         ids = torch.cat([client.validation.x.flatten() for client in data.clients])
         unknown, n_known = (ids == UNKNOWN).sum(), (ids >= len(SPECIAL)).sum()
-        share = float(unknown / (unknown + n_known).clamp(min=1))
-        if share > NOTED:
+        unknown_share = float(unknown / (unknown + n_known).clamp(min=1))
+        if unknown_share > NOTED:
             sentences.append(
-                f"{share:.0%} of the words in validation texts are not among the {len(words):,} of training texts"
+                f"{unknown_share:.0%} of the words in validation texts "
+                f"are not among the {len(words):,} of training texts"
             )
     keys: dict[str, list[int]] = {}
     for split in SPLITS:
@@ -431,22 +435,24 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
 def client_notes(data: FederatedData) -> list[str]:
     """Return warnings about clients with one class, and about the targets' scale."""
     ys = {client.name: client.train.y for client in data.clients}
-    alike = "of one class only" if data.task == CLASSIFICATION else "whose targets are all equal"  # fmt: skip
-    kinds = {
-        f"training samples {alike}": [name for name, y in ys.items() if len(y.unique(dim=0)) < 2],
+    sameness = "of one class only" if data.task == CLASSIFICATION else "whose targets are all equal"  # fmt: skip
+    clients_by_fault = {
+        f"training samples {sameness}": [name for name, y in ys.items() if len(y.unique(dim=0)) < 2],
     }  # fmt: skip
     if data.task == SURVIVAL:
-        none = "no event among its training samples: it learns nothing"
-        kinds[none] = [name for name, y in ys.items() if not y[:, 1].any()]
+        event_fault = "no event among its training samples: it learns nothing"
+        clients_by_fault[event_fault] = [
+            name for name, y in ys.items() if not y[:, 1].any()
+        ]
     sentences = []
-    for what, names in kinds.items():
+    for fault, names in clients_by_fault.items():
         if len(names) > MANY:
             clients_text = listing(in_order(names), 3)
             sentences.append(
-                f"{len(names)} of {len(ys)} clients have {what}: {clients_text}"
+                f"{len(names)} of {len(ys)} clients have {fault}: {clients_text}"
             )
         else:
-            sentences += [f"client {name!r} has {what}" for name in names]
+            sentences += [f"client {name!r} has {fault}" for name in names]
     if data.task == REGRESSION and not getattr(data.preprocessing, "target", ()):
         spread = float(torch.cat([*ys.values()]).double().std())
         if not 1 / SPREAD <= spread <= SPREAD:
@@ -465,26 +471,26 @@ def _of_classes(data: FederatedData) -> Iterator[str]:
     if data.task != CLASSIFICATION:
         return
     if data.absent:
-        empty = [repr(data.classes[k]) for k in data.absent]
-        yield f"no sample has class {listing(empty, 6)}: macro-F1 leaves it out"
+        empty_classes = [repr(data.classes[k]) for k in data.absent]
+        yield f"no sample has class {listing(empty_classes, 6)}: macro-F1 leaves it out"
     if data.indices and data.classes != tuple(map(str, range(data.n_classes))):
         yield (
             f"labels {listing(data.classes, 6)} are the classes 0 to {data.n_classes - 1} of the model, in this order"
         )
     counts = sum(data.class_counts(split).sum() for split in SPLITS)
-    single = list(counts.index[counts == 1])
-    if 2 * len(single) > data.n_classes:
+    single_classes = list(counts.index[counts == 1])
+    if 2 * len(single_classes) > data.n_classes:
         yield (
-            f"{len(single)} of {data.n_classes} classes have a single sample: is the label column an identifier, or a "
-            "number to be predicted?"
+            f"{len(single_classes)} of {data.n_classes} classes have a single sample: "
+            "is the label column an identifier, or a number to be predicted?"
         )
-    elif single:
-        single_names = listing(map(repr, single), 6)
+    elif single_classes:
+        single_names = listing(map(repr, single_classes), 6)
         yield f"a single sample has class {single_names}: is it misspelt, or no label?"
     if data.positive and not data.chosen:
-        ys = torch.cat([client.train.y for client in data.clients]).double()
-        if ys.mean() > USUAL:
+        targets = torch.cat([client.train.y for client in data.clients]).double()
+        if targets.mean() > USUAL:
             yield (
-                f"AUROC and AUPRC describe {data.positive!r}, the class of {ys.mean():.0%} of samples; "
+                f"AUROC and AUPRC describe {data.positive!r}, the class of {targets.mean():.0%} of samples; "
                 f"{spelled(positive=data.classes[0])}?"
             )

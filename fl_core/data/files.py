@@ -85,16 +85,20 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
         UsageError: not an .npz file, or arrays are missing, unknown, of unequal length, or have invalid content.
     """
     headers_of = headers(path)
-    split = "x_train" in headers_of
-    parts = ("_train", "_test") if split else ("",)
+    has_sides = "x_train" in headers_of
+    suffixes = ("_train", "_test") if has_sides else ("",)
     needed_keys: list[str] = []
-    for part in parts:
-        needed_keys += [f"x{part}", f"y{part}"]
+    for suffix in suffixes:
+        needed_keys += [f"x{suffix}", f"y{suffix}"]
     owner_key = next((key for key in OWNER_KEYS if key in headers_of), "client")
-    aside = [] if split else ["is_train", owner_key]
-    named = [f"{owner_key}_names"] if owner_key in headers_of and not split else []
+    side_keys = [] if has_sides else ["is_train", owner_key]
+    name_keys = (
+        [f"{owner_key}_names"] if owner_key in headers_of and not has_sides else []
+    )
     for key in headers_of:
-        check_known(f"array in {path}", key, [*needed_keys, *aside, *named, "classes"])
+        check_known(
+            f"array in {path}", key, [*needed_keys, *side_keys, *name_keys, "classes"]
+        )
     for key in needed_keys:
         if key not in headers_of:
             got = listing(headers_of) or "none"
@@ -122,29 +126,33 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
             )
         return class_names
 
-    pairs = {part[1:]: (data[f"x{part}"], data[f"y{part}"]) for part in parts}
-    source, sizes = source_of_parts(pairs, str(path), names("classes"), missing, task)
+    samples_by_side = {
+        suffix[1:]: (data[f"x{suffix}"], data[f"y{suffix}"]) for suffix in suffixes
+    }
+    source, sizes = source_of_parts(
+        samples_by_side, str(path), names("classes"), missing, task
+    )
     source = replace(source, indices=False, integers=False)
     if owner_key in data:
-        called = names(f"{owner_key}_names")
+        client_names = names(f"{owner_key}_names")
         with located(f"{path}, array {owner_key!r}"):
             check_lengths(source, data[owner_key])
-            owner, owner_names = arrays.owners(data[owner_key], called)
+            owner, owner_names = arrays.owners(data[owner_key], client_names)
         source = replace(source, owner=owner, owner_names=owner_names)
     is_train = None
-    if split:
+    if has_sides:
         is_train = np.arange(len(source)) < sizes[0]
     if "is_train" in data:
         with located(f"{path}, array 'is_train'"):
             check_lengths(source, data["is_train"])
-            whole = arrays.whole_numbers(data["is_train"])
-            refuse_where(~np.isin(whole, (0, 1)), whole, "values must be 0 or 1")
-            if whole.min() == whole.max():
-                first = bool(whole[0])
+            flags = arrays.whole_numbers(data["is_train"])
+            refuse_where(~np.isin(flags, (0, 1)), flags, "values must be 0 or 1")
+            if flags.min() == flags.max():
+                first_flag = bool(flags[0])
                 raise UsageError(
-                    f"{path}, array 'is_train': there must be training and test samples; got only {first}."
+                    f"{path}, array 'is_train': there must be training and test samples; got only {first_flag}."
                 )
-            is_train = whole.astype(bool)
+            is_train = flags.astype(bool)
     return replace(source, is_train=is_train)
 
 
@@ -191,35 +199,37 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         UsageError: not such a file, or a false claim.
     """
     shapes, n_bytes = {}, 0
-    whole = about(
+    readable_file = about(
         f"{path} must be a readable .npz file of named arrays",
         storage.DAMAGED,
         way="Save it again with numpy.savez.",
     )
-    with whole, storage.open_zip(path) as archive:
+    with readable_file, storage.open_zip(path) as archive:
         entries = archive.infolist()
         for entry in entries:
             with archive.open(entry) as file:
-                form = np.lib.format
-                first = form.read_magic(file) == (1, 0)
-                read = form.read_array_header_1_0 if first else form.read_array_header_2_0  # fmt: skip
-                shape, _, dtype = read(file)
+                array_format = np.lib.format
+                is_version_1 = array_format.read_magic(file) == (1, 0)
+                read_header = array_format.read_array_header_2_0
+                if is_version_1:
+                    read_header = array_format.read_array_header_1_0
+                shape, _, dtype = read_header(file)
             shapes[entry.filename.removesuffix(".npy")] = shape, dtype
     if len(entries) > len(shapes):
         raise UsageError(
             f"{path} must have each array once; got one twice. Save it again with numpy.savez."
         )
     for entry, (key, (shape, dtype)) in zip(entries, shapes.items(), strict=True):
-        claimed = math.prod(shape) * dtype.itemsize
-        least = 0
+        claimed_bytes = math.prod(shape) * dtype.itemsize
+        least_bytes = 0
         if dtype.kind in "USO":
-            least = 64  # texts become Python's objects
+            least_bytes = 64  # texts become Python's objects
         elif len(shape) < 3:
-            least = 8  # and columns 64-bit numbers
-        size = math.prod(shape) * max(dtype.itemsize, least)
+            least_bytes = 8  # and columns 64-bit numbers
+        size = math.prod(shape) * max(dtype.itemsize, least_bytes)
         n_bytes += max(entry.file_size, size)
-        if not dtype.hasobject and claimed > entry.file_size:
-            claimed_size = storage.format_bytes(claimed)
+        if not dtype.hasobject and claimed_bytes > entry.file_size:
+            claimed_size = storage.format_bytes(claimed_bytes)
             claimed_shape = list(shape)
             packed_size = storage.format_bytes(entry.file_size)
             raise UsageError(
@@ -251,12 +261,12 @@ def read_images(path: Path, size: int | None = None) -> Source:
     image_table = list_images(path)
     files = list(image_table["file"])
     names = sorted(set(image_table["label"]))
-    x, odd = pixels(files, where=path, side=size)
+    x, oddities = pixels(files, where=path, side=size)
     with located(str(path)):
         y, classes = arrays.labels(image_table["label"].to_numpy(object), names)
-    first = files[0].relative_to(path).as_posix()
+    first_file = files[0].relative_to(path).as_posix()
     columns = [
-        Column("image", "pixels in 0..1", x[0].size, example=first, odd=odd),
+        Column("image", "pixels in 0..1", x[0].size, example=first_file, odd=oddities),
         Column("class folder", "label", example=classes[0]),
     ]
     source = Source(str(path), x, y, classes)
@@ -266,8 +276,8 @@ def read_images(path: Path, size: int | None = None) -> Source:
         source = replace(source, owner=owner, owner_names=clients)
     if any(image_table["split"]):
         source = replace(source, is_train=(image_table["split"] != "test").to_numpy())
-        named = {file.parents[1].name.lower() for file in files}
-        splits = sorted(named, key=SPLIT_FOLDERS.index)
+        split_names = {file.parents[1].name.lower() for file in files}
+        splits = sorted(split_names, key=SPLIT_FOLDERS.index)
         warn(
             f"{path}: folders named {listing(splits)} are splits and no "
             "clients. The last one is the test set, and the others are divided into training and validation"
@@ -330,24 +340,26 @@ def pixels(
         mode = "L"
     sizes = [header.size for header in headers]
     formats.check_images(where or files[0].parent, files, sizes, size, len(mode))
-    depth = [3] if mode == "RGB" else []
-    x = np.empty((len(files), *size[::-1], *depth), dtype=np.uint8)
+    channels = [3] if mode == "RGB" else []
+    x = np.empty((len(files), *size[::-1], *channels), dtype=np.uint8)
     for row, file in enumerate(files):
         with _decoded(file) as image:
-            shown = ImageOps.exif_transpose(image)  # as a viewer shows it
-            if shown.has_transparency_data:
-                shown, white = (
-                    shown.convert("RGBA"),
-                    Image.new("RGBA", shown.size, "white"),
+            shown_image = ImageOps.exif_transpose(image)  # as a viewer shows it
+            if shown_image.has_transparency_data:
+                shown_image, white_image = (
+                    shown_image.convert("RGBA"),
+                    Image.new("RGBA", shown_image.size, "white"),
                 )
-                shown = Image.alpha_composite(white, shown)
-            shown = shown.convert(mode)
+                shown_image = Image.alpha_composite(white_image, shown_image)
+            shown_image = shown_image.convert(mode)
         if side:
-            least = min(shown.size)
-            left, top = ((full - least) // 2 for full in shown.size)
-            shown = shown.crop((left, top, left + least, top + least)).resize(size)
-        x[row] = np.asarray(shown)
-    counts = {
+            square_side = min(shown_image.size)
+            left, top = ((full - square_side) // 2 for full in shown_image.size)
+            shown_image = shown_image.crop(
+                (left, top, left + square_side, top + square_side)
+            ).resize(size)
+        x[row] = np.asarray(shown_image)
+    treatment_counts = {
         "turned by EXIF": sum(header.turned for header in headers),
         "transparent, laid on white": sum(header.transparent for header in headers),
         f"cropped and scaled to {side}x{side}": sum(
@@ -357,8 +369,8 @@ def pixels(
             header.animated for header in headers
         ),
     }
-    counted = ", ".join(f"{n:,} {what}" for what, n in counts.items() if n)
-    return x, counted
+    treatments = ", ".join(f"{n:,} {what}" for what, n in treatment_counts.items() if n)
+    return x, treatments
 
 
 def _header(file: Path) -> _Header:
@@ -367,12 +379,12 @@ def _header(file: Path) -> _Header:
         if image.format in ("JPEG", "MPO"):
             formats.check_scans(storage.read_bytes(file))
         size, mode = image.size, image.mode
-        deep = any(";16" in str(tile) for tile in image.tile)
+        has_16_bits = any(";16" in str(tile) for tile in image.tile)
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
         transparent = image.has_transparency_data
         animated = getattr(image, "is_animated", False)
-    if deep or mode not in _MODES:
-        got = "16 bits" if deep else f"mode {mode}"
+    if has_16_bits or mode not in _MODES:
+        got = "16 bits" if has_16_bits else f"mode {mode}"
         raise UsageError(
             f"{file}: images must have at most 8 bits a channel; got {got}. Convert it to 8 bits first."
         )
@@ -405,12 +417,12 @@ def list_images(path: Path) -> pd.DataFrame:
 
     Without clients the client is an empty text, and so is the split unless all folders of clients are named as splits.
     """
-    flat = images_in(path, "[!.]*/[!.]*")
-    deep = images_in(path, "[!.]*/[!.]*/[!.]*")
-    if bool(flat) == bool(deep):
+    class_files = images_in(path, "[!.]*/[!.]*")
+    client_files = images_in(path, "[!.]*/[!.]*/[!.]*")
+    if bool(class_files) == bool(client_files):
         got = "none"
-        if flat:
-            got = f"{flat[0]} and {deep[0]}"
+        if class_files:
+            got = f"{class_files[0]} and {client_files[0]}"
         elif kind_of(path) not in (Kind.FOLDER, Kind.SAMPLES):
             raise wrong_kind(path, "data", "a file, or a folder of tables or images")
         image_types = ", ".join(IMAGES)
@@ -419,24 +431,29 @@ def list_images(path: Path) -> pd.DataFrame:
             f"got {got}. {tables.UNPACK}"
         )
     rows = [
-        ("" if flat else composed(file.parts[-3]), composed(file.parts[-2]), file)
-        for file in flat or deep
+        (
+            "" if class_files else composed(file.parts[-3]),
+            composed(file.parts[-2]),
+            file,
+        )
+        for file in class_files or client_files
     ]
     frame = pd.DataFrame(rows, columns=["client", "label", "file"]).assign(split="")
-    named = {
-        folder_name.lower() for folder_name in frame["label" if flat else "client"]
+    lower_names = {
+        folder_name.lower()
+        for folder_name in frame["label" if class_files else "client"]
     }
-    splits = named & {*SPLIT_FOLDERS}
-    whole = splits == named and bool(named & {"train", "training"})
-    if splits and whole == bool(flat):
-        folder_names = listing(sorted(named))
+    splits = lower_names & {*SPLIT_FOLDERS}
+    is_split = splits == lower_names and bool(lower_names & {"train", "training"})
+    if splits and is_split == bool(class_files):
+        folder_names = listing(sorted(lower_names))
         raise UsageError(
             f"{path} must have folders of classes, within clients or within splits such as train and test; "
             f"got {folder_names}. Sort the images into classes, or rename what is no split."
         )
-    if whole:
-        last = max(named, key=SPLIT_FOLDERS.index)
-        test = frame["client"].str.lower() == last
-        frame["split"] = np.where(test & (len(named) > 1), "test", "train")
+    if is_split:
+        test_folder = max(lower_names, key=SPLIT_FOLDERS.index)
+        is_test = frame["client"].str.lower() == test_folder
+        frame["split"] = np.where(is_test & (len(lower_names) > 1), "test", "train")
         frame["client"] = ""
     return frame.sort_values(["client", "label"], kind="stable")

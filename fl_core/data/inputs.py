@@ -277,8 +277,8 @@ class Inputs:
                 raise UsageError(
                     f"new samples must be {self._describe()}, from {kinds_text}; got {path}."
                 )
-        framed = isinstance(new, pd.DataFrame) and bool(self.columns)
-        if self.words is None and (kind in TABLES or framed):
+        is_named_table = isinstance(new, pd.DataFrame) and bool(self.columns)
+        if self.words is None and (kind in TABLES or is_named_table):
             return self._table(new if path is None else path, ids)
         if ids:
             got = path or "samples in memory"
@@ -305,9 +305,9 @@ class Inputs:
                 f"{known_words}; got an array. Give a file or a DataFrame."
             )
         where = "new samples" if path is None else f"{path}, array 'x'"
-        read = new if path is None else files.read_arrays(path, ["x"])["x"]
+        raw_samples = new if path is None else files.read_arrays(path, ["x"])["x"]
         with located(where):
-            features = arrays.features(as_array(read), missing=True)
+            features = arrays.features(as_array(raw_samples), missing=True)
             return self._arrays(features, where)
 
     def _opened(self, source: Path | pd.DataFrame, texts: Sequence[str]) -> Opened:
@@ -317,8 +317,8 @@ class Inputs:
             UsageError: it is written otherwise. The message says how.
         """
         reading = self.reading
-        typed = isinstance(source, Path) and source.suffix.lower() not in (".csv", ".tsv")  # fmt: skip
-        if typed or isinstance(source, pd.DataFrame):
+        has_types = isinstance(source, Path) and source.suffix.lower() not in (".csv", ".tsv")  # fmt: skip
+        if has_types or isinstance(source, pd.DataFrame):
             options = {k: v for k, v in (reading.csv or {}).items() if k == EARLIER}
             reading = replace(reading, csv=options or None)
         opened = open_table(source, reading, texts)
@@ -328,8 +328,8 @@ class Inputs:
 
     def _table(self, source: Path | pd.DataFrame, ids: Sequence[str] | None) -> Samples:
         reading, words, names = self.reading, self._words, list(self.columns)
-        missing = [name for name in ids or () if name not in names]
-        table = self._opened(source, [*words, *missing])
+        id_columns = [name for name in ids or () if name not in names]
+        table = self._opened(source, [*words, *id_columns])
         path, header = table.where, table.header
         labels = replace(reading, task=CLASSIFICATION).labels
         if not names:
@@ -340,24 +340,26 @@ class Inputs:
                 )
         for name in ids or ():
             check_known(f"column of {path} (ids)", name, header)
-        named = list(ids or ())
+        id_names = list(ids or ())
         if ids is None and self.columns:
-            read = {*names, reading.client_column, *labels}
-            others = [name for name in header if name not in read]
-            named = list(filter(is_named_as_identifier, others))
-        lacking = [name for name in names if name not in header]
-        if lacking and not (reading.fill_missing_columns and len(lacking) < len(names)):
-            lacking_names = listing(map(repr, lacking))
+            known_names = {*names, reading.client_column, *labels}
+            other_names = [name for name in header if name not in known_names]
+            id_names = list(filter(is_named_as_identifier, other_names))
+        missing_names = [name for name in names if name not in header]
+        if missing_names and not (
+            reading.fill_missing_columns and len(missing_names) < len(names)
+        ):
+            lacking_names = listing(map(repr, missing_names))
             header_names = listing(map(repr, header))
             raise UsageError(
                 f"{path} must have the columns {listing(names)}; got no {lacking_names}. "
                 f"Add or rename columns: it has {header_names}."
             )
-        rows = new_rows(table, names, words, WRITTEN_ALIKE)
+        features = new_rows(table, names, words, WRITTEN_ALIKE)
         with located(str(path), table.place):
-            samples = self._arrays(rows, str(path))
-        shown = {k: tuple(texts_of(table.frame[k])) for k in named}
-        return samples._replace(ids=shown)
+            samples = self._arrays(features, str(path))
+        id_cells = {k: tuple(texts_of(table.frame[k])) for k in id_names}
+        return samples._replace(ids=id_cells)
 
     def _texts(self, new: Any) -> Samples:
         where, texts = "texts", new
@@ -403,21 +405,23 @@ class Inputs:
                         f"column {preparation.columns[k]!r} must have words of training samples, such as "
                         f"{some_words}; got others only. Write them as in training."
                     )
-            odd = preparation.oddities(x)
-            for name, (what, _) in odd.items():
+            oddities = preparation.oddities(x)
+            for name, (what, _) in oddities.items():
                 warn(f"{where}, column {name}: {what}")
-            if odd:
+            if oddities:
                 notes = tuple(
-                    ", ".join(name for name, (_, rows) in odd.items() if rows[row])
+                    ", ".join(name for name, (_, rows) in oddities.items() if rows[row])
                     for row in range(len(x))
                 )
-            outside = preparation.outside(x)
-            if outside.any():
-                named = list(map(repr, preparation.columns or range(x.shape[1])))
-                clipped = tuple(", ".join(compress(named, row)) for row in outside)
-                counts = outside.sum(axis=0)
+            is_outside = preparation.outside(x)
+            if is_outside.any():
+                column_names = list(map(repr, preparation.columns or range(x.shape[1])))
+                clipped = tuple(
+                    ", ".join(compress(column_names, row)) for row in is_outside
+                )
+                counts = is_outside.sum(axis=0)
                 columns = [
-                    f"{named[k]} ({counts[k]:,})" for k in np.flatnonzero(counts)
+                    f"{column_names[k]} ({counts[k]:,})" for k in np.flatnonzero(counts)
                 ]
                 warn(
                     f"{where}: numbers far outside of the training samples' are clipped: {listing(columns, 4)}"

@@ -181,9 +181,9 @@ def recipe(
     """
     settings = Reading.with_keys(reading)
     if isinstance(dataset, Source):
-        raw = dataset.columns and dataset.preprocessing is None
+        is_raw = dataset.columns and dataset.preprocessing is None
         scale = "none"
-        if raw:
+        if is_raw:
             scale = STANDARD
         has_clients = dataset.owner is not None
         return general(dataset.shape, has_clients, dataset.task, scale=scale)
@@ -193,21 +193,23 @@ def recipe(
     return recipe(_read(dataset, settings)[0])
 
 
-def _read(dataset: Location, how: Reading) -> tuple[Source, list[str]]:
+def _read(dataset: Location, reading: Reading) -> tuple[Source, list[str]]:
     """Return the samples of a path, and the notes of reading them.
 
     The last ones are kept until the settings or a file's time or size change: a study has many runs on one file.
     """
-    path, how = path_of(dataset), replace(how, scale=None)
-    parts = sorted(path.rglob("*")) if path.is_dir() else files_of(path) or [path]
-    key = repr(how)
-    for file in filter(Path.is_file, [*parts, Path(how.tokenizer or "", FILE)]):
-        state = file.stat()
-        key += f"{file.absolute()}, {state.st_mtime_ns}, {state.st_size}"
+    path, reading = path_of(dataset), replace(reading, scale=None)
+    candidates = sorted(path.rglob("*")) if path.is_dir() else files_of(path) or [path]
+    key = repr(reading)
+    for file in filter(
+        Path.is_file, [*candidates, Path(reading.tokenizer or "", FILE)]
+    ):
+        file_state = file.stat()
+        key += f"{file.absolute()}, {file_state.st_mtime_ns}, {file_state.st_size}"
     if key not in _READ:
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
-            source = files.read(path, how)
+            source = files.read(path, reading)
         _READ.clear()
         _READ[key] = source, list(dict.fromkeys(str(note.message) for note in notes))
     source, messages = _READ[key]
@@ -222,18 +224,18 @@ def _open(
 ) -> tuple[Source, Recipe]:
     """Return a named dataset's samples, with its own default settings or the general ones."""
     member = DATASETS[name]
-    offered = {"data_root": data_root, "download": download}
+    known_arguments = {"data_root": data_root, "download": download}
     parameters, _ = parameters_of(member.open)
     for parameter, required in parameters.items():
-        if required and parameter not in offered:
+        if required and parameter not in known_arguments:
             raise UsageError(
                 f"dataset {name!r} must be a function without required parameters; got {parameter!r}."
             )
-    returned = member.open(
-        **{key: offered[key] for key in offered if key in parameters}
+    own_data = member.open(
+        **{key: known_arguments[key] for key in known_arguments if key in parameters}
     )
     with about(f"dataset {name!r}"):
-        data = as_data(returned, Reading(task=task))
+        data = as_data(own_data, Reading(task=task))
         if isinstance(data, FederatedData):
             raise UsageError("a function must return data without a partition.")
     source = replace(data, name=name)
@@ -285,25 +287,32 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
         reading.check_unasked("a DataFrame is no text file", "csv")
         return read_table(data, reading, OWN_NAME)
     by_client = isinstance(data, Mapping) and not is_batch(data)
-    listed = isinstance(data, list | tuple)
-    parts: tuple[Any, ...] = ()
+    is_sequence = isinstance(data, list | tuple)
+    client_samples: tuple[Any, ...] = ()
     if by_client:
-        parts = tuple(data.values())
-    elif listed:
-        parts = tuple(data)
+        client_samples = tuple(data.values())
+    elif is_sequence:
+        client_samples = tuple(data)
     kinds = (tuple, Dataset, DataLoader)
-    if parts and all(isinstance(part, pd.DataFrame) for part in parts):
+    if client_samples and all(
+        isinstance(samples, pd.DataFrame) for samples in client_samples
+    ):
         raise UsageError(
-            f"data must be one DataFrame with a column of clients; got {len(parts)} DataFrames. Join them: "
+            f"data must be one DataFrame with a column of clients; got {len(client_samples)} DataFrames. Join them: "
             "pd.concat({client: frame, ...}, names=['client'])."
         )
-    if listed and (len(parts) != 2 or all(isinstance(part, kinds) for part in parts)):
+    if is_sequence and (
+        len(client_samples) != 2
+        or all(isinstance(samples, kinds) for samples in client_samples)
+    ):
         raise UsageError(
-            f"data must be one pair (x, y), or {{client: (x, y)}}; got {len(parts)} parts without names. "
+            f"data must be one pair (x, y), or {{client: (x, y)}}; got {len(client_samples)} parts without names. "
             "Name the clients: {'client_0': (x, y), ...}."
         )
-    rows = hasattr(data, "__getitem__") and hasattr(data, "column_names")
-    if not rows and not isinstance(data, (Mapping, tuple, list, Dataset, DataLoader)):
+    has_rows = hasattr(data, "__getitem__") and hasattr(data, "column_names")
+    if not has_rows and not isinstance(
+        data, (Mapping, tuple, list, Dataset, DataLoader)
+    ):
         data_type = type(data).__name__
         raise UsageError(
             f"data must be {{client: (x, y)}}, a DataFrame, or a federation of fl.from_clients; got "
@@ -422,9 +431,9 @@ def client_names(silos: Iterable[Any]) -> Names:
         UsageError: two names are equal as text, or one is empty.
     """
     names = tuple(map(str, silos))
-    if twice := first_duplicate(names):
+    if duplicate := first_duplicate(names):
         raise UsageError(
-            f"clients' names must be distinct as text; got {twice!r} twice."
+            f"clients' names must be distinct as text; got {duplicate!r} twice."
         )
     if not all(map(str.strip, names)):
         raise UsageError(
@@ -458,8 +467,8 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
     Raises:
         UsageError: it is none of these, or holds no pairs.
     """
-    pair = isinstance(samples, tuple | list) and len(samples) == 2
-    if pair or is_batch(samples):
+    is_pair = isinstance(samples, tuple | list) and len(samples) == 2
+    if is_pair or is_batch(samples):
         return split_labels(samples)
     check_finite(samples, where)
     collate = getattr(samples, "collate_fn", default_collate)
@@ -473,8 +482,8 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
             f"{where} must have a pair (x, y), a Dataset or a DataLoader; got {samples_type}. "
             f"{advice}."
         )
-    sized = hasattr(samples, "__len__")
-    listed_samples = [*islice(samples, len(samples) if sized else None)]
+    has_length = hasattr(samples, "__len__")
+    listed_samples = [*islice(samples, len(samples) if has_length else None)]
     if collate not in (default_collate, default_convert):
         return _collated(collate, listed_samples, where)
     if not listed_samples or not isinstance(listed_samples[0], Mapping | tuple | list):
@@ -507,9 +516,11 @@ def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
             row = {LABELS if key == "label" else key: row[key] for key in row}
         with about(where):
             x, y = split_labels(row)
-        parts = x if isinstance(x, Mapping | tuple) else (x,)
-        named = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
-        samples.append({**named, LABELS: y})
+        inputs = x if isinstance(x, Mapping | tuple) else (x,)
+        named_inputs = (
+            inputs if isinstance(inputs, Mapping) else dict(enumerate(inputs))
+        )
+        samples.append({**named_inputs, LABELS: y})
         if samples[-1].keys() != samples[0].keys():
             first_keys = listing(map(str, samples[0]))
             last_keys = listing(map(str, samples[-1]))
@@ -531,9 +542,9 @@ def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
                     f"{where}: all samples must have one shape; got several for {key}. Resize or pad them, or "
                     "add an attention_mask."
                 )
-            fill = IGNORED if key == LABELS else 0
-            size = max(map(len, part))
-            part = [np.pad(array, (0, size - len(array)), constant_values=fill) for array in part]  # fmt: skip
+            fill_value = IGNORED if key == LABELS else 0
+            length = max(map(len, part))
+            part = [np.pad(array, (0, length - len(array)), constant_values=fill_value) for array in part]  # fmt: skip
         arrays_of[key] = np.stack(part)
     y = arrays_of.pop(LABELS)
     if isinstance(x, Mapping):

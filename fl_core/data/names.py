@@ -38,11 +38,15 @@ def nearly_equal(words: Iterable[str]) -> list[list[str]]:
     """
     groups: dict[str, list[str]] = {}
     for word in words:
-        plain = composed("".join(word.split())).casefold()
-        if not plain.isascii():
-            visible = [sign for sign in plain if unicodedata.category(sign) != "Cf"]
-            plain = "".join(visible)
-        groups.setdefault(plain, []).append(word)
+        plain_word = composed("".join(word.split())).casefold()
+        if not plain_word.isascii():
+            visible_characters = [
+                character
+                for character in plain_word
+                if unicodedata.category(character) != "Cf"
+            ]
+            plain_word = "".join(visible_characters)
+        groups.setdefault(plain_word, []).append(word)
     return [group for group in groups.values() if len(group) > 1]
 
 

@@ -89,26 +89,30 @@ def near_copies(
         train, test: rows as numbers, [n, ...]. Each is flattened.
         train_places, test_places: their rows in the file, ascending int64 [n].
     """
-    finite = np.isfinite(train).all() and np.isfinite(test).all()
-    if len(train) <= RANK or not len(test) or not finite:
+    is_finite = np.isfinite(train).all() and np.isfinite(test).all()
+    if len(train) <= RANK or not len(test) or not is_finite:
         return NONE
-    flat = [x.reshape(len(x), -1).astype(np.float64) for x in (train, test)]
-    centre, spread = flat[0].mean(axis=0), flat[0].std(axis=0)
-    varied = spread > CONSTANT * np.abs(centre)
-    scaled, tests = ((x - centre)[:, varied] / spread[varied] for x in flat)
+    flat_rows = [x.reshape(len(x), -1).astype(np.float64) for x in (train, test)]
+    centre, spread = flat_rows[0].mean(axis=0), flat_rows[0].std(axis=0)
+    is_varied = spread > CONSTANT * np.abs(centre)
+    train_rows, test_rows = (
+        (x - centre)[:, is_varied] / spread[is_varied] for x in flat_rows
+    )
     if len(test) > MOST_TESTED:
-        thinned = np.linspace(0, len(test) - 1, MOST_TESTED).round().astype(np.int64)
-        tests, test_places = tests[thinned], test_places[thinned]
-    lowest = np.searchsorted(train_places, test_places - NEAR, side="left")
-    highest = np.searchsorted(train_places, test_places + NEAR, side="right")
-    chance = float((highest - lowest).mean() / len(train))
+        sampled_rows = (
+            np.linspace(0, len(test) - 1, MOST_TESTED).round().astype(np.int64)
+        )
+        test_rows, test_places = test_rows[sampled_rows], test_places[sampled_rows]
+    first_places = np.searchsorted(train_places, test_places - NEAR, side="left")
+    last_places = np.searchsorted(train_places, test_places + NEAR, side="right")
+    chance = float((last_places - first_places).mean() / len(train))
     neighbours = copies = 0
-    for rows, distances, nearest in _nearest(scaled, tests):
+    for rows, distances, nearest in _nearest(train_rows, test_rows):
         gaps = np.abs(train_places[nearest] - test_places[rows])
         neighbours += int((gaps <= NEAR).sum())
-        if varied.sum() >= LEAST_COLUMNS:
+        if is_varied.sum() >= LEAST_COLUMNS:
             copies += int((distances[:, 0] < CLOSE * distances[:, -1]).sum())
-    return NearCopies(neighbours / len(tests), chance, copies / len(tests))
+    return NearCopies(neighbours / len(test_rows), chance, copies / len(test_rows))
 
 
 def copies_of(source: Source) -> NearCopies:
@@ -117,20 +121,22 @@ def copies_of(source: Source) -> NearCopies:
     Missing numbers are means. All shares are 0 for anything but rows of numbers, for samples with groups, and for too
     few rows to split.
     """
-    words = source.words is not None or any(source.categories)
-    if words or source.is_image or source.groups is not None or not source.x.size:
+    has_words = source.words is not None or any(source.categories)
+    if has_words or source.is_image or source.groups is not None or not source.x.size:
         return NONE
-    natural = source.owner is not None
+    has_clients = source.owner is not None
     try:
-        if natural:
-            drawn = make(source, "natural")
+        if has_clients:
+            partition = make(source, "natural")
         else:
-            drawn = make(source, "iid", clients=1)
+            partition = make(source, "iid", clients=1)
     except UsageError:
         return NONE
-    train, test = rows_of(drawn, "train"), rows_of(drawn, "test")
-    values = np.ma.masked_invalid(source.x)
-    x = np.where(values.mask, values[train].mean(axis=0).filled(0), source.x)
+    train, test = rows_of(partition, "train"), rows_of(partition, "test")
+    masked_values = np.ma.masked_invalid(source.x)
+    x = np.where(
+        masked_values.mask, masked_values[train].mean(axis=0).filled(0), source.x
+    )
     return near_copies(x[train], x[test], train, test)
 
 
@@ -142,22 +148,26 @@ def rows_of(partition: Partition, split: str) -> Integers:
 
 def _nearest(train: Floats, test: Floats) -> Iterator[tuple[slice, Floats, Integers]]:
     """Yield parts of the test rows, their :data:`RANK` least distances [n, RANK], and the nearest training row [n]."""
-    size = min(BLOCK, len(train))
-    step = max(1, NUMBERS // size)
-    for start in range(0, len(test), step):
-        rows = slice(start, min(start + step, len(test)))
+    block_rows = min(BLOCK, len(train))
+    test_step = max(1, NUMBERS // block_rows)
+    for start in range(0, len(test), test_step):
+        rows = slice(start, min(start + test_step, len(test)))
         rows_here = test[rows]
         squares = (rows_here**2).sum(axis=1, keepdims=True)
-        least = np.full((len(rows_here), RANK), np.inf)
+        least_distances = np.full((len(rows_here), RANK), np.inf)
         nearest = np.zeros(len(rows_here), dtype=np.int64)
-        for first in range(0, len(train), size):
-            others = train[first : first + size]
-            lengths = squares + (others**2).sum(axis=1)
-            distances = lengths - 2 * rows_here @ others.T
-            distances[distances <= EQUAL * lengths] = 0
-            best = distances.argmin(axis=1)
-            closer = distances[np.arange(len(rows_here)), best] < least[:, 0]
-            nearest[closer] = first + best[closer]
-            least = np.concatenate([least, distances], axis=1)
-            least = np.sort(np.partition(least, RANK - 1)[:, :RANK], axis=1)
-        yield rows, np.sqrt(least), nearest
+        for block_start in range(0, len(train), block_rows):
+            block = train[block_start : block_start + block_rows]
+            squared_lengths = squares + (block**2).sum(axis=1)
+            distances = squared_lengths - 2 * rows_here @ block.T
+            distances[distances <= EQUAL * squared_lengths] = 0
+            best_rows = distances.argmin(axis=1)
+            is_closer = (
+                distances[np.arange(len(rows_here)), best_rows] < least_distances[:, 0]
+            )
+            nearest[is_closer] = block_start + best_rows[is_closer]
+            least_distances = np.concatenate([least_distances, distances], axis=1)
+            least_distances = np.sort(
+                np.partition(least_distances, RANK - 1)[:, :RANK], axis=1
+            )
+        yield rows, np.sqrt(least_distances), nearest

@@ -29,19 +29,26 @@ def codes(cells: Cells, words: Sequence[str]) -> Floats:
     [1.0, 0.0, 2.0]
     """
     text = texts_of(cells)
-    place = {word: k for k, word in enumerate(words)}
-    places = [place.get(word.strip(), len(words)) for word in text.categories]
-    return np.array(places, dtype=np.float64)[text.codes]
+    index_of_word = {word: k for k, word in enumerate(words)}
+    word_indices = [
+        index_of_word.get(word.strip(), len(words)) for word in text.categories
+    ]
+    return np.array(word_indices, dtype=np.float64)[text.codes]
 
 
 def learn_categories(x: Array, words: Categories) -> Categories:
-    """Return the words that rows [n, d] have, in their order."""
+    """Return each column's categories that occur in the rows, in the order of ``words``.
+
+    Args:
+        x: numbers [n, d]. In a column of categories each is the index of its word in ``words``.
+        words: each column's known words; empty for a column of numbers.
+    """
     present_words = []
     for k, known_words in enumerate(words):
-        present: Array = np.empty(0, dtype=np.int64)
+        present_places: Array = np.empty(0, dtype=np.int64)
         if known_words:
-            present = np.flatnonzero(np.bincount(x[:, k].astype(np.int64)))
-        present_words.append(tuple(known_words[place] for place in present))
+            present_places = np.flatnonzero(np.bincount(x[:, k].astype(np.int64)))
+        present_words.append(tuple(known_words[place] for place in present_places))
     return tuple(present_words)
 
 
@@ -55,8 +62,8 @@ def recode(x: Array, words: Categories, target: Categories) -> Array:
     x = x.copy()
     for k, known_words in enumerate(words):
         if known_words != target[k]:
-            places = codes(np.array(known_words, dtype=object), target[k])
-            x[:, k] = places[x[:, k].astype(np.int64)]
+            new_indices = codes(np.array(known_words, dtype=object), target[k])
+            x[:, k] = new_indices[x[:, k].astype(np.int64)]
     return x
 
 
@@ -68,13 +75,13 @@ def one_hot(x: NDArray[np.float32], words: Categories) -> NDArray[np.float32]:
     """
     if not any(words):
         return x
-    parts = [
+    columns = [
         np.eye(len(known_words) + 1, dtype=np.float32)[x[:, k].astype(np.int64)]
         if known_words
         else x[:, [k]]
         for k, known_words in enumerate(words)
     ]
-    return np.ascontiguousarray(np.concatenate(parts, axis=1))
+    return np.ascontiguousarray(np.concatenate(columns, axis=1))
 
 
 FIXED = "fixed"
@@ -142,17 +149,17 @@ class Preprocessing:
         )
         parts = (self.columns, self.fill, self.categories, *sum(pairs, ()))
         widths = {len(part) for part in parts if part}
-        whole = all(bool(one) == bool(other) for one, other in pairs)
-        if len(widths) > 1 or not whole or len(self.target) not in (0, 2):
+        is_complete = all(bool(bound) == bool(partner) for bound, partner in pairs)
+        if len(widths) > 1 or not is_complete or len(self.target) not in (0, 2):
             widths_there = sorted(widths)
             raise UsageError(
                 f"parts of a preprocessing must have one number for each column; got {widths_there} numbers. "
                 "Store it again."
             )
-        most = max(map(len, self.categories), default=0)
-        if most > MOST_LISTED:
+        most_words = max(map(len, self.categories), default=0)
+        if most_words > MOST_LISTED:
             raise UsageError(
-                f"categories of a column must be at most {MOST_LISTED:,} words; got {most:,}. Store it again."
+                f"categories of a column must be at most {MOST_LISTED:,} words; got {most_words:,}. Store it again."
             )
 
     @property
@@ -191,9 +198,9 @@ class Preprocessing:
                 f"rows must have {self.width} columns; got an array of shape {got_shape}."
             )
         parts = (x[start : start + ROWS] for start in range(0, len(x) or 1, ROWS))
-        first = self._prepared(next(parts), 0)
-        prepared = np.empty((len(x), first.shape[1]), dtype=np.float32)
-        prepared[:ROWS] = first
+        first_part = self._prepared(next(parts), 0)
+        prepared = np.empty((len(x), first_part.shape[1]), dtype=np.float32)
+        prepared[:ROWS] = first_part
         for start, part in zip(range(ROWS, len(x), ROWS), parts, strict=True):
             prepared[start : start + ROWS] = self._prepared(part, start)
         return prepared
@@ -207,14 +214,14 @@ class Preprocessing:
         missing = np.argwhere(np.isnan(x))
         if len(missing) and not self.fill:
             row, column = missing[0].tolist()
-            named = column
+            column_text = column
             if self.columns:
-                named = repr(self.columns[column])
-            rule = f"the value of column {named} must not be missing."
+                column_text = repr(self.columns[column])
+            rule = f"the value of column {column_text} must not be missing."
             raise DataFault(rule, "Fill it first.", row=start + row)
         if self.outside(x).any():
-            ends = np.array(self.lowest), np.array(self.highest)
-            x = clipped(x.astype(np.float64), *ends)
+            bounds = np.array(self.lowest), np.array(self.highest)
+            x = clipped(x.astype(np.float64), *bounds)
         if not self.fill and not self.centre:
             return one_hot(np.ascontiguousarray(x, dtype=np.float32), self.categories)
         values = np.asarray(x, dtype=np.float64)
@@ -236,24 +243,29 @@ class Preprocessing:
             name = repr(self.columns[k]) if self.columns else str(k)
             words = self.categories[k] if self.categories else ()
             if words:
-                odd, total = values == len(words), len(values)
+                is_odd, n_values = values == len(words), len(values)
                 some_words = listing(map(repr, words), 4)
                 what = f"words that no training sample has, next to {some_words}"
             elif self.low:
                 low, high = self.low[k], self.high[k]
-                total = int((~np.isnan(values)).sum())
+                n_values = int((~np.isnan(values)).sum())
                 distances = np.abs(values - np.clip(values, low, high))
-                most = (distances > 0).sum() > max(total, 10) / 2  # as in another unit
-                odd = distances > (0 if most else 3 * (high - low))
+                most_outside = (distances > 0).sum() > max(
+                    n_values, 10
+                ) / 2  # as in another unit
+                is_odd = distances > (0 if most_outside else 3 * (high - low))
                 ends = f"{low:g} to {high:g}"
                 what = f"far outside of the training samples' range, {ends}"
             else:
                 continue
-            if odd.sum() > (0 if words else ODD * total):
-                faults[name] = f"{odd.sum():,} of {total:,} values are {what}", odd
-            lacking = values == words.index("") if "" in words else np.isnan(values)
-            if lacking.all() and (words or self.fill):
-                faults[name] = "no row has a value, so all are filled", lacking
+            if is_odd.sum() > (0 if words else ODD * n_values):
+                faults[name] = (
+                    f"{is_odd.sum():,} of {n_values:,} values are {what}",
+                    is_odd,
+                )
+            is_missing = values == words.index("") if "" in words else np.isnan(values)
+            if is_missing.all() and (words or self.fill):
+                faults[name] = "no row has a value, so all are filled", is_missing
         return faults
 
     def to_json(self) -> dict[str, Any]:
@@ -286,24 +298,27 @@ def fence(values: Floats) -> tuple[float, float]:
         The lower and the upper fence. Without fences the lower one is the largest float, and the upper one the
         smallest.
     """
-    none = NO_FENCE, -NO_FENCE
+    no_fences = NO_FENCE, -NO_FENCE
     # most columns that are not yes and no show it at once
     if all(np.isin(part, (0, 1)).all() for part in (values[:LEAST], values)):
-        rarer = min(values.sum(), len(values) - values.sum())
-        return (-REACH, 1 + REACH) if rarer >= LEAST else none
-    first, third = np.quantile(values, (0.25, 0.75))
-    if first == third:
-        commonest = first  # half of all values equal it
-        others = values[values != commonest]
-        if len(others) < LEAST:
-            return none
-        first, third = np.quantile(others, (0.25, 0.75))
-        if first == third:
-            first, third = min(commonest, first), max(commonest, third)
-    reach = REACH * (third - first)
-    if not reach:
-        return none
-    return float(first - reach), float(third + reach)
+        n_rarer = min(values.sum(), len(values) - values.sum())
+        return (-REACH, 1 + REACH) if n_rarer >= LEAST else no_fences
+    quartile_1, quartile_3 = np.quantile(values, (0.25, 0.75))
+    if quartile_1 == quartile_3:
+        commonest = quartile_1  # half of all values equal it
+        other_values = values[values != commonest]
+        if len(other_values) < LEAST:
+            return no_fences
+        quartile_1, quartile_3 = np.quantile(other_values, (0.25, 0.75))
+        if quartile_1 == quartile_3:
+            quartile_1, quartile_3 = (
+                min(commonest, quartile_1),
+                max(commonest, quartile_3),
+            )
+    distance = REACH * (quartile_3 - quartile_1)
+    if not distance:
+        return no_fences
+    return float(quartile_1 - distance), float(quartile_3 + distance)
 
 
 def clipped(x: Floats, low: Floats, high: Floats) -> Floats:
@@ -317,13 +332,13 @@ def clipped(x: Floats, low: Floats, high: Floats) -> Floats:
     """
     margin = (REACH - NEAR) / (2 * REACH + 1) * (high - low)
     row, column = np.nonzero((x < low) | (x > high))
-    moved = np.clip(
+    new_values = np.clip(
         x[row, column],
         (low + margin)[column],
         (high - margin)[column],
     )
     x = x.copy()
-    x[row, column] = moved
+    x[row, column] = new_values
     return x
 
 
@@ -355,7 +370,7 @@ def fences(
     low = np.full(x.shape[1], NO_FENCE)
     high = -low
     outside = np.zeros(x.shape[1], dtype=np.int64)
-    ends = np.flatnonzero(np.diff(np.sort(owner))) + 1
+    client_ends = np.flatnonzero(np.diff(np.sort(owner))) + 1
     order = None
     if (np.diff(owner) < 0).any():
         order = np.argsort(owner, kind="stable")
@@ -365,8 +380,8 @@ def fences(
             continue
         if order is not None:
             values = values[order]
-        for own_values in np.split(values, ends):
-            lower, upper = fence(own_values[~np.isnan(own_values)])
+        for client_values in np.split(values, client_ends):
+            lower, upper = fence(client_values[~np.isnan(client_values)])
             low[k] = min(low[k], lower)
             high[k] = max(high[k], upper)
         if low[k] > high[k]:
@@ -409,22 +424,24 @@ def fitted(
     highest: tuple[float, ...] = ()
     if owner is not None:
         low, high, outside = fences(values, owner, categories)
-        too_many = outside > MOST_OUTSIDE * (~np.isnan(values)).sum(axis=0)
-        low[too_many], high[too_many] = -NO_FENCE, NO_FENCE
+        is_unclipped = outside > MOST_OUTSIDE * (~np.isnan(values)).sum(axis=0)
+        low[is_unclipped], high[is_unclipped] = -NO_FENCE, NO_FENCE
         if (np.abs(np.concatenate([low, high])) < NO_FENCE).any():
             lowest, highest = tuple(low.tolist()), tuple(high.tolist())
-            if outside[~too_many].any():
+            if outside[~is_unclipped].any():
                 values = clipped(values, low, high)
-    shares = 0.01, 0.99
+    levels = 0.01, 0.99
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a column without values
-        ends = [np.nanquantile(column, shares) for column in columns_of(values)]
-    quantiles = np.nan_to_num(np.array(ends).reshape(-1, 2).T)
+        column_quantiles = [
+            np.nanquantile(column, levels) for column in columns_of(values)
+        ]
+    quantiles = np.nan_to_num(np.array(column_quantiles).reshape(-1, 2).T)
     fill: list[float] = []
     if impute != "none":
-        empty = np.flatnonzero(np.isnan(values).all(axis=0)).tolist()
-        if empty:
-            names = listing(columns[k] if columns else str(k) for k in empty)
+        empty_columns = np.flatnonzero(np.isnan(values).all(axis=0)).tolist()
+        if empty_columns:
+            names = listing(columns[k] if columns else str(k) for k in empty_columns)
             raise UsageError(
                 f"column {names} must have a value in a training sample to be filled. Leave it out."
             )

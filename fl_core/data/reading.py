@@ -111,9 +111,11 @@ class Reading:
                 raise UsageError(f"{key} must be a list of names; got {names!r}.")
             names = list(map(composed, names))
             object.__setattr__(self, key, names)
-            twice = first_duplicate(names)
-            if twice:
-                raise UsageError(f"{key} must be distinct names; got {twice!r} twice.")
+            duplicate = first_duplicate(names)
+            if duplicate:
+                raise UsageError(
+                    f"{key} must be distinct names; got {duplicate!r} twice."
+                )
         for role in ROLES:
             object.__setattr__(self, role, composed(getattr(self, role)))
         if self.csv is not None:
@@ -183,9 +185,11 @@ class Reading:
         Raises:
             UsageError: one of ``keys`` is not the default. The message begins with ``what``, which describes the data.
         """
-        changed = [key for key in keys if getattr(self, key) != getattr(Reading, key)]
-        if changed:
-            raise UsageError(f"{what}. Leave out {listing(changed)}{way}.")
+        changed_keys = [
+            key for key in keys if getattr(self, key) != getattr(Reading, key)
+        ]
+        if changed_keys:
+            raise UsageError(f"{what}. Leave out {listing(changed_keys)}{way}.")
 
     def check_plain(self, what: str) -> None:
         """Refuse names of columns, a separator or a size of images for data without a header or image files.
@@ -196,8 +200,8 @@ class Reading:
         accepted = [
             key for key in READING if key not in ("scale", "impute", "clip", "task")
         ]
-        none = "has no columns to name, and no text or image files to read"
-        self.check_unasked(f"{what} {none}", *accepted, way=", or name a table")
+        explanation = "has no columns to name, and no text or image files to read"
+        self.check_unasked(f"{what} {explanation}", *accepted, way=", or name a table")
 
 
 READING = tuple(field.name for field in fields(Reading))
@@ -252,10 +256,10 @@ def csv_options(csv: Mapping[str, Any]) -> dict[str, Any]:
         check_known("option of csv", key, CSV)
         options[key] = _csv_option(key, value)
     signs = [options.get(key) for key in ("sep", "decimal", "thousands", "quotechar")]
-    twice = first_duplicate([sign for sign in signs if sign])
-    if twice:
+    duplicate = first_duplicate([sign for sign in signs if sign])
+    if duplicate:
         raise UsageError(
-            f"sep, decimal, thousands and quotechar of csv must be different signs; got {twice!r} twice."
+            f"sep, decimal, thousands and quotechar of csv must be different signs; got {duplicate!r} twice."
         )
     return options
 
@@ -274,8 +278,8 @@ def _csv_option(key: str, value: Any) -> Any:
                 )
         return [str(item) for item in values]
     if key == "keep_default_na":
-        words = {"true": True, "false": False}
-        constant = words.get(str(value).lower())
+        constants = {"true": True, "false": False}
+        constant = constants.get(str(value).lower())
         if constant is None:
             raise UsageError(f"{key} of csv must be true or false; got {value!r}.")
         return constant
@@ -297,8 +301,8 @@ def _csv_option(key: str, value: Any) -> Any:
     sign = value
     if key == "sep" and value in ("tab", "\\t"):
         sign = "\t"
-    quotes = key != "quotechar" and sign == '"'
-    if not isinstance(sign, str) or len(sign) != 1 or sign in "\r\n" or quotes:
+    is_quote = key != "quotechar" and sign == '"'
+    if not isinstance(sign, str) or len(sign) != 1 or sign in "\r\n" or is_quote:
         raise UsageError(f"{key} of csv must be one character; got {value!r}.")
     return sign
 
@@ -331,12 +335,12 @@ class Earlier(dict[str, Any]):
     def of(cls, stored: Mapping[str, Any]) -> Earlier:
         """Return the stored settings of this kind that differ from their defaults."""
         dates = stored.get("date_columns")
-        folded = {
+        settings = {
             "date_columns": [*map(str, dates if isinstance(dates, list) else ())],
             "fold_case": stored.get("fold_case") is True,
             "label_numbers": stored.get("label_numbers") is True,
         }
-        return cls({key: value for key, value in folded.items() if value})
+        return cls({key: value for key, value in settings.items() if value})
 
 
 EARLIER = "earlier"
@@ -349,12 +353,12 @@ def new_form(key: str, value: Any) -> str:
     >>> new_form("separator", ";"), new_form("word_columns", ["dose"])
     ("Write csv={'sep': ';'}.", "Write categories=['dose'].")
     """
-    form = REMOVED[key].replace("VALUE", repr(value))
+    advice = REMOVED[key].replace("VALUE", repr(value))
     if not isinstance(value, list):
-        return form
-    if "[NAME]" not in form:
-        return form.replace("NAME", repr(value))
-    return " ".join(form.replace("NAME", repr(name)) for name in value)
+        return advice
+    if "[NAME]" not in advice:
+        return advice.replace("NAME", repr(value))
+    return " ".join(advice.replace("NAME", repr(name)) for name in value)
 
 
 def check_removed(keys: Iterable[str]) -> None:
@@ -396,25 +400,31 @@ def current(
             settings["csv"] = {**options, EARLIER: Earlier.of(options[EARLIER])}
         return settings, []
     settings = {key: value for key, value in stored.items() if key not in REMOVED}
-    removed = [key for key in REMOVED if stored.get(key) not in (None, False, *_USUAL)]
+    removed_keys = [
+        key for key in REMOVED if stored.get(key) not in (None, False, *_USUAL)
+    ]
     if stored.get("word_columns"):
         settings["categories"] = stored["word_columns"]
-    marks = ["?", ".", *(stored.get("missing") or ())]
+    missing_marks = ["?", ".", *(stored.get("missing") or ())]
     csv: dict[str, Any] = {}
     if is_csv:  # other files say themselves how they are written
-        csv = {"keep_default_na": True, "na_values": marks}
-        names = {
+        csv = {"keep_default_na": True, "na_values": missing_marks}
+        option_of_setting = {
             "separator": "sep",
             "encoding": "encoding",
             "decimal": "decimal",
             "thousands": "thousands",
         }
-        csv |= {name: stored[key] for key, name in names.items() if key in removed}
-    if earlier := Earlier.of(stored):
-        csv[EARLIER] = earlier
+        csv |= {
+            name: stored[key]
+            for key, name in option_of_setting.items()
+            if key in removed_keys
+        }
+    if earlier_settings := Earlier.of(stored):
+        csv[EARLIER] = earlier_settings
     if csv:
         settings["csv"] = csv
-    return settings, removed
+    return settings, removed_keys
 
 
 _USUAL = (",", "utf-8", ".")

@@ -200,10 +200,10 @@ def dataset(
             key,
             [field.name for field in fields(Recipe)],
         )
-    filled = replace(recipe or Recipe(), **defaults)
+    full_recipe = replace(recipe or Recipe(), **defaults)
 
     def add(function: Function) -> Function:
-        DATASETS.add(name, Dataset(name, function, filled), function)
+        DATASETS.add(name, Dataset(name, function, full_recipe), function)
         return function
 
     return add
@@ -232,9 +232,9 @@ def path_of(dataset: Location) -> Path:
     """
     path, name = Path(dataset), str(dataset)
     # os.path.exists is False for a name that is too long, where Path.exists raises
-    shipped = Path(__file__).with_name("named")
-    if not os.path.exists(path) and path.parts[-4:-1] == shipped.parts[-3:]:
-        path = shipped / path.name
+    package_folder = Path(__file__).with_name("named")
+    if not os.path.exists(path) and path.parts[-4:-1] == package_folder.parts[-3:]:
+        path = package_folder / path.name
     if os.path.exists(path):
         return path
     if "://" in name:
@@ -242,20 +242,22 @@ def path_of(dataset: Location) -> Path:
             f"data must be a file or a folder; got the address {name}. Download it first."
         )
     if BETWEEN in name:
-        for part in name.split(BETWEEN):
-            if part in DATASETS:
+        for path_text in name.split(BETWEEN):
+            if path_text in DATASETS:
                 raise UsageError(
-                    f"data must be one dataset, or tables; got {part!r} and more. Name {part!r} alone."
+                    f"data must be one dataset, or tables; got {path_text!r} and more. Name {path_text!r} alone."
                 )
-            if os.path.isdir(part):
+            if os.path.isdir(path_text):
                 raise UsageError(
-                    f"several paths must be tables, one for each client; got the folder {part!r}. Name the folder "
+                    f"several paths must be tables, one for each client; got the folder {path_text!r}. Name the folder "
                     "alone, or the tables in it."
                 )
-            if Path(part).suffix.lower() not in TABLES or not os.path.isfile(part):
-                hint = near_path(part)
+            if Path(path_text).suffix.lower() not in TABLES or not os.path.isfile(
+                path_text
+            ):
+                hint = near_path(path_text)
                 raise UsageError(
-                    f"each file must be a table that is there ({listing(TABLES)}); got {part!r}. {hint}"
+                    f"each file must be a table that is there ({listing(TABLES)}); got {path_text!r}. {hint}"
                 )
         return path
     if len(path.parts) == 1 and not path.suffix:
@@ -309,8 +311,10 @@ def find_file(
     """
     root = find_root(name, data_root, files or file)
     if not (root / file).is_file():
-        present = sorted(entry.name for entry in root.iterdir())
-        place = files or file
-        got = listing(present) or "no files"
-        raise UsageError(f"{name} must have {place} below {root}; got {got}. {way}")
+        file_names = sorted(entry.name for entry in root.iterdir())
+        files_text = files or file
+        got = listing(file_names) or "no files"
+        raise UsageError(
+            f"{name} must have {files_text} below {root}; got {got}. {way}"
+        )
     return root / file

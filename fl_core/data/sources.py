@@ -129,7 +129,7 @@ class Source:
 
     def __post_init__(self) -> None:
         for name in (*self.classes, *self.owner_names, *(self.words or ())):
-            if any("\ud800" <= sign <= "\udfff" for sign in name):
+            if any("\ud800" <= character <= "\udfff" for character in name):
                 raise UsageError(
                     f"{self.name}: names must be valid UTF-8; got {name!a}. Rename it."
                 )
@@ -161,8 +161,8 @@ class Source:
         if self.task == CLASSIFICATION:
             columns = {name: self.y == k for k, name in enumerate(self.classes)}
         elif self.y.ndim == 2 and not self.kind:
-            named = self.classes or ("", "events")
-            pairs = zip(named, self.y.T, strict=True)
+            column_names = self.classes or ("", "events")
+            pairs = zip(column_names, self.y.T, strict=True)
             columns |= {name: values > 0 for name, values in pairs if name}
         return pd.DataFrame(columns, index=client).groupby(level=0, sort=False).sum()
 
@@ -181,10 +181,10 @@ class Source:
         if self.layout is not None:
             from fl_core.models.adapter import PackedShape
 
-            packed = PackedShape(self.x.shape[1:])
-            packed.layout = self.layout
-            packed.samples = self.tensor(np.arange(min(EXAMPLES, len(self))))
-            return packed
+            packed_shape = PackedShape(self.x.shape[1:])
+            packed_shape.layout = self.layout
+            packed_shape.samples = self.tensor(np.arange(min(EXAMPLES, len(self))))
+            return packed_shape
         if not self.is_image:
             return tuple(self.x.shape[1:])
         height, width, *channels = self.x.shape[1:]
@@ -209,10 +209,10 @@ class Source:
             mean, std = IMAGENET
             return replace(self, mean=mean, std=std).with_methods("none", impute)
         source = replace(self, scale=scale, impute=impute)
-        rows = type(self.shape) is tuple and self.x.ndim == 2
-        if source.prepares and not (rows and self.preprocessing is None):
+        is_table = type(self.shape) is tuple and self.x.ndim == 2
+        if source.prepares and not (is_table and self.preprocessing is None):
             what = "no table of numbers"
-            if rows:
+            if is_table:
                 what = "its fixed scaling"
             raise UsageError(
                 f"scale and impute must be none for {self.name}; got data with {what}. Leave them out."
@@ -276,27 +276,31 @@ class Source:
         frequency and then in alphabetical order. Rarer words train the row of the unknown word.
         """
         if self.words is not None and not self.tokenizer and not self.fixed_words:
-            first, x = len(SPECIAL), self.x[train].reshape(-1)
-            counts = np.bincount(x, minlength=first + len(self.words))[first:]
+            first_code, x = len(SPECIAL), self.x[train].reshape(-1)
+            counts = np.bincount(x, minlength=first_code + len(self.words))[first_code:]
             # words are sorted, so ties stay in alphabetical order
             order = np.argsort(-counts, kind="stable")[:MOST_WORDS]
-            chosen = order[counts[order] >= LEAST_COUNT]
-            return self.with_vocabulary(tuple(self.words[k] for k in chosen))
-        merged = []
+            frequent_words = order[counts[order] >= LEAST_COUNT]
+            return self.with_vocabulary(tuple(self.words[k] for k in frequent_words))
+        merged_columns = []
         if self.scale == "none" and self.x.dtype == np.float64 and self.x.ndim == 2:
-            lossy = [k for k, column in enumerate(self.x.T) if loses_digits(column)]
-            names = [repr(self.columns[k]) if self.columns else str(k) for k in lossy]
-            merged = [f"column {listing(names)}"] if names else []
+            lossy_columns = [
+                k for k, column in enumerate(self.x.T) if loses_digits(column)
+            ]
+            names = [
+                repr(self.columns[k]) if self.columns else str(k) for k in lossy_columns
+            ]
+            merged_columns = [f"column {listing(names)}"] if names else []
         if self.scale == "none" and self.task == REGRESSION and loses_digits(self.y):
-            merged.append("the targets")
-        if merged:  # nothing scales them
-            merged_names = " and ".join(merged)
+            merged_columns.append("the targets")
+        if merged_columns:  # nothing scales them
+            merged_names = " and ".join(merged_columns)
             warn(
                 f"different values of {merged_names} become equal in float32: scale them, such as "
                 f"{spelled(scale='standard')}"
             )
-        tabular = self.prepares or self.categories or self.columns
-        if not tabular or self.preprocessing is not None:
+        is_tabular = self.prepares or self.categories or self.columns
+        if not is_tabular or self.preprocessing is not None:
             return self
         x, words = self.x, self.categories
         if preparation is not None:
@@ -321,33 +325,39 @@ class Source:
                 preparation = replace(
                     preparation, target=(float(y.mean()), float(y.std()) or 1.0)
                 )
-        words_of = dict(zip(preparation.columns, preparation.categories, strict=False))
+        words_by_column = dict(
+            zip(preparation.columns, preparation.categories, strict=False)
+        )
         return replace(
             self,
             x=preparation.transform(x),
             preprocessing=preparation,
             categories=(),
-            table=self.table.with_inputs(words_of),
+            table=self.table.with_inputs(words_by_column),
         )
 
     def _note_clipped(self, preparation: Preprocessing, x: Array) -> None:
         """Warn of training samples [n, d] with cells outside the fences."""
         counts = preparation.outside(x).sum(axis=0)
-        named = self.columns or tuple(map(str, range(len(counts))))
-        columns = [f"{named[k]!r} ({counts[k]:,})" for k in np.flatnonzero(counts)]
+        column_names = self.columns or tuple(map(str, range(len(counts))))
+        columns = [
+            f"{column_names[k]!r} ({counts[k]:,})" for k in np.flatnonzero(counts)
+        ]
         if columns:
-            keep = spelled(clip="none")
+            setting = spelled(clip="none")
             warn(
                 f"{self.name}: cells of training samples are far outside of all others and are clipped: "
-                f"{listing(columns, 4)}. To keep them: {keep}"
+                f"{listing(columns, 4)}. To keep them: {setting}"
             )
 
     def with_vocabulary(self, vocabulary: Names) -> Source:
         """Return the source of texts with the codes of another vocabulary. Words outside it become the unknown word."""
-        code = {word: k for k, word in enumerate(vocabulary, len(SPECIAL))}
-        ids = [*range(len(SPECIAL))]
-        ids += [code.get(word, UNKNOWN) for word in self.words or ()]
-        return replace(self, x=np.array(ids, dtype=np.int64)[self.x], words=vocabulary)
+        code_of_word = {word: k for k, word in enumerate(vocabulary, len(SPECIAL))}
+        new_codes = [*range(len(SPECIAL))]
+        new_codes += [code_of_word.get(word, UNKNOWN) for word in self.words or ()]
+        return replace(
+            self, x=np.array(new_codes, dtype=np.int64)[self.x], words=vocabulary
+        )
 
     def take(self, indices: Integers) -> Source:
         """Return the source with these samples only, in this order. Classes and clients stay the same."""
@@ -379,10 +389,10 @@ class Source:
         groups = pd.Series(classes).groupby(
             [array for array in keys if array is not None]
         )
-        quota, rest = np.divmod(groups.size().to_numpy() * samples, len(self))
-        quota[np.argsort(-rest, kind="stable")[: samples - quota.sum()]] += 1
-        chosen = groups.cumcount() < quota[groups.ngroup()]
-        return self.take(np.flatnonzero(chosen))
+        quota, remainders = np.divmod(groups.size().to_numpy() * samples, len(self))
+        quota[np.argsort(-remainders, kind="stable")[: samples - quota.sum()]] += 1
+        is_chosen = groups.cumcount() < quota[groups.ngroup()]
+        return self.take(np.flatnonzero(is_chosen))
 
 
 # --- samples of several parts ----------------------------------------------------------------------------------
@@ -409,7 +419,7 @@ def source_of_parts(
     from fl_core.models.adapter import as_array, check_tables, pack
 
     check_tables({part or "data": pair for part, pair in parts.items()})
-    xs, ys, forms, whole = [], {}, [], True
+    xs, ys, forms, all_integers = [], {}, [], True
     for part, (inputs, y) in parts.items():
         where = f"{name}, {part}".removesuffix(", ")
         layout = None
@@ -418,8 +428,8 @@ def source_of_parts(
         with about(where, (ValueError, TypeError)):
             x: Any = as_array(inputs)
             y = ys[part] = as_array(y)
-        tokens = x.ndim == 2 and x.dtype.kind in "iu" and bool((x >= 0).all())
-        whole &= layout is None and tokens
+        are_tokens = x.ndim == 2 and x.dtype.kind in "iu" and bool((x >= 0).all())
+        all_integers &= layout is None and are_tokens
         with located(f"{where}, x"):
             x = features(x, missing)
         with located(where):
@@ -446,14 +456,14 @@ def source_of_parts(
         if fault.repair.keys() <= {"task"}:
             raise
         raise DataFault(fault.rule, "Correct them, or leave them out.") from fault
-    unnamed = task == CLASSIFICATION and classes is None and not kind
+    without_names = task == CLASSIFICATION and classes is None and not kind
     source = Source(
         name,
         np.concatenate(xs),
         y,
         names,
-        indices=unnamed and not is_text(labels),
-        integers=whole,
+        indices=without_names and not is_text(labels),
+        integers=all_integers,
         layout=layout,
         kind=kind,
     )
@@ -507,28 +517,30 @@ def encode(
     Raises:
         DataFault: a text is blank. The message names the first.
     """
-    blank = np.array([not text.strip() for text in texts], dtype=bool)
+    is_blank = np.array([not text.strip() for text in texts], dtype=bool)
     rule, way = "the text must not be empty", "Fill it, or remove the row."
-    refuse_where(blank, texts, rule, way)
+    refuse_where(is_blank, texts, rule, way)
     if tokenizer:
-        ids, cut, side = tokenizer.encode(texts)
-        if where and cut > NOTED * len(texts):
+        ids, n_cut, side = tokenizer.encode(texts)
+        if where and n_cut > NOTED * len(texts):
             place = "before their last"
             if side == "right":
                 place = "after"
             warn(
-                f"{where}: {cut} of {len(texts)} texts are cut {place} {tokenizer.length} tokens"
+                f"{where}: {n_cut} of {len(texts)} texts are cut {place} {tokenizer.length} tokens"
             )
         return ids, (tokenizer.sha256,)
-    tokens, most = [tokens_of(text) for text in texts], length - 1
-    cut = sum(len(sentence) > most for sentence in tokens)
-    if where and cut > NOTED * len(texts):
-        warn(f"{where}: {cut} of {len(texts)} texts are cut after {most} tokens")
-    tokens = [sentence[:most] for sentence in tokens]
+    tokens, most_tokens = [tokens_of(text) for text in texts], length - 1
+    n_cut = sum(len(sentence) > most_tokens for sentence in tokens)
+    if where and n_cut > NOTED * len(texts):
+        warn(
+            f"{where}: {n_cut} of {len(texts)} texts are cut after {most_tokens} tokens"
+        )
+    tokens = [sentence[:most_tokens] for sentence in tokens]
     words = sorted({*chain.from_iterable(tokens)})
-    code = {word: k for k, word in enumerate(words, len(SPECIAL))}
+    code_of_word = {word: k for k, word in enumerate(words, len(SPECIAL))}
     codes = np.full((len(tokens), length), PAD, dtype=np.int64)
     codes[:, 0] = START
     for row, sentence in enumerate(tokens):
-        codes[row, 1 : 1 + len(sentence)] = [code[word] for word in sentence]
+        codes[row, 1 : 1 + len(sentence)] = [code_of_word[word] for word in sentence]
     return codes, tuple(words)

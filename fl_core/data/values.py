@@ -51,21 +51,23 @@ def texts_of(values: Cells | Array | pd.Series) -> pd.Categorical:
     column = pd.Series(values)
     types = pd.api.types
     if types.is_object_dtype(column.dtype) and types.infer_dtype(column) != "string":
-        nested = [isinstance(value, dict | list | np.ndarray) for value in column]
+        is_nested = [isinstance(value, dict | list | np.ndarray) for value in column]
         rule = "a cell must have one number or text"
-        refuse_where(np.array(nested, dtype=bool), column.to_numpy(), rule)
+        refuse_where(np.array(is_nested, dtype=bool), column.to_numpy(), rule)
         column = column.map(text_of)
     if isinstance(column.dtype, pd.CategoricalDtype):
-        place, words = column.cat.codes.to_numpy(), column.cat.categories
+        positions, words = column.cat.codes.to_numpy(), column.cat.categories
     else:
-        place, words = pd.factorize(column)
+        positions, words = pd.factorize(column)
     names = [composed(text_of(word)) for word in words.astype(object)]
-    if (place < 0).any():
+    if (positions < 0).any():
         names.append("")
-    code, distinct = pd.factorize(np.array(names, dtype=object))
-    cells = pd.Categorical.from_codes(code[place], pd.Index(distinct, dtype=object))
-    used = np.bincount(cells.codes, minlength=len(distinct))
-    if used.all():
+    code, distinct_words = pd.factorize(np.array(names, dtype=object))
+    cells = pd.Categorical.from_codes(
+        code[positions], pd.Index(distinct_words, dtype=object)
+    )
+    word_counts = np.bincount(cells.codes, minlength=len(distinct_words))
+    if word_counts.all():
         return cells
     return cells.remove_unused_categories()
 
@@ -92,8 +94,12 @@ def is_marked(cells: pd.Categorical) -> Bools:
 
 def _where(cells: pd.Categorical, holds: Callable[[str], bool]) -> Bools:
     """Return where a word of a kind stands."""
-    words = np.array([*map(holds, cells.categories)], dtype=bool)
-    return words[cells.codes] if words.any() else np.zeros(len(cells), dtype=bool)
+    word_holds = np.array([*map(holds, cells.categories)], dtype=bool)
+    return (
+        word_holds[cells.codes]
+        if word_holds.any()
+        else np.zeros(len(cells), dtype=bool)
+    )
 
 
 def numbers(cells: Cells, *ways: str | Way) -> Floats:
@@ -108,11 +114,11 @@ def numbers(cells: Cells, *ways: str | Way) -> Floats:
     if isinstance(cells, np.ndarray):
         return cells
     words = cells.categories
-    numeric = np.array([*map(is_number, words)], dtype=bool)
-    others = ~(numeric[cells.codes] | lacks_value(cells))
-    refuse_where(others, cells, "the cell must be a number", *ways)
+    is_numeric = np.array([*map(is_number, words)], dtype=bool)
+    is_other = ~(is_numeric[cells.codes] | lacks_value(cells))
+    refuse_where(is_other, cells, "the cell must be a number", *ways)
     values = np.full(len(words), np.nan)
-    values[numeric] = [float(word) for word in words[numeric]]
+    values[is_numeric] = [float(word) for word in words[is_numeric]]
     return values[cells.codes]
 
 
@@ -124,8 +130,8 @@ def refuse_where(bad: Bools, values: Any, rule: str, *ways: str | Way) -> None:
     """
     if bad.any():
         got = values[int(np.argmax(bad))]
-        shown = repr(str(got)) if isinstance(got, str) else got  # it may be empty
-        raise fault_where(bad, shown, rule, *ways)
+        value_text = repr(str(got)) if isinstance(got, str) else got  # it may be empty
+        raise fault_where(bad, value_text, rule, *ways)
 
 
 def fault_where(

@@ -42,8 +42,10 @@ def check_real(model: nn.Module) -> None:
         UsageError: the message names the tensor, or the module.
     """
     for path, module in model.named_modules():
-        exported = isinstance(module, torch.fx.GraphModule) and "train" in vars(module)
-        if exported or isinstance(module, torch.jit.ScriptModule):
+        is_exported = isinstance(module, torch.fx.GraphModule) and "train" in vars(
+            module
+        )
+        if is_exported or isinstance(module, torch.jit.ScriptModule):
             module_class = type(module).__name__
             raise UsageError(
                 f"a model must be a module of Python code; got a {module_class} at {path!r}. "
@@ -58,8 +60,8 @@ def check_real(model: nn.Module) -> None:
             )
     persistent = model.state_dict(keep_vars=True)
     for name, buffer in model.named_buffers():
-        dense = buffer.layout is torch.strided and not buffer.is_quantized
-        if name in persistent and not dense:
+        is_dense = buffer.layout is torch.strided and not buffer.is_quantized
+        if name in persistent and not is_dense:
             model_class = type(model).__name__
             raise UsageError(
                 f"buffer {name!r} of {model_class} must be dense and not quantised; got {buffer.dtype} of "
@@ -143,10 +145,12 @@ def as_array(values: Any) -> np.ndarray[Any, Any]:
     if isinstance(values, Tensor):
         return tensor(values).numpy(force=True)
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        kind = object
+        element_type = object
         if values.dtype.kind in "biuf":
-            kind = float
-        return np.where(np.ma.getmaskarray(values), np.nan, values.data.astype(kind))
+            element_type = float
+        return np.where(
+            np.ma.getmaskarray(values), np.nan, values.data.astype(element_type)
+        )
     return np.asarray(values)
 
 
@@ -242,9 +246,9 @@ def pack(x: Any) -> tuple[Tensor, Layout | None]:
         raise UsageError(
             f"inputs must have one entry a sample each; got {shapes_text}."
         )
-    mixed = any(map(torch.is_floating_point, parts))
+    has_floats = any(map(torch.is_floating_point, parts))
     dtype = torch.int64
-    if mixed:
+    if has_floats:
         dtype = torch.float64
     packed = torch.cat([part.reshape(len(part), -1).to(dtype) for part in parts], 1)
     shapes = tuple(tuple(part.shape[1:]) for part in parts)
@@ -310,13 +314,15 @@ def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
             model.own(x) if isinstance(model, Adapter) else model(x) for _ in range(2)
         )
     notes, tensors = [], []
-    if hidden := _unregistered(model):
+    if hidden_paths := _unregistered(model):
         notes.append(
-            f"{listing(hidden, 4)} holds modules that are never trained, sent or measured: use nn.ModuleList or "
+            f"{listing(hidden_paths, 4)} holds modules that are never trained, sent or measured: use nn.ModuleList or "
             "nn.ModuleDict instead of a list or dict"
         )
-    joined = isinstance(getattr(model, "form", None), Layout)
-    if isinstance(output, tuple | list) and not (joined or hasattr(output, "logits")):
+    joins_outputs = isinstance(getattr(model, "form", None), Layout)
+    if isinstance(output, tuple | list) and not (
+        joins_outputs or hasattr(output, "logits")
+    ):
         tensors = [part for part in output if isinstance(part, Tensor)]
     if len(tensors) > 1:
         first_shape = list(tensors[0].shape[1:])
@@ -384,14 +390,14 @@ class Adapter(nn.Module):
             return forward(x)
         floats = (p.dtype for p in self.parameters() if p.is_floating_point())
         dtype = next(floats, torch.float32)
-        args, named = self.layout.unpack(x, dtype)
+        args, named_inputs = self.layout.unpack(x, dtype)
         parameters = inspect.signature(forward).parameters
         if not any(p.kind in _MORE for p in parameters.values()):
-            if not named and len(parameters) == 1:
+            if not named_inputs and len(parameters) == 1:
                 return forward([*args])  # it takes the list itself
-            if not named.keys() <= parameters.keys():
-                return forward(named)  # it takes the dict itself
-        return forward(*args, **named)
+            if not named_inputs.keys() <= parameters.keys():
+                return forward(named_inputs)  # it takes the dict itself
+        return forward(*args, **named_inputs)
 
     def __reduce__(self) -> Any:
         return adapt, (original(self), self.layout, self.form)
@@ -413,18 +419,18 @@ def adapt(
     tensor([[2., 2., 2.],
             [2., 2., 2.]])
     """
-    adapted: Any = copy.copy(model)
+    adapted_model: Any = copy.copy(model)
     kind = type(model)
     if isinstance(model, Adapter):
         layout = layout or model.layout
         if form is None:
             form = model.form
     else:
-        inside = {"__doc__": kind.__doc__, "__module__": kind.__module__}
-        adapted.__class__ = type(kind.__name__, (Adapter, kind), inside)
-        adapted.patched = vars(adapted).pop("forward", None)
-    adapted.layout, adapted.form = layout, form
-    return adapted
+        attributes = {"__doc__": kind.__doc__, "__module__": kind.__module__}
+        adapted_model.__class__ = type(kind.__name__, (Adapter, kind), attributes)
+        adapted_model.patched = vars(adapted_model).pop("forward", None)
+    adapted_model.layout, adapted_model.form = layout, form
+    return adapted_model
 
 
 def original(model: Any) -> Any:
@@ -432,9 +438,9 @@ def original(model: Any) -> Any:
     if not isinstance(model, Adapter):
         return model
     plain_model: Any = object.__new__(type(model).__bases__[1])
-    added = ("layout", "form", "patched")
+    added_names = ("layout", "form", "patched")
     plain_model.__dict__.update(
-        (k, v) for k, v in vars(model).items() if k not in added
+        (k, v) for k, v in vars(model).items() if k not in added_names
     )
     if model.patched is not None:
         plain_model.forward = model.patched

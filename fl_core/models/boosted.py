@@ -50,14 +50,16 @@ class BoostedTrees(nn.Module):
         tree = torch.arange(len(value), device=x.device)
         node = tree.new_zeros(len(x), len(tree))
         for _ in range(self.depth):
-            low = x.gather(1, feature.long()[tree, node]) <= threshold[tree, node]
-            below = torch.where(low, left[tree, node], right[tree, node]).long()
-            node = torch.where(below < 0, node, below)
+            is_low = x.gather(1, feature.long()[tree, node]) <= threshold[tree, node]
+            child = torch.where(is_low, left[tree, node], right[tree, node]).long()
+            node = torch.where(child < 0, node, child)
         leaves = value[tree, node].view(len(x), *self.nodes.shape[:2])
         outputs = self.base + leaves.sum(1)
         is_absent = self.absent < 0
-        total = outputs.masked_fill(is_absent, -torch.inf).logsumexp(1, keepdim=True)
-        return torch.where(is_absent, total + self.absent, outputs)
+        log_total = outputs.masked_fill(is_absent, -torch.inf).logsumexp(
+            1, keepdim=True
+        )
+        return torch.where(is_absent, log_total + self.absent, outputs)
 
 
 def _fixed(*shape: int) -> nn.Parameter:

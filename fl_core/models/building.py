@@ -176,16 +176,16 @@ def build(
             name,
             getattr(name, "__qualname__", type(name).__name__),
         )
-    source, colon, rest = label.partition(":")
+    source, colon, library_name = label.partition(":")
     with torch_seeded(seed_of(seed, "model")), bounded(label):
         if build_function is None and colon and source in LIBRARIES:
-            model = LIBRARIES[source](rest, shape, n_classes, model_options)
+            model = LIBRARIES[source](library_name, shape, n_classes, model_options)
         else:
             if build_function is None:
-                named = is_outside(label) or not colon
-                if named and label not in MODELS:
+                is_named = is_outside(label) or not colon
+                if is_named and label not in MODELS:
                     _check_no_torchvision(label)
-                if named:
+                if is_named:
                     build_function = MODELS[label]
                 else:
                     build_function = import_object("model", label)
@@ -206,8 +206,8 @@ def build(
         or label not in MODELS.own
         or isinstance(shape, TokenShape)
     )
-    lazy = any(map(is_lazy, (*model.parameters(), *model.buffers())))
-    if trial or lazy:
+    has_lazy = any(map(is_lazy, (*model.parameters(), *model.buffers())))
+    if trial or has_lazy:
         model = check_fit(label, model, shape, n_classes)
     check_real(model)
     return model
@@ -255,8 +255,8 @@ def with_loss(model: Any, loss: Any) -> Any:
         return model
     if model is None:
         raise UsageError("a loss from Python must have a model; got none. Pass model=.")
-    module = isinstance(model, nn.Module)
-    copied_model = copy.copy(model) if module else functools.partial(build, model)
+    is_module = isinstance(model, nn.Module)
+    copied_model = copy.copy(model) if is_module else functools.partial(build, model)
     vars(copied_model)[OWN_LOSS] = loss
     return copied_model
 
@@ -333,12 +333,14 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
         UsageError: gradients cannot be computed, or training changes a buffer that has no mean.
     """
     x = example(shape, n=8)
-    pair = x[:2]
-    persistent = model.state_dict(keep_vars=True)
-    named = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    two_samples = x[:2]
+    persistent_names = model.state_dict(keep_vars=True)
+    trainable = {key: p for key, p in model.named_parameters() if p.requires_grad}
 
     def output(x: Tensor) -> Tensor:
-        buffers = {k: b.clone() for k, b in model.named_buffers() if k in persistent}
+        buffers = {
+            k: b.clone() for k, b in model.named_buffers() if k in persistent_names
+        }
         with torch_seeded(0):
             output: Tensor = torch.func.functional_call(model, buffers, (x,))
         return output
@@ -350,7 +352,7 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
         what = f"{model_class} must have gradients"
         with about(what, RuntimeError, way="Correct its forward pass."):
             grads = torch.autograd.grad(
-                trained.sum(), [named[key] for key in names], allow_unused=True
+                trained.sum(), [trainable[key] for key in names], allow_unused=True
             )
         return [key for key, grad in zip(names, grads, strict=True) if grad is None]
 
@@ -360,28 +362,30 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
         trained_model(x)
     with torch_seeded(0), preserve_state(model):
         with torch.no_grad():
-            notes = pass_notes(model.eval(), pair)
+            notes = pass_notes(model.eval(), two_samples)
             outputs = model(x)
         model.train()
-        trained = output(pair)
-        left = idle(trained, [*named])
+        trained = output(two_samples)
+        idle_names = idle(trained, [*trainable])
         with torch.no_grad():
-            second_output = output(pair)
-        if left:  # by chance, as by stochastic depth, or an expert that got no sample
+            second_output = output(two_samples)
+        if (
+            idle_names
+        ):  # by chance, as by stochastic depth, or an expert that got no sample
             model.eval()
-            left = idle(output(example(shape, n=16)[8:]), left)
+            idle_names = idle(output(example(shape, n=16)[8:]), idle_names)
             with torch.no_grad():  # what a module stores has no graph then
-                output(pair)
+                output(two_samples)
     notes += training_notes(model, trained_model)
     if not torch.allclose(trained, second_output, *CLOSE, equal_nan=True):
         notes.append(
             "two passes of the model in training mode with one seed differ, so it has a state that clients share and a "
             "resumed run loses: keep it by register_buffer, and draw by torch alone"
         )
-    if left:
+    if idle_names:
         notes.append(
-            f"no gradient reaches {listing(left, 4)} from noise: unless samples train them, use them in the model's "
-            "first output without detach"
+            f"no gradient reaches {listing(idle_names, 4)} from noise: "
+            "unless samples train them, use them in the model's first output without detach"
         )
     return [*notes, *probability_notes(outputs, task)]
 
@@ -399,17 +403,17 @@ def _check_no_torchvision(name: str) -> None:
 
 def probability_notes(outputs: Tensor, task: str) -> list[str]:
     """Return a note if a classifier's outputs [n, C] look like probabilities, which the loss would take as logits."""
-    inside = bool(((outputs >= 0) & (outputs <= 1)).all())
-    to_1 = (outputs.sum(1) - 1).abs() < 1e-4
-    sums_to_1 = outputs.shape[1] > 1 and bool(to_1.all())
-    centred = 0.25 < float(outputs.mean()) < 0.75
-    if task not in (CLASSIFICATION, MULTILABEL) or not inside:
+    in_range = bool(((outputs >= 0) & (outputs <= 1)).all())
+    sums_near_1 = (outputs.sum(1) - 1).abs() < 1e-4
+    sums_to_1 = outputs.shape[1] > 1 and bool(sums_near_1.all())
+    is_centred = 0.25 < float(outputs.mean()) < 0.75
+    if task not in (CLASSIFICATION, MULTILABEL) or not in_range:
         return []
-    if not (sums_to_1 or centred):
+    if not (sums_to_1 or is_centred):
         return []
-    sums = " and sum to 1" if sums_to_1 else ""
+    sums_text = " and sum to 1" if sums_to_1 else ""
     return [
-        f"all outputs of the model lie in [0, 1]{sums}: the loss takes logits, so "
+        f"all outputs of the model lie in [0, 1]{sums_text}: the loss takes logits, so "
         "leave out a softmax or sigmoid at the model's end"
     ]
 
@@ -477,12 +481,12 @@ def fitting(model: nn.Module, x: Tensor, name: str = "") -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:
-        kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
+        dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
         shape = list(x.shape)
         expected = getattr(model, "layout", None) or f"{x.dtype} {shape}"
         way = f"Correct it until it takes {expected}."
-        if "dtype" in str(error) and (others := kinds - {"float32"}):
-            other_names = listing(sorted(others))
+        if "dtype" in str(error) and (other_dtypes := dtypes - {"float32"}):
+            other_names = listing(sorted(other_dtypes))
             way = f"Call .float() on it: it has {other_names}."
         if hasattr(model, "prepare_decoder_input_ids_from_labels"):
             way = "Give the key decoder_input_ids, of model.prepare_decoder_input_ids_from_labels(labels)."
@@ -579,12 +583,14 @@ def call_builder(
     Raises:
         UsageError: an option is unknown or missing, the call fails, or the result is not a module.
     """
-    named, takes_others = parameters_of(builder)
-    offered = {"shape": shape, "n_classes": n_classes}
-    arguments = {key: value for key, value in offered.items() if key in named}
+    parameters, takes_others = parameters_of(builder)
+    known_arguments = {"shape": shape, "n_classes": n_classes}
+    arguments = {
+        key: value for key, value in known_arguments.items() if key in parameters
+    }
     if not takes_others:
-        check_options(f"model {name!r}", options, named.keys() - arguments.keys())
-    for parameter, required in named.items():
+        check_options(f"model {name!r}", options, parameters.keys() - arguments.keys())
+    for parameter, required in parameters.items():
         if required and parameter not in arguments and parameter not in options:
             raise UsageError(
                 f"model {name!r} must have a value for the option {parameter!r}; got none. "
@@ -633,31 +639,32 @@ def from_timm(
     """
     import timm
 
-    full = f"timm:{name}"
+    full_name = f"timm:{name}"
     architecture = name.partition(".")[0]
     check_known("timm model", architecture, timm.list_models())
     options = dict(options)
-    pretrained = _pretrained_arguments(full, name, options.pop(PRETRAINED, False))
-    channels, height, width = image_shape(full, shape)
-    made_for = timm.get_pretrained_cfg(architecture)
+    pretrained = _pretrained_arguments(full_name, name, options.pop(PRETRAINED, False))
+    channels, height, width = image_shape(full_name, shape)
+    pretrained_config = timm.get_pretrained_cfg(architecture)
     size: Options = {"img_size": height if height == width else (height, width)}
     if "img_size" in options or (
-        made_for is not None and tuple(made_for.input_size[1:]) == (height, width)
+        pretrained_config is not None
+        and tuple(pretrained_config.input_size[1:]) == (height, width)
     ):
         size = {}
-    make = functools.partial(
+    create = functools.partial(
         timm.create_model, name, num_classes=n_classes, in_chans=channels, **pretrained
     )
     if not pretrained["pretrained"]:
-        return _call_maker(full, make, options, size)
+        return _call_maker(full_name, create, options, size)
     random_state = torch.random.get_rng_state()
     try:
-        model = _call_maker(full, make, options, size)
+        model = _call_maker(full_name, create, options, size)
         torch.random.set_rng_state(random_state)
-        fresh = _call_maker(
-            full, functools.partial(make, pretrained=False), options, size
+        fresh_model = _call_maker(
+            full_name, functools.partial(create, pretrained=False), options, size
         )
-        _check_loaded(model, fresh)
+        _check_loaded(model, fresh_model)
     except UsageError as error:
         reason = str(error).removesuffix(".")
         raise UsageError(
@@ -676,18 +683,18 @@ def _check_loaded(model: Any, fresh: nn.Module) -> None:
     heads = model.get_classifier()
     modules = heads if isinstance(heads, tuple) else (heads,)
     parameters = chain.from_iterable(head.parameters() for head in modules)
-    of_heads = {id(param) for param in parameters}
-    start = dict(fresh.named_parameters())
-    left = [
+    head_ids = {id(param) for param in parameters}
+    fresh_parameters = dict(fresh.named_parameters())
+    unset_names = [
         name
         for name, param in model.named_parameters()
-        if id(param) not in of_heads
+        if id(param) not in head_ids
         and len(param.unique()) > 1
-        and torch.equal(param, start[name])
+        and torch.equal(param, fresh_parameters[name])
     ]
-    if left:
+    if unset_names:
         raise UsageError(
-            f"pretrained weights must be of the whole model; got none for {listing(left, 4)}."
+            f"pretrained weights must be of the whole model; got none for {listing(unset_names, 4)}."
         )
 
 
@@ -700,8 +707,8 @@ def _pretrained_arguments(full: str, name: str, wanted: Any) -> Options:
         return {"pretrained": False}
     if choice == "true":
         with about(f"model {full}", RuntimeError):  # a tag that it does not know
-            published = timm.get_pretrained_cfg(name)
-        if published is None or not published.has_weights:
+            published_config = timm.get_pretrained_cfg(name)
+        if published_config is None or not published_config.has_weights:
             raise UsageError(
                 f"model {full} must have pretrained weights in timm; got none. Give a file, pretrained=PATH."
             )
@@ -720,21 +727,21 @@ def from_torchvision(
     """Build a torchvision classification model with fresh weights. All of them take images of 3 channels."""
     import torchvision
 
-    full = f"torchvision:{name}"
+    full_name = f"torchvision:{name}"
     check_known(
         "torchvision model",
         name,
         torchvision.models.list_models(module=torchvision.models),
     )
-    channels, _, _ = image_shape(full, shape)
+    channels, _, _ = image_shape(full_name, shape)
     if channels != 3:
         raise UsageError(
-            f"model {full}: images must have 3 channels; got {channels}. Use a timm model for other numbers."
+            f"model {full_name}: images must have 3 channels; got {channels}. Use a timm model for other numbers."
         )
-    make = functools.partial(
+    create = functools.partial(
         torchvision.models.get_model_builder(name), weights=None, num_classes=n_classes
     )
-    return _call_maker(full, make, options, {})
+    return _call_maker(full_name, create, options, {})
 
 
 def from_sklearn(
@@ -745,8 +752,8 @@ def from_sklearn(
     Raises:
         UsageError: the name or an option is unknown, or the shape does not fit.
     """
-    fitted = {"boosted_trees": BoostedTrees}
-    builder = fitted[check_known("scikit-learn model", name, fitted)]
+    builders = {"boosted_trees": BoostedTrees}
+    builder = builders[check_known("scikit-learn model", name, builders)]
     return call_builder(f"{FITTED}{name}", builder, shape, n_classes, options)
 
 
@@ -760,12 +767,12 @@ def _call_maker(
                 return make(**size, **options)
         return make(**options)
     except TypeError as error:
-        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if unexpected:
+        match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if match:
             option_names, _ = parameters_of(type(make()))
             check_options(
                 f"model {model!r}",
-                unexpected.groups(),
+                match.groups(),
                 option_names.keys() - {"num_classes", "in_chans"},
             )
         raise option_error(model, options, error) from error

@@ -69,12 +69,12 @@ class Transform(nn.Module):
     def forward(self, features: Tensor, prompts: Tensor | None = None) -> Tensor:
         """Transform features [n, d] with prompts [k, d] into features [n, d]."""
         weights = self.attention(features, prompts)
-        mixed = weights[..., :1] * self._split(self.value(features))
+        values = weights[..., :1] * self._split(self.value(features))
         if prompts is not None:
-            mixed = mixed + torch.einsum(
+            values = values + torch.einsum(
                 "nhk,khc->nhc", weights[..., 1:], self._split(self.value(prompts))
             )
-        return self.out(mixed.flatten(1))
+        return self.out(values.flatten(1))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1))
@@ -166,22 +166,26 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise images [n, C, H, W]."""
-        batch: list[tuple[Tensor, Tensor]] = []
+        statistics: list[tuple[Tensor, Tensor]] = []
         for dims in ((2, 3), (1, 2, 3), (0, 2, 3)):
             variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
-            batch.append((mean, variance))
+            statistics.append((mean, variance))
         if self.running_mean is not None and self.running_var is not None:
             if self.training:
-                self._track(*batch[2], x.numel() // x.shape[1])
+                self._track(*statistics[2], x.numel() // x.shape[1])
             else:
-                batch[2] = (
+                statistics[2] = (
                     self.running_mean.view(1, -1, 1, 1),
                     self.running_var.view(1, -1, 1, 1),
                 )
         a = self.means.softmax(0)
         b = self.variances.softmax(0)
-        mean = a[0] * batch[0][0] + a[1] * batch[1][0] + a[2] * batch[2][0]
-        variance = b[0] * batch[0][1] + b[1] * batch[1][1] + b[2] * batch[2][1]
+        mean = (
+            a[0] * statistics[0][0] + a[1] * statistics[1][0] + a[2] * statistics[2][0]
+        )
+        variance = (
+            b[0] * statistics[0][1] + b[1] * statistics[1][1] + b[2] * statistics[2][1]
+        )
         normalised = (x - mean) / (variance + self.eps).sqrt()
         return normalised * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
 
@@ -244,21 +248,21 @@ class Gated(nn.Module):
         super().__init__()
         self.target = target
         self.least = min(max(1 / split, 0.1), target)
-        linear: set[str] = set()
+        linear_names: set[str] = set()
         for path, module in inner.named_modules():
             if isinstance(module, nn.Linear):
                 names = [name for name, _ in module.named_parameters(recurse=False)]
-                linear.update(f"{path}.{name}".lstrip(".") for name in names)
+                linear_names.update(f"{path}.{name}".lstrip(".") for name in names)
         self.blocks: dict[str, list[int]] = {}  # sizes of the blocks of each tensor
-        first, is_linear = [], []
+        is_first, is_linear = [], []
         for name, parameter in inner.named_parameters():
             size = math.ceil(parameter.numel() / split)
             sizes = [len(part) for part in torch.arange(parameter.numel()).split(size)]
             self.blocks[name] = sizes
-            first += [True] + [False] * (len(sizes) - 1)
-            is_linear += [name in linear] * len(sizes)
+            is_first += [True] + [False] * (len(sizes) - 1)
+            is_linear += [name in linear_names] * len(sizes)
         self.sizes = np.array([*chain.from_iterable(self.blocks.values())])
-        self.first = np.array(first)
+        self.first = np.array(is_first)
         self.groups = [np.array(is_linear), ~np.array(is_linear)]
         self.gate = Gate(shape, len(self.sizes))
         self.inner = inner
@@ -268,37 +272,37 @@ class Gated(nn.Module):
         if not self.training and len(x) > BATCH:
             return torch.cat([self(part) for part in x.split(BATCH)])
         scales = self.scales(x)
-        scaled = {
+        scaled_parameters = {
             name: p * scale
             for (name, p), scale in zip(
                 self.inner.named_parameters(), self._entry_factors(scales), strict=True
             )
         }
-        logits: Tensor = functional_call(self.inner, scaled, (x,))
+        logits: Tensor = functional_call(self.inner, scaled_parameters, (x,))
         return logits
 
     def scales(self, x: Tensor) -> Tensor:
         """Return the factor of each block of weights for a batch, [blocks]: the gate's score, or 0 if pruned."""
         scores = self.gate(x).clamp(min=self.least)
-        passing = torch.from_numpy(
+        is_kept = torch.from_numpy(
             self.kept_blocks(scores.float().numpy(force=True))
         ).to(scores.device)
-        return torch.where(passing, scores, 0.0)
+        return torch.where(is_kept, scores, 0.0)
 
     def kept_blocks(self, scores: np.ndarray) -> np.ndarray:
         """Return which blocks of weights are kept within the budget, bool [blocks]."""
         if self.target == 1:
             return np.ones(len(scores), dtype=bool)
-        passing = self.first.copy()
+        is_kept = self.first.copy()
         tenths = np.round(10 * scores)
         for group in self.groups:
-            left = round((self.target - self.least) * self.sizes[group].sum())
-            others = np.flatnonzero(group & ~self.first)
-            for block in others[np.argsort(-tenths[others], kind="stable")]:
-                if self.sizes[block] <= left:
-                    passing[block] = True
-                    left -= self.sizes[block]
-        return passing
+            budget = round((self.target - self.least) * self.sizes[group].sum())
+            other_blocks = np.flatnonzero(group & ~self.first)
+            for block in other_blocks[np.argsort(-tenths[other_blocks], kind="stable")]:
+                if self.sizes[block] <= budget:
+                    is_kept[block] = True
+                    budget -= self.sizes[block]
+        return is_kept
 
     def _entry_factors(self, scales: Tensor) -> Iterator[Tensor]:
         """Yield the factor of every entry of each tensor, in the tensor's shape."""
@@ -307,10 +311,10 @@ class Gated(nn.Module):
             self.blocks.values(), self.inner.parameters(), strict=True
         ):
             repeats = torch.tensor(sizes, device=scales.device)
-            repeated = scales[position : position + len(sizes)].repeat_interleave(
+            entry_factors = scales[position : position + len(sizes)].repeat_interleave(
                 repeats, output_size=parameter.numel()
             )
-            yield repeated.view(parameter.shape)
+            yield entry_factors.view(parameter.shape)
             position += len(sizes)
 
 
@@ -333,16 +337,20 @@ def head_path(model: nn.Module, example: Tensor, exact: bool = True) -> str:
 
         return hook
 
-    linear = [
+    linear_paths = [
         path for path, module in model.named_modules() if isinstance(module, nn.Linear)
     ]
     with (
-        with_hooks(model, {path: note(path) for path in linear}),
+        with_hooks(model, {path: note(path) for path in linear_paths}),
         in_mode(model, False),
         torch.no_grad(),
     ):
-        wanted = model.raw(example) if isinstance(model, Adapter) else model(example)
-    path = next((path for path, output in outputs.items() if output is wanted), None)
+        model_output = (
+            model.raw(example) if isinstance(model, Adapter) else model(example)
+        )
+    path = next(
+        (path for path, output in outputs.items() if output is model_output), None
+    )
     if path is None and outputs and not exact:
         path = next(reversed(outputs))
     if isinstance(model, nn.Linear):
@@ -368,12 +376,12 @@ def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]
     """
     path = head_path(model, example)
     with in_mode(model, False), torch.no_grad():
-        wanted = model(example)
+        model_output = model(example)
         head = model.get_submodule(path)
         body = model if path else nn.Identity()
         if path:
             model.set_submodule(path, nn.Identity())
-        if not torch.equal(head(body(example)), wanted):
+        if not torch.equal(head(body(example)), model_output):
             model_class = type(model).__name__
             raise UsageError(
                 f"{model_class} must use its last linear layer {path!r} only once. Choose another model."
@@ -445,9 +453,9 @@ def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
     Raises:
         UsageError: a tensor is not named but cannot be left out. The message names the first ones.
     """
-    everything = set(tree.named_tensors(model))
-    names_held = everything if names is None else set(names)
-    missing = everything - names_held
+    all_names = set(tree.named_tensors(model))
+    names_held = all_names if names is None else set(names)
+    missing_tensors = all_names - names_held
     for path, module in model.named_modules():
         if isinstance(module, Optional):
             prefixes = {
@@ -455,15 +463,19 @@ def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
                 for name, child in module.named_children()
             }
             tensors = {
-                name: {t for t in everything if t.startswith(prefix)}
+                name: {t for t in all_names if t.startswith(prefix)}
                 for name, prefix in prefixes.items()
             }
             module.absent = frozenset(
-                name for name, stored in tensors.items() if stored and stored <= missing
+                name
+                for name, stored in tensors.items()
+                if stored and stored <= missing_tensors
             )
-            missing = missing.difference(*(tensors[name] for name in module.absent))
-    if missing:
-        missing_names = listing(sorted(missing), 4)
+            missing_tensors = missing_tensors.difference(
+                *(tensors[name] for name in module.absent)
+            )
+    if missing_tensors:
+        missing_names = listing(sorted(missing_tensors), 4)
         raise UsageError(
             f"the client's submodel must contain {missing_names}: the forward pass needs it."
         )
@@ -500,18 +512,18 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
         and len(module) > (path != "blocks")  # by the name a single one is known
         and len({type(block) for block in module.children()}) == 1
     }
-    for path, chained in sorted(chains.items(), key=lambda item: -len(item[1])):
-        is_list = isinstance(chained, nn.ModuleList)
+    for path, chain_module in sorted(chains.items(), key=lambda item: -len(item[1])):
+        is_list = isinstance(chain_module, nn.ModuleList)
         blocks = (BlockList if is_list else Blocks)()
-        for name, block in chained.named_children():
+        for name, block in chain_module.named_children():
             blocks.add_module(name, block)
-        blocks.train(chained.training)
+        blocks.train(chain_module.training)
         if not path:
             continue
         model.set_submodule(path, blocks)
         if _can_be_left_out(model, blocks, example):
             return model
-        model.set_submodule(path, chained)
+        model.set_submodule(path, chain_module)
     model_class = type(model).__name__
     raise UsageError(
         f"{model_class} must have residual blocks: a Sequential or ModuleList of modules of one class, run "
@@ -527,22 +539,22 @@ def _can_be_left_out(model: nn.Module, blocks: Any, example: Tensor) -> bool:
 
     def note(name: str) -> Hook:
         def hook(_module: nn.Module, args: Any, output: Any) -> None:
-            entering, leaving = first_tensor(args), first_tensor(output)
-            alike = (
-                entering is not None
-                and leaving is not None
-                and entering.shape == leaving.shape
+            input_tensor, output_tensor = first_tensor(args), first_tensor(output)
+            same_shape = (
+                input_tensor is not None
+                and output_tensor is not None
+                and input_tensor.shape == output_tensor.shape
             )
-            calls.append((name, alike))
+            calls.append((name, same_shape))
 
         return hook
 
     hooks = {name: note(name) for name in names}
     with with_hooks(blocks, hooks), in_mode(model, False), torch.no_grad():
         model(example)
-        whole = calls == [(name, True) for name in names]
+        runs_all = calls == [(name, True) for name in names]
         calls.clear()
-        if whole:
+        if runs_all:
             blocks.absent = frozenset(names)
             try:
                 model(example)
@@ -550,7 +562,7 @@ def _can_be_left_out(model: nn.Module, blocks: Any, example: Tensor) -> bool:
                 return False
             finally:
                 blocks.absent = frozenset()
-    return whole and not calls
+    return runs_all and not calls
 
 
 def paths_of_blocks(model: nn.Module) -> tuple[str, ...]:
@@ -627,11 +639,11 @@ class Exits(nn.Module):
         """
         if not (every or self.ensemble):
             return self.model(x)
-        features, last = self._features(x)
-        early = [
+        features, last_logits = self._features(x)
+        early_logits = [
             classifier(features[number]) for number, classifier in self.exits.present()
         ]
-        logits = torch.stack([*early, last])
+        logits = torch.stack([*early_logits, last_logits])
         if every:
             return logits
         return logits.mean(0)
@@ -647,23 +659,25 @@ class Exits(nn.Module):
             return {number: self._without(x, int(number)) for number in numbers}, model(
                 x
             )
-        seen: dict[str, Tensor] = {}
+        block_outputs: dict[str, Tensor] = {}
 
         def note(number: str) -> Hook:
-            return lambda _module, _args, output: seen.update({number: output})
+            return lambda _module, _args, output: block_outputs.update({number: output})
 
         with with_hooks(model.blocks, {str(int(k) - 1): note(k) for k in numbers}):
-            last = model(x)
+            last_logits = model(x)
         features = {
-            number: model.forward_head(model.norm(seen[number]), pre_logits=True)
+            number: model.forward_head(
+                model.norm(block_outputs[number]), pre_logits=True
+            )
             for number in numbers
         }
-        return features, last
+        return features, last_logits
 
     def _without(self, x: Tensor, number: int) -> Tensor:
         """Return what the model's own classifier reads without the blocks behind one."""
         blocks: Any = self.model.get_submodule(self._chain)
-        absent = blocks.absent
+        absent_before = blocks.absent
         names = [name for name, _ in blocks.named_children()]
         inputs: list[Tensor] = []
 
@@ -672,10 +686,10 @@ class Exits(nn.Module):
 
         handle = self.model.get_submodule(self._head).register_forward_pre_hook(note)
         try:
-            blocks.absent = absent | frozenset(names[number:])
+            blocks.absent = absent_before | frozenset(names[number:])
             self.model(x)
         finally:
-            blocks.absent = absent
+            blocks.absent = absent_before
             handle.remove()
         return inputs[-1]
 
@@ -690,9 +704,9 @@ def last_layers(model: nn.Module) -> list[str]:
     In a ViT these are ``attn.proj`` and ``mlp.fc2``, in an MLP-Mixer ``mlp_tokens.fc2`` and ``mlp_channels.fc2``.
     """
     block = model.get_submodule(paths_of_blocks(model)[0])
-    linear = (
+    linear_paths = (
         path
         for path, module in block.named_modules()
         if isinstance(module, nn.Linear | nn.Conv2d)
     )
-    return list({path.partition(".")[0]: path for path in linear}.values())
+    return list({path.partition(".")[0]: path for path in linear_paths}.values())

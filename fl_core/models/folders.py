@@ -66,8 +66,8 @@ def from_transformers(
         UsageError: the samples are not of its tokenizer and no images, or have other channels or another size. Or a key
             of its configuration loads code, or the folder has no such model or not all of its weights.
     """
-    full = f"hf:{folder}"
-    check_options(f"model {full!r}", options, ())
+    full_name = f"hf:{folder}"
+    check_options(f"model {full_name!r}", options, ())
     tokenizer = getattr(shape, "tokenizer", None)
     if isinstance(shape, TokenShape) and not tokenizer:
         raise UsageError(
@@ -75,24 +75,25 @@ def from_transformers(
         )
     if not tokenizer and len(shape) != 3:
         raise UsageError(
-            f"model {full} must have images, or texts and a {FILE}; got samples of shape {shape}. Use another model."
+            f"model {full_name} must have images, or texts and a {FILE}; "
+            f"got samples of shape {shape}. Use another model."
         )
     settings = {"pad_token_id": tokenizer.pad} if tokenizer else {}
-    files = storage.Folder(folder, links=True)
-    with _one_line(f"model {full} must be built from its files"), silent():
+    model_folder = storage.Folder(folder, links=True)
+    with _one_line(f"model {full_name} must be built from its files"), silent():
         import transformers
 
         classifiers: Any = transformers.AutoModelForImageClassification
         if tokenizer:
             classifiers = transformers.AutoModelForSequenceClassification
-        config = configuration(files, n_classes, settings)
-        stored = storage.tensor_sizes(files.file(WEIGHTS))
-        with torch.device("meta"), _bounded(full):
-            planned = classifiers.from_config(config, attn_implementation="eager")
-        _check_stored(planned, sum(stored.values()), files)
-        state = weights.read(files.file(WEIGHTS))
-        kinds = {str(t.dtype).removeprefix("torch.") for t in state.values()}
-        model, report = type(planned).from_pretrained(
+        config = configuration(model_folder, n_classes, settings)
+        stored_size = storage.tensor_sizes(model_folder.file(WEIGHTS))
+        with torch.device("meta"), _bounded(full_name):
+            planned_model = classifiers.from_config(config, attn_implementation="eager")
+        _check_stored(planned_model, sum(stored_size.values()), model_folder)
+        state = weights.read(model_folder.file(WEIGHTS))
+        dtypes = {str(t.dtype).removeprefix("torch.") for t in state.values()}
+        model, report = type(planned_model).from_pretrained(
             None,
             config=config,
             state_dict=state,
@@ -102,24 +103,26 @@ def from_transformers(
             dtype=torch.float32,
         )
     mismatched = [entry[0] for entry in report["mismatched_keys"]]
-    fresh = sorted({*report["missing_keys"], *mismatched})
-    lost = [key for key in fresh if _is_body(planned, key)]
-    if lost:
+    fresh_keys = sorted({*report["missing_keys"], *mismatched})
+    lost_keys = [key for key in fresh_keys if _is_body(planned_model, key)]
+    if lost_keys:
         raise UsageError(
-            f"{folder}/{WEIGHTS} must have all weights of the model; got none for {listing(lost, 4)}. Save the model "
-            "again."
+            f"{folder}/{WEIGHTS} must have all weights of the model; "
+            f"got none for {listing(lost_keys, 4)}. Save the model again."
         )
-    parts = {
-        "starts fresh": sorted({key.rpartition(".")[0] for key in fresh}),
+    keys_by_fate = {
+        "starts fresh": sorted({key.rpartition(".")[0] for key in fresh_keys}),
         "left out": sorted(report["unexpected_keys"]),
-        "stored in another type than float32, in which it is trained": sorted(kinds - {"float32"}),
+        "stored in another type than float32, in which it is trained": sorted(dtypes - {"float32"}),
     }  # fmt: skip
-    notes = [f"{what}: {listing(keys, 4)}" for what, keys in parts.items() if keys]
+    notes = [
+        f"{fate}: {listing(keys, 4)}" for fate, keys in keys_by_fate.items() if keys
+    ]
     if notes:
         notes_text = "; ".join(notes)
-        warn(f"model {full}: {notes_text}")
+        warn(f"model {full_name}: {notes_text}")
     if not tokenizer:
-        check_pixels(full, model, shape)
+        check_pixels(full_name, model, shape)
     return model
 
 
@@ -142,20 +145,29 @@ def configuration(
         raise UsageError(f"{path} must be an object with a model_type. Save it again.")
     check_entries(str(path), values)
     name = check_known("model_type of transformers", values["model_type"], CONFIG_MAPPING)  # fmt: skip
-    kind = CONFIG_MAPPING[name]
-    declared = {*inspect.signature(kind).parameters, *kind.attribute_map, *OLDER}
-    accepted = {
+    config_class = CONFIG_MAPPING[name]
+    declared_keys = {
+        *inspect.signature(config_class).parameters,
+        *config_class.attribute_map,
+        *OLDER,
+    }
+    accepted_entries = {
         key: value
         for key, value in values.items()
-        if key in declared and key not in OURS and not CODE.fullmatch(key)
+        if key in declared_keys and key not in OURS and not CODE.fullmatch(key)
     }
-    if not isinstance(accepted.get("architectures"), list):  # which of several classes
-        accepted["architectures"] = []
-    if others := sorted({*values} - {*accepted} - OURS):
-        texts = [json.dumps(key)[:80] for key in others]
-        warn(f"{path}: keys that {kind.__name__} does not declare are left out: {listing(texts, 6)}")  # fmt: skip
-    return kind.from_dict(
-        accepted,
+    if not isinstance(
+        accepted_entries.get("architectures"), list
+    ):  # which of several classes
+        accepted_entries["architectures"] = []
+    if other_keys := sorted({*values} - {*accepted_entries} - OURS):
+        texts = [json.dumps(key)[:80] for key in other_keys]
+        class_name = config_class.__name__
+        warn(
+            f"{path}: keys that {class_name} does not declare are left out: {listing(texts, 6)}"
+        )
+    return config_class.from_dict(
+        accepted_entries,
         num_labels=n_classes,
         attn_implementation="eager",
         **task_entries,
@@ -190,13 +202,14 @@ def check_entries(where: str, entries: Any, key: str = "") -> None:
         for value in entries:
             check_entries(where, value, key)
     elif isinstance(entries, int):
-        most = NUMBER
+        upper_bound = NUMBER
         if _COUNT.fullmatch(key):
-            most = COUNT
-        least = 0 if most == COUNT else -most
-        if not least <= entries <= most:
+            upper_bound = COUNT
+        lower_bound = 0 if upper_bound == COUNT else -upper_bound
+        if not lower_bound <= entries <= upper_bound:
             raise UsageError(
-                f"{where}: {key!r} must be from {least:,} to {most:,}; got {str(entries)[:30]}. Use another model."
+                f"{where}: {key!r} must be from {lower_bound:,} to {upper_bound:,}; "
+                f"got {str(entries)[:30]}. Use another model."
             )
 
 
@@ -275,12 +288,12 @@ def _check_stored(planned: nn.Module, stored: int, files: storage.Folder) -> Non
     Raises:
         UsageError: it has. The message has both numbers.
     """
-    named = planned.named_parameters()
-    wanted = sum(p.numel() for key, p in named if _is_body(planned, key))
-    if wanted > stored:
+    parameters = planned.named_parameters()
+    needed_size = sum(p.numel() for key, p in parameters if _is_body(planned, key))
+    if needed_size > stored:
         raise UsageError(
-            f"{files.path}/{WEIGHTS} must have the {wanted:,} numbers of the model in {CONFIG}; got {stored:,}. Save "
-            "the model again."
+            f"{files.path}/{WEIGHTS} must have the {needed_size:,} numbers of the model in {CONFIG}; "
+            f"got {stored:,}. Save the model again."
         )
     n_bytes = sum(buffer.nbytes for buffer in planned.buffers())
     n_bytes += sum(p.nbytes for p in planned.parameters())

@@ -104,10 +104,10 @@ def parse(text: str) -> Lora:
     Raises:
         UsageError: another method than lora, an unknown or repeated key, or a value out of range.
     """
-    method, _, rest = text.partition(":")
+    method, _, settings_text = text.partition(":")
     check_known("method of adapt", method, ("lora",))
     values: dict[str, Any] = {}
-    for pair in filter(None, rest.split(",")):
+    for pair in filter(None, settings_text.split(",")):
         key, _, value = pair.partition("=")
         check_known("key of adapt", key, [field.name for field in fields(Lora)])
         if key in values:
@@ -139,18 +139,18 @@ def with_adapters(
     head = head_path(model, example, exact=False)
     outputs = getattr(model, "get_output_embeddings", lambda: None)()
     # a language model's last layer is pretrained, and often tied to the embedding
-    trains: str | None = head
+    trained_head: str | None = head
     if outputs is model.get_submodule(head):
-        trains = None
+        trained_head = None
     names = {id(tensor): name for name, tensor in tree.named_tensors(model).items()}
     paths = _target_paths(model, lora, head)
-    of_path = {path: names[id(model.get_submodule(path).weight)] for path in paths}
+    name_by_path = {path: names[id(model.get_submodule(path).weight)] for path in paths}
     model = adapt(model, lora, head, seed)
-    if trains is None:
+    if trained_head is None:
         model.get_submodule(head).requires_grad_(False)
-    _freeze(model, trains)
+    _freeze(model, trained_head)
     tensors = tree.named_tensors(model)
-    parts = (_parts(layer, of_path, tensors) for layer in layers)
+    parts = (_parts(layer, name_by_path, tensors) for layer in layers)
     return model, tuple(chain.from_iterable(parts))
 
 
@@ -176,9 +176,9 @@ def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
         )
     paths = _target_paths(model, lora, head)
     ranks = numbers_of("rank_pattern", lora.rank_pattern, int)
-    ends = sorted({*chain.from_iterable(map(_ends, paths))})
+    path_ends = sorted({*chain.from_iterable(map(_ends, paths))})
     for target in ranks:
-        check_known("target of rank_pattern", target, ends)
+        check_known("target of rank_pattern", target, path_ends)
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             # its fused pass in evaluation would use the weights without adapters
@@ -193,76 +193,85 @@ def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
         alpha_pattern={} if lora.alpha else ranks,
     )
     with torch_seeded(seed_of(seed, "adapters")):
-        adapted: nn.Module = inject_adapter_in_model(config, model)
-    for parameter in adapted.get_submodule(head).parameters():
+        adapted_model: nn.Module = inject_adapter_in_model(config, model)
+    for parameter in adapted_model.get_submodule(head).parameters():
         parameter.requires_grad_(True)
-    return adapted
+    return adapted_model
 
 
-def _parts(layer: Layer, of_path: Mapping[str, str], live: Tree) -> list[Layer]:
+def _parts(layer: Layer, name_by_path: Mapping[str, str], live: Tree) -> list[Layer]:
     """Return what trains of a layer: the factors A and B of its adapters, and tensors that are not frozen."""
-    inside = [path for path, name in of_path.items() if name in layer.tensors]
+    adapter_paths = [
+        path for path, name in name_by_path.items() if name in layer.tensors
+    ]
     part_layers = [
         Layer(
             f"{layer.name}.{part}",
-            tuple(f"{path}.{part}.default.weight" for path in inside),
+            tuple(f"{path}.{part}.default.weight" for path in adapter_paths),
             (),
             layer.output,
             layer.used,
         )
         for part in PARTS
-        if inside
+        if adapter_paths
     ]
-    rest = replace(
+    remaining_layer = replace(
         layer,
         parameters=tuple(name for name in layer.parameters if name in live),
         buffers=tuple(name for name in layer.buffers if name in live),
         frozen=(),
     )
-    if rest.tensors:
-        return [*part_layers, rest]
+    if remaining_layer.tensors:
+        return [*part_layers, remaining_layer]
     return part_layers
 
 
 def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
     """Return the module paths of the layers that get adapters."""
-    left = tuple(f"{path}." for path in left_out(model))
-    attention = tuple(
+    left_prefixes = tuple(f"{path}." for path in left_out(model))
+    attention_prefixes = tuple(
         f"{path}."
         for path, module in model.named_modules()
         if re.search("(?i)attention|attn", type(module).__name__)
     )
-    fit = {
+    suitable_modules = {
         path: module
         for path, module in model.named_modules()
-        if _is_linear(module) and path != head and not f"{path}.".startswith(left)
+        if _is_linear(module)
+        and path != head
+        and not f"{path}.".startswith(left_prefixes)
     }
-    chosen = {
-        ALL: list(fit),
+    paths_by_target = {
+        ALL: list(suitable_modules),
         ATTENTION: [
             path
-            for path, module in fit.items()
-            if not isinstance(module, _CONVOLUTIONS) and path.startswith(attention)
+            for path, module in suitable_modules.items()
+            if not isinstance(module, _CONVOLUTIONS)
+            and path.startswith(attention_prefixes)
         ],
     }
-    for path in fit:
-        for end in _ends(path):
-            chosen.setdefault(end, []).append(path)
-    chosen = {target: paths for target, paths in chosen.items() if paths}
-    if not chosen:
+    for path in suitable_modules:
+        for path_end in _ends(path):
+            paths_by_target.setdefault(path_end, []).append(path)
+    paths_by_target = {
+        target: paths for target, paths in paths_by_target.items() if paths
+    }
+    if not paths_by_target:
         model_class = type(model).__name__
         raise UsageError(
             f"{model_class} must have a linear layer before its classifier to adapt; got none."
         )
     widest_paths: set[str] = set()
     for target in lora.targets:
-        widest_paths.update(chosen[check_known("target of adapt", target, chosen)])
-    widest = max(fit[path].weight[0].numel() for path in widest_paths)
-    if lora.r > widest:
-        raise UsageError(
-            f"r of adapt must be at most {widest}, the largest width of a target; got {lora.r}. Lower it."
+        widest_paths.update(
+            paths_by_target[check_known("target of adapt", target, paths_by_target)]
         )
-    return [path for path in fit if path in widest_paths]
+    n_widest = max(suitable_modules[path].weight[0].numel() for path in widest_paths)
+    if lora.r > n_widest:
+        raise UsageError(
+            f"r of adapt must be at most {n_widest}, the largest width of a target; got {lora.r}. Lower it."
+        )
+    return [path for path in suitable_modules if path in widest_paths]
 
 
 def _ends(path: str) -> list[str]:
@@ -287,7 +296,7 @@ def left_out(model: nn.Module) -> list[str]:
 
 def _freeze(model: nn.Module, head: str | None) -> None:
     """Turn all tensors that do not train into buffers outside of the state dict. Each module keeps their names."""
-    frozen: dict[int, Tensor] = {}  # tied tensors stay one
+    frozen_by_id: dict[int, Tensor] = {}  # tied tensors stay one
     for path, module in model.named_modules():
         if path == head:
             continue
@@ -305,7 +314,9 @@ def _freeze(model: nn.Module, head: str | None) -> None:
             tensor = module._parameters.pop(name)
             assert tensor is not None
             module.register_buffer(
-                name, frozen.setdefault(id(tensor), tensor.detach()), persistent=False
+                name,
+                frozen_by_id.setdefault(id(tensor), tensor.detach()),
+                persistent=False,
             )
         module._non_persistent_buffers_set.update(buffers)
         if parameters or buffers:

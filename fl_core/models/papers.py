@@ -45,18 +45,18 @@ class Block(nn.Module):
         self.norm1 = nn.BatchNorm2d(n_out)
         self.conv2 = nn.Conv2d(n_out, n_out, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(n_out)
-        parts: OrderedDict[str, nn.Module] = OrderedDict()
+        shortcut_layers: OrderedDict[str, nn.Module] = OrderedDict()
         if stride != 1 or n_in != n_out:
-            parts = OrderedDict(
+            shortcut_layers = OrderedDict(
                 conv=nn.Conv2d(n_in, n_out, 1, stride=stride, bias=False),
                 norm=nn.BatchNorm2d(n_out),
             )
-        self.shortcut = nn.Sequential(parts)  # empty if the shapes agree
+        self.shortcut = nn.Sequential(shortcut_layers)  # empty if the shapes agree
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [n, n_in, h, w] to [n, n_out, h / stride, w / stride]."""
-        inner = relu(self.norm1(self.conv1(x)))
-        return relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
+        hidden = relu(self.norm1(self.conv1(x)))
+        return relu(self.norm2(self.conv2(hidden)) + self.shortcut(x))
 
 
 @model
@@ -277,8 +277,8 @@ class WordCounts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return how often each token occurs, float32 [n, counts]."""
         is_token = (x != PAD).float()
-        place = x if self.counts == self.tokens else x % self.counts
-        return is_token.new_zeros(len(x), self.counts).scatter_add(1, place, is_token)
+        columns = x if self.counts == self.tokens else x % self.counts
+        return is_token.new_zeros(len(x), self.counts).scatter_add(1, columns, is_token)
 
 
 @model
@@ -290,8 +290,8 @@ def linear(shape: Shape, n_classes: int, *, counts: Size | None = None) -> Layer
     features: nn.Module = nn.Flatten()
     size = math.prod(shape)
     if isinstance(shape, TokenShape):
-        words = WordCounts(shape.tokens, counts)
-        features, size = words, words.counts
+        counter = WordCounts(shape.tokens, counts)
+        features, size = counter, counter.counts
     elif len(shape) == 3 and max(shape[1:]) > LARGEST_SIDE:
         sides = tuple(min(side, LARGEST_SIDE) for side in shape[1:])
         features = nn.Sequential(nn.AdaptiveAvgPool2d(sides), nn.Flatten())
@@ -338,26 +338,26 @@ def _cnn(
         pooled, dropped: 1-based numbers of the convolutions with max pooling, and with dropout.
         flat: flatten the last maps. Otherwise they are averaged over all positions.
     """
-    first, *sides = image_shape(name, shape, smallest)
-    widths = [first, *channels]
+    n_channels, *sides = image_shape(name, shape, smallest)
+    widths = [n_channels, *channels]
     layers = dict[str, nn.Module]()
     for k in range(1, len(widths)):
-        layers[f"conv{k}"] = parts = nn.Sequential()
-        parts.conv = nn.Conv2d(widths[k - 1], widths[k], kernel, padding=padding)
+        layers[f"conv{k}"] = layer = nn.Sequential()
+        layer.conv = nn.Conv2d(widths[k - 1], widths[k], kernel, padding=padding)
         if norm:
-            parts.norm = nn.BatchNorm2d(widths[k])
-        parts.relu = nn.ReLU()
+            layer.norm = nn.BatchNorm2d(widths[k])
+        layer.relu = nn.ReLU()
         sides = [side + 2 * padding - kernel + 1 for side in sides]
         if k in pooled:
-            parts.pool = nn.MaxPool2d(2)
+            layer.pool = nn.MaxPool2d(2)
             sides = [side // 2 for side in sides]
         if k in dropped:
-            parts.drop = nn.Dropout(dropout)
+            layer.drop = nn.Dropout(dropout)
     positions = math.prod(sides) if flat else 1
     layers["flatten"] = nn.Flatten()
     if not flat:
-        average = OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
-        layers["flatten"] = nn.Sequential(average)
+        pooling = OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
+        layers["flatten"] = nn.Sequential(pooling)
     return chain(**layers, **_fully_connected(widths[-1] * positions, *hidden))
 
 
@@ -391,8 +391,8 @@ class TokenEmbedding(nn.Module):
             self.token.weight[PAD].zero_()
 
     def forward(self, ids: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
-        return self.token(ids) + self.position(places)
+        positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+        return self.token(ids) + self.position(positions)
 
 
 class Attention(nn.Module):
@@ -600,14 +600,14 @@ def _cut(
 ) -> tuple[int, tuple[int, int], int]:
     """Return channels, (height, width), and side of a patch, for images of this shape."""
     channels, height, width = image_shape(name, shape)
-    common = math.gcd(height, width)
+    divisor = math.gcd(height, width)
     if patch is None:
         patch = next(
             k
-            for k in range(1, common + 1)
-            if (common % k == 0 and 8 * k >= max(height, width)) or k == common
+            for k in range(1, divisor + 1)
+            if (divisor % k == 0 and 8 * k >= max(height, width)) or k == divisor
         )
-    if common % patch:
+    if divisor % patch:
         raise UsageError(
             f"{name}: patch must divide the image's sides {height} x {width}; got {patch}."
         )

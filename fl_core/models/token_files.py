@@ -90,7 +90,7 @@ def _facts(content: bytes) -> dict[str, int]:
     variables.pop("PYTHONPATH", None)  # it is part of the paths
     seconds = SECONDS + len(content) // 2**20
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", "-c", START, str(len(content)), *_paths()],
             input=content,
             capture_output=True,
@@ -100,13 +100,13 @@ def _facts(content: bytes) -> dict[str, int]:
         )
     except subprocess.TimeoutExpired:
         raise UsageError(f"it takes longer than {10 * seconds} s") from None
-    if done.returncode:
+    if process.returncode:
         size_text = _megabytes(len(content))
         raise UsageError(
-            f"the process that tried it ended with {done.returncode}, at most {seconds} s and "
+            f"the process that tried it ended with {process.returncode}, at most {seconds} s and "
             f"{size_text:,} MB"
         )
-    answer = json.loads(done.stdout)
+    answer = json.loads(process.stdout)
     if "fault" in answer:
         raise UsageError(answer["fault"])
     return dict(answer)
@@ -135,19 +135,21 @@ def _megabytes(size: int) -> int:
 
 def arrange(tokenizer: Any, length: int, pad: int) -> None:
     """Cut and pad the tokenizer's texts to a length by its own rules: side, strategy, stride and ids."""
-    cut, fill = tokenizer.truncation or {}, tokenizer.padding or {}
-    room = length - tokenizer.num_special_tokens_to_add(False)
-    if room < 1:
+    truncation, padding = tokenizer.truncation or {}, tokenizer.padding or {}
+    free_tokens = length - tokenizer.num_special_tokens_to_add(False)
+    if free_tokens < 1:
         raise UsageError(
-            f"it must leave room for a text in {length} tokens; it adds {length - room} of its own"
+            f"it must leave room for a text in {length} tokens; it adds {length - free_tokens} of its own"
         )
-    options = {key: cut[key] for key in ("strategy", "direction") if key in cut}
+    options = {
+        key: truncation[key] for key in ("strategy", "direction") if key in truncation
+    }
     stride = min(
-        cut.get("stride", 0), room // 2
+        truncation.get("stride", 0), free_tokens // 2
     )  # each piece that is cut off takes memory
     tokenizer.enable_truncation(length, stride=stride, **options)
     keys = ("direction", "pad_type_id", "pad_token")
-    options = {key: fill[key] for key in keys if key in fill}
+    options = {key: padding[key] for key in keys if key in padding}
     tokenizer.enable_padding(length=length, pad_id=pad, **options)
 
 
@@ -188,8 +190,8 @@ def check(contents: Any) -> None:
         check_known("model of a tokenizer", str(kind), MODELS)
     if model.get("dropout"):
         raise UsageError("it must have no dropout, which would draw tokens at random")
-    cut = contents.get("truncation") or {}
-    if isinstance(cut, dict) and cut.get("max_length") == 0:
+    truncation = contents.get("truncation") or {}
+    if isinstance(truncation, dict) and truncation.get("max_length") == 0:
         raise UsageError("it must cut texts to at least 1 token; got 0")
     steps: list[dict[str, Any]] = []
     for key, kinds in (
@@ -197,9 +199,9 @@ def check(contents: Any) -> None:
         ("pre_tokenizer", PRE_TOKENIZERS),
         ("post_processor", PROCESSORS),
     ):
-        todo = [contents.get(key)]
-        while todo:
-            part = todo.pop()
+        pending_parts = [contents.get(key)]
+        while pending_parts:
+            part = pending_parts.pop()
             if part is None:
                 continue
             if not isinstance(part, dict):
@@ -209,8 +211,10 @@ def check(contents: Any) -> None:
             if len(steps) > PARTS:
                 raise UsageError(f"it has more than {PARTS} steps")
             for name in ("normalizers", "pretokenizers", "processors"):
-                inner = part.get(name) or []
-                todo += inner if isinstance(inner, list) else [inner]
+                inner_parts = part.get(name) or []
+                pending_parts += (
+                    inner_parts if isinstance(inner_parts, list) else [inner_parts]
+                )
     growth = 1
     for part in steps:
         growth *= max(1, len(str(part.get("content") or "")))
@@ -228,19 +232,19 @@ def _check_step(part: dict[str, Any]) -> None:
             raise UsageError(
                 f"a regular expression must have at most {PATTERN:,} signs; got {len(text):,}"
             )
-    added = 0
+    n_added = 0
     for key in ("single", "pair", "special_tokens"):
         value = part.get(key)
         if isinstance(value, list | dict):
-            added += len(value)
+            n_added += len(value)
         if isinstance(value, dict):
-            added += sum(
+            n_added += sum(
                 len(entry.get("ids") or ())
                 for entry in value.values()
                 if isinstance(entry, dict)
             )
-    if added > 4 * PARTS:
-        raise UsageError(f"a template adds {added:,} tokens")
+    if n_added > 4 * PARTS:
+        raise UsageError(f"a template adds {n_added:,} tokens")
 
 
 def tried(content: bytes) -> dict[str, int]:
@@ -259,22 +263,24 @@ def tried(content: bytes) -> dict[str, int]:
         raise UsageError(f"its ids must be below {TOKENS:,}; got {tokens - 1:,}")
     length = min((tokenizer.truncation or {}).get("max_length", LENGTH), LENGTH)
     if tokenizer.padding:
-        pads = [tokenizer.padding["pad_id"]]
+        pad_ids = [tokenizer.padding["pad_id"]]
     else:
         tokenizer.no_truncation()
-        plain = {*chain.from_iterable(_rows(tokenizer, SAMPLES[:2]))}
-        pads = [words[mark] for mark in PADS if words.get(mark, -1) not in (-1, *plain)]
+        used_ids = {*chain.from_iterable(_rows(tokenizer, SAMPLES[:2]))}
+        pad_ids = [
+            words[mark] for mark in PADS if words.get(mark, -1) not in (-1, *used_ids)
+        ]
         tokenizer = Tokenizer.from_buffer(content)
-    if not pads:
+    if not pad_ids:
         raise UsageError(
             "it has no token for padding. Name one of its tokens that no text has, such as that of an end: "
             "enable_padding(pad_id=ID, pad_token=TOKEN), and save it"
         )
-    if pads[0] >= tokens:
-        raise UsageError(f"its padding must be one of its {tokens:,} ids; got {pads[0]:,}")  # fmt: skip
-    arrange(tokenizer, length, pads[0])
+    if pad_ids[0] >= tokens:
+        raise UsageError(f"its padding must be one of its {tokens:,} ids; got {pad_ids[0]:,}")  # fmt: skip
+    arrange(tokenizer, length, pad_ids[0])
     check_ids(_rows(tokenizer, SAMPLES), length, tokens)
-    return {"tokens": tokens, "pad": pads[0], "length": length}
+    return {"tokens": tokens, "pad": pad_ids[0], "length": length}
 
 
 def _rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
@@ -288,9 +294,9 @@ def _rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 def _limit(what: int, most: int) -> None:
     """Lower a limit of this process. One that is lower already, as on a cluster, stays: it cannot be raised."""
-    _, hard = resource.getrlimit(what)
-    if hard != resource.RLIM_INFINITY:
-        most = min(most, hard)
+    _, hard_limit = resource.getrlimit(what)
+    if hard_limit != resource.RLIM_INFINITY:
+        most = min(most, hard_limit)
     resource.setrlimit(what, (most, most))
 
 

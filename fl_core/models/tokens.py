@@ -67,8 +67,8 @@ class Tokenizer:
             UsageError: the file is another one by now, or does not take the texts.
         """
         with about(f"{self.folder}/{FILE} must read texts as before", Exception):
-            files = storage.Folder(self.folder, links=True)
-            content = files.read_checked(FILE, self.sha256)
+            model_folder = storage.Folder(self.folder, links=True)
+            content = model_folder.read_checked(FILE, self.sha256)
             token_files.facts(content)
             from tokenizers import Tokenizer
 
@@ -82,11 +82,11 @@ class Tokenizer:
                 raise UsageError(f"the library ended: {str(error)[:200]}") from None
             rows = [encoding.ids for encoding in encodings]
             token_files.check_ids(rows, self.length, self.tokens)
-        cut = sum(bool(encoding.overflowing) for encoding in encodings)
+        n_cut = sum(bool(encoding.overflowing) for encoding in encodings)
         import numpy as np  # help needs none
 
         ids = np.array(rows, dtype=np.int64).reshape(-1, self.length)
-        return ids, cut, (tokenizer.truncation or {}).get("direction", "right")
+        return ids, n_cut, (tokenizer.truncation or {}).get("direction", "right")
 
 
 def pixels_of(config: Mapping[str, Any]) -> int | None:
@@ -97,8 +97,8 @@ def pixels_of(config: Mapping[str, Any]) -> int | None:
     """
     size = config.get("image_size")
     sides = [*size] if isinstance(size, list | tuple) else [size]
-    square = all(type(side) is int and side > 0 for side in sides)
-    if square and len({*sides}) == 1:
+    is_square = all(type(side) is int and side > 0 for side in sides)
+    if is_square and len({*sides}) == 1:
         return sides[0]
     return None
 
@@ -130,8 +130,8 @@ class TokenShape(tuple[int, ...]):
 
         from fl_core.models.adapter import Layout
 
-        keys, form = ("input_ids", "attention_mask"), (tuple(self), tuple(self))
-        return Layout(keys, form, (torch.int64, torch.int64), self.tokenizer.pad)
+        keys, shapes = ("input_ids", "attention_mask"), (tuple(self), tuple(self))
+        return Layout(keys, shapes, (torch.int64, torch.int64), self.tokenizer.pad)
 
     def __repr__(self) -> str:
         shape = tuple(self)

@@ -109,9 +109,9 @@ class _Strided(NamedTuple):
 def read(path: Path, key: str = "") -> dict[str, Tensor]:
     """Return the tensors of a file of safetensors or of torch.save by name, on the CPU.
 
-    Dictionaries around the weights are opened (:data:`WRAPPERS`). A pickled module gives its registered tensors.
-    Control characters in names are escaped. A warning lists the names that were read as inert stubs. The versions of
-    modules' formats stand where torch has them (:func:`with_versions`).
+    No code of the file is run. Dictionaries around the weights are opened (:data:`WRAPPERS`). A pickled module gives
+    its registered tensors. Control characters in names are escaped. A warning lists the pickled names that were not
+    loaded. The result keeps torch's ``_metadata``, with the version of each module's format.
 
     Args:
         key: the name of one of several dictionaries of tensors in a file of torch.save, such as ``ema``, or the
@@ -121,10 +121,10 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
         UsageError: the file is missing, of another kind, damaged, or beyond a limit. The message is one line.
     """
     if not path.is_file():
-        what = "does not exist"
+        fault = "does not exist"
         if path.exists():
-            what = "is no regular file"
-        raise UsageError(f"weights must be a file; {path} {what}. Check the path.")
+            fault = "is no regular file"
+        raise UsageError(f"weights must be a file; {path} {fault}. Check the path.")
     storage.check_regular(path)
     try:
         if path.suffix == ".safetensors":
@@ -132,22 +132,22 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
         else:
             tensors = _torch(path, key)
     except storage.DAMAGED as error:
-        why = printable(str(error).strip().partition("\n")[0])[:200]
+        reason = printable(str(error).strip().partition("\n")[0])[:200]
         raise UsageError(
-            f"{path} must be a file of weights that can be read: {why}. Save its state_dict() again."
+            f"{path} must be a file of weights that can be read: {reason}. Save its state_dict() again."
         ) from error
-    start = ""
+    prefix = ""
     if key:
-        start = f"{key}."
-    part = {
-        printable(name.removeprefix(start)): tensor
+        prefix = f"{key}."
+    named_tensors = {
+        printable(name.removeprefix(prefix)): tensor
         for name, tensor in tensors.items()
-        if name.startswith(start)
+        if name.startswith(prefix)
     }
-    if key and not part:
-        starts = {name.partition(".")[0] for name in tensors if "." in name}
-        check_known(f"key of {path}", key, starts)
-    return with_versions(part, versions_of(tensors, start))
+    if key and not named_tensors:
+        prefixes = {name.partition(".")[0] for name in tensors if "." in name}
+        check_known(f"key of {path}", key, prefixes)
+    return with_versions(named_tensors, versions_of(tensors, prefix))
 
 
 def versions_of(state: Mapping[str, Tensor], start: str = "") -> dict[str, Any]:
@@ -161,8 +161,8 @@ def versions_of(state: Mapping[str, Tensor], start: str = "") -> dict[str, Any]:
     """
     metadata = getattr(state, "_metadata", {})
     return {
-        path.removeprefix(start[:-1]).removeprefix("."): about
-        for path, about in metadata.items()
+        path.removeprefix(start[:-1]).removeprefix("."): version
+        for path, version in metadata.items()
         if not start or f"{path}.".startswith(start)
     }
 
@@ -193,8 +193,8 @@ def _torch(path: Path, key: str) -> dict[str, Tensor]:
     if zipfile.is_zipfile(path):
         with storage.open_zip(path) as archive:
             root = _check_archive(archive, path)
-            stored = archive.read(f"{root}data.pkl")
-            weights, versions = _weights(parser.parse(io.BytesIO(stored)), key)
+            pickle_bytes = archive.read(f"{root}data.pkl")
+            weights, versions = _weights(parser.parse(io.BytesIO(pickle_bytes)), key)
             tensors = _filled(weights, lambda key: archive.read(f"{root}data/{key}"))
     else:  # one stream, as before torch 1.6
         with path.open("rb") as file:
@@ -203,13 +203,15 @@ def _torch(path: Path, key: str) -> dict[str, Tensor]:
                 raise ValueError("it is no file of torch.save")
             parser.parse(stream)  # sizes of the types of C
             weights, versions = _weights(parser.parse(stream), key)
-            parts = {}
+            bytes_by_key = {}
             keys = parser.parse(stream)
             file.seek(stream.tell())
             for storage_key in keys:
                 file.read(8)  # the count again
-                parts[storage_key] = file.read(parser.storages[storage_key].n_bytes)
-        tensors = _filled(weights, parts.__getitem__)
+                bytes_by_key[storage_key] = file.read(
+                    parser.storages[storage_key].n_bytes
+                )
+        tensors = _filled(weights, bytes_by_key.__getitem__)
     if stubs := sorted(parser.names - _KNOWN):
         names = [printable(name)[:80] for name in stubs]
         warn(f"{path}: read as inert stubs: {listing(names, 6)}")
@@ -222,18 +224,18 @@ def _check_archive(archive: zipfile.ZipFile, path: Path) -> str:
     Raises:
         ValueError: the archive is packed, claims more than the file has, or is no file of torch.save.
     """
-    parts = archive.infolist()
-    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+    entries = archive.infolist()
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise ValueError("it is packed")
-    if sum(part.file_size for part in parts) > path.stat().st_size:
+    if sum(entry.file_size for entry in entries) > path.stat().st_size:
         raise ValueError("its parts claim more than the file has")
-    names = {part.filename for part in parts}
-    pickles = [part for part in parts if part.filename.endswith("data.pkl")]
+    names = {entry.filename for entry in entries}
+    pickles = [entry for entry in entries if entry.filename.endswith("data.pkl")]
     if len(pickles) != 1 or pickles[0].file_size > PICKLE_BYTES:
         raise ValueError(f"it has no data.pkl of at most {PICKLE_BYTES:,} bytes")
     root = pickles[0].filename.removesuffix("data.pkl")
-    order = f"{root}byteorder"
-    if order in names and archive.read(order) != b"little":
+    byteorder_name = f"{root}byteorder"
+    if byteorder_name in names and archive.read(byteorder_name) != b"little":
         raise ValueError("its bytes are in another order")
     return root
 
@@ -276,11 +278,11 @@ class _Parser:
             elif code == "MARK":
                 marks.append(len(stack))
             elif code in _TAKES:
-                place = len(stack) - _TAKES[code] if _TAKES[code] else marks.pop()
-                if place < 0:
+                position = len(stack) - _TAKES[code] if _TAKES[code] else marks.pop()
+                if position < 0:
                     raise ValueError("its stack is empty")
-                items = stack[place:]
-                del stack[place:]
+                items = stack[position:]
+                del stack[position:]
                 if code.startswith("TUPLE"):
                     stack.append(tuple(items))
                 else:
@@ -312,13 +314,13 @@ class _Parser:
     def _name(self, text: str) -> Stub:
         module, _, name = text.partition(" ")
         new_module = _PYTHON_2.get(module, module)
-        full = f"{new_module}.{name}"
-        if full.partition(".")[0] in REFUSED and full not in ALLOWED:
-            raise ValueError(f"it names {full}, which no weights need")
-        self.names.add(full)
+        full_name = f"{new_module}.{name}"
+        if full_name.partition(".")[0] in REFUSED and full_name not in ALLOWED:
+            raise ValueError(f"it names {full_name}, which no weights need")
+        self.names.add(full_name)
         if len(self.names) > NAMES:
             raise ValueError(f"it has more than {NAMES:,} different names")
-        return Stub(full)
+        return Stub(full_name)
 
     def _storage(self, entry: Any) -> Any:
         if entry[0] == "module":
@@ -329,12 +331,12 @@ class _Parser:
             dtype = _STORAGES[kind.name]
         if dtype is None or type(key) is not str or type(count) is not int or count < 0:
             raise ValueError("a storage of it has no type, key and count")
-        stored = _Storage(dtype, key, count)
-        if self.storages.setdefault(key, stored) != stored:
+        new_storage = _Storage(dtype, key, count)
+        if self.storages.setdefault(key, new_storage) != new_storage:
             raise ValueError(f"its storage {key} has two types or sizes")
-        if stored.n_bytes > self.most:
+        if new_storage.n_bytes > self.most:
             raise ValueError("its tensors claim more than the file has")
-        return stored
+        return new_storage
 
     def _built(self, kind: Any, arguments: Any) -> Any:
         """Return what a name makes of arguments: a tensor, a dictionary, a list for a set, or a stub."""
@@ -343,16 +345,16 @@ class _Parser:
         if kind.name == _SUBCLASS:
             kind, arguments = arguments[0], arguments[2]
         if kind.name in _TENSORS:
-            stored, offset, size, stride, *rest = arguments[:7]
-            if not isinstance(stored, _Storage):
+            data_storage, offset, size, stride, *remaining = arguments[:7]
+            if not isinstance(data_storage, _Storage):
                 raise ValueError("a tensor of it has no storage")
             # after requires_grad and backward hooks: the type in the third version, and flags of the view
-            typed = kind.name == _TENSORS[-1]
-            dtype = stored.dtype
-            if typed:
-                dtype = _DTYPES[rest[2].name]
-            flags = arguments[7 if typed else 6 :]
-            return _Strided(stored, offset, size, stride, dtype, _flags(flags))
+            has_dtype = kind.name == _TENSORS[-1]
+            dtype = data_storage.dtype
+            if has_dtype:
+                dtype = _DTYPES[remaining[2].name]
+            flags = arguments[7 if has_dtype else 6 :]
+            return _Strided(data_storage, offset, size, stride, dtype, _flags(flags))
         if kind.name in _FIRST:
             return arguments[0]
         if kind.name == _DICT:
@@ -376,8 +378,8 @@ def _flags(arguments: Any) -> frozenset[str]:
     """
     flags = arguments[0] if arguments else {}
     names = {name for name, value in (flags or {}).items() if value}
-    if others := names - {"conj", "neg"}:
-        raise ValueError(f"it has a view of another sort: {min(others)[:80]}")
+    if other_names := names - {"conj", "neg"}:
+        raise ValueError(f"it has a view of another sort: {min(other_names)[:80]}")
     return frozenset(names)
 
 
@@ -410,31 +412,33 @@ def _weights(
     Raises:
         ValueError: there are none, too many, or some that are not dense.
     """
-    start = ""
+    name_start = ""
     for _ in WRAPPERS:
-        parts = stored if isinstance(stored, dict) else {}
-        states = [name for name, value in parts.items() if _is_state(value)]
-        alone = states
+        entries = stored if isinstance(stored, dict) else {}
+        states = [name for name, value in entries.items() if _is_state(value)]
+        single_state = states
         if key or len(states) > 1 or _is_state(stored):
-            alone = []
-        names = (key, *WRAPPERS, *alone)
-        opened = next((n for n in names if isinstance(parts.get(n), dict | Stub)), "")
-        if not opened:
+            single_state = []
+        names = (key, *WRAPPERS, *single_state)
+        opened_key = next(
+            (n for n in names if isinstance(entries.get(n), dict | Stub)), ""
+        )
+        if not opened_key:
             break
-        others = [name for name in states if name != opened]
-        if others and opened != key:
+        others = [name for name in states if name != opened_key]
+        if others and opened_key != key:
             other_names = listing(map(printable, others), 4)
             warn(
-                f"the weights under {opened!r} are read, and not "
+                f"the weights under {opened_key!r} are read, and not "
                 f"{other_names}: key= names another"
             )
-        stored = parts[opened]
-        if opened == key:
-            start = f"{key}."
+        stored = entries[opened_key]
+        if opened_key == key:
+            name_start = f"{key}."
     tensors: dict[str, _Strided] = {}
-    visits, todo = 0, [(start, stored)]
-    while todo:
-        prefix, module = todo.pop()
+    visits, pending = 0, [(name_start, stored)]
+    while pending:
+        prefix, module = pending.pop()
         for table in _tables(module):
             visits += len(table)
             if visits > VISITS:
@@ -448,19 +452,19 @@ def _weights(
                 elif isinstance(value, Stub) and value.name.startswith(_REBUILD):
                     raise ValueError(f"its tensor {name!r} must be dense numbers")
                 elif isinstance(value, Stub) and isinstance(module, Stub):
-                    todo.append((f"{name}.", value))
+                    pending.append((f"{name}.", value))
     if not tensors:
-        got = listing(parts or [type(stored).__name__], 6)
+        got = listing(entries or [type(stored).__name__], 6)
         way = ""
         if states:
             way = ". Name one of them by key="
         raise ValueError(f"it has no tensors by name; got {got}{way}")
-    about = None
+    metadata = None
     if isinstance(stored, _Table):
-        about = stored.metadata
+        metadata = stored.metadata
     versions = {
-        f"{start}{path}".removesuffix("."): entry
-        for path, entry in (about if isinstance(about, dict) else {}).items()
+        f"{name_start}{path}".removesuffix("."): entry
+        for path, entry in (metadata if isinstance(metadata, dict) else {}).items()
         if isinstance(entry, dict)
     }
     return tensors, versions
@@ -487,40 +491,42 @@ def _filled(
     views: Mapping[str, _Strided], read: Callable[[str], bytes]
 ) -> dict[str, Tensor]:
     """Return the tensors with their numbers. A storage is read once."""
-    stored: dict[str, Tensor] = {}
-    filled = {}
+    storage_tensors: dict[str, Tensor] = {}
+    tensors = {}
     for name, tensor in views.items():
         _check(name, tensor)
         key = tensor.storage.key
-        if key not in stored:
+        if key not in storage_tensors:
             data = bytearray(read(key))
             if len(data) != tensor.storage.n_bytes:
                 raise ValueError(f"its storage {key} has another size than it claims")
-            stored[key] = torch.frombuffer(data or bytearray(8), dtype=torch.uint8)
-        flat = stored[key][: tensor.storage.n_bytes].view(tensor.dtype)
+            storage_tensors[key] = torch.frombuffer(
+                data or bytearray(8), dtype=torch.uint8
+            )
+        flat = storage_tensors[key][: tensor.storage.n_bytes].view(tensor.dtype)
         view = flat.as_strided(tensor.size, tensor.stride, tensor.offset)
         if "conj" in tensor.flags:
             view = view.conj()
         if "neg" in tensor.flags:
             view = -view
-        filled[name] = view
-    return filled
+        tensors[name] = view
+    return tensors
 
 
 def _check(name: str, tensor: _Strided) -> None:
     """Refuse a tensor that has more elements than are stored, or that reads beyond them."""
-    stored, offset, size, stride, dtype, _ = tensor
+    data_storage, offset, size, stride, dtype, _ = tensor
     if not (type(size) is type(stride) is tuple and len(size) == len(stride)):
         raise ValueError(f"{name!r} has no shape")
     counts = (offset, *size[:DIMENSIONS], *stride[:DIMENSIONS])
-    whole = all(type(count) is int and 0 <= count <= LARGEST for count in counts)
-    if not whole or len(size) > DIMENSIONS:
+    is_valid = all(type(count) is int and 0 <= count <= LARGEST for count in counts)
+    if not is_valid or len(size) > DIMENSIONS:
         raise ValueError(f"sizes of {name!r} are no counts")
     steps = zip(size, stride, strict=True)
-    last = offset + sum((count - 1) * step for count, step in steps)
-    elements, available = math.prod(size), stored.n_bytes // dtype.itemsize
-    beyond = last >= available or elements > max(available, REPEATED)
-    if elements and beyond:
+    last_position = offset + sum((count - 1) * step for count, step in steps)
+    n_elements, n_available = math.prod(size), data_storage.n_bytes // dtype.itemsize
+    is_beyond = last_position >= n_available or n_elements > max(n_available, REPEATED)
+    if n_elements and is_beyond:
         raise ValueError(f"{name!r} has more elements than are stored")
     if math.prod(max(count, 1) for count in size) > LARGEST:
         raise ValueError(f"{name!r} has more than {LARGEST:,} elements")

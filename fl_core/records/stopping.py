@@ -56,8 +56,8 @@ def moving_mean(scores: Mapping[int, float]) -> dict[int, float]:
         rounds[end - 1]: values[max(0, end - WINDOW) : end]
         for end in range(1, len(rounds) + 1)
     }
-    whole = list(windows.items())[WINDOW - 1 :] or list(windows.items())[-1:]
-    return {done: math.fsum(window) / len(window) for done, window in whole}
+    full_windows = list(windows.items())[WINDOW - 1 :] or list(windows.items())[-1:]
+    return {done: math.fsum(window) / len(window) for done, window in full_windows}
 
 
 def best_round(scores: Mapping[str, Mapping[int, float]]) -> int | None:
@@ -76,27 +76,27 @@ def best_round(scores: Mapping[str, Mapping[int, float]]) -> int | None:
     Args:
         scores: by name, the score of each evaluated round, in the order of rounds.
     """
-    smooth: dict[str, dict[int, float]] = {}
-    for name, of_round in scores.items():
+    smoothed_scores: dict[str, dict[int, float]] = {}
+    for name, round_scores in scores.items():
         sign = -1 if SCORES[name] else 1  # lower is better
-        smooth[name] = {
+        smoothed_scores[name] = {
             done: math.inf if math.isnan(value) else sign * value
-            for done, value in moving_mean(of_round).items()
+            for done, value in moving_mean(round_scores).items()
         }
-    first = next(iter(smooth.values()))
-    scores_so_far: dict[str, list[float]] = {name: [] for name in smooth}
+    first_scores = next(iter(smoothed_scores.values()))
+    scores_so_far: dict[str, list[float]] = {name: [] for name in smoothed_scores}
     best: int | None = None
-    for done in (done for done, value in first.items() if value != math.inf):
-        for name, values in smooth.items():
+    for done in (done for done, value in first_scores.items() if value != math.inf):
+        for name, values in smoothed_scores.items():
             insort(scores_so_far[name], values.get(done, math.inf))
 
         def order(candidate: int) -> tuple[float, float]:
             ranks = (
                 bisect_left(scores_so_far[name], values.get(candidate, math.inf))
                 + bisect_right(scores_so_far[name], values.get(candidate, math.inf))
-                for name, values in smooth.items()
+                for name, values in smoothed_scores.items()
             )
-            return sum(ranks), first[candidate]
+            return sum(ranks), first_scores[candidate]
 
         if best is None or order(done) < order(best):
             best = done
@@ -129,9 +129,9 @@ class StoppingRule:
     def add(self, done: int, scores: Mapping[str, Mapping[str, float]]) -> None:
         """Add each model's scores of an evaluated round."""
         for model, values in scores.items():
-            of_model = self.scores.setdefault(model, {})
+            model_scores = self.scores.setdefault(model, {})
             for name in self.metrics:
-                of_model.setdefault(name, {})[done] = values.get(name, math.nan)
+                model_scores.setdefault(name, {})[done] = values.get(name, math.nan)
 
     @property
     def best(self) -> dict[str, int]:
@@ -162,16 +162,16 @@ class StoppingRule:
     def report(self, done: int, rounds: int) -> str:
         """Return a line on why the run ended, and on the best rounds."""
         if self.stops:
-            end = f"stopped after round {done} of at most {rounds}"
+            end_text = f"stopped after round {done} of at most {rounds}"
         else:
-            end = f"ended after round {done}"
+            end_text = f"ended after round {done}"
         label = " and ".join(map(label_of, self.metrics))
-        best = ", ".join(f"{model} {at}" for model, at in self.best.items())
-        why = ""
+        best = ", ".join(f"{model} {number}" for model, number in self.best.items())
+        reason = ""
         if self.stops:
-            why = f": no better {label} on validation for {plural(self.patience, 'evaluation')}"
+            reason = f": no better {label} on validation for {plural(self.patience, 'evaluation')}"
         best_round = best or "none"
-        return f"{end}{why}; best rounds: {best_round}"
+        return f"{end_text}{reason}; best rounds: {best_round}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the rule and its scores so far as plain data for JSON."""

@@ -294,57 +294,59 @@ class Run:
             CorruptError: a file differs from what was written. The message names the first.
             UsageError: a newer version of this package has written it.
         """
-        checked = self.check_files()
+        report_lines = self.check_files()
         ends = [self.config["rows"]]
         blobs: set[str] = set()
         for number in self.rounds:
             manifest = self.manifest(number)
-            new = blobs_of(manifest) - blobs
-            for blob in sorted(new):
+            new_blobs = blobs_of(manifest) - blobs
+            for blob in sorted(new_blobs):
                 self.folder.read_checked(blob_name(blob), blob)
-            blobs |= new
+            blobs |= new_blobs
             ends.append(manifest["rows"])
-            checked.append(
+            report_lines.append(
                 f"checkpoint after round {number}: {len(manifest['states'])} states"
             )
         self.check_rows(*ends)
-        covered = ends[-1]["bytes"]
+        covered_bytes = ends[-1]["bytes"]
         size = self.folder.size(ROWS)
-        beyond = f", {size - covered:,} bytes after the last checkpoint not covered"
-        rest = ""
-        if size > covered:
-            rest = beyond
-        checked.append(
-            f"{plural(len(blobs), 'blob')}; rows up to {covered:,} bytes{rest}"
+        beyond_text = (
+            f", {size - covered_bytes:,} bytes after the last checkpoint not covered"
+        )
+        rest_text = ""
+        if size > covered_bytes:
+            rest_text = beyond_text
+        report_lines.append(
+            f"{plural(len(blobs), 'blob')}; rows up to {covered_bytes:,} bytes{rest_text}"
         )
         rule = self.stopping_rule()
-        for model, best in ({} if rule is None else rule.best).items():
-            if best not in self.rounds:
-                checkpoint_path = self.checkpoint_path(best)
+        for model, best_number in ({} if rule is None else rule.best).items():
+            if best_number not in self.rounds:
+                checkpoint_path = self.checkpoint_path(best_number)
                 raise CorruptError(
                     f"{checkpoint_path} is missing: it is the best round of the {model} models"
                 )
-            checked.append(f"best round of the {model} models: {best}")
-        began = {"code": self.config["code"]}
+            report_lines.append(f"best round of the {model} models: {best_number}")
+        initial_state = {"code": self.config["code"]}
         changes = self._meta().get(CODE, [])
-        for before, environment in pairwise([began, *changes]):
-            parts = listing(changed_parts(before["code"], environment["code"]))
-            checked.append(
+        for earlier, environment in pairwise([initial_state, *changes]):
+            parts = listing(changed_parts(earlier["code"], environment["code"]))
+            report_lines.append(
                 f"code of {parts}: changed after round {environment['round']}"
             )
-        last = max(self.rounds, default=0)
+        last_round = max(self.rounds, default=0)
         planned_rounds = self.config.get("rounds")
-        if last == planned_rounds:
-            checked.append(f"{last} of {planned_rounds} rounds")
+        if last_round == planned_rounds:
+            report_lines.append(f"{last_round} of {planned_rounds} rounds")
         elif self.finished:
-            checked.append(
-                f"{last} of at most {planned_rounds} rounds: stopped by the stopping rule"
+            report_lines.append(
+                f"{last_round} of at most {planned_rounds} rounds: stopped by the stopping rule"
             )
         else:
-            checked.append(
-                f"{last} of {planned_rounds} rounds: not finished, resume continues it"
+            report_lines.append(
+                f"{last_round} of {planned_rounds} rounds: not finished, resume continues it"
             )
-        return checked
+        return report_lines
 
     def check_rows(self, *ends: Mapping[str, Any]) -> bytes:
         """Check the rows up to each of these ascending ends, and return them.
@@ -470,8 +472,10 @@ class Run:
         >>> Run.early_round.fget(run)
         30
         """
-        late = (n for n in self.rounds if n >= max(20, self.config["rounds"] / 10))
-        return next(late, self.rounds[-1])
+        late_rounds = (
+            n for n in self.rounds if n >= max(20, self.config["rounds"] / 10)
+        )
+        return next(late_rounds, self.rounds[-1])
 
     def covered_rows(self) -> dict[str, Any]:
         """Return bytes and sha256 of the rows that the last checkpoint covers, or else the configuration."""

@@ -73,7 +73,7 @@ class Writer:
         rounds = self.run.rounds
         self.run.check_files()
         try:
-            covered = self.run.check_rows(self.run.covered_rows())
+            covered_rows = self.run.check_rows(self.run.covered_rows())
             accept(self.run.checkpoint(rounds[-1], lazy=True) if rounds else None)
             if rounds:
                 states = self.run.manifest(rounds[-1])["states"]
@@ -92,13 +92,15 @@ class Writer:
             ) from error
         for name in unnamed_blobs(self.run):
             self.folder.remove(name)
-        self.folder.write(ROWS, covered)  # a new file: the old one may be a backup's
-        self.count(covered)
-        done = rounds[-1] if rounds else 0
+        self.folder.write(
+            ROWS, covered_rows
+        )  # a new file: the old one may be a backup's
+        self.count(covered_rows)
+        round_number = rounds[-1] if rounds else 0
         if self.folder.has("timing.jsonl"):
             times = self.folder.read("timing.jsonl")
             self.folder.write("timing.jsonl", times[: times.rfind(b"\n") + 1])
-        return done
+        return round_number
 
     def add_rows(self, new: Iterable[rows.Row]) -> None:
         """Append rows without waiting for the disk."""
@@ -142,10 +144,10 @@ class Writer:
         self.folder.write(checkpoint_name(checkpoint.round), sign(manifest))
 
     def _put(self, state: State) -> dict[str, Any]:
-        flat = merge_trees(state.trees)
+        flat_tree = merge_trees(state.trees)
         blob = ""
-        if flat:
-            data = save(clone(flat))
+        if flat_tree:
+            data = save(clone(flat_tree))
             blob = sha(data)
             if not self.folder.has(blob_name(blob)):
                 self.folder.write(blob_name(blob), data, lasting=False)
@@ -198,17 +200,21 @@ def create(
         files = {PARTITION: save(partition)}
         if start is not None:
             files[START] = save(start)
-        first = (rows.dumps({"schema": rows.SCHEMA, **header}) + "\n").encode()
-        began = {
+        header_line = (rows.dumps({"schema": rows.SCHEMA, **header}) + "\n").encode()
+        start_config = {
             "format": FORMAT,
             **config,
             "files": {name: sha(data) for name, data in files.items()},
-            "rows": {"bytes": len(first), "sha256": sha(first)},
+            "rows": {"bytes": len(header_line), "sha256": sha(header_line)},
         }
-        for name, data in {**files, ROWS: first, CONFIG: sign(began)}.items():
+        for name, data in {
+            **files,
+            ROWS: header_line,
+            CONFIG: sign(start_config),
+        }.items():
             folder.write(name, data)
         writer = Writer(path)
-        writer.count(first)
+        writer.count(header_line)
         try:
             yield writer
         except UsageError:  # refused after all, as by a worker or a site
@@ -234,10 +240,10 @@ def check_free(path: Path) -> None:
         raise UsageError(
             f"{path} must be free; got a run. Resume it: fedlayers resume {path}. Or choose another directory."
         )
-    traces = {name for name in names if _PART.fullmatch(name)}
+    run_files = {name for name in names if _PART.fullmatch(name)}
     if "lock" in names:
-        traces |= BEGINNING
-    if not names <= traces:
+        run_files |= BEGINNING
+    if not names <= run_files:
         raise UsageError(
             f"{path} must be empty; got other files. Choose a new directory: {spelled(out='runs/NAME')}."
         )
@@ -259,9 +265,9 @@ def reopen(path: Path | str) -> Iterator[Writer]:
 
 def _sweep_parts(folder: Folder) -> None:
     """Remove incomplete files of a killed writer or a full disk."""
-    for below in ("", "checkpoints/", "blobs/"):
-        for name in filter(_PART.fullmatch, folder.names(below.rstrip("/"))):
-            folder.remove(below + name)
+    for subfolder in ("", "checkpoints/", "blobs/"):
+        for name in filter(_PART.fullmatch, folder.names(subfolder.rstrip("/"))):
+            folder.remove(subfolder + name)
 
 
 def unnamed_blobs(run: Run) -> list[str]:
@@ -270,8 +276,8 @@ def unnamed_blobs(run: Run) -> list[str]:
         manifests = [run.manifest(number) for number in run.rounds]
     except CorruptError:  # of an earlier round, which is not needed
         return []
-    named = chain.from_iterable(map(blobs_of, manifests))
-    named_files = {f"{blob}.safetensors" for blob in named}
+    named_digests = chain.from_iterable(map(blobs_of, manifests))
+    named_files = {f"{blob}.safetensors" for blob in named_digests}
     blob_names = filter(_BLOB.fullmatch, run.folder.names("blobs"))
     return [f"blobs/{name}" for name in blob_names if name not in named_files]
 
@@ -290,13 +296,13 @@ def clean(path: Path | str) -> int:
     if not _removable(Run(path)):
         return 0
     with reopen(path) as writer:
-        run, freed = writer.run, 0
+        run, n_freed = writer.run, 0
         run.verify()
         while names := _removable(run):  # checkpoints, then what only they named
             for name in names:
-                freed += run.folder.size(name)
+                n_freed += run.folder.size(name)
                 run.folder.remove(name)
-        return freed
+        return n_freed
 
 
 def _removable(run: Run) -> list[str]:
@@ -307,10 +313,10 @@ def _removable(run: Run) -> list[str]:
     needed_rounds = {run.rounds[-1], run.early_round}
     if rule is not None:
         needed_rounds.update(rule.best.values())
-    earlier = [
+    earlier_names = [
         checkpoint_name(number) for number in run.rounds if number not in needed_rounds
     ]
-    return earlier or unnamed_blobs(run)
+    return earlier_names or unnamed_blobs(run)
 
 
 # --- what a run begins with ------------------------------------------------------------------------------------

@@ -46,8 +46,8 @@ def stacks(model: nn.Module, device: str, wanted: str = "auto") -> bool:
     """
     if wanted == "off" or device.partition(":")[0] != "cpu":
         return False
-    small = sum(param.numel() for param in model.parameters()) < LARGEST
-    return (small or wanted == "on") and _perceptron(model) is not None
+    is_small = sum(param.numel() for param in model.parameters()) < LARGEST
+    return (is_small or wanted == "on") and _perceptron(model) is not None
 
 
 class BatchedClients(Serial):
@@ -61,21 +61,21 @@ class BatchedClients(Serial):
         super().__init__(client_runner)
         model = client_runner.workspace.model
         self._operations = _perceptron(model) or []
-        first, *_ = chain(model) or [model]
-        self._flat = isinstance(first, nn.Flatten)
+        first_module, *_ = chain(model) or [model]
+        self._flat = isinstance(first_module, nn.Flatten)
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Carry out requests, clients of equal phases together, and yield the replies in order."""
         queue = map(self.client_runner.parts, requests)
-        while together := list(islice(queue, TOGETHER)):
-            for outcome in self._outcomes(together):
+        while group := list(islice(queue, TOGETHER)):
+            for outcome in self._outcomes(group):
                 if isinstance(outcome, Exception):
                     raise outcome
                 yield outcome
 
-    def _outcomes(self, some: list[Parts]) -> list[ClientReply | Exception]:
+    def _outcomes(self, generators: list[Parts]) -> list[ClientReply | Exception]:
         """Advance all requests to their next phase and train it, until every request has its reply."""
-        runs = dict(enumerate(some))
+        runs = dict(enumerate(generators))
         outcomes: dict[int, ClientReply | Exception] = {}
         answers: dict[int, tuple[Tree, Tree] | None] = dict.fromkeys(runs)
         with tree.one_thread():
@@ -88,14 +88,14 @@ class BatchedClients(Serial):
                         outcomes[k] = end.value
                     except Exception as error:
                         outcomes[k] = error  # raised in the place of the reply
-                together = self._together(parts)
+                results = self._together(parts)
                 answers = {}
                 for k, part in parts.items():
                     try:
-                        answers[k] = together.get(k) or self.client_runner.phase(part)
+                        answers[k] = results.get(k) or self.client_runner.phase(part)
                     except Exception as error:  # as above
                         outcomes[k] = error
-        return [outcomes[k] for k in range(len(some))]
+        return [outcomes[k] for k in range(len(generators))]
 
     def _together(self, parts: dict[int, Part]) -> dict[int, tuple[Tree, Tree]]:
         """Train the phases that can be stacked and return their results by request."""
@@ -104,27 +104,36 @@ class BatchedClients(Serial):
             if self._allows(part):
                 phase = part.phase
                 settings = phase.settings(self.client_runner.training)
-                alike = phase.train, phase.epochs, settings, _age(part)
-                groups.setdefault(alike, []).append(k)
+                group_key = phase.train, phase.epochs, settings, _age(part)
+                groups.setdefault(group_key, []).append(k)
         results: dict[int, tuple[Tree, Tree]] = {}
-        for members in groups.values():
-            if len(members) > 1:
-                trained = self._train([parts[k] for k in members])
-                results.update((members[k], trained[k]) for k in trained)
+        for indices in groups.values():
+            if len(indices) > 1:
+                group_results = self._train([parts[k] for k in indices])
+                results.update((indices[k], group_results[k]) for k in group_results)
         return results
 
     def _allows(self, part: Part) -> bool:
         phase = part.phase
         method = self.client_runner.algorithm.method(phase, "loss")
-        plain = (
+        is_plain = (
             not (phase.step or phase.observe or phase.groups) and phase.steps is None
         )
-        common = getattr(method, "__func__", None) is Algorithm.loss
+        is_common = getattr(method, "__func__", None) is Algorithm.loss
         x = self.client_runner.data.clients[part.ctx.client].train.x
-        flat = bool(self._operations) and (self._flat or x.ndim == 2)
+        is_flat = bool(self._operations) and (self._flat or x.ndim == 2)
         submodel = part.ctx.submodel
-        whole = submodel is None or submodel >= self.client_runner.workspace.live.keys()
-        return plain and common and flat and whole and len(x) > 0 and phase.epochs > 0
+        has_all = (
+            submodel is None or submodel >= self.client_runner.workspace.live.keys()
+        )
+        return (
+            is_plain
+            and is_common
+            and is_flat
+            and has_all
+            and len(x) > 0
+            and phase.epochs > 0
+        )
 
     def _train(self, parts: list[Part]) -> dict[int, tuple[Tree, Tree]]:
         """Return the trained trees and the optimiser's states to keep, by position.
@@ -161,31 +170,34 @@ class BatchedClients(Serial):
             self.client_runner.criterion,
         )
         results: dict[int, tuple[Tree, Tree]] = {}
-        sound = _finite(
+        is_finite = _finite(
             losses, *(value for name, value in values.items() if name in phase.train)
         )
         counts = (batches.weights > 0).sum((0, 2)).tolist()
-        for place, k in enumerate(batches.order):
-            if sound[place]:
+        for position, k in enumerate(batches.order):
+            if is_finite[position]:
                 work = parts[k].ctx.work
-                work[f"{phase.name}/steps"] = batches.steps[place]
-                work[f"{phase.name}/samples"] = counts[place]
-                work[f"{phase.name}/loss"] = float(losses[place]) / counts[place]
-                after = Tree()
+                work[f"{phase.name}/steps"] = batches.steps[position]
+                work[f"{phase.name}/samples"] = counts[position]
+                work[f"{phase.name}/loss"] = float(losses[position]) / counts[position]
+                optimizer_tree = Tree()
                 if training.keep_optimizer:
-                    rows = {
-                        name: {key: value[place] for key, value in values.items()}
+                    client_entries = {
+                        name: {key: value[position] for key, value in values.items()}
                         for name, values in state.items()
                     }
-                    after = loop.to_tree(rows, parts[k].phase)
-                results[k] = {n: v[place].clone() for n, v in values.items()}, after
+                    optimizer_tree = loop.to_tree(client_entries, parts[k].phase)
+                results[k] = (
+                    {n: v[position].clone() for n, v in values.items()},
+                    optimizer_tree,
+                )
         return results
 
 
 def _finite(*values: Tensor) -> list[bool]:
     """Return for each client whether all its numbers in [clients, ...] are finite."""
-    sound = [value.isfinite().reshape(len(value), -1).all(1) for value in values]
-    return torch.stack(sound).all(0).tolist()
+    is_finite = [value.isfinite().reshape(len(value), -1).all(1) for value in values]
+    return torch.stack(is_finite).all(0).tolist()
 
 
 @dataclass(frozen=True)
@@ -204,21 +216,21 @@ class _Batches:
         cls, client_runner: ClientRunner, parts: list[Part], epochs: int, batch: int
     ) -> _Batches:
         splits = [client_runner.data.clients[part.ctx.client].train for part in parts]
-        per_epoch = [
+        steps_per_epoch = [
             len(batch_slices(len(split), batch, whole=False)) for split in splits
         ]
-        order = sorted(range(len(parts)), key=lambda k: -per_epoch[k])
+        order = sorted(range(len(parts)), key=lambda k: -steps_per_epoch[k])
         size = min(batch, max(map(len, splits)))
         x = torch.cat([splits[k].x.flatten(1) for k in order])
         indices = torch.zeros(
-            epochs, max(per_epoch), len(parts), size, dtype=torch.int64
+            epochs, max(steps_per_epoch), len(parts), size, dtype=torch.int64
         )
         weights = torch.zeros(indices.shape, dtype=x.dtype)
-        first = 0
-        for place, k in enumerate(order):
+        first_sample = 0
+        for position, k in enumerate(order):
             ctx = parts[k].ctx
             n = len(splits[k])
-            most = per_epoch[k]
+            n_steps = steps_per_epoch[k]
             draws = seeds.torch_generator(
                 client_runner.algorithm.task_info.seed,
                 "batches",
@@ -226,19 +238,25 @@ class _Batches:
                 ctx.client,
                 parts[k].phase.batch_stream,
             )
-            filled = torch.full((epochs, most * size), first)
-            shares = torch.zeros(most * size, dtype=x.dtype)
+            sample_indices = torch.full((epochs, n_steps * size), first_sample)
+            shares = torch.zeros(n_steps * size, dtype=x.dtype)
             for epoch in range(epochs):
-                filled[epoch, :n] = torch.randperm(n, generator=draws) + first
+                sample_indices[epoch, :n] = (
+                    torch.randperm(n, generator=draws) + first_sample
+                )
             for part in batch_slices(n, size, whole=False):
                 shares[part] = 1 / (part.stop - part.start)
-            indices[:, :most, place] = filled.view(epochs, most, size)
-            weights[:, :most, place] = shares.view(most, size)
-            first += n
-        steps = [epochs * per_epoch[k] for k in order]
+            indices[:, :n_steps, position] = sample_indices.view(epochs, n_steps, size)
+            weights[:, :n_steps, position] = shares.view(n_steps, size)
+            first_sample += n
+        steps = [epochs * steps_per_epoch[k] for k in order]
         # a client's epochs have no gaps between them, so at every step the remaining clients are the first ones
-        joined = [_close_up(values, per_epoch, order) for values in (indices, weights)]
-        return cls(order, steps, x, torch.cat([splits[k].y for k in order]), *joined)
+        joined_tensors = [
+            _close_up(values, steps_per_epoch, order) for values in (indices, weights)
+        ]
+        return cls(
+            order, steps, x, torch.cat([splits[k].y for k in order]), *joined_tensors
+        )
 
     def iterate(
         self, start: int, end: int, left: int
@@ -249,21 +267,24 @@ class _Batches:
         steps_at_once = loop.GATHERED // size or 1
         for step in range(start, end, steps_at_once):
             steps = slice(step, min(step + steps_at_once, end))
-            chosen = self.indices[steps, :left]
+            sample_indices = self.indices[steps, :left]
             yield from zip(
-                self.x[chosen], self.y[chosen], self.weights[steps, :left], strict=True
+                self.x[sample_indices],
+                self.y[sample_indices],
+                self.weights[steps, :left],
+                strict=True,
             )
 
 
 def _close_up(values: Tensor, per_epoch: list[int], order: list[int]) -> Tensor:
     """Join the epochs of each client without gaps: [epochs, steps, clients, b] -> [all steps, clients, b]."""
-    epochs, most, *_ = values.shape
-    joined = values.new_zeros(epochs * most, *values.shape[2:])
-    for place, k in enumerate(order):
-        joined[: epochs * per_epoch[k], place] = values[
-            :, : per_epoch[k], place
+    epochs, most_steps, *_ = values.shape
+    joined_steps = values.new_zeros(epochs * most_steps, *values.shape[2:])
+    for position, k in enumerate(order):
+        joined_steps[: epochs * per_epoch[k], position] = values[
+            :, : per_epoch[k], position
         ].flatten(0, 1)
-    return joined
+    return joined_steps
 
 
 # --- the steps -------------------------------------------------------------------------------------------------
@@ -284,21 +305,21 @@ def _descend(
             complete at the end only if ``training`` keeps it.
     """
     totals = torch.zeros(len(batches.order), dtype=torch.float64)
-    longest = training.max_grad_norm
+    max_norm = training.max_grad_norm
     done = 0
     while done < batches.steps[0]:
-        left = sum(steps > done for steps in batches.steps)
-        end = batches.steps[left - 1]
-        values_before = {name: value[:left].clone() for name, value in values.items()}
+        n_left = sum(steps > done for steps in batches.steps)
+        end = batches.steps[n_left - 1]
+        values_before = {name: value[:n_left].clone() for name, value in values.items()}
         params = [values_before[name].requires_grad_() for name in state]
         optimizer = training.build(params)
         for param, entries in zip(params, state.values(), strict=True):
             for key, value in entries.items():  # all have one count of steps
-                entry = value[0] if value.ndim == 1 else value[:left]
+                entry = value[0] if value.ndim == 1 else value[:n_left]
                 optimizer.state[param][key] = entry.clone()
         del optimizer.defaults["differentiable"]  # the function has no such option
         step_losses = []
-        for x, y, weights in batches.iterate(done, end, left):
+        for x, y, weights in batches.iterate(done, end, n_left):
             losses = criterion.per_sample(
                 _forward(operations, values_before, x).flatten(0, 1), y.flatten(0, 1)
             ).view_as(weights)
@@ -306,29 +327,29 @@ def _descend(
             (losses * weights).sum().backward()
             step_losses.append(losses.detach())
             grads = [param.grad for param in params if param.grad is not None]
-            if longest is not None:
-                _clip_each(grads, longest)
-            plain = training.optimizer == "sgd" and not training.momentum
+            if max_norm is not None:
+                _clip_each(grads, max_norm)
+            is_plain_sgd = training.optimizer == "sgd" and not training.momentum
             # a layer may have a parameter that its operation does not use
-            if plain and len(grads) == len(params):
+            if is_plain_sgd and len(grads) == len(params):
                 # the function, without the time of its object
                 sgd(params, grads, [None] * len(grads), **optimizer.defaults)
             else:
                 optimizer.step()
             for param in params:
                 param.grad = None
-        padded = batches.weights[done:end, :left] == 0
-        stacked = torch.stack(step_losses).double().masked_fill(padded, 0)
-        totals[:left] += stacked.sum((0, 2))
+        is_padding = batches.weights[done:end, :n_left] == 0
+        stacked_losses = torch.stack(step_losses).double().masked_fill(is_padding, 0)
+        totals[:n_left] += stacked_losses.sum((0, 2))
         for (name, entries), param in zip(state.items(), params, strict=True):
-            values[name][:left] = param.detach()
+            values[name][:n_left] = param.detach()
             for key, value in optimizer.state[param].items():
                 if not isinstance(value, Tensor):
                     continue
                 if value.ndim == 0:
-                    value = value.repeat(left)
-                if training.keep_optimizer and left < len(values[name]):
-                    entries[key][:left] = value
+                    value = value.repeat(n_left)
+                if training.keep_optimizer and n_left < len(values[name]):
+                    entries[key][:n_left] = value
                 else:  # finished clients take no further steps
                     entries[key] = value
         done = end
@@ -344,30 +365,32 @@ def _age(part: Part) -> tuple[float, ...]:
 
 def _stack_states(clients: list[Entries], params: dict[str, Tensor]) -> Entries:
     """Stack the clients' states [clients, ...] for stacked parameters [clients, ...]. Missing states start at zero."""
-    joined: Entries = {name: {} for name in params}
+    joined_states: Entries = {name: {} for name in params}
     for name in params:
-        first: Tree = {}
+        examples: Tree = {}
         for entries in clients:
-            first |= entries.get(name, {})
-        for key, example in first.items():
-            none = torch.zeros_like(example)
-            joined[name][key] = torch.stack(
-                [entries.get(name, {}).get(key, none) for entries in clients]
+            examples |= entries.get(name, {})
+        for key, example in examples.items():
+            zero_state = torch.zeros_like(example)
+            joined_states[name][key] = torch.stack(
+                [entries.get(name, {}).get(key, zero_state) for entries in clients]
             )
-    if any(MOMENTUM in entries for entries in joined.values()):  # as in loop.restore
+    if any(
+        MOMENTUM in entries for entries in joined_states.values()
+    ):  # as in loop.restore
         for name, param in params.items():
-            joined[name].setdefault(MOMENTUM, torch.zeros_like(param))
-    return joined
+            joined_states[name].setdefault(MOMENTUM, torch.zeros_like(param))
+    return joined_states
 
 
-def _clip_each(grads: list[Tensor], longest: float) -> None:
-    """Clip each client's gradients [clients, ...] to a norm of at most ``longest``, in place."""
+def _clip_each(grads: list[Tensor], max_norm: float) -> None:
+    """Clip each client's gradients [clients, ...] to a norm of at most ``max_norm``, in place."""
     norms = torch.stack(
         [torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads]
     ).norm(dim=0)
     # as one by one
     scales = torch.where(
-        norms.isfinite(), (longest / (norms + 1e-6)).clamp(max=1.0), 1.0
+        norms.isfinite(), (max_norm / (norms + 1e-6)).clamp(max=1.0), 1.0
     )
     for grad in grads:
         grad.mul_(scales.view(-1, *[1] * (grad.ndim - 1)))
@@ -395,13 +418,13 @@ def _perceptron(model: nn.Module) -> list[tuple[str, str] | None] | None:
 
     The result is None if the model has any other module.
     """
-    parts = chain(model)
+    modules = chain(model)
     names = {module: name for name, module in model.named_modules()}
     buffers = len(tree.named_tensors(model)) != len(list(model.parameters()))
-    if parts is None or buffers:
+    if modules is None or buffers:
         return None
     operations: list[tuple[str, str] | None] = []
-    for module in parts:
+    for module in modules:
         if type(module) is nn.Linear:
             operations.append((f"{names[module]}.weight", f"{names[module]}.bias"))
         elif type(module) is nn.ReLU:
@@ -411,11 +434,11 @@ def _perceptron(model: nn.Module) -> list[tuple[str, str] | None] | None:
             -1,
         ):
             return None
-    linear = [operation for operation in operations if operation is not None]
+    linear_names = [operation for operation in operations if operation is not None]
     tensors = [param for _, param in model.named_parameters(remove_duplicate=False)]
-    distinct = len(linear) == len(set(linear)) and len(tensors) == len(
+    is_distinct = len(linear_names) == len(set(linear_names)) and len(tensors) == len(
         {id(param) for param in tensors}
     )
-    if linear and distinct:
+    if linear_names and is_distinct:
         return operations
     return None

@@ -217,31 +217,33 @@ class ClientRunner:
         seed = algorithm.task_info.seed
         seed = seeds.seed_of(seed, "modules", index, client, "begin")
         with seeds.torch_seeded(seed), in_mode(self.workspace.model, True):
-            start: Tree = algorithm.call(
+            start_tree: Tree = algorithm.call(
                 "client_start", state, request.message, ctx, request.rnd, client
             )
         if "model" not in request.message.trees:
-            ctx.reference = self._there(start)
-        trained = {**state.trees, "model": start}
+            ctx.reference = self._there(start_tree)
+        trained_trees = {**state.trees, "model": start_tree}
         trees = {**state.trees, **request.message.trees}
         ctx.trees = {
             name: self._there(t) for name, t in trees.items() if name != "model"
         }
         for phase in algorithm.call("phases", request.rnd, client):
             place = f"tree of phase {phase.name!r}"
-            key = check_known(place, phase.state_key, trained)
-            answer = yield Part(phase, trained[key], ctx, optimizer)
+            key = check_known(place, phase.state_key, trained_trees)
+            answer = yield Part(phase, trained_trees[key], ctx, optimizer)
             assert answer is not None
-            trained[key], optimizer = answer[0], {**optimizer, **answer[1]}
-        trained |= {name: copy_to_cpu(values) for name, values in ctx.scratch.items()}
-        local = trained["model"]
+            trained_trees[key], optimizer = answer[0], {**optimizer, **answer[1]}
+        trained_trees |= {
+            name: copy_to_cpu(values) for name, values in ctx.scratch.items()
+        }
+        local_model = trained_trees["model"]
         message = algorithm.call(
-            "client_update", state, trained, ctx, request.rnd, client
+            "client_update", state, trained_trees, ctx, request.rnd, client
         )
         if self.training.keep_optimizer:
             state.trees[OPTIMIZER_TREE] = optimizer
         scores = self._scores(
-            client, local, request.score, LOCAL, index + 1, ctx.submodel
+            client, local_model, request.score, LOCAL, index + 1, ctx.submodel
         )
         return ClientReply(
             client,
@@ -249,7 +251,7 @@ class ClientRunner:
             {LOCAL: scores} if scores else {},
             work=ctx.work,
             state=state,
-            models={LOCAL: local} if request.keep else {},
+            models={LOCAL: local_model} if request.keep else {},
         )
 
     def _finetune(self, request: FinetuneRequest) -> Parts:
@@ -295,12 +297,12 @@ class ClientRunner:
                 yield x[part], y[part]
 
         def score(model: Tree, what: str) -> dict[str, float]:
-            present = self.workspace.submodel
+            submodel_before = self.workspace.submodel
             with in_mode(self.workspace.model, False):
                 scores = self._scores(
                     client, model, ("validation",), f"received {what!r}", index
                 )
-            self.workspace.hold(present)
+            self.workspace.hold(submodel_before)
             return scores["validation"]
 
         return Context(
@@ -479,9 +481,9 @@ class LocalClients:
     def begin(self, algorithm: Algorithm) -> None:
         """Reset every client to its state before the first round of this algorithm."""
         self.algorithm = algorithm
-        me = weakref.proxy(self)  # the states do not keep clients and data in memory
+        proxy = weakref.proxy(self)  # the states do not keep clients and data in memory
         self.states = ClientStates(
-            self.names, lambda name: me.start(name), self._frozen()
+            self.names, lambda name: proxy.start(name), self._frozen()
         )
 
     def use(self, algorithm: Algorithm) -> None:
@@ -490,8 +492,12 @@ class LocalClients:
         self.executor.use(algorithm)
 
     def _frozen(self) -> Tree:
-        fixed = self.algorithm.task_info.frozen
-        return {name: tensor for name, tensor in self.initial.items() if name in fixed}
+        frozen_names = self.algorithm.task_info.frozen
+        return {
+            name: tensor
+            for name, tensor in self.initial.items()
+            if name in frozen_names
+        }
 
     def start(self, name: str) -> State:
         """Return the state of a client before its first round, under the present plan."""
@@ -502,15 +508,15 @@ class LocalClients:
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield the replies in the requests' order. An error is raised in the place of its reply."""
-        pending: deque[ClientRequest] = deque()
+        pending_requests: deque[ClientRequest] = deque()
 
         def filled() -> Iterator[ClientRequest]:
             for request in requests:
-                pending.append(self._fill(request))
-                yield pending[-1]
+                pending_requests.append(self._fill(request))
+                yield pending_requests[-1]
 
         for reply in self.executor.run(filled()):
-            self._take(pending.popleft(), reply)
+            self._take(pending_requests.popleft(), reply)
             yield reply
 
     def forget(self) -> None:
@@ -537,10 +543,10 @@ class LocalClients:
         return self.algorithm.models(server, state, Round(done)) | self._tuned(client)
 
     def _tuned(self, client: int) -> dict[str, Tree]:
-        tuned = self.kept.get(TUNED, {}).get(self.names[client])
-        if tuned is None:
+        tuned_model = self.kept.get(TUNED, {}).get(self.names[client])
+        if tuned_model is None:
             return {}
-        return {TUNED: tuned}
+        return {TUNED: tuned_model}
 
     def is_lost(self, request: TrainRequest) -> bool:
         """Return whether the reply to this request is lost."""
@@ -623,7 +629,9 @@ def received_bytes(models: Mapping[str, Tree], state: State) -> int:
 
 def _own(tensor: Tensor) -> Tensor:
     """Return the tensor, copied if it is only a part of a larger block of memory."""
-    alone = tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size()
-    if alone and tensor.is_contiguous():
+    is_whole_block = (
+        tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size()
+    )
+    if is_whole_block and tensor.is_contiguous():
         return tensor
     return tensor.contiguous().clone()

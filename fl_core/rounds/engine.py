@@ -79,8 +79,8 @@ class Schedule:
 
     def measures(self, done: int) -> bool:
         """Return whether the layers are measured after ``done`` rounds."""
-        every = self.measure_every
-        return every > 0 and (done % every == 0 or done == self.rounds)
+        interval = self.measure_every
+        return interval > 0 and (done % interval == 0 or done == self.rounds)
 
     def keeps_local(self, done: int) -> bool:
         """Return whether locally trained models are kept for a checkpoint or a measurement."""
@@ -94,11 +94,13 @@ def sampled_clients(
     seed: int, index: int, count: int, participation: float
 ) -> tuple[int, ...]:
     """Draw the clients of a round, ascending: max(1, floor(participation x count)), the same for all algorithms."""
-    take = max(1, int(participation * count + 1e-9))
-    if take >= count:
+    n_sampled = max(1, int(participation * count + 1e-9))
+    if n_sampled >= count:
         return tuple(range(count))
-    draw = seeds.numpy_generator(seed, "sample", index)
-    return tuple(sorted(int(c) for c in draw.choice(count, size=take, replace=False)))
+    generator = seeds.numpy_generator(seed, "sample", index)
+    return tuple(
+        sorted(int(c) for c in generator.choice(count, size=n_sampled, replace=False))
+    )
 
 
 def rounds_done(rnd: Round) -> int:
@@ -222,13 +224,13 @@ class Engine:
         schedule, done = self.schedule, self.done + 1
         exchanges = self.algorithm.call("exchanges", self.done)
         self.clients.forget()
-        sampled = self.sampled()
+        round_clients = self.sampled()
         for exchange in exchanges:
-            last = exchange == exchanges[-1]
-            score = SCORED if last and schedule.evaluates(done) else ()
-            n_local = LOCAL_MODELS if last and schedule.keeps_local(done) else 0
-            rnd = Round(self.done, exchange, sampled)
-            sampled = self.exchange(rnd, score, sampled[:n_local])
+            is_last = exchange == exchanges[-1]
+            score = SCORED if is_last and schedule.evaluates(done) else ()
+            n_local = LOCAL_MODELS if is_last and schedule.keeps_local(done) else 0
+            rnd = Round(self.done, exchange, round_clients)
+            round_clients = self.exchange(rnd, score, round_clients[:n_local])
         self.done = done
         self.check_finite()
         self.tell("after_training")
@@ -252,7 +254,7 @@ class Engine:
         Returns:
             The clients that replied.
         """
-        replied: list[int] = []
+        replied_clients: list[int] = []
         requests = (
             TrainRequest(client, rnd, message, score, client in keep)
             for client, message in self.messages(rnd)
@@ -262,22 +264,24 @@ class Engine:
             for reply in self.clients.run(requests):
                 self.tell("on_reply", rnd, reply)
                 if reply.message is not None:
-                    replied.append(reply.client)
+                    replied_clients.append(reply.client)
                     weight = self.task_info.weight(reply.client)
                     name = self.names[reply.client]
                     yield Update(reply.client, weight, reply.message, name)
 
         self.tell("before_exchange", rnd)
         replies = updates()
-        first = list(islice(replies, 1))
-        if first:
-            self.algorithm.call("aggregate", self.server, _joined(first, replies), rnd)
+        first_updates = list(islice(replies, 1))
+        if first_updates:
+            self.algorithm.call(
+                "aggregate", self.server, _joined(first_updates, replies), rnd
+            )
             # an algorithm may move parameters after their mean
             self.task_info.buffers.renew(self.server.trees.get("model", {}))
         for _ in replies:  # the algorithm may not have asked for all of them
             pass
         self.tell("after_exchange", rnd)
-        return tuple(replied)
+        return tuple(replied_clients)
 
     def messages(self, rnd: Round) -> Iterator[tuple[int, Message]]:
         """Yield each client of an exchange with the server's message to it."""
@@ -333,9 +337,9 @@ class Engine:
             NonFiniteError: a tensor has one. The message names the first tensor, and its layer.
         """
         for name, values in self.server.trees.items():
-            bad = tree.first_nonfinite(values, before=self.initial)
-            if bad is not None:
-                tensor = tensor_in_layer(bad, self.task_info.layers)
+            bad_name = tree.first_nonfinite(values, before=self.initial)
+            if bad_name is not None:
+                tensor = tensor_in_layer(bad_name, self.task_info.layers)
                 raise NonFiniteError(
                     f"{self.algorithm.name}, round {self.done}, server, aggregation: {tensor} of {name!r} is not "
                     "finite"
@@ -360,11 +364,11 @@ class Engine:
 
     def adopt(self, plan: LayerPlan) -> None:
         """Continue with the algorithm rebuilt under a decided plan."""
-        in_force = self.algorithm.resolve_plan(plan)
-        for note in in_force.notes():
+        new_plan = self.algorithm.resolve_plan(plan)
+        for note in new_plan.notes():
             warn(note)
-        self.use(self.algorithm.with_plan(in_force))
-        self.server.meta["plan"] = in_force.to_json()
+        self.use(self.algorithm.with_plan(new_plan))
+        self.server.meta["plan"] = new_plan.to_json()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint; clients' states are read from it when they are needed."""

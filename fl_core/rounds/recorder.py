@@ -153,11 +153,11 @@ class Timer(Listener):
     @contextmanager
     def charge(self, part: str) -> Iterator[None]:
         """Add the time inside the ``with`` block to a part of the round."""
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[part] += time.perf_counter() - began
+            self.seconds[part] += time.perf_counter() - start_time
 
     def before_exchange(self, engine: Engine, rnd: Round) -> None:
         self._exchange = self._without_saving()
@@ -256,11 +256,11 @@ def _package(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        top = name.rpartition(".")[2]
-        package = error.name or top
+        module_name = name.rpartition(".")[2]
+        package = error.name or module_name
         raise UsageError(
-            f"log must name an installed tracker; got {top!r}, and {package} is not installed. "
-            f"Install it: pip install {top}."
+            f"log must name an installed tracker; got {module_name!r}, and {package} is not installed. "
+            f"Install it: pip install {module_name}."
         ) from error
 
 
@@ -346,12 +346,14 @@ def loggers_of(destinations: str | Logger | Iterable[str | Logger]) -> list[Logg
         if isinstance(logger, str):
             if ":" not in logger:
                 check_known("tracker", logger, TRACKERS)
-            kind = TRACKERS.get(logger) or import_object("logger", logger)
-            if not (isinstance(kind, type) and issubclass(kind, Logger)):
+            logger_class = TRACKERS.get(logger) or import_object("logger", logger)
+            if not (
+                isinstance(logger_class, type) and issubclass(logger_class, Logger)
+            ):
                 raise UsageError(
                     f"logger must be a class made of fl.Logger; got {logger!r}."
                 )
-            logger = kind()
+            logger = logger_class()
         loggers.append(logger)
     return loggers
 
@@ -417,10 +419,10 @@ class Recorder(Listener):
 
     def frame(self) -> pd.DataFrame:
         """Return the rows that are not yet in a run directory as a tidy table."""
-        last = rows.frame(self.rows)
+        last_frame = rows.frame(self.rows)
         if not self._frames:
-            return last
-        return rows.joined([*self._frames, last])
+            return last_frame
+        return rows.joined([*self._frames, last_frame])
 
     def before_run(self, engine: Engine) -> None:
         for logger in self._loggers:
@@ -449,13 +451,15 @@ class Recorder(Listener):
     def after_exchange(self, engine: Engine, rnd: Round) -> None:
         if rnd.exchange != EVALUATE:
             return
-        done = Round(engine.done)
-        observed = engine.algorithm.call("observations", engine.server, done)
-        for observation in (*observed, *self._observed):
+        finished_round = Round(engine.done)
+        observations = engine.algorithm.call(
+            "observations", engine.server, finished_round
+        )
+        for observation in (*observations, *self._observed):
             if observation.client_b is None:
-                other = ""
+                other_name = ""
             else:
-                other = engine.names[observation.client_b]
+                other_name = engine.names[observation.client_b]
             self.row(
                 observation.metric,
                 observation.value,
@@ -463,7 +467,7 @@ class Recorder(Listener):
                 observation.client,
                 layer=observation.layer,
                 variant=observation.variant,
-                client_b=other,
+                client_b=other_name,
             )
         self._observed = []
 

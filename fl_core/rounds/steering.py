@@ -40,6 +40,7 @@ class EarlyStopping(Listener):
     """A listener that ends a run by its stopping rule, and records each model's best round.
 
     The rule is stored in the server's state.
+
     Args:
         keeps_best: whether the best models are kept in memory, for a run without a directory.
 
@@ -69,12 +70,12 @@ class EarlyStopping(Listener):
             UsageError: the client's samples give no score before the first round, and so none later.
         """
         client = engine.data.clients[reply.client]
-        main = self.rule.metrics[0]
+        main_metric = self.rule.metrics[0]
         for model, splits in reply.scores.items():
             if (scores := splits.get("validation")) is None:
                 continue
-            if rounds_done(rnd) == 0 and math.isnan(scores.get(main, math.nan)):
-                metric_label = label_of(main)
+            if rounds_done(rnd) == 0 and math.isnan(scores.get(main_metric, math.nan)):
+                metric_label = label_of(main_metric)
                 raise UsageError(
                     f"patience must have the validation samples of every client to judge by; {client.name!r} has none "
                     f"with a {metric_label}. Use patience=0, or give that client more samples."
@@ -133,12 +134,14 @@ class Saver(Listener):
         done, schedule = engine.done, engine.schedule
         if done == 0:
             return
-        waited = time.monotonic() - self._since
-        early = 0 <= waited < schedule.save_seconds  # not if the clock went back
-        saves = schedule.saves(done) and (done == schedule.end or not early)
+        waited_seconds = time.monotonic() - self._since
+        is_early = (
+            0 <= waited_seconds < schedule.save_seconds
+        )  # not if the clock went back
+        is_due = schedule.saves(done) and (done == schedule.end or not is_early)
         if self._stopping and schedule.evaluates(done):
-            saves |= engine.finished or done in self._stopping.rule.best.values()
-        if saves:
+            is_due |= engine.finished or done in self._stopping.rule.best.values()
+        if is_due:
             clients = engine.clients
             with self._timer.charge("save"):
                 self._writer.checkpoint(
@@ -212,21 +215,21 @@ class Divergence(Listener):
 
     def begin(self, client: str, loss: float) -> None:
         """Record a loss before the first round. For several models the largest is kept."""
-        before = self.starts.get(client, loss)
-        if before is None or not math.isfinite(loss):
+        largest_loss = self.starts.get(client, loss)
+        if largest_loss is None or not math.isfinite(loss):
             self.starts[client] = None
         else:
-            self.starts[client] = max(loss, before)
+            self.starts[client] = max(loss, largest_loss)
 
     def reason_for(self, client: str, loss: float) -> str:
         """Return why a loss has diverged, or an empty text. Losses that are not finite are handled elsewhere."""
         start = self.starts.get(client, -math.inf)
         if start is None or not math.isfinite(loss):
             return ""
-        bound, what = max((self._guess, "of guessing"), (start, "at the start"))
-        if not 0 < TIMES * bound < loss:
+        limit, origin = max((self._guess, "of guessing"), (start, "at the start"))
+        if not 0 < TIMES * limit < loss:
             return ""
-        return f"a loss of {loss:.3g}, over {TIMES:g} times the {bound:.3g} {what}"
+        return f"a loss of {loss:.3g}, over {TIMES:g} times the {limit:.3g} {origin}"
 
     def _check(
         self, engine: Engine, reply: ClientReply, done: int, loss: float, **columns: str
@@ -263,10 +266,10 @@ def check_end(run: Run, done: int) -> None:
         & (frame["split"] == "validation")
     ]
     if len(divergence):
-        first = divergence.iloc[0]
+        first_row = divergence.iloc[0]
         raise DivergedError(
-            f"{run.path} ended with models that have diverged; first the {first['model']} model of client "
-            f"{first['client']!r} ({first['status']}). Train again with a smaller lr."
+            f"{run.path} ended with models that have diverged; first the {first_row['model']} model of client "
+            f"{first_row['client']!r} ({first_row['status']}). Train again with a smaller lr."
         )
 
 
@@ -322,14 +325,16 @@ class PlanSelection(Listener):
         name = algorithm.name
         layers = algorithm.task_info.layers
         self._decide_by(name)
-        moving = [layer for layer in layers if layer.used and not layer.is_frozen]
-        choices = [layer for layer in moving if layer.weights]
-        if len(choices) < 2:
+        trained_layers = [
+            layer for layer in layers if layer.used and not layer.is_frozen
+        ]
+        choosable_layers = [layer for layer in trained_layers if layer.weights]
+        if len(choosable_layers) < 2:
             raise UsageError(
-                f"{name}: the model must have 2 layers to choose between; got {len(choices)}."
+                f"{name}: the model must have 2 layers to choose between; got {len(choosable_layers)}."
             )
         algorithm.resolve_plan(LayerPlan(layers, ()).with_first(1))
-        for layer in moving:
+        for layer in trained_layers:
             if set(layer.weights) <= set(layer.frozen):
                 raise UsageError(
                     f"layer {layer.name!r} must have weights that train, to be measured; got none. "
@@ -344,7 +349,7 @@ class PlanSelection(Listener):
             return
         self.check(engine.algorithm)
         if self.measure_first and engine.algorithm.plan is None:
-            scouting = Engine(
+            measuring_engine = Engine(
                 PLayerFL(engine.task_info),
                 engine.data,
                 engine.initial,
@@ -352,9 +357,9 @@ class PlanSelection(Listener):
                 engine.schedule,
                 [engine.listener(Costs).apart("plan"), engine.listener(Timer)],
             )
-            scouting.measure(scouting.sampled())
-            scouting.tell("after_training")
-            self._decide(engine, scouting.server.meta.pop(MEASURED))
+            measuring_engine.measure(measuring_engine.sampled())
+            measuring_engine.tell("after_training")
+            self._decide(engine, measuring_engine.server.meta.pop(MEASURED))
             engine.clients.begin(engine.algorithm)
 
     def after_exchange(self, engine: Engine, rnd: Round) -> None:

@@ -70,13 +70,13 @@ class Child:
         main = sys.modules["__main__"]
         if getattr(main, "__file__", "") == "<stdin>":
             del main.__file__  # the process could not read it
-        self.link, theirs = socket.socketpair()
+        self.link, child_end = socket.socketpair()
         context = multiprocessing.get_context("spawn")
-        self.process = context.Process(target=serve, args=(theirs,), daemon=True)
+        self.process = context.Process(target=serve, args=(child_end,), daemon=True)
         with delay_signals(), environment({**settings, **SAFE}):
             resource_tracker.ensure_running()  # or the start would do it, and let interrupts through
             self.process.start()
-        theirs.close()
+        child_end.close()
         self.stream = stream_of(self.link)
         self.last = last
 
@@ -229,37 +229,39 @@ def in_order(
             is lost. Another worker then takes its request.
     """
     queue = enumerate(requests)
-    repeated = deque[tuple[int, ClientRequest]]()
-    done: dict[int, tuple[str, Any]] = {}
+    repeated_tasks = deque[tuple[int, ClientRequest]]()
+    answers: dict[int, tuple[str, Any]] = {}
     n_begun = yielded = 0
-    ahead, exhausted = AHEAD * len(idle), False
+    ahead, is_exhausted = AHEAD * len(idle), False
     while True:
-        while idle and (repeated or (not exhausted and n_begun - yielded < ahead)):
-            task = repeated.popleft() if repeated else next(queue, None)
+        while idle and (
+            repeated_tasks or (not is_exhausted and n_begun - yielded < ahead)
+        ):
+            task = repeated_tasks.popleft() if repeated_tasks else next(queue, None)
             if task is None:
-                exhausted = True
+                is_exhausted = True
                 break
             position, request = task
             worker = idle.popleft()
             busy[begin(worker, request)] = worker, position, request
             n_begun = max(n_begun, position + 1)
-        while yielded in done:
-            kind, value = done.pop(yielded)
+        while yielded in answers:
+            kind, value = answers.pop(yielded)
             yielded += 1
             if kind == "error":
                 raise value
             yield value
-        if not busy and not repeated:
-            if exhausted:
+        if not busy and not repeated_tasks:
+            if is_exhausted:
                 return
             continue
         for handle in ready(list(busy)):
             worker, position, request = busy.pop(handle)
             reply = answer(worker, handle)
             if reply is None:
-                repeated.append((position, request))
+                repeated_tasks.append((position, request))
             else:
-                done[position] = reply
+                answers[position] = reply
                 idle.append(worker)
 
 
@@ -271,8 +273,8 @@ def check_sendable(part: object) -> None:
     """
     fault = "its class is of a notebook or a command, which no process can import"
     try:
-        no_file = not hasattr(sys.modules["__main__"], "__file__")
-        if not (b"__main__" in pickle.dumps(part) and no_file):
+        has_no_file = not hasattr(sys.modules["__main__"], "__file__")
+        if not (b"__main__" in pickle.dumps(part) and has_no_file):
             return
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         fault = str(error)
@@ -291,14 +293,14 @@ def stream_of(link: socket.socket) -> Stream:
 @contextmanager
 def environment(settings: Mapping[str, str]) -> Iterator[None]:
     """Give processes that start in the ``with`` block these environment variables."""
-    earlier = dict(os.environ)
+    earlier_environment = dict(os.environ)
     os.environ.update(settings)
     try:
         yield
     finally:
         for name in settings:
             del os.environ[name]
-        os.environ.update(earlier)
+        os.environ.update(earlier_environment)
 
 
 class _Pickler(pickle.Pickler):
@@ -348,23 +350,30 @@ def send(stream: Stream, message: object, last: Sent | None = None) -> None:
     body = io.BytesIO()
     pickler = _Pickler(body)
     pickler.dump(message)
-    sent: Sent = {}
+    sent_tensors: Sent = {}
     for key, tensor in pickler.tensors.items():
-        dense = tensor.detach().resolve_neg()
-        if not dense.is_contiguous():
-            dense = dense.clone()  # has fewer gaps in memory
-        form = dense.dtype, dense.shape, dense.stride(), tensor.requires_grad
-        memory = _bytes_of(dense)
-        sent[key] = form, memory if last is None else bytes(memory)
-    changed = {key for key in sent if sent[key] != (last or {}).get(key)}
-    forms = {key: form for key, (form, _) in sent.items()}
-    pickle.dump((forms, changed, body.tell()), stream)
-    for key, (_, data) in sent.items():
-        if key in changed:
+        dense_tensor = tensor.detach().resolve_neg()
+        if not dense_tensor.is_contiguous():
+            dense_tensor = dense_tensor.clone()  # has fewer gaps in memory
+        form = (
+            dense_tensor.dtype,
+            dense_tensor.shape,
+            dense_tensor.stride(),
+            tensor.requires_grad,
+        )
+        memory = _bytes_of(dense_tensor)
+        sent_tensors[key] = form, memory if last is None else bytes(memory)
+    changed_keys = {
+        key for key in sent_tensors if sent_tensors[key] != (last or {}).get(key)
+    }
+    forms = {key: form for key, (form, _) in sent_tensors.items()}
+    pickle.dump((forms, changed_keys, body.tell()), stream)
+    for key, (_, data) in sent_tensors.items():
+        if key in changed_keys:
             stream.write(data)
     stream.write(body.getbuffer())
     stream.flush()
-    _replace(last, sent)
+    _replace(last, sent_tensors)
 
 
 def receive(stream: Stream, last: Sent | None = None) -> Any:
@@ -376,18 +385,18 @@ def receive(stream: Stream, last: Sent | None = None) -> Any:
     Args:
         last: as for :func:`send` at the other end.
     """
-    forms, changed, size = pickle.load(stream)
+    forms, changed_keys, size = pickle.load(stream)
     tensors: dict[int, Tensor] = {}
-    received: Sent = {}
+    received_tensors: Sent = {}
     for key, (dtype, shape, stride, _) in forms.items():
         tensors[key] = torch.empty_strided(shape, stride, dtype=dtype)
         memory = _bytes_of(tensors[key])
-        if key in changed:
+        if key in changed_keys:
             _fill(stream, memory)
         elif last is not None:
             memory[:] = last[key][1]
-        received[key] = forms[key], memory if last is None else bytes(memory)
-    _replace(last, received)
+        received_tensors[key] = forms[key], memory if last is None else bytes(memory)
+    _replace(last, received_tensors)
     body = bytearray(size)  # all of it, whatever may fail on loading it
     _fill(stream, memoryview(body))
     for key, (*_, requires_grad) in forms.items():
@@ -453,6 +462,6 @@ def portable(error: Exception) -> Exception:
         return error
     except Exception:  # a class's own pickling may raise anything
         error_type = type(error).__name__
-        plain = RunError(f"{error_type}: {error}")
-        plain.add_note(note)
-        return plain
+        plain_error = RunError(f"{error_type}: {error}")
+        plain_error.add_note(note)
+        return plain_error

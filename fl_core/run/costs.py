@@ -119,22 +119,22 @@ class FlopCounter(TorchDispatchMode):
         packet = getattr(func, "overloadpacket", None)
         name = str(packet or func).rstrip("_")  # in place or not
         formula = FORMULAS.get(name)
-        hidden = not name.startswith(VISIBLE) or (
+        is_unknown = not name.startswith(VISIBLE) or (
             PRODUCTS.search(name) and not POINTWISE.search(name)
         )
-        if hidden and not formula:
+        if is_unknown and not formula:
             from torch.utils.flop_counter import flop_registry  # imports Triton
 
             formula = {str(op): f for op, f in flop_registry.items()}.get(name)
         if packet and not formula:
             with self:
-                parts = func.decompose(*args, **kwargs)
-                if parts is not NotImplemented:
-                    return parts
+                result = func.decompose(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
         out = func(*args, **kwargs)
         if formula:
             self.total += formula(*args, **kwargs, out_val=out)
-        elif hidden:
+        elif is_unknown:
             self.unknown.add(name)
         return out
 
@@ -146,10 +146,10 @@ setattr(FlopCounter, "__torch_dispatch__", FlopCounter._count)  # noqa: B010
 @contextmanager
 def unfused(model: nn.Module, allow_tf32: bool = True) -> Iterator[None]:
     """Run recurrent networks operation by operation inside the block, not in one kernel."""
-    fused = not any(isinstance(module, nn.RNNBase) for module in model.modules())
+    may_fuse = not any(isinstance(module, nn.RNNBase) for module in model.modules())
     with (
-        torch.backends.cudnn.flags(enabled=fused, allow_tf32=allow_tf32),
-        torch.backends.mkldnn.flags(enabled=fused, allow_tf32=None),
+        torch.backends.cudnn.flags(enabled=may_fuse, allow_tf32=allow_tf32),
+        torch.backends.mkldnn.flags(enabled=may_fuse, allow_tf32=None),
     ):
         yield
 
@@ -161,13 +161,13 @@ def count_flops(model: nn.Module) -> Iterator[FlopCounter]:
     Recurrent networks and transformers run operation by operation, not in one fused kernel.
     """
     mha = torch.backends.mha
-    fast = mha.get_fastpath_enabled()
+    fast_path = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)
     try:
         with unfused(model), FlopCounter() as counter:
             yield counter
     finally:
-        mha.set_fastpath_enabled(fast)
+        mha.set_fastpath_enabled(fast_path)
     if counter.unknown:
         unknown_names = listing(sorted(counter.unknown))
         warn(f"FLOPs are counted without {unknown_names}: no formula is known.")
@@ -214,11 +214,11 @@ Node = Any  # torch.autograd.graph.Node
 
 def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
     """Return layer -> bytes of its tensors that travel if it is shared, buffers included and frozen ones not."""
-    live = tree.named_tensors(model)
+    tensors = tree.named_tensors(model)
     sizes = {}
     for layer in layers:
-        sent = tree.select(live, set(layer.tensors) - set(layer.frozen))
-        sizes[layer.name] = float(tree.n_bytes(sent))
+        sent_tensors = tree.select(tensors, set(layer.tensors) - set(layer.frozen))
+        sizes[layer.name] = float(tree.n_bytes(sent_tensors))
     return sizes
 
 
@@ -226,8 +226,8 @@ class Ledger:
     """A record of which layer ran when, by the numbers of autograd's graph nodes."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
-        used = [layer for layer in layers if layer.used] or list(layers)
-        self.last = used[0].name if used else ""
+        used_layers = [layer for layer in layers if layer.used] or list(layers)
+        self.last = used_layers[0].name if used_layers else ""
         self._stack: list[str | None] = []
         self.numbers, self.names = [-1], [self.last]
 
@@ -239,10 +239,10 @@ class Ledger:
 
     def leave(self) -> None:
         self._stack.pop()
-        running = None
+        layer = None
         if self._stack:
-            running = self._stack[-1]
-        self.last = running or self.last  # a layer goes on after a module inside it
+            layer = self._stack[-1]
+        self.last = layer or self.last  # a layer goes on after a module inside it
         self._note()
 
     def _note(self) -> None:
@@ -264,27 +264,33 @@ def module_layers(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
     layer_of: dict[str, str] = {}
     for layer in layers:
         layer_of |= dict.fromkeys(layer.tensors, layer.name)
-    named = [
+    named_tensors = [
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
     ]
-    first = {id(tensor): layer_of[name] for name, tensor in named if name in layer_of}
-    layer_of |= {
-        name: first[id(tensor)] for name, tensor in named if id(tensor) in first
+    layer_by_id = {
+        id(tensor): layer_of[name] for name, tensor in named_tensors if name in layer_of
     }
-    beneath: dict[str, set[str]] = {}
-    direct: dict[str, str] = {}
+    layer_of |= {
+        name: layer_by_id[id(tensor)]
+        for name, tensor in named_tensors
+        if id(tensor) in layer_by_id
+    }
+    layers_below: dict[str, set[str]] = {}
+    own_layer: dict[str, str] = {}
     for name, layer_name in layer_of.items():
         owner = name.rpartition(".")[0]
-        direct.setdefault(owner, layer_name)
+        own_layer.setdefault(owner, layer_name)
         parts = owner.split(".") if owner else []
         for k in range(len(parts) + 1):
-            beneath.setdefault(".".join(parts[:k]), set()).add(layer_name)
-    single = {
-        path: next(iter(names)) for path, names in beneath.items() if len(names) == 1
+            layers_below.setdefault(".".join(parts[:k]), set()).add(layer_name)
+    only_layer = {
+        path: next(iter(names))
+        for path, names in layers_below.items()
+        if len(names) == 1
     }
-    direct.pop("", None)
-    return direct | single
+    own_layer.pop("", None)
+    return own_layer | only_layer
 
 
 def nodes(*roots: Node) -> list[Node]:
@@ -293,8 +299,8 @@ def nodes(*roots: Node) -> list[Node]:
     visited: set[Node] = set()
     stack = [(root, False) for root in roots]
     while stack:
-        node, expanded = stack.pop()
-        if expanded:
+        node, is_expanded = stack.pop()
+        if is_expanded:
             order.append(node)
         elif node not in visited:
             visited.add(node)
@@ -343,9 +349,9 @@ def cost_steps(tasks: Mapping[str, Task]) -> pd.DataFrame:
             raise UsageError(
                 f"the cost of {algorithm.name} is only known from a run. See its rows flops, bytes_down, bytes_up."
             )
-        batch = int(task.config.training.batch_size or 1)
-        space = task.client_runner().workspace
-        cost = round_cost(algorithm, space, task.data.shape, batch)
+        batch_size = int(task.config.training.batch_size or 1)
+        workspace = task.client_runner().workspace
+        cost = round_cost(algorithm, workspace, task.data.shape, batch_size)
         for index in range(algorithm.task_info.rounds):
             lines.append({"run": name, "round": index + 1, **cost(Round(index))})
     return pd.DataFrame(lines, columns=["run", "round", "naive", "flops", "moved"])
@@ -377,22 +383,22 @@ def round_cost(
         return training_flops(workspace, shape, train, present)
 
     def cost(rnd: Round) -> dict[str, float]:
-        naive = moved = 0
+        naive_cost = moved_bytes = 0
         operations = Counter[tuple[frozenset[str], frozenset[str]]]()
         for client, n in enumerate(algorithm.task_info.n_train):
             submodel = algorithm.submodel(rnd, client)
-            moved += n_bytes(algorithm.shared(rnd, client))
-            moved += n_bytes(algorithm.uploaded(rnd, client))
+            moved_bytes += n_bytes(algorithm.shared(rnd, client))
+            moved_bytes += n_bytes(algorithm.uploaded(rnd, client))
             for phase in algorithm.phases(rnd, client):
                 slices = batch_slices(n, batch, workspace.couples)
                 steps = phase.length(len(slices))
-                passes, rest = divmod(steps, len(slices))
-                naive += steps * numel(phase.train)
+                passes, remainder = divmod(steps, len(slices))
+                naive_cost += steps * numel(phase.train)
                 operations[phase.train, submodel] += passes * n + sum(
-                    part.stop - part.start for part in slices[:rest]
+                    part.stop - part.start for part in slices[:remainder]
                 )
         total = math.fsum(flops(*case) * count for case, count in operations.items())
-        return {"naive": naive, "flops": total, "moved": moved}
+        return {"naive": naive_cost, "flops": total, "moved": moved_bytes}
 
     return cost
 
@@ -421,17 +427,17 @@ def plan_cost(plan: LayerPlan, costs: pd.DataFrame) -> dict[str, float]:
     if rows.empty:
         raise UsageError("The rows hold no layer_cost. Measure it first.")
     rows = rows.drop_duplicates(["layer", "variant", "value"])
-    twice = rows[rows.duplicated(["layer", "variant"])]
-    if len(twice):
+    duplicates = rows[rows.duplicated(["layer", "variant"])]
+    if len(duplicates):
         raise UsageError(
-            f"The rows hold two costs of layer {twice['layer'].iloc[0]!r}. Keep those of one model."
+            f"The rows hold two costs of layer {duplicates['layer'].iloc[0]!r}. Keep those of one model."
         )
     table = rows.pivot(index="layer", columns="variant", values="value")
     for layer in plan.layers:
         check_known("layer with costs", layer.name, table.index)
-    every = table.loc[list(plan.names)].sum()
-    shared = table.loc[list(plan.shared)].sum()
-    sent, most = shared["bytes"], every["bytes"]
+    all_sums = table.loc[list(plan.names)].sum()
+    shared_sums = table.loc[list(plan.shared)].sum()
+    sent_bytes, all_bytes = shared_sums["bytes"], all_sums["bytes"]
 
     def flops(of: pd.Series[float]) -> float:
         return float(of["forward_flops"] + of["backward_flops"])
@@ -439,13 +445,13 @@ def plan_cost(plan: LayerPlan, costs: pd.DataFrame) -> dict[str, float]:
     return {
         "layers": float(len(plan.layers)),
         "layers_shared": float(len(plan.shared)),
-        "parameters": every["parameters"],
-        "parameters_shared": shared["parameters"],
-        "bytes_up": sent,
-        "bytes_down": sent,
-        "bytes_all": most,
-        "bytes_saved": most - sent,
-        "saved": (most - sent) / most if most else 0.0,
-        "training_flops": flops(every),
-        "training_flops_shared": flops(shared),
+        "parameters": all_sums["parameters"],
+        "parameters_shared": shared_sums["parameters"],
+        "bytes_up": sent_bytes,
+        "bytes_down": sent_bytes,
+        "bytes_all": all_bytes,
+        "bytes_saved": all_bytes - sent_bytes,
+        "saved": (all_bytes - sent_bytes) / all_bytes if all_bytes else 0.0,
+        "training_flops": flops(all_sums),
+        "training_flops_shared": flops(shared_sums),
     }

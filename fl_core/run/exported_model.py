@@ -188,28 +188,33 @@ def export(
         round = run.best_round(which)
     objects = {"data": data, "model": model, "loss": loss, "allow_code": allow_code}
     order = USED if which is None else (which,)
-    _, which, trained, task = next(restore.load_rounds(path, [round], order, **objects))
+    _, which, trained_models, task = next(
+        restore.load_rounds(path, [round], order, **objects)
+    )
     if isinstance(task.data.shape, PackedShape) or task.data.kind:
         raise UsageError(
             f"an exported model must have one input and one label; that of {path} has several. "
             "Save its state_dict() with torch.save."
         )
     if client is None:
-        check_one({k: tree.digest(tree.state_dict(m)) for k, m in trained.items()})
+        check_one(
+            {k: tree.digest(tree.state_dict(m)) for k, m in trained_models.items()}
+        )
     else:
-        check_known(f"client with a {which} model", client, trained)
-    chosen = trained[client or next(iter(trained))]
-    about = describe_model(task, chosen, **of_run(run, which, client, round))
+        check_known(f"client with a {which} model", client, trained_models)
+    chosen_model = trained_models[client or next(iter(trained_models))]
+    about = describe_model(task, chosen_model, **of_run(run, which, client, round))
     data, criterion = task.data, task.criterion
     bases = {
-        key: evaluate.base_outputs(data, criterion, client and key) for key in trained
+        key: evaluate.base_outputs(data, criterion, client and key)
+        for key in trained_models
     }
     about["temperature"], weight = evaluate.calibration_of(
-        data, criterion, trained, bases
+        data, criterion, trained_models, bases
     )
-    base = weight * bases[client or next(iter(trained))]
+    base = weight * bases[client or next(iter(trained_models))]
     about["base_rate"] = base.tolist() if task.data.classes else []
-    content = checked_content(out, about, chosen, task, model, allow_code)
+    content = checked_content(out, about, chosen_model, task, model, allow_code)
     return write(out, about, content)
 
 
@@ -223,27 +228,29 @@ def checked_content(
 ) -> bytes:
     """Check that a model's description rebuilds it, add its code's digest, and return the bytes of its weights."""
     trained = lora.merged(trained)
-    rebuilt = built_from(where, about, model, allow_code, tree.state_dict(trained))
+    rebuilt_model = built_from(
+        where, about, model, allow_code, tree.state_dict(trained)
+    )
     about["model"]["code"] = own_code.of_model(
-        rebuilt, model, about["model"]["callable"]
+        rebuilt_model, model, about["model"]["callable"]
     )
     example = models.example(task.data.shape)
     with tree.one_thread():
         if not torch.equal(
-            evaluate.predict(adapt(rebuilt), example),
+            evaluate.predict(adapt(rebuilt_model), example),
             evaluate.predict(trained, example),
         ):
             raise UsageError(
                 f"{about['model']['callable']} must give the same model when it is called again; got another."
             )
-    return save(tree.state_dict(rebuilt))
+    return save(tree.state_dict(rebuilt_model))
 
 
 def write(out: Path, about: dict[str, Any], content: bytes) -> ExportedModel:
     """Write a model's weights and its description, and return the exported model."""
     about["file"] = {"bytes": len(content), "sha256": sha(content)}
-    described = sign({"format": FORMAT, **about})
-    for path, data in ((out, content), (Path(f"{out}.json"), described)):
+    description = sign({"format": FORMAT, **about})
+    for path, data in ((out, content), (Path(f"{out}.json"), description)):
         write_atomically(path, data)
     return ExportedModel(out, about)
 
@@ -326,14 +333,15 @@ def predict_samples(
     allow_code: str | Collection[str] = (),
 ) -> Predictions:
     """Predict prepared samples. See :func:`predict`."""
-    built = adapt(exported.model(model=model, allow_code=allow_code))
+    adapted_model = adapt(exported.model(model=model, allow_code=allow_code))
     with tree.one_thread():
-        outputs = evaluate.predict(built, samples.x)
-    bad = torch.flatten((~torch.isfinite(outputs).all(dim=1)).nonzero()).tolist()
-    if bad:
-        first = samples.names[bad[0]]
+        outputs = evaluate.predict(adapted_model, samples.x)
+    bad_rows = torch.flatten((~torch.isfinite(outputs).all(dim=1)).nonzero()).tolist()
+    if bad_rows:
+        first_name = samples.names[bad_rows[0]]
         raise NonFiniteError(
-            f"outputs must be finite; got NaN or infinity for {len(bad)} of {len(outputs)} samples, first for {first}."
+            f"outputs must be finite; got NaN or infinity for {len(bad_rows)} of {len(outputs)} samples, "
+            f"first for {first_name}."
         )
     target = getattr(exported.inputs.preprocessing, "target", ())
     if target:
@@ -374,7 +382,7 @@ def describe_model(
         plan: the plan under which the model was trained. run: the run that trained it, as :func:`of_run` describes it.
     """
     config, data = task.config, task.data
-    below = find(config.federation.algorithm, config.federation.options)
+    algorithm = find(config.federation.algorithm, config.federation.options)
     names = {
         "algorithm": config.federation.algorithm,
         "options": dict(config.federation.options),
@@ -391,7 +399,7 @@ def describe_model(
             ),
             "seed": config.execution.seed,
             "bn": config.model.batchnorm,
-            "extended_by": names if extends_model(below) else None,
+            "extended_by": names if extends_model(algorithm) else None,
         },
         "inputs": Inputs.from_federation(data, config.data).to_json(),
         "classes": list(data.classes),
@@ -417,69 +425,75 @@ def built_from(
     allow_code: str | Collection[str],
     weights: Tree,
 ) -> nn.Module:
-    """Return the model that a description names, with these weights.
+    """Return the model that an export describes, with its weights.
 
-    Their names and shapes are compared before the model is tried, so that no small file takes much memory. For samples
-    of more than :data:`TRIAL` numbers it is not tried.
+    Names and shapes of the weights are compared before the first forward pass. A small file can therefore not make a
+    huge model. Samples of more than :data:`TRIAL` numbers get no test pass.
 
     Args:
         path: path of the file of weights, for messages.
+        about: the export's description, its ``.json`` file.
         model, allow_code: as for :meth:`ExportedModel.model`.
+        weights: its tensors by name.
 
     Raises:
         UsageError: code or a model is missing, the weights do not fit, or the samples are too large for an algorithm
             that tries the model to extend it.
     """
     allowed = own_code.allowed_code(allow_code)
-    stored = about["model"]
+    description = about["model"]
     inputs = Inputs.from_json(about["inputs"])
-    extended = stored["extended_by"] or {"algorithm": Algorithm.name, "options": {}}
-    named = {**extended, "model": stored["callable"]}
+    extension = description["extended_by"] or {
+        "algorithm": Algorithm.name,
+        "options": {},
+    }
+    named_code = {**extension, "model": description["callable"]}
     own_code.check_code(
         path,
         {
             key: name
-            for key, name in own_code.code_of(named).items()
+            for key, name in own_code.code_of(named_code).items()
             if model is None or key != "model"
         },
         allowed,
     )
     shape = inputs.model_shape
-    n_classes = stored["outputs"]
-    extends = stored["extended_by"] is not None
-    seed, small = stored["seed"], math.prod(shape) <= TRIAL
-    if extends and not small:
+    n_classes = description["outputs"]
+    is_extended = description["extended_by"] is not None
+    seed, is_small = description["seed"], math.prod(shape) <= TRIAL
+    if is_extended and not is_small:
         raise UsageError(
-            f"{path} must have samples of at most {TRIAL:,} numbers, since {extended['algorithm']} extends its model; "
+            f"{path} must have samples of at most {TRIAL:,} numbers, since {extension['algorithm']} extends its model; "
             f"got shape {shape}. Train it on smaller samples."
         )
     if model is None:
-        if not stored["callable"]:
+        if not description["callable"]:
             raise UsageError(
-                f"{path} must be loaded with its own model, {stored['class']}; got none. Pass it again, model=..."
+                f"{path} must be loaded with its own model, {description['class']}; got none. Pass it again, model=..."
             )
         own_code.check_allowed_options(
-            str(path), stored["callable"], stored["options"], allowed
+            str(path), description["callable"], description["options"], allowed
         )
     new_model = models.copy_user_model(
-        stored["callable"] if model is None else model,
+        description["callable"] if model is None else model,
         shape,
         n_classes,
         seed=seed,
-        options=stored["options"],
-        trial=extends,
+        options=description["options"],
+        trial=is_extended,
     )
-    if stored["bn"] == "drop":
+    if description["bn"] == "drop":
         drop_statistics(new_model)
-    if extends:
+    if is_extended:
         sizes = {"shape": shape, "n_classes": n_classes, "seed": seed}
-        algorithm = find(extended["algorithm"], extended["options"])
+        algorithm = find(extension["algorithm"], extension["options"])
         new_model = wrapped(
-            new_model, algorithm, extended["options"], stored["bn"], **sizes
+            new_model, algorithm, extension["options"], description["bn"], **sizes
         )
     if (
-        stored.get(
-            "code", fault := own_code.of_model(new_model, model, stored["callable"])
+        description.get(
+            "code",
+            fault := own_code.of_model(new_model, model, description["callable"]),
         )
         != fault
     ):
@@ -487,9 +501,12 @@ def built_from(
             f"{path} was exported with other code of its model: its predictions may be those of that code"
         )
     tree.load(new_model, weights)
-    if small:
+    if is_small:
         models.check_fit(
-            stored["callable"] or type(new_model).__name__, new_model, shape, n_classes
+            description["callable"] or type(new_model).__name__,
+            new_model,
+            shape,
+            n_classes,
         )
     return new_model
 
@@ -565,16 +582,16 @@ class Predictions(Displayed):
             raise UsageError(
                 "the model must predict classes; got a number. Use the outputs."
             )
-        single = self.outputs.shape[1] < len(self.classes)
-        if single:
+        has_one_output = self.outputs.shape[1] < len(self.classes)
+        if has_one_output:
             return build("bce").logits(self.outputs)
         return self.outputs
 
     @cached_property
     def probabilities(self) -> Tensor:
         """Return the softmax of the logits after the temperature, float64 [n, C]. Labels have the sigmoid of theirs."""
-        base = torch.tensor(self.base_rate or (0.0,), dtype=torch.float64)
-        logits = self.logits.double() / self.temperature + base
+        base_rate = torch.tensor(self.base_rate or (0.0,), dtype=torch.float64)
+        logits = self.logits.double() / self.temperature + base_rate
         if self.task == MULTILABEL:
             return logits.sigmoid()
         return logits.softmax(dim=1)
@@ -599,8 +616,8 @@ class Predictions(Displayed):
         lead = f"Predictions for {plural(len(self.samples), 'sample')}"
         if len(self.samples) > SHOWN:
             lead += f"; the first {SHOWN}"
-        shown = self.frame("probability" if len(self.classes) <= SHOWN else "none")
-        return Summary.of_frame(lead, shown.head(SHOWN))
+        table = self.frame("probability" if len(self.classes) <= SHOWN else "none")
+        return Summary.of_frame(lead, table.head(SHOWN))
 
     def frame(self, scores: str = "probability") -> pd.DataFrame:
         """Return a table with a line for each sample.
@@ -622,12 +639,12 @@ class Predictions(Displayed):
             names["clipped"] = self.clipped
         if not self.classes:
             return pd.DataFrame({**names, "predicted": self.outputs[:, 0].numpy()})
-        lines = pd.DataFrame({**names, "predicted": self.labels})
+        table = pd.DataFrame({**names, "predicted": self.labels})
         if scores == "none":
-            return lines
+            return table
         columns = [f"{scores} {name}" for name in self.classes]
         values = pd.DataFrame(getattr(self, SCORES[scores]).numpy(), columns=columns)
-        return pd.concat([lines, values], axis=1)
+        return pd.concat([table, values], axis=1)
 
 
 SCORES = {"probability": "probabilities", "logit": "logits", "none": ""}

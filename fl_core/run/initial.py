@@ -68,16 +68,16 @@ class ExtendedModel:
         self.model = model
         self.tensors = tree.named_tensors(model)
         self._parameters = {name for name, _ in model.named_parameters()}
-        name_of = {id(tensor): name for name, tensor in self.tensors.items()}
+        name_by_id = {id(tensor): name for name, tensor in self.tensors.items()}
         for name, tensor in plain.tensors.items():
-            if id(tensor) not in name_of and not cuts:
+            if id(tensor) not in name_by_id and not cuts:
                 raise TypeError(
                     f"a wrapped model must keep the original tensors; got another {name!r}."
                 )
         self.names = {
-            name: name_of[id(tensor)]
+            name: name_by_id[id(tensor)]
             for name, tensor in plain.tensors.items()
-            if id(tensor) in name_of
+            if id(tensor) in name_by_id
         }
         self._frozen = frozen_tensors(model)
         self.added: tuple[Layer, ...] = ()
@@ -86,9 +86,10 @@ class ExtendedModel:
             str, str
         ] = {}  # new tensor -> an original tensor whose layer it joins
         self._order: dict[str, int] = {}
-        now_at = {id(module): path for path, module in model.named_modules()}
+        path_by_id = {id(module): path for path, module in model.named_modules()}
         self._paths = {
-            path: now_at.get(id(module), path) for path, module in plain.modules.items()
+            path: path_by_id.get(id(module), path)
+            for path, module in plain.modules.items()
         }
         self._add(plain, adds, layers_of(model, example, by=by))
 
@@ -115,42 +116,42 @@ class ExtendedModel:
         Raises:
             UsageError: it was made for another model.
         """
-        planned = {*tensors_in(plan.layers)}
-        if planned == self.tensors.keys():
+        plan_tensors = {*tensors_in(plan.layers)}
+        if plan_tensors == self.tensors.keys():
             return plan
         plan.check_tensors(self.names)
         layers = self.layers(plan.layers)
-        added = tuple(
+        added_names = tuple(
             layer.name
             for layer in self.added
             if self.personal.isdisjoint(layer.tensors)
         )
 
         def placed(values: tuple[float | None, ...]) -> tuple[float | None, ...]:
-            values_of = dict(zip(plan.names, values, strict=False))
+            value_by_layer = dict(zip(plan.names, values, strict=False))
             if values:
-                return tuple(values_of.get(layer.name) for layer in layers)
+                return tuple(value_by_layer.get(layer.name) for layer in layers)
             return ()
 
         clients = {name: placed(values) for name, values in plan.why.clients.items()}
         why = replace(plan.why, values=placed(plan.why.values), clients=clients)
-        return LayerPlan(layers, (*plan.shared, *added), why)
+        return LayerPlan(layers, (*plan.shared, *added_names), why)
 
     def _add(
-        self, plain: BaseModel, adds: Mapping[str, str], traced: Sequence[Layer]
+        self, plain: BaseModel, adds: Mapping[str, str], traced_layers: Sequence[Layer]
     ) -> None:
         self._order = {}
-        for k, layer in enumerate(traced):
+        for k, layer in enumerate(traced_layers):
             self._order |= dict.fromkeys(layer.tensors, k)
-        used = {*tensors_in(layer for layer in traced if layer.used)}
-        old = set(self.names.values())
-        members: dict[str, list[str]] = {path: [] for path in adds}
+        used_tensors = {*tensors_in(layer for layer in traced_layers if layer.used)}
+        old_tensors = set(self.names.values())
+        added_tensors: dict[str, list[str]] = {path: [] for path in adds}
         for name in self.tensors:
-            if name in old:
+            if name in old_tensors:
                 continue
             path = next((path for path in adds if is_inside(name, path)), None)
             if path is not None:
-                members[path].append(name)
+                added_tensors[path].append(name)
             else:
                 self._adapters[name] = self._adapt(name)
         self.added = tuple(
@@ -159,9 +160,9 @@ class ExtendedModel:
                 parameters=tuple(name for name in names if name in self._parameters),
                 buffers=tuple(name for name in names if name not in self._parameters),
                 output="" if path in self.tensors else path,
-                used=not used.isdisjoint(names),
+                used=not used_tensors.isdisjoint(names),
             )
-            for path, names in members.items()
+            for path, names in added_tensors.items()
             if names
         )
         for layer in self.added:
@@ -177,13 +178,17 @@ class ExtendedModel:
         """Return an original tensor of the module around a new tensor: the nearest module that has any."""
         path = _owner(name)
         while path:
-            old_names = [old for old, now in self.names.items() if is_inside(now, path)]
+            old_names = [
+                old_name
+                for old_name, new_name in self.names.items()
+                if is_inside(new_name, path)
+            ]
             if old_names:
-                first = min(old_names, key=lambda old: len(_owner(old)))
-                if _owner(first) and all(
-                    is_inside(old, _owner(first)) for old in old_names
+                nearest_name = min(old_names, key=lambda old: len(_owner(old)))
+                if _owner(nearest_name) and all(
+                    is_inside(old_name, _owner(nearest_name)) for old_name in old_names
                 ):
-                    return first
+                    return nearest_name
                 break
             path = _owner(path)
         raise TypeError(
@@ -192,18 +197,20 @@ class ExtendedModel:
 
     def _carry(self, layer: Layer) -> Layer:
         adapters = sorted(
-            name for name, near in self._adapters.items() if near in layer.tensors
+            name
+            for name, neighbour in self._adapters.items()
+            if neighbour in layer.tensors
         )
-        added = [name for name in adapters if name in self._parameters]
-        others = (name for name in adapters if name not in added)
-        carried = replace(
+        added_parameters = [name for name in adapters if name in self._parameters]
+        added_buffers = (name for name in adapters if name not in added_parameters)
+        new_layer = replace(
             layer,
-            parameters=(*self._now(layer.parameters), *added),
-            buffers=(*self._now(layer.buffers), *others),
+            parameters=(*self._now(layer.parameters), *added_parameters),
+            buffers=(*self._now(layer.buffers), *added_buffers),
             output=self._output(layer),
             tables=self._now(layer.tables),
         )
-        return frozen_of(carried, self._frozen)
+        return frozen_of(new_layer, self._frozen)
 
     def _now(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(self.names[name] for name in names if name in self.names)
@@ -231,7 +238,7 @@ def extend(
     """
     algorithm = find(config.federation.algorithm, config.federation.options)
     outputs = criterion.outputs(data.n_classes)
-    plain = BaseModel(tree.named_tensors(model), dict(model.named_modules()))
+    base_model = BaseModel(tree.named_tensors(model), dict(model.named_modules()))
     model = wrapped(
         model,
         algorithm,
@@ -241,8 +248,8 @@ def extend(
         n_classes=outputs,
         seed=config.execution.seed,
     )
-    built = ExtendedModel(
-        plain,
+    extended_model = ExtendedModel(
+        base_model,
         model,
         algorithm.added_modules,
         models.example(data.shape),
@@ -252,7 +259,7 @@ def extend(
     model_class = type(model).__name__
     what = f"{model_class}, built for {algorithm.name},"
     models.check_fit(what, model, data.shape, outputs)
-    return built
+    return extended_model
 
 
 def wrapped(
@@ -313,9 +320,14 @@ def start(
     """
     path = Path(path)
     if path.is_dir():
-        stored, stored_words, local_norms, local = _of_run(path)
+        stored, stored_words, local_norms, local_layers = _of_run(path)
     else:
-        stored, stored_words, local_norms, local = (weights.read(path), None, False, [])
+        stored, stored_words, local_norms, local_layers = (
+            weights.read(path),
+            None,
+            False,
+            [],
+        )
     if (
         words is not None
         and stored_words is not None
@@ -326,9 +338,9 @@ def start(
         )
     notes = _keep_classifier(model, stored, model.state_dict(), example, path)
     copy_into(model, stored, str(path))
-    if local:
+    if local_layers:
         notes.append(
-            f"{listing(local)} start as {path} began: its clients kept their own"
+            f"{listing(local_layers)} start as {path} began: its clients kept their own"
         )
     if local_norms and any(
         norm.track_running_stats for norm in batch_norms(model).values()
@@ -343,25 +355,27 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
     """Return a run's last common model, its vocabulary, whether clients kept running statistics, and their layers."""
     run = store.Run(path)
     config = run.config
-    whole = bool((run.rows()[1]["model"] == "global").any())
+    has_global = bool((run.rows()[1]["model"] == "global").any())
     plan = run.plan()
     if config.get("adapt") is not None:
         raise UsageError(
             f"init must be a run without adapters; got {path}. Export its model, and name that file."
         )
-    which = run.used_round("global" if whole else None)
-    server = run.checkpoint(which, lazy=True).server.trees
-    if not (whole or plan) or "model" not in server:
+    round_number = run.used_round("global" if has_global else None)
+    server = run.checkpoint(round_number, lazy=True).server.trees
+    if not (has_global or plan) or "model" not in server:
         raise UsageError(
             "init must be a run with a global model or with shared layers, such as one of fedavg or fedper; "
             f"got {path}, a run of {config['algorithm']}. Choose another run."
         )
     local_norms = config["batchnorm"] == "local"
-    if whole or plan is None:
+    if has_global or plan is None:
         return dict(server["model"]), config.get("words"), local_norms, []
-    shared = LayerPlan.from_json(plan)
-    local = [layer.name for layer in shared.layers if layer.name not in shared.shared]
-    return dict(server["model"]), config.get("words"), local_norms, local
+    layer_plan = LayerPlan.from_json(plan)
+    local_layers = [
+        layer.name for layer in layer_plan.layers if layer.name not in layer_plan.shared
+    ]
+    return dict(server["model"]), config.get("words"), local_norms, local_layers
 
 
 def _keep_classifier(
@@ -377,12 +391,12 @@ def _keep_classifier(
         for name in names
     ):
         return []
-    theirs, ours = len(stored[names[0]]), len(model_state[names[0]])
-    if theirs == ours:
+    stored_classes, model_classes = len(stored[names[0]]), len(model_state[names[0]])
+    if stored_classes == model_classes:
         return []
     stored.update({name: model_state[name] for name in names})
     return [
-        f"the classifier {head!r} starts fresh: {path} is of {theirs} classes, the data have {ours}"
+        f"the classifier {head!r} starts fresh: {path} is of {stored_classes} classes, the data have {model_classes}"
     ]
 
 
@@ -395,29 +409,30 @@ def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> Non
     Raises:
         UsageError: a name or shape does not fit. The message names the first.
     """
-    live = {
+    model_tensors = {
         name: tensor
         for name, tensor in model.state_dict(keep_vars=True).items()
         if isinstance(tensor, Tensor)
     }
-    ties: dict[int, list[str]] = {}
-    for name, tensor in live.items():
-        ties.setdefault(id(tensor), []).append(name)
+    names_by_id: dict[int, list[str]] = {}
+    for name, tensor in model_tensors.items():
+        names_by_id.setdefault(id(tensor), []).append(name)
     source = dict(stored)
-    for names in ties.values():
-        tied = [name for name in names if name in source]
-        for name in tied[1:]:
-            if not equal(source[tied[0]], source.pop(name)):
+    for names in names_by_id.values():
+        stored_names = [name for name in names if name in source]
+        for name in stored_names[1:]:
+            if not equal(source[stored_names[0]], source.pop(name)):
                 raise UsageError(
-                    f"tied tensors {tied[0]!r} and {name!r} must have the same values; got different ones in {where}."
+                    f"tied tensors {stored_names[0]!r} and {name!r} must have the same values; "
+                    f"got different ones in {where}."
                 )
-        if tied:
-            source[names[0]] = source.pop(tied[0])
-    strict = strict_state(model, stored)
-    if strict is not None:
-        model.load_state_dict(strict, strict=True)
+        if stored_names:
+            source[names[0]] = source.pop(stored_names[0])
+    strict_tensors = strict_state(model, stored)
+    if strict_tensors is not None:
+        model.load_state_dict(strict_tensors, strict=True)
         return
-    targets = {names[0]: live[names[0]] for names in ties.values()}
+    targets = {names[0]: model_tensors[names[0]] for names in names_by_id.values()}
     tree.check_same(source, targets, where, "the model")
     tree.assign(targets, source)
 

@@ -38,13 +38,13 @@ def digests(task: Task) -> dict[str, str]:
     entry. ``layers`` is the digest of the printed text of the user's model.
     """
     config = task.config
-    parts = {
+    objects_by_key = {
         key: [import_object(key, name)]
         for key, name in code_of(config.to_json()).items()
         if key != "model"
     }
-    parts.setdefault("algorithm", []).append(type(task.algorithm(None)))
-    code_digests = {key: digest_of(things) for key, things in parts.items()}
+    objects_by_key.setdefault("algorithm", []).append(type(task.algorithm(None)))
+    code_digests = {key: digest_of(things) for key, things in objects_by_key.items()}
     code_digests |= of_model(task.model, task.own["model"], str(config.model.model))
     loss = getattr(task.own["model"], OWN_LOSS, None)
     if loss is not None:
@@ -65,10 +65,10 @@ def of_model(model: nn.Module, model_given: object, named: str) -> dict[str, str
     code = digest_of(
         [*map(type, model.modules()), *([] if model_given is None else [model_given])]
     )
-    printed = sha(_without_addresses(repr(model)).encode())
+    layers_digest = sha(_without_addresses(repr(model)).encode())
     if not code and model_given is None:
         return {}
-    digests = {"layers": printed}
+    digests = {"layers": layers_digest}
     if code:
         digests["model"] = code
     return digests
@@ -81,9 +81,9 @@ def digest_of(things: Iterable[Any]) -> str:
     ''
     """
     texts: dict[str, list[str]] = {}
-    waiting = [*things]
-    while waiting:
-        thing = _definition(waiting.pop())
+    pending = [*things]
+    while pending:
+        thing = _definition(pending.pop())
         name = f"{thing.__module__}.{thing.__qualname__}"
         if name in texts or not _is_own(thing):
             continue
@@ -91,15 +91,15 @@ def digest_of(things: Iterable[Any]) -> str:
         members: dict[str, Any] = {"": thing}
         if isinstance(thing, type):
             members = dict(vars(thing))
-            waiting += thing.__bases__
+            pending += thing.__bases__
         for key, value in sorted(members.items()):
-            inner = inspect.unwrap(getattr(value, "__func__", value))
+            function = inspect.unwrap(getattr(value, "__func__", value))
             if isinstance(value, property):
-                inner = value.fget
-            if isinstance(inner, types.FunctionType):
-                compiled, used = _compiled(inner)
-                texts[name].append(f"{key}: {compiled}")
-                waiting += used
+                function = value.fget
+            if isinstance(function, types.FunctionType):
+                code_texts, used_objects = _compiled(function)
+                texts[name].append(f"{key}: {code_texts}")
+                pending += used_objects
             elif isinstance(value, _CONSTANTS) and not key.startswith("__"):
                 text = _text(value)
                 texts[name].append(f"{key} = {text}")
@@ -142,19 +142,21 @@ def _compiled(function: types.FunctionType) -> tuple[list[str], list[Any]]:
         constants = _text(code.co_consts)
         texts.append(f"{code.co_code.hex()} {code.co_names} {constants}")
     names = {*chain.from_iterable(code.co_names for code in codes)}
-    outside = {key: v for key, v in function.__globals__.items() if key in names}
-    outside |= inspect.getclosurevars(function).nonlocals
-    used: list[Any] = []
-    for name, value in sorted(outside.items()):
+    outer_values = {key: v for key, v in function.__globals__.items() if key in names}
+    outer_values |= inspect.getclosurevars(function).nonlocals
+    used_objects: list[Any] = []
+    for name, value in sorted(outer_values.items()):
         if isinstance(value, _CONSTANTS):
             text = _text(value)
             texts.append(f"{name} = {text}")
         elif isinstance(value, types.ModuleType):
-            used += [vars(value).get(inner) for inner in names]
+            used_objects += [
+                vars(value).get(name_in_module) for name_in_module in names
+            ]
         else:
-            used.append(value)
+            used_objects.append(value)
     return texts, [
-        thing for thing in used if isinstance(thing, (type, types.FunctionType))
+        thing for thing in used_objects if isinstance(thing, (type, types.FunctionType))
     ]
 
 
@@ -178,11 +180,11 @@ def _without_addresses(text: str) -> str:
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the user's own code that a configuration names, ``package.module:name``, by the configuration's key."""
-    named = {key: config.get(key) for key in marked(Mark.CODE)}
-    named |= {f"option {key}": value for key, value in config["options"].items()}
+    named_values = {key: config.get(key) for key in marked(Mark.CODE)}
+    named_values |= {f"option {key}": value for key, value in config["options"].items()}
     code = {
         key: value
-        for key, value in named.items()
+        for key, value in named_values.items()
         if isinstance(value, str) and is_outside(value)
     }
     if is_code(str(config["model"])):

@@ -67,16 +67,20 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
 
     Settings of an earlier version get their present form, with the columns that the run used.
     """
-    rest = {name: value for name, value in stored.items() if name not in _BESIDE}
-    path = Path(str(rest.get("dataset")))
-    files = str(path).endswith((".csv", ".tsv")) or (path.is_dir() and is_table(path))
+    settings = {name: value for name, value in stored.items() if name not in _BESIDE}
+    path = Path(str(settings.get("dataset")))
+    is_text_table = str(path).endswith((".csv", ".tsv")) or (
+        path.is_dir() and is_table(path)
+    )
     columns = (stored.get("preprocessing") or {}).get("columns")
-    own_table = rest.get("keep_ids") or ("separator" in rest and is_table(path))
-    rest, _ = current(rest, files)
-    if own_table and columns:
-        rest |= {"columns": list(columns), "exclude_columns": None}
+    is_earlier_table = settings.get("keep_ids") or (
+        "separator" in settings and is_table(path)
+    )
+    settings, _ = current(settings, is_text_table)
+    if is_earlier_table and columns:
+        settings |= {"columns": list(columns), "exclude_columns": None}
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
-    config = RunConfig(**rest)
+    config = RunConfig(**settings)
     return (config.with_keys(plan=None) if plan is not None else config), plan
 
 
@@ -86,12 +90,12 @@ def check_current(run: Run) -> None:
     Raises:
         UsageError: there are such settings. The message names them and their new forms.
     """
-    _, removed = current(run.config)
-    if removed:
-        ways = " ".join(new_form(key, run.config[key]) for key in removed)
+    _, removed_keys = current(run.config)
+    if removed_keys:
+        advice = " ".join(new_form(key, run.config[key]) for key in removed_keys)
         raise UsageError(
-            f"{run.path} must have settings of this version to be continued; got {listing(removed)}. {ways} Begin a "
-            "new run."
+            f"{run.path} must have settings of this version to be continued; got {listing(removed_keys)}. "
+            f"{advice} Begin a new run."
         )
 
 
@@ -114,8 +118,8 @@ def task_of(
     start = run.start()
     with damaged(path, UsageError):
         config, plan = stored_config(stored)
-    for key, has in (("plan", plan), ("init", start)):
-        if config.value(key) not in (None, AUTO) and has is None:
+    for key, is_stored in (("plan", plan), ("init", start)):
+        if config.value(key) not in (None, AUTO) and is_stored is None:
             got = config.value(key)
             raise CorruptError(
                 f"{path} is damaged: it names the {key} {got!r} and has none"
@@ -137,9 +141,11 @@ def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stored partition and the fitted preprocessing, as :func:`assemble` takes them."""
     with damaged(run.path / "partition.safetensors", UsageError):
         partition = Partition.from_tree(run.partition())
-    fitted = stored.get("preprocessing")
+    preprocessing = stored.get("preprocessing")
     with damaged(run.path / "config.json", UsageError):
-        stored_parts = None if fitted is None else Preprocessing.from_json(fitted)
+        stored_parts = (
+            None if preprocessing is None else Preprocessing.from_json(preprocessing)
+        )
     return {"partition": partition, "preprocessing": stored_parts}
 
 
@@ -155,26 +161,27 @@ def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
     run.stopping_rule()  # which checks what is stored of it
     initial = tree.state_dict(task.model)
     names = task.data.names
-    where = damaged(run.checkpoint_path(checkpoint.round), UsageError)
-    if edited := changed_code(run, task):
-        where = about(
-            f"{run.path} must be read with the code that it began with; got other code of its {listing(edited)}"
+    report_damage = damaged(run.checkpoint_path(checkpoint.round), UsageError)
+    if edited_parts := changed_code(run, task):
+        report_damage = about(
+            f"{run.path} must be read with the code that it began with; got other code of its {listing(edited_parts)}"
         )
-    with where:
+    with report_damage:
         algorithm = _under_its_plan(task, checkpoint.server)
-        stranger = next(iter(set(checkpoint.clients) ^ set(names)), None)
-        if stranger is not None:
+        unknown_client = next(iter(set(checkpoint.clients) ^ set(names)), None)
+        if unknown_client is not None:
             raise UsageError(
-                f"clients must be the same as in the run; got a difference in {stranger!r}. Give the data of the run."
+                f"clients must be the same as in the run; got a difference in {unknown_client!r}. "
+                "Give the data of the run."
             )
         states = chain([checkpoint.server], checkpoint.clients.values())
         kinds = checkpoint.models.values()
         client_models = chain.from_iterable(models.values() for models in kinds)
-        for stored in chain(
+        for tensors in chain(
             (state.trees.get("model", {}) for state in states), client_models
         ):
-            expected = {name: initial[name] for name in stored if name in initial}
-            tree.check_same(expected, stored, "the model", "the checkpoint")
+            expected = {name: initial[name] for name in tensors if name in initial}
+            tree.check_same(expected, tensors, "the model", "the checkpoint")
     return algorithm
 
 
@@ -210,13 +217,16 @@ def check_own(
     """
     check_given(path, stored, **given)
     code = allowed_code(allow_code)
-    passed = {"model": given["model"] is not None, "dataset": given["data"] is not None}
+    is_passed = {
+        "model": given["model"] is not None,
+        "dataset": given["data"] is not None,
+    }
     check_code(
         path,
-        {key: name for key, name in code_of(stored).items() if not passed.get(key)},
+        {key: name for key, name in code_of(stored).items() if not is_passed.get(key)},
         code,
     )
-    if not passed["model"]:
+    if not is_passed["model"]:
         model = str(stored["model"])
         options = stored["model_options"]
         check_allowed_options(str(path), model, options, code, weights)
@@ -230,55 +240,57 @@ def check_given(path: Path, stored: Mapping[str, Any], **given: object) -> None:
     """
     for kind in stored["own"]:
         if given[kind] is None:
-            further = (
+            further_advice = (
                 ", loss=... if given, or own_model=... of fl.diagnose"
                 if kind == "model"
                 else ""
             )
             raise UsageError(
                 f"{path} must be read with its own {kind}, which it does not store; got none. "
-                f"Pass {kind}=...{further}"
+                f"Pass {kind}=...{further_advice}"
             )
 
 
 def check_same_start(task: Task, path: Path, weights: bool) -> None:
     """Check that data and initial model equal the ones in the rows' header. A base of adapters is stored nowhere."""
-    began = Run(path).header()
+    stored_header = Run(path).header()
     header = task.header("")
     names = [
         [
             [layer["name"], *layer["parameters"], *layer["buffers"]]
             for layer in start["layers"]
         ]
-        for start in (began, header)
+        for start in (stored_header, header)
     ]
-    for same, what, got in (
-        (began["data"] == header["data"], "data", "other data"),
+    for is_same, part, got in (
+        (stored_header["data"] == header["data"], "data", "other data"),
         (names[0] == names[1], "model", "other layers"),
         (
             not (weights or tree.frozen_base(task.model))
-            or began["checkpoint"] == header["checkpoint"],
+            or stored_header["checkpoint"] == header["checkpoint"],
             "model",
             "other weights",
         ),
     ):
-        if not same:
+        if not is_same:
             raise UsageError(
-                f"{path} must be resumed with the same {what}; got {got}. Choose another directory for a new run."
+                f"{path} must be resumed with the same {part}; got {got}. Choose another directory for a new run."
             )
 
 
 def changes(began: Mapping[str, Any]) -> list[str]:
     """Return versions that differ from an earlier environment, such as ``torch 2.14.0 (now 2.14.1)``."""
     versions_now = writing.versions()
-    pairs = {
+    versions_by_package = {
         name: (old, versions_now["versions"].get(name, ""))
         for name, old in began["versions"].items()
     }
-    pairs["python"] = (began["python"], versions_now["python"])
-    differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    versions_by_package["python"] = (began["python"], versions_now["python"])
+    differing_versions = {
+        name: pair for name, pair in versions_by_package.items() if pair[0] != pair[1]
+    }
     lines = []
-    for name, pair in differing.items():
+    for name, pair in differing_versions.items():
         old, new = (version or "missing" for version in pair)
         lines.append(f"{name} {old} (now {new})")
     return lines
@@ -341,8 +353,8 @@ def with_labels(model: Any, names: Sequence[str], loss: Loss) -> nn.Module:
     The names are in the order of its outputs.
     """
     model.label_names, model.training_loss = tuple(names), loss
-    renamed: nn.Module = model
-    return renamed
+    labelled_model: nn.Module = model
+    return labelled_model
 
 
 def load_rounds(
@@ -363,13 +375,13 @@ def load_rounds(
         check_known("model", kind, MODELS)
     run, task = Run(path), None
     for round in rounds:
-        one = None
+        model_name = None
         if len(which) == 1:
-            one = which[0]
+            model_name = which[0]
         if round == "best":
-            round = run.best_round(one)
+            round = run.best_round(model_name)
         elif round is None:
-            round = run.used_round(one)
+            round = run.used_round(model_name)
         checkpoint = run.checkpoint(round)
         if task is None:
             task = _task_to_read(run, **own)
@@ -396,14 +408,16 @@ def _trees_of_first(
         raise UsageError(
             f"model must be one of {listing(trees)} after round {checkpoint.round}; got {order[0]!r}."
         )
-    whole = tree.named_tensors(task.model).keys()
-    chosen = trees[kind_name]
-    for client, model in chosen.items():
-        if model.keys() < whole:
+    all_names = tree.named_tensors(task.model).keys()
+    client_trees = trees[kind_name]
+    for client, model in client_trees.items():
+        if model.keys() < all_names:
             raise UsageError(
                 f"client {client!r} must have a whole {kind_name!r} model to load; got a part of it."
             )
-    return kind_name, {name: chosen[name] for name in task.data.names if name in chosen}
+    return kind_name, {
+        name: client_trees[name] for name in task.data.names if name in client_trees
+    }
 
 
 def trees_of(
@@ -427,15 +441,16 @@ def _task_to_read(
     check_own(run.path, run.config, allow_code, True, **objects)
     task = task_of(run, trained=True, **objects)
     check_same_start(task, run.path, weights=False)
-    if changed := changed_code(run, task):
+    if changed_parts := changed_code(run, task):
         warn(
-            f"{run.path} was trained with other code of its {listing(changed)}: its scores may be those of that code"
+            f"{run.path} was trained with other code of its {listing(changed_parts)}: "
+            "its scores may be those of that code"
         )
     return task
 
 
 def copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:
     """Return a copy of a model with the tensors of a tree."""
-    module = tree.copied(model)
-    tree.load(module, source)
-    return module
+    model_copy = tree.copied(model)
+    tree.load(model_copy, source)
+    return model_copy

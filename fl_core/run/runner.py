@@ -147,37 +147,43 @@ def run(
     task = assemble(
         config, data=data, loaded=loaded, model=model, plan=plan, start=initial
     )
-    used = _used(instruments, task)
-    plan_selection_of(task, used).check(task.algorithm(task.plan))
-    _measuring(task, used)
+    run_instruments = _used(instruments, task)
+    plan_selection_of(task, run_instruments).check(task.algorithm(task.plan))
+    _measuring(task, run_instruments)
     if out is not None:
         writing.check_free(Path(out))
     settings = Execution(**execution)
     if announce:
         task.announce()
     if out is None:
-        return _execute(task, used, None, settings)
+        return _execute(task, run_instruments, None, settings)
     data, config = task.data, task.config
-    stored = {
+    stored_config = {
         **config.to_json(),
         "shape": list(data.shape),
         "classes": list(data.classes),
     }
     if data.words is not None:
-        stored["words"] = list(data.words)
+        stored_config["words"] = list(data.words)
     if data.preprocessing is not None:
-        stored["preprocessing"] = data.preprocessing.to_json()
+        stored_config["preprocessing"] = data.preprocessing.to_json()
     if data.table.columns:
-        stored["table"] = data.table.to_json()
-    in_force = task.algorithm(task.plan).plan
-    stored["given"] = None if task.plan is None else task.plan.to_json()
-    stored["in_force"] = None if in_force is None else in_force.to_json()
+        stored_config["table"] = data.table.to_json()
+    plan_in_force = task.algorithm(task.plan).plan
+    stored_config["given"] = None if task.plan is None else task.plan.to_json()
+    stored_config["in_force"] = (
+        None if plan_in_force is None else plan_in_force.to_json()
+    )
     own_kinds = [
         kind for kind, own_object in task.own.items() if own_object is not None
     ]
-    stored |= {"command": command, "code": own_code.digests(task), "own": own_kinds}
+    stored_config |= {
+        "command": command,
+        "code": own_code.digests(task),
+        "own": own_kinds,
+    }
     header = {"run": Path(out).name, **task.header(command)}
-    stored["environment"] = {
+    stored_config["environment"] = {
         **writing.current_environment(),
         "device": config.execution.device,
         "data": data.digest,
@@ -185,12 +191,12 @@ def run(
         "model": header["checkpoint"],
         "loss": task.criterion.name,
     }
-    for key, value in stored.items():
+    for key, value in stored_config.items():
         with about(f"{key} must be plain numbers and text", (TypeError, ValueError)):
             storage.json_bytes(value)
     partition = data.partition.to_tree()
-    with writing.create(out, stored, partition, header, task.start) as writer:
-        return _execute(task, used, writer, settings)
+    with writing.create(out, stored_config, partition, header, task.start) as writer:
+        return _execute(task, run_instruments, writer, settings)
 
 
 def resume(
@@ -235,33 +241,33 @@ def resume(
         weights = run.start() is not None
         restore.check_own(path, run.config, allow_code, weights, data=data, model=model)
         task = task_of(run, data_root=data_root, data=data, model=model, loss=loss)
-        used = _used(instruments, task)
+        run_instruments = _used(instruments, task)
         if not run.rounds:  # later the plan has been chosen
-            plan_selection_of(task, used).check(task.algorithm(task.plan))
-        changed: list[str] = []
+            plan_selection_of(task, run_instruments).check(task.algorithm(task.plan))
+        changed_parts: list[str] = []
 
         def accept(checkpoint: store.Checkpoint | None) -> None:
             if not run.finished:
-                changed[:] = own_code.changed_code(run, task)
-            if changed and not allow_changed_code:
+                changed_parts[:] = own_code.changed_code(run, task)
+            if changed_parts and not allow_changed_code:
                 raise UsageError(
                     f"{path} must be resumed with the code that it began with; got other code of its "
-                    f"{listing(changed)}. Pass allow_changed_code=True to use it."
+                    f"{listing(changed_parts)}. Pass allow_changed_code=True to use it."
                 )
             restore.check_same_start(task, path, weights=weights or checkpoint is None)
             if checkpoint is not None:
                 restore.check(run, checkpoint, task)
 
         done = writer.rewind(accept)
-        others = restore.changes(run.config["environment"])
-        if others and not run.finished:
+        changed_versions = restore.changes(run.config["environment"])
+        if changed_versions and not run.finished:
             warn(
-                f"{path} began with {listing(others)}: what follows may differ in its last bits from an "
+                f"{path} began with {listing(changed_versions)}: what follows may differ in its last bits from an "
                 "undisturbed run's"
             )
         settings = Execution(**execution)
-        code = own_code.digests(task) if changed else {}
-        return _execute(task, used, writer, settings, done, code)
+        code = own_code.digests(task) if changed_parts else {}
+        return _execute(task, run_instruments, writer, settings, done, code)
 
 
 def check_device(name: str, task: Task | None = None) -> None:
@@ -279,27 +285,31 @@ def check_device(name: str, task: Task | None = None) -> None:
         torch.empty(0, device=name).cpu()
     except (RuntimeError, AssertionError) as error:
         modules = {"cuda": torch.cuda, "mps": torch.backends.mps}
-        there = [
+        available_devices = [
             "cpu",
-            *(kind for kind, module in modules.items() if module.is_available()),
+            *(
+                device_type
+                for device_type, module in modules.items()
+                if module.is_available()
+            ),
         ]
         reason = str(error).splitlines()[0]
         if reason.startswith("Expected one of"):  # a list of all that PyTorch knows
             reason = "PyTorch calls a graphics card cuda, or mps on a Mac"
-        devices = " or ".join(there)
+        devices = " or ".join(available_devices)
         raise UsageError(
             f"device must be one that works here: {devices}; got {name!r} ({reason}). "
-            f"Use {spelled(device=there[-1])}."
+            f"Use {spelled(device=available_devices[-1])}."
         ) from error
     if not task or task.config.training.precision != "bf16":
         return
-    kind = torch.device(name).type
-    can = torch.amp.is_autocast_available(kind)
-    can &= kind != "cuda" or torch.cuda.is_bf16_supported(False)
-    can &= kind != "cpu" or all(
+    device_type = torch.device(name).type
+    is_possible = torch.amp.is_autocast_available(device_type)
+    is_possible &= device_type != "cuda" or torch.cuda.is_bf16_supported(False)
+    is_possible &= device_type != "cpu" or all(
         parameter.ndim < 3 for parameter in task.model.parameters()
     )
-    if not can:
+    if not is_possible:
         raise UsageError(
             f"precision must be one that the device has for the model, and a CPU has no bf16 for convolutions; got "
             f"bf16 on {name!r}. Use precision='float32'."
@@ -334,7 +344,7 @@ def _execute(
         may_stop=bool(config.federation.patience),
         measure_every=config.execution.measure_every if config.execution.measure else 0,
     )
-    make = how.trained_by or (
+    make_executor = how.trained_by or (
         lambda runner: executor(
             runner, config.execution.workers, config.execution.stack == "on"
         )
@@ -342,11 +352,11 @@ def _execute(
     listeners = listeners_of(
         task, client_runner, instruments, writer, tuple(how.log), how.progress
     )
-    with closing(make(client_runner)) as pool:
-        run = ""
+    with closing(make_executor(client_runner)) as pool:
+        run_id = ""
         if writer is not None:
-            run = writer.run.id
-        clients = how.clients(task, run, client_runner, pool)
+            run_id = writer.run.id
+        clients = how.clients(task, run_id, client_runner, pool)
         algorithm = task.algorithm(task.plan)
         engine = Engine(algorithm, task.data, initial, clients, schedule, listeners)
         if writer and resume_from:
@@ -363,11 +373,11 @@ def _execute(
         except Exception as error:  # a hook may raise it for a forged state
             if writer and resume_from and engine.done == resume_from:
                 checkpoint = writer.run.checkpoint_path(resume_from)
-                after = f"the round after {checkpoint}"
+                next_round = f"the round after {checkpoint}"
                 error_type = type(error).__name__
                 reason = f"{error_type}: {error}"
                 raise RunError(
-                    f"{after} failed, perhaps because of its stored states: {reason}"
+                    f"{next_round} failed, perhaps because of its stored states: {reason}"
                 ) from error
             raise
     return engine
@@ -469,9 +479,9 @@ def _used(instruments: MakesInstruments, task: Task) -> Instruments:
 def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:
     """Return the listener that chooses a task's plan."""
     config = task.config
-    ahead = config.federation.plan == AUTO and not task.algorithm(None).decides
+    measures_first = config.federation.plan == AUTO and not task.algorithm(None).decides
     return PlanSelection(
-        instruments, ahead, config.federation.rule, config.federation.threshold
+        instruments, measures_first, config.federation.rule, config.federation.threshold
     )
 
 
@@ -493,19 +503,21 @@ def train_first_round(
     """
     check_device(task.config.execution.device, task)
     client_runner = task.client_runner(observers)
-    everyone = Schedule(1, 1.0, eval_every=1, checkpoint_every=1)
+    schedule = Schedule(1, 1.0, eval_every=1, checkpoint_every=1)
     initial = tree.state_dict(task.model)
     clients_here = LocalClients(client_runner, Serial(client_runner), initial)
-    engine = Engine(Scout(task.task_info), task.data, initial, clients_here, everyone)
+    engine = Engine(Scout(task.task_info), task.data, initial, clients_here, schedule)
     names = engine.names
-    chosen = names if clients is None else as_list("clients", clients)
-    for name in chosen:
+    chosen_names = names if clients is None else as_list("clients", clients)
+    for name in chosen_names:
         check_known("client", name, names)
-    engine.measure(tuple(k for k, n in enumerate(names) if n in chosen), keep=True)
-    local = {
+    engine.measure(
+        tuple(k for k, n in enumerate(names) if n in chosen_names), keep=True
+    )
+    local_models = {
         name: copy_with(task.model, model)
         for name, model in clients_here.kept["local"].items()
     }
-    return local, {
+    return local_models, {
         names[reply["client"]]: reply for reply in engine.server.meta[MEASURED]
     }

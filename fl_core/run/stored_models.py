@@ -84,8 +84,8 @@ def store(
             "base_rate": base,
             "weights": tree.digest(weights),
         }
-    stored = {"format": FORMAT, "about": about, "clients": clients}
-    files.write(f"{name}.json", sign(stored))
+    description = {"format": FORMAT, "about": about, "clients": clients}
+    files.write(f"{name}.json", sign(description))
 
 
 def export(
@@ -123,9 +123,10 @@ def export(
         UsageError: there is no such run, choice, model or client; or the file exists.
         CorruptError: stored files are damaged.
     """
-    out, places = Path(out), (Path(path), Path(path) / "race")  # a study's is in race
+    out, folders = Path(out), (Path(path), Path(path) / "race")  # a study's is in race
     choice = next(
-        (place for place in places if (place / "choice.json").is_file()), None
+        (candidate for candidate in folders if (candidate / "choice.json").is_file()),
+        None,
     )
     if choice is None:
         if baseline or fallback:
@@ -165,9 +166,9 @@ def export(
         entry = clients[name or next(iter(clients))]
         content = folder.read_checked(f"{entry['sha256']}.safetensors", entry["sha256"])
         base = entry["base_rate"] if name else about["base_rate"]
-        mine = {**about, "base_rate": base, "weights": entry["weights"]}
-        mine["run"] = {**about["run"], "client": name or None}
-        exports[name] = exported_model.write(file, mine, content)
+        client_about = {**about, "base_rate": base, "weights": entry["weights"]}
+        client_about["run"] = {**about["run"], "client": name or None}
+        exports[name] = exported_model.write(file, client_about, content)
     if client or out.suffix:
         return next(iter(exports.values()))
     return exports
@@ -178,11 +179,11 @@ def _files(out: Path, names: Sequence[str], client: str | None) -> list[Path]:
     if client is not None:
         return [out]
     stems = [file_name(name) for name in names]
-    twice = {stem for stem in stems if stems.count(stem) > 1}
-    numbered = [
-        f"{stem}-{k}" if stem in twice else stem for k, stem in enumerate(stems)
+    duplicates = {stem for stem in stems if stems.count(stem) > 1}
+    file_stems = [
+        f"{stem}-{k}" if stem in duplicates else stem for k, stem in enumerate(stems)
     ]
-    return [out / f"{stem}.safetensors" for stem in numbered]
+    return [out / f"{stem}.safetensors" for stem in file_stems]
 
 
 def file_name(client: str) -> str:
@@ -199,30 +200,32 @@ def _stored(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the description of a choice's models, and what is known of each client."""
     stems = [name[:-5] for name in folder.names() if name.endswith(".json")]
-    others = [name for name in stems if name not in (RECOMMENDED, FALLBACK)]
+    baseline_names = [name for name in stems if name not in (RECOMMENDED, FALLBACK)]
     if baseline == FALLBACK:
         if FALLBACK not in stems:
             raise UsageError(
                 f"{choice} has no fallback: no client's validation loss is lower alone. Leave it out."
             )
     elif baseline:
-        check_known(f"baseline of {choice} that can be exported", baseline, others)
+        check_known(
+            f"baseline of {choice} that can be exported", baseline, baseline_names
+        )
     elif RECOMMENDED not in stems:
         way = f"Export one of its runs, which are below {choice}/arms"
-        if others:
-            way = f"Export a baseline: baseline={others[0]!r}"
+        if baseline_names:
+            way = f"Export a baseline: baseline={baseline_names[0]!r}"
         with damaged(choice / "choice.json"):
-            written = parsed_json(read_text(choice / "choice.json"))
+            choice_content = parsed_json(read_text(choice / "choice.json"))
         run = None
-        if isinstance(written, dict):
-            run = written.get("run")
+        if isinstance(choice_content, dict):
+            run = choice_content.get("run")
         if run:
             way = f"Export its run: {choice / str(run)}"
         raise UsageError(f"{choice} must have a recommended model; got none. {way}.")
     name = baseline or RECOMMENDED
-    stored = folder.read_signed(f"{name}.json", {"format": str, **_FORM})
-    check_version(folder.path / f"{name}.json", stored["format"], FORMAT)
-    return stored["about"], stored["clients"]
+    description = folder.read_signed(f"{name}.json", {"format": str, **_FORM})
+    check_version(folder.path / f"{name}.json", description["format"], FORMAT)
+    return description["about"], description["clients"]
 
 
 # --- predictions ----------------------------------------------------------------------------------------------
@@ -284,16 +287,16 @@ def predict(
         exports = {name: exported_model.read(file) for name, file in models.items()}
         return _predict_rows(path, exports, new, **arguments)
     predictions = ByName("client")
-    for part in sorted(folder.glob("[!.]*")):
-        stem = part.stem
+    for entry in sorted(folder.glob("[!.]*")):
+        stem = entry.stem
         client = next((name for name in models if stem in (name, file_name(name))), "")
         if client not in models:
             raise UsageError(
-                f"{part} must have the name of a client with a model: {listing(models)}; got {stem!r}. Rename it, or "
+                f"{entry} must have the name of a client with a model: {listing(models)}; got {stem!r}. Rename it, or "
                 "predict it alone with one client's model."
             )
         predictions[client or stem] = exported_model.predict(
-            models[client], part, **arguments
+            models[client], entry, **arguments
         )
     if not predictions:
         raise UsageError(f"{folder} must have a file for each client; got none.")
@@ -308,25 +311,25 @@ def _predict_rows(
     Args:
         path: the folder of the models. ``exports``: by client; one without a client is for all others.
     """
-    first, *others = exports.values()
-    if any(exported.inputs != first.inputs for exported in others):
+    first_model, *other_models = exports.values()
+    if any(exported.inputs != first_model.inputs for exported in other_models):
         raise UsageError(
             f"models in {path} must prepare rows alike to predict one table; got models of several trainings. "
             "Predict each client's rows with its own model."
         )
-    rows = first.inputs.rows_of_clients(new)
-    unknown = [client for client in rows if client not in exports]
-    if unknown and "" not in exports:
-        unknown_names = listing(map(repr, unknown))
+    rows = first_model.inputs.rows_of_clients(new)
+    unknown_clients = [client for client in rows if client not in exports]
+    if unknown_clients and "" not in exports:
+        unknown_names = listing(map(repr, unknown_clients))
         raise UsageError(
             f"each row must be of a client with a model: {listing(exports)}; got {unknown_names}. "
             "Leave these rows out, or predict them with one client's model."
         )
-    samples = first.inputs.samples(new, ids)
+    samples = first_model.inputs.samples(new, ids)
     predictions = ByName("client")
-    for client, own_rows in rows.items():
+    for client, client_rows in rows.items():
         exported = exports[client if client in exports else ""]
         predictions[client] = exported_model.predict_samples(
-            exported, samples.rows(own_rows), **how
+            exported, samples.rows(client_rows), **how
         )
     return predictions

@@ -143,26 +143,26 @@ class Task(Displayed):
         ]
         if self.data.elsewhere:
             return [*self.said, *own_notes]
-        others = [
+        data_notes = [
             *self._chosen_elsewhere(),
             *notes(self.data, algorithm.name == "local"),
             *client_notes(self.data),
         ]
-        return [*self.said, *own_notes, *others]
+        return [*self.said, *own_notes, *data_notes]
 
     def _chosen_elsewhere(self) -> list[str]:
         """Return notes if the given plan was measured on other samples, or chosen at another learning rate."""
         if self.plan is None:
             return []
-        notes, why, lr = [], self.plan.why, self.config.training.lr
-        if why.data not in ("", self.data.digest, self.data.training_digest):
+        notes, evidence, lr = [], self.plan.why, self.config.training.lr
+        if evidence.data not in ("", self.data.digest, self.data.training_digest):
             notes.append(
                 "the plan was measured on other data, or on other splits of them, than this run trains on"
             )
-        rate = why.detail.get("lr")
-        if isinstance(rate, float) and rate != lr:
+        plan_rate = evidence.detail.get("lr")
+        if isinstance(plan_rate, float) and plan_rate != lr:
             notes.append(
-                f"the plan was chosen at learning rate {rate:g}, and this run has {lr:g}. Pass lr={rate:g}"
+                f"the plan was chosen at learning rate {plan_rate:g}, and this run has {lr:g}. Pass lr={plan_rate:g}"
             )
         return notes
 
@@ -235,8 +235,8 @@ def assemble(
         data = _as_in_torch(data, objects["model"])
     config, task_notes = _with_stopping(config, data, config_given.federation.patience)
     task_notes = [*_made_up(config, objects["data"], data), *task_notes]
-    by_default = config_given.data == RunConfig().data
-    if objects["model"] is not None and objects["data"] is None and by_default:
+    has_default_data = config_given.data == RunConfig().data
+    if objects["model"] is not None and objects["data"] is None and has_default_data:
         task_notes.append(
             f"your model trains on the dataset {data.name!r}, the default: pass data= or dataset= for other data"
         )
@@ -262,16 +262,16 @@ def assemble(
         model, models.example(data.shape), by=config.model.layer_granularity
     )
     model, plain_layers = _adapt(config, data, model, plain_layers, task_notes)
-    built, layers, personal = None, plain_layers, frozenset[str]()
+    extended_model, layers, personal_tensors = None, plain_layers, frozenset[str]()
     if extends_model(algorithm):
-        built = initial.extend(config, data, model, criterion)
-        model, personal = built.model, built.personal
-        layers = built.layers(layers)
+        extended_model = initial.extend(config, data, model, criterion)
+        model, personal_tensors = extended_model.model, extended_model.personal
+        layers = extended_model.layers(layers)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         task_notes.append(
             "all parameters of the model are frozen, so nothing trains: call requires_grad_(True) on some of them"
         )
-    task_info = _task_info(config, data, algorithm, model, layers, personal)
+    task_info = _task_info(config, data, algorithm, model, layers, personal_tensors)
     config = _with_stack(config, criterion, model)
     _check_batches(model, data, config)
     if plan is None and config.federation.plan not in (None, AUTO):
@@ -279,11 +279,11 @@ def assemble(
         if _is_plan(config):
             config = config.with_keys(plan=None)  # the task has the plan itself
     if plan is None and algorithm.uses_plan and config.federation.plan is None:
-        undecided = algorithm(task_info, None, config.federation.options)
-        plan = undecided.default_plan(plain_layers)
+        plain_algorithm = algorithm(task_info, None, config.federation.options)
+        plan = plain_algorithm.default_plan(plain_layers)
     if plan is not None:
-        if built is not None:
-            plan = built.plan(plan)
+        if extended_model is not None:
+            plan = extended_model.plan(plan)
         plan.check_fits(model)
     task = Task(
         config,
@@ -332,10 +332,11 @@ def load(
         )
     if config.data.positive is not None:
         data = data.with_positive(config.data.positive)
-    empty = [client.name for client in data.clients if not len(client.train)]
-    if empty:
+    empty_clients = [client.name for client in data.clients if not len(client.train)]
+    if empty_clients:
         raise UsageError(
-            f"{data.name}: each client must have training samples; got none for {listing(empty)}. Use fewer clients."
+            f"{data.name}: each client must have training samples; "
+            f"got none for {listing(empty_clients)}. Use fewer clients."
         )
     return data
 
@@ -368,7 +369,7 @@ def _built_by_user(
     """
     if isinstance(module_or_builder, nn.Module):
         return module_or_builder, data
-    make = partial(
+    make_model = partial(
         models.copy_user_model,
         module_or_builder,
         # a function of the user's has no number of outputs: one for each class
@@ -378,12 +379,12 @@ def _built_by_user(
         trial=False,
     )
     try:
-        model = make(data.shape)
+        model = make_model(data.shape)
     except UsageError:
         if not data.integers:
             raise
         data = data.with_token_ids()
-        model = make(data.shape)
+        model = make_model(data.shape)
     return model, _with_ids(data, model)
 
 
@@ -403,10 +404,10 @@ def build(
     Returns:
         The model, and its initial weights if they are not the seed's.
     """
-    named = str(config.model.model)
+    model_name = str(config.model.model)
     options = config.model.model_options
     if start is not None:  # a copy of them
-        options = without_weights(named, options)
+        options = without_weights(model_name, options)
     model = models.copy_user_model(
         own,
         data.shape,
@@ -421,9 +422,9 @@ def build(
             model, config.model.init, models.example(data.shape), data.words
         )
         start = tree.state_dict(model)
-    elif wants_weights(named, options):
+    elif wants_weights(model_name, options):
         start = tree.state_dict(model)  # the run and its workers get them as tensors
-    if named not in models.MODELS.own:
+    if model_name not in models.MODELS.own:
         notes += models.output_notes(model, data.shape, criterion.task)
     if config.model.batchnorm == "drop":
         drop_statistics(model)
@@ -455,9 +456,9 @@ def _with_stopping(
     if config.federation.monitor is not None:
         check_score(config.federation.monitor, data.task)
     # the samples of an R2, or of a pair
-    least = 2 if data.task in (REGRESSION, SURVIVAL) else 1
+    least_samples = 2 if data.task in (REGRESSION, SURVIVAL) else 1
     lacking_clients = [
-        client.name for client in data.clients if len(client.validation) < least
+        client.name for client in data.clients if len(client.validation) < least_samples
     ]
     if not config.federation.patience or not lacking_clients:
         return config, []
@@ -490,10 +491,10 @@ def _adapt(
         raise UsageError(
             "batchnorm must be global or drop with adapt; got local. Adapters leave statistics unchanged."
         )
-    wide = {lora.ALL, lora.ATTENTION}.intersection(adapters.targets)
-    if wide and (left := lora.left_out(model)):
+    wide_targets = {lora.ALL, lora.ATTENTION}.intersection(adapters.targets)
+    if wide_targets and (left_paths := lora.left_out(model)):
         notes.append(
-            f"{listing(left)} get no adapters and stay fixed: grouped convolutions, nn.MultiheadAttention and "
+            f"{listing(left_paths)} get no adapters and stay fixed: grouped convolutions, nn.MultiheadAttention and "
             "parametrised layers have none"
         )
     return lora.with_adapters(
@@ -546,11 +547,11 @@ def _with_stack(config: RunConfig, criterion: Loss, model: nn.Module) -> RunConf
                 f"stack must be auto or off for loss {criterion.name!r} in {precision}; got on."
             )
         stack = "off"
-    stacked = stacks(model, config.execution.device, stack)
-    if config.execution.workers > 1 and not stacked:
+    is_stacked = stacks(model, config.execution.device, stack)
+    if config.execution.workers > 1 and not is_stacked:
         check_sendable(criterion)
         check_sendable(model)
-    return config.with_keys(stack="on" if stacked else "off")
+    return config.with_keys(stack="on" if is_stacked else "off")
 
 
 def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
@@ -580,9 +581,9 @@ def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
             weights = losses.balanced_weights(counts, data.classes)
     if weights is None:
         return criterion
-    weighted = losses.ClassWeighted(criterion, weights)
-    weighted.check(data.n_classes, data.task)
-    return weighted
+    weighted_loss = losses.ClassWeighted(criterion, weights)
+    weighted_loss.check(data.n_classes, data.task)
+    return weighted_loss
 
 
 # --- checks ----------------------------------------------------------------------------------------------------
@@ -597,18 +598,20 @@ def _check_plan(
     algorithm: type[Algorithm], config: RunConfig, plan: LayerPlan | None
 ) -> None:
     """Check that a plan is given once, as an object or by its path, to an algorithm that uses one."""
-    named = config.federation.plan
-    if named is not None and plan is not None:
-        second = f"plan={named!r}"
+    plan_name = config.federation.plan
+    if plan_name is not None and plan is not None:
+        second_plan = f"plan={plan_name!r}"
         if _is_plan(config):
-            second = "another one in the configuration"
+            second_plan = "another one in the configuration"
         raise UsageError(
-            f"plan must be given once; got an object and {second}. Choose one."
+            f"plan must be given once; got an object and {second_plan}. Choose one."
         )
-    if (named is not None or plan is not None) and not algorithm.uses_plan:
-        using = sorted(name for name, member in registry().items() if member.uses_plan)
+    if (plan_name is not None or plan is not None) and not algorithm.uses_plan:
+        algorithm_names = sorted(
+            name for name, member in registry().items() if member.uses_plan
+        )
         raise UsageError(
-            f"algorithm must be one that uses a plan ({listing(using)}); got {config.federation.algorithm}. "
+            f"algorithm must be one that uses a plan ({listing(algorithm_names)}); got {config.federation.algorithm}. "
             f"Use one of them: {spelled(algorithm='fedper')}."
         )
 
@@ -618,11 +621,13 @@ def _check_steps_of_adapters(data: FederatedData, batch: int) -> None:
 
     In the first step the factor B is zero, so that A has no gradient.
     """
-    single = [client.name for client in data.clients if len(client.train) <= batch]
-    if single:
+    small_clients = [
+        client.name for client in data.clients if len(client.train) <= batch
+    ]
+    if small_clients:
         raise UsageError(
             f"batch_size must be below each client's training samples to measure adapters; got {batch}, which is one "
-            f"step at {listing(single)}. Lower it, or give a plan."
+            f"step at {listing(small_clients)}. Lower it, or give a plan."
         )
 
 
@@ -644,11 +649,11 @@ def _made_up(config: RunConfig, own: object, data: FederatedData) -> list[str]:
 
     There is none if a partition or a number of clients is given.
     """
-    named = config.data.dataset
+    dataset_name = config.data.dataset
     if (
         isinstance(own, FederatedData)
-        or named in datasets.DATASETS
-        or datasets.is_code(named)
+        or dataset_name in datasets.DATASETS
+        or datasets.is_code(dataset_name)
         or config.data.partition is not None
         or config.data.clients is not None
         or data.partition.kind == "natural"
@@ -657,20 +662,20 @@ def _made_up(config: RunConfig, own: object, data: FederatedData) -> list[str]:
     columns: tuple[str, ...] = ()
     if data.preprocessing is not None:
         columns = data.preprocessing.columns
-    likely = likely_columns("client_column", "client", columns)
+    likely_names = likely_columns("client_column", "client", columns)
     column = "NAME"
-    if likely:
-        column = repr(likely[0])
+    if likely_names:
+        column = repr(likely_names[0])
     way = f"Name the column with clients: client_column={column}"
     if own is not None and not columns:
         way = "Pass data={client: (x, y)}"
-    elif Path(named).is_dir():
-        layout = Path(named) / "CLIENT/CLASS"
+    elif Path(dataset_name).is_dir():
+        layout = Path(dataset_name) / "CLIENT/CLASS"
         way = f"Sort the images as {layout}"
-    elif Path(named).suffix == ".npz":
+    elif Path(dataset_name).suffix == ".npz":
         way = "Add an array named client"
     return [
-        f"{named} names no clients: its samples are divided among {len(data.clients)} made-up clients "
+        f"{dataset_name} names no clients: its samples are divided among {len(data.clients)} made-up clients "
         f"({data.partition.kind!r}). {way}. Or confirm with partition or clients."
     ]
 

@@ -144,13 +144,13 @@ class FittedLoss(Loss):
     def notes(self) -> list[str]:
         """Return a note if a torch loss's mean over a batch is no mean over its samples."""
         ignored = getattr(self.base, "ignore_index", IGNORED)
-        weighted = isinstance(self.base, _COUPLED) and self.base.weight is not None
-        what = {
-            "weight": weighted,
+        has_weights = isinstance(self.base, _COUPLED) and self.base.weight is not None
+        reasons = {
+            "weight": has_weights,
             "ignore_index": ignored != IGNORED,
             "reduction='sum'": self._reduction == "sum",
         }
-        settings = [name for name, differs in what.items() if differs]
+        settings = [name for name, applies in reasons.items() if applies]
         if not settings:
             return []
         return [
@@ -168,8 +168,12 @@ class FittedLoss(Loss):
         if self.kind != REGRESSION:
             return outputs
         if self.has_classes:
-            flat = outputs.reshape(len(outputs), *self.shape)
-            shares = flat.softmax(1) if isinstance(self.base, _COUPLED) else flat.exp()
+            shaped_outputs = outputs.reshape(len(outputs), *self.shape)
+            shares = (
+                shaped_outputs.softmax(1)
+                if isinstance(self.base, _COUPLED)
+                else shaped_outputs.exp()
+            )
             return shares.reshape(outputs.shape)
         if isinstance(self.base, _SIGMOIDS):
             return outputs.sigmoid()
@@ -194,9 +198,9 @@ class FittedLoss(Loss):
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         y, base = self.labels(y), self.base
         reduction = getattr(base, "reduction", None)
-        counts = y != getattr(base, "ignore_index", self.ignored)
+        is_counted = y != getattr(base, "ignore_index", self.ignored)
         if isinstance(base, Loss):
-            labels = y if self.axis is None else y.where(counts, 0)
+            labels = y if self.axis is None else y.where(is_counted, 0)
             values = base.per_sample(
                 logits.reshape(-1, self.classes), labels.reshape(-1)
             )
@@ -204,16 +208,16 @@ class FittedLoss(Loss):
             return torch.as_tensor(base(self._output(logits, y), y))
         else:
             values = self._copy(logits, "none")(*self._pair(logits, y))
-        values, counts = values.reshape(len(y), -1), counts.reshape(len(y), -1)
-        summed = reduction in ("sum", "batchmean")
-        if self.axis is None or values.shape != counts.shape:
-            if summed:
+        values, is_counted = values.reshape(len(y), -1), is_counted.reshape(len(y), -1)
+        is_summed = reduction in ("sum", "batchmean")
+        if self.axis is None or values.shape != is_counted.shape:
+            if is_summed:
                 return values.sum(1)
             return values.mean(1)
-        total = (values * counts).sum(1)
-        if summed:
-            return total
-        return total / counts.sum(1).clamp_min(1)
+        sums = (values * is_counted).sum(1)
+        if is_summed:
+            return sums
+        return sums / is_counted.sum(1).clamp_min(1)
 
     def _output(self, z: Tensor, y: Tensor) -> Any:
         """Return flat outputs in the model's own form, with a torch loss's classes at axis 1."""
@@ -223,8 +227,8 @@ class FittedLoss(Loss):
                 axis = 1
             return z.reshape(*y.shape, self.classes).movedim(-1, axis)
         if self.joined is not None:
-            parts, named = self.joined.unpack(z, z.dtype)
-            return named or parts
+            parts, named_parts = self.joined.unpack(z, z.dtype)
+            return named_parts or parts
         return z.reshape(len(z), *self.shape)
 
     def check_batch(self, z: Tensor, y: Tensor) -> None:
@@ -262,19 +266,21 @@ def class_axis_of(output: Tensor, y: Tensor, given_axis: int | None = None) -> i
     Raises:
         UsageError: no axis fits, or two do.
     """
-    positions, last = y.shape[1:], output.ndim - 1
-    fitting = [
+    positions, last_axis = y.shape[1:], output.ndim - 1
+    fitting_axes = [
         axis
-        for axis in dict.fromkeys((1, last))
+        for axis in dict.fromkeys((1, last_axis))
         if output.ndim == y.ndim + 1
         and output.shape[1:axis] + output.shape[axis + 1 :] == positions
     ]
     if given_axis is not None:
-        fitting = [axis for axis in fitting if given_axis in (axis, axis - output.ndim)]
-    if len(fitting) == 1:
-        return fitting[0]
+        fitting_axes = [
+            axis for axis in fitting_axes if given_axis in (axis, axis - output.ndim)
+        ]
+    if len(fitting_axes) == 1:
+        return fitting_axes[0]
     way = "Write y[:, 0] for one label in a column."
-    if fitting:
+    if fitting_axes:
         way = "Two axes fit: pass options={'class_axis': 1} as in torch, or -1."
     output_shape = list(output.shape)
     label_shape = list(y.shape)
@@ -291,27 +297,27 @@ def _joined(output: Any, single: Callable[[], Any]) -> Layout | None:
         single: gives the output of one sample. A part of another size then, such as similarities [n, n], is left out,
             with a warning.
     """
-    named = isinstance(output, Mapping)
+    is_mapping = isinstance(output, Mapping)
     if hasattr(output, "logits") or not isinstance(output, Mapping | tuple | list):
         return None
-    parts, alone = dict(output if named else enumerate(output)), single()
+    outputs, single_output = dict(output if is_mapping else enumerate(output)), single()
     sample_parts = {
         key: part
-        for key, part in parts.items()
+        for key, part in outputs.items()
         if isinstance(part, Tensor) and part.is_floating_point() and part.ndim
-        if part.shape[1:] == alone[key].shape[1:]
+        if part.shape[1:] == single_output[key].shape[1:]
     }
     if "logits" in sample_parts or len(sample_parts) < (
-        2 if named else max(2, len(parts))
+        2 if is_mapping else max(2, len(outputs))
     ):
         return None
-    if left := parts.keys() - sample_parts.keys():
-        left_names = listing(sorted(left))
+    if left_keys := outputs.keys() - sample_parts.keys():
+        left_names = listing(sorted(left_keys))
         warn(
             f"the loss takes {listing(sample_parts)}, and not {left_names}: not numbers of one shape for "
             "each sample"
         )
-    return pack(sample_parts if named else [*sample_parts.values()])[1]
+    return pack(sample_parts if is_mapping else [*sample_parts.values()])[1]
 
 
 def fit_loss(
@@ -335,36 +341,36 @@ def fit_loss(
     Raises:
         UsageError: outputs and labels do not fit, or the loss is none of these.
     """
-    named = loss is None or isinstance(loss, str)
-    if isinstance(loss, type) or not (named or callable(loss)):
+    is_named = loss is None or isinstance(loss, str)
+    if isinstance(loss, type) or not (is_named or callable(loss)):
         raise UsageError(
             f"loss must be a name, a torch loss or a callable loss(output, y); got {loss!r:.80}."
         )
     if isinstance(loss, FittedLoss):
         return loss
-    users_function = not named and not isinstance(loss, Loss)
-    if users_function and ignored == IGNORED:
+    is_users = not is_named and not isinstance(loss, Loss)
+    if is_users and ignored == IGNORED:
         ignored = getattr(loss, "ignore_index", ignored)
     if (
-        users_function
+        is_users
         and not hasattr(loss, "reduction")
         and (joined := _joined(output, single))
     ):
         width = sum(map(prod, joined.shapes))
         return FittedLoss(loss, (width,), kind=OWN, joined=joined)
     output = output_of(output, model)
-    plain_numbers = output.is_floating_point() and output.layout == torch.strided
-    if not plain_numbers or not output.ndim or len(output) != len(y):
+    are_plain = output.is_floating_point() and output.layout == torch.strided
+    if not are_plain or not output.ndim or len(output) != len(y):
         output_shape = list(output.shape)
         raise UsageError(
             f"outputs must be floating numbers, with an entry for each sample; got {output.dtype}, {output.layout}, "
             f"{output_shape} for {len(y)} samples. Return logits [n, C]."
         )
-    numbers = y.is_floating_point()
-    positions = not numbers and y.ndim > 1 and output.shape != y.shape
-    if loss is None and numbers and output.ndim == 2 and output.shape[1] > 1:
-        whole = bool((y == y.round()).all())
-        if whole and y.shape in (output.shape, output.shape[:1]):
+    are_numbers = y.is_floating_point()
+    has_positions = not are_numbers and y.ndim > 1 and output.shape != y.shape
+    if loss is None and are_numbers and output.ndim == 2 and output.shape[1] > 1:
+        are_whole = bool((y == y.round()).all())
+        if are_whole and y.shape in (output.shape, output.shape[:1]):
             way = "Write y.long()."
             if y.ndim > 1:
                 way = "Write y.argmax(1) if it is one-hot, or name the loss, such as loss='mse'."
@@ -372,23 +378,23 @@ def fit_loss(
             raise UsageError(
                 f"labels must be class indices [n] for {output.shape[1]} outputs; got {y.dtype} {got_shape}. {way}"
             )
-    if named:
-        loss = losses.build(loss or ("mse" if numbers else "cross_entropy"))
+    if is_named:
+        loss = losses.build(loss or ("mse" if are_numbers else "cross_entropy"))
     shape = tuple(output.shape[1:])
     # a callable may have its own use for several labels
-    if positions and (
-        output.ndim > y.ndim if users_function else loss.task == CLASSIFICATION
+    if has_positions and (
+        output.ndim > y.ndim if is_users else loss.task == CLASSIFICATION
     ):
         axis = class_axis_of(output, y, class_axis)
-        moved = y.ndim == 2 and type(model).__name__.endswith(_LANGUAGE)
-        return FittedLoss(loss, shape, axis, POSITIONS, ignored, moved)
-    if users_function and y.ndim == 1 and not numbers and output[0].numel() > 1:
+        is_shifted = y.ndim == 2 and type(model).__name__.endswith(_LANGUAGE)
+        return FittedLoss(loss, shape, axis, POSITIONS, ignored, is_shifted)
+    if is_users and y.ndim == 1 and not are_numbers and output[0].numel() > 1:
         return FittedLoss(loss, shape, 1, CLASSIFICATION)
-    if users_function:
-        same_size = (
-            numbers and output.numel() == y.numel() and not isinstance(loss, _SIGNS)
+    if is_users:
+        has_same_size = (
+            are_numbers and output.numel() == y.numel() and not isinstance(loss, _SIGNS)
         )
-        return FittedLoss(loss, shape, kind=REGRESSION if same_size else OWN)
+        return FittedLoss(loss, shape, kind=REGRESSION if has_same_size else OWN)
     if loss.task == REGRESSION and (output.ndim != 2 or y.ndim != 1):
         return FittedLoss(loss, shape)
     if output.ndim > 2:

@@ -94,10 +94,10 @@ def scores(
     """
     outputs, y = outputs.detach().cpu(), y.detach().cpu()
     loss.check_batch(outputs, y)
-    finite = torch.isfinite(outputs).all(1)
-    if not finite.all():
+    is_finite = torch.isfinite(outputs).all(1)
+    if not is_finite.all():
         raise NonFiniteError(
-            f"{int((~finite).sum())} of {len(y)} samples have logits that are NaN or infinite"
+            f"{int((~is_finite).sum())} of {len(y)} samples have logits that are NaN or infinite"
         )
     value = float(loss.per_sample(outputs, y).double().mean())
     if loss.task == OWN:
@@ -106,16 +106,16 @@ def scores(
         return {"loss": value, **_of_positions(outputs, loss.labels(y), loss)}
     logits = loss.logits(outputs).double().numpy()
     if loss.task == REGRESSION:
-        fitted = None
+        fitted_loss = None
         if isinstance(loss, FittedLoss):
-            fitted = loss
-        target = (fitted.targets(y) if fitted else y).double().numpy()
+            fitted_loss = loss
+        target = (fitted_loss.targets(y) if fitted_loss else y).double().numpy()
         predicted = logits.reshape(y.shape)
-        of_classes: dict[str, float] = {}
-        if fitted and fitted.has_classes:
+        class_scores: dict[str, float] = {}
+        if fitted_loss and fitted_loss.has_classes:
             hits = predicted.argmax(axis=1) == target.argmax(axis=1)
-            of_classes = {"accuracy": float(hits.mean())}
-        return {**of_classes, "loss": value, **_number_scores(predicted, target)}
+            class_scores = {"accuracy": float(hits.mean())}
+        return {**class_scores, "loss": value, **_number_scores(predicted, target)}
     if loss.task == MULTILABEL:
         return {"loss": value, **_of_labels(logits, y.numpy() > 0)}
     if loss.task == SURVIVAL:
@@ -129,29 +129,35 @@ def scores(
     counts = np.bincount(labels * classes + predicted, minlength=classes**2).reshape(
         classes, classes
     )
-    right, actual = counts.diagonal(), counts.sum(axis=1)
-    involved = counts.sum(axis=0) + actual  # 2 TP + FP + FN of a class
-    present = involved > 0
-    present[list(absent)] = False
+    correct_counts, label_counts = counts.diagonal(), counts.sum(axis=1)
+    involved_counts = counts.sum(axis=0) + label_counts  # 2 TP + FP + FN of a class
+    is_present = involved_counts > 0
+    is_present[list(absent)] = False
     metrics = {
-        "accuracy": float(right.sum() / len(labels)),
-        "macro_f1": float((2 * right[present] / involved[present]).mean()),
+        "accuracy": float(correct_counts.sum() / len(labels)),
+        "macro_f1": float(
+            (2 * correct_counts[is_present] / involved_counts[is_present]).mean()
+        ),
         "loss": value,
     }
     # p up to a factor, which is 1 / p of the prediction
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-    top = 1 / shares.sum(axis=1)
-    bins = np.ceil(top * BINS).astype(np.int64)
-    gaps = np.bincount(bins, weights=(predicted == labels) - top)
+    top_probabilities = 1 / shares.sum(axis=1)
+    bins = np.ceil(top_probabilities * BINS).astype(np.int64)
+    gaps = np.bincount(bins, weights=(predicted == labels) - top_probabilities)
     auroc, auprc = (math.nan, math.nan)
     # so that each class among the labels has samples, and so has its rest
-    if np.count_nonzero(actual) > 1:
-        counted = actual.nonzero()[0] if classes > 2 else np.array([positive])
-        auroc, auprc = _areas(*_rank(logits, counted), labels, counted)
+    if np.count_nonzero(label_counts) > 1:
+        counted_classes = (
+            label_counts.nonzero()[0] if classes > 2 else np.array([positive])
+        )
+        auroc, auprc = _areas(*_rank(logits, counted_classes), labels, counted_classes)
     return metrics | {
         "auroc": auroc,
         "auprc": auprc,
-        "balanced_accuracy": float((right[actual > 0] / actual[actual > 0]).mean()),
+        "balanced_accuracy": float(
+            (correct_counts[label_counts > 0] / label_counts[label_counts > 0]).mean()
+        ),
         "ece": float(np.abs(gaps).sum() / len(labels)),
     }
 
@@ -167,23 +173,23 @@ def _rank(logits: Array, classes: Array) -> tuple[Array, Array]:
         The order and the marks, both [K, n].
     """
     gaps = logits - logits.max(axis=1, keepdims=True)
-    gap = gaps[:, classes].T
+    class_gaps = gaps[:, classes].T
     if logits.shape[1] == 2:
-        return _sort(gap - gaps[:, 1 - classes].T)
-    falling = -np.sort(-gaps, axis=1)
+        return _sort(class_gaps - gaps[:, 1 - classes].T)
+    sorted_gaps = -np.sort(-gaps, axis=1)
     # the least first, and in that order of all samples
-    terms = np.exp(falling[:, :0:-1].T.copy())
-    rest = np.log1p(terms.sum(axis=0))
-    return _sort(gap - rest)
+    terms = np.exp(sorted_gaps[:, :0:-1].T.copy())
+    log_sums = np.log1p(terms.sum(axis=0))
+    return _sort(class_gaps - log_sums)
 
 
 def _sort(key: Array) -> tuple[Array, Array]:
     """Rank as :func:`_rank` does, by a key [K, n]."""
     order = np.argsort(-key, axis=1)
-    ranked = np.take_along_axis(key, order, axis=1)
-    ends = np.ones(order.shape, dtype=bool)
-    ends[:, :-1] = ranked[:, 1:] != ranked[:, :-1]
-    return order, ends
+    sorted_keys = np.take_along_axis(key, order, axis=1)
+    is_last = np.ones(order.shape, dtype=bool)
+    is_last[:, :-1] = sorted_keys[:, 1:] != sorted_keys[:, :-1]
+    return order, is_last
 
 
 def _number_scores(predicted: Array, target: Array) -> dict[str, float]:
@@ -207,39 +213,41 @@ def _areas(
     n = len(labels)
     positive = labels[order] == classes[:, None]  # [K, n], the highest p first
     hits = positive.cumsum(axis=1)
-    total = hits[:, -1]
-    place = np.arange(n)
-    reached = hits
-    above = hits - positive
+    n_positive = hits[:, -1]
+    positions = np.arange(n)
+    hits_reached = hits
+    hits_above = hits - positive
     if not ends.all():  # samples of the same p are reached together
         starts = np.roll(ends, 1, axis=1)
-        first = np.maximum.accumulate(np.where(starts, place, 0), axis=1)
-        last = np.where(ends, place, n - 1)[:, ::-1]
-        place = np.minimum.accumulate(last, axis=1)[:, ::-1]
-        reached = np.take_along_axis(hits, place, axis=1)
-        above = np.take_along_axis(above, first, axis=1)
-    precision = (positive * (reached / (place + 1))).sum(axis=1) / total
-    area = (~positive * (above + reached)).sum(axis=1) / (2 * total * (n - total))
+        first_positions = np.maximum.accumulate(np.where(starts, positions, 0), axis=1)
+        last_positions = np.where(ends, positions, n - 1)[:, ::-1]
+        positions = np.minimum.accumulate(last_positions, axis=1)[:, ::-1]
+        hits_reached = np.take_along_axis(hits, positions, axis=1)
+        hits_above = np.take_along_axis(hits_above, first_positions, axis=1)
+    precision = (positive * (hits_reached / (positions + 1))).sum(axis=1) / n_positive
+    area = (~positive * (hits_above + hits_reached)).sum(axis=1) / (
+        2 * n_positive * (n - n_positive)
+    )
     return float(area.mean()), float(precision.mean())
 
 
 def _of_positions(outputs: Tensor, y: Tensor, loss: FittedLoss) -> dict[str, float]:
     """Return the scores of positions that count, each as one sample."""
     z, y = outputs.reshape(y.numel(), -1), y.reshape(-1)
-    counts = y != loss.ignored
-    z, y = z[counts], y[counts]
+    is_counted = y != loss.ignored
+    z, y = z[is_counted], y[is_counted]
     if not len(y):
         return dict.fromkeys(scores_of(POSITIONS)[1:], math.nan)
     predicted = z.argmax(1)
-    hits, actual, named = (
+    hits, label_counts, predicted_counts = (
         torch.bincount(classes, minlength=z.shape[1]).double()
         for classes in (y[predicted == y], y, predicted)
     )
-    union = actual + named - hits
-    surprise = log_losses(z, y).double().mean()
+    union = label_counts + predicted_counts - hits
+    mean_loss = log_losses(z, y).double().mean()
     return {
         "position_accuracy": float(hits.sum() / len(y)),
-        "perplexity": float(surprise.exp()),
+        "perplexity": float(mean_loss.exp()),
         "mean_iou": float((hits / union)[union > 0].mean()),
     }
 
@@ -252,10 +260,10 @@ def concordance(risk: Array, time: Array, event: Array) -> float:
     """
     concordant, pairs = 0.0, 0
     for i in np.flatnonzero(event):
-        others = risk[(time > time[i]) | ((time == time[i]) & (event == 0))]
-        concordant += np.count_nonzero(others < risk[i])
-        concordant += np.count_nonzero(others == risk[i]) / 2
-        pairs += len(others)
+        later_risks = risk[(time > time[i]) | ((time == time[i]) & (event == 0))]
+        concordant += np.count_nonzero(later_risks < risk[i])
+        concordant += np.count_nonzero(later_risks == risk[i]) / 2
+        pairs += len(later_risks)
     if pairs:
         return float(concordant / pairs)
     return math.nan
@@ -301,14 +309,14 @@ def base_outputs(
     Args:
         client: name of a client; None for all clients together.
     """
-    chosen = [c.train.y for c in data.clients if client in (None, c.name)]
-    y, kind = torch.cat(chosen), data.task
-    if isinstance(criterion, FittedLoss) and kind != CLASSIFICATION:
+    client_labels = [c.train.y for c in data.clients if client in (None, c.name)]
+    y, task = torch.cat(client_labels), data.task
+    if isinstance(criterion, FittedLoss) and task != CLASSIFICATION:
         return criterion.base_rate(y)
-    if kind == MULTILABEL:
+    if task == MULTILABEL:
         return ((y.double().sum(0) + 1) / (len(y) + 2)).logit()
-    if kind != CLASSIFICATION:
-        mean = float(y.double().mean()) if kind == REGRESSION else 0.0
+    if task != CLASSIFICATION:
+        mean = float(y.double().mean()) if task == REGRESSION else 0.0
         return torch.tensor([mean], dtype=torch.float64)
     counts = torch.bincount(y, minlength=data.n_classes).double() + 1
     if isinstance(criterion, ClassWeighted):
@@ -346,13 +354,13 @@ def soft_targets(y: Tensor, weights: Tensor, n_outputs: int) -> Tensor:
         n_outputs: the number C of classes or labels.
     """
     weights = weights.double()
-    count = float(weights.sum() ** 2 / (weights**2).sum())
-    margin = 1 / (count + 2)
+    n_effective = float(weights.sum() ** 2 / (weights**2).sum())
+    margin = 1 / (n_effective + 2)
     if y.ndim > 1:
         return margin + (1 - 2 * margin) * y.double()
-    rest = margin / (n_outputs - 1)
-    hot = nn.functional.one_hot(y.long(), n_outputs).double()
-    return rest + (1 - margin - rest) * hot
+    other_share = margin / (n_outputs - 1)
+    one_hot = nn.functional.one_hot(y.long(), n_outputs).double()
+    return other_share + (1 - margin - other_share) * one_hot
 
 
 def fit(
@@ -394,8 +402,8 @@ def fit(
         factors = torch.tensor(point, requires_grad=True)
         logits = outputs * factors[0] + base * factors[1]
         value = (weights * _soft_losses(logits, targets, y.ndim > 1)).sum()
-        (slope,) = torch.autograd.grad(value, factors)
-        return float(value.detach()), slope.numpy()
+        (gradient,) = torch.autograd.grad(value, factors)
+        return float(value.detach()), gradient.numpy()
 
     bounds = ((1 / HOTTEST, 1 / COLDEST), (0.0, 1.0))
     with tree.one_thread():
@@ -448,11 +456,11 @@ def calibration_of(
         torch.full((n,), len(client.train) / n, dtype=torch.float64)
         for client, n in zip(clients, sizes, strict=True)
     ]
-    whole = torch.cat(outputs)
+    all_logits = torch.cat(outputs)
     y = torch.cat([c.validation.y for c in clients])
-    if not torch.isfinite(whole).all():
+    if not torch.isfinite(all_logits).all():
         return 1.0, 0.0
     base = torch.cat(
         [bases[c.name].expand(n, -1) for c, n in zip(clients, sizes, strict=True)]
     )
-    return fit(whole, y, torch.cat(weights), base)
+    return fit(all_logits, y, torch.cat(weights), base)

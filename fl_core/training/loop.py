@@ -64,7 +64,10 @@ Entries = dict[
 
 
 def entries_of(stored: Tree, phase: Phase) -> Entries:
-    """Return the entries of a phase in a kept tree, by the tensor's name."""
+    """Return a phase's optimiser state from a tree of :func:`to_tree`, as {tensor: {optimiser key: value}}.
+
+    Entries of other phases are left out.
+    """
     prefix, entries = _prefix(phase), Entries()
     for slot, value in stored.items():
         if slot.startswith(prefix):
@@ -74,7 +77,11 @@ def entries_of(stored: Tree, phase: Phase) -> Entries:
 
 
 def to_tree(entries: Mapping[str, Tree], phase: Phase) -> Tree:
-    """Return the tree that keeps these entries of a phase: contiguous copies on the CPU."""
+    """Return a phase's optimiser state as one flat tree, to be stored with the client.
+
+    Keys are ``<state key>/<phase>/<tensor>#<optimiser key>``. Tensors are contiguous copies on the CPU.
+    :func:`entries_of` is the inverse.
+    """
     prefix = _prefix(phase)
     tensors: Tree = {}
     for name, values in entries.items():
@@ -100,9 +107,13 @@ def restore(
     """Put copies of the entries into a new optimiser of these tensors. Tensors without an entry begin fresh."""
     for name, param in params.items():
         for key, value in entries.get(name, {}).items():
-            entry = param if value.shape == param.shape else value  # its memory layout
-            placed = torch.empty_like(entry, dtype=value.dtype, device=param.device)
-            optimizer.state[param][key] = placed.copy_(value)
+            layout_source = (
+                param if value.shape == param.shape else value
+            )  # its memory layout
+            state_tensor = torch.empty_like(
+                layout_source, dtype=value.dtype, device=param.device
+            )
+            optimizer.state[param][key] = state_tensor.copy_(value)
     if any(
         MOMENTUM in state for state in optimizer.state.values()
     ):  # then a fused step wants one for each,
@@ -152,8 +163,8 @@ def train(
         UsageError: a loss is no tensor of one number.
     """
     workspace.load(source, ctx.submodel)
-    parts = (ctx.round, ctx.client, phase.batch_stream)
-    watching = {
+    stream_parts = (ctx.round, ctx.client, phase.batch_stream)
+    active_observers = {
         name: observers[
             check_known(f"observer of phase {phase.name!r}", name, observers)
         ](layers)
@@ -161,14 +172,14 @@ def train(
     }
     x = workspace.place(split.x)
     y = split.y.to(workspace.device)
-    draws = seeds.torch_generator(seed, "batches", *parts)
+    generator = seeds.torch_generator(seed, "batches", *stream_parts)
     slices = batch_slices(len(y), training.batch_size, whole=workspace.couples)
-    left = phase.length(len(slices))
+    n_left = phase.length(len(slices))
     total, samples, steps_taken = 0.0, 0, 0
     state: Tree = {}
     with (
         workspace.trains(phase.train - frozen) as names,
-        seeds.torch_seeded(seeds.seed_of(seed, "modules", *parts)),
+        seeds.torch_seeded(seeds.seed_of(seed, "modules", *stream_parts)),
     ):
         params = {name: workspace.params[name] for name in names}
         if params and phase.epochs and slices:
@@ -186,38 +197,40 @@ def train(
                 loss,
                 (x, y),
                 seed,
-                list(watching.values()),
+                list(active_observers.values()),
                 layers,
             )
             step = step or Steps.plain
             outputs = workspace.frozen_outputs(ctx.client, split.x, x)
             values = [x, y] if outputs is None else [x, y, outputs]
-            small = sum(value.nbytes for value in values) <= GATHERED
+            is_small = sum(value.nbytes for value in values) <= GATHERED
             for _ in range(phase.epochs):
-                order = torch.randperm(len(y), generator=draws).to(y.device)
-                ordered = values
-                if small:
-                    ordered = [value[order] for value in values]
-                for part in slices[:left]:
-                    rows = part if small else order[part]
-                    batch, labels, *ahead = (value[rows] for value in ordered)
-                    if ahead:
-                        workspace.continue_from(batch, *ahead)
+                order = torch.randperm(len(y), generator=generator).to(y.device)
+                ordered_values = values
+                if is_small:
+                    ordered_values = [value[order] for value in values]
+                for batch_slice in slices[:n_left]:
+                    rows = batch_slice if is_small else order[batch_slice]
+                    batch, labels, *first_outputs = (
+                        value[rows] for value in ordered_values
+                    )
+                    if first_outputs:
+                        workspace.continue_from(batch, *first_outputs)
                     step(steps, (batch, labels), ctx)
                     steps.taken += 1
-                left = max(0, left - len(slices))
+                n_left = max(0, n_left - len(slices))
                 steps.observers.clear()  # they see the first epoch
             total, samples, steps_taken = steps.loss, steps.samples, steps.taken
             if training.keep_optimizer:
                 state = to_tree(read(optimizer, params), phase)
     result = workspace.read()
-    bad = tree.first_nonfinite(tree.select(result, phase.train), before=source)
-    if bad is not None:
-        tensor = tensor_in_layer(bad, layers)
+    bad_name = tree.first_nonfinite(tree.select(result, phase.train), before=source)
+    if bad_name is not None:
+        tensor = tensor_in_layer(bad_name, layers)
         place = ctx.location(phase.name)
         raise NonFiniteError(f"{place}: {tensor} is not finite. Use a smaller lr.")
     ctx.observed.update(
-        {name: observer.result() for name, observer in watching.items()}
+        {name: observer.result() for name, observer in active_observers.items()}
     )
     ctx.work.update(
         {f"{phase.name}/steps": steps_taken, f"{phase.name}/samples": samples}
@@ -226,8 +239,8 @@ def train(
         ctx.work[f"{phase.name}/loss"] = total / samples
         ctx.work.update(
             {
-                f"{phase.name}/loss/{name}": part / samples
-                for name, part in ctx.parts.items()
+                f"{phase.name}/loss/{name}": batch_slice / samples
+                for name, batch_slice in ctx.parts.items()
             }
         )
     ctx.parts.clear()
@@ -238,14 +251,16 @@ def _parameter_groups(
     phase: Phase, params: Tree, settings: Training
 ) -> list[dict[str, Any]]:
     """Return the phase's groups of parameters, with that of the rest, for an optimiser with these settings."""
-    rest, groups = dict(params), list[dict[str, Any]]()
+    remaining, groups = dict(params), list[dict[str, Any]]()
     for group in (*phase.groups, Group(frozenset(params))):
         lr = group.lr
         if lr is None:
             lr = settings.lr / group.lr_divisor
         for part, factor in (*settings.rates, ("", 1.0)):
             tensors = [
-                rest.pop(n) for n in sorted(group.train & rest.keys()) if part in n
+                remaining.pop(n)
+                for n in sorted(group.train & remaining.keys())
+                if part in n
             ]
             groups.append({"params": tensors, "lr": lr * factor})
     return [group for group in groups if group["params"]]
@@ -322,8 +337,11 @@ class Steps:
         Raises:
             NonFiniteError: the loss is NaN or infinite. The error names the layer of the largest weight.
         """
-        kind, lower = self.workspace.device.type, self.training.precision == "bf16"
-        with torch.autocast(kind, torch.bfloat16) if lower else nullcontext():
+        device_type, is_lower = (
+            self.workspace.device.type,
+            self.training.precision == "bf16",
+        )
+        with torch.autocast(device_type, torch.bfloat16) if is_lower else nullcontext():
             loss = self.objective(self.workspace.params, batch, self.ctx)
         params = list(self.params.values())
         for param in params:
@@ -336,7 +354,7 @@ class Steps:
             )
         # lays gradients out in memory as the parameters are, unlike autograd.grad
         loss.backward(inputs=params)
-        reached = {
+        grads = {
             name: param.grad
             for name, param in self.params.items()
             if param.grad is not None
@@ -352,7 +370,7 @@ class Steps:
             )
         self.loss += value * size
         self.samples += size
-        return clip_gradients(reached, self.settings.max_grad_norm if clip else None)
+        return clip_gradients(grads, self.settings.max_grad_norm if clip else None)
 
     def _origin(self, x: Tensor) -> str:
         """Return why a loss is not finite: features of the batch [b, ...] are not, or the layer of the largest weight.
@@ -391,7 +409,8 @@ class Steps:
 
         Args:
             name: name of the copy. Each has its own optimiser from the phase's first batch to its last.
-            copy: the parameters, changed in place. Pass the same tensors in every step. grads: the gradients to follow.
+            copy: the parameters, changed in place. Pass the same tensors in every step.
+            grads: the gradients to follow.
         """
         if name not in self._copies:
             tensors = {key: copy[key] for key in self.params}
@@ -409,8 +428,8 @@ class Steps:
         order = torch.randperm(
             len(y), generator=self.generator("batches", f"/{stream}")
         )
-        chosen = order[: self.training.batch_size].to(y.device)
-        return x[chosen], y[chosen]
+        batch_indices = order[: self.training.batch_size].to(y.device)
+        return x[batch_indices], y[batch_indices]
 
     def generator(self, purpose: str, stream: str = "") -> torch.Generator:
         """Return the phase's random generator for a purpose, on the CPU; it continues from step to step."""

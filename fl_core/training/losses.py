@@ -87,16 +87,16 @@ class Loss:
             UsageError: the message gives their shapes, or the label that is no class.
         """
         shape = {SURVIVAL: (2,), MULTILABEL: z.shape[1:]}.get(self.task, ())
-        single = self.task in (REGRESSION, SURVIVAL) and z.shape[-1] > 1
-        if z.ndim != 2 or single or y.shape != (len(z), *shape) or not len(y):
-            targets = "".join(f", {size}" for size in shape)
+        has_many = self.task in (REGRESSION, SURVIVAL) and z.shape[-1] > 1
+        if z.ndim != 2 or has_many or y.shape != (len(z), *shape) or not len(y):
+            target_text = "".join(f", {size}" for size in shape)
             way = ""
             if self.task == CLASSIFICATION and y.shape == z.shape:
                 way = " Write y.argmax(1) if it is one-hot, or loss='multilabel_bce' for several labels of a sample."
             got_shape = list(z.shape)
             label_shape = list(y.shape)
             raise UsageError(
-                f"{self.task} must have outputs [n, C], of one number [n, 1], and targets [n{targets}]; "
+                f"{self.task} must have outputs [n, C], of one number [n, 1], and targets [n{target_text}]; "
                 f"got {got_shape} and {label_shape}.{way}"
             )
         if self.task != CLASSIFICATION:
@@ -125,16 +125,17 @@ class Loss:
         """
         task = task or (CLASSIFICATION if n_classes else REGRESSION)
         if self.task != task or (self.binary and n_classes != 2):
-            fitting = listing(
+            fitting_losses = listing(
                 name
                 for name, kind in LOSSES.items()
                 if kind.task == task and (n_classes == 2 or not kind.binary)
             )
-            what = {CLASSIFICATION: f"{n_classes} classes", REGRESSION: "numbers"}.get(
-                task, f"task {task}"
-            )
+            task_text = {
+                CLASSIFICATION: f"{n_classes} classes",
+                REGRESSION: "numbers",
+            }.get(task, f"task {task}")
             raise UsageError(
-                f"loss for {what} must be one of {fitting}; got {self.name!r}."
+                f"loss for {task_text} must be one of {fitting_losses}; got {self.name!r}."
             )
 
 
@@ -252,8 +253,8 @@ class BinaryCrossEntropy(Loss):
         )
 
     def check_batch(self, z: Tensor, y: Tensor) -> None:
-        whole = y.is_floating_point() and bool((y.square() == y).all())
-        super().check_batch(z, y.reshape(-1).long() if whole else y)
+        are_binary = y.is_floating_point() and bool((y.square() == y).all())
+        super().check_batch(z, y.reshape(-1).long() if are_binary else y)
 
     def of_logits(self) -> Loss:
         return CrossEntropy()
@@ -471,10 +472,12 @@ def balanced_weights(counts: Sequence[int], names: Sequence[str]) -> tuple[float
     Raises:
         UsageError: a class has no samples. The message names it.
     """
-    empty = [name for name, count in zip(names, counts, strict=True) if not count]
-    if empty:
+    empty_classes = [
+        name for name, count in zip(names, counts, strict=True) if not count
+    ]
+    if empty_classes:
         raise UsageError(
-            f"each class must have a training sample for balanced weights; got none of {listing(empty)}. "
+            f"each class must have a training sample for balanced weights; got none of {listing(empty_classes)}. "
             "Give class_weights W,W,... instead."
         )
     return tuple(sum(counts) / (len(counts) * count) for count in counts)

@@ -88,24 +88,28 @@ class Training:
             if (value := getattr(self, name))
         ]
         options += ["amsgrad"] * self.amsgrad
-        state = "new in each round"
+        state_text = "new in each round"
         if self.keep_optimizer:
-            state = "kept between rounds"
-        named = self.optimizer
+            state_text = "kept between rounds"
+        optimizer_text = self.optimizer
         if options:
             options_text = ", ".join(options)
-            named = f"{self.optimizer} ({options_text})"
-        return f"{named}, lr {self.lr:g}, optimiser state {state}".replace("_", " ")
+            optimizer_text = f"{self.optimizer} ({options_text})"
+        return (
+            f"{optimizer_text}, lr {self.lr:g}, optimiser state {state_text}".replace(
+                "_", " "
+            )
+        )
 
     def build(
         self, parameters: list[Tensor] | list[dict[str, Any]]
     ) -> torch.optim.Optimizer:
         """Return a new optimiser of these tensors or groups of tensors. Adam and AdamW ignore the momentum."""
-        kind, momentum = _OPTIMIZERS[self.optimizer]
+        optimizer_class, momentum = _OPTIMIZERS[self.optimizer]
         options = {
             name: getattr(self, name) for name in ("lr", "weight_decay", momentum)
         }
-        return kind(parameters, fused=True, **options)
+        return optimizer_class(parameters, fused=True, **options)
 
 
 @dataclass(frozen=True)
@@ -163,10 +167,10 @@ class Phase:
 
     def length(self, batches: int) -> int:
         """Return the number of steps of the phase if a pass over the training data has this number of batches."""
-        whole = self.epochs * batches
+        n_steps = self.epochs * batches
         if self.steps is None:
-            return whole
-        return min(self.steps, whole)
+            return n_steps
+        return min(self.steps, n_steps)
 
     def settings(self, training: Training) -> Training:
         """Return the settings of this phase: the run's, with the phase's own in their place."""

@@ -66,11 +66,11 @@ class Workspace:
                 tensor.data = tensor.data.to(memory_format=self._format)
         self.device = torch.device(device)
         self._live = tree.named_tensors(self.model)
-        listed = set(map(id, self._live.values()))
+        listed_ids = set(map(id, self._live.values()))
         self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         for module in self.model.modules():
             for key, buffer in module._buffers.items():
-                if buffer is not None and id(buffer) in listed:
+                if buffer is not None and id(buffer) in listed_ids:
                     self._buffers.append((module, key, buffer))
         self.params: Tree = dict(self.model.named_parameters())
         # names of the tensors that are present; None = all
@@ -95,16 +95,16 @@ class Workspace:
         Raises:
             UsageError: a new one has another shape.
         """
-        for module, key, first in self._buffers:
-            if (buffer := module._buffers[key]) is first:
+        for module, key, first_buffer in self._buffers:
+            if (buffer := module._buffers[key]) is first_buffer:
                 continue
-            if getattr(buffer, "shape", None) != first.shape:
+            if getattr(buffer, "shape", None) != first_buffer.shape:
                 module_class = type(module).__name__
                 raise UsageError(
                     f"buffer {key!r} of {module_class} must keep its shape in training; got another. "
                     "Register it with persistent=False."
                 )
-            module._buffers[key] = first.copy_(cast(Tensor, buffer).detach())
+            module._buffers[key] = first_buffer.copy_(cast(Tensor, buffer).detach())
         return self._live
 
     def place(self, x: Tensor) -> Tensor:
@@ -178,8 +178,8 @@ class Workspace:
         parts = cut(self.model)
         if parts is None:
             return None
-        first, self._rest = parts
-        return self._outputs.outputs(client, first, samples, x)
+        fixed_part, self._rest = parts
+        return self._outputs.outputs(client, fixed_part, samples, x)
 
     def continue_from(self, x: Tensor, outputs: Tensor) -> None:
         """Start later forward passes over this ``x`` from the frozen layers' outputs."""
@@ -215,7 +215,7 @@ class Workspace:
     def trains(self, names: frozenset[str]) -> Iterator[list[str]]:
         """Set training mode with gradients for exactly these tensors, and yield the trained parameters, sorted."""
         flags = {name: param.requires_grad for name, param in self.params.items()}
-        chosen = {
+        trained_names = {
             name for name in names if flags.get(name)
         }  # parameters that the model's author froze stay frozen
         try:
@@ -223,9 +223,9 @@ class Workspace:
             for module, norm_tensors in self.norms:
                 module.training &= bool(norm_tensors & names)
             for name, param in self.params.items():
-                param.requires_grad_(name in chosen)
+                param.requires_grad_(name in trained_names)
                 param.grad = None
-            yield sorted(chosen)
+            yield sorted(trained_names)
         finally:
             self._ahead = None
             for name, param in self.params.items():
@@ -271,11 +271,11 @@ def cut(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential] | None:
       training mode.
     - Its type is not on the list of PyTorch modules whose behaviour is known.
     """
-    parts = chain(model) or []
-    first = list(takewhile(_is_fixed, parts))
-    if not any(type(module) in _WORK for module in first):
+    modules = chain(model) or []
+    fixed_modules = list(takewhile(_is_fixed, modules))
+    if not any(type(module) in _WORK for module in fixed_modules):
         return None
-    return nn.Sequential(*first), nn.Sequential(*parts[len(first) :])
+    return nn.Sequential(*fixed_modules), nn.Sequential(*modules[len(fixed_modules) :])
 
 
 class FrozenPrefixCache:
@@ -330,19 +330,19 @@ def chain(module: nn.Module) -> list[nn.Module] | None:
 
     A hook may read or change what is between two modules. A model with one is another model.
     """
-    hooked = any(
+    has_hooks = any(
         submodule._forward_hooks
         or submodule._forward_pre_hooks
         or submodule._backward_hooks
         for submodule in module.modules()
     )
-    if hooked or type(module).forward is not nn.Sequential.forward:
+    if has_hooks or type(module).forward is not nn.Sequential.forward:
         return None
-    parts: list[nn.Module] = []
+    modules: list[nn.Module] = []
     for child in module._modules.values():  # children() leaves out repeated modules
         assert child is not None
-        parts += chain(child) or [child]
-    return parts
+        modules += chain(child) or [child]
+    return modules
 
 
 def pool_first(model: nn.Module) -> None:
@@ -364,10 +364,10 @@ def pool_first(model: nn.Module) -> None:
     """
     if chain(model) is None:
         return
-    for (a, first), (b, second) in pairwise([*model._modules.items()]):
-        pools = type(second) is nn.MaxPool2d and not second.return_indices
-        if pools and type(first) is nn.ReLU:
-            model._modules |= {a: second, b: first}
+    for (name_a, module_a), (name_b, module_b) in pairwise([*model._modules.items()]):
+        is_pooling = type(module_b) is nn.MaxPool2d and not module_b.return_indices
+        if is_pooling and type(module_a) is nn.ReLU:
+            model._modules |= {name_a: module_b, name_b: module_a}
     for part in model.children():
         pool_first(part)
 

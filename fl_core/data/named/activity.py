@@ -55,22 +55,22 @@ def activity(data_root: Location | None) -> Source:
     from fl_core.data.files import read_arrays  # imports what reads images
 
     stored = read_arrays(path, ["x", "y", "person", "bout"])
-    x, marks = stored["x"], [stored[key] for key in ("y", "person", "bout")]
+    x, columns = stored["x"], [stored[key] for key in ("y", "person", "bout")]
     n = len(x) if x.ndim else 0
-    fits = x.dtype.kind == "f" and x.shape == (n, len(CHANNELS), STEPS)
-    if not n or not fits or not np.isfinite(x).all():
+    has_form = x.dtype.kind == "f" and x.shape == (n, len(CHANNELS), STEPS)
+    if not n or not has_form or not np.isfinite(x).all():
         got_shape = list(x.shape)
         raise UsageError(
             f"{path}: x must be finite floats [n, {len(CHANNELS)}, {STEPS}]; got {x.dtype} {got_shape}. "
             "Write the file again."
         )
-    for key, values in zip(("y", "person", "bout"), marks, strict=True):
+    for key, values in zip(("y", "person", "bout"), columns, strict=True):
         if values.dtype.kind not in "iu" or values.shape != (n,):
             got_shape = list(values.shape)
             raise UsageError(
                 f"{path}: {key} must be {n} integers; got {values.dtype} {got_shape}. Write the file again."
             )
-    y, person, bout = (values.astype(np.int64) for values in marks)
+    y, person, bout = (values.astype(np.int64) for values in columns)
     if y.min() < 0 or y.max() >= len(CLASSES):
         raise UsageError(
             f"{path}: y must be from 0 to {len(CLASSES) - 1}; got {y.min()} to {y.max()}. Write the file again."
@@ -141,10 +141,10 @@ def bouts(x: Array, y: Integers, person: Integers) -> tuple[Integers, Integers]:
     >>> [marks.tolist() for marks in bouts(x, np.zeros(3), np.zeros(3))]
     [[0, 0, 1], [0, 1, 0]]
     """
-    half = x.shape[-1] // 2
-    overlaps = (x[:-1, :, half:] == x[1:, :, :half]).all(axis=(1, 2))
-    goes_on = overlaps & (y[1:] == y[:-1]) & (person[1:] == person[:-1])
-    starts = np.concatenate([[True], ~goes_on])
+    half_steps = x.shape[-1] // 2
+    overlaps = (x[:-1, :, half_steps:] == x[1:, :, :half_steps]).all(axis=(1, 2))
+    continues = overlaps & (y[1:] == y[:-1]) & (person[1:] == person[:-1])
+    starts = np.concatenate([[True], ~continues])
     bout = np.cumsum(starts) - 1
     return bout, np.arange(len(x)) - np.flatnonzero(starts)[bout]
 

@@ -67,13 +67,13 @@ def images(
 
                 options = {"split": "byclass"} if kind == "EMNIST" else {}
                 what = f"{name} must have whole files in {root / folder}"
-                raised: type[Exception] = UsageError
+                error_type: type[Exception] = UsageError
                 way = "Remove the folder, or load with download=True."
                 if download:
-                    raised = RunError
+                    error_type = RunError
                     way = "Check the network, or copy the files there."
-                kinds = (OSError, RuntimeError, ValueError, AssertionError)
-                with about(what, kinds, raised, way):
+                error_types = (OSError, RuntimeError, ValueError, AssertionError)
+                with about(what, error_types, error_type, way):
                     dataset = getattr(torchvision.datasets, kind)(
                         root, train=True, download=download, **options
                     )
@@ -94,9 +94,9 @@ def images(
             check_known(f"class of {name}", label, source.classes)
         if not classes:
             return source
-        new = np.array([*map((*classes, *source.classes).index, source.classes)])
-        chosen = source.take(np.flatnonzero(new[source.y] < len(classes)))
-        return replace(chosen, y=new[chosen.y], classes=classes)
+        new_codes = np.array([*map((*classes, *source.classes).index, source.classes)])
+        chosen_samples = source.take(np.flatnonzero(new_codes[source.y] < len(classes)))
+        return replace(chosen_samples, y=new_codes[chosen_samples.y], classes=classes)
 
     opened.__doc__ = summary
     opened.__qualname__ = name

@@ -51,13 +51,13 @@ def permuted_inputs(x: Array, client: int) -> Array:
 
     Columns of a table also change signs.
     """
-    draw = numpy_generator(0, "planted inputs", client)
+    generator = numpy_generator(0, "planted inputs", client)
     if x.ndim == 2:
-        order = draw.permutation(x.shape[1])
-        signs = draw.choice(np.array([-1, 1], x.dtype), x.shape[1])
+        order = generator.permutation(x.shape[1])
+        signs = generator.choice(np.array([-1, 1], x.dtype), x.shape[1])
         return x[:, order] * signs
     pixels = x.reshape(*x.shape[:-2], -1)
-    order = draw.permutation(pixels.shape[-1])
+    order = generator.permutation(pixels.shape[-1])
     return pixels[..., order].reshape(x.shape)
 
 
@@ -77,13 +77,14 @@ def federation(
         test: number of test samples, the same for every client. None: all remaining samples.
     """
     order = np.random.default_rng(0).permutation(len(plain.x))
-    own_rows, rest = np.split(order, [clients * samples])
-    parts = [
-        np.concatenate([part, rest[:test]]) for part in np.split(own_rows, clients)
+    client_rows, other_rows = np.split(order, [clients * samples])
+    rows_by_client = [
+        np.concatenate([rows, other_rows[:test]])
+        for rows in np.split(client_rows, clients)
     ]
     xs, ys = [], []
-    for client, part in enumerate(parts):
-        x, y = plain.x[part], plain.y[part]
+    for client, rows in enumerate(rows_by_client):
+        x, y = plain.x[rows], plain.y[rows]
         if kind in ("inputs", "both"):
             x = permuted_inputs(x, client)
         code = {"labels": client, "both": client, "clusters": client // 3}.get(kind)
@@ -93,15 +94,15 @@ def federation(
             y = coded_labels(y, code, len(plain.classes))
         xs.append(x)
         ys.append(y)
-    per_client = len(parts[0])
+    rows_per_client = len(rows_by_client[0])
     return replace(
         plain,
         name=name,
         x=np.concatenate(xs),
         y=np.concatenate(ys),
-        owner=np.repeat(np.arange(clients), per_client),
+        owner=np.repeat(np.arange(clients), rows_per_client),
         owner_names=tuple(f"client {k + 1}" for k in range(clients)),
-        is_train=np.tile(np.arange(per_client) < samples, clients),
+        is_train=np.tile(np.arange(rows_per_client) < samples, clients),
         shuffled=False,
     )
 
@@ -139,8 +140,8 @@ def of_clothes(kind: str, about: str) -> None:
 
     def opened(data_root: Location | None, download: bool) -> Source:
         plain = DATASETS["fashion_mnist"].open(data_root, download)
-        cells = plain.x.reshape(len(plain.x), 14, 2, 14, 2)
-        x = cells.mean((2, 4)).round().astype(np.uint8)
+        blocks = plain.x.reshape(len(plain.x), 14, 2, 14, 2)
+        x = blocks.mean((2, 4)).round().astype(np.uint8)
         return federation(replace(plain, x=x), name, kind, **CLOTHES)
 
     known(

@@ -214,25 +214,25 @@ def tweets_of(data_root: Location | None, name: str, base: bool) -> Source:
     owner = tweets.owner
     assert owner is not None
     assert tweets.words is not None
-    of_base = np.isin(np.array(tweets.owner_names), BASE_AIRLINES)
-    in_base = of_base[owner]
-    first = len(SPECIAL)
-    uses = np.bincount(
-        np.concatenate([np.unique(row) for row in tweets.x[in_base]]),
-        minlength=first + len(tweets.words),
-    )[first:]
-    vocabulary = tuple(tweets.words[k] for k in np.flatnonzero(uses >= LEAST_USED))
+    is_base = np.isin(np.array(tweets.owner_names), BASE_AIRLINES)
+    row_in_base = is_base[owner]
+    first_word = len(SPECIAL)
+    word_uses = np.bincount(
+        np.concatenate([np.unique(row) for row in tweets.x[row_in_base]]),
+        minlength=first_word + len(tweets.words),
+    )[first_word:]
+    vocabulary = tuple(tweets.words[k] for k in np.flatnonzero(word_uses >= LEAST_USED))
     tweets = replace(tweets.with_vocabulary(vocabulary), fixed_words=True)
     x = tweets.x[:, :TWEET_TOKENS]
-    _, different = np.unique(x, axis=0, return_index=True)
-    chosen = np.intersect1d(different, np.flatnonzero(in_base == base))
-    airlines = np.flatnonzero(of_base == base)
+    _, different_rows = np.unique(x, axis=0, return_index=True)
+    chosen_rows = np.intersect1d(different_rows, np.flatnonzero(row_in_base == base))
+    airlines = np.flatnonzero(is_base == base)
     return replace(
         tweets,
         name=name,
-        x=x[chosen],
-        y=tweets.y[chosen],
-        owner=np.searchsorted(airlines, owner[chosen]),
+        x=x[chosen_rows],
+        y=tweets.y[chosen_rows],
+        owner=np.searchsorted(airlines, owner[chosen_rows]),
         owner_names=tuple(tweets.owner_names[k] for k in airlines),
     )
 
@@ -263,7 +263,7 @@ def tweets_adapters(data_root: Location | None) -> Source:
     tweets = tweets_of(data_root, "tweets_adapters", base=False)
     assert tweets.owner is not None
     tweets = tweets.take(np.random.default_rng(0).permutation(len(tweets)))
-    place = pd.Series(tweets.owner).groupby(tweets.owner).cumcount().to_numpy()
-    is_train = place < TWEET_SAMPLES
-    chosen = np.flatnonzero(place < TWEET_SAMPLES + TWEET_TESTS)
-    return replace(tweets, is_train=is_train).take(chosen)
+    rank = pd.Series(tweets.owner).groupby(tweets.owner).cumcount().to_numpy()
+    is_train = rank < TWEET_SAMPLES
+    chosen_rows = np.flatnonzero(rank < TWEET_SAMPLES + TWEET_TESTS)
+    return replace(tweets, is_train=is_train).take(chosen_rows)

@@ -140,20 +140,33 @@ class Partitioning:
         Raises:
             UsageError: as :meth:`assign`, or a client has too few samples to split.
         """
-        every = np.ones(len(pool), dtype=bool)
-        together = pool.is_train is None or self.pools
-        side = every if together else np.asarray(pool.is_train)
-        train, test = np.flatnonzero(side), np.flatnonzero(~side)
-        train_pool = pool.take(train)
+        all_samples = np.ones(len(pool), dtype=bool)
+        ignores_test_set = pool.is_train is None or self.pools
+        is_training = all_samples if ignores_test_set else np.asarray(pool.is_train)
+        train_rows, test_rows = (
+            np.flatnonzero(is_training),
+            np.flatnonzero(~is_training),
+        )
+        train_pool = pool.take(train_rows)
         parts = self.assign(train_pool, clients, seed)
-        tests: list[Any] = [None] * len(parts)
-        if not together:
-            test_parts = self.follow(train_pool, parts, pool.take(test), seed)
-            tests = [test[part] for part in test_parts]
+        test_parts_of_clients: list[Any] = [None] * len(parts)
+        if not ignores_test_set:
+            test_parts = self.follow(train_pool, parts, pool.take(test_rows), seed)
+            test_parts_of_clients = [test_rows[part] for part in test_parts]
         names = self.names(pool, clients)
-        check_divisible(names, list(map(len, parts)), shares[: 3 if together else 2])
+        check_divisible(
+            names, list(map(len, parts)), shares[: 3 if ignores_test_set else 2]
+        )
         return [
-            split_groups(name, k, train[part], tests[k], shares, seed, pool.groups)
+            split_groups(
+                name,
+                k,
+                train_rows[part],
+                test_parts_of_clients[k],
+                shares,
+                seed,
+                pool.groups,
+            )
             for k, (name, part) in enumerate(zip(names, parts, strict=True))
         ]
 
@@ -221,10 +234,11 @@ def split_groups(
             there must be some.
     """
     keys = positions if groups is None else groups[positions]
-    distinct, group = np.unique(keys, return_inverse=True)
-    if groups is not None and len(distinct) < len(SPLITS):
+    distinct_groups, group = np.unique(keys, return_inverse=True)
+    if groups is not None and len(distinct_groups) < len(SPLITS):
         raise UsageError(
-            f"client {name!r} must have at least {len(SPLITS)} groups; got {len(distinct)}. Leave group_column out."
+            f"client {name!r} must have at least {len(SPLITS)} groups; "
+            f"got {len(distinct_groups)}. Leave group_column out."
         )
     if test is not None and not len(test):
         raise UsageError(
@@ -234,8 +248,12 @@ def split_groups(
         raise UsageError(
             f"client {name!r}: a group must not be in the official test set and outside of it."
         )
-    shuffled = seeds.numpy_generator(seed, "split", number).permutation(len(distinct))
-    sizes = split_sizes(name, len(distinct), shares if test is None else shares[:2])
+    shuffled = seeds.numpy_generator(seed, "split", number).permutation(
+        len(distinct_groups)
+    )
+    sizes = split_sizes(
+        name, len(distinct_groups), shares if test is None else shares[:2]
+    )
     parts = np.split(shuffled, np.cumsum(sizes)[:-1])
     splits = [positions[np.isin(group, part)] for part in parts]
     return tuple(splits if test is None else [*splits, test])
@@ -255,10 +273,10 @@ def redraw_groups(
     train, validation, test = parts
     positions = np.sort(np.concatenate([train, validation]))
     keys = positions if groups is None else groups[positions]
-    distinct = np.unique(keys)
-    count = len(np.unique(validation if groups is None else groups[validation]))
-    shuffled = seeds.numpy_generator(seed, "split", number).permutation(distinct)
-    is_training = np.isin(keys, shuffled[:count])
+    distinct_groups = np.unique(keys)
+    n_validation = len(np.unique(validation if groups is None else groups[validation]))
+    shuffled = seeds.numpy_generator(seed, "split", number).permutation(distinct_groups)
+    is_training = np.isin(keys, shuffled[:n_validation])
     return positions[~is_training], positions[is_training], test
 
 
@@ -282,8 +300,8 @@ def follow(
             continue
         order = generator.permutation(np.flatnonzero(labels == k))
         cuts = np.rint(np.cumsum(counts) / counts.sum() * len(order)).astype(np.int64)
-        for part, piece in zip(parts, np.split(order, cuts[:-1]), strict=True):
-            part.append(piece)
+        for part, positions in zip(parts, np.split(order, cuts[:-1]), strict=True):
+            part.append(positions)
     return [np.sort(np.concatenate([np.empty(0, np.int64), *part])) for part in parts]
 
 
@@ -322,17 +340,17 @@ def check_divisible(
     Raises:
         UsageError: some clients have too few. The message names them.
     """
-    pairs = zip(names, sizes, strict=True)
-    too_few = [f"{n} at {name!r}" for name, n in pairs if n < len(shares)]
+    names_with_sizes = zip(names, sizes, strict=True)
+    too_few = [f"{n} at {name!r}" for name, n in names_with_sizes if n < len(shares)]
     if too_few:
-        kinds = ", ".join(SPLITS[: len(shares)])
+        split_names = ", ".join(SPLITS[: len(shares)])
         way = "Remove its samples, or give them to another client."
         near_names = [listing(map(repr, group)) for group in nearly_equal(names)]
         if near_names:
             same_text = "; ".join(near_names[:3])
             way = f"Spell clients alike that are one: {same_text}. Or r{way[1:]}"
         raise UsageError(
-            f"each client must have at least {len(shares)} samples, one for each of {kinds}; "
+            f"each client must have at least {len(shares)} samples, one for each of {split_names}; "
             f"got {listing(too_few, 6)}. {way}"
         )
 
@@ -363,12 +381,12 @@ def split_sizes(name: str, n: int, shares: Sequence[float]) -> list[int]:
     """
     check_divisible([name], [n], shares)
     sizes: list[int] = []
-    left = n
+    n_left = n
     for k in range(len(shares) - 1, 0, -1):
-        wanted = math.ceil(round(left * shares[k] / sum(shares[: k + 1]), 9))
-        sizes.insert(0, min(max(wanted, 1), left - k))
-        left -= sizes[0]
-    return [left, *sizes]
+        split_size = math.ceil(round(n_left * shares[k] / sum(shares[: k + 1]), 9))
+        sizes.insert(0, min(max(split_size, 1), n_left - k))
+        n_left -= sizes[0]
+    return [n_left, *sizes]
 
 
 # --- checks ----------------------------------------------------------------------------------------------------
@@ -503,26 +521,28 @@ class Partition:
                 f"got {self.n_samples} other samples, {self.source_digest[:12]}. Pass the data that the run began with."
             )
         clients = self.indices.values()
-        tested = np.concatenate([part["test"] for part in clients])
-        others = [part["train"] for part in clients]
-        others += [part["validation"] for part in clients]
-        trained = np.concatenate(others)
-        train_and_test = np.concatenate([tested, trained])
-        fits = not len(train_and_test) or (
+        test_rows = np.concatenate([part["test"] for part in clients])
+        other_rows = [part["train"] for part in clients]
+        other_rows += [part["validation"] for part in clients]
+        training_rows = np.concatenate(other_rows)
+        train_and_test = np.concatenate([test_rows, training_rows])
+        is_valid = not len(train_and_test) or (
             train_and_test.min() >= 0 and train_and_test.max() < len(source)
         )
-        if fits:
+        if is_valid:
             is_tested = np.zeros(len(source), dtype=bool)
-            is_tested[tested] = True
-            fits = not is_tested[trained].any()
-            last = np.empty(
+            is_tested[test_rows] = True
+            is_valid = not is_tested[training_rows].any()
+            last_position = np.empty(
                 len(source), dtype=np.int64
             )  # place of an index at a client
             for part in clients:
                 places = np.concatenate(list(part.values()))
-                last[places] = np.arange(len(places))
-                fits &= np.array_equal(last[places], np.arange(len(places)))
-        if not fits:
+                last_position[places] = np.arange(len(places))
+                is_valid &= np.array_equal(
+                    last_position[places], np.arange(len(places))
+                )
+        if not is_valid:
             raise UsageError(
                 f"the stored partition must have indices from 0 to {len(source) - 1}, each once at a client, and no "
                 "client may train on the test sample of another; got others, or a sample twice."
@@ -570,7 +590,7 @@ def make(
     Raises:
         UsageError: a kind or option is unknown, a value is out of range, or a client has too few samples to divide.
     """
-    member, chosen = PARTITIONS[kind], {}
+    member, settings = PARTITIONS[kind], {}
     accepted = options_of(member)
     for name, value in options.items():
         if value is None:
@@ -583,40 +603,42 @@ def make(
             )
         if isinstance(value, np.generic):
             value = value.item()
-        whole = type(value) is int and isinstance(getattr(member, name), float)
-        chosen[name] = float(value) if whole else value
-    partitioning = member(**chosen)
+        is_whole = type(value) is int and isinstance(getattr(member, name), float)
+        settings[name] = float(value) if is_whole else value
+    partitioning = member(**settings)
     if member.by_class and source.task != CLASSIFICATION:
-        others = those_with("by_class", False)
+        other_names = those_with("by_class", False)
         raise UsageError(
             f"partition {kind!r} must have classes; got {source.name} for task "
-            f"{source.task}. Use one of {others}."
+            f"{source.task}. Use one of {other_names}."
         )
     if source.groups is not None and not member.groups:
-        others = those_with("groups", True)
+        other_names = those_with("groups", True)
         raise UsageError(
             f"group_column must be left out with partition {kind!r}, which divides groups. "
-            f"Use one of {others}."
+            f"Use one of {other_names}."
         )
     shares = check_shares(partitioning.shares if splits is None else splits)
     pool = replace(source, x=np.empty((len(source), 0)))
-    count = partitioning.count(pool, clients)
-    partitioning = partitioning.fitted(pool, count)
-    first = split_seed
-    if first is None:
-        first = seed
-    divided = partitioning.divide(pool, count, shares, first)
-    if first != seed:
-        divided = [
+    n_clients = partitioning.count(pool, clients)
+    partitioning = partitioning.fitted(pool, n_clients)
+    partition_seed = split_seed
+    if partition_seed is None:
+        partition_seed = seed
+    split_rows = partitioning.divide(pool, n_clients, shares, partition_seed)
+    if partition_seed != seed:
+        split_rows = [
             partitioning.redraw(pool, number, parts, seed)
-            for number, parts in enumerate(divided)
+            for number, parts in enumerate(split_rows)
         ]
     indices = {
         name: {
             split: np.sort(part).astype(np.int64)
             for split, part in zip(SPLITS, parts, strict=True)
         }
-        for name, parts in zip(partitioning.names(pool, count), divided, strict=True)
+        for name, parts in zip(
+            partitioning.names(pool, n_clients), split_rows, strict=True
+        )
     }
     params = {"clients": len(indices), **asdict(partitioning), "splits": list(shares)}
     if split_seed is not None:

@@ -38,14 +38,14 @@ class IID(Partitioning):
     groups = True
 
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
-        rows = pool.groups
-        if rows is None:
-            rows = np.arange(len(pool))
-        distinct, row = np.unique(rows, return_inverse=True)
-        check_clients(clients, len(distinct))
+        group_numbers = pool.groups
+        if group_numbers is None:
+            group_numbers = np.arange(len(pool))
+        distinct_groups, group_index = np.unique(group_numbers, return_inverse=True)
+        check_clients(clients, len(distinct_groups))
         generator = seeds.numpy_generator(seed, "partition", "iid")
-        parts = np.array_split(generator.permutation(len(distinct)), clients)
-        return [np.flatnonzero(np.isin(row, part)) for part in parts]
+        parts = np.array_split(generator.permutation(len(distinct_groups)), clients)
+        return [np.flatnonzero(np.isin(group_index, part)) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,13 @@ class Dirichlet(WithAlpha):
             return int(counts.sum(0).min()), counts
 
         counts = _large_enough(draw, self.min_size, self.name, len(labels), self.alpha)
-        pieces = [
+        class_pieces = [
             np.split(generator.permutation(rows), np.cumsum(count)[:-1])
             for rows, count in zip(rows_of_class, counts, strict=True)
         ]
-        return [np.sort(np.concatenate(parts)) for parts in zip(*pieces, strict=True)]
+        return [
+            np.sort(np.concatenate(parts)) for parts in zip(*class_pieces, strict=True)
+        ]
 
 
 @partition
@@ -111,9 +113,11 @@ class CappedDirichlet(WithAlpha):
 
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         check_clients(clients, len(pool))
-        least = min(self.min_size, len(pool) // clients // 2)
+        least_size = min(self.min_size, len(pool) // clients // 2)
         generator = seeds.numpy_generator(seed, "partition", "capped_dirichlet")
-        return _capped(pool.labels, clients, self.alpha, generator, least, self.name)
+        return _capped(
+            pool.labels, clients, self.alpha, generator, least_size, self.name
+        )
 
 
 @partition
@@ -132,20 +136,22 @@ class Pathological(Partitioning):
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         labels, per_client = pool.labels, self.classes_per_client
         check_clients(clients, len(labels))
-        present, sizes = np.unique(labels, return_counts=True)
-        check_classes(per_client, len(present))
+        class_labels, sizes = np.unique(labels, return_counts=True)
+        check_classes(per_client, len(class_labels))
         generator = seeds.numpy_generator(seed, "partition", "pathological")
-        holders = class_holders(len(present), clients, per_client, generator)
+        holders = class_holders(len(class_labels), clients, per_client, generator)
         parts: list[list[Integers]] = [[] for _ in range(clients)]
-        for label, size, clients_of_class in zip(present, sizes, holders, strict=True):
+        for label, size, clients_of_class in zip(
+            class_labels, sizes, holders, strict=True
+        ):
             if size < len(clients_of_class):
                 raise UsageError(
                     f"pathological partition: class {label} must have a sample for each of its {len(clients_of_class)} "
                     f"clients; got {size}. Use fewer clients or fewer classes_per_client."
                 )
             if clients_of_class:
-                order = generator.permutation(np.flatnonzero(labels == label))
-                pieces = np.array_split(order, len(clients_of_class))
+                class_rows = generator.permutation(np.flatnonzero(labels == label))
+                pieces = np.array_split(class_rows, len(clients_of_class))
                 for client, piece in zip(clients_of_class, pieces, strict=True):
                     parts[client].append(piece)
         return [np.sort(np.concatenate(part)) for part in parts]
@@ -198,11 +204,12 @@ class Natural(Partitioning):
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         owner = check_owners(pool)
         parts = [np.flatnonzero(owner == k) for k in range(len(pool.owner_names))]
-        named = zip(pool.owner_names, parts, strict=True)
-        empty = [name for name, part in named if not len(part)]
-        if empty:
+        parts_by_name = zip(pool.owner_names, parts, strict=True)
+        empty_clients = [name for name, part in parts_by_name if not len(part)]
+        if empty_clients:
             raise UsageError(
-                f"natural clients must have samples to train on; got none for {listing(empty)}. Use more samples."
+                f"natural clients must have samples to train on; "
+                f"got none for {listing(empty_clients)}. Use more samples."
             )
         return parts
 
@@ -247,7 +254,7 @@ class NaturalDirichlet(WithAlpha):
 
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         per_owner = clients // len(pool.owner_names)
-        assigned: list[Integers] = []
+        client_rows: list[Integers] = []
         for number, rows in enumerate(Natural().assign(pool, clients, seed)):
             owner_text = f"of {pool.owner_names[number]!r}"
             check_clients(per_owner, len(rows), self.min_size, f"clients {owner_text}")
@@ -256,19 +263,21 @@ class NaturalDirichlet(WithAlpha):
             parts = _capped(
                 labels, per_owner, self.alpha, generator, self.min_size, what
             )
-            assigned += [rows[part] for part in parts]
-        return assigned
+            client_rows += [rows[part] for part in parts]
+        return client_rows
 
     def follow(
         self, train: Source, parts: Sequence[Integers], test: Source, seed: int
     ) -> list[Integers]:
-        per_owner, tests = len(parts) // len(train.owner_names), []
+        per_owner, test_rows = len(parts) // len(train.owner_names), []
         labels = [train.labels[part] for part in parts]
         for number in range(len(train.owner_names)):
             rows = np.flatnonzero(check_owners(test) == number)
-            own_parts = labels[number * per_owner : (number + 1) * per_owner]
-            tests += [rows[part] for part in follow(own_parts, test.labels[rows], seed)]
-        return tests
+            owner_labels = labels[number * per_owner : (number + 1) * per_owner]
+            test_rows += [
+                rows[part] for part in follow(owner_labels, test.labels[rows], seed)
+            ]
+        return test_rows
 
 
 def check_owners(pool: Source) -> Integers:
@@ -278,9 +287,9 @@ def check_owners(pool: Source) -> Integers:
         UsageError: the data name no natural clients. The message lists other partitions.
     """
     if pool.owner is None:
-        others = those_with("natural", False)
+        other_names = those_with("natural", False)
         raise UsageError(
-            f"{pool.name} must have natural clients for this partition. Use one of {others}."
+            f"{pool.name} must have natural clients for this partition. Use one of {other_names}."
         )
     return pool.owner
 
@@ -298,13 +307,15 @@ def _capped(
     def draw() -> tuple[int, list[Integers]]:
         parts = [np.empty(0, np.int64) for _ in range(clients)]
         for k in np.unique(labels):
-            order = generator.permutation(np.flatnonzero(labels == k))
-            wanting = np.array([len(part) * clients < len(labels) for part in parts])
-            shares = generator.dirichlet(np.full(clients, float(alpha))) * wanting
+            class_rows = generator.permutation(np.flatnonzero(labels == k))
+            needs_samples = np.array(
+                [len(part) * clients < len(labels) for part in parts]
+            )
+            shares = generator.dirichlet(np.full(clients, float(alpha))) * needs_samples
             if not 0 < shares.sum() < math.inf:  # an extreme alpha: all to a full one
-                shares = wanting.astype(float)
-            cuts = np.cumsum(shares / shares.sum())[:-1] * len(order)
-            pieces = np.split(order, np.floor(cuts).astype(np.int64))
+                shares = needs_samples.astype(float)
+            cuts = np.cumsum(shares / shares.sum())[:-1] * len(class_rows)
+            pieces = np.split(class_rows, np.floor(cuts).astype(np.int64))
             parts = [np.concatenate(pair) for pair in zip(parts, pieces, strict=True)]
         return min(map(len, parts)), parts
 
@@ -316,14 +327,14 @@ def _large_enough(
     draw: Callable[[], tuple[int, T]], least: int, what: str, samples: int, alpha: float
 ) -> T:
     """Return the first draw whose smallest client has enough samples."""
-    best = 0
+    largest_minimum = 0
     for _ in range(_DRAWS):
         smallest, division = draw()
         if smallest >= least:
             return division
-        best = max(best, smallest)
+        largest_minimum = max(largest_minimum, smallest)
     raise UsageError(
         f"partition {what}: each client must have at least {least} of {samples} samples with alpha={alpha:g}; "
-        f"got at most {best} for the smallest in {_DRAWS} draws. Use a larger alpha, fewer clients, more samples, "
-        "or partition 'iid'."
+        f"got at most {largest_minimum} for the smallest in {_DRAWS} draws. "
+        "Use a larger alpha, fewer clients, more samples, or partition 'iid'."
     )

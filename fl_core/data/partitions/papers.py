@@ -68,55 +68,58 @@ class _PFedLA(Partitioning):
         options = self.fitted(pool, clients)
         dominance = getattr(self, "dominance", 1.0)
         check_clients(clients, len(labels))
-        present, sizes = np.unique(labels, return_counts=True)
-        per_client = check_classes(options.classes_per_client, len(present))
-        n_classes = per_client if dominance == 1 else len(present)
+        class_labels, sizes = np.unique(labels, return_counts=True)
+        per_client = check_classes(options.classes_per_client, len(class_labels))
+        n_classes = per_client if dominance == 1 else len(class_labels)
         rule = f"at least {n_classes}, one for each of the client's classes"
-        enough = Bound(rule, lambda count: WHOLE.holds(count) and count >= n_classes)
+        sample_bound = Bound(
+            rule, lambda count: WHOLE.holds(count) and count >= n_classes
+        )
         samples = options.samples_per_client or 0
-        check_value("samples_per_client", samples, enough)
+        check_value("samples_per_client", samples, sample_bound)
         generator = seeds.numpy_generator(seed, "partition", "dominated")
-        holders = class_holders(len(present), clients, per_client, generator)
-        holds = np.array(
+        holders = class_holders(len(class_labels), clients, per_client, generator)
+        is_holder = np.array(
             [[k in classes for classes in holders] for k in range(clients)]
         )
-        mine = samples
-        if per_client < len(present):
-            mine = round(dominance * samples)
+        n_dominant = samples
+        if per_client < len(class_labels):
+            n_dominant = round(dominance * samples)
         groups: list[tuple[int, Any, int]] = []
         for client in range(clients):
-            groups.append((client, holds[client] == 1, mine))
-            groups.append((client, holds[client] == 0, samples - mine))
-        counts = np.zeros((clients, len(present)), dtype=np.int64)
+            groups.append((client, is_holder[client] == 1, n_dominant))
+            groups.append((client, is_holder[client] == 0, samples - n_dominant))
+        counts = np.zeros((clients, len(class_labels)), dtype=np.int64)
         for client, among, n in groups:
             counts[client, among] = n // max(among.sum(), 1)
-        even, left = counts.copy(), sizes - counts.sum(0)
+        even_counts, n_left = counts.copy(), sizes - counts.sum(0)
         # the remainder of even counts: one more of the classes with most samples left
         for client, among, n in groups:
-            order = np.lexsort((generator.random(len(present)), -left, ~among))
-            more = order[: n - counts[client, among].sum()]
-            counts[client, more] += 1
-            left[more] -= 1
+            order = np.lexsort((generator.random(len(class_labels)), -n_left, ~among))
+            chosen_classes = order[: n - counts[client, among].sum()]
+            counts[client, chosen_classes] += 1
+            n_left[chosen_classes] -= 1
         # if a class then lacks samples, clients that can take another one instead
         for client, among, _ in groups:
-            more = counts[client] > even[client]
-            for lacking in np.flatnonzero(among & (left < 0) & more):
-                more = counts[client] > even[client]
-                spare = np.flatnonzero(among & (left > 0) & ~more)[:1]
-                if len(spare) and left[lacking] < 0:
-                    for k, change in ((lacking, -1), (spare, 1)):
+            chosen_classes = counts[client] > even_counts[client]
+            for lacking_class in np.flatnonzero(among & (n_left < 0) & chosen_classes):
+                chosen_classes = counts[client] > even_counts[client]
+                spare_class = np.flatnonzero(among & (n_left > 0) & ~chosen_classes)[:1]
+                if len(spare_class) and n_left[lacking_class] < 0:
+                    for k, change in ((lacking_class, -1), (spare_class, 1)):
                         counts[client, k] += change
-                        left[k] -= change
-        if left.min() < 0:
-            scarce = int(left.argmin())
+                        n_left[k] -= change
+        if n_left.min() < 0:
+            scarcest = int(n_left.argmin())
             raise UsageError(
-                f"class {present[scarce]} must have {int(counts[:, scarce].sum())} samples for {clients} clients "
-                f"with {samples} each; got {int(sizes[scarce])}. Use fewer samples_per_client or fewer clients."
+                f"class {class_labels[scarcest]} must have {int(counts[:, scarcest].sum())} samples "
+                f"for {clients} clients with {samples} each; got {int(sizes[scarcest])}. "
+                "Use fewer samples_per_client or fewer clients."
             )
         parts: list[list[Integers]] = [[] for _ in range(clients)]
-        for place, label in enumerate(present):
+        for position, label in enumerate(class_labels):
             order = generator.permutation(np.flatnonzero(labels == label))
-            pieces = np.split(order, np.cumsum(counts[:, place]))[:-1]
+            pieces = np.split(order, np.cumsum(counts[:, position]))[:-1]
             for part, piece in zip(parts, pieces, strict=True):
                 part.append(piece)
         return [np.sort(np.concatenate(part)) for part in parts]
@@ -176,37 +179,42 @@ class _FedPFT(Partitioning):
         self, pool: Source, clients: int, shares: tuple[float, float, float], seed: int
     ) -> list[tuple[Integers, ...]]:
         check_value("clients", clients, WHOLE)
-        present = [int(label) for label in np.unique(pool.labels)]
-        wanted = self.label_distributions(len(present), clients, seed)
+        class_labels = [int(label) for label in np.unique(pool.labels)]
+        distributions = self.label_distributions(len(class_labels), clients, seed)
         if pool.is_train is None:
-            tests = held_out(pool.labels, shares[2], seed)
+            is_test = held_out(pool.labels, shares[2], seed)
         else:
-            tests = ~np.asarray(pool.is_train)
+            is_test = ~np.asarray(pool.is_train)
         per_client = self.samples_per_client / shares[0]
         sizes = [max(1, round(per_client * share)) for share in shares]
-        divided: list[tuple[Integers, ...]] = [()] * clients
-        sides = (("train side", ~tests, sizes[:2]), ("test side", tests, sizes[2:]))
-        for purpose, side, side_sizes in sides:
-            rows = [np.flatnonzero(side & (pool.labels == label)) for label in present]
-            for client, row in enumerate(wanted):
+        client_splits: list[tuple[Integers, ...]] = [()] * clients
+        sides = (("train side", ~is_test, sizes[:2]), ("test side", is_test, sizes[2:]))
+        for purpose, is_side, side_sizes in sides:
+            rows = [
+                np.flatnonzero(is_side & (pool.labels == label))
+                for label in class_labels
+            ]
+            for client, class_shares in enumerate(distributions):
                 generator = seeds.numpy_generator(seed, "partition", purpose, client)
-                orders = list(map(generator.permutation, rows))
-                left = np.array(list(map(len, rows)))
+                shuffled_rows = list(map(generator.permutation, rows))
+                n_left = np.array(list(map(len, rows)))
                 for size in side_sizes:
-                    counts = rounded(row, size, left)
+                    counts = rounded(class_shares, size, n_left)
                     if counts is None:
                         raise UsageError(
                             f"each client must have {sum(side_sizes)} samples of its classes; "
-                            f"got {int(left[row > 0].sum())} that are left. Use fewer samples_per_client or more "
-                            "classes_per_client."
+                            f"got {int(n_left[class_shares > 0].sum())} that are left. "
+                            "Use fewer samples_per_client or more classes_per_client."
                         )
-                    own_rows = [
+                    drawn_rows = [
                         order[len(order) - n : len(order) - n + k]
-                        for order, n, k in zip(orders, left, counts, strict=True)
+                        for order, n, k in zip(
+                            shuffled_rows, n_left, counts, strict=True
+                        )
                     ]
-                    divided[client] += (np.sort(np.concatenate(own_rows)),)
-                    left = left - counts
-        return divided
+                    client_splits[client] += (np.sort(np.concatenate(drawn_rows)),)
+                    n_left = n_left - counts
+        return client_splits
 
     def redraw(
         self, pool: Source, number: int, parts: Sequence[Integers], seed: int
@@ -217,10 +225,10 @@ class _FedPFT(Partitioning):
         order = generator.permutation(np.sort(np.concatenate([train, validation])))
         splits: list[list[Integers]] = [[], []]
         for label in np.unique(pool.labels[order]):
-            members = order[pool.labels[order] == label]
-            count = np.count_nonzero(pool.labels[train] == label)
-            splits[0].append(members[:count])
-            splits[1].append(members[count:])
+            class_rows = order[pool.labels[order] == label]
+            n_train = np.count_nonzero(pool.labels[train] == label)
+            splits[0].append(class_rows[:n_train])
+            splits[1].append(class_rows[n_train:])
         return *map(np.concatenate, splits), test
 
 
@@ -280,22 +288,24 @@ def rounded(shares: Floats, size: int, most: Integers) -> Integers | None:
         below_most = (shares > 0) & (counts < most)
         if not below_most.any():
             return None
-        missing = size - counts.sum()
-        exact = np.where(below_most, shares, 0.0) / shares[below_most].sum() * missing
-        whole_numbers = np.floor(exact).astype(np.int64)
+        n_missing = size - counts.sum()
+        exact_counts = (
+            np.where(below_most, shares, 0.0) / shares[below_most].sum() * n_missing
+        )
+        floored_counts = np.floor(exact_counts).astype(np.int64)
         # the largest remainders, then the largest shares
-        order = np.lexsort((-shares, whole_numbers - exact))
+        order = np.lexsort((-shares, floored_counts - exact_counts))
         order = order[below_most[order]]
-        whole_numbers[order[: missing - whole_numbers.sum()]] += 1
-        counts = np.minimum(counts + whole_numbers, most)
+        floored_counts[order[: n_missing - floored_counts.sum()]] += 1
+        counts = np.minimum(counts + floored_counts, most)
     return counts
 
 
 def held_out(labels: Integers, share: float, seed: int) -> Bools:
     """Draw the test samples, bool [n]: the same share of every class at random, rounded up."""
     generator = seeds.numpy_generator(seed, "partition", "held out")
-    chosen = np.zeros(len(labels), dtype=bool)
+    is_test = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
-        members = generator.permutation(np.flatnonzero(labels == label))
-        chosen[members[: math.ceil(round(share * len(members), 9))]] = True
-    return chosen
+        class_rows = generator.permutation(np.flatnonzero(labels == label))
+        is_test[class_rows[: math.ceil(round(share * len(class_rows), 9))]] = True
+    return is_test
