@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -112,8 +113,7 @@ def _forward(model: nn.Module, child: nn.Module, x: Tensor) -> int:
             model(x)
             handle.remove()
             return sum(
-                counted(lambda child_input=child_input: child(child_input))
-                for child_input in child_inputs
-            )  # type: ignore[misc]
+                counted(partial(child, child_input)) for child_input in child_inputs
+            )
     finally:
         handle.remove()
