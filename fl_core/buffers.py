@@ -172,8 +172,8 @@ def buffers_without_rule(model: nn.Module) -> list[str]:
     ['prototype']
     """
     by_name = rules_of(model).by_name
-    persistent = model.state_dict(keep_vars=True)
-    names = [name for name, _ in model.named_buffers() if name in persistent]
+    persistent_names = model.state_dict(keep_vars=True)
+    names = [name for name, _ in model.named_buffers() if name in persistent_names]
     return [name for name in names if name not in by_name]
 
 
@@ -200,9 +200,9 @@ def training_notes(before: nn.Module, after: nn.Module) -> list[str]:
     for name in changed_names:
         check_shape(before, name, buffers_before[name], buffers_after[name])
         if rules.rule(name, buffers_before[name]) == CONSTANT:
-            kind = _kind(buffers_before[name])
+            type_text = _kind(buffers_before[name])
             raise UsageError(
-                f"buffer {name!r} ({kind}) must not change in training, since it has no mean over clients; "
+                f"buffer {name!r} ({type_text}) must not change in training, since it has no mean over clients; "
                 "got another value after a pass. Register it with persistent=False."
             )
     names_without_rule = set(buffers_without_rule(before))
@@ -221,7 +221,7 @@ def training_notes(before: nn.Module, after: nn.Module) -> list[str]:
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors of any layout and type have the same values. NaN equals NaN.
+    """Return whether two tensors have the same layout, type, shape and values. NaN equals NaN.
 
     >>> equal(torch.tensor([torch.nan]), torch.tensor([torch.nan])), equal(torch.eye(2).to_sparse(), torch.eye(2))
     (True, False)
@@ -250,9 +250,9 @@ def check_constant(name: str, first: Tensor, other: Tensor) -> None:
         UsageError: the values differ.
     """
     if not equal(first, other):
-        kind = _kind(first)
+        type_text = _kind(first)
         raise UsageError(
-            f"buffer {name!r} ({kind}) must be equal at all clients, since it has no mean; got two values. "
+            f"buffer {name!r} ({type_text}) must be equal at all clients, since it has no mean; got two values. "
             "Register it with persistent=False, or keep its layer local."
         )
 
@@ -304,8 +304,8 @@ def _rows_of_hooks(module: nn.Module) -> dict[str, str]:
 
 def _is_renewed(module: nn.Module, rows: Mapping[str, str]) -> bool:
     if isinstance(module, ParametrizationList):
-        parts = [_rows_of_class(type(part)) for part in module]
-        return any(RENEWED in part.values() for part in parts)
+        rules_of_parts = [_rows_of_class(type(submodule)) for submodule in module]
+        return any(RENEWED in submodule.values() for submodule in rules_of_parts)
     is_part = type(module).__name__ == "_SpectralNorm"  # renewed with its list
     return RENEWED in rows.values() and not is_part
 

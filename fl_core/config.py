@@ -308,9 +308,9 @@ class RunConfig(Displayed):
             check_type(key, value, KEYS[key].hint, advice)
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{key} must be finite; got {value}.")
-        for group, kind in GROUPS.items():
+        for group, group_class in GROUPS.items():
             names = [name for name in keys if KEYS[name].group == group]
-            settings = kind(**{name: keys[name] for name in names})
+            settings = group_class(**{name: keys[name] for name in names})
             check_fields(settings)
             object.__setattr__(self, group, settings)
         weights_of(self.training.class_weights)
@@ -372,21 +372,26 @@ class Key(NamedTuple):
 
 
 def _keys() -> Iterator[tuple[str, Key]]:
-    for group, kind in GROUPS.items():
-        hints = get_type_hints(kind, include_extras=True)
-        default, annotations = kind(), vars(kind)["__annotations__"]
+    for group, group_class in GROUPS.items():
+        hints = get_type_hints(group_class, include_extras=True)
+        default, annotations = group_class(), vars(group_class)["__annotations__"]
         for name in sorted(hints, key=lambda name: name not in annotations):
             hint = hints[name]
-            extras = getattr(hints[name], "__metadata__", ())
+            annotations_of_key = getattr(hints[name], "__metadata__", ())
             plain_type = hint
-            if extras:
+            if annotations_of_key:
                 plain_type = hint.__origin__
-            marks = frozenset(mark for mark in extras if isinstance(mark, Mark))
-            accepts = plain_type
-            for extra in extras:
-                if isinstance(extra, Also):
-                    accepts |= extra.hint
-            yield name, Key(group, plain_type, getattr(default, name), marks, accepts)
+            marks = frozenset(
+                mark for mark in annotations_of_key if isinstance(mark, Mark)
+            )
+            accepted_type = plain_type
+            for annotation in annotations_of_key:
+                if isinstance(annotation, Also):
+                    accepted_type |= annotation.hint
+            yield (
+                name,
+                Key(group, plain_type, getattr(default, name), marks, accepted_type),
+            )
 
 
 KEYS = dict(_keys())

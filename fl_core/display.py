@@ -64,20 +64,22 @@ class Summary:
 
         There is no SVG: JupyterLab removes its tags from a notebook that it does not trust yet.
         """
-        parts = ["<br>".join(map(in_html, self.lead.split("\n")))]
+        html_parts = ["<br>".join(map(in_html, self.lead.split("\n")))]
         boxes = []
         # a filled box and a bold name, or an outline
-        for name, shared in self.layers.items():
-            tag, word, fill = ("b", "shared", 0.35) if shared else ("span", "local", 0)
+        for name, is_shared in self.layers.items():
+            tag, word, opacity = (
+                ("b", "shared", 0.35) if is_shared else ("span", "local", 0)
+            )
             label = in_html(name)
             boxes.append(
                 f'<{tag} title="{label}: {word}" style="display:inline-block;margin:4px 4px 4px 0;'
-                f'padding:1px 8px;border:1px solid gray;background-color:rgba(128,128,128,{fill})">'
+                f'padding:1px 8px;border:1px solid gray;background-color:rgba(128,128,128,{opacity})">'
                 f"{label}</{tag}>"
             )
         if boxes:
             body = "".join(boxes)
-            parts.append(f"<div>{body}</div>")
+            html_parts.append(f"<div>{body}</div>")
         if self.columns:
             lines = []
             for tag, row in [
@@ -92,11 +94,11 @@ class Summary:
             if n_more > 0:
                 note = f"<div>{n_more} more rows</div>"
             body = "".join(lines)
-            parts.append(f"<table>{body}</table>{note}")
+            html_parts.append(f"<table>{body}</table>{note}")
         if self.end:
             end_html = "<br>".join(map(in_html, self.end.splitlines()))
-            parts.append(f"<div>{end_html}</div>")
-        return '<div style="color:inherit">' + "\n".join(parts) + "</div>"
+            html_parts.append(f"<div>{end_html}</div>")
+        return '<div style="color:inherit">' + "\n".join(html_parts) + "</div>"
 
 
 class Displayed:
@@ -148,9 +150,9 @@ _LONGEST = 60
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
-    """Return a sort key for names, with the numbers in them compared as numbers."""
-    parts = re.split(r"([0-9]+)", name)
-    return [int(part) if k % 2 else part for k, part in enumerate(parts)], name
+    """Return a sort key by which numbers within names are ordered as numbers: ``ward_2`` before ``ward_10``."""
+    pieces = re.split(r"([0-9]+)", name)
+    return [int(piece) if k % 2 else piece for k, piece in enumerate(pieces)], name
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -506,19 +506,23 @@ def fits(value: object, hint: object, dialect: Dialect = _NUMPY) -> bool:
         return bool(hint.holds(value))
     if hint is None:
         return value is None
-    parts, kind = get_args(hint), get_origin(hint) or hint
-    if kind is UnionType:
-        return any(fits(value, part, dialect) for part in parts)
-    if kind in (Sequence, Collection) and isinstance(value, Iterator):
+    arguments, base_type = get_args(hint), get_origin(hint) or hint
+    if base_type is UnionType:
+        return any(fits(value, argument, dialect) for argument in arguments)
+    if base_type in (Sequence, Collection) and isinstance(value, Iterator):
         return True  # it can be read only once
-    if kind in _LISTS and parts:
-        is_kind = kind in (Sequence, Collection) or fits(value, kind, dialect)
+    if base_type in _LISTS and arguments:
+        is_kind = base_type in (Sequence, Collection) or fits(value, base_type, dialect)
         values = as_list("", value, empty=True)
-        return is_kind and all(fits(item, parts[0], dialect) for item in values)
-    if kind in (int, float) and isinstance(value, bool):
+        return is_kind and all(fits(item, arguments[0], dialect) for item in values)
+    if base_type in (int, float) and isinstance(value, bool):
         return False
-    kinds = dialect.stands_for.get(kind, kind)
-    return kind is Any or not isinstance(kind, type) or isinstance(value, kinds)
+    accepted_types = dialect.stands_for.get(base_type, base_type)
+    return (
+        base_type is Any
+        or not isinstance(base_type, type)
+        or isinstance(value, accepted_types)
+    )
 
 
 def _words(hint: object, dialect: Dialect) -> str:
@@ -526,12 +530,14 @@ def _words(hint: object, dialect: Dialect) -> str:
         return hint.words
     if isinstance(hint, list | dict | MapOf):
         hint = type(hint)
-    kind = get_origin(hint) or hint
-    if kind in _LISTS and get_args(hint):
+    base_type = get_origin(hint) or hint
+    if base_type in _LISTS and get_args(hint):
         item = _words(get_args(hint)[0], dialect)
         return f"a list of {item}"
-    kind = NoneType if kind is None else kind
-    return dialect.words.get(kind) or str(getattr(kind, "__name__", kind))
+    base_type = NoneType if base_type is None else base_type
+    return dialect.words.get(base_type) or str(
+        getattr(base_type, "__name__", base_type)
+    )
 
 
 def _must_be(
@@ -539,8 +545,8 @@ def _must_be(
 ) -> str:
     """Return the sentence that a value has none of these types and bounds."""
     rule = " or ".join(_words(hint, dialect) for hint in hints)
-    got = dialect.shown(value)
-    return f"{name} must be {rule}; got {got}"
+    value_text = dialect.shown(value)
+    return f"{name} must be {rule}; got {value_text}"
 
 
 COUNT = Bound(
@@ -583,7 +589,7 @@ def check_type(
     """
     hints = _alternatives(hint)
     dialect = _NUMPY if numpy else _PYTHON
-    is_plain = {get_origin(part) or part for part in hints} <= _CHECKED
+    is_plain = {get_origin(hint_part) or hint_part for hint_part in hints} <= _CHECKED
     if is_plain and not fits(value, hint, dialect):
         fault = _must_be(name, hints, value, dialect)
         raise UsageError(f"{fault}. {way}".rstrip())
@@ -689,13 +695,15 @@ def _check_argument(name: str, value: object, hint: object) -> None:
         return
     hints = _alternatives(hint)
     items: tuple[Any, ...] = ()
-    takes_list = any((get_origin(part) or part) in _LISTS for part in hints)
+    takes_list = any(
+        (get_origin(hint_part) or hint_part) in _LISTS for hint_part in hints
+    )
     if takes_list and not isinstance(value, Mapping):
         items = as_list(name, value, empty=True)
     wrong_items = [item for item in items if not fits(item, hint)] or [value]
     fault = _must_be(name, hints, wrong_items[0], _NUMPY)
-    way = _WAYS.get(name, "")
-    raise UsageError(f"{fault}. {way}".rstrip())
+    advice = _WAYS.get(name, "")
+    raise UsageError(f"{fault}. {advice}".rstrip())
 
 
 def python_number(value: Any) -> Any:
@@ -781,8 +789,8 @@ def check_fields(options: object, where: str = "") -> None:
 def _bounds(stated: object) -> list[tuple[str, Bound | OneOf]]:
     bounds: list[tuple[str, Bound | OneOf]] = []
     for name, hint in get_type_hints(stated, include_extras=True).items():
-        for part in (hint, *get_args(hint)):
-            for bound in getattr(part, "__metadata__", ()):
+        for hint_part in (hint, *get_args(hint)):
+            for bound in getattr(hint_part, "__metadata__", ()):
                 if isinstance(bound, Bound | OneOf):
                     bounds.append((name, bound))
     return bounds
@@ -816,31 +824,31 @@ def read_options(name: str, config: type, values: Mapping[str, Any]) -> Any:
 
 
 def _read_option(name: str, key: str, value: Any, kind: Any) -> Any:
-    what = f"{name}: {key}"
-    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    kind = next(k for k in kinds if k is not NoneType)
+    subject = f"{name}: {key}"
+    alternatives = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    kind = next(k for k in alternatives if k is not NoneType)
     target_type, *bounds = get_args(kind) if get_origin(kind) is Annotated else (kind,)
-    if NoneType in kinds and value in (None, "none"):
+    if NoneType in alternatives and value in (None, "none"):
         return None
     if get_origin(target_type) is tuple:
-        parts = value
+        items = value
         if isinstance(value, str):
-            parts = value.split(",")
-        check_type(what, parts, tuple)
+            items = value.split(",")
+        check_type(subject, items, tuple)
         item_type = get_args(target_type)[0]
-        return tuple(_read_option(name, key, part, item_type) for part in parts)
+        return tuple(_read_option(name, key, part, item_type) for part in items)
     if get_origin(target_type) is Literal:
         return check_known(f"{key} of {name}", value, get_args(target_type))
     if target_type not in OPTION_BOUNDS:
-        check_type(what, value, target_type)
+        check_type(subject, value, target_type)
         return value
     if isinstance(value, str):
         with suppress(ValueError):
             value = float(value)
     for bound in (OPTION_BOUNDS[target_type], *bounds):
-        check_value(what, value, bound)
+        check_value(subject, value, bound)
     if target_type(value) != value:
-        raise UsageError(f"{what} must be a whole number; got {value!r}.")
+        raise UsageError(f"{subject} must be a whole number; got {value!r}.")
     return target_type(value)
 
 
@@ -865,22 +873,22 @@ def validate(value: object, form: object, name: str = "") -> str:
 
 def _faults(contents: object, form: object, name: str) -> Iterator[str]:
     prefix = f"{name}." if name else ""
-    kind: Any = (list, tuple) if isinstance(form, list) else Mapping
+    container_type: Any = (list, tuple) if isinstance(form, list) else Mapping
     if isinstance(form, tuple) and not isinstance(form, Bound):
         faults = [validate(contents, alternative, name) for alternative in form]
-        what = name or _IT
-        start = f"{what} must"
+        subject = name or _IT
+        start = f"{subject} must"
         inner_faults = [fault for fault in faults if not fault.startswith(start)]
         if "" not in faults:
             yield inner_faults[0] if inner_faults else _wrong(contents, name, form)
     elif not isinstance(form, (dict, list, MapOf)):
         if not fits(contents, form, _JSON):
             yield _wrong(contents, name, (form,))
-    elif not isinstance(contents, kind):
+    elif not isinstance(contents, container_type):
         yield _wrong(contents, name, (form,))
     elif isinstance(form, list):
-        for place, value in enumerate(contents):
-            yield from _faults(value, form[0], f"{prefix}{place}")
+        for position, value in enumerate(contents):
+            yield from _faults(value, form[0], f"{prefix}{position}")
     elif isinstance(form, MapOf):
         for key, value in contents.items():
             yield from _faults(value, form.form, f"{prefix}{key}")
@@ -908,11 +916,11 @@ def read_as(kind: Any, value: Any, what: str, name: str = "") -> Any:
     Raises:
         UsageError: a field is unknown, missing, or of another type. The message names the first.
     """
-    parts, prefix = get_args(kind), f"{name}." if name else ""
+    arguments, prefix = get_args(kind), f"{name}." if name else ""
     if isinstance(value, tuple):
         value = list(value)
-    if NoneType in parts:
-        (kind,) = (part for part in parts if part is not NoneType)
+    if NoneType in arguments:
+        (kind,) = (argument for argument in arguments if argument is not NoneType)
         if value is None:
             return None
         return read_as(kind, value, what, name)
@@ -937,10 +945,14 @@ def read_as(kind: Any, value: Any, what: str, name: str = "") -> Any:
             **{k: read_as(hints[k], v, what, f"{prefix}{k}") for k, v in value.items()}
         )
     if origin in (tuple, list):
-        places = enumerate(value)
-        return origin(read_as(parts[0], v, what, f"{prefix}{k}") for k, v in places)
+        numbered_values = enumerate(value)
+        return origin(
+            read_as(arguments[0], v, what, f"{prefix}{k}") for k, v in numbered_values
+        )
     if origin is dict:
-        return {k: read_as(parts[1], v, what, f"{prefix}{k}") for k, v in value.items()}
+        return {
+            k: read_as(arguments[1], v, what, f"{prefix}{k}") for k, v in value.items()
+        }
     return value
 
 

@@ -102,7 +102,10 @@ def open_parquet(path: Path, excluded: Collection[str] = ()) -> ParquetFile:
 def read_parquet(path: Path, file: ParquetFile, names: Sequence[str]) -> pd.DataFrame:
     """Return columns of a file from :func:`open_parquet`, without the metadata that pandas has stored.
 
-    Its texts may be no UTF-8, and its dates and zones of time may be none: that shows when they are converted.
+    Args:
+        path: the file's path, for messages.
+        file: the opened file.
+        names: the columns to read.
 
     Raises:
         UsageError: the file is damaged.
@@ -119,11 +122,13 @@ def _readable_parquet(path: Path) -> Iterator[None]:
         import pyarrow
     except ModuleNotFoundError as error:
         raise needs_package("pyarrow", f"read {path}", "parquet") from error
-    kinds = (
+    error_types = (
         *(pyarrow.ArrowException, OSError, ValueError, LookupError, RecursionError),
         OverflowError,
     )
-    with about(f"{path} must be a readable .parquet file", kinds, way="Save it again."):
+    with about(
+        f"{path} must be a readable .parquet file", error_types, way="Save it again."
+    ):
         yield
 
 
@@ -185,23 +190,23 @@ def _struct(data: mmap.mmap, position: int) -> tuple[_Fields, int]:
     number = 0
     while head := data[position]:
         position += 1
-        kind, step = head & 15, head >> 4
+        type_code, step = head & 15, head >> 4
         if step:
             number += step
         else:
             number, position = _whole(data, position)
-        if kind in (1, 2):  # a truth value is its own type
+        if type_code in (1, 2):  # a truth value is its own type
             continue
-        if kind == 3:
+        if type_code == 3:
             position += 1
-        elif kind in (4, 5, 6):
+        elif type_code in (4, 5, 6):
             fields[number], position = _whole(data, position)
-        elif kind == 7:
+        elif type_code == 7:
             position += 8
-        elif kind == 8:
+        elif type_code == 8:
             length, position = _varint(data, position)
             position += length
-        elif kind == 12:
+        elif type_code == 12:
             fields[number], position = _struct(data, position)
         else:
             raise ValueError("a page has a header of another form")
@@ -233,10 +238,10 @@ def check_plain(path: Path, field: Any) -> None:
     """
     from pyarrow import types
 
-    kind = field.type
+    arrow_type = field.type
     if types.is_dictionary(field.type):
-        kind = field.type.value_type
-    if not any(getattr(types, f"is_{name}")(kind) for name in _PLAIN):
+        arrow_type = field.type.value_type
+    if not any(getattr(types, f"is_{name}")(arrow_type) for name in _PLAIN):
         raise UsageError(
             f"{path}, column {field.name!r} must be numbers, truth values, times or texts; got {field.type}. "
             "Leave it out of the file."

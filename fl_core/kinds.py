@@ -117,7 +117,7 @@ CORRECT = "Correct its path."
 def near_path(path: Path | str) -> str:
     """Return the advice on a path that does not exist: the nearest name in the last folder that exists."""
     path = Path(path)
-    folder = next(place for place in (path, *path.parents) if place.is_dir())
+    folder = next(ancestor for ancestor in (path, *path.parents) if ancestor.is_dir())
     missing_part, *deeper_parts = path.relative_to(folder).parts
     names = os.listdir(folder)
     nearest_name = nearest(missing_part, names)
@@ -140,13 +140,13 @@ def wrong_kind(path: Path | str, needed: str, rule: str) -> UsageError:
         rule: what the path must be, in words.
     """
     kind = kind_of(path)
-    way = TOWARDS.get((needed, kind), NEXT[kind])
+    advice = TOWARDS.get((needed, kind), NEXT[kind])
     run_names = ""
     if kind is Kind.RUNS:
         run_names = listing(runs_in(Path(path)), 3)
-    way = way.format(path=path, inside=run_names)
+    advice = advice.format(path=path, inside=run_names)
     if kind is Kind.NOTHING and (near_advice := near_path(path)) != CORRECT:
-        way = near_advice
+        advice = near_advice
     return UsageError(
-        f"{needed} must be {rule}; got {str(path)!r}, {kind.value}. {way}"
+        f"{needed} must be {rule}; got {str(path)!r}, {kind.value}. {advice}"
     )

@@ -135,15 +135,15 @@ def layers_of(
     for unit in sorted(
         names_by_unit, key=lambda unit: first_use.get(unit, trace.moments)
     ):
-        parts: dict[str, list[str]] = {part: [] for part in (*PARTS, "")}
+        names_by_part: dict[str, list[str]] = {part: [] for part in (*PARTS, "")}
         for name in names_by_unit[unit]:
             part = next((part for part in PARTS if f".{part}." in name), "")
-            parts[part].append(name)
+            names_by_part[part].append(name)
         output = _output(unit, names_by_unit[unit], owners, trace, joins)
-        for part, names in parts.items():
-            place = unit or "model"
+        for part, names in names_by_part.items():
+            unit_path = unit or "model"
             layer = Layer(
-                name=f"{place}.{part}".strip("."),
+                name=f"{unit_path}.{part}".strip("."),
                 parameters=tuple(name for name in names if name in parameters),
                 buffers=tuple(name for name in names if name not in parameters),
                 output=output if unit in first_use else "",
@@ -159,14 +159,16 @@ def layers_of(
 
 def frozen_tensors(model: nn.Module) -> set[str]:
     """Return the names of frozen parameters, and of the buffers of modules whose own parameters are all frozen."""
-    frozen: set[str] = set()
+    frozen_tensor_names: set[str] = set()
     for path, module in model.named_modules():
         parameters = {n: p for n, p in module._parameters.items() if p is not None}
         frozen_names = [name for name, p in parameters.items() if not p.requires_grad]
         if parameters and len(frozen_names) == len(parameters):
             frozen_names += module._buffers
-        frozen.update(f"{path}.{name}".lstrip(".") for name in frozen_names)
-    return frozen & tree.named_tensors(model).keys()
+        frozen_tensor_names.update(
+            f"{path}.{name}".lstrip(".") for name in frozen_names
+        )
+    return frozen_tensor_names & tree.named_tensors(model).keys()
 
 
 def frozen_of(layer: Layer, frozen: set[str]) -> Layer:
@@ -340,9 +342,9 @@ def _count_tensors(names: Iterable[str]) -> dict[str, int]:
     """Count the named tensors below each module path."""
     counts: dict[str, int] = {}
     for name in names:
-        parts = _owner(name).split(".")
-        for depth in range(1, len(parts) + 1):
-            path = ".".join(parts[:depth])
+        path_parts = _owner(name).split(".")
+        for depth in range(1, len(path_parts) + 1):
+            path = ".".join(path_parts[:depth])
             counts[path] = counts.get(path, 0) + 1
     counts.pop("", None)
     return counts

@@ -173,7 +173,7 @@ class Evidence:
     race: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return the evidence in words, a few lines. It is missing for a choice by hand."""
+        """Return the evidence as a few lines of text. It is empty for a choice by hand."""
         lines = list(self.race[:MANY])
         if not lines and self.metric:
             metric_text = self.metric
@@ -200,11 +200,13 @@ class Evidence:
         if settings:
             measured_names = ", ".join(settings)
             lines += [f"measured with {measured_names}"]
-        for null, draws in self.detail.get("null", {}).items():
+        for null_name, draws in self.detail.get("null", {}).items():
             if draws["same_draws"]:
                 draws_text = plural(draws["draws"], "draw")
                 times = f"{draws['same_draws']} of {draws_text}"
-                lines.append(f"the same plan comes from {times} of the null {null!r}")
+                lines.append(
+                    f"the same plan comes from {times} of the null {null_name!r}"
+                )
         if self.detail.get("benchmark"):
             lines.append(self.detail["benchmark"])
         if self.status != "ok":
@@ -254,7 +256,7 @@ class LayerPlan(Displayed):
         shared_names = as_list("shared", self.shared, empty=True)
         names = [layer.name for layer in self.layers]
         tensors = tensors_in(self.layers)
-        for kind, checked_names in (
+        for noun, checked_names in (
             ("layer", names),
             ("tensor", tensors),
             ("shared layer", shared_names),
@@ -264,13 +266,13 @@ class LayerPlan(Displayed):
             )
             if duplicates:
                 raise UsageError(
-                    f"a plan must name each {kind} once; got {duplicates[0]!r} twice."
+                    f"a plan must name each {noun} once; got {duplicates[0]!r} twice."
                 )
         for name in sorted({*shared_names} - {*names}):
             check_known("layer", name, names)
-        shared = frozenset(shared_names)
+        shared_set = frozenset(shared_names)
         object.__setattr__(
-            self, "shared", tuple(name for name in names if name in shared)
+            self, "shared", tuple(name for name in names if name in shared_set)
         )
 
     # --- reading it ---
@@ -278,14 +280,14 @@ class LayerPlan(Displayed):
     @property
     def body(self) -> tuple[Layer, ...]:
         """Return the layers that are federated."""
-        shared = frozenset(self.shared)
-        return tuple(layer for layer in self.layers if layer.name in shared)
+        shared_names = frozenset(self.shared)
+        return tuple(layer for layer in self.layers if layer.name in shared_names)
 
     @property
     def head(self) -> tuple[Layer, ...]:
         """Return the layers that stay local."""
-        shared = frozenset(self.shared)
-        return tuple(layer for layer in self.layers if layer.name not in shared)
+        shared_names = frozenset(self.shared)
+        return tuple(layer for layer in self.layers if layer.name not in shared_names)
 
     @property
     def body_tensors(self) -> frozenset[str]:
@@ -334,9 +336,9 @@ class LayerPlan(Displayed):
         >>> [plan.cut for plan in plans], plans[2].shared, plans[2].head == layers[2:]
         ([0, 1, 2, 3, None, None], ('a', 'b'), True)
         """
-        shared = tuple(name for name in self.trainable if name in self.shared)
-        if shared == self.trainable[: len(shared)]:
-            return len(shared)
+        shared_names = tuple(name for name in self.trainable if name in self.shared)
+        if shared_names == self.trainable[: len(shared_names)]:
+            return len(shared_names)
         return None
 
     @property
@@ -357,8 +359,8 @@ class LayerPlan(Displayed):
 
     def __repr__(self) -> str:
         marks = " ".join(
-            f"[{label}]" if shared else label
-            for label, shared in self.by_layer().items()
+            f"[{label}]" if is_shared else label
+            for label, is_shared in self.by_layer().items()
         )
         if self.why.threshold is None:
             rule_text = self.why.rule
@@ -408,14 +410,14 @@ class LayerPlan(Displayed):
             )
         if self.why.rule.startswith(CANDIDATE):
             return tuple(notes)
-        shared = [name for name in self.trainable if name in self.shared]
+        shared_names = [name for name in self.trainable if name in self.shared]
         rule_text = self.why.rule if self.is_edited else f"by {self.why.rule}"
         count = len(self.trainable)
-        if not shared:
+        if not shared_names:
             notes.append(
                 f"the plan, {rule_text}, shares 0 of {plural(count, 'layer')} to train: every client trains alone"
             )
-        elif len(shared) == count:
+        elif len(shared_names) == count:
             notes.append(
                 f"the plan, {rule_text}, shares all of {plural(count, 'layer')} to train: "
                 "no client has layers of its own"

@@ -288,9 +288,9 @@ def end_with_parent() -> None:
     import multiprocessing  # here alone: who starts no processes goes without
     from multiprocessing.connection import wait
 
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        sentinel = parent.sentinel
+    parent_process = multiprocessing.parent_process()
+    if parent_process is not None:
+        sentinel = parent_process.sentinel
         threading.Thread(
             target=lambda: os._exit(bool(wait([sentinel]))), daemon=True
         ).start()

@@ -139,7 +139,11 @@ class Registry(Displayed, Generic[Member]):
             getattr(member, "__module__", ""),
             getattr(member, "__qualname__", ""),
         )
-        names = [key for key, place in self._origins.items() if place == origin]
+        names = [
+            key
+            for key, member_origin in self._origins.items()
+            if member_origin == origin
+        ]
         if names:
             return self._members[names[0]]
         return self.adopt(member, name)
@@ -237,18 +241,18 @@ def import_object(kind: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but an import of it does not
-        way = _way(kind, path) or " Correct its name, or start in its folder."
+        advice = _way(kind, path) or " Correct its name, or start in its folder."
         raise UsageError(
-            f"{kind} {path!r} must be in a module that Python finds; got {error.name!r}, which does not exist.{way}"
+            f"{kind} {path!r} must be in a module that Python finds; got {error.name!r}, which does not exist.{advice}"
         ) from error
-    for part in attributes.split("."):
-        if not hasattr(target, part):
+    for attribute in attributes.split("."):
+        if not hasattr(target, attribute):
             check_known(
                 f"name in {module_name!r}",
-                part,
+                attribute,
                 [name for name in dir(target) if not name.startswith("_")],
             )
-        target = getattr(target, part)
+        target = getattr(target, attribute)
     return target
 
 

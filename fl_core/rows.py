@@ -480,7 +480,12 @@ def without_score(table: pd.DataFrame) -> pd.Series:
 
 
 def client_mean(table: pd.DataFrame, lacking: pd.Series) -> float:
-    """Return the mean of clients' values, weighted by training samples, without the rows that are lacking."""
+    """Return the mean of clients' values, weighted by training samples.
+
+    Args:
+        table: rows of one score.
+        lacking: whether each row is left out (:func:`without_score`), with the index of the table.
+    """
     from fl_core import statistics  # with pandas, which others go without
 
     table = table[~lacking[table.index]]
@@ -490,7 +495,11 @@ def client_mean(table: pd.DataFrame, lacking: pd.Series) -> float:
 
 
 def left_out(lacking: pd.DataFrame) -> list[str]:
-    """Return a line for each score: the clients whose rows are lacking, the seeds, and why."""
+    """Return a line for each score: the clients whose rows are lacking, their seeds, and the reason.
+
+    Args:
+        lacking: rows without a value, as :func:`without_score` marks them.
+    """
     lines = []
     for (name, reason), rows in lacking.groupby(["metric", "status"], sort=False):
         seeds = sorted(map(str, rows["seed"].unique()))

@@ -86,10 +86,14 @@ class Estimate(NamedTuple):
 
 
 def combine(values: Values, weights: Values) -> float:
-    """Return the weighted mean of clients' values, sum_c p_c m_c with p_c = w_c / sum w (weights: training samples).
+    """Return the weighted mean of clients' values, sum_c p_c m_c with p_c = w_c / sum w.
 
     >>> combine([1.0, 3.0], [1, 3]), combine([1.0, math.nan], [1, 3])
     (2.5, nan)
+
+    Args:
+        values: one for each client.
+        weights: the clients' numbers of training samples, at least 0, not all 0.
 
     Raises:
         UsageError: lengths differ, there are no values, a weight is negative, or the weights sum to 0.
@@ -452,8 +456,8 @@ def holm(p_values: Values) -> NDArray[np.float64]:
     p = np.asarray(p_values, dtype=float)
     order = p.argsort(kind="stable")
     adjusted = np.empty_like(p)
-    scaled = p[order] * np.arange(len(p), 0, -1)
-    adjusted[order] = np.maximum.accumulate(scaled).clip(max=1.0)
+    raised_p = p[order] * np.arange(len(p), 0, -1)
+    adjusted[order] = np.maximum.accumulate(raised_p).clip(max=1.0)
     if np.isnan(p).any():
         return np.full_like(p, np.nan)
     return adjusted

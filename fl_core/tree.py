@@ -47,9 +47,11 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
     Tied tensors appear once, under their first name.
     """
-    persistent = module.state_dict(keep_vars=True).keys()
+    persistent_names = module.state_dict(keep_vars=True).keys()
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: tensor for name, tensor in tensors.items() if name in persistent}
+    return {
+        name: tensor for name, tensor in tensors.items() if name in persistent_names
+    }
 
 
 def frozen_base(model: nn.Module) -> dict[str, Tensor]:
@@ -109,10 +111,10 @@ def select(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
         UsageError: a name is not in the tree.
     """
     wanted_names = set(names)
-    missing = wanted_names - tree.keys()
-    if missing:
+    missing_keys = wanted_names - tree.keys()
+    if missing_keys:
         first_name = next(iter(tree), "none")
-        missing_names = listing(sorted(missing), 4)
+        missing_names = listing(sorted(missing_keys), 4)
         raise UsageError(
             f"names must be tensors of the tree, such as {first_name}; got {missing_names}."
         )
@@ -572,12 +574,12 @@ def copied(model: Module) -> Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        way = "Leave files, locks and generators out of it."
+        advice = "Leave files, locks and generators out of it."
         if "graph leaves" in str(error):
-            way = "Use weight_norm of torch.nn.utils.parametrizations, and store no outputs."
+            advice = "Use weight_norm of torch.nn.utils.parametrizations, and store no outputs."
         model_class = type(model).__name__
         raise UsageError(
-            f"{model_class} must be a module that copy.deepcopy can copy; got {error!r}. {way}"
+            f"{model_class} must be a module that copy.deepcopy can copy; got {error!r}. {advice}"
         ) from error
 
 

@@ -170,21 +170,21 @@ class FedALA(OwnModel):
     def client_start(
         self, state: State, message: Message, ctx: Context, rnd: Round, client: int
     ) -> Tree:
-        personal = state.trees["model"]
-        received = message.trees["model"]
-        start = {**personal, **received}
+        own_model = state.trees["model"]
+        received_model = message.trees["model"]
+        start = {**own_model, **received_model}
         names = self.adaptive(rnd, client)
-        if all(torch.equal(personal[name], received[name]) for name in names):
+        if all(torch.equal(own_model[name], received_model[name]) for name in names):
             return start
         weights = state.trees.get(WEIGHTS) or {
-            name: torch.ones_like(personal[name]) for name in names
+            name: torch.ones_like(own_model[name]) for name in names
         }
         passes = self.config.later
         if WEIGHTS not in state.trees:
             passes = self.config.first
         device_trees = [
-            {name: tensor.to(ctx.labels.device) for name, tensor in part.items()}
-            for part in (weights, start, select(personal, names))
+            {name: tensor.to(ctx.labels.device) for name, tensor in model.items()}
+            for model in (weights, start, select(own_model, names))
         ]
         weights, fixed_trees = device_trees[0], (device_trees[1], device_trees[2])
         losses: list[float] = []
@@ -204,7 +204,7 @@ class FedALA(OwnModel):
                 break
         state.trees[WEIGHTS] = {name: tensor.cpu() for name, tensor in weights.items()}
         return start | {
-            n: torch.lerp(personal[n], received[n], weight)
+            n: torch.lerp(own_model[n], received_model[n], weight)
             for n, weight in state.trees[WEIGHTS].items()
         }
 
@@ -348,9 +348,9 @@ class PFedMe(PersonalCopy):
         config = self.config
         w = _copy(steps.params)
         grads = dict[str, Tensor]()
-        personal = ctx.scratch.setdefault("personal", {})
-        if personal:
-            assign(steps.params, personal)
+        start_tensors = ctx.scratch.setdefault("personal", {})
+        if start_tensors:
+            assign(steps.params, start_tensors)
         for _ in range(config.inner_steps):
             grads = steps.gradients(batch)
             with torch.no_grad():
@@ -360,9 +360,11 @@ class PFedMe(PersonalCopy):
                         grad + config.lam * (theta - w[name]) + config.decay * theta,
                         alpha=config.personal_lr,
                     )
-        personal.update(_copy(steps.live))
+        start_tensors.update(_copy(steps.live))
         assign(steps.params, w)
-        steps.descend({name: config.lam * (w[name] - personal[name]) for name in grads})
+        steps.descend(
+            {name: config.lam * (w[name] - start_tensors[name]) for name in grads}
+        )
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         model_before = dict(server.trees["model"])

@@ -176,8 +176,8 @@ def with_term(
 ) -> tuple[Phase, ...]:
     """Return phases that minimise ``objective``, which adds a term of this strength to the loss.
 
-    Without strength the phases stay as they are, and FedAvg's trainer runs them. A zero gradient would not be the same:
-    it would apply weight decay to tensors that no forward pass reaches. Nor is 0 times an overflow 0.
+    With a strength of 0 the phases are returned unchanged, and FedAvg's trainer runs them. A zero gradient would not be
+    the same: it would apply weight decay to tensors that no forward pass reaches. An overflow times 0 would be NaN.
     """
     if strength == 0:
         return phases
@@ -216,10 +216,10 @@ class Ditto(ProximalTerm, PersonalCopy):
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         names = self.task_info.tensors
         epochs = self.task_info.epochs
-        personal = (Phase("personal", names, epochs, state_key="personal"),)
+        personal_phases = (Phase("personal", names, epochs, state_key="personal"),)
         return (
             Phase("global", names, epochs),
-            *with_term(personal, "pulled_loss", self.config.lam),
+            *with_term(personal_phases, "pulled_loss", self.config.lam),
         )
 
 
@@ -318,5 +318,5 @@ class PFedSD(Algorithm):
         return message
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        personal = client.trees.get(TEACHER) or client.trees[UNTRAINED]
-        return {**super().models(server, client, rnd), "personal": personal}
+        personal_model = client.trees.get(TEACHER) or client.trees[UNTRAINED]
+        return {**super().models(server, client, rnd), "personal": personal_model}

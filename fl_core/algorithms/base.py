@@ -129,7 +129,13 @@ class Update:
 
 @dataclass(frozen=True)
 class Round:
-    """A position in a run: the 0-based ``index`` of the round, its exchange, and its sampled clients."""
+    """A position in a run.
+
+    Attributes:
+        index: the round, counted from 0.
+        exchange: name of the exchange within the round (:meth:`Algorithm.exchanges`).
+        sampled: positions of the clients that take part, ascending.
+    """
 
     index: int
     exchange: str = "train"
@@ -154,7 +160,16 @@ class Observation:
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """Facts of the task for an algorithm: the model's layers, the clients' sizes, the local epochs."""
+    """Facts of the task for an algorithm: the model's layers, the clients' sizes, the local epochs.
+
+    Attributes:
+        layers: the model's layers, from input to output.
+        never_sent: names of the tensors that never travel: frozen and personal ones, and buffers that stay local.
+        n_train: number of training samples of each client.
+        epochs: local epochs of a round.
+        seed: the run's seed.
+        rounds: rounds of the whole run. 0 means not known.
+    """
 
     layers: tuple[Layer, ...]
     never_sent: frozenset[
@@ -519,15 +534,15 @@ class Algorithm:
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         """Return the names of the tensors that stay with the client between rounds, because they do not travel."""
-        untrained, shared = (
+        untrained_names, shared_names = (
             self.task_info.not_yet_trained(rnd),
             self.shared(rnd, client),
         )
-        if isinstance(shared, str) or not isinstance(shared, Iterable):
+        if isinstance(shared_names, str) or not isinstance(shared_names, Iterable):
             raise UsageError(
-                f"{self.name}: shared must return a set of tensors' names; got {shared!r}. Return a frozenset."
+                f"{self.name}: shared must return a set of tensors' names; got {shared_names!r}. Return a frozenset."
             )
-        return self.submodel(rnd, client).difference(shared, untrained)
+        return self.submodel(rnd, client).difference(shared_names, untrained_names)
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         """Return the message that the server sends to one client; the engine clones it."""
@@ -543,7 +558,8 @@ class Algorithm:
         """Return the weights at which local training starts. Default: what the client kept, with what it received.
 
         Args:
-            state: the client's state, which this hook may change. message: the message that it received.
+            state: the client's state, which this hook may change.
+            message: the message that it received.
             ctx: what the client can compute with: ``ctx.batches`` of its training samples, ``ctx.forward`` (training
                 mode) and ``ctx.criterion``, or :meth:`loss` of this algorithm, and ``ctx.score`` of a whole model on
                 its validation split. ``ctx.trees`` is still empty.

@@ -100,15 +100,19 @@ class Mixing(ServerMade):
         """Return the model that a client receives: sum_j weight_j theta_j for each unit not in ``skip``, in float64."""
         travels = self.shared(rnd, client)
         with tree.one_thread():
-            mixed: Tree = {}
+            mixed_model: Tree = {}
             for unit, row in zip(
                 self.units, self.weights(server, client, rnd).tolist(), strict=True
             ):
                 if unit.name not in skip:
-                    mixed |= self._mix(
+                    mixed_model |= self._mix(
                         server, [name for name in unit.tensors if name in travels], row
                     )
-        return {name: mixed[name] for name in server.trees["model"] if name in mixed}
+        return {
+            name: mixed_model[name]
+            for name in server.trees["model"]
+            if name in mixed_model
+        }
 
     def _mix(self, server: State, names: list[str], row: list[float]) -> Tree:
         mean = tree.Mean(self.task_info.buffers)
@@ -237,11 +241,11 @@ class FedAMP(ProximalTerm, Keeping):
     def client_start(
         self, state: State, message: Message, ctx: Context, rnd: Round, client: int
     ) -> Tree:
-        personal = state.trees["model"]
+        own_model = state.trees["model"]
         cloud = message.trees["model"]
         if self.config.start == "own":
-            return personal
-        return {**personal, **cloud}
+            return own_model
+        return {**own_model, **cloud}
 
     def pull(self, index: int) -> float:
         return float(self.config.lam / self._alpha(index))
@@ -291,8 +295,8 @@ class HeurFedAMP(FedAMP):
         with tree.one_thread():
             parameters = self._parameters(server, client)
             similarities = [
-                tree.cosine(parameters, self._parameters(server, other))
-                for other in range(n_clients)
+                tree.cosine(parameters, self._parameters(server, peer))
+                for peer in range(n_clients)
             ]
             scores = self.config.sigma * torch.tensor(similarities, dtype=torch.float64)
             scores[client] = -math.inf
@@ -338,11 +342,11 @@ class FedFomo(Keeping):
         epsilon_step: float = 0.05
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
-        shared = self.shared(rnd, client)
+        shared_names = self.shared(rnd, client)
         peers = self._peers(server, client, rnd)
         return Message(
             {
-                str(peer): tree.select(self.last_upload(server, peer), shared)
+                str(peer): tree.select(self.last_upload(server, peer), shared_names)
                 for peer in peers
             }
         )
@@ -350,11 +354,11 @@ class FedFomo(Keeping):
     def client_start(
         self, state: State, message: Message, ctx: Context, rnd: Round, client: int
     ) -> Tree:
-        personal = state.trees["model"]
+        own_model = state.trees["model"]
         models = {
-            "own": personal,
+            "own": own_model,
             **{
-                peer: {**personal, **peer_model}
+                peer: {**own_model, **peer_model}
                 for peer, peer_model in message.trees.items()
             },
         }
@@ -368,7 +372,7 @@ class FedFomo(Keeping):
         weights = {}
         for peer, peer_model in message.trees.items():
             distance = tree.distance(
-                tree.select(peer_model, parameters), tree.select(personal, parameters)
+                tree.select(peer_model, parameters), tree.select(own_model, parameters)
             )
             weights[peer] = (
                 (losses["own"] - losses[peer]) / distance if distance > 0 else 0.0
@@ -378,7 +382,7 @@ class FedFomo(Keeping):
             peer: weight for peer, weight in weights.items() if weight > 0
         }
         return {
-            **personal,
+            **own_model,
             **tree.mean(
                 [message.trees[peer] for peer in positive_weights],
                 positive_weights.values(),
@@ -404,7 +408,7 @@ class FedFomo(Keeping):
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         replies = list(updates)
         # before the server changes, since it chooses by its state
-        received = {
+        peers_by_client = {
             update.client: map(str, self._peers(server, update.client, rnd))
             for update in replies
         }
@@ -414,7 +418,7 @@ class FedFomo(Keeping):
         )
         for update in replies:
             used_weights: Any = update.message.meta.get("weights")
-            form = dict.fromkeys(received[update.client], NUMBER)
+            form = dict.fromkeys(peers_by_client[update.client], NUMBER)
             fault = validate(used_weights, form, "weights")
             if fault or used_weights.keys() != form.keys():
                 raise UsageError(
@@ -422,11 +426,11 @@ class FedFomo(Keeping):
                     f"got {used_weights!s:.80}."
                 )
             weights[str(update.client)] = used_weights
-            total = sum(map(abs, used_weights.values()))
+            total_weight = sum(map(abs, used_weights.values()))
             client_affinity = affinity.setdefault(str(update.client), {})
             for peer, weight in used_weights.items():
                 client_affinity[peer] = client_affinity.get(peer, 0.0) + (
-                    weight / total if total else 0.0
+                    weight / total_weight if total_weight else 0.0
                 )
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
@@ -528,8 +532,8 @@ class FedCAC(ServerMade):
         super().aggregate(server, replies, rnd)
         for update in replies:
             server.trees |= {
-                f"{kind}/{update.client}": entry
-                for kind, entry in update.message.trees.items()
+                f"{tree_name}/{update.client}": entry
+                for tree_name, entry in update.message.trees.items()
             }
         masks = {
             c: server.trees[f"mask/{c}"]
@@ -538,7 +542,7 @@ class FedCAC(ServerMade):
         }
         progress = min((rnd.index + 1) / self.config.until, 1.0)
         server.meta[COLLABORATORS] = {
-            str(c): others for c, others in collaborators(masks, progress).items()
+            str(c): peers for c, peers in collaborators(masks, progress).items()
         }
 
     def model_for(self, server: State, client: int, rnd: Round) -> Tree:

@@ -328,11 +328,11 @@ class PLayerFL(FedPer):
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         # a client that measured and did not upload in time still has its own model
-        shared = self.shared(rnd, 0)
+        shared_names = self.shared(rnd, 0)
         shared_tensors = {
             name: tensor
             for name, tensor in client.trees["model"].items()
-            if name not in shared
+            if name not in shared_names
         }
         return super().models(server, State({"model": shared_tensors}), rnd)
 
@@ -427,16 +427,18 @@ class FedRoD(Algorithm):
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
         x, y = batch
-        generic, personal = ctx.forward(params, x, both=True)
-        counts = torch.bincount(ctx.labels, minlength=generic.shape[-1]).to(
-            generic.dtype
+        generic_logits, personal_logits = ctx.forward(params, x, both=True)
+        counts = torch.bincount(ctx.labels, minlength=generic_logits.shape[-1]).to(
+            generic_logits.dtype
         )
         prior = self.config.gamma * counts.clamp(min=1).log()
         if (
             self.config.gamma
         ):  # losses other than cross-entropy have no derivative at minus infinity
-            prior[counts == 0] = math.log(torch.finfo(generic.dtype).tiny)
-        return ctx.criterion(generic + prior, y) + ctx.criterion(personal, y)
+            prior[counts == 0] = math.log(torch.finfo(generic_logits.dtype).tiny)
+        return ctx.criterion(generic_logits + prior, y) + ctx.criterion(
+            personal_logits, y
+        )
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         trees = super().models(server, client, rnd)

@@ -339,8 +339,10 @@ class FedPFT(Algorithm):
 
     def adapt_loss(self, params: Tree, batch: object, ctx: Context) -> Tensor:
         """Return the loss of the adapt phase: contrastive for the second prompts, else classification (Eq. 6)."""
-        live = self.part_of("contrast_prompts")
-        return self.classify(params, batch, ctx) + self.second(params, batch, ctx, live)
+        live_names = self.part_of("contrast_prompts")
+        return self.classify(params, batch, ctx) + self.second(
+            params, batch, ctx, live_names
+        )
 
     # --- the contrastive task: MoCo with a queue and a key branch at each client (He et al. 2020, version 1) ---
 
@@ -369,10 +371,10 @@ class FedPFT(Algorithm):
         queue = ctx.scratch[QUEUE]
         queue_size = len(queue["keys"])
         keys = seen.keys[-len(queue["keys"]) :]
-        places = (
+        positions = (
             int(queue["at"]) + torch.arange(len(keys), device=keys.device)
         ) % queue_size
-        queue["keys"][places] = keys
+        queue["keys"][positions] = keys
         queue["at"].copy_((queue["at"] + len(keys)) % queue_size)
         queue["filled"].copy_((queue["filled"] + len(keys)).clamp(max=queue_size))
 

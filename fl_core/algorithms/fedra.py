@@ -322,7 +322,7 @@ def fixed_depths(
         UsageError: a depth outside 1..blocks, or more depths than clients.
     """
     depths = tuple(given_depths) or tuple(
-        math.ceil(part * blocks / 12) for part in TWELFTHS
+        math.ceil(twelfth * blocks / 12) for twelfth in TWELFTHS
     )
     for depth in given_depths:
         if not 1 <= depth <= blocks:

@@ -95,15 +95,15 @@ class InclusiveFL(LimitedDepth):
         self, server: State, depth: int, group_mean: Tree, change: Tree
     ) -> Tree:
         """Return the last block of a depth's group, moved by the deeper clients' mean change of the round before."""
-        deeper = [
+        deeper_depths = [
             r
             for r in range(depth + 1, len(self.task_info.blocks) + 1)
             if _slot(r) in server.trees
         ]
-        if not deeper:
+        if not deeper_depths:
             return {}
-        change_before = server.trees[_slot(deeper[0])]
-        block_paths = self.task_info.blocks[depth - 1 : deeper[0]]
+        change_before = server.trees[_slot(deeper_depths[0])]
+        block_paths = self.task_info.blocks[depth - 1 : deeper_depths[0]]
         moved_block = {}
         for name in sorted(
             tensors_below(group_mean, block_paths[0]) & self.task_info.parameters
@@ -162,10 +162,10 @@ class DepthFL(LimitedDepth):
     def wrap_model(cls, model: nn.Module, config: Any, **given: Any) -> nn.Module:
         built_model = super().wrap_model(model, config, **given)
         n_blocks = len(paths_of_blocks(built_model))
-        quarters = {math.ceil(n_blocks * k / 4) for k in (1, 2, 3)} - {n_blocks}
+        quarter_blocks = {math.ceil(n_blocks * k / 4) for k in (1, 2, 3)} - {n_blocks}
         exits = config.exits
         if exits is None:
-            exits = sorted(quarters)
+            exits = sorted(quarter_blocks)
         return Exits(
             built_model,
             exits,

@@ -33,7 +33,13 @@ CLIENT = "prompts"  # the stream of a client's initial prompts
 
 
 def draw_prompts(like: Tree, scale: float, seed: int, *parts: int | str) -> Tree:
-    """Draw initial prompts: normal noise of one standard deviation, with the shapes and types of the given tensors."""
+    """Draw initial prompts: normal noise with mean 0 and standard deviation ``scale``.
+
+    Args:
+        like: tensors by name. The prompts have their names, shapes and types.
+        scale: the standard deviation.
+        seed, parts: the run's seed, and what else distinguishes the draw, such as the client's position.
+    """
     noise = {}
     for name, tensor in like.items():
         generator = seeds.torch_generator(seed, CLIENT, *parts, name)
@@ -59,8 +65,8 @@ class Border(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Add the frame to images [n, C, H, W]."""
         padding = x.shape[-1] - self.width
-        middle = pad(self.left, (0, padding)) + pad(self.right, (padding, 0))
-        return x + torch.cat([self.top, middle, self.bottom], 1)
+        side_frame = pad(self.left, (0, padding)) + pad(self.right, (padding, 0))
+        return x + torch.cat([self.top, side_frame, self.bottom], 1)
 
 
 class BorderedModel(nn.Module):

@@ -52,12 +52,18 @@ def pull_back(function: Callable[[Tree], Tree], at: Tree, cotangent: Tree) -> Tr
 
 
 def draw_linear(n_in: int, n_out: int, name: str, draw: torch.Generator) -> Tree:
-    """Draw a fully connected layer with PyTorch's initialisation: weight and bias uniform within 1 / sqrt(n_in)."""
+    """Draw a fully connected layer with PyTorch's initialisation: weight and bias uniform within 1 / sqrt(n_in).
+
+    Args:
+        n_in, n_out: the layer's widths.
+        name: the layer's name. The result has ``<name>.weight`` and ``<name>.bias``.
+        draw: the generator.
+    """
     bound = 1 / math.sqrt(n_in)
     shapes: dict[str, tuple[int, ...]] = {"weight": (n_out, n_in), "bias": (n_out,)}
     return {
-        f"{name}.{kind}": bound * (2 * torch.rand(shape, generator=draw) - 1)
-        for kind, shape in shapes.items()
+        f"{name}.{tensor_name}": bound * (2 * torch.rand(shape, generator=draw) - 1)
+        for tensor_name, shape in shapes.items()
     }
 
 
@@ -234,10 +240,10 @@ class PFedLA(Mixing):
         hidden: Count = 100
 
     def setup(self) -> None:
-        frozen = self.task_info.frozen
-        renewed = [renewal.path for renewal in self.task_info.buffers.renewals]
-        units = _modules(self.task_info.layers, renewed)
-        self._units = tuple(unit for unit in units if set(unit.tensors) - frozen)
+        frozen_names = self.task_info.frozen
+        renewed_paths = [renewal.path for renewal in self.task_info.buffers.renewals]
+        units = _modules(self.task_info.layers, renewed_paths)
+        self._units = tuple(unit for unit in units if set(unit.tensors) - frozen_names)
 
     @property
     def units(self) -> tuple[Layer, ...]:
@@ -322,10 +328,10 @@ class PFedLA(Mixing):
             reply_changes = [
                 (k, change[name]) for k, change in enumerate(changes) if name in change
             ]
-            for begin in range(
+            for chunk_start in range(
                 0, start_tensor.numel() if client_moves and reply_changes else 0, CHUNK
             ):
-                chunk = slice(begin, begin + CHUNK)
+                chunk = slice(chunk_start, chunk_start + CHUNK)
                 change_rows, move_rows = (
                     torch.stack([t.flatten()[chunk].double() for _, t in entries])
                     for entries in (reply_changes, client_moves)

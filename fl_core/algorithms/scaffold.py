@@ -144,8 +144,10 @@ class Scaffold(ControlVariates):
         self.take(server, change_mean.result(), replies)
         model.update(
             {
-                n: model[n] + rate * (new - model[n]) if n in parameters else new
-                for n, new in mean_model.items()
+                n: model[n] + rate * (mean_tensor - model[n])
+                if n in parameters
+                else mean_tensor
+                for n, mean_tensor in mean_model.items()
             }
         )
 
@@ -220,8 +222,8 @@ class FedDyn(ControlVariates):
         dual = server.trees[VARIATE]
         model.update(
             {
-                n: new - dual[n] / alpha if n in parameters else new
-                for n, new in mean_model.items()
+                n: mean_tensor - dual[n] / alpha if n in parameters else mean_tensor
+                for n, mean_tensor in mean_model.items()
             }
         )
 

@@ -68,11 +68,11 @@ class FedLAMA(Algorithm):
 
     def due_layers(self, server: State, rnd: Round) -> list[str]:
         """Return the names of the layers that are averaged at the end of this round."""
-        done = rnd.index + 1
+        rounds_done = rnd.index + 1
         return [
             name
             for name, interval in self.intervals(server).items()
-            if done % interval == 0 or done == self.task_info.rounds
+            if rounds_done % interval == 0 or rounds_done == self.task_info.rounds
         ]
 
     def intervals(self, server: State) -> dict[str, int]:
@@ -287,9 +287,9 @@ class Scheduled(Algorithm):
             layers = self.scheduled_layers(self.plan)
             rounds = self.rounds_of(self.plan)
             start_rounds: list[tuple[str, int]] = []
-            for layer, since in zip(layers, rounds, strict=True):
-                if since:
-                    start_rounds += [(name, since) for name in layer.tensors]
+            for layer, start_round in zip(layers, rounds, strict=True):
+                if start_round:
+                    start_rounds += [(name, start_round) for name in layer.tensors]
             self.task_info = replace(self.task_info, unfreeze_at=tuple(start_rounds))
         super().setup()
 

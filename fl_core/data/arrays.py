@@ -93,11 +93,11 @@ def features(x: Array, missing: bool = False) -> Array:
         row, *cell = map(
             int, np.unravel_index(int(np.argmin(is_finite)), is_finite.shape)
         )
-        value, way = x[(row, *cell)], ""
+        value, advice = x[(row, *cell)], ""
         if x.ndim == 2 and np.isnan(value):
-            way = f"Fill missing values: {spelled(impute='median')}."
+            advice = f"Fill missing values: {spelled(impute='median')}."
         rule = f"features at position {cell} must be finite float32; got {value}."
-        raise DataFault(rule, way, row=row)
+        raise DataFault(rule, advice, row=row)
     return converted
 
 
@@ -133,9 +133,9 @@ def is_text(values: Array | pd.Categorical) -> TypeGuard[pd.Categorical]:
     """Return whether all values are text: a Categorical, or an array of strings or of string objects."""
     if isinstance(values, pd.Categorical):
         return True
-    kind = values.dtype.kind
-    return kind == "U" or (
-        kind == "O" and set(map(type, values.flat)) <= {str, np.str_}
+    type_code = values.dtype.kind
+    return type_code == "U" or (
+        type_code == "O" and set(map(type, values.flat)) <= {str, np.str_}
     )
 
 
@@ -354,9 +354,9 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
     if names is None:
         distinct_labels, codes = np.unique(values, return_inverse=True)
         if -1 in distinct_labels and distinct_labels.tolist() != [-1, 1]:
-            got = listing(map(str, distinct_labels), 6)
+            labels_text = listing(map(str, distinct_labels), 6)
             raise DataFault(
-                f"labels must not be -1 unless all are -1 or 1; got {got}.",
+                f"labels must not be -1 unless all are -1 or 1; got {labels_text}.",
                 "Remove samples without a label, or give -1 another number.",
                 row=int(np.argmax(values == -1)),
             )
@@ -445,8 +445,8 @@ def events(y: Array) -> NDArray[np.float32]:
             "Count them from a later start, or in another unit.",
         )
     rule = "events must be 1, or 0 where the sample was censored"
-    way = "Make other codes 1 and 0, and name the time first."
-    refuse_where(~np.isin(event, (0, 1)), y, rule, way)
+    advice = "Make other codes 1 and 0, and name the time first."
+    refuse_where(~np.isin(event, (0, 1)), y, rule, advice)
     if not event.any():
         raise DataFault(
             "there must be an event; got only censored samples.",
@@ -490,20 +490,22 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
     Raises:
         UsageError: some are text and some are none, or they differ in the number of labels of a sample.
     """
-    parts = {part: _squeezed(y) for part, y in parts.items()}
-    for part, y in parts.items():
-        kinds = map(type, y.flat if y.dtype.kind == "O" else "")
+    parts = {part_name: _squeezed(y) for part_name, y in parts.items()}
+    for part_name, y in parts.items():
+        value_types = map(type, y.flat if y.dtype.kind == "O" else "")
         if y.dtype.kind == "O" and all(
-            issubclass(k, (int, float, np.number)) for k in kinds
+            issubclass(k, (int, float, np.number)) for k in value_types
         ):
-            parts[part] = np.array(y.tolist())  # Python's numbers
-    first_part, first_shape = next((part, y.shape[1:]) for part, y in parts.items())
-    for part, y in parts.items():
+            parts[part_name] = np.array(y.tolist())  # Python's numbers
+    first_part, first_shape = next(
+        (part_name, y.shape[1:]) for part_name, y in parts.items()
+    )
+    for part_name, y in parts.items():
         if y.shape[1:] != first_shape:
             expected = list(first_shape)
             got_shape = list(y.shape[1:])
             raise UsageError(
-                f"{part}, y must have the shape of {first_part}, {expected} for each sample; "
+                f"{part_name}, y must have the shape of {first_part}, {expected} for each sample; "
                 f"got {got_shape}. Write y.argmax(axis=1) for one-hot labels."
             )
         if y.dtype.kind == "O" and not is_text(y):
@@ -518,7 +520,7 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
             )
             place_text = row_of_array(row)
             raise UsageError(
-                f"{part}, y, {place_text}: labels must be all numbers or all text; got {y.flat[row]!r}."
+                f"{part_name}, y, {place_text}: labels must be all numbers or all text; got {y.flat[row]!r}."
             )
     if len({is_text(y) for y in parts.values()}) > 1:
         raise UsageError(
@@ -531,7 +533,7 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
 
     if len(parts) == 1:
         return parts[first_part], place
-    sizes = [(part, len(y), place) for part, y in parts.items()]
+    sizes = [(part_name, len(y), place) for part_name, y in parts.items()]
     return np.concatenate(list(parts.values())), place_in(sizes)
 
 

@@ -104,7 +104,7 @@ def crop_boxes(n: int, height: int, width: int, draw: torch.Generator) -> Tensor
     largest central one with a ratio between 3/4 and 4/3.
     """
     trials = torch.rand(n, 10, 2, generator=draw, dtype=torch.float64)
-    places = torch.rand(n, 2, generator=draw, dtype=torch.float64)
+    offsets = torch.rand(n, 2, generator=draw, dtype=torch.float64)
     least_share, most_share = AREA
     area = height * width * (least_share + (most_share - least_share) * trials[..., 0])
     ratio = ((2 * trials[..., 1] - 1) * math.log(4 / 3)).exp()
@@ -114,8 +114,8 @@ def crop_boxes(n: int, height: int, width: int, draw: torch.Generator) -> Tensor
     first_fit = fits.to(torch.int64).argmax(1, keepdim=True)
     w = w.gather(1, first_fit).squeeze(1)
     h = h.gather(1, first_fit).squeeze(1)
-    top = (places[:, 0] * (height - h + 1)).floor()
-    left = (places[:, 1] * (width - w + 1)).floor()
+    top = (offsets[:, 0] * (height - h + 1)).floor()
+    left = (offsets[:, 1] * (width - w + 1)).floor()
     random_boxes = torch.stack([top, left, h, w], 1).long()
     max_width = min(width, round(height * 4 / 3))
     max_height = min(height, round(width * 4 / 3))

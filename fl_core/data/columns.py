@@ -66,7 +66,7 @@ class ColumnTable(Displayed):
     def summary(self) -> Summary:
         heads = ["column", "taken as", "inputs", "missing", "example", "odd"]
         cells = map(dict.values, self.to_json())
-        rows = [[*map(_short, parts), odd] for *parts, odd in cells]
+        rows = [[*map(_short, cell_values), oddity] for *cell_values, oddity in cells]
         return Summary(
             f"{plural(len(rows), 'column')}, {plural(self.inputs, 'input')}",
             heads,
@@ -78,7 +78,11 @@ class ColumnTable(Displayed):
         return "\n".join(aligned([summary.columns, *summary.rows]))
 
     def with_inputs(self, words: Mapping[str, Sequence[str]]) -> ColumnTable:
-        """Return the table with the inputs of columns of words: one for each word, and one for all others."""
+        """Return the table with the inputs of columns of words: one for each word, and one for all others.
+
+        Args:
+            words: the known words by the column's name. Other columns stay unchanged.
+        """
         columns = []
         for column in self.columns:
             if words.get(column.name) and column.inputs:

@@ -88,7 +88,7 @@ class DataFault(UsageError):
 
 @contextmanager
 def located(where: str, place: Place = row_of_array) -> Iterator[None]:
-    """Let faults in the ``with`` block begin with the data's name, and name their row.
+    """Add the data's name and the row to the message of each fault in the ``with`` block.
 
     >>> with located("t.csv", lambda row: f"line {row + 2}"):
     ...     raise DataFault("the text must not be empty.", "Fill it.", row=4)
@@ -97,7 +97,8 @@ def located(where: str, place: Place = row_of_array) -> Iterator[None]:
     fl_core.data.faults.DataFault: t.csv, line 6: the text must not be empty. Fill it.
 
     Args:
-        where: the data's name. place: a function that names a row.
+        where: the data's name.
+        place: a function that names a row by its 0-based position.
     """
     try:
         yield

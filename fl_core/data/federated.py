@@ -117,11 +117,11 @@ class FederatedData(Displayed):
             [client.name, *(len(client.split(split)) for split in SPLITS)]
             for client in self.clients
         ]
-        what = self.task
+        task_text = self.task
         if self.classes:
-            what = f"{self.n_classes} classes"
+            task_text = f"{self.n_classes} classes"
         shape = list(self.shape)
-        lead = f"{self.name}: {plural(len(sizes), 'client')}, samples of shape {shape}, {what}"
+        lead = f"{self.name}: {plural(len(sizes), 'client')}, samples of shape {shape}, {task_text}"
         return Summary(lead, ["client", *SPLITS], sizes)
 
     @property
@@ -277,9 +277,9 @@ class FederatedData(Displayed):
     @cached_property
     def copies_note(self) -> str:
         """Return the note on near copies over the splits, or "". It is "" for anything but numbers, and with groups."""
-        parts = self._splits()
-        all_floats = all(part.x.is_floating_point() for part in parts)
-        has_groups = any(part.groups is not None for part in parts)
+        splits = self._splits()
+        all_floats = all(split_rows.x.is_floating_point() for split_rows in splits)
+        has_groups = any(split_rows.groups is not None for split_rows in splits)
         has_words = any(getattr(self.preprocessing, "categories", ()))
         has_words |= getattr(self.shape, "layout", None) is not None
         if self.elsewhere or self.images or has_groups or has_words or not all_floats:
@@ -288,7 +288,7 @@ class FederatedData(Displayed):
         for split in ("train", "test"):
             x = torch.cat([client.split(split).x for client in self.clients]).numpy()
             indices = self.partition.indices.values()
-            positions = np.concatenate([part[split] for part in indices])
+            positions = np.concatenate([split_rows[split] for split_rows in indices])
             _, first_rows = np.unique(positions, return_index=True)
             samples.append((x[first_rows], positions[first_rows]))
         (train, train_places), (test, test_places) = samples
@@ -381,16 +381,18 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
         sentences.append(
             "there is one client only: nothing is federated, it trains alone"
         )
-    for what, words in (("clients", data.names), ("classes", data.classes)):
+    for noun, words in (("clients", data.names), ("classes", data.classes)):
         for group in nearly_equal(words):
             group_names = listing(map(repr, group))
             sentences.append(
-                f"the {what} {group_names} differ by spaces or capitals only; each is one of its own"
+                f"the {noun} {group_names} differ by spaces or capitals only; each is one of its own"
             )
     sentences += _of_classes(data)
     largest_feature, place_text = 0.0, ""
-    kinds = getattr(getattr(data.shape, "layout", None), "dtypes", ())
-    has_floats = all(kind.is_floating_point for kind in kinds)  # unlike ids of tokens
+    dtypes = getattr(getattr(data.shape, "layout", None), "dtypes", ())
+    has_floats = all(
+        dtype.is_floating_point for dtype in dtypes
+    )  # unlike ids of tokens
     for client in data.clients:
         x = client.train.x
         if has_floats and x.is_floating_point() and x.numel():
@@ -406,8 +408,8 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
         )
     if len(words := data.words or ()) > 1:
         ids = torch.cat([client.validation.x.flatten() for client in data.clients])
-        unknown, n_known = (ids == UNKNOWN).sum(), (ids >= len(SPECIAL)).sum()
-        unknown_share = float(unknown / (unknown + n_known).clamp(min=1))
+        n_unknown, n_known = (ids == UNKNOWN).sum(), (ids >= len(SPECIAL)).sum()
+        unknown_share = float(n_unknown / (n_unknown + n_known).clamp(min=1))
         if unknown_share > NOTED:
             sentences.append(
                 f"{unknown_share:.0%} of the words in validation texts "

@@ -101,10 +101,10 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
         )
     for key in needed_keys:
         if key not in headers_of:
-            got = listing(headers_of) or "none"
+            got_text = listing(headers_of) or "none"
             raise UsageError(
                 f"{path} must have arrays x y, or x_train y_train x_test y_test; "
-                f"got no {key!r} among {got}."
+                f"got no {key!r} among {got_text}."
             )
     data = read_arrays(path, list(headers_of))
 
@@ -120,9 +120,9 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
         if not all(map(str.strip, class_names)) or len(set(class_names)) < len(
             class_names
         ):
-            got = listing(map(repr, class_names))
+            got_text = listing(map(repr, class_names))
             raise UsageError(
-                f"{path}, array {key!r}: names must be distinct and not empty; got {got}."
+                f"{path}, array {key!r}: names must be distinct and not empty; got {got_text}."
             )
         return class_names
 
@@ -165,9 +165,12 @@ def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, Array]:
     headers_of = headers(path)
     for key in keys:
         check_known(f"array in {path}", key, headers_of)
-    what, way = f"{path} must hold plain numbers and text", "Save no Python objects."
+    requirement, advice = (
+        f"{path} must hold plain numbers and text",
+        "Save no Python objects.",
+    )
     with (
-        about(what, storage.DAMAGED, way=way),
+        about(requirement, storage.DAMAGED, way=advice),
         np.load(path, allow_pickle=False) as file,
     ):
         arrays_by_key = {key: file[key] for key in keys}
@@ -324,12 +327,12 @@ def pixels(
     size = (side, side) if side else headers[0].size
     for file, header in zip(files, headers, strict=True):
         if not side and header.size != size:
-            way = ""
+            advice = ""
             if where:
-                way = f" Crop and scale them: {spelled(image_size=min(size))}."
+                advice = f" Crop and scale them: {spelled(image_size=min(size))}."
             raise UsageError(
                 f"{file}: all images must have one size; "
-                f"got {header.size[0]}x{header.size[1]}, but {files[0]} is {size[0]}x{size[1]}.{way}"
+                f"got {header.size[0]}x{header.size[1]}, but {files[0]} is {size[0]}x{size[1]}.{advice}"
             )
         if gray and not _all_gray([header]):
             raise UsageError(f"{file}: images must be gray; got one in colour.")
@@ -369,7 +372,9 @@ def pixels(
             header.animated for header in headers
         ),
     }
-    treatments = ", ".join(f"{n:,} {what}" for what, n in treatment_counts.items() if n)
+    treatments = ", ".join(
+        f"{n:,} {treatment}" for treatment, n in treatment_counts.items() if n
+    )
     return x, treatments
 
 
@@ -384,9 +389,9 @@ def _header(file: Path) -> _Header:
         transparent = image.has_transparency_data
         animated = getattr(image, "is_animated", False)
     if has_16_bits or mode not in _MODES:
-        got = "16 bits" if has_16_bits else f"mode {mode}"
+        got_text = "16 bits" if has_16_bits else f"mode {mode}"
         raise UsageError(
-            f"{file}: images must have at most 8 bits a channel; got {got}. Convert it to 8 bits first."
+            f"{file}: images must have at most 8 bits a channel; got {got_text}. Convert it to 8 bits first."
         )
     if orientation >= 5:  # a quarter turn
         size = size[::-1]
@@ -395,10 +400,10 @@ def _header(file: Path) -> _Header:
 
 @contextmanager
 def _decoded(file: Path) -> Iterator[ImageFile.ImageFile]:
-    what = f"{file} must be a readable image"
+    requirement = f"{file} must be a readable image"
     with (
         storage.opened(file) as stream,
-        about(what, _UNREADABLE, way="Save it again."),
+        about(requirement, _UNREADABLE, way="Save it again."),
         Image.open(stream, formats=FORMATS) as image,
     ):
         yield image
@@ -420,15 +425,15 @@ def list_images(path: Path) -> pd.DataFrame:
     class_files = images_in(path, "[!.]*/[!.]*")
     client_files = images_in(path, "[!.]*/[!.]*/[!.]*")
     if bool(class_files) == bool(client_files):
-        got = "none"
+        got_text = "none"
         if class_files:
-            got = f"{class_files[0]} and {client_files[0]}"
+            got_text = f"{class_files[0]} and {client_files[0]}"
         elif kind_of(path) not in (Kind.FOLDER, Kind.SAMPLES):
             raise wrong_kind(path, "data", "a file, or a folder of tables or images")
         image_types = ", ".join(IMAGES)
         raise UsageError(
             f"{path} must have tables, or one layout of images, class/* or client/class/* ({image_types}); "
-            f"got {got}. {tables.UNPACK}"
+            f"got {got_text}. {tables.UNPACK}"
         )
     rows = [
         (

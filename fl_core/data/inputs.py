@@ -243,10 +243,10 @@ class Inputs:
                 f"{new_type}. Predict them with one client's model."
             )
         if name not in header:
-            what = "the table" if path is None else path
+            table_name = "the table" if path is None else path
             client_names = listing(map(repr, header))
             raise UsageError(
-                f"{what} must have the column {name!r}, the client of each row; got "
+                f"{table_name} must have the column {name!r}, the client of each row; got "
                 f"{client_names}. Add it, or predict the rows of one client with its model alone."
             )
         if path is not None and path.suffix == ".npz":
@@ -263,32 +263,32 @@ class Inputs:
         path = None
         if isinstance(new, (str, Path)):
             path = path_of(new)
-        kind = "memory"
+        suffix = "memory"
         if path is not None:
             files_of(path)
-            kind = "folder" if path.is_dir() else path.suffix.lower()
-            kinds = [".npz"] if self.words is None else [".jsonl"]
+            suffix = "folder" if path.is_dir() else path.suffix.lower()
+            suffixes = [".npz"] if self.words is None else [".jsonl"]
             if self.images:
-                kinds.append("folder")
+                suffixes.append("folder")
             if self.words is not None or len(self.shape) == 1:
-                kinds = [*TABLES, *kinds]
-            if kind not in kinds:
-                kinds_text = " or ".join(kinds)
+                suffixes = [*TABLES, *suffixes]
+            if suffix not in suffixes:
+                kinds_text = " or ".join(suffixes)
                 raise UsageError(
                     f"new samples must be {self._describe()}, from {kinds_text}; got {path}."
                 )
         is_named_table = isinstance(new, pd.DataFrame) and bool(self.columns)
-        if self.words is None and (kind in TABLES or is_named_table):
+        if self.words is None and (suffix in TABLES or is_named_table):
             return self._table(new if path is None else path, ids)
         if ids:
-            got = path or "samples in memory"
+            got_text = path or "samples in memory"
             raise UsageError(
-                f"ids must name columns of a table; got {listing(ids)} for {got}. "
+                f"ids must name columns of a table; got {listing(ids)} for {got_text}. "
                 "Leave them out."
             )
         if self.words is not None:
             return self._texts(new if path is None else path)
-        if path is not None and kind == "folder":
+        if path is not None and suffix == "folder":
             images = images_in(path, "**/[!.]*")
             if not images:
                 image_types = ", ".join(IMAGES)
@@ -304,11 +304,11 @@ class Inputs:
                 f"samples must be a table with the columns {listing(self.columns)}, with words in "
                 f"{known_words}; got an array. Give a file or a DataFrame."
             )
-        where = "new samples" if path is None else f"{path}, array 'x'"
+        source_name = "new samples" if path is None else f"{path}, array 'x'"
         raw_samples = new if path is None else files.read_arrays(path, ["x"])["x"]
-        with located(where):
+        with located(source_name):
             features = arrays.features(as_array(raw_samples), missing=True)
-            return self._arrays(features, where)
+            return self._arrays(features, source_name)
 
     def _opened(self, source: Path | pd.DataFrame, texts: Sequence[str]) -> Opened:
         """Return a table of new samples, read as the training samples were.
@@ -321,10 +321,10 @@ class Inputs:
         if has_types or isinstance(source, pd.DataFrame):
             options = {k: v for k, v in (reading.csv or {}).items() if k == EARLIER}
             reading = replace(reading, csv=options or None)
-        opened = open_table(source, reading, texts)
-        for fault in opened.faults:
+        table = open_table(source, reading, texts)
+        for fault in table.faults:
             raise DataFault(fault.rule, WRITTEN_ALIKE)
-        return opened
+        return table
 
     def _table(self, source: Path | pd.DataFrame, ids: Sequence[str] | None) -> Samples:
         reading, words, names = self.reading, self._words, list(self.columns)
@@ -362,13 +362,13 @@ class Inputs:
         return samples._replace(ids=id_cells)
 
     def _texts(self, new: Any) -> Samples:
-        where, texts = "texts", new
-        place: Place = row_of_array
+        source_name, texts = "texts", new
+        row_name: Place = row_of_array
         if isinstance(new, Path):
             name = self.reading.text_column
             table = self._opened(new, [name])
             check_known(f"column of {table.where}", name, table.header)
-            where, place = f"{table.where}, column {name!r}", table.place
+            source_name, row_name = f"{table.where}, column {name!r}", table.place
             texts = list(texts_of(table.frame[name]))
         elif not isinstance(new, Sequence) or not all(
             isinstance(text, str) for text in new
@@ -376,7 +376,7 @@ class Inputs:
             raise UsageError(
                 "samples must be texts for this model. Give a list of them, or the path of a .csv or .jsonl file."
             )
-        with located(where, place):
+        with located(source_name, row_name):
             codes, words = encode(texts, self.shape[0], "", self.tokenizer)
         source = self._source(codes, words)
         if not self.tokenizer:
@@ -406,8 +406,8 @@ class Inputs:
                         f"{some_words}; got others only. Write them as in training."
                     )
             oddities = preparation.oddities(x)
-            for name, (what, _) in oddities.items():
-                warn(f"{where}, column {name}: {what}")
+            for name, (oddity, _) in oddities.items():
+                warn(f"{where}, column {name}: {oddity}")
             if oddities:
                 notes = tuple(
                     ", ".join(name for name, (_, rows) in oddities.items() if rows[row])

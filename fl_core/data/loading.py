@@ -124,14 +124,14 @@ def load(
                     f"{name} must be left out with a stored partition; got {value}."
                 )
         return gather(source, indices, preprocessing)
-    kind = partition or defaults.partition
-    partitioning = PARTITIONS[kind]
+    partition_name = partition or defaults.partition
+    partitioning = PARTITIONS[partition_name]
     if alpha is None and "alpha" in options_of(partitioning):
         options["alpha"] = defaults.alpha
     if clients is None and not partitioning.natural:
         clients = defaults.clients or len(source.owner_names)
     options |= {"clients": clients, "split_seed": split_seed, "splits": splits}
-    return gather(source, make(source, kind, seed=seed, **options))
+    return gather(source, make(source, partition_name, seed=seed, **options))
 
 
 def opened(
@@ -293,7 +293,7 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
         client_samples = tuple(data.values())
     elif is_sequence:
         client_samples = tuple(data)
-    kinds = (tuple, Dataset, DataLoader)
+    sample_types = (tuple, Dataset, DataLoader)
     if client_samples and all(
         isinstance(samples, pd.DataFrame) for samples in client_samples
     ):
@@ -303,7 +303,7 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
         )
     if is_sequence and (
         len(client_samples) != 2
-        or all(isinstance(samples, kinds) for samples in client_samples)
+        or all(isinstance(samples, sample_types) for samples in client_samples)
     ):
         raise UsageError(
             f"data must be one pair (x, y), or {{client: (x, y)}}; got {len(client_samples)} parts without names. "
@@ -405,10 +405,10 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
         keys: arguments of :func:`fl_core.data.sources.source_of_parts`.
     """
     if not isinstance(silos, Mapping) or not silos:
-        got = "none" if isinstance(silos, Mapping) else type(silos).__name__
+        got_text = "none" if isinstance(silos, Mapping) else type(silos).__name__
         raise UsageError(
             f"clients must be a dictionary {{client: (x, y)}} of at least one client; got "
-            f"{got}."
+            f"{got_text}."
         )
     if "train" in silos and set(silos) <= {*files.SPLIT_FOLDERS}:
         raise UsageError(
@@ -530,22 +530,25 @@ def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
             )
     arrays_of = {}
     for key in samples[0]:
-        part = [as_array(sample[key]) for sample in samples]
-        if key != LABELS and part[0].dtype.kind not in "biuf":
+        arrays = [as_array(sample[key]) for sample in samples]
+        if key != LABELS and arrays[0].dtype.kind not in "biuf":
             raise UsageError(
                 f"{where}: samples must be numbers; got words or objects for {key}. Tokenise "
                 "texts, and remove columns that the model does not take."
             )
-        if len({array.shape for array in part}) > 1:
-            if part[0].ndim != 1 or "attention_mask" not in samples[0]:
+        if len({array.shape for array in arrays}) > 1:
+            if arrays[0].ndim != 1 or "attention_mask" not in samples[0]:
                 raise UsageError(
                     f"{where}: all samples must have one shape; got several for {key}. Resize or pad them, or "
                     "add an attention_mask."
                 )
             fill_value = IGNORED if key == LABELS else 0
-            length = max(map(len, part))
-            part = [np.pad(array, (0, length - len(array)), constant_values=fill_value) for array in part]  # fmt: skip
-        arrays_of[key] = np.stack(part)
+            length = max(map(len, arrays))
+            arrays = [
+                np.pad(array, (0, length - len(array)), constant_values=fill_value)
+                for array in arrays
+            ]
+        arrays_of[key] = np.stack(arrays)
     y = arrays_of.pop(LABELS)
     if isinstance(x, Mapping):
         return arrays_of, y
@@ -554,9 +557,11 @@ def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
 
 def _collated(collate: Any, samples: Any, where: str) -> tuple[Any, Any]:
     """Return all samples of a loader as one batch of its own ``collate_fn``, which draws from a fixed seed."""
-    what = f"{where}: collate_fn must make one batch of all {len(samples)} samples"
+    requirement = (
+        f"{where}: collate_fn must make one batch of all {len(samples)} samples"
+    )
     with (
-        about(what, Exception, way="Stack them, or give a Dataset."),
+        about(requirement, Exception, way="Stack them, or give a Dataset."),
         seeds.torch_seeded(0),
     ):
         batch = collate(samples)

@@ -57,12 +57,13 @@ class NearCopies:
         in_file = self.neighbours >= max(NEIGHBOURS, TIMES * self.chance)
         if not in_file and self.copies < COPIES:
             return ""
-        what = "almost equal"
+        evidence = "almost equal"
         if in_file:
-            what = "near in the file"
+            evidence = "near in the file"
         return (
-            f"many test rows have a near copy among the training rows, {what}: scores may be too good. Name the column "
-            f"of what rows belong to, such as a patient or a recording: {spelled(group_column='NAME')}"
+            f"many test rows have a near copy among the training rows, {evidence}: scores may be too good. "
+            "Name the column of what rows belong to, such as a patient or a recording: "
+            f"{spelled(group_column='NAME')}"
         )
 
 
@@ -107,8 +108,8 @@ def near_copies(
     last_places = np.searchsorted(train_places, test_places + NEAR, side="right")
     chance = float((last_places - first_places).mean() / len(train))
     neighbours = copies = 0
-    for rows, distances, nearest in _nearest(train_rows, test_rows):
-        gaps = np.abs(train_places[nearest] - test_places[rows])
+    for rows, distances, nearest_rows in _nearest(train_rows, test_rows):
+        gaps = np.abs(train_places[nearest_rows] - test_places[rows])
         neighbours += int((gaps <= NEAR).sum())
         if is_varied.sum() >= LEAST_COLUMNS:
             copies += int((distances[:, 0] < CLOSE * distances[:, -1]).sum())
@@ -142,8 +143,8 @@ def copies_of(source: Source) -> NearCopies:
 
 def rows_of(partition: Partition, split: str) -> Integers:
     """Return the positions of all clients' samples of a split in the source, ascending."""
-    parts = [part[split] for part in partition.indices.values()]
-    return np.unique(np.concatenate(parts))
+    client_rows = [splits[split] for splits in partition.indices.values()]
+    return np.unique(np.concatenate(client_rows))
 
 
 def _nearest(train: Floats, test: Floats) -> Iterator[tuple[slice, Floats, Integers]]:
@@ -155,7 +156,7 @@ def _nearest(train: Floats, test: Floats) -> Iterator[tuple[slice, Floats, Integ
         rows_here = test[rows]
         squares = (rows_here**2).sum(axis=1, keepdims=True)
         least_distances = np.full((len(rows_here), RANK), np.inf)
-        nearest = np.zeros(len(rows_here), dtype=np.int64)
+        nearest_rows = np.zeros(len(rows_here), dtype=np.int64)
         for block_start in range(0, len(train), block_rows):
             block = train[block_start : block_start + block_rows]
             squared_lengths = squares + (block**2).sum(axis=1)
@@ -165,9 +166,9 @@ def _nearest(train: Floats, test: Floats) -> Iterator[tuple[slice, Floats, Integ
             is_closer = (
                 distances[np.arange(len(rows_here)), best_rows] < least_distances[:, 0]
             )
-            nearest[is_closer] = block_start + best_rows[is_closer]
+            nearest_rows[is_closer] = block_start + best_rows[is_closer]
             least_distances = np.concatenate([least_distances, distances], axis=1)
             least_distances = np.sort(
                 np.partition(least_distances, RANK - 1)[:, :RANK], axis=1
             )
-        yield rows, np.sqrt(least_distances), nearest
+        yield rows, np.sqrt(least_distances), nearest_rows

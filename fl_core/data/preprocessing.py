@@ -48,7 +48,9 @@ def learn_categories(x: Array, words: Categories) -> Categories:
         present_places: Array = np.empty(0, dtype=np.int64)
         if known_words:
             present_places = np.flatnonzero(np.bincount(x[:, k].astype(np.int64)))
-        present_words.append(tuple(known_words[place] for place in present_places))
+        present_words.append(
+            tuple(known_words[position] for position in present_places)
+        )
     return tuple(present_words)
 
 
@@ -147,8 +149,10 @@ class Preprocessing:
             (self.low, self.high),
             (self.lowest, self.highest),
         )
-        parts = (self.columns, self.fill, self.categories, *sum(pairs, ()))
-        widths = {len(part) for part in parts if part}
+        fields_by_column = (self.columns, self.fill, self.categories, *sum(pairs, ()))
+        widths = {
+            len(field_values) for field_values in fields_by_column if field_values
+        }
         is_complete = all(bool(bound) == bool(partner) for bound, partner in pairs)
         if len(widths) > 1 or not is_complete or len(self.target) not in (0, 2):
             widths_there = sorted(widths)
@@ -197,13 +201,13 @@ class Preprocessing:
             raise UsageError(
                 f"rows must have {self.width} columns; got an array of shape {got_shape}."
             )
-        parts = (x[start : start + ROWS] for start in range(0, len(x) or 1, ROWS))
-        first_part = self._prepared(next(parts), 0)
-        prepared = np.empty((len(x), first_part.shape[1]), dtype=np.float32)
-        prepared[:ROWS] = first_part
-        for start, part in zip(range(ROWS, len(x), ROWS), parts, strict=True):
-            prepared[start : start + ROWS] = self._prepared(part, start)
-        return prepared
+        row_blocks = (x[start : start + ROWS] for start in range(0, len(x) or 1, ROWS))
+        first_part = self._prepared(next(row_blocks), 0)
+        prepared_rows = np.empty((len(x), first_part.shape[1]), dtype=np.float32)
+        prepared_rows[:ROWS] = first_part
+        for start, row_block in zip(range(ROWS, len(x), ROWS), row_blocks, strict=True):
+            prepared_rows[start : start + ROWS] = self._prepared(row_block, start)
+        return prepared_rows
 
     def _prepared(self, x: Array, start: int) -> NDArray[np.float32]:
         """Return some rows as the model takes them.
@@ -211,9 +215,9 @@ class Preprocessing:
         Args:
             start: the number of the first one, for messages.
         """
-        missing = np.argwhere(np.isnan(x))
-        if len(missing) and not self.fill:
-            row, column = missing[0].tolist()
+        missing_cells = np.argwhere(np.isnan(x))
+        if len(missing_cells) and not self.fill:
+            row, column = missing_cells[0].tolist()
             column_text = column
             if self.columns:
                 column_text = repr(self.columns[column])
@@ -245,7 +249,7 @@ class Preprocessing:
             if words:
                 is_odd, n_values = values == len(words), len(values)
                 some_words = listing(map(repr, words), 4)
-                what = f"words that no training sample has, next to {some_words}"
+                explanation = f"words that no training sample has, next to {some_words}"
             elif self.low:
                 low, high = self.low[k], self.high[k]
                 n_values = int((~np.isnan(values)).sum())
@@ -255,12 +259,12 @@ class Preprocessing:
                 ) / 2  # as in another unit
                 is_odd = distances > (0 if most_outside else 3 * (high - low))
                 ends = f"{low:g} to {high:g}"
-                what = f"far outside of the training samples' range, {ends}"
+                explanation = f"far outside of the training samples' range, {ends}"
             else:
                 continue
             if is_odd.sum() > (0 if words else ODD * n_values):
                 faults[name] = (
-                    f"{is_odd.sum():,} of {n_values:,} values are {what}",
+                    f"{is_odd.sum():,} of {n_values:,} values are {explanation}",
                     is_odd,
                 )
             is_missing = values == words.index("") if "" in words else np.isnan(values)
@@ -300,20 +304,22 @@ def fence(values: Floats) -> tuple[float, float]:
     """
     no_fences = NO_FENCE, -NO_FENCE
     # most columns that are not yes and no show it at once
-    if all(np.isin(part, (0, 1)).all() for part in (values[:LEAST], values)):
+    if all(
+        np.isin(values_part, (0, 1)).all() for values_part in (values[:LEAST], values)
+    ):
         n_rarer = min(values.sum(), len(values) - values.sum())
         return (-REACH, 1 + REACH) if n_rarer >= LEAST else no_fences
     quartile_1, quartile_3 = np.quantile(values, (0.25, 0.75))
     if quartile_1 == quartile_3:
-        commonest = quartile_1  # half of all values equal it
-        other_values = values[values != commonest]
+        common_value = quartile_1  # half of all values equal it
+        other_values = values[values != common_value]
         if len(other_values) < LEAST:
             return no_fences
         quartile_1, quartile_3 = np.quantile(other_values, (0.25, 0.75))
         if quartile_1 == quartile_3:
             quartile_1, quartile_3 = (
-                min(commonest, quartile_1),
-                max(commonest, quartile_3),
+                min(common_value, quartile_1),
+                max(common_value, quartile_3),
             )
     distance = REACH * (quartile_3 - quartile_1)
     if not distance:
@@ -369,7 +375,7 @@ def fences(
     """
     low = np.full(x.shape[1], NO_FENCE)
     high = -low
-    outside = np.zeros(x.shape[1], dtype=np.int64)
+    n_outside = np.zeros(x.shape[1], dtype=np.int64)
     client_ends = np.flatnonzero(np.diff(np.sort(owner))) + 1
     order = None
     if (np.diff(owner) < 0).any():
@@ -386,8 +392,8 @@ def fences(
             high[k] = max(high[k], upper)
         if low[k] > high[k]:
             low[k], high[k] = -NO_FENCE, NO_FENCE
-        outside[k] = np.count_nonzero((values < low[k]) | (values > high[k]))
-    return low, high, outside
+        n_outside[k] = np.count_nonzero((values < low[k]) | (values > high[k]))
+    return low, high, n_outside
 
 
 def fitted(
@@ -423,12 +429,12 @@ def fitted(
     lowest: tuple[float, ...] = ()
     highest: tuple[float, ...] = ()
     if owner is not None:
-        low, high, outside = fences(values, owner, categories)
-        is_unclipped = outside > MOST_OUTSIDE * (~np.isnan(values)).sum(axis=0)
+        low, high, n_outside = fences(values, owner, categories)
+        is_unclipped = n_outside > MOST_OUTSIDE * (~np.isnan(values)).sum(axis=0)
         low[is_unclipped], high[is_unclipped] = -NO_FENCE, NO_FENCE
         if (np.abs(np.concatenate([low, high])) < NO_FENCE).any():
             lowest, highest = tuple(low.tolist()), tuple(high.tolist())
-            if outside[~is_unclipped].any():
+            if n_outside[~is_unclipped].any():
                 values = clipped(values, low, high)
     levels = 0.01, 0.99
     with warnings.catch_warnings():

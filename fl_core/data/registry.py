@@ -286,9 +286,9 @@ def find_root(name: str, data_root: Location | None, files: str) -> Path:
     """
     root = data_root or os.environ.get(ROOT_VARIABLE)
     if not root or not Path(root).is_dir():
-        got = root or "none"
+        root_text = root or "none"
         raise UsageError(
-            f"{name} must have a data root, a folder with {files}; got {got}. "
+            f"{name} must have a data root, a folder with {files}; got {root_text}. "
             f"Set {ROOT_VARIABLE}, or name it: {spelled(data_root='FOLDER')}."
         )
     return Path(root)
@@ -304,7 +304,11 @@ def find_file(
     """Return the file of a dataset below the data root.
 
     Args:
-        files: all files that can be used, for messages. way: how to get them.
+        name: name of the dataset, for messages.
+        data_root: the folder, or None for that of the environment.
+        file: name of the file below the data root.
+        files: all files that can be used, for messages.
+        way: how to get them, for messages.
 
     Raises:
         UsageError: the file does not exist, or there is no data root.
@@ -313,8 +317,8 @@ def find_file(
     if not (root / file).is_file():
         file_names = sorted(entry.name for entry in root.iterdir())
         files_text = files or file
-        got = listing(file_names) or "no files"
+        got_text = listing(file_names) or "no files"
         raise UsageError(
-            f"{name} must have {files_text} below {root}; got {got}. {way}"
+            f"{name} must have {files_text} below {root}; got {got_text}. {way}"
         )
     return root / file

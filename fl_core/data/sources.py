@@ -211,11 +211,11 @@ class Source:
         source = replace(self, scale=scale, impute=impute)
         is_table = type(self.shape) is tuple and self.x.ndim == 2
         if source.prepares and not (is_table and self.preprocessing is None):
-            what = "no table of numbers"
+            obstacle = "no table of numbers"
             if is_table:
-                what = "its fixed scaling"
+                obstacle = "its fixed scaling"
             raise UsageError(
-                f"scale and impute must be none for {self.name}; got data with {what}. Leave them out."
+                f"scale and impute must be none for {self.name}; got data with {obstacle}. Leave them out."
             )
         return source
 
@@ -227,7 +227,9 @@ class Source:
             names.append(self.words)
         if self.prepares:
             names += [self.scale, self.impute]
-        names += [part for part in (self.categories, self.layout) if part]
+        names += [
+            attribute for attribute in (self.categories, self.layout) if attribute
+        ]
         arrays = [self.x, self.y, self.owner, self.is_train]
         if self.groups is not None:
             arrays.append(self.groups)
@@ -418,21 +420,21 @@ def source_of_parts(
     """
     from fl_core.models.adapter import as_array, check_tables, pack
 
-    check_tables({part or "data": pair for part, pair in parts.items()})
+    check_tables({part_name or "data": pair for part_name, pair in parts.items()})
     xs, ys, forms, all_integers = [], {}, [], True
-    for part, (inputs, y) in parts.items():
-        where = f"{name}, {part}".removesuffix(", ")
+    for part_name, (inputs, y) in parts.items():
+        source_name = f"{name}, {part_name}".removesuffix(", ")
         layout = None
         if isinstance(inputs, Mapping | tuple):
             inputs, layout = pack(inputs)
-        with about(where, (ValueError, TypeError)):
+        with about(source_name, (ValueError, TypeError)):
             x: Any = as_array(inputs)
-            y = ys[part] = as_array(y)
+            y = ys[part_name] = as_array(y)
         are_tokens = x.ndim == 2 and x.dtype.kind in "iu" and bool((x >= 0).all())
         all_integers &= layout is None and are_tokens
-        with located(f"{where}, x"):
+        with located(f"{source_name}, x"):
             x = features(x, missing)
-        with located(where):
+        with located(source_name):
             check_lengths(x, y)
         xs.append(x)
         got_shape = list(x.shape[1:])
@@ -440,15 +442,15 @@ def source_of_parts(
         if forms[-1] != forms[0]:
             first_part = next(iter(parts))
             raise UsageError(
-                f"{where} must have the samples' form and inputs of {first_part}, {forms[0][0]}; "
+                f"{source_name} must have the samples' form and inputs of {first_part}, {forms[0][0]}; "
                 f"got {forms[-1][0]}. Convert them alike."
             )
-    labels, place = joined(ys)
+    labels, row_name = joined(ys)
     names: Names = ()
-    kind = "" if classes is not None else task_of_entries(labels, task)
+    position_task = "" if classes is not None else task_of_entries(labels, task)
     try:
-        with located(name, place):
-            if kind:
+        with located(name, row_name):
+            if position_task:
                 y = finite_entries(labels)
             else:
                 y, names = answers(labels, task, classes)
@@ -456,7 +458,7 @@ def source_of_parts(
         if fault.repair.keys() <= {"task"}:
             raise
         raise DataFault(fault.rule, "Correct them, or leave them out.") from fault
-    without_names = task == CLASSIFICATION and classes is None and not kind
+    without_names = task == CLASSIFICATION and classes is None and not position_task
     source = Source(
         name,
         np.concatenate(xs),
@@ -465,7 +467,7 @@ def source_of_parts(
         indices=without_names and not is_text(labels),
         integers=all_integers,
         layout=layout,
-        kind=kind,
+        kind=position_task,
     )
     return source, list(map(len, xs))
 
@@ -518,16 +520,16 @@ def encode(
         DataFault: a text is blank. The message names the first.
     """
     is_blank = np.array([not text.strip() for text in texts], dtype=bool)
-    rule, way = "the text must not be empty", "Fill it, or remove the row."
-    refuse_where(is_blank, texts, rule, way)
+    rule, advice = "the text must not be empty", "Fill it, or remove the row."
+    refuse_where(is_blank, texts, rule, advice)
     if tokenizer:
         ids, n_cut, side = tokenizer.encode(texts)
         if where and n_cut > NOTED * len(texts):
-            place = "before their last"
+            cut_place = "before their last"
             if side == "right":
-                place = "after"
+                cut_place = "after"
             warn(
-                f"{where}: {n_cut} of {len(texts)} texts are cut {place} {tokenizer.length} tokens"
+                f"{where}: {n_cut} of {len(texts)} texts are cut {cut_place} {tokenizer.length} tokens"
             )
         return ids, (tokenizer.sha256,)
     tokens, most_tokens = [tokens_of(text) for text in texts], length - 1

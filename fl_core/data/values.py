@@ -73,7 +73,12 @@ def texts_of(values: Cells | Array | pd.Series) -> pd.Categorical:
 
 
 def taken(cells: Any, rows: Any) -> Any:
-    """Return some rows of a column. A column of text keeps only the words of these rows."""
+    """Return a column's cells at these rows. A column of text keeps only the words of these rows.
+
+    Args:
+        cells: a Categorical of texts, or numbers [n].
+        rows: positions, or a mask [n].
+    """
     cells = cells[rows]
     if isinstance(cells, np.ndarray):
         return cells
@@ -126,18 +131,36 @@ def refuse_where(bad: Bools, values: Any, rule: str, *ways: str | Way) -> None:
     """Raise a fault if a value is refused, and name the first one.
 
     Args:
-        bad: whether each value is refused, [n]. rule: what values must be. ways: repairs that the error proposes.
+        bad: whether each value is refused, bool [n].
+        values: the values [n].
+        rule: what values must be.
+        ways: repairs that the error proposes.
+
+    Raises:
+        DataFault: a value is refused.
     """
     if bad.any():
-        got = values[int(np.argmax(bad))]
-        value_text = repr(str(got)) if isinstance(got, str) else got  # it may be empty
+        refused_value = values[int(np.argmax(bad))]
+        value_text = (
+            repr(str(refused_value))
+            if isinstance(refused_value, str)
+            else refused_value
+        )  # it may be empty
         raise fault_where(bad, value_text, rule, *ways)
 
 
 def fault_where(
     bad: Bools, got: Any, rule: str, *ways: str | Way, line: str = ""
 ) -> DataFault:
-    """Return the fault of the rows marked in ``bad`` [n], with their number. It names the first of them."""
+    """Return the fault of the rows marked in ``bad``, with their number. It names the first of them.
+
+    Args:
+        bad: whether each row is faulty, bool [n], at least one.
+        got: the first faulty value, for the message.
+        rule: what values must be.
+        ways: repairs that the error proposes.
+        line: a line of pandas that repairs the table.
+    """
     count = f"({bad.sum():,} of {len(bad):,} rows)"
     return DataFault(
         f"{rule}; got {got} {count}.", *ways, row=int(np.argmax(bad)), line=line

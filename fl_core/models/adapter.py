@@ -58,10 +58,10 @@ def check_real(model: nn.Module) -> None:
                 f"{name!r} of {model_class} must have a shape and numbers; got none yet. Call the model "
                 "once, or build it on another device than meta."
             )
-    persistent = model.state_dict(keep_vars=True)
+    persistent_tensors = model.state_dict(keep_vars=True)
     for name, buffer in model.named_buffers():
         is_dense = buffer.layout is torch.strided and not buffer.is_quantized
-        if name in persistent and not is_dense:
+        if name in persistent_tensors and not is_dense:
             model_class = type(model).__name__
             raise UsageError(
                 f"buffer {name!r} of {model_class} must be dense and not quantised; got {buffer.dtype} of "
@@ -100,20 +100,22 @@ class Layout:
         if self.pad is not None:
             x = torch.cat([x, (x != self.pad).to(x.dtype)], 1)
         widths = [prod(shape) for shape in self.shapes]
-        parts = tuple(
-            part.reshape(len(x), *shape).to(like if dtype.is_floating_point else dtype)
-            for part, shape, dtype in zip(
+        inputs = tuple(
+            columns.reshape(len(x), *shape).to(
+                like if dtype.is_floating_point else dtype
+            )
+            for columns, shape, dtype in zip(
                 x.split(widths, 1), self.shapes, self.dtypes, strict=True
             )
         )
         if self.keys is None:
-            return parts, {}
-        return (), dict(zip(self.keys, parts, strict=True))
+            return inputs, {}
+        return (), dict(zip(self.keys, inputs, strict=True))
 
     def join(self, output: Any) -> Tensor:
         """Return several outputs side by side, [n, width]."""
-        parts = [output[key] for key in self.keys or range(len(self.shapes))]
-        return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
+        outputs = [output[key] for key in self.keys or range(len(self.shapes))]
+        return torch.cat([tensor.reshape(len(tensor), -1) for tensor in outputs], 1)
 
 
 class PackedShape(tuple[int, ...]):
@@ -170,7 +172,9 @@ def check_tables(pairs: Mapping[str, Any]) -> None:
         else:
             x, y = (None,) * 2
         indices = [
-            part.index for part in (x, y) if isinstance(part, pd.DataFrame | pd.Series)
+            table.index
+            for table in (x, y)
+            if isinstance(table, pd.DataFrame | pd.Series)
         ]
         if len(indices) == 2 and not indices[0].equals(indices[1]):
             raise UsageError(
@@ -183,10 +187,10 @@ def check_tables(pairs: Mapping[str, Any]) -> None:
         first_columns = first_columns or (name, columns)
         if columns != first_columns[1]:
             expected = listing(map(str, first_columns[1]))
-            got = listing(map(str, columns))
+            columns_text = listing(map(str, columns))
             raise UsageError(
                 f"{name} must have the columns of {first_columns[0]} in their order, "
-                f"{expected}; got {got}. Write x[columns], or name "
+                f"{expected}; got {columns_text}. Write x[columns], or name "
                 "them alike."
             )
 
@@ -240,19 +244,30 @@ def pack(x: Any) -> tuple[Tensor, Layout | None]:
     if isinstance(x, Mapping):
         keys = tuple(map(str, x))
         x = list(x.values())
-    parts = [tensor(part) for part in x]
-    if not parts or len({len(part) for part in parts}) > 1:
-        shapes_text = ", ".join(str(list(part.shape)) for part in parts) or "none"
+    inputs = [tensor(input_tensor) for input_tensor in x]
+    if not inputs or len({len(input_tensor) for input_tensor in inputs}) > 1:
+        shapes_text = (
+            ", ".join(str(list(input_tensor.shape)) for input_tensor in inputs)
+            or "none"
+        )
         raise UsageError(
             f"inputs must have one entry a sample each; got {shapes_text}."
         )
-    has_floats = any(map(torch.is_floating_point, parts))
+    has_floats = any(map(torch.is_floating_point, inputs))
     dtype = torch.int64
     if has_floats:
         dtype = torch.float64
-    packed = torch.cat([part.reshape(len(part), -1).to(dtype) for part in parts], 1)
-    shapes = tuple(tuple(part.shape[1:]) for part in parts)
-    return packed, Layout(keys, shapes, tuple(part.dtype for part in parts))
+    packed_inputs = torch.cat(
+        [
+            input_tensor.reshape(len(input_tensor), -1).to(dtype)
+            for input_tensor in inputs
+        ],
+        1,
+    )
+    shapes = tuple(tuple(input_tensor.shape[1:]) for input_tensor in inputs)
+    return packed_inputs, Layout(
+        keys, shapes, tuple(input_tensor.dtype for input_tensor in inputs)
+    )
 
 
 def split_labels(batch: Any) -> tuple[Any, Any]:
@@ -289,20 +304,20 @@ def output_of(output: Any, model: nn.Module) -> Tensor:
     form = getattr(model, "form", None)
     if isinstance(form, Layout):
         return form.join(output)
-    logits, got = getattr(output, "logits", None), type(output).__name__
+    logits, output_text = getattr(output, "logits", None), type(output).__name__
     if isinstance(output, Mapping):
         logits = output.get("logits", logits)
-        tensors = [part for part in output.values() if isinstance(part, Tensor)]
+        tensors = [value for value in output.values() if isinstance(value, Tensor)]
         if len(tensors) > 1 and logits is None:
             names = listing(map(str, output))
-            tensors, got = [], f"a dict of {names}"
+            tensors, output_text = [], f"a dict of {names}"
         output = tensors or None
     tensor = first_tensor(output if logits is None else logits)
     if tensor is None:
         model_class = type(model).__name__
         raise UsageError(
             f"{model_class} must return a tensor, .logits, ['logits'] or a "
-            f"tuple that begins with a tensor; got {got}."
+            f"tuple that begins with a tensor; got {output_text}."
         )
     return tensor
 
@@ -323,15 +338,15 @@ def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
     if isinstance(output, tuple | list) and not (
         joins_outputs or hasattr(output, "logits")
     ):
-        tensors = [part for part in output if isinstance(part, Tensor)]
+        tensors = [value for value in output if isinstance(value, Tensor)]
     if len(tensors) > 1:
         first_shape = list(tensors[0].shape[1:])
         notes.append(
             f"the model returns {len(tensors)} tensors: the first, {first_shape} a sample, is taken as "
             "its output"
         )
-    pair = output_of(output, model), output_of(second_output, model)
-    if not torch.allclose(*pair, *CLOSE, equal_nan=True):
+    outputs = output_of(output, model), output_of(second_output, model)
+    if not torch.allclose(*outputs, *CLOSE, equal_nan=True):
         notes.append(
             "two passes of the model in evaluation mode differ, so results are random: call F.dropout with "
             "training=self.training, and draw nothing in evaluation"
@@ -341,13 +356,15 @@ def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
 
 def _unregistered(model: nn.Module) -> list[str]:
     """Return the attributes that hold modules with parameters in a Python list, tuple or dict alone."""
-    registered = set(map(id, model.parameters()))
+    registered_ids = set(map(id, model.parameters()))
     paths = []
     for path, module in model.named_modules():
         for key, value in vars(module).items():
             modules = [] if key[:1] == "_" else _modules_in(value)
-            parameters = chain.from_iterable(inner.parameters() for inner in modules)
-            if any(id(parameter) not in registered for parameter in parameters):
+            parameters = chain.from_iterable(
+                submodule.parameters() for submodule in modules
+            )
+            if any(id(parameter) not in registered_ids for parameter in parameters):
                 paths.append(f"{path}.{key}".lstrip("."))
     return paths
 
@@ -356,8 +373,8 @@ def _modules_in(value: Any) -> Iterator[nn.Module]:
     if isinstance(value, nn.Module):
         yield value
     if isinstance(value, dict | list | tuple):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _modules_in(part)
+        for element in value.values() if isinstance(value, dict) else value:
+            yield from _modules_in(element)
 
 
 _MORE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -420,14 +437,19 @@ def adapt(
             [2., 2., 2.]])
     """
     adapted_model: Any = copy.copy(model)
-    kind = type(model)
+    model_class = type(model)
     if isinstance(model, Adapter):
         layout = layout or model.layout
         if form is None:
             form = model.form
     else:
-        attributes = {"__doc__": kind.__doc__, "__module__": kind.__module__}
-        adapted_model.__class__ = type(kind.__name__, (Adapter, kind), attributes)
+        attributes = {
+            "__doc__": model_class.__doc__,
+            "__module__": model_class.__module__,
+        }
+        adapted_model.__class__ = type(
+            model_class.__name__, (Adapter, model_class), attributes
+        )
         adapted_model.patched = vars(adapted_model).pop("forward", None)
     adapted_model.layout, adapted_model.form = layout, form
     return adapted_model

@@ -190,8 +190,8 @@ def build(
                 else:
                     build_function = import_object("model", label)
             if label in MODELS.own:
-                way = "Leave it out for the default."
-                check_values(model_options, build_function, f"{label}: ", way)
+                advice = "Leave it out for the default."
+                check_values(model_options, build_function, f"{label}: ", advice)
             model = call_builder(label, build_function, shape, n_classes, model_options)
     if layout:
         model = adapt(model, layout)
@@ -223,14 +223,14 @@ def bounded(name: str) -> Iterator[None]:
         ...
     fl_core.errors.UsageError: model wide must have weights of at most ... memory; got more. Make it smaller.
     """
-    most = storage.memory()
+    most_bytes = storage.memory()
     size = 0
 
     def add(module: nn.Module, key: str, parameter: Tensor) -> None:
         nonlocal size
         size += 0 if is_lazy(parameter) else parameter.nbytes
-        if size > most:
-            most_size = storage.format_bytes(most)
+        if size > most_bytes:
+            most_size = storage.format_bytes(most_bytes)
             raise UsageError(
                 f"model {name} must have weights of at most {most_size}, this machine's memory; "
                 "got more. Make it smaller."
@@ -349,8 +349,8 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
         if not (names and trained.requires_grad):
             return []
         model_class = type(model).__name__
-        what = f"{model_class} must have gradients"
-        with about(what, RuntimeError, way="Correct its forward pass."):
+        requirement = f"{model_class} must have gradients"
+        with about(requirement, RuntimeError, way="Correct its forward pass."):
             grads = torch.autograd.grad(
                 trained.sum(), [trainable[key] for key in names], allow_unused=True
             )
@@ -365,8 +365,8 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
             notes = pass_notes(model.eval(), two_samples)
             outputs = model(x)
         model.train()
-        trained = output(two_samples)
-        idle_names = idle(trained, [*trainable])
+        trained_output = output(two_samples)
+        idle_names = idle(trained_output, [*trainable])
         with torch.no_grad():
             second_output = output(two_samples)
         if (
@@ -377,7 +377,7 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
             with torch.no_grad():  # what a module stores has no graph then
                 output(two_samples)
     notes += training_notes(model, trained_model)
-    if not torch.allclose(trained, second_output, *CLOSE, equal_nan=True):
+    if not torch.allclose(trained_output, second_output, *CLOSE, equal_nan=True):
         notes.append(
             "two passes of the model in training mode with one seed differ, so it has a state that clients share and a "
             "resumed run loses: keep it by register_buffer, and draw by torch alone"
@@ -484,16 +484,16 @@ def fitting(model: nn.Module, x: Tensor, name: str = "") -> Iterator[None]:
         dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
         shape = list(x.shape)
         expected = getattr(model, "layout", None) or f"{x.dtype} {shape}"
-        way = f"Correct it until it takes {expected}."
+        advice = f"Correct it until it takes {expected}."
         if "dtype" in str(error) and (other_dtypes := dtypes - {"float32"}):
             other_names = listing(sorted(other_dtypes))
-            way = f"Call .float() on it: it has {other_names}."
+            advice = f"Call .float() on it: it has {other_names}."
         if hasattr(model, "prepare_decoder_input_ids_from_labels"):
-            way = "Give the key decoder_input_ids, of model.prepare_decoder_input_ids_from_labels(labels)."
-        what = name or type(model).__name__
+            advice = "Give the key decoder_input_ids, of model.prepare_decoder_input_ids_from_labels(labels)."
+        model_name = name or type(model).__name__
         got_shape = tuple(x.shape[1:])
         raise UsageError(
-            f"model {what} must fit samples of shape {got_shape}; got {error!r}. {way}"
+            f"model {model_name} must fit samples of shape {got_shape}; got {error!r}. {advice}"
         ) from error
 
 

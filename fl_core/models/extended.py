@@ -186,8 +186,10 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
         variance = (
             b[0] * statistics[0][1] + b[1] * statistics[1][1] + b[2] * statistics[2][1]
         )
-        normalised = (x - mean) / (variance + self.eps).sqrt()
-        return normalised * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+        normalised_x = (x - mean) / (variance + self.eps).sqrt()
+        return normalised_x * self.weight.view(1, -1, 1, 1) + self.bias.view(
+            1, -1, 1, 1
+        )
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, n: int) -> None:
@@ -257,7 +259,9 @@ class Gated(nn.Module):
         is_first, is_linear = [], []
         for name, parameter in inner.named_parameters():
             size = math.ceil(parameter.numel() / split)
-            sizes = [len(part) for part in torch.arange(parameter.numel()).split(size)]
+            sizes = [
+                len(block) for block in torch.arange(parameter.numel()).split(size)
+            ]
             self.blocks[name] = sizes
             is_first += [True] + [False] * (len(sizes) - 1)
             is_linear += [name in linear_names] * len(sizes)
@@ -270,7 +274,7 @@ class Gated(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [n, C]."""
         if not self.training and len(x) > BATCH:
-            return torch.cat([self(part) for part in x.split(BATCH)])
+            return torch.cat([self(batch) for batch in x.split(BATCH)])
         scales = self.scales(x)
         scaled_parameters = {
             name: p * scale

@@ -102,8 +102,8 @@ def from_transformers(
             attn_implementation="eager",
             dtype=torch.float32,
         )
-    mismatched = [entry[0] for entry in report["mismatched_keys"]]
-    fresh_keys = sorted({*report["missing_keys"], *mismatched})
+    mismatched_keys = [entry[0] for entry in report["mismatched_keys"]]
+    fresh_keys = sorted({*report["missing_keys"], *mismatched_keys})
     lost_keys = [key for key in fresh_keys if _is_body(planned_model, key)]
     if lost_keys:
         raise UsageError(

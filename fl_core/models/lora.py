@@ -37,9 +37,10 @@ _LINEAR = (nn.Linear, *_CONVOLUTIONS)
 
 
 def _is_linear(module: nn.Module) -> bool:
-    kind = type(module)  # GPT-2's linear layers are transformers' Conv1D
-    is_conv1d = kind.__name__ == "Conv1D" and kind.__module__.startswith(
-        "transformers."
+    module_class = type(module)  # GPT-2's linear layers are transformers' Conv1D
+    is_conv1d = (
+        module_class.__name__ == "Conv1D"
+        and module_class.__module__.startswith("transformers.")
     )
     return is_conv1d or isinstance(module, _LINEAR)
 
@@ -107,8 +108,8 @@ def parse(text: str) -> Lora:
     method, _, settings_text = text.partition(":")
     check_known("method of adapt", method, ("lora",))
     values: dict[str, Any] = {}
-    for pair in filter(None, settings_text.split(",")):
-        key, _, value = pair.partition("=")
+    for setting in filter(None, settings_text.split(",")):
+        key, _, value = setting.partition("=")
         check_known("key of adapt", key, [field.name for field in fields(Lora)])
         if key in values:
             raise UsageError(
@@ -150,8 +151,8 @@ def with_adapters(
         model.get_submodule(head).requires_grad_(False)
     _freeze(model, trained_head)
     tensors = tree.named_tensors(model)
-    parts = (_parts(layer, name_by_path, tensors) for layer in layers)
-    return model, tuple(chain.from_iterable(parts))
+    new_layers = (_parts(layer, name_by_path, tensors) for layer in layers)
+    return model, tuple(chain.from_iterable(new_layers))
 
 
 def has_adapters(model: nn.Module) -> bool:
@@ -276,8 +277,8 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
 
 def _ends(path: str) -> list[str]:
     """Return the ends of a module path, the whole first."""
-    parts = path.split(".")
-    return [".".join(parts[k:]) for k in range(len(parts))]
+    path_parts = path.split(".")
+    return [".".join(path_parts[k:]) for k in range(len(path_parts))]
 
 
 def left_out(model: nn.Module) -> list[str]:

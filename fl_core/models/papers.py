@@ -121,7 +121,7 @@ def fmnist_cnn(shape: Shape, n_classes: int, *, width: Width = 1.0) -> Layered:
     follow. Weights are Kaiming-normal (fan-in, ReLU) and biases zero. It has 1,052,758 parameters for 1 x 28 x 28 and
     10 classes. ``width`` multiplies channels and hidden units. Time grows with about its square.
     """
-    *channels, hidden = _scale(width, 64, 128, 256, 100)
+    *channels, hidden_width = _scale(width, 64, 128, 256, 100)
     return _kaiming(
         _cnn(
             "fmnist_cnn",
@@ -129,7 +129,7 @@ def fmnist_cnn(shape: Shape, n_classes: int, *, width: Width = 1.0) -> Layered:
             8,
             5,
             channels,
-            (hidden, n_classes),
+            (hidden_width, n_classes),
             padding=2,
             pooled=(1, 2, 3),
         )
@@ -147,7 +147,7 @@ def cifar_cnn(
     ReLU) and biases zero. It has 3,963,094 parameters for 3 x 32 x 32 and 10 classes. ``width`` is as in
     ``fmnist_cnn``.
     """
-    *channels, hidden = _scale(width, 64, 128, 256, 512, 512, 100)
+    *channels, hidden_width = _scale(width, 64, 128, 256, 512, 512, 100)
     return _kaiming(
         _cnn(
             "cifar_cnn",
@@ -155,7 +155,7 @@ def cifar_cnn(
             1,
             3,
             channels,
-            (hidden, n_classes),
+            (hidden_width, n_classes),
             padding=2,
             pooled=(2, 4),
             dropped=(1, 2, 3, 4, 5),
@@ -308,10 +308,10 @@ def _fully_connected(*widths: int) -> dict[str, nn.Module]:
     """Return the layers fc1, fc2, ... between these widths, with ReLU after all but the last."""
     layers: dict[str, nn.Module] = {}
     for k in range(1, len(widths)):
-        layers[f"fc{k}"] = parts = nn.Sequential()
-        parts.linear = nn.Linear(widths[k - 1], widths[k])
+        layers[f"fc{k}"] = layer = nn.Sequential()
+        layer.linear = nn.Linear(widths[k - 1], widths[k])
         if k < len(widths) - 1:
-            parts.relu = nn.ReLU()
+            layer.relu = nn.ReLU()
     return layers
 
 

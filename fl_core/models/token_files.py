@@ -186,39 +186,39 @@ def check(contents: Any) -> None:
     if not isinstance(contents, dict) or not isinstance(contents.get("model"), dict):
         raise UsageError("it has no model")
     model = contents["model"]
-    if (kind := model.get("type")) is not None:
-        check_known("model of a tokenizer", str(kind), MODELS)
+    if (model_kind := model.get("type")) is not None:
+        check_known("model of a tokenizer", str(model_kind), MODELS)
     if model.get("dropout"):
         raise UsageError("it must have no dropout, which would draw tokens at random")
     truncation = contents.get("truncation") or {}
     if isinstance(truncation, dict) and truncation.get("max_length") == 0:
         raise UsageError("it must cut texts to at least 1 token; got 0")
     steps: list[dict[str, Any]] = []
-    for key, kinds in (
+    for key, step_kinds in (
         ("normalizer", NORMALIZERS),
         ("pre_tokenizer", PRE_TOKENIZERS),
         ("post_processor", PROCESSORS),
     ):
         pending_parts = [contents.get(key)]
         while pending_parts:
-            part = pending_parts.pop()
-            if part is None:
+            step = pending_parts.pop()
+            if step is None:
                 continue
-            if not isinstance(part, dict):
+            if not isinstance(step, dict):
                 raise UsageError(f"its {key} is no object")
-            check_known(f"{key} of a tokenizer", str(part.get("type")), kinds)
-            steps.append(part)
+            check_known(f"{key} of a tokenizer", str(step.get("type")), step_kinds)
+            steps.append(step)
             if len(steps) > PARTS:
                 raise UsageError(f"it has more than {PARTS} steps")
             for name in ("normalizers", "pretokenizers", "processors"):
-                inner_parts = part.get(name) or []
+                inner_parts = step.get(name) or []
                 pending_parts += (
                     inner_parts if isinstance(inner_parts, list) else [inner_parts]
                 )
     growth = 1
-    for part in steps:
-        growth *= max(1, len(str(part.get("content") or "")))
-        _check_step(part)
+    for step in steps:
+        growth *= max(1, len(str(step.get("content") or "")))
+        _check_step(step)
     if growth > GROWTH:
         raise UsageError(f"its replacements make texts up to {growth:,} times as long")
 

@@ -325,10 +325,10 @@ class _Parser:
     def _storage(self, entry: Any) -> Any:
         if entry[0] == "module":
             return entry[1]
-        _, kind, key, _, count, *_ = entry[:6]
+        _, storage_class, key, _, count, *_ = entry[:6]
         dtype = None
-        if isinstance(kind, Stub):
-            dtype = _STORAGES[kind.name]
+        if isinstance(storage_class, Stub):
+            dtype = _STORAGES[storage_class.name]
         if dtype is None or type(key) is not str or type(count) is not int or count < 0:
             raise ValueError("a storage of it has no type, key and count")
         new_storage = _Storage(dtype, key, count)
@@ -359,9 +359,9 @@ class _Parser:
             return arguments[0]
         if kind.name == _DICT:
             table = _Table()
-            for pair in arguments[0] if arguments else ():  # as Python 2 wrote it
+            for item in arguments[0] if arguments else ():  # as Python 2 wrote it
                 self._count(1)
-                _fill(table, pair)
+                _fill(table, item)
             return table
         return Stub(kind.name)
 
@@ -425,9 +425,9 @@ def _weights(
         )
         if not opened_key:
             break
-        others = [name for name in states if name != opened_key]
-        if others and opened_key != key:
-            other_names = listing(map(printable, others), 4)
+        other_states = [name for name in states if name != opened_key]
+        if other_states and opened_key != key:
+            other_names = listing(map(printable, other_states), 4)
             warn(
                 f"the weights under {opened_key!r} are read, and not "
                 f"{other_names}: key= names another"
@@ -454,11 +454,11 @@ def _weights(
                 elif isinstance(value, Stub) and isinstance(module, Stub):
                     pending.append((f"{name}.", value))
     if not tensors:
-        got = listing(entries or [type(stored).__name__], 6)
-        way = ""
+        got_text = listing(entries or [type(stored).__name__], 6)
+        advice = ""
         if states:
-            way = ". Name one of them by key="
-        raise ValueError(f"it has no tensors by name; got {got}{way}")
+            advice = ". Name one of them by key="
+        raise ValueError(f"it has no tensors by name; got {got_text}{advice}")
     metadata = None
     if isinstance(stored, _Table):
         metadata = stored.metadata
@@ -503,8 +503,10 @@ def _filled(
             storage_tensors[key] = torch.frombuffer(
                 data or bytearray(8), dtype=torch.uint8
             )
-        flat = storage_tensors[key][: tensor.storage.n_bytes].view(tensor.dtype)
-        view = flat.as_strided(tensor.size, tensor.stride, tensor.offset)
+        stored_numbers = storage_tensors[key][: tensor.storage.n_bytes].view(
+            tensor.dtype
+        )
+        view = stored_numbers.as_strided(tensor.size, tensor.stride, tensor.offset)
         if "conj" in tensor.flags:
             view = view.conj()
         if "neg" in tensor.flags:

@@ -25,7 +25,7 @@ FORM = {
 
 
 def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float:
-    """Return the mean of (value, weight) pairs, whatever their order; NaN where a value is, or without any.
+    """Return the mean of (value, weight) pairs. It is NaN if a value is NaN, or without pairs.
 
     >>> weighted_mean([(0.5, 30), (0.9, 10)])
     0.6
@@ -39,14 +39,16 @@ def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float:
     1
     """
     pairs = list(pairs)
-    total = math.fsum(weight for _, weight in pairs)
-    if total:
-        return math.fsum(value * weight for value, weight in pairs) / total
+    total_weight = math.fsum(weight for _, weight in pairs)
+    if total_weight:
+        return math.fsum(value * weight for value, weight in pairs) / total_weight
     return math.nan
 
 
 def moving_mean(scores: Mapping[int, float]) -> dict[int, float]:
-    """Return the mean of each three scores in a row, by the last one's round; of fewer scores, the mean of all.
+    """Return each round's score averaged with the two evaluations before it, {round: mean}.
+
+    The first two evaluations have no mean, unless there are fewer than three: then the last has the mean of all.
 
     >>> moving_mean({5: 1.0, 10: 2.0, 15: 6.0, 20: 4.0})
     {15: 3.0, 20: 4.0}
@@ -57,7 +59,10 @@ def moving_mean(scores: Mapping[int, float]) -> dict[int, float]:
         for end in range(1, len(rounds) + 1)
     }
     full_windows = list(windows.items())[WINDOW - 1 :] or list(windows.items())[-1:]
-    return {done: math.fsum(window) / len(window) for done, window in full_windows}
+    return {
+        round_number: math.fsum(window) / len(window)
+        for round_number, window in full_windows
+    }
 
 
 def best_round(scores: Mapping[str, Mapping[int, float]]) -> int | None:
@@ -80,15 +85,19 @@ def best_round(scores: Mapping[str, Mapping[int, float]]) -> int | None:
     for name, round_scores in scores.items():
         sign = -1 if SCORES[name] else 1  # lower is better
         smoothed_scores[name] = {
-            done: math.inf if math.isnan(value) else sign * value
-            for done, value in moving_mean(round_scores).items()
+            round_number: math.inf if math.isnan(value) else sign * value
+            for round_number, value in moving_mean(round_scores).items()
         }
     first_scores = next(iter(smoothed_scores.values()))
     scores_so_far: dict[str, list[float]] = {name: [] for name in smoothed_scores}
-    best: int | None = None
-    for done in (done for done, value in first_scores.items() if value != math.inf):
+    best_candidate: int | None = None
+    for round_number in (
+        round_number
+        for round_number, value in first_scores.items()
+        if value != math.inf
+    ):
         for name, values in smoothed_scores.items():
-            insort(scores_so_far[name], values.get(done, math.inf))
+            insort(scores_so_far[name], values.get(round_number, math.inf))
 
         def order(candidate: int) -> tuple[float, float]:
             ranks = (
@@ -98,9 +107,9 @@ def best_round(scores: Mapping[str, Mapping[int, float]]) -> int | None:
             )
             return sum(ranks), first_scores[candidate]
 
-        if best is None or order(done) < order(best):
-            best = done
-    return best
+        if best_candidate is None or order(round_number) < order(best_candidate):
+            best_candidate = round_number
+    return best_candidate
 
 
 class StoppingRule:
@@ -139,7 +148,11 @@ class StoppingRule:
         best_rounds = {
             model: best_round(scores) for model, scores in sorted(self.scores.items())
         }
-        return {model: done for model, done in best_rounds.items() if done is not None}
+        return {
+            model: round_number
+            for model, round_number in best_rounds.items()
+            if round_number is not None
+        }
 
     @property
     def main(self) -> str:
@@ -149,9 +162,11 @@ class StoppingRule:
     @property
     def stops(self) -> bool:
         """Return whether the main model has not improved for ``patience`` evaluations."""
-        best = self.best.get(self.main, 0)
+        best_number = self.best.get(self.main, 0)
         rounds = self.scores.get(self.main, {}).get(self.metrics[0], {})
-        return sum(done > best for done in rounds) >= self.patience
+        return (
+            sum(round_number > best_number for round_number in rounds) >= self.patience
+        )
 
     @property
     def description(self) -> str:
@@ -166,11 +181,13 @@ class StoppingRule:
         else:
             end_text = f"ended after round {done}"
         label = " and ".join(map(label_of, self.metrics))
-        best = ", ".join(f"{model} {number}" for model, number in self.best.items())
+        best_text = ", ".join(
+            f"{model} {number}" for model, number in self.best.items()
+        )
         reason = ""
         if self.stops:
             reason = f": no better {label} on validation for {plural(self.patience, 'evaluation')}"
-        best_round = best or "none"
+        best_round = best_text or "none"
         return f"{end_text}{reason}; best rounds: {best_round}"
 
     def to_json(self) -> dict[str, Any]:

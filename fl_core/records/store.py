@@ -120,7 +120,11 @@ class _Lazy(Mapping[str, V]):
 
 
 def changed_parts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the parts of own code whose digests differ."""
+    """Return the names of the parts of own code whose digests differ.
+
+    Args:
+        before, now: digests by part, from :func:`fl_core.run.own_code.digests`.
+    """
     return [
         part for part in sorted({*before, *now}) if before.get(part) != now.get(part)
     ]
@@ -252,16 +256,17 @@ class Run:
         manifest = self.manifest(int(which))
         entries: dict[str, dict[str, Any]] = {}
         for name, entry in manifest["states"].items():
-            kind, _, client = name.partition("/")
-            entries.setdefault(kind, {})[client] = entry
+            state_kind, _, client = name.partition("/")
+            entries.setdefault(state_kind, {})[client] = entry
         server = self._state(entries.pop("server")[""])
         clients: Mapping[str, State] = _Lazy(entries.pop("client", {}), self._state)
         models: dict[str, Mapping[str, Tree]] = {
-            kind: _Lazy(source, self._model) for kind, source in entries.items()
+            state_kind: _Lazy(source, self._model)
+            for state_kind, source in entries.items()
         }
         if not lazy:
             clients = dict(clients)
-            models = {kind: dict(source) for kind, source in models.items()}
+            models = {state_kind: dict(source) for state_kind, source in models.items()}
         return Checkpoint(manifest["round"], server, clients, models)
 
     def _state(self, entry: Mapping[str, Any]) -> State:
@@ -330,9 +335,9 @@ class Run:
         initial_state = {"code": self.config["code"]}
         changes = self._meta().get(CODE, [])
         for earlier, environment in pairwise([initial_state, *changes]):
-            parts = listing(changed_parts(earlier["code"], environment["code"]))
+            parts_text = listing(changed_parts(earlier["code"], environment["code"]))
             report_lines.append(
-                f"code of {parts}: changed after round {environment['round']}"
+                f"code of {parts_text}: changed after round {environment['round']}"
             )
         last_round = max(self.rounds, default=0)
         planned_rounds = self.config.get("rounds")
@@ -459,8 +464,8 @@ class Run:
         rule = self.stopping_rule()
         if rule is None:
             return "last"
-        best = rule.best
-        return best.get(model or rule.main, best.get(rule.main, "last"))
+        best_rounds = rule.best
+        return best_rounds.get(model or rule.main, best_rounds.get(rule.main, "last"))
 
     @property
     def early_round(self) -> int:

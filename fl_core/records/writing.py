@@ -127,9 +127,9 @@ class Writer:
             if changed is None or name in changed or name not in self._clients:
                 self._clients[name] = self._put(checkpoint.clients[name])
             states[f"client/{name}"] = self._clients[name]
-        for kind, trees in checkpoint.models.items():
+        for model_kind, trees in checkpoint.models.items():
             states |= {
-                f"{kind}/{name}": self._put(State({"model": trees[name]}))
+                f"{model_kind}/{name}": self._put(State({"model": trees[name]}))
                 for name in trees
             }
         self.folder.sync("blobs")

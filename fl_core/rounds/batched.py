@@ -215,7 +215,10 @@ class _Batches:
     def draw(
         cls, client_runner: ClientRunner, parts: list[Part], epochs: int, batch: int
     ) -> _Batches:
-        splits = [client_runner.data.clients[part.ctx.client].train for part in parts]
+        splits = [
+            client_runner.data.clients[batch_slice.ctx.client].train
+            for batch_slice in parts
+        ]
         steps_per_epoch = [
             len(batch_slices(len(split), batch, whole=False)) for split in splits
         ]
@@ -244,8 +247,8 @@ class _Batches:
                 sample_indices[epoch, :n] = (
                     torch.randperm(n, generator=draws) + first_sample
                 )
-            for part in batch_slices(n, size, whole=False):
-                shares[part] = 1 / (part.stop - part.start)
+            for batch_slice in batch_slices(n, size, whole=False):
+                shares[batch_slice] = 1 / (batch_slice.stop - batch_slice.start)
             indices[:, :n_steps, position] = sample_indices.view(epochs, n_steps, size)
             weights[:, :n_steps, position] = shares.view(n_steps, size)
             first_sample += n
@@ -306,9 +309,9 @@ def _descend(
     """
     totals = torch.zeros(len(batches.order), dtype=torch.float64)
     max_norm = training.max_grad_norm
-    done = 0
-    while done < batches.steps[0]:
-        n_left = sum(steps > done for steps in batches.steps)
+    steps_done = 0
+    while steps_done < batches.steps[0]:
+        n_left = sum(steps > steps_done for steps in batches.steps)
         end = batches.steps[n_left - 1]
         values_before = {name: value[:n_left].clone() for name, value in values.items()}
         params = [values_before[name].requires_grad_() for name in state]
@@ -319,7 +322,7 @@ def _descend(
                 optimizer.state[param][key] = entry.clone()
         del optimizer.defaults["differentiable"]  # the function has no such option
         step_losses = []
-        for x, y, weights in batches.iterate(done, end, n_left):
+        for x, y, weights in batches.iterate(steps_done, end, n_left):
             losses = criterion.per_sample(
                 _forward(operations, values_before, x).flatten(0, 1), y.flatten(0, 1)
             ).view_as(weights)
@@ -338,7 +341,7 @@ def _descend(
                 optimizer.step()
             for param in params:
                 param.grad = None
-        is_padding = batches.weights[done:end, :n_left] == 0
+        is_padding = batches.weights[steps_done:end, :n_left] == 0
         stacked_losses = torch.stack(step_losses).double().masked_fill(is_padding, 0)
         totals[:n_left] += stacked_losses.sum((0, 2))
         for (name, entries), param in zip(state.items(), params, strict=True):
@@ -352,7 +355,7 @@ def _descend(
                     entries[key][:n_left] = value
                 else:  # finished clients take no further steps
                     entries[key] = value
-        done = end
+        steps_done = end
     return totals
 
 

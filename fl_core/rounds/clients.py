@@ -151,8 +151,8 @@ class ClientRunner:
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what another process builds a runner of that gives the same bits."""
         model, device = self.workspace.model, str(self.workspace.device)
-        parts = (model, self.data, self.training, self.criterion, self.observers)
-        return ClientRunner, (*parts, device, self.workspace.memory)
+        arguments = (model, self.data, self.training, self.criterion, self.observers)
+        return ClientRunner, (*arguments, device, self.workspace.memory)
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm for later requests, and freeze it."""
@@ -228,8 +228,8 @@ class ClientRunner:
             name: self._there(t) for name, t in trees.items() if name != "model"
         }
         for phase in algorithm.call("phases", request.rnd, client):
-            place = f"tree of phase {phase.name!r}"
-            key = check_known(place, phase.state_key, trained_trees)
+            phase_text = f"tree of phase {phase.name!r}"
+            key = check_known(phase_text, phase.state_key, trained_trees)
             answer = yield Part(phase, trained_trees[key], ctx, optimizer)
             assert answer is not None
             trained_trees[key], optimizer = answer[0], {**optimizer, **answer[1]}
@@ -291,10 +291,10 @@ class ClientRunner:
             order = order[: max(1, round(share * len(split)))]
             x = self.workspace.place(split.x[order])
             y = split.y[order].to(self.workspace.device)
-            for part in batch_slices(
+            for batch_slice in batch_slices(
                 len(order), self.training.batch_size, whole=self.workspace.couples
             ):
-                yield x[part], y[part]
+                yield x[batch_slice], y[batch_slice]
 
         def score(model: Tree, what: str) -> dict[str, float]:
             submodel_before = self.workspace.submodel
@@ -345,20 +345,20 @@ class ClientRunner:
             split = self.data.clients[client].split(name)
             x = self.workspace.place(split.x)
             y = split.y.to(self.workspace.device)
-            parts = batch_slices(
+            batches = batch_slices(
                 len(y), evaluate.SCORE_BATCH, whole=self.workspace.couples
             ) or [slice(None)]
             logits = torch.cat(
                 [
                     evaluate.predict(
-                        self.workspace.model, x[part], evaluate.SCORE_BATCH + 1
+                        self.workspace.model, x[batch], evaluate.SCORE_BATCH + 1
                     )
-                    for part in parts
+                    for batch in batches
                 ]
             )
-            place = f"{self.algorithm.name}, round {done}, client {self.data.clients[client].name!r}"
-            what = f"{place}, scoring the {model} model on {name}"
-            with about(what, NonFiniteError, NonFiniteError):
+            location = f"{self.algorithm.name}, round {done}, client {self.data.clients[client].name!r}"
+            subject = f"{location}, scoring the {model} model on {name}"
+            with about(subject, NonFiniteError, NonFiniteError):
                 scores[name] = evaluate.scores(
                     logits,
                     y,
@@ -438,8 +438,8 @@ class ClientStates(Mapping[str, State]):
 
     def __setitem__(self, name: str, state: State) -> None:
         trees = {
-            kind: {key: _own(tensor) for key, tensor in values.items()}
-            for kind, values in state.trees.items()
+            tree_name: {key: _own(tensor) for key, tensor in values.items()}
+            for tree_name, values in state.trees.items()
         }
         if "model" in trees:  # one copy for all clients
             frozen_keys = self.frozen.keys() & trees["model"].keys()
@@ -458,8 +458,9 @@ class LocalClients:
     """Clients in this process. An executor does their work, here or in workers.
 
     Args:
-        client_runner: the runner, with model and data. executor: the executor that does the work. initial: the model
-            before the first round.
+        client_runner: the runner, with model and data.
+        executor: the executor that does the work.
+        initial: the model before the first round.
         dropout: the probability that a client's reply is lost in a round (:func:`is_lost`).
     """
 
@@ -571,10 +572,10 @@ class LocalClients:
         check_known(f"model of {self.algorithm.name}", self.algorithm.evaluates, models)
         if isinstance(request, FinetuneRequest):
             models = {self.algorithm.evaluates: models[self.algorithm.evaluates]}
-        received = received_bytes(models, state)
+        n_received = received_bytes(models, state)
         if not isinstance(request, FinetuneRequest):
             models = dict(sorted((models | self._tuned(client)).items()))
-        return replace(request, server=State(), models=models, received=received)
+        return replace(request, server=State(), models=models, received=n_received)
 
     def _take(self, request: ClientRequest, reply: ClientReply) -> None:
         """Keep the local part of a reply and remove it there."""
@@ -585,8 +586,8 @@ class LocalClients:
             reply.message = None
         else:
             self.states[name] = reply.state
-        for kind, model in reply.models.items():
-            self.keep(kind, name, model)
+        for model_kind, model in reply.models.items():
+            self.keep(model_kind, name, model)
         reply.state, reply.models = State(), {}
 
     def keep(self, kind: str, name: str, model: Tree) -> None:
@@ -597,9 +598,9 @@ class LocalClients:
 def is_lost(seed: int, index: int, client: int, rate: float) -> bool:
     """Return whether a client's reply is lost by chance in a round.
 
-    The client was sampled, received the server's message and trained. Its reply does not arrive because the client
-    was off, disconnected or too late. The server continues with the other replies. The client returns to its state
-    before the round, because some states of server and client may only change together, such as SCAFFOLD's variates.
+    The client was sampled, received the server's message and trained. Its reply does not arrive because the client was
+    off, disconnected or too late. The server continues with the other replies. The client returns to its state before
+    the round, because some states of server and client may only change together, such as SCAFFOLD's variates.
 
     The result depends on the arguments alone. A reply that is lost at a rate is also lost at each higher rate.
 
@@ -607,13 +608,15 @@ def is_lost(seed: int, index: int, client: int, rate: float) -> bool:
     False
 
     Args:
-        seed: the run's seed. index: the round, from 0 on.
+        seed: the run's seed.
+        index: the round, from 0 on.
+        client: the client's position.
         rate: the probability, from 0 to below 1, independent for each client and round.
     """
     if not rate:
         return False
-    draw = seeds.numpy_generator(seed, "dropout", index, client)
-    return bool(draw.random() < rate)
+    generator = seeds.numpy_generator(seed, "dropout", index, client)
+    return bool(generator.random() < rate)
 
 
 def received_bytes(models: Mapping[str, Tree], state: State) -> int:
@@ -621,10 +624,12 @@ def received_bytes(models: Mapping[str, Tree], state: State) -> int:
     own_ids: set[int] = set()
     for tensors in state.trees.values():
         own_ids.update(map(id, tensors.values()))
-    received: Tree = {}
+    received_tensors: Tree = {}
     for model in models.values():
-        received |= {name: t for name, t in model.items() if id(t) not in own_ids}
-    return n_bytes(received)
+        received_tensors |= {
+            name: t for name, t in model.items() if id(t) not in own_ids
+        }
+    return n_bytes(received_tensors)
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -93,7 +93,17 @@ class Schedule:
 def sampled_clients(
     seed: int, index: int, count: int, participation: float
 ) -> tuple[int, ...]:
-    """Draw the clients of a round, ascending: max(1, floor(participation x count)), the same for all algorithms."""
+    """Draw the clients of a round: max(1, floor(participation * count)) of them, the same for all algorithms.
+
+    Args:
+        seed: the run's seed.
+        index: the round, from 0 on.
+        count: number of all clients.
+        participation: share of clients in a round, above 0 and at most 1.
+
+    Returns:
+        Positions of the clients, ascending.
+    """
     n_sampled = max(1, int(participation * count + 1e-9))
     if n_sampled >= count:
         return tuple(range(count))
@@ -346,7 +356,12 @@ class Engine:
                 )
 
     def tell(self, moment: str, *facts: object) -> None:
-        """Call a hook of every listener."""
+        """Call a hook of every listener with this engine and further arguments.
+
+        Args:
+            moment: name of the hook, a method of :class:`Listener`.
+            facts: the hook's arguments after the engine.
+        """
         for listener in self.listeners:
             getattr(listener, moment)(self, *facts)
 

@@ -86,9 +86,9 @@ class Pace:
 
     def shares(self) -> str:
         """Return the parts that took a noticeable share of the time, in words."""
-        total = self.total
+        total_seconds = self.total
         shares = {
-            part: round(100 * seconds / total) if total else 0
+            part: round(100 * seconds / total_seconds) if total_seconds else 0
             for part, seconds in self.seconds.items()
         }
         return ", ".join(f"{part} {share} %" for part, share in shares.items() if share)
@@ -399,10 +399,10 @@ class Recorder(Listener):
 
     def add(self, new: Sequence[Row]) -> None:
         """Record rows, and add the columns of the run to them."""
-        complete = [{**row, **self._columns} for row in new]
-        self.rows += complete
+        complete_rows = [{**row, **self._columns} for row in new]
+        self.rows += complete_rows
         if self._loggers:
-            self._unlogged += complete
+            self._unlogged += complete_rows
 
     def flush(self) -> None:
         """Write the rows so far into the run directory.
@@ -542,8 +542,8 @@ class Costs(Listener):
                 continue
             for name, value in reply.work.items():
                 if name.startswith(f"{phase.name}/loss"):
-                    part = name.replace("/loss", "", 1)
-                    work[client, "train_loss", part] = value
+                    variant_part = name.replace("/loss", "", 1)
+                    work[client, "train_loss", variant_part] = value
 
     def after_exchange(self, engine: Engine, rnd: Round) -> None:
         if rnd.exchange == FINISH:

@@ -101,14 +101,17 @@ class EarlyStopping(Listener):
         rule.add(engine.done, means)
         engine.server.meta[STATE] = rule.to_json()
         engine.stopped = rule.stops
-        best = rule.best
-        if self.keeps_best and best.get(rule.main) == engine.done:
+        best_rounds = rule.best
+        if self.keeps_best and best_rounds.get(rule.main) == engine.done:
             models = (engine.models(k)[rule.main] for k in range(len(engine.names)))
             copies = [tree.clone(model) for model in models]
             self.best = engine.server.clone(), copies
-        if self.keeps_best and best.get("local", best.get(rule.main)) == engine.done:
+        if (
+            self.keeps_best
+            and best_rounds.get("local", best_rounds.get(rule.main)) == engine.done
+        ):
             self.local = engine.clients.kept.get("local", {})
-        for model, best_round in best.items() if engine.finished else ():
+        for model, best_round in best_rounds.items() if engine.finished else ():
             self.recorder.row(
                 BEST_ROUND,
                 best_round,
@@ -244,9 +247,9 @@ class Divergence(Listener):
             DIVERGENCE, math.nan, done, reply.client, status=status, **columns
         )
         self._recorder.flush()
-        place = f"{engine.algorithm.name}, round {done}, client {name!r}"
+        location = f"{engine.algorithm.name}, round {done}, client {name!r}"
         if not self._noted:
-            warn(f"{place}: training diverges, with {reason}. Use a smaller lr.")
+            warn(f"{location}: training diverges, with {reason}. Use a smaller lr.")
         self._noted = True
 
 

@@ -67,9 +67,9 @@ class Child:
         last: Sent | None = None,
     ) -> None:
         end_unguarded()
-        main = sys.modules["__main__"]
-        if getattr(main, "__file__", "") == "<stdin>":
-            del main.__file__  # the process could not read it
+        main_module = sys.modules["__main__"]
+        if getattr(main_module, "__file__", "") == "<stdin>":
+            del main_module.__file__  # the process could not read it
         self.link, child_end = socket.socketpair()
         context = multiprocessing.get_context("spawn")
         self.process = context.Process(target=serve, args=(child_end,), daemon=True)
@@ -232,10 +232,10 @@ def in_order(
     repeated_tasks = deque[tuple[int, ClientRequest]]()
     answers: dict[int, tuple[str, Any]] = {}
     n_begun = yielded = 0
-    ahead, is_exhausted = AHEAD * len(idle), False
+    most_begun, is_exhausted = AHEAD * len(idle), False
     while True:
         while idle and (
-            repeated_tasks or (not is_exhausted and n_begun - yielded < ahead)
+            repeated_tasks or (not is_exhausted and n_begun - yielded < most_begun)
         ):
             task = repeated_tasks.popleft() if repeated_tasks else next(queue, None)
             if task is None:
@@ -422,8 +422,8 @@ def _fill(stream: Stream, memory: memoryview) -> None:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """Return the memory of a tensor without gaps."""
-    flat = tensor.as_strided((tensor.numel(),), (1,))
-    return flat.view(torch.uint8).numpy().data
+    flat_view = tensor.as_strided((tensor.numel(),), (1,))
+    return flat_view.view(torch.uint8).numpy().data
 
 
 def _serve(link: socket.socket) -> None:

@@ -131,12 +131,12 @@ class FlopCounter(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
                 if result is not NotImplemented:
                     return result
-        out = func(*args, **kwargs)
+        output = func(*args, **kwargs)
         if formula:
-            self.total += formula(*args, **kwargs, out_val=out)
+            self.total += formula(*args, **kwargs, out_val=output)
         elif is_unknown:
             self.unknown.add(name)
-        return out
+        return output
 
 
 # As a method of the class, PyTorch would wrap it, and each first call would import its compiler.
@@ -281,9 +281,9 @@ def module_layers(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
     for name, layer_name in layer_of.items():
         owner = name.rpartition(".")[0]
         own_layer.setdefault(owner, layer_name)
-        parts = owner.split(".") if owner else []
-        for k in range(len(parts) + 1):
-            layers_below.setdefault(".".join(parts[:k]), set()).add(layer_name)
+        path_parts = owner.split(".") if owner else []
+        for k in range(len(path_parts) + 1):
+            layers_below.setdefault(".".join(path_parts[:k]), set()).add(layer_name)
     only_layer = {
         path: next(iter(names))
         for path, names in layers_below.items()
@@ -395,10 +395,13 @@ def round_cost(
                 passes, remainder = divmod(steps, len(slices))
                 naive_cost += steps * numel(phase.train)
                 operations[phase.train, submodel] += passes * n + sum(
-                    part.stop - part.start for part in slices[:remainder]
+                    batch_slice.stop - batch_slice.start
+                    for batch_slice in slices[:remainder]
                 )
-        total = math.fsum(flops(*case) * count for case, count in operations.items())
-        return {"naive": naive_cost, "flops": total, "moved": moved_bytes}
+        total_flops = math.fsum(
+            flops(*case) * count for case, count in operations.items()
+        )
+        return {"naive": naive_cost, "flops": total_flops, "moved": moved_bytes}
 
     return cost
 

@@ -203,19 +203,21 @@ def export(
     else:
         check_known(f"client with a {which} model", client, trained_models)
     chosen_model = trained_models[client or next(iter(trained_models))]
-    about = describe_model(task, chosen_model, **of_run(run, which, client, round))
+    description = describe_model(
+        task, chosen_model, **of_run(run, which, client, round)
+    )
     data, criterion = task.data, task.criterion
     bases = {
         key: evaluate.base_outputs(data, criterion, client and key)
         for key in trained_models
     }
-    about["temperature"], weight = evaluate.calibration_of(
+    description["temperature"], weight = evaluate.calibration_of(
         data, criterion, trained_models, bases
     )
     base = weight * bases[client or next(iter(trained_models))]
-    about["base_rate"] = base.tolist() if task.data.classes else []
-    content = checked_content(out, about, chosen_model, task, model, allow_code)
-    return write(out, about, content)
+    description["base_rate"] = base.tolist() if task.data.classes else []
+    content = checked_content(out, description, chosen_model, task, model, allow_code)
+    return write(out, description, content)
 
 
 def checked_content(
@@ -270,23 +272,23 @@ def read(path: Path | str) -> ExportedModel:
         raise UsageError(
             f"{path} must be an exported model with {name} next to it; got none. Copy both files."
         )
-    about = folder.read_signed(name)
+    description = folder.read_signed(name)
     current_format = check_version(
-        path.parent / name, about.pop("format", None), FORMAT
+        path.parent / name, description.pop("format", None), FORMAT
     )
     fault = "it has no known format"
     if current_format:
-        fault = validate(about, _FORM)
-    if not fault and about["temperature"] <= 0:
-        fault = f"temperature must be above 0; got {about['temperature']:g}"
-    base = () if fault else about["base_rate"]
-    if base and len(base) != len(about["classes"]):
+        fault = validate(description, _FORM)
+    if not fault and description["temperature"] <= 0:
+        fault = f"temperature must be above 0; got {description['temperature']:g}"
+    base = () if fault else description["base_rate"]
+    if base and len(base) != len(description["classes"]):
         fault = f"base_rate must have a number for each class; got {len(base)}"
     if fault:
         raise UsageError(
             f"{path.parent / name} must describe an exported model: {fault}. Export the model again."
         )
-    return ExportedModel(path, about)
+    return ExportedModel(path, description)
 
 
 def predict(
@@ -320,9 +322,9 @@ def predict(
         CorruptError: a file of the model is damaged.
         NonFiniteError: the model's output is NaN or infinite.
     """
-    exported = read(path)
-    samples = exported.inputs.samples(new, ids)
-    return predict_samples(exported, samples, model=model, allow_code=allow_code)
+    model_read = read(path)
+    samples = model_read.inputs.samples(new, ids)
+    return predict_samples(model_read, samples, model=model, allow_code=allow_code)
 
 
 def predict_samples(
@@ -379,7 +381,10 @@ def describe_model(
     """Return the description of a model, as in its JSON file.
 
     Args:
-        plan: the plan under which the model was trained. run: the run that trained it, as :func:`of_run` describes it.
+        task: the task of the model's run.
+        trained: the trained model.
+        plan: the plan under which the model was trained.
+        run: the run that trained it, as :func:`of_run` describes it.
     """
     config, data = task.config, task.data
     algorithm = find(config.federation.algorithm, config.federation.options)

@@ -134,8 +134,8 @@ class ExtendedModel:
             return ()
 
         clients = {name: placed(values) for name, values in plan.why.clients.items()}
-        why = replace(plan.why, values=placed(plan.why.values), clients=clients)
-        return LayerPlan(layers, (*plan.shared, *added_names), why)
+        evidence = replace(plan.why, values=placed(plan.why.values), clients=clients)
+        return LayerPlan(layers, (*plan.shared, *added_names), evidence)
 
     def _add(
         self, plain: BaseModel, adds: Mapping[str, str], traced_layers: Sequence[Layer]
@@ -257,8 +257,8 @@ def extend(
         cuts=algorithm.removes_layers,
     )
     model_class = type(model).__name__
-    what = f"{model_class}, built for {algorithm.name},"
-    models.check_fit(what, model, data.shape, outputs)
+    subject = f"{model_class}, built for {algorithm.name},"
+    models.check_fit(subject, model, data.shape, outputs)
     return extended_model
 
 

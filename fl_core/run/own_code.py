@@ -44,7 +44,7 @@ def digests(task: Task) -> dict[str, str]:
         if key != "model"
     }
     objects_by_key.setdefault("algorithm", []).append(type(task.algorithm(None)))
-    code_digests = {key: digest_of(things) for key, things in objects_by_key.items()}
+    code_digests = {key: digest_of(objects) for key, objects in objects_by_key.items()}
     code_digests |= of_model(task.model, task.own["model"], str(config.model.model))
     loss = getattr(task.own["model"], OWN_LOSS, None)
     if loss is not None:
@@ -58,7 +58,9 @@ def of_model(model: nn.Module, model_given: object, named: str) -> dict[str, str
     """Return the digests of the user's code of a model, and of the printed model; empty for a model of this package.
 
     Args:
-        model_given: the module or callable that was passed for it, or None. named: the model's name or place otherwise.
+        model: the built model.
+        model_given: the module or callable that was passed for it, or None.
+        named: the model's name, or ``package.module:name`` of its code.
     """
     if model_given is None and models.is_code(named):
         model_given = import_object("model", named)
@@ -83,15 +85,15 @@ def digest_of(things: Iterable[Any]) -> str:
     texts: dict[str, list[str]] = {}
     pending = [*things]
     while pending:
-        thing = _definition(pending.pop())
-        name = f"{thing.__module__}.{thing.__qualname__}"
-        if name in texts or not _is_own(thing):
+        definition = _definition(pending.pop())
+        name = f"{definition.__module__}.{definition.__qualname__}"
+        if name in texts or not _is_own(definition):
             continue
         texts[name] = []
-        members: dict[str, Any] = {"": thing}
-        if isinstance(thing, type):
-            members = dict(vars(thing))
-            pending += thing.__bases__
+        members: dict[str, Any] = {"": definition}
+        if isinstance(definition, type):
+            members = dict(vars(definition))
+            pending += definition.__bases__
         for key, value in sorted(members.items()):
             function = inspect.unwrap(getattr(value, "__func__", value))
             if isinstance(value, property):
@@ -156,7 +158,9 @@ def _compiled(function: types.FunctionType) -> tuple[list[str], list[Any]]:
         else:
             used_objects.append(value)
     return texts, [
-        thing for thing in used_objects if isinstance(thing, (type, types.FunctionType))
+        used_object
+        for used_object in used_objects
+        if isinstance(used_object, (type, types.FunctionType))
     ]
 
 
@@ -165,7 +169,7 @@ def _text(value: object) -> str:
     if isinstance(value, frozenset):
         return repr(sorted(map(_text, value)))
     if isinstance(value, tuple):
-        return repr([_text(part) for part in value])
+        return repr([_text(item) for item in value])
     if isinstance(value, _CONSTANTS):
         return _without_addresses(repr(value))
     return ""
@@ -276,7 +280,7 @@ def _is_plain(value: object, deep: int = 0) -> bool:
         return (
             deep < _DEEP
             and len(value) <= _MANY
-            and all(_is_plain(part, deep + 1) for part in value)
+            and all(_is_plain(item, deep + 1) for item in value)
         )
     return value is None or (isinstance(value, int | float) and abs(value) <= _LARGE)
 

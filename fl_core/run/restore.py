@@ -120,9 +120,9 @@ def task_of(
         config, plan = stored_config(stored)
     for key, is_stored in (("plan", plan), ("init", start)):
         if config.value(key) not in (None, AUTO) and is_stored is None:
-            got = config.value(key)
+            config_value = config.value(key)
             raise CorruptError(
-                f"{path} is damaged: it names the {key} {got!r} and has none"
+                f"{path} is damaged: it names the {key} {config_value!r} and has none"
             )
     if data_root is not None:
         config = config.with_keys(data_root=absolute("data_root", data_root))
@@ -175,8 +175,10 @@ def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
                 "Give the data of the run."
             )
         states = chain([checkpoint.server], checkpoint.clients.values())
-        kinds = checkpoint.models.values()
-        client_models = chain.from_iterable(models.values() for models in kinds)
+        models_by_kind = checkpoint.models.values()
+        client_models = chain.from_iterable(
+            models.values() for models in models_by_kind
+        )
         for tensors in chain(
             (state.trees.get("model", {}) for state in states), client_models
         ):
@@ -262,7 +264,7 @@ def check_same_start(task: Task, path: Path, weights: bool) -> None:
         ]
         for start in (stored_header, header)
     ]
-    for is_same, part, got in (
+    for is_same, part_name, got_text in (
         (stored_header["data"] == header["data"], "data", "other data"),
         (names[0] == names[1], "model", "other layers"),
         (
@@ -274,7 +276,8 @@ def check_same_start(task: Task, path: Path, weights: bool) -> None:
     ):
         if not is_same:
             raise UsageError(
-                f"{path} must be resumed with the same {part}; got {got}. Choose another directory for a new run."
+                f"{path} must be resumed with the same {part_name}; got {got_text}. "
+                "Choose another directory for a new run."
             )
 
 
@@ -282,17 +285,19 @@ def changes(began: Mapping[str, Any]) -> list[str]:
     """Return versions that differ from an earlier environment, such as ``torch 2.14.0 (now 2.14.1)``."""
     versions_now = writing.versions()
     versions_by_package = {
-        name: (old, versions_now["versions"].get(name, ""))
-        for name, old in began["versions"].items()
+        name: (old_version, versions_now["versions"].get(name, ""))
+        for name, old_version in began["versions"].items()
     }
     versions_by_package["python"] = (began["python"], versions_now["python"])
     differing_versions = {
-        name: pair for name, pair in versions_by_package.items() if pair[0] != pair[1]
+        name: versions
+        for name, versions in versions_by_package.items()
+        if versions[0] != versions[1]
     }
     lines = []
-    for name, pair in differing_versions.items():
-        old, new = (version or "missing" for version in pair)
-        lines.append(f"{name} {old} (now {new})")
+    for name, versions in differing_versions.items():
+        old_version, new_version = (version or "missing" for version in versions)
+        lines.append(f"{name} {old_version} (now {new_version})")
     return lines
 
 

@@ -175,7 +175,9 @@ def run(
         None if plan_in_force is None else plan_in_force.to_json()
     )
     own_kinds = [
-        kind for kind, own_object in task.own.items() if own_object is not None
+        object_name
+        for object_name, own_object in task.own.items()
+        if own_object is not None
     ]
     stored_config |= {
         "command": command,
@@ -258,7 +260,7 @@ def resume(
             if checkpoint is not None:
                 restore.check(run, checkpoint, task)
 
-        done = writer.rewind(accept)
+        round_number = writer.rewind(accept)
         changed_versions = restore.changes(run.config["environment"])
         if changed_versions and not run.finished:
             warn(
@@ -267,7 +269,7 @@ def resume(
             )
         settings = Execution(**execution)
         code = own_code.digests(task) if changed_parts else {}
-        return _execute(task, run_instruments, writer, settings, done, code)
+        return _execute(task, run_instruments, writer, settings, round_number, code)
 
 
 def check_device(name: str, task: Task | None = None) -> None:
@@ -426,8 +428,10 @@ def listeners_of(
     timer = Timer(writer)
     recorder = Recorder(data, columns, timer, writer, loggers, config.to_json())
     flops = cache(partial(training_flops, client_runner.workspace, data.shape))
-    frozen = tree.frozen_base(client_runner.workspace.model)
-    costs = Costs(recorder, flops, tree.n_bytes(frozen) if frozen else 0)
+    frozen_tensors = tree.frozen_base(client_runner.workspace.model)
+    costs = Costs(
+        recorder, flops, tree.n_bytes(frozen_tensors) if frozen_tensors else 0
+    )
     guess = guessing_loss(client_runner.criterion, data.n_classes)
     divergence = Divergence(recorder, guess)
     selection = plan_selection_of(task, instruments)

@@ -66,11 +66,11 @@ def store(
     files = Folder(folder)
     keys: list[str] = []
     clients = {}
-    for client, trained in models.items():
-        weights = tree.state_dict(lora.merged(trained))
+    for client, trained_model in models.items():
+        weights = tree.state_dict(lora.merged(trained_model))
         if not keys:
             exported_model.checked_content(
-                folder, about, trained, task, model, allow_code
+                folder, about, trained_model, task, model, allow_code
             )
             keys = list(weights)
         content = save(weights)
@@ -147,7 +147,7 @@ def export(
             f"{listing(options)} must be left out for a choice, whose model is known; got {path}."
         )
     folder = Folder(choice / "models")
-    about, clients = _stored(choice, folder, FALLBACK if fallback else baseline)
+    description, clients = _stored(choice, folder, FALLBACK if fallback else baseline)
     if client is not None:
         names = [check_known("client", client, clients)]
     elif out.suffix:
@@ -165,9 +165,9 @@ def export(
     for name, file in targets.items():
         entry = clients[name or next(iter(clients))]
         content = folder.read_checked(f"{entry['sha256']}.safetensors", entry["sha256"])
-        base = entry["base_rate"] if name else about["base_rate"]
-        client_about = {**about, "base_rate": base, "weights": entry["weights"]}
-        client_about["run"] = {**about["run"], "client": name or None}
+        base = entry["base_rate"] if name else description["base_rate"]
+        client_about = {**description, "base_rate": base, "weights": entry["weights"]}
+        client_about["run"] = {**description["run"], "client": name or None}
         exports[name] = exported_model.write(file, client_about, content)
     if client or out.suffix:
         return next(iter(exports.values()))
@@ -211,17 +211,17 @@ def _stored(
             f"baseline of {choice} that can be exported", baseline, baseline_names
         )
     elif RECOMMENDED not in stems:
-        way = f"Export one of its runs, which are below {choice}/arms"
+        advice = f"Export one of its runs, which are below {choice}/arms"
         if baseline_names:
-            way = f"Export a baseline: baseline={baseline_names[0]!r}"
+            advice = f"Export a baseline: baseline={baseline_names[0]!r}"
         with damaged(choice / "choice.json"):
             choice_content = parsed_json(read_text(choice / "choice.json"))
         run = None
         if isinstance(choice_content, dict):
             run = choice_content.get("run")
         if run:
-            way = f"Export its run: {choice / str(run)}"
-        raise UsageError(f"{choice} must have a recommended model; got none. {way}.")
+            advice = f"Export its run: {choice / str(run)}"
+        raise UsageError(f"{choice} must have a recommended model; got none. {advice}.")
     name = baseline or RECOMMENDED
     description = folder.read_signed(f"{name}.json", {"format": str, **_FORM})
     check_version(folder.path / f"{name}.json", description["format"], FORMAT)

@@ -561,10 +561,10 @@ def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
     if training.loss == OWN:
         own_loss = getattr(model, OWN_LOSS, None)
         if own_loss is None or options or weights:
-            got = "these" if own_loss else "none"
+            got_text = "these" if own_loss else "none"
             raise UsageError(
                 "a loss from Python must be passed with its module, without loss_options and class_weights; got "
-                f"{got}. Pass the same loss=... again, or leave them out."
+                f"{got_text}. Pass the same loss=... again, or leave them out."
             )
         return own_loss
     criterion = losses.build(str(training.loss), **options)
@@ -666,17 +666,17 @@ def _made_up(config: RunConfig, own: object, data: FederatedData) -> list[str]:
     column = "NAME"
     if likely_names:
         column = repr(likely_names[0])
-    way = f"Name the column with clients: client_column={column}"
+    advice = f"Name the column with clients: client_column={column}"
     if own is not None and not columns:
-        way = "Pass data={client: (x, y)}"
+        advice = "Pass data={client: (x, y)}"
     elif Path(dataset_name).is_dir():
         layout = Path(dataset_name) / "CLIENT/CLASS"
-        way = f"Sort the images as {layout}"
+        advice = f"Sort the images as {layout}"
     elif Path(dataset_name).suffix == ".npz":
-        way = "Add an array named client"
+        advice = "Add an array named client"
     return [
         f"{dataset_name} names no clients: its samples are divided among {len(data.clients)} made-up clients "
-        f"({data.partition.kind!r}). {way}. Or confirm with partition or clients."
+        f"({data.partition.kind!r}). {advice}. Or confirm with partition or clients."
     ]
 
 

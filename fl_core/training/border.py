@@ -63,8 +63,8 @@ class FittedLoss(Loss):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        kind = getattr(self.base, "name", None) or type(self.base).__name__
-        return str(getattr(self.base, "__name__", kind))
+        loss_name = getattr(self.base, "name", None) or type(self.base).__name__
+        return str(getattr(self.base, "__name__", loss_name))
 
     @property
     def task(self) -> str:  # type: ignore[override]
@@ -227,8 +227,8 @@ class FittedLoss(Loss):
                 axis = 1
             return z.reshape(*y.shape, self.classes).movedim(-1, axis)
         if self.joined is not None:
-            parts, named_parts = self.joined.unpack(z, z.dtype)
-            return named_parts or parts
+            positional_parts, named_parts = self.joined.unpack(z, z.dtype)
+            return named_parts or positional_parts
         return z.reshape(len(z), *self.shape)
 
     def check_batch(self, z: Tensor, y: Tensor) -> None:
@@ -279,14 +279,14 @@ def class_axis_of(output: Tensor, y: Tensor, given_axis: int | None = None) -> i
         ]
     if len(fitting_axes) == 1:
         return fitting_axes[0]
-    way = "Write y[:, 0] for one label in a column."
+    advice = "Write y[:, 0] for one label in a column."
     if fitting_axes:
-        way = "Two axes fit: pass options={'class_axis': 1} as in torch, or -1."
+        advice = "Two axes fit: pass options={'class_axis': 1} as in torch, or -1."
     output_shape = list(output.shape)
     label_shape = list(y.shape)
     raise UsageError(
         f"outputs must be [n, *positions, C] or [n, C, *positions]; got {output_shape} for labels "
-        f"{label_shape}. {way}"
+        f"{label_shape}. {advice}"
     )
 
 
@@ -302,10 +302,12 @@ def _joined(output: Any, single: Callable[[], Any]) -> Layout | None:
         return None
     outputs, single_output = dict(output if is_mapping else enumerate(output)), single()
     sample_parts = {
-        key: part
-        for key, part in outputs.items()
-        if isinstance(part, Tensor) and part.is_floating_point() and part.ndim
-        if part.shape[1:] == single_output[key].shape[1:]
+        key: output_part
+        for key, output_part in outputs.items()
+        if isinstance(output_part, Tensor)
+        and output_part.is_floating_point()
+        and output_part.ndim
+        if output_part.shape[1:] == single_output[key].shape[1:]
     }
     if "logits" in sample_parts or len(sample_parts) < (
         2 if is_mapping else max(2, len(outputs))
@@ -354,10 +356,10 @@ def fit_loss(
     if (
         is_users
         and not hasattr(loss, "reduction")
-        and (joined := _joined(output, single))
+        and (layout := _joined(output, single))
     ):
-        width = sum(map(prod, joined.shapes))
-        return FittedLoss(loss, (width,), kind=OWN, joined=joined)
+        width = sum(map(prod, layout.shapes))
+        return FittedLoss(loss, (width,), kind=OWN, joined=layout)
     output = output_of(output, model)
     are_plain = output.is_floating_point() and output.layout == torch.strided
     if not are_plain or not output.ndim or len(output) != len(y):
@@ -371,12 +373,12 @@ def fit_loss(
     if loss is None and are_numbers and output.ndim == 2 and output.shape[1] > 1:
         are_whole = bool((y == y.round()).all())
         if are_whole and y.shape in (output.shape, output.shape[:1]):
-            way = "Write y.long()."
+            advice = "Write y.long()."
             if y.ndim > 1:
-                way = "Write y.argmax(1) if it is one-hot, or name the loss, such as loss='mse'."
+                advice = "Write y.argmax(1) if it is one-hot, or name the loss, such as loss='mse'."
             got_shape = list(y.shape)
             raise UsageError(
-                f"labels must be class indices [n] for {output.shape[1]} outputs; got {y.dtype} {got_shape}. {way}"
+                f"labels must be class indices [n] for {output.shape[1]} outputs; got {y.dtype} {got_shape}. {advice}"
             )
     if is_named:
         loss = losses.build(loss or ("mse" if are_numbers else "cross_entropy"))

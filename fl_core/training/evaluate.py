@@ -110,12 +110,12 @@ def scores(
         if isinstance(loss, FittedLoss):
             fitted_loss = loss
         target = (fitted_loss.targets(y) if fitted_loss else y).double().numpy()
-        predicted = logits.reshape(y.shape)
+        predictions = logits.reshape(y.shape)
         class_scores: dict[str, float] = {}
         if fitted_loss and fitted_loss.has_classes:
-            hits = predicted.argmax(axis=1) == target.argmax(axis=1)
+            hits = predictions.argmax(axis=1) == target.argmax(axis=1)
             class_scores = {"accuracy": float(hits.mean())}
-        return {**class_scores, "loss": value, **_number_scores(predicted, target)}
+        return {**class_scores, "loss": value, **_number_scores(predictions, target)}
     if loss.task == MULTILABEL:
         return {"loss": value, **_of_labels(logits, y.numpy() > 0)}
     if loss.task == SURVIVAL:
@@ -124,9 +124,9 @@ def scores(
             "c_index": concordance(logits[:, 0], *y.double().numpy().T),
         }
     labels = y.numpy()
-    predicted = logits.argmax(axis=1)
+    predictions = logits.argmax(axis=1)
     classes = logits.shape[1]
-    counts = np.bincount(labels * classes + predicted, minlength=classes**2).reshape(
+    counts = np.bincount(labels * classes + predictions, minlength=classes**2).reshape(
         classes, classes
     )
     correct_counts, label_counts = counts.diagonal(), counts.sum(axis=1)
@@ -144,7 +144,7 @@ def scores(
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     top_probabilities = 1 / shares.sum(axis=1)
     bins = np.ceil(top_probabilities * BINS).astype(np.int64)
-    gaps = np.bincount(bins, weights=(predicted == labels) - top_probabilities)
+    gaps = np.bincount(bins, weights=(predictions == labels) - top_probabilities)
     auroc, auprc = (math.nan, math.nan)
     # so that each class among the labels has samples, and so has its rest
     if np.count_nonzero(label_counts) > 1:
@@ -238,10 +238,10 @@ def _of_positions(outputs: Tensor, y: Tensor, loss: FittedLoss) -> dict[str, flo
     z, y = z[is_counted], y[is_counted]
     if not len(y):
         return dict.fromkeys(scores_of(POSITIONS)[1:], math.nan)
-    predicted = z.argmax(1)
+    predictions = z.argmax(1)
     hits, label_counts, predicted_counts = (
         torch.bincount(classes, minlength=z.shape[1]).double()
-        for classes in (y[predicted == y], y, predicted)
+        for classes in (y[predictions == y], y, predictions)
     )
     union = label_counts + predicted_counts - hits
     mean_loss = log_losses(z, y).double().mean()
@@ -258,14 +258,14 @@ def concordance(risk: Array, time: Array, event: Array) -> float:
     >>> concordance(np.array([3.0, 2.0, 2.0]), np.array([1.0, 5.0, 5.0]), np.array([1, 1, 0]))
     0.8333333333333334
     """
-    concordant, pairs = 0.0, 0
+    n_concordant, n_pairs = 0.0, 0
     for i in np.flatnonzero(event):
         later_risks = risk[(time > time[i]) | ((time == time[i]) & (event == 0))]
-        concordant += np.count_nonzero(later_risks < risk[i])
-        concordant += np.count_nonzero(later_risks == risk[i]) / 2
-        pairs += len(later_risks)
-    if pairs:
-        return float(concordant / pairs)
+        n_concordant += np.count_nonzero(later_risks < risk[i])
+        n_concordant += np.count_nonzero(later_risks == risk[i]) / 2
+        n_pairs += len(later_risks)
+    if n_pairs:
+        return float(n_concordant / n_pairs)
     return math.nan
 
 
@@ -291,7 +291,7 @@ def predict(model: nn.Module, x: Tensor, batch: int = SCORE_BATCH) -> Tensor:
     if len(x) == 0:
         raise UsageError("there must be samples to predict; got none.")
     with torch.no_grad(), in_mode(model, False):
-        return torch.cat([model(part) for part in x.split(batch)])
+        return torch.cat([model(batch_x) for batch_x in x.split(batch)])
 
 
 COLDEST, HOTTEST = 1e-3, 1e12
@@ -425,7 +425,7 @@ def _soft_losses(logits: Tensor, targets: Tensor, several: bool) -> Tensor:
 def calibrated(
     logits: Tensor, temperature: float, weight: float, base: Tensor
 ) -> Tensor:
-    """Return the logits whose probabilities are calibrated, float64 [n, C] (:func:`fit`)."""
+    """Return logits / temperature + weight * base, whose probabilities are calibrated (:func:`fit`), float64 [n, C]."""
     return logits.double() / temperature + weight * base
 
 

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 
 def batch_slices(n: int, size: int, whole: bool) -> list[slice]:
-    """Return slices of at most ``size``. With ``whole`` (batch statistics) a last single sample joins the batch before.
+    """Return slices of ``n`` samples into batches of at most ``size``.
+
+    With ``whole``, for a model with batch statistics, a last single sample joins the batch before it.
 
     >>> batch_slices(7, 3, False)
     [slice(0, 3, None), slice(3, 6, None), slice(6, 7, None)]
@@ -90,7 +92,7 @@ def to_tree(entries: Mapping[str, Tree], phase: Phase) -> Tree:
 
 
 def read(optimizer: torch.optim.Optimizer, params: Tree) -> Entries:
-    """Return the optimiser's own state of these tensors, not copied."""
+    """Return the optimiser's own tensors of these parameters, not copied, as {parameter: {optimiser key: tensor}}."""
     return {
         name: {
             key: value
@@ -104,7 +106,13 @@ def read(optimizer: torch.optim.Optimizer, params: Tree) -> Entries:
 def restore(
     optimizer: torch.optim.Optimizer, params: Tree, entries: Mapping[str, Tree]
 ) -> None:
-    """Put copies of the entries into a new optimiser of these tensors. Tensors without an entry begin fresh."""
+    """Copy stored entries into a new optimiser. Parameters without an entry begin with a fresh state.
+
+    Args:
+        optimizer: an optimiser of ``params`` without a state.
+        params: the parameters by name.
+        entries: {parameter: {optimiser key: tensor}}, from :func:`entries_of`.
+    """
     for name, param in params.items():
         for key, value in entries.get(name, {}).items():
             layout_source = (
@@ -175,7 +183,7 @@ def train(
     generator = seeds.torch_generator(seed, "batches", *stream_parts)
     slices = batch_slices(len(y), training.batch_size, whole=workspace.couples)
     n_left = phase.length(len(slices))
-    total, samples, steps_taken = 0.0, 0, 0
+    total_loss, samples, steps_taken = 0.0, 0, 0
     state: Tree = {}
     with (
         workspace.trains(phase.train - frozen) as names,
@@ -220,15 +228,15 @@ def train(
                     steps.taken += 1
                 n_left = max(0, n_left - len(slices))
                 steps.observers.clear()  # they see the first epoch
-            total, samples, steps_taken = steps.loss, steps.samples, steps.taken
+            total_loss, samples, steps_taken = steps.loss, steps.samples, steps.taken
             if training.keep_optimizer:
                 state = to_tree(read(optimizer, params), phase)
     result = workspace.read()
     bad_name = tree.first_nonfinite(tree.select(result, phase.train), before=source)
     if bad_name is not None:
         tensor = tensor_in_layer(bad_name, layers)
-        place = ctx.location(phase.name)
-        raise NonFiniteError(f"{place}: {tensor} is not finite. Use a smaller lr.")
+        location = ctx.location(phase.name)
+        raise NonFiniteError(f"{location}: {tensor} is not finite. Use a smaller lr.")
     ctx.observed.update(
         {name: observer.result() for name, observer in active_observers.items()}
     )
@@ -236,7 +244,7 @@ def train(
         {f"{phase.name}/steps": steps_taken, f"{phase.name}/samples": samples}
     )
     if samples:
-        ctx.work[f"{phase.name}/loss"] = total / samples
+        ctx.work[f"{phase.name}/loss"] = total_loss / samples
         ctx.work.update(
             {
                 f"{phase.name}/loss/{name}": batch_slice / samples
@@ -347,9 +355,9 @@ class Steps:
         for param in params:
             param.grad = None
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            place = self.ctx.location(self.phase.name)
+            location = self.ctx.location(self.phase.name)
             raise UsageError(
-                f"{place}: {self.phase.loss} must return a tensor of one number, for the "
+                f"{location}: {self.phase.loss} must return a tensor of one number, for the "
                 f"whole batch, that depends on what trains; got {loss!r:.80}. Compute it from params, with gradients."
             )
         # lays gradients out in memory as the parameters are, unlike autograd.grad
@@ -363,10 +371,10 @@ class Steps:
             param.grad = None
         value, size = loss.item(), len(batch[1])
         if not math.isfinite(value):
-            place = self.ctx.location(self.phase.name)
+            location = self.ctx.location(self.phase.name)
             origin = self._origin(batch[0])
             raise NonFiniteError(
-                f"{place}: the loss of step {self.taken + 1} is {value}. {origin}"
+                f"{location}: the loss of step {self.taken + 1} is {value}. {origin}"
             )
         self.loss += value * size
         self.samples += size
@@ -382,11 +390,11 @@ class Steps:
         params = self.workspace.params.items()
         sizes = {n: float(p.detach().abs().max()) for n, p in params if p.numel()}
         name = max(sizes, key=lambda n: (not math.isfinite(sizes[n]), sizes[n]))
-        place = tensor_in_layer(name, self.layers)
+        layer_text = tensor_in_layer(name, self.layers)
         hint = ""
         if self.taken:
             hint = " Use a smaller lr."
-        return f"The largest weight is {sizes[name]:.3g} in {place}.{hint}"
+        return f"The largest weight is {sizes[name]:.3g} in {layer_text}.{hint}"
 
     def plain(self, batch: Batch, ctx: Context) -> None:
         """Take the optimiser's step along the loss's gradient. Observers get the gradient before it is clipped."""

@@ -90,14 +90,14 @@ class Loss:
         has_many = self.task in (REGRESSION, SURVIVAL) and z.shape[-1] > 1
         if z.ndim != 2 or has_many or y.shape != (len(z), *shape) or not len(y):
             target_text = "".join(f", {size}" for size in shape)
-            way = ""
+            advice = ""
             if self.task == CLASSIFICATION and y.shape == z.shape:
-                way = " Write y.argmax(1) if it is one-hot, or loss='multilabel_bce' for several labels of a sample."
+                advice = " Write y.argmax(1) if it is one-hot, or loss='multilabel_bce' for several labels of a sample."
             got_shape = list(z.shape)
             label_shape = list(y.shape)
             raise UsageError(
                 f"{self.task} must have outputs [n, C], of one number [n, 1], and targets [n{target_text}]; "
-                f"got {got_shape} and {label_shape}.{way}"
+                f"got {got_shape} and {label_shape}.{advice}"
             )
         if self.task != CLASSIFICATION:
             return
@@ -127,8 +127,8 @@ class Loss:
         if self.task != task or (self.binary and n_classes != 2):
             fitting_losses = listing(
                 name
-                for name, kind in LOSSES.items()
-                if kind.task == task and (n_classes == 2 or not kind.binary)
+                for name, loss_class in LOSSES.items()
+                if loss_class.task == task and (n_classes == 2 or not loss_class.binary)
             )
             task_text = {
                 CLASSIFICATION: f"{n_classes} classes",
@@ -519,14 +519,16 @@ def build(name: str, **options: Any) -> Loss:
     Raises:
         UsageError: an unknown name or option, or a value outside its range.
     """
-    kind = LOSSES[check_known("loss", name, LOSSES)]
-    check_options(f"loss {name!r}", options, [field.name for field in fields(kind)])
+    loss_class = LOSSES[check_known("loss", name, LOSSES)]
+    check_options(
+        f"loss {name!r}", options, [field.name for field in fields(loss_class)]
+    )
     for option, value in options.items():
         if value is None:
             raise UsageError(
                 f"{option} of loss {name!r} must have a value; got none. Leave it out."
             )
-    return kind(**options)
+    return loss_class(**options)
 
 
 def _is_target(logits: Tensor, y: Tensor) -> Tensor:

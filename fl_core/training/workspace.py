@@ -33,10 +33,10 @@ def memory_format(model: nn.Module, example: Tensor | None = None) -> str:
         return "contiguous"
     try:
         with torch.no_grad(), in_mode(model, False):
-            kind = example.dtype
-            if kind.is_floating_point:
-                kind = next(model.parameters()).dtype
-            model(example.to(kind, memory_format=torch.channels_last))
+            dtype = example.dtype
+            if dtype.is_floating_point:
+                dtype = next(model.parameters()).dtype
+            model(example.to(dtype, memory_format=torch.channels_last))
     except RuntimeError as error:
         if "view" not in str(error):
             raise
@@ -159,9 +159,9 @@ class Workspace:
 
     def _call(self, params: Tree, x: Tensor, options: dict[str, Any]) -> Any:
         names = self.params.keys()
-        missing = (names & (self.submodel or names)) - params.keys()
-        if missing:
-            missing_names = listing(sorted(missing), 4)
+        missing_tensors = (names & (self.submodel or names)) - params.keys()
+        if missing_tensors:
+            missing_names = listing(sorted(missing_tensors), 4)
             raise UsageError(
                 f"a forward pass must get all parameters of the model; got none for {missing_names}."
             )
@@ -175,10 +175,10 @@ class Workspace:
         Args:
             samples, x: the client's own tensor of samples [n, *shape], and the result of :meth:`place` for it.
         """
-        parts = cut(self.model)
-        if parts is None:
+        halves = cut(self.model)
+        if halves is None:
             return None
-        fixed_part, self._rest = parts
+        fixed_part, self._rest = halves
         return self._outputs.outputs(client, fixed_part, samples, x)
 
     def continue_from(self, x: Tensor, outputs: Tensor) -> None:
@@ -322,7 +322,7 @@ class FrozenPrefixCache:
 def in_chunks(first: nn.Sequential, x: Tensor) -> Tensor:
     """Return the first part's outputs for samples [n, *shape], computed in parts that bound the memory."""
     with torch.no_grad():
-        return torch.cat([first(part) for part in x.split(CHUNK)])
+        return torch.cat([first(chunk) for chunk in x.split(CHUNK)])
 
 
 def chain(module: nn.Module) -> list[nn.Module] | None:
@@ -368,8 +368,8 @@ def pool_first(model: nn.Module) -> None:
         is_pooling = type(module_b) is nn.MaxPool2d and not module_b.return_indices
         if is_pooling and type(module_a) is nn.ReLU:
             model._modules |= {name_a: module_b, name_b: module_a}
-    for part in model.children():
-        pool_first(part)
+    for child in model.children():
+        pool_first(child)
 
 
 def _is_fixed(module: nn.Module) -> bool:

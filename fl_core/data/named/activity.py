@@ -115,9 +115,9 @@ def write_file(archive: Path | str, path: Path | str) -> None:
     x, y, subject = x[order], y[order], subject[order]
     bout, position = bouts(x, y, subject)
     _, person = np.unique(subject, return_inverse=True)
-    packed = io.BytesIO()
+    buffer = io.BytesIO()
     np.savez_compressed(
-        packed,
+        buffer,
         x=x,
         y=y,
         person=person,
@@ -127,7 +127,7 @@ def write_file(archive: Path | str, path: Path | str) -> None:
         classes=np.array(CLASSES),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, packed.getvalue())
+    write_atomically(path, buffer.getvalue())
 
 
 def bouts(x: Array, y: Integers, person: Integers) -> tuple[Integers, Integers]:
@@ -135,7 +135,8 @@ def bouts(x: Array, y: Integers, person: Integers) -> tuple[Integers, Integers]:
 
     Args:
         x: windows [n, channels, steps], in the order of recording.
-        y: the activity of each window, [n]. person: the person of each window, [n].
+        y: the activity of each window, [n].
+        person: the person of each window, [n].
 
     >>> x = np.array([[[0, 1, 2, 3]], [[2, 3, 4, 5]], [[7, 7, 8, 9]]])
     >>> [marks.tolist() for marks in bouts(x, np.zeros(3), np.zeros(3))]
@@ -161,7 +162,9 @@ def _side(archive: Path, side: str) -> tuple[Array, Integers, Integers]:
                 f"{archive} must have the archive's files; got no {member}. Unpack it again."
             )
     widths = [STEPS] * len(CHANNELS) + [1, 1]
-    tables = [_table(*pair) for pair in zip(files, widths, strict=True)]
+    tables = [
+        _table(*file_and_width) for file_and_width in zip(files, widths, strict=True)
+    ]
     for file, table in zip(files, tables, strict=True):
         if len(table) != len(tables[0]):
             raise UsageError(
@@ -179,8 +182,8 @@ def _side(archive: Path, side: str) -> tuple[Array, Integers, Integers]:
 def _table(file: Path, columns: int) -> Array:
     """Return a file of numbers with spaces between them, float64 [n, columns]."""
     check_size(file, file.stat().st_size)
-    what = f"{file} must have rows of {columns} finite numbers"
-    with about(what, ValueError, way="Unpack it again."):
+    requirement = f"{file} must have rows of {columns} finite numbers"
+    with about(requirement, ValueError, way="Unpack it again."):
         values = pd.read_csv(file, sep=r"\s+", header=None).to_numpy(np.float64)
         if values.shape[1:] != (columns,) or not np.isfinite(values).all():
             got_shape = list(values.shape)

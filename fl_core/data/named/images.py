@@ -66,14 +66,14 @@ def images(
                 import torchvision
 
                 options = {"split": "byclass"} if kind == "EMNIST" else {}
-                what = f"{name} must have whole files in {root / folder}"
+                requirement = f"{name} must have whole files in {root / folder}"
                 error_type: type[Exception] = UsageError
-                way = "Remove the folder, or load with download=True."
+                advice = "Remove the folder, or load with download=True."
                 if download:
                     error_type = RunError
-                    way = "Check the network, or copy the files there."
+                    advice = "Check the network, or copy the files there."
                 error_types = (OSError, RuntimeError, ValueError, AssertionError)
-                with about(what, error_types, error_type, way):
+                with about(requirement, error_types, error_type, advice):
                     dataset = getattr(torchvision.datasets, kind)(
                         root, train=True, download=download, **options
                     )
@@ -84,8 +84,8 @@ def images(
                     y, _ = arrays.labels(np.asarray(dataset.targets), dataset.classes)
                     x = arrays.features(x)
                 return Source(name, x, y, tuple(dataset.classes), shuffled=True)
-            way = "Load with download=True to fetch it."
-            source = read_npz(find_file(name, root, file, layouts, way))
+            advice = "Load with download=True to fetch it."
+            source = read_npz(find_file(name, root, file, layouts, advice))
         if source.is_train is not None and not keeps_test:
             source = replace(
                 source.take(np.flatnonzero(source.is_train)), is_train=None

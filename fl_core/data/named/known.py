@@ -72,9 +72,12 @@ def federation(
     """Return a federation whose clients' samples are changed in a known way. The seed is fixed.
 
     Args:
-        plain: the samples before the change. name: the federation's name. kind: the change, one of :data:`KINDS`.
+        plain: the samples before the change.
+        name: the federation's name.
+        kind: the change, one of :data:`KINDS`.
+        clients: number of clients.
         samples: training and validation samples of each client.
-        test: number of test samples, the same for every client. None: all remaining samples.
+        test: number of test samples, the same for every client. None means all remaining samples.
     """
     order = np.random.default_rng(0).permutation(len(plain.x))
     client_rows, other_rows = np.split(order, [clients * samples])
@@ -139,10 +142,10 @@ def of_clothes(kind: str, about: str) -> None:
     name = f"fashion_{kind}"
 
     def opened(data_root: Location | None, download: bool) -> Source:
-        plain = DATASETS["fashion_mnist"].open(data_root, download)
-        blocks = plain.x.reshape(len(plain.x), 14, 2, 14, 2)
+        clothes = DATASETS["fashion_mnist"].open(data_root, download)
+        blocks = clothes.x.reshape(len(clothes.x), 14, 2, 14, 2)
         x = blocks.mean((2, 4)).round().astype(np.uint8)
-        return federation(replace(plain, x=x), name, kind, **CLOTHES)
+        return federation(replace(clothes, x=x), name, kind, **CLOTHES)
 
     known(
         name,

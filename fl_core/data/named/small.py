@@ -58,10 +58,10 @@ def large_digits() -> Source:
 
     They are for networks that need larger images.
     """
-    plain = digits()
-    x = (plain.x[:, 0].astype(float) * 255).round().astype(np.uint8)
+    small_digits = digits()
+    x = (small_digits.x[:, 0].astype(float) * 255).round().astype(np.uint8)
     x = np.pad(x.repeat(3, axis=1).repeat(3, axis=2), ((0, 0), (2, 2), (2, 2)))
-    return replace(plain, name="large_digits", x=x)
+    return replace(small_digits, name="large_digits", x=x)
 
 
 @dataset(
@@ -81,16 +81,18 @@ def coded_digits() -> Source:
     The pictures are alike everywhere, so first layers may be shared. The labels have another meaning in each code, so
     the last layer must stay local. The data are constructed to have this clear answer. Results on them are no evidence.
     """
-    plain = digits()
-    owner = np.random.default_rng(0).permutation(np.arange(len(plain.x)) % LABORATORIES)
-    k = plain.y
+    plain_digits = digits()
+    owner = np.random.default_rng(0).permutation(
+        np.arange(len(plain_digits.x)) % LABORATORIES
+    )
+    k = plain_digits.y
     y = np.choose(owner % len(CODES), [k, 9 - k, (k + 3) % 10])
     names = tuple(
         f"lab {number + 1:02d}: {CODES[number % len(CODES)]}"
         for number in range(LABORATORIES)
     )
     return replace(
-        plain,
+        plain_digits,
         name="coded_digits",
         y=y,
         classes=tuple(f"code {code}" for code in range(10)),

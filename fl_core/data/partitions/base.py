@@ -126,7 +126,9 @@ class Partitioning:
         Args:
             parts: the positions of each client's samples in ``train``.
         """
-        return follow([train.labels[part] for part in parts], test.labels, seed)
+        return follow(
+            [train.labels[client_piece] for client_piece in parts], test.labels, seed
+        )
 
     def divide(
         self, pool: Source, clients: int, shares: tuple[float, float, float], seed: int
@@ -248,14 +250,14 @@ def split_groups(
         raise UsageError(
             f"client {name!r}: a group must not be in the official test set and outside of it."
         )
-    shuffled = seeds.numpy_generator(seed, "split", number).permutation(
+    shuffled_groups = seeds.numpy_generator(seed, "split", number).permutation(
         len(distinct_groups)
     )
     sizes = split_sizes(
         name, len(distinct_groups), shares if test is None else shares[:2]
     )
-    parts = np.split(shuffled, np.cumsum(sizes)[:-1])
-    splits = [positions[np.isin(group, part)] for part in parts]
+    group_parts = np.split(shuffled_groups, np.cumsum(sizes)[:-1])
+    splits = [positions[np.isin(group, group_part)] for group_part in group_parts]
     return tuple(splits if test is None else [*splits, test])
 
 
@@ -275,8 +277,10 @@ def redraw_groups(
     keys = positions if groups is None else groups[positions]
     distinct_groups = np.unique(keys)
     n_validation = len(np.unique(validation if groups is None else groups[validation]))
-    shuffled = seeds.numpy_generator(seed, "split", number).permutation(distinct_groups)
-    is_training = np.isin(keys, shuffled[:n_validation])
+    shuffled_groups = seeds.numpy_generator(seed, "split", number).permutation(
+        distinct_groups
+    )
+    is_training = np.isin(keys, shuffled_groups[:n_validation])
     return positions[~is_training], positions[is_training], test
 
 
@@ -293,16 +297,21 @@ def follow(
         Positions in ``labels`` for each client; a client's count is within one of its exact proportion.
     """
     generator = seeds.numpy_generator(seed, "partition", "test")
-    parts: list[list[Integers]] = [[] for _ in train_labels]
+    client_pieces: list[list[Integers]] = [[] for _ in train_labels]
     for k in np.unique(labels):
         counts = np.array([(labels == k).sum() for labels in train_labels])
         if not counts.sum():
             continue
         order = generator.permutation(np.flatnonzero(labels == k))
         cuts = np.rint(np.cumsum(counts) / counts.sum() * len(order)).astype(np.int64)
-        for part, positions in zip(parts, np.split(order, cuts[:-1]), strict=True):
-            part.append(positions)
-    return [np.sort(np.concatenate([np.empty(0, np.int64), *part])) for part in parts]
+        for client_piece, positions in zip(
+            client_pieces, np.split(order, cuts[:-1]), strict=True
+        ):
+            client_piece.append(positions)
+    return [
+        np.sort(np.concatenate([np.empty(0, np.int64), *client_piece]))
+        for client_piece in client_pieces
+    ]
 
 
 # --- splits ----------------------------------------------------------------------------------------------------
@@ -325,9 +334,9 @@ def check_shares(splits: Sequence[float]) -> tuple[float, float, float]:
     """
     shares = tuple(map(float, splits))
     if len(shares) != 3 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
-        got = list(splits)
+        shares_list = list(splits)
         raise UsageError(
-            f"splits must be three positive shares (train, validation, test) with sum 1; got {got}."
+            f"splits must be three positive shares (train, validation, test) with sum 1; got {shares_list}."
         )
     return shares
 
@@ -344,14 +353,14 @@ def check_divisible(
     too_few = [f"{n} at {name!r}" for name, n in names_with_sizes if n < len(shares)]
     if too_few:
         split_names = ", ".join(SPLITS[: len(shares)])
-        way = "Remove its samples, or give them to another client."
+        advice = "Remove its samples, or give them to another client."
         near_names = [listing(map(repr, group)) for group in nearly_equal(names)]
         if near_names:
             same_text = "; ".join(near_names[:3])
-            way = f"Spell clients alike that are one: {same_text}. Or r{way[1:]}"
+            advice = f"Spell clients alike that are one: {same_text}. Or r{advice[1:]}"
         raise UsageError(
             f"each client must have at least {len(shares)} samples, one for each of {split_names}; "
-            f"got {listing(too_few, 6)}. {way}"
+            f"got {listing(too_few, 6)}. {advice}"
         )
 
 
@@ -415,8 +424,15 @@ def check_clients(
 ) -> None:
     """Check that there are at least ``each`` samples for every client.
 
+    Args:
+        clients: the requested number of clients, at least 1.
+        samples: number of samples to partition.
+        each: the least number of samples of a client.
+        what: the noun for what is counted, in the message.
+
     Raises:
-        UsageError: there are fewer. The message names the largest possible number of clients.
+        UsageError: there are fewer samples, or the number is not a whole number from 1. The message names the largest
+            possible number of clients.
     """
     check_value(what, clients, WHOLE)
     if clients * each > samples:
@@ -497,8 +513,8 @@ class Partition:
         Raises:
             UsageError: the tensors are not a stored partition.
         """
-        kinds = (KeyError, TypeError, ValueError)
-        with about("the tree must be a stored partition", kinds):
+        error_types = (KeyError, TypeError, ValueError)
+        with about("the tree must be a stored partition", error_types):
             meta = parsed_json(tree["meta"].cpu().numpy().tobytes())
             if fault := validate(meta, META):
                 raise ValueError(fault)
@@ -521,9 +537,9 @@ class Partition:
                 f"got {self.n_samples} other samples, {self.source_digest[:12]}. Pass the data that the run began with."
             )
         clients = self.indices.values()
-        test_rows = np.concatenate([part["test"] for part in clients])
-        other_rows = [part["train"] for part in clients]
-        other_rows += [part["validation"] for part in clients]
+        test_rows = np.concatenate([splits["test"] for splits in clients])
+        other_rows = [splits["train"] for splits in clients]
+        other_rows += [splits["validation"] for splits in clients]
         training_rows = np.concatenate(other_rows)
         train_and_test = np.concatenate([test_rows, training_rows])
         is_valid = not len(train_and_test) or (
@@ -536,11 +552,11 @@ class Partition:
             last_position = np.empty(
                 len(source), dtype=np.int64
             )  # place of an index at a client
-            for part in clients:
-                places = np.concatenate(list(part.values()))
-                last_position[places] = np.arange(len(places))
+            for splits in clients:
+                positions = np.concatenate(list(splits.values()))
+                last_position[positions] = np.arange(len(positions))
                 is_valid &= np.array_equal(
-                    last_position[places], np.arange(len(places))
+                    last_position[positions], np.arange(len(positions))
                 )
         if not is_valid:
             raise UsageError(
@@ -628,15 +644,15 @@ def make(
     split_rows = partitioning.divide(pool, n_clients, shares, partition_seed)
     if partition_seed != seed:
         split_rows = [
-            partitioning.redraw(pool, number, parts, seed)
-            for number, parts in enumerate(split_rows)
+            partitioning.redraw(pool, number, client_rows, seed)
+            for number, client_rows in enumerate(split_rows)
         ]
     indices = {
         name: {
-            split: np.sort(part).astype(np.int64)
-            for split, part in zip(SPLITS, parts, strict=True)
+            split: np.sort(rows).astype(np.int64)
+            for split, rows in zip(SPLITS, client_rows, strict=True)
         }
-        for name, parts in zip(
+        for name, client_rows in zip(
             partitioning.names(pool, n_clients), split_rows, strict=True
         )
     }

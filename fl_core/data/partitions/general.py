@@ -44,8 +44,13 @@ class IID(Partitioning):
         distinct_groups, group_index = np.unique(group_numbers, return_inverse=True)
         check_clients(clients, len(distinct_groups))
         generator = seeds.numpy_generator(seed, "partition", "iid")
-        parts = np.array_split(generator.permutation(len(distinct_groups)), clients)
-        return [np.flatnonzero(np.isin(group_index, part)) for part in parts]
+        group_parts = np.array_split(
+            generator.permutation(len(distinct_groups)), clients
+        )
+        return [
+            np.flatnonzero(np.isin(group_index, group_part))
+            for group_part in group_parts
+        ]
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,8 @@ class Dirichlet(WithAlpha):
             for rows, count in zip(rows_of_class, counts, strict=True)
         ]
         return [
-            np.sort(np.concatenate(parts)) for parts in zip(*class_pieces, strict=True)
+            np.sort(np.concatenate(client_pieces))
+            for client_pieces in zip(*class_pieces, strict=True)
         ]
 
 
@@ -140,7 +146,7 @@ class Pathological(Partitioning):
         check_classes(per_client, len(class_labels))
         generator = seeds.numpy_generator(seed, "partition", "pathological")
         holders = class_holders(len(class_labels), clients, per_client, generator)
-        parts: list[list[Integers]] = [[] for _ in range(clients)]
+        client_pieces: list[list[Integers]] = [[] for _ in range(clients)]
         for label, size, clients_of_class in zip(
             class_labels, sizes, holders, strict=True
         ):
@@ -153,8 +159,11 @@ class Pathological(Partitioning):
                 class_rows = generator.permutation(np.flatnonzero(labels == label))
                 pieces = np.array_split(class_rows, len(clients_of_class))
                 for client, piece in zip(clients_of_class, pieces, strict=True):
-                    parts[client].append(piece)
-        return [np.sort(np.concatenate(part)) for part in parts]
+                    client_pieces[client].append(piece)
+        return [
+            np.sort(np.concatenate(pieces_of_client))
+            for pieces_of_client in client_pieces
+        ]
 
 
 def class_holders(
@@ -203,15 +212,15 @@ class Natural(Partitioning):
 
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         owner = check_owners(pool)
-        parts = [np.flatnonzero(owner == k) for k in range(len(pool.owner_names))]
-        parts_by_name = zip(pool.owner_names, parts, strict=True)
-        empty_clients = [name for name, part in parts_by_name if not len(part)]
+        client_rows = [np.flatnonzero(owner == k) for k in range(len(pool.owner_names))]
+        parts_by_name = zip(pool.owner_names, client_rows, strict=True)
+        empty_clients = [name for name, rows in parts_by_name if not len(rows)]
         if empty_clients:
             raise UsageError(
                 f"natural clients must have samples to train on; "
                 f"got none for {listing(empty_clients)}. Use more samples."
             )
-        return parts
+        return client_rows
 
     def follow(
         self, train: Source, parts: Sequence[Integers], test: Source, seed: int
@@ -259,23 +268,24 @@ class NaturalDirichlet(WithAlpha):
             owner_text = f"of {pool.owner_names[number]!r}"
             check_clients(per_owner, len(rows), self.min_size, f"clients {owner_text}")
             generator = seeds.numpy_generator(seed, "partition", self.name, number)
-            labels, what = pool.labels[rows], f"{self.name} {owner_text}"
-            parts = _capped(
-                labels, per_owner, self.alpha, generator, self.min_size, what
+            labels, subject = pool.labels[rows], f"{self.name} {owner_text}"
+            positions_of_parts = _capped(
+                labels, per_owner, self.alpha, generator, self.min_size, subject
             )
-            client_rows += [rows[part] for part in parts]
+            client_rows += [rows[positions] for positions in positions_of_parts]
         return client_rows
 
     def follow(
         self, train: Source, parts: Sequence[Integers], test: Source, seed: int
     ) -> list[Integers]:
         per_owner, test_rows = len(parts) // len(train.owner_names), []
-        labels = [train.labels[part] for part in parts]
+        labels = [train.labels[positions] for positions in parts]
         for number in range(len(train.owner_names)):
             rows = np.flatnonzero(check_owners(test) == number)
             owner_labels = labels[number * per_owner : (number + 1) * per_owner]
             test_rows += [
-                rows[part] for part in follow(owner_labels, test.labels[rows], seed)
+                rows[positions]
+                for positions in follow(owner_labels, test.labels[rows], seed)
             ]
         return test_rows
 
@@ -305,22 +315,25 @@ def _capped(
     """Draw Dirichlet proportions, with no further class for full clients, until all clients have ``min_size``."""
 
     def draw() -> tuple[int, list[Integers]]:
-        parts = [np.empty(0, np.int64) for _ in range(clients)]
+        client_rows = [np.empty(0, np.int64) for _ in range(clients)]
         for k in np.unique(labels):
             class_rows = generator.permutation(np.flatnonzero(labels == k))
             needs_samples = np.array(
-                [len(part) * clients < len(labels) for part in parts]
+                [len(rows) * clients < len(labels) for rows in client_rows]
             )
             shares = generator.dirichlet(np.full(clients, float(alpha))) * needs_samples
             if not 0 < shares.sum() < math.inf:  # an extreme alpha: all to a full one
                 shares = needs_samples.astype(float)
             cuts = np.cumsum(shares / shares.sum())[:-1] * len(class_rows)
             pieces = np.split(class_rows, np.floor(cuts).astype(np.int64))
-            parts = [np.concatenate(pair) for pair in zip(parts, pieces, strict=True)]
-        return min(map(len, parts)), parts
+            client_rows = [
+                np.concatenate(row_arrays)
+                for row_arrays in zip(client_rows, pieces, strict=True)
+            ]
+        return min(map(len, client_rows)), client_rows
 
     division = _large_enough(draw, min_size, what, len(labels), alpha)
-    return [np.sort(part) for part in division]
+    return [np.sort(rows) for rows in division]
 
 
 def _large_enough(

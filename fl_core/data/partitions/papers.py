@@ -90,21 +90,27 @@ class _PFedLA(Partitioning):
             groups.append((client, is_holder[client] == 1, n_dominant))
             groups.append((client, is_holder[client] == 0, samples - n_dominant))
         counts = np.zeros((clients, len(class_labels)), dtype=np.int64)
-        for client, among, n in groups:
-            counts[client, among] = n // max(among.sum(), 1)
+        for client, may_have, n in groups:
+            counts[client, may_have] = n // max(may_have.sum(), 1)
         even_counts, n_left = counts.copy(), sizes - counts.sum(0)
         # the remainder of even counts: one more of the classes with most samples left
-        for client, among, n in groups:
-            order = np.lexsort((generator.random(len(class_labels)), -n_left, ~among))
-            chosen_classes = order[: n - counts[client, among].sum()]
+        for client, may_have, n in groups:
+            order = np.lexsort(
+                (generator.random(len(class_labels)), -n_left, ~may_have)
+            )
+            chosen_classes = order[: n - counts[client, may_have].sum()]
             counts[client, chosen_classes] += 1
             n_left[chosen_classes] -= 1
         # if a class then lacks samples, clients that can take another one instead
-        for client, among, _ in groups:
+        for client, may_have, _ in groups:
             chosen_classes = counts[client] > even_counts[client]
-            for lacking_class in np.flatnonzero(among & (n_left < 0) & chosen_classes):
+            for lacking_class in np.flatnonzero(
+                may_have & (n_left < 0) & chosen_classes
+            ):
                 chosen_classes = counts[client] > even_counts[client]
-                spare_class = np.flatnonzero(among & (n_left > 0) & ~chosen_classes)[:1]
+                spare_class = np.flatnonzero(may_have & (n_left > 0) & ~chosen_classes)[
+                    :1
+                ]
                 if len(spare_class) and n_left[lacking_class] < 0:
                     for k, change in ((lacking_class, -1), (spare_class, 1)):
                         counts[client, k] += change
@@ -116,13 +122,16 @@ class _PFedLA(Partitioning):
                 f"for {clients} clients with {samples} each; got {int(sizes[scarcest])}. "
                 "Use fewer samples_per_client or fewer clients."
             )
-        parts: list[list[Integers]] = [[] for _ in range(clients)]
+        client_pieces: list[list[Integers]] = [[] for _ in range(clients)]
         for position, label in enumerate(class_labels):
             order = generator.permutation(np.flatnonzero(labels == label))
             pieces = np.split(order, np.cumsum(counts[:, position]))[:-1]
-            for part, piece in zip(parts, pieces, strict=True):
-                part.append(piece)
-        return [np.sort(np.concatenate(part)) for part in parts]
+            for pieces_of_client, piece in zip(client_pieces, pieces, strict=True):
+                pieces_of_client.append(piece)
+        return [
+            np.sort(np.concatenate(pieces_of_client))
+            for pieces_of_client in client_pieces
+        ]
 
 
 @partition
@@ -282,7 +291,16 @@ class FedPFTPathological(_FedPFT):
 
 
 def rounded(shares: Floats, size: int, most: Integers) -> Integers | None:
-    """Return whole numbers near ``size x shares`` with sum ``size`` and none above ``most``, or None if impossible."""
+    """Return class counts near ``size * shares`` that sum to ``size``, int64 [classes].
+
+    Args:
+        shares: shares of the classes, which sum to 1.
+        size: number of samples.
+        most: available samples of each class. No count is above it.
+
+    Returns:
+        The counts, or None if the classes with a share have too few samples.
+    """
     counts = np.zeros(len(shares), dtype=np.int64)
     while counts.sum() < size:
         below_most = (shares > 0) & (counts < most)
