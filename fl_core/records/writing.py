@@ -73,7 +73,7 @@ class Writer:
         rounds = self.run.rounds
         self.run.check_files()
         try:
-            covered_rows = self.run.check_rows(self.run.covered_rows())
+            row_data = self.run.check_rows(self.run.covered_rows())
             accept(self.run.checkpoint(rounds[-1], lazy=True) if rounds else None)
             if rounds:
                 states = self.run.manifest(rounds[-1])["states"]
@@ -92,10 +92,8 @@ class Writer:
             ) from error
         for name in unnamed_blobs(self.run):
             self.folder.remove(name)
-        self.folder.write(
-            ROWS, covered_rows
-        )  # a new file: the old one may be a backup's
-        self.count(covered_rows)
+        self.folder.write(ROWS, row_data)  # a new file: the old one may be a backup's
+        self.count(row_data)
         round_number = rounds[-1] if rounds else 0
         if self.folder.has("timing.jsonl"):
             times = self.folder.read("timing.jsonl")

@@ -38,7 +38,7 @@ GUARDS = [
     ),
     (
         "fl_core/models/token_files.py",
-        "if done.returncode:",
+        "if process.returncode:",
         "if False:",
         "tests/fl_core/test_token_files.py::test_a_process_that_aborts_is_one_line",
     ),
@@ -116,7 +116,7 @@ GUARDS = [
     ),
     (
         "fl_core/records/writing.py",
-        "self.folder.write(ROWS, covered)  #",
+        "self.folder.write(ROWS, row_data)  #",
         "pass  #",
         "tests/faults/test_kill.py::test_ends_with_the_same_bytes",
     ),
@@ -224,7 +224,7 @@ GUARDS = [
     ),
     (
         "fl_core/algorithms/fedamp.py",
-        "if fault or used.keys() != form.keys():",
+        "if fault or used_weights.keys() != form.keys():",
         "if fault:",
         "tests/fl_core/test_fedamp.py::test_fedfomos_affinities_add_up",
     ),
