@@ -286,6 +286,11 @@ def predict(
     if folder is None:
         exports = {name: exported_model.read(file) for name, file in models.items()}
         return _predict_rows(path, exports, new, **arguments)
+    return _predict_files(folder, models, **arguments)
+
+
+def _predict_files(folder: Path, models: Mapping[str, Path], **arguments: Any) -> Any:
+    """Predict each client's file or folder of samples, named after it, with the client's model."""
     predictions = ByName("client")
     for entry in sorted(folder.glob("[!.]*")):
         stem = entry.stem
@@ -309,7 +314,7 @@ def _predict_rows(
     """Predict each row of a table with the model of its client. The table is read once.
 
     Args:
-        path: the folder of the models. ``exports``: by client; one without a client is for all others.
+        path: the folder of the models. exports: the exported model of each client; the one of "" is for all others.
     """
     first_model, *other_models = exports.values()
     if any(exported.inputs != first_model.inputs for exported in other_models):
