@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics.measurement import ClientModel
+from diagnostics.measurement import ClientModel, NoValue
+from diagnostics.metrics.of_weights import _distances
 from fl_core.layers import Layer, layers_of
 from tests.conftest import refuses
 from tests.diagnostics.calls import (
@@ -135,3 +136,18 @@ def test_weights_that_are_missing_have_a_status():
     for compute, how in zip(computes, ({}, start, {}), strict=True):
         statuses = {row["status"] for row in compute(subjects(), [bare], **how)}
         assert statuses == {"the layer has no weights"}
+
+
+def test_a_pair_of_clients_has_the_reason_of_the_one_without_a_value():
+    first, second, zero = (NoValue(word) for word in ("first", "second", "zero"))
+    w = torch.ones(3)
+    for a, b, reason in (
+        (first, w, first),
+        (w, second, second),
+        (first, second, first),
+    ):
+        assert _distances(a, b, zero) == dict.fromkeys(
+            ("relative_l2", "cosine"), reason
+        )
+    distances = _distances(w, 2 * w, zero)
+    assert distances["cosine"] == pytest.approx(0.0, abs=1e-6)
