@@ -390,9 +390,8 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
     sentences += _of_classes(data)
     largest_feature, place_text = 0.0, ""
     dtypes = getattr(getattr(data.shape, "layout", None), "dtypes", ())
-    has_floats = all(
-        dtype.is_floating_point for dtype in dtypes
-    )  # unlike ids of tokens
+    # unlike ids of tokens
+    has_floats = all(dtype.is_floating_point for dtype in dtypes)
     for client in data.clients:
         x = client.train.x
         if has_floats and x.is_floating_point() and x.numel():

@@ -141,11 +141,12 @@ def refuse_where(bad: Bools, values: Any, rule: str, *ways: str | Way) -> None:
     """
     if bad.any():
         refused_value = values[int(np.argmax(bad))]
+        # it may be empty
         value_text = (
             repr(str(refused_value))
             if isinstance(refused_value, str)
             else refused_value
-        )  # it may be empty
+        )
         raise fault_where(bad, value_text, rule, *ways)
 
 

@@ -369,9 +369,8 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
         idle_names = idle(trained_output, [*trainable])
         with torch.no_grad():
             second_output = output(two_samples)
-        if (
-            idle_names
-        ):  # by chance, as by stochastic depth, or an expert that got no sample
+        # by chance, as by stochastic depth, or an expert that got no sample
+        if idle_names:
             model.eval()
             idle_names = idle(output(example(shape, n=16)[8:]), idle_names)
             with torch.no_grad():  # what a module stores has no graph then

@@ -156,9 +156,8 @@ def configuration(
         for key, value in values.items()
         if key in declared_keys and key not in OURS and not CODE.fullmatch(key)
     }
-    if not isinstance(
-        accepted_entries.get("architectures"), list
-    ):  # which of several classes
+    # which of several classes
+    if not isinstance(accepted_entries.get("architectures"), list):
         accepted_entries["architectures"] = []
     if other_keys := sorted({*values} - {*accepted_entries} - OURS):
         texts = [json.dumps(key)[:80] for key in other_keys]

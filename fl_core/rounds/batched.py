@@ -378,9 +378,8 @@ def _stack_states(clients: list[Entries], params: dict[str, Tensor]) -> Entries:
             joined_states[name][key] = torch.stack(
                 [entries.get(name, {}).get(key, zero_state) for entries in clients]
             )
-    if any(
-        MOMENTUM in entries for entries in joined_states.values()
-    ):  # as in loop.restore
+    # as in loop.restore
+    if any(MOMENTUM in entries for entries in joined_states.values()):
         for name, param in params.items():
             joined_states[name].setdefault(MOMENTUM, torch.zeros_like(param))
     return joined_states

@@ -138,9 +138,8 @@ class Saver(Listener):
         if done == 0:
             return
         waited_seconds = time.monotonic() - self._since
-        is_early = (
-            0 <= waited_seconds < schedule.save_seconds
-        )  # not if the clock went back
+        # not if the clock went back
+        is_early = 0 <= waited_seconds < schedule.save_seconds
         is_due = schedule.saves(done) and (done == schedule.end or not is_early)
         if self._stopping and schedule.evaluates(done):
             is_due |= engine.finished or done in self._stopping.rule.best.values()

@@ -115,9 +115,8 @@ def restore(
     """
     for name, param in params.items():
         for key, value in entries.get(name, {}).items():
-            layout_source = (
-                param if value.shape == param.shape else value
-            )  # its memory layout
+            # its memory layout
+            layout_source = param if value.shape == param.shape else value
             state_tensor = torch.empty_like(
                 layout_source, dtype=value.dtype, device=param.device
             )
