@@ -36,8 +36,9 @@ class CrossScores(Displayed):
     """Scores of clients' models on each other's samples.
 
     Attributes:
-        table: a line for each model and client of the samples: all scores; then by how much the model's loss is above
-            that of the client's own model, paired over samples, with an interval and a p-value for all pairs together.
+        table: a line for each model and client of the samples. Columns are ``model``, ``client``, the scores by name,
+            ``difference``, ``low``, ``high`` and ``p_value``. The difference is the model's mean loss minus that of the
+            client's own model, paired over samples. Intervals and p-values hold for all pairs together.
         score: the score to show.
         losses: the loss of each of K models at each sample of all clients, float64 [K, n]. A log loss has one
             temperature, from 1 to 20, for all pairs of a model and a sample.
@@ -52,7 +53,14 @@ class CrossScores(Displayed):
     group: NDArray[np.int64]
 
     def matrix(self, score: str = "") -> pd.DataFrame:
-        """Return a table of one score: a row for each model, a column for each client of the samples."""
+        """Return a table of one score: a row for each model, a column for each client of the samples.
+
+        Args:
+            score: a column of ``table`` with a score. Default: the attribute ``score``.
+
+        Raises:
+            UsageError: the score is unknown.
+        """
         score = check_known("score", score or self.score, list(self.table))
         order = dict.fromkeys(self.table["model"])
         matrix = self.table.pivot(index="model", columns="client", values=score)
@@ -60,7 +68,7 @@ class CrossScores(Displayed):
 
     @property
     def better(self) -> pd.DataFrame:
-        """Return the pairs in which another client's model has a significantly lower loss than the client's own."""
+        """Return the lines of ``table`` where another client's model has a lower loss than the own one, p <= 0.05."""
         is_significant = (self.table["p_value"] <= 0.05) & (
             self.table["difference"] < 0
         )
@@ -80,7 +88,10 @@ class CrossScores(Displayed):
         return alike(self.losses, self.client, names, self.group, seed=seed)
 
     def plot(self, score: str = "", ax: Axes | None = None) -> Axes:
-        """Draw one score as a heat map: a row for each model, a column for each client of the samples."""
+        """Draw one score as a heat map: a row for each model, a column for each client of the samples.
+
+        The arguments and errors are those of :meth:`matrix`.
+        """
         from .plots.drawing import Panel, canvas, heat
 
         matrix = self.matrix(score)

@@ -429,7 +429,7 @@ def stability(
     Returns:
         A dict with these keys:
 
-        * ``status``
+        * ``status``: ``ok``, or why nothing was resampled. Without ``ok`` there is no other key.
         * ``resamples``: their number
         * ``of``: what was resampled, in words. It names the clients with resampled batches, unless all have them.
         * ``cuts``: layer -> share of the resamples in which it is the last one shared

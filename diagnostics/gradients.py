@@ -197,7 +197,12 @@ class EpochMeter:
         self._n += n
 
     def gradients(self, layer: Layer, tensors: str) -> list[Tensor]:
-        """Return the gradients of the layer's tensors that a gradient reached."""
+        """Return the mean gradients of a layer's tensors, without tensors that no gradient reached.
+
+        Args:
+            layer: the layer.
+            tensors: ``weights`` for its weights alone, or ``all``.
+        """
         names = tensors_of(layer, tensors)
         return [self._sums[name] / self._n for name in names if name in self._sums]
 

@@ -30,10 +30,15 @@ def step_work(
 ) -> dict[str, dict[str, float]]:
     """Return the FLOPs and the stored activations of each layer, for one forward and backward pass.
 
-    The result is {kind of :data:`WORK`: {layer: number}} for the samples ``x`` [n, ...] together.
+    The result is {kind of :data:`WORK`: {layer: number}} for the samples ``x`` [n, ...] together. The model stays
+    unchanged. Gradients of frozen parameters and of the input are not computed, so they do not count.
 
-    The model stays unchanged. Work counts the gradients of all floating parameters that are not frozen, not that of the
-    input.
+    Args:
+        model: the network.
+        x: a batch of samples, [n, ...].
+        layers: the layers of the network.
+        mode: ``eval`` or ``train``.
+        seed: seed of dropout.
     """
     ledger = Ledger(layers)
     work: dict[str, dict[str, float]] = {kind: {} for kind in WORK}

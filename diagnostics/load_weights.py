@@ -116,7 +116,7 @@ def load_clients(
     *,
     by_position: bool = False,
 ) -> dict[int, dict[str, nn.Module]]:
-    """Return the models of a folder by round and client.
+    """Return the models of a folder by round and client. Without ``{round}`` in the pattern the round is 0.
 
     >>> import torch
     >>> from pathlib import Path
@@ -130,8 +130,10 @@ def load_clients(
     {3: ['north', 'south']}
 
     Args:
+        folder: the folder. Its subfolders are searched, too.
         pattern: the files' names below the folder, with ``{client}``, and ``{round}`` if there are several.
         build: a function that makes a new module.
+        by_position: as for :func:`load_weights`.
 
     Raises:
         UsageError: the pattern lacks ``{client}``, no file fits, or a file cannot be loaded.

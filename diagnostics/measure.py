@@ -180,7 +180,13 @@ MOST_CROSSED = 12
 
 
 def who_could_use(models: Any, data: Any, loss: Any, batch: int) -> str:
-    """Return in words which clients could use another's model; empty unless each has its own model and samples."""
+    """Return in words which clients could use another's model; empty if this cannot be measured.
+
+    It needs {client: model} and {client: samples} of 2 to :data:`MOST_CROSSED` clients, and at least two models.
+
+    Args:
+        models, data, loss, batch: as for :func:`diagnose`.
+    """
     has_own_models = isinstance(models, Mapping) and isinstance(data, Mapping)
     if (
         not has_own_models
@@ -247,10 +253,10 @@ KEYWORDS = [*inspect.signature(diagnose).parameters][2:-1]
 
 
 def check_which(model: Any) -> None:
-    """Check that ``model`` names which of a run's models are measured.
+    """Check that ``model``, the kind of a run's models to measure, is a string.
 
     Raises:
-        UsageError: it is a network.
+        UsageError: it is something else, such as a network.
     """
     check_type("model", model, str, "Pass your own network as own_model=.")
 
@@ -258,9 +264,13 @@ def check_which(model: Any) -> None:
 def own_parts(
     models: Any, data: Any, options: dict[str, Any], loss: Any = None
 ) -> dict[str, Any]:
-    """Return your own data, model and code of a run: as given again, or as the result of ``fl.run`` holds them.
+    """Return the user's own objects for a run, by name: ``data``, ``model`` and ``allow_code``, without missing ones.
+
+    An object that is given again takes the place of that in the result of ``fl.run``.
 
     Args:
+        models: the result of ``fl.run``, or something else, which holds no objects.
+        data: the user's samples; None without any.
         options: arguments; ``own_model`` and ``allow_code`` are removed from them.
         loss: the run's loss, if it came from Python.
     """
@@ -450,6 +460,7 @@ def diagnose_run(
         which: ``local`` (after local training, before aggregation), ``personal`` or ``global``. A client without such a
             model was not sampled in that round. The header lists these clients under ``absent``.
         data, model, allow_code: your own, if the run was given them. See :func:`fl_core.run.runner.resume`.
+        command: name of the command, for the header.
         options: further arguments of :func:`diagnose`. With ``null`` the same models are measured again. Nothing is
             trained, so the models have seen the real data, and the rows record that. ``fresh`` measures the weights
             that the run started from. A run does not store those of your own model: pass it with the same weights.
@@ -511,8 +522,11 @@ def diagnose_models(
     """Diagnose models of a task's clients, each on its own client's training data.
 
     Args:
+        task: the data, the loss and the configuration of a run.
         models: {client: model}, of some or all clients.
-        context: columns for all rows.
+        metrics: registry names, or ``package.module:function``.
+        context: {column: value} for all rows.
+        command: name of the command, for the header.
         options: further arguments of :func:`diagnose`. The task's model need not have the weights that training
             started from.
     """
@@ -587,6 +601,9 @@ def diagnose_task(
     options ``tensors`` and ``reduce`` of federation sensitivity hold for it too.
 
     Args:
+        task: the data, the model and the configuration of a run.
+        metrics: registry names, or ``package.module:function``.
+        command: name of the command, for the header. Default: diagnose.
         clients: the only clients that train and are measured. Default: all. Their values do not depend on this choice.
         options: further arguments of :func:`diagnose`. Each draw of a ``null`` trains and measures again. ``fresh`` has
             one draw and needs no training.

@@ -73,11 +73,16 @@ def batches(
 
 
 def whole_groups(data: Data, groups: NDArray[np.int64], batch: int) -> list[Batch]:
-    """Return batches of about ``batch`` samples of a pair, such that each group, such as a patient, is in one batch.
+    """Return batches of about ``batch`` samples, and keep the samples of a group, such as a patient, in one batch.
 
     >>> pair = torch.arange(5.0), torch.arange(5)
     >>> [y.tolist() for _, y in whole_groups(pair, np.array([7, 8, 7, 9, 8]), 2)]
     [[0, 2], [1, 4], [3]]
+
+    Args:
+        data: a pair (x, y) of tensors, or an object with such ``x`` and ``y``.
+        groups: the number of each sample's group, [n].
+        batch: number of samples of a batch; a batch ends at the next end of a group.
     """
     pair = full_batch(data)
     assert pair is not None
@@ -384,7 +389,8 @@ class Measurement:
     def turns(self, share: bool = False) -> Iterator[ClientModel]:
         """Yield each client, and call ``tick`` when it is done.
 
-        With ``share`` each has its share of the remaining budget.
+        Args:
+            share: whether each client gets a share of the remaining time budget, by its number of training samples.
         """
         total = sum(subject.n_train for subject in self.subjects)
         for subject in self.clock.turns(
@@ -394,13 +400,24 @@ class Measurement:
             self.tick(subject.client)
 
     def settings(self, options: Any) -> dict[str, Any]:
-        """Return options with the settings that a metric of curvature takes."""
+        """Return the arguments of a curvature function: a metric's options, and loss, batch, seed, mode and clock.
+
+        Args:
+            options: the metric's options, an object with attributes.
+        """
         names = "loss", "batch", "seed", "mode", "clock"
         return vars(options) | {name: getattr(self, name) for name in names}
 
 
 def row_or_reason(metric: str, value: float | None, why: str, **columns: Any) -> Row:
-    """Return a metric's row with its value, or without one if ``why`` gives a reason."""
+    """Return a metric's row with its value, or without one if ``why`` gives a reason.
+
+    Args:
+        metric: name of the metric.
+        value: the value; ignored if there is a reason.
+        why: why there is no value, the row's status; empty if there is one.
+        columns: further columns of the row, as for :func:`fl_core.rows.row`.
+    """
     if why:
         value = columns["stderr"] = None
     return row(metric, value, status=why or "ok", **columns)
@@ -411,7 +428,14 @@ def row_or_reason(metric: str, value: float | None, why: str, **columns: Any) ->
 
 @contextmanager
 def one_line(what: str | Callable[[Exception], str]) -> Iterator[None]:
-    """Report a failure of code from elsewhere, such as a model's, in one line that begins with ``what``."""
+    """Turn a failure of code from elsewhere, such as a model's, into an error of one line.
+
+    Args:
+        what: the beginning of the line, or a function that returns it for the exception.
+
+    Raises:
+        UsageError: the ``with`` block failed. Its own usage errors and a lack of GPU memory are raised unchanged.
+    """
     try:
         yield
     except (UsageError, torch.OutOfMemoryError):
@@ -443,7 +467,13 @@ def tensors_of(layer: Layer, tensors: str) -> tuple[str, ...]:
 
 
 def why_unreadable(layer: Layer, tensors: str, reached: bool) -> str:
-    """Return why a layer can have no value from gradients, or ""."""
+    """Return why a layer can have no value from gradients, or "".
+
+    Args:
+        layer: the layer.
+        tensors: the tensors that are read, ``weights`` or ``all``.
+        reached: whether a gradient reached one of them.
+    """
     if not layer.used:
         return "unused in the forward pass"
     if not tensors_of(layer, tensors):

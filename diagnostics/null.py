@@ -162,6 +162,7 @@ def null_samples(
 
     Args:
         data: the samples of each client.
+        null, seed, draw: as for :func:`null_data`.
         split: the split that the samples belong to. Each split has its own draw.
 
     Raises:
@@ -508,7 +509,13 @@ def draws(parts: int, resamples: int, seed: int, client: str) -> list[list[int]]
 
 
 def mark_resample(rows: Iterable[Row], number: int, parts: int) -> list[Row]:
-    """Mark single clients' rows with resample ``number`` (from 1), in variant and estimator."""
+    """Return the rows of single clients, marked as a resample in ``variant`` and ``estimator``, without errors.
+
+    Args:
+        rows: rows of the resample. Those of pairs and of all clients together are left out.
+        number: number of the resample, from 1.
+        parts: number of parts of the batches that were drawn, for the estimator.
+    """
     return [
         {
             **row,

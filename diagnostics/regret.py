@@ -58,9 +58,11 @@ def source_of(federation: str) -> str:
 
 @cache
 def read_truth() -> pd.DataFrame:
-    """Return the stored table: a row for each federation, seed and plan, with NaN where the run diverged.
+    """Return the stored test scores: a row for each federation, seed and plan.
 
-    ``shared`` has the names of the shared layers, joined by ``+``; it is empty for local training.
+    Columns are ``federation``, ``seed``, ``shared``, ``lr`` (the learning rate), ``accuracy`` in percent, ``loss`` and
+    ``seconds``. Scores are NaN where the run diverged. ``shared`` has the names of the shared layers, joined by ``+``;
+    it is empty for local training.
     """
     table = pd.read_csv(TRUTH, keep_default_na=False)
     for name in ("accuracy", "loss"):
@@ -79,7 +81,7 @@ class BenchmarkLine:
         rounds: training rounds before the metric is measured.
         lost: {federation: points of accuracy that the rule's plan has less than the best plan}, a mean over seeds. It
             has the federations where the rule names a plan in every seed.
-        head_local: the points that a local head loses in these federations.
+        head_local: {federation: points that are lost if the last layer alone is local}, for all federations.
         plans: the largest number of different plans that the rule named with one network, over federations whose
             answers are known. A rule that always names one plan has 1.
     """
@@ -102,7 +104,10 @@ class BenchmarkLine:
         return float(np.mean([*self.lost.values()]))
 
     def text(self) -> str:
-        """Return two or three sentences on how far to trust a plan of this line, with an interval over federations."""
+        """Return how far to trust a plan of this rule, in one to three sentences.
+
+        With two or more federations of which :data:`PUBLIC` has none, an interval over these federations is given.
+        """
         head = np.mean([self.head_local[name] for name in self.lost])
         sentence = (
             f"In {plural(len(self.lost), 'federation')} of known plans, by up to "
@@ -127,7 +132,8 @@ class BenchmarkLine:
 def read_benchmark() -> pd.DataFrame:
     """Return the stored table: a row for each metric, rule and number of rounds, a column for each federation.
 
-    Values are mean points lost, and NaN where a seed has no plan. The constants have no metric, and 0 rounds.
+    Values are mean points lost, and NaN where a seed has no plan. Rules that always name the same plan, such as
+    ``fedavg``, have an empty metric and 0 rounds.
     """
     table = pd.read_csv(BENCHMARK, keep_default_na=False)
     for name in table.columns.difference(["metric", "rule"]):
@@ -137,7 +143,7 @@ def read_benchmark() -> pd.DataFrame:
 
 @cache
 def benchmark_lines() -> tuple[BenchmarkLine, ...]:
-    """Return all lines with a plan in at least one federation."""
+    """Return a line for each stored metric, rule and number of rounds. Rules without a metric are left out."""
     table = read_benchmark()
     names = [name for name in table.columns if name not in (*LINE, "plans")]
     of_head = table[table["rule"] == "head_local"][names].iloc[0].to_dict()
@@ -150,9 +156,12 @@ def benchmark_lines() -> tuple[BenchmarkLine, ...]:
 
 
 def benchmark_line(metric: str, rule: str, rounds: float) -> BenchmarkLine | None:
-    """Return the line of a metric and rule whose rounds are nearest; None without one.
+    """Return the benchmark's line of a metric and rule with the nearest number of rounds; None without one.
+
+    Distances between numbers of rounds are ratios.
 
     Args:
+        metric: the metric's name.
         rule: the rule's name; ``top k=2`` for two local layers.
         rounds: rounds before the measurement. NaN or 0, which mean after the first local training, count as 1.
     """
@@ -166,7 +175,12 @@ def benchmark_line(metric: str, rule: str, rounds: float) -> BenchmarkLine | Non
 
 
 def mean_lost(lost: Mapping[str, float], half: str) -> float:
-    """Return the mean over the federations of a half, ``public`` or ``held out``; NaN if there is none."""
+    """Return the mean points lost over some of the federations; NaN if there is none.
+
+    Args:
+        lost: points lost by federation.
+        half: ``public`` for the federations of :data:`PUBLIC`, or ``held out`` for the others.
+    """
     values = [v for name, v in lost.items() if (name in PUBLIC) == (half == "public")]
     if values:
         return float(np.mean(values))
@@ -174,7 +188,10 @@ def mean_lost(lost: Mapping[str, float], half: str) -> float:
 
 
 def ranked_lines() -> list[BenchmarkLine]:
-    """Return the lines with a plan in every federation, the best on the public half first."""
+    """Return the (metric, rule, rounds) lines whose rule names a plan in every federation of the benchmark.
+
+    They are sorted by mean points of accuracy lost in the federations of :data:`PUBLIC`, least first.
+    """
     lines = benchmark_lines()
     n_federations = max(len(line.lost) for line in lines)
     whole_lines = [line for line in lines if len(line.lost) == n_federations]
@@ -195,8 +212,8 @@ class Truth:
     """All plans of one federation and seed.
 
     Attributes:
-        layers: names of the layers, from input to output. accuracy: accuracy of each plan in percent, by
-            :func:`key_of`.
+        layers: names of the layers, from input to output.
+        accuracy: test accuracy of each plan in percent, by :func:`key_of`; NaN if the run diverged.
     """
 
     federation: str
@@ -206,7 +223,7 @@ class Truth:
 
     @property
     def best(self) -> float:
-        """Return the accuracy of the best plan."""
+        """Return the accuracy of the best plan, in percent."""
         return max(
             accuracy for accuracy in self.accuracy.values() if not math.isnan(accuracy)
         )
@@ -318,7 +335,9 @@ class Regret(Displayed):
 
     Attributes:
         name: name of the rule, and of the metric that it reads.
-        rows: a line for each federation and seed: the plan, and the points lost by it and by the constants.
+        rows: a line for each federation and seed, with the columns :data:`COLUMNS`: the plan that the rule names, and
+            the points lost by it (``rule``) and by the constants. These are to share all layers (``fedavg``), to keep
+            the last layer local (``head_local``), and the mean of all plans (``random``).
         left_out: why a federation and seed has no line; keys are ``FEDERATION seed N``.
     """
 
@@ -328,7 +347,11 @@ class Regret(Displayed):
 
     @property
     def table(self) -> pd.DataFrame:
-        """Return a line for each federation: the plans named, and the mean points lost over seeds."""
+        """Return a line for each federation: the plans that the rule named, and the mean points lost over seeds.
+
+        Columns are ``federation``, ``half`` (``public`` or ``held out``), ``shared`` (the plans with their numbers of
+        seeds), and the points lost by the rule and the constants, as in ``rows``.
+        """
         lines = []
         for federation, federation_rows in self.rows.groupby("federation", sort=False):
             plans = federation_rows["shared"].replace("", "none").value_counts()
@@ -346,10 +369,10 @@ class Regret(Displayed):
 
         Args:
             way: ``rule``, or a constant: ``fedavg``, ``head_local``, ``random``.
-            half: ``public`` or ``held out`` federations alone.
+            half: ``public`` for the federations of :data:`PUBLIC` alone, ``held out`` for the others. Default: all.
 
         Raises:
-            UsageError: no federation has a line.
+            UsageError: no federation has a line, or ``way`` is unknown.
         """
         rows = self._of_half(half)
         if rows.empty:
@@ -367,7 +390,7 @@ class Regret(Displayed):
 
         Args:
             way: the constant: ``fedavg``, ``head_local`` or ``random``.
-            half: as of :meth:`mean`.
+            half: as for :meth:`mean`.
 
         Raises:
             UsageError: no federation of the half has a line.
@@ -492,10 +515,14 @@ class Regret(Displayed):
 
 
 def line_of(truth: Truth, shared: Sequence[str]) -> dict[str, Any]:
-    """Return a plan's line of the table: its shared layers, and the points lost in one federation and seed.
+    """Return a plan's line of :attr:`Regret.rows`: a dict with the keys :data:`COLUMNS`.
+
+    Args:
+        truth: all plans of the federation and seed.
+        shared: names of the layers that the plan shares.
 
     Raises:
-        UsageError: the plan names an unknown layer, or is not in the table.
+        UsageError: the plan names an unknown layer, is not in the table, or its run diverged.
     """
     for name in shared:
         check_known("layer of the plan", name, truth.layers)

@@ -335,7 +335,14 @@ Rows: TypeAlias = "Path | str | Report | tuple[Mapping[str, Any], pd.DataFrame]"
 
 
 def open_diagnosis(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
-    """Return header and rows of a diagnosis, read from a file if a path is given."""
+    """Return header and rows of a diagnosis, read from a file if a path is given.
+
+    Args:
+        rows: a report, the path of its file, or a pair (header, table).
+
+    Raises:
+        UsageError: it is something else, such as a table without a header, or the file cannot be read.
+    """
     if isinstance(rows, (str, Path)):
         return schema.read(Path(rows))
     if isinstance(rows, tuple):

@@ -45,7 +45,7 @@ def report_page(report: Report, title: str = "Diagnosis") -> Page:
     True
 
     Raises:
-        UsageError: the report has no metric with a picture.
+        UsageError: a picture has several values for one place, such as those of several seeds.
     """
     page = Page(title, report.summary().lead)
     for metric in dict.fromkeys(report.frame["metric"]):

@@ -76,7 +76,11 @@ class Request:
 
     @classmethod
     def of(cls, metrics: str | Sequence[str], given: Mapping[str, Any]) -> Request:
-        """Make a request from arguments. Their ``options`` may hold settings beside the options of metrics.
+        """Make a request from the arguments of :func:`~diagnostics.measure.diagnose`.
+
+        Args:
+            metrics: names of metrics, or ``package.module:function``.
+            given: the other arguments by name. Their ``options`` may also hold rarely used settings of a request.
 
         Raises:
             UsageError: a metric, an argument or an option is unknown or out of range, or both a probe and its number of
@@ -125,7 +129,14 @@ class Request:
         return {m.name: m.settings(**self.options[m.name]) for m in self.metrics}
 
     def layers_to_report(self, every: Sequence[Layer]) -> list[Layer]:
-        """Return the layers to report, out of all. The name :data:`NETWORK` alone joins all to one."""
+        """Return the layers to report, out of all. The name :data:`NETWORK` alone joins all to one.
+
+        Args:
+            every: all layers of the model.
+
+        Raises:
+            UsageError: a requested layer is unknown.
+        """
         if self.layers == (NETWORK,):
             buffers = chain.from_iterable(layer.buffers for layer in every)
             return [Layer(NETWORK, tuple(parameters_in(every)), tuple(buffers))]

@@ -130,7 +130,7 @@ class Rule:
     ) -> tuple[tuple[str, ...], bool]:
         """Return the result of :meth:`shared`, and whether the rule returned a number of layers.
 
-        Args, Raises: as of :meth:`shared`.
+        The arguments and errors are those of :meth:`shared`.
         """
         arguments |= {"layers": tuple(names)}
         answer = self.choose(
@@ -261,7 +261,10 @@ def sensitivity_ratio(values: Sequence[float], threshold: float = THRESHOLD) -> 
 
 @rule(summary="share the layers before the largest relative rise")
 def largest_rise(values: Sequence[float]) -> int:
-    """Return argmax_l S_{l+1} / S_l, the number of layers shared. Of equal rises the first counts."""
+    """Return the number of layers before the largest relative rise, argmax_l S_{l+1} / S_l of the values S.
+
+    Of equal rises the first counts.
+    """
     rises = ratios(values)
     return rises.index(max(rises)) + 1
 
@@ -275,6 +278,14 @@ def top(
     >>> from diagnostics.select import RULES
     >>> RULES["top"].shared(["a", "b", "c"], [1.0, 3.0, 2.0], k=1)
     ('a', 'c')
+
+    Args:
+        values: the layers' values, [L].
+        k: number of local layers, from 1 to L - 1.
+        layers: names of the layers, [L].
+
+    Raises:
+        UsageError: k is out of range.
     """
     if k not in range(1, len(values)):
         raise UsageError(
@@ -293,11 +304,15 @@ def above_null(
     null: Sequence[Sequence[float]] = (),
     layers: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return the layers whose value is at most that of a draw of a null.
+    """Return the names of the layers whose value is at most that of a draw of a null.
 
     Args:
+        values: the layers' values, [L].
         null: the curve of each draw of each null, [draws, L].
-        layers: their names, [L].
+        layers: names of the layers, [L].
+
+    Raises:
+        UsageError: there is no null.
     """
     if not len(null):
         raise UsageError(

@@ -190,6 +190,13 @@ def resample(result: Result, times: Sequence[int]) -> dict[str, Any]:
     The weight w_k is the part's number of steps. For a layer with embedding tables it is the number of entries that
     counted in them, since its I^k is a mean over these. The result is the importance of the steps drawn, with one
     exception: with ``reduce="mean_of_tensors"`` a layer with a table and other tensors has means with a weight each.
+
+    Args:
+        result: as :meth:`SensitivityAccumulator.result` returns it.
+        times: how often each part counts, t_k.
+
+    Returns:
+        ``layers``, ``importance`` and ``steps``, as in ``result``.
     """
     parts = list(zip(times, result["parts"], strict=True))
     values: list[float | None] = []
@@ -330,7 +337,11 @@ class Sensitivity:
         """Return rows from the clients' accumulated importances, then those of each client's resamples.
 
         Args:
+            layers: all layers of the network, in order.
+            clients: the clients' names, numbers of samples and accumulated importances.
             sizes: number of entries of each parameter, if known.
+            resamples: number of resamples of each client's steps to add.
+            seed: seed of the resamples.
         """
         rows: list[Row] = []
         values, reasons = [], []

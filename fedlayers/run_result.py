@@ -187,7 +187,10 @@ class RunResult(Displayed):
 
     @property
     def own(self) -> dict[str, Any]:
-        """Return your own data and model of a stored run. Its directory does not hold them."""
+        """Return the data and the model from Python that the run directory does not hold, by argument name.
+
+        It is empty for a run without a directory, and if the configuration names both.
+        """
         names = () if self.path is None else Run(self.path).config["own"]
         return {name: getattr(self, name) for name in names}
 

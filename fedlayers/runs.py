@@ -139,7 +139,8 @@ def resume(
 
     Raises:
         UsageError: there is no run, or its own data, model or code are missing from the call.
-        BusyError: the run is in progress. CorruptError: stored files are damaged.
+        BusyError: the run is in progress.
+        CorruptError: stored files are damaged.
     """
     from fl_core.records.store import Run
 

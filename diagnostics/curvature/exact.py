@@ -75,12 +75,16 @@ _NAME = re.compile(r"(\w+?)Backward\d+")
 
 
 def verdicts(logits: Tensor, parameters: Tree) -> tuple[dict[str, str], dict[str, str]]:
-    """Return why the logits are not piecewise linear in each parameter, and why it mixes samples.
+    """Return why the logits are not piecewise linear in a parameter, and why samples mix behind it.
 
-    Both are {parameter: reason} for the parameters that reach the logits; a reason is empty if there is none. An
-    operation counts as nonlinear unless it is known to be piecewise linear. A parameter that is used more than once
-    (tied) has both reasons. Samples mix after a batch normalisation with the batch's own statistics. Other operations
-    that mix samples are not detected here.
+    Both results are {parameter: reason} for the parameters that reach the logits. A reason is empty if the logits are
+    piecewise linear, or if no mixing was found. An operation counts as nonlinear unless it is known to be piecewise
+    linear. A parameter that is used more than once (tied) has both reasons. Samples mix after a batch normalisation
+    with the batch's own statistics. Other operations that mix samples are not detected here.
+
+    Args:
+        logits: the logits [n, C] with their autograd graph.
+        parameters: the model's parameters by name.
     """
     if logits.grad_fn is None:
         return {}, {}
@@ -330,7 +334,12 @@ def check_formulas(
 def exact_terms(
     loss: Loss, logits: Tensor, y: Tensor, taps: Mapping[str, Tap]
 ) -> Iterator[Tree]:
-    """Yield terms [n] of each parameter of the tapped modules, which add up to the trace of its Gauss-Newton block."""
+    """Yield terms {parameter: [n]} that add up, over samples and items, to the traces of the Gauss-Newton blocks.
+
+    Args:
+        loss, logits, y: the loss, the logits [n, C] with their autograd graph, and the labels.
+        taps: the recorded calls of modules by path. Each parameter of these modules has a term.
+    """
     combine, signs = factors(loss, logits, y)
     for k in range(signs.shape[1] if taps else 0):
         unit_signs = torch.zeros_like(signs)
@@ -349,11 +358,17 @@ def gauss_newton_terms(
     tensors: Tree,
     generator: torch.Generator,
 ) -> Iterator[Tree]:
-    """Yield random draws for each parameter. Their mean is the trace of its Gauss-Newton block.
+    """Yield {parameter: random draw} without end. The mean of a parameter's draws is its Gauss-Newton block's trace.
 
     With signs r_n of the factors S_n of :func:`factors`, E ||J_n^T S_n r_n||^2 = tr J_n^T S_n S_n^T J_n. Parameters of
     tapped modules have a term for each sample, [n]. For ``tensors`` the gradients are summed over samples, then
     squared.
+
+    Args:
+        loss, logits, y: the loss, the logits [n, C] with their autograd graph, and the labels.
+        taps: the recorded calls of modules by path.
+        tensors: further parameters by name.
+        generator: source of the random signs.
     """
     combine, signs = factors(loss, logits, y)
     while True:
@@ -373,12 +388,16 @@ Combine = Callable[[Tensor], Tensor]
 
 
 def factors(loss: Loss, logits: Tensor, y: Tensor) -> tuple[Combine, Tensor]:
-    """Return factors s as their sums, and signs [n, K] with sum_k sign_nk s_nk s_nk^T = d2 loss_n / d logits_n^2.
+    """Factorise the Hessian of each sample's loss in its logits, d2 loss_n / d logits_n^2 = sum_k sign_nk s_nk s_nk^T.
 
-    Signs are +1 or -1, and both are float64. Cross-entropy's matrix diag(p) - p p^T has a closed triangular
+    Cross-entropy's matrix diag(p) - p p^T has a closed triangular
     factorisation (Tanabe and Sagae, 1992) with K = C - 1, and its factors are never formed: memory grows with n C. Any
     other loss is differentiated twice and decomposed into eigenvectors. A null direction that all samples share is left
     out. Losses of a softmax have one: they ignore a shift of all logits.
+
+    Returns:
+        A function from weights r [n, K] to the sums sum_k r_nk s_nk [n, C], and the signs [n, K], each +1 or -1. Both
+        are float64.
     """
     logits = logits.detach().double()
     if isinstance(loss, CrossEntropy):

@@ -104,6 +104,10 @@ class Differentiable:
     def forward(self, x: Tensor, y: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Return logits [n, C] and each sample's loss [n].
 
+        Args:
+            x, y: the samples of a batch and their labels.
+            index: number of the batch, which seeds dropout.
+
         Raises:
             UsageError: as :meth:`fl_core.training.losses.Loss.check_batch`.
             NoValue: a sample's loss is NaN or infinite.
@@ -185,8 +189,12 @@ def curvature(
     """Return the product H v of the Hessian's block of some tensors with v.
 
     Args:
-        gradients: gradients that keep their graph.
+        gradients: the loss's gradients in ``tensors``, with their graph. None counts as 0.
+        v: a vector for each of the tensors, in its shape.
         tensors: tensors, or edges of the graph.
+
+    Returns:
+        A tensor for each of ``tensors``, in its shape.
 
     Raises:
         NoValue: an operation cannot be differentiated twice.
@@ -257,7 +265,7 @@ def record_calls(
     Args:
         paths: the modules' paths in the model.
         n: number of samples of the batch.
-        passes: number of backward passes that will follow. With more, more is prepared once.
+        passes: number of backward passes that will follow. For many of them, more is computed in advance.
 
     Yields:
         {path: record}. The record is None for a module that is called twice or in a way without a formula.
@@ -354,10 +362,16 @@ def squares(
     taps: Mapping[str, Tap],
     tensors: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Tree:
-    """Return squared norms of gradients of sum(cotangent * logits).
+    """Return squared norms of gradients of sum(cotangent * logits), by parameter.
 
     Parameters of the tapped modules have one norm for each sample, [n]. Each of ``tensors`` has one norm for the whole
     batch.
+
+    Args:
+        logits: the logits [n, C] with their autograd graph.
+        cotangent: weights of the logits, [n, C].
+        taps: the recorded calls of modules by path.
+        tensors: further parameters by name.
     """
     targets: list[Any] = [tap.edge for tap in taps.values()]
     targets += tensors.values()
@@ -371,9 +385,12 @@ def squares(
 def squared_norms(
     gradients: Mapping[str, Tensor | None], taps: Mapping[str, Tap]
 ) -> Tree:
-    """Return squared norms by parameter.
+    """Return squared norms of gradients by parameter: for each sample [n] in tapped modules, else one number.
 
-    ``gradients`` holds those at module outputs by path, and of tensors by name.
+    Args:
+        gradients: gradients at the outputs of tapped modules, by path, and gradients of other parameters, by name.
+            None is left out.
+        taps: the recorded calls of modules by path.
     """
     squares = {}
     for key, gradient in gradients.items():
@@ -427,7 +444,16 @@ def _shared(module: Any, a: Tensor, passes: int) -> Norms | None:
 def patches_of(
     module: Any, a: Tensor
 ) -> tuple[Patches, tuple[int, ...], int, tuple[int, ...]]:
-    """Return a module's input patches, their shape, the output channels of a group, and the shape of the positions."""
+    """Return the patches of a module's input that its weight multiplies.
+
+    Args:
+        module: a linear layer or a convolution.
+        a: its input, [n, ...].
+
+    Returns:
+        A function from a slice of the samples to their patches [samples, groups, entries, positions], the shape of the
+        patches of all samples, the output channels of a group, and the shape of the positions.
+    """
     if isinstance(module, nn.Linear):
         tokens = a.reshape(len(a), 1, -1, a.shape[-1]).mT
         return (
@@ -567,9 +593,11 @@ _FORMULAS: dict[type[nn.Module], _Build] = {
 
 
 def formula_of(module: nn.Module) -> _Build | None:
-    """Return the formula for a module, or None: (module, its input [n, ...], deltas that will follow) -> norms.
+    """Return the formula for squared norms of a module's per-sample gradients; None if it has none.
 
-    A subclass has its parent's formula. :func:`diagnostics.curvature.exact.decide` compares it with autograd.
+    The formula takes the module, its input [n, ...] and the number of backward passes that will follow. It returns the
+    function ``norms`` of a :class:`Tap`, or None if it does not hold for this module and input. A subclass has its
+    parent's formula. :func:`diagnostics.curvature.exact.decide` compares it with autograd.
     """
     return next((b for kind, b in _FORMULAS.items() if isinstance(module, kind)), None)
 
@@ -579,11 +607,13 @@ Draw = Callable[[torch.Generator], Tensor]
 
 
 def draw_of(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw:
-    """Return a function that draws output perturbations for one call of ``module`` on ``a`` [n, ...].
+    """Return a function that draws random perturbations of a module's output, from a generator.
 
-    See :func:`.formula_of`.
+    A draw has the output's shape. Its covariance is that of the output if the parameters had independent random signs.
 
     Args:
+        module: a module with a formula (:func:`formula_of`).
+        a: the module's input, [n, ...].
         weight, bias: which of the module's parameters are perturbed.
     """
     a = a.detach()

@@ -63,6 +63,15 @@ class Lanczos:
     One random vector finds a repeated eigenvalue once. So when the values are precise, another random vector,
     orthogonal to all before, continues the search. It ends when such a vector has added no value to the largest.
 
+    Args:
+        size: number of rows of the matrix.
+        k: number of eigenvalues to find.
+        tol: relative accuracy of the eigenvalues at which the search ends.
+        steps: maximum number of vectors.
+        like: a tensor with the device and the type of the computation.
+        generator: source of the random vectors.
+        repeated: whether to begin again with a new random vector, to find repeated eigenvalues.
+
     Attributes:
         basis: the vectors so far. :meth:`add` expects the product with the last. The list is emptied at the end.
         values, errors: the largest eigenvalues so far, and bounds on the norms of their residuals.
@@ -107,7 +116,11 @@ class Lanczos:
         self.basis = torch.cat([self.basis, vector.unsqueeze(0)])
 
     def add(self, product: Tensor) -> None:
-        """Add the product with the last vector. Its part orthogonal to the basis becomes the next vector."""
+        """Add the product with the last vector. Its part orthogonal to the basis becomes the next vector.
+
+        Args:
+            product: the matrix times the last vector of ``basis``, [size].
+        """
         self.products += 1
         column = self.basis @ product
         remainder = product - column @ self.basis

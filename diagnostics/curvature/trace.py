@@ -94,7 +94,7 @@ def layer_traces(
     error: float,
     total: int,
 ) -> Estimates:
-    """Return the trace of all layers: exact, or the mean of random probes of all of them at once.
+    """Return the trace of all layers by name: exact, or the mean of random probes of all of them at once.
 
     A layer's output z_n = A_n theta + c_n is linear in its own parameters. So the block of the mean loss is 1/N sum_n
     A_n^T H_n A_n, with H_n the Hessian of sample n's loss in z_n. This holds for any later layers. Its trace is
@@ -327,6 +327,14 @@ def by_pyhessian(
     probes: int,
 ) -> Estimate:
     """Return the estimate of one layer's trace by PyHessian.
+
+    Args:
+        run: the model as a function of its tensors.
+        data: the samples and their labels.
+        layer: the layer's name, for the seed and for messages.
+        names: exact names of the layer's parameters.
+        batch: number of samples of a batch.
+        probes: number of random vectors.
 
     Raises:
         NoValue: PyHessian gives no finite value.

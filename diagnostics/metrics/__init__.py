@@ -39,7 +39,10 @@ class PlotStyle:
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def for_variant(self, variant: str | None) -> PlotStyle:
-        """Return the style of a variant: the metric's, with the attributes that differ."""
+        """Return the style of a variant: its own from ``variants`` if it is listed there, else this style.
+
+        Attributes that a variant's own style does not name have their defaults.
+        """
         if variant is not None and variant in self.variants:
             return PlotStyle(**self.variants[variant])
         return self

@@ -130,7 +130,14 @@ class Metric(Facts):
     def measure(self, measurement: Measurement, settings: Any) -> list[Row]:
         """Return the rows, for options already made by :meth:`settings` and checked by :meth:`check`.
 
-        A metric of pairs needs two models.
+        With fewer than two models, a metric of pairs has rows without values.
+
+        Args:
+            measurement: the clients, the layers and the settings that all metrics share.
+            settings: the options, as :meth:`settings` returns them.
+
+        Raises:
+            UsageError: the function does not return a list of rows of this metric.
         """
         if self.pairs and len(measurement.subjects) < 2:
             return [
@@ -302,7 +309,11 @@ def layer_metric(
 
 
 def of_weights(tensors: str) -> dict[str, Any]:
-    """Return attributes of a metric: it is an exact function of a layer's weights, or of all its tensors."""
+    """Return columns of a row whose value is an exact function of a layer's tensors: ``stderr`` and ``estimator``.
+
+    Args:
+        tensors: the tensors that were read, ``weights`` or ``all``.
+    """
     suffix = ""
     if tensors == "all":
         suffix = ", all tensors"
@@ -312,7 +323,13 @@ def of_weights(tensors: str) -> dict[str, Any]:
 def variant_rows(
     metric: str, values: Mapping[str, float | NoValue], **columns: Any
 ) -> list[Row]:
-    """Return a row for each variant, with its number or the reason that there is none."""
+    """Return a row for each variant, with its number or the reason that there is none.
+
+    Args:
+        metric: name of the metric.
+        values: the number or the reason, by variant.
+        columns: further columns of all rows, as for :func:`fl_core.rows.row`.
+    """
     rows = []
     for variant, value in values.items():
         columns["variant"] = variant

@@ -315,8 +315,8 @@ def linear_probe(measurement: Measurement, options: LinearProbe) -> list[Row]:
     """Return the accuracy, from 0 to 1, of a logistic regression on each layer's flattened output.
 
     Higher means that a linear classifier separates the classes better. The probe is never tested on samples that
-    trained it. The samples of ``test`` are used if given. Else each sample is tested once in
-    cross-validation over folds that are stratified by class. The estimator names the way. For variants and error see
+    trained it. The samples of ``test`` are used if given. Else each sample is tested once in cross-validation over
+    folds that are stratified by class. The column ``estimator`` says which. For variants and error see
     :func:`diagnostics.representation.probes.probe_rows`. The error does not include the variation of the training
     samples.
 

@@ -229,9 +229,9 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
       rate. Batches and dropout are seeded by (seed, "layer_tuning", round, client). A normalisation of S trains and
       moves its statistics. Every other keeps those of g.
     - *Gain*: the validation samples of all clients are split at random into two halves, once. For each S one number of
-    epochs for
-      all clients, 0 among them, has the least mean log loss on one half. G_k(S) is the fall of the log loss on the
-      other; and crosswise. It is neither weighted by class nor calibrated. Other tasks have their training loss.
+      epochs for all clients, which may be 0, has the least mean log loss on one half. G_k(S) is the fall of the log
+      loss on the other half, and the same with the halves exchanged. It is neither weighted by class nor calibrated.
+      Other tasks have their training loss.
     - *Rows*: ``fall`` in nats and ``gain`` in points of accuracy by client and layer, and of the network; those of
       ``all`` layers and of ``statistics`` (no weight trains, batch statistics are taken again) have no layer; ``share``
       is G(S) / G(all), G the mean by training samples, where a difference is shown. Its error is a quarter of the
@@ -239,10 +239,11 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
     - *Shown*: where ``clients_differ`` says so of fine-tuning. Its null is exact, unlike that of dealt samples, which
       the shared model has not seen as such.
 
-    It names no plan and claims no end. On federations with known answers the profile did not choose better than
-    training both ends, nor than always keeping the head local, also on residual networks and with adapters.
-    References of the same network, with planted labels and inputs, claimed an end in 2 of 22 federations, both right,
-    at the price of two more runs and two profiles. So no option makes them.
+    The result is no plan. On federations with known answers, layers chosen by these gains were not better than those of
+    a choice that trains plans with either end local, nor than always keeping the head local. This also holds for
+    residual networks and adapters. A further test compared a run with two references, the same network trained with
+    planted differences of labels or of inputs. It claimed an end in 2 of 22 federations, the input or the output, at
+    which clients differ. Both claims were right, but the references need two more runs, so no option makes this test.
     """
     try:
         clients, arguments = of_tuner(measurement, options)

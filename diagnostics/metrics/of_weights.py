@@ -59,6 +59,11 @@ class WeightOptions:
 def vector_of(values: Mapping[str, Tensor], layer: Layer, tensors: str) -> Tensor:
     """Return the layer's floating tensors as one float64 vector [n].
 
+    Args:
+        values: tensors by exact name.
+        layer: the layer.
+        tensors: ``weights`` for its weights alone, or ``all``.
+
     Raises:
         NoValue: there are none, or they are not finite.
     """
@@ -77,6 +82,11 @@ def vector_of(values: Mapping[str, Tensor], layer: Layer, tensors: str) -> Tenso
 
 def finite_entries(tensors: Sequence[Tensor], what: str, layer: Layer) -> Tensor:
     """Return tensors of a layer as one float64 vector [n].
+
+    Args:
+        tensors: the tensors.
+        what: what they are called in the message, in the plural.
+        layer: the layer, for the message.
 
     Raises:
         NoValue: they are not finite.

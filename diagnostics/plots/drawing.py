@@ -179,8 +179,11 @@ def panels(
     The grid lies in a given figure, or in a new one in the package's style.
 
     Args:
-        width, height: size of each Axes in a new figure, in inches. room: the space for labels at the grid's left and
-            below it.
+        axes: the given Axes, a figure to fill, or None for a new figure.
+        count: number of Axes.
+        width, height: size of each Axes in a new figure, in inches.
+        columns: maximum number of columns of the grid.
+        room: the space for labels at the grid's left and below it, in inches.
 
     Raises:
         UsageError: there are fewer Axes than needed.
@@ -445,7 +448,14 @@ def set_scale(ax: Axes, values: pd.DataFrame, log: bool) -> None:
 def stacked(
     ax: Axes, table: pd.DataFrame, write: Callable[[float], str], **looks: Any
 ) -> None:
-    """Draw a stacked bar for each row, from the top, with a colour for each column and numbers where they fit."""
+    """Draw a stacked bar for each row, from the top, with a colour for each column and numbers where they fit.
+
+    Args:
+        ax: the Axes to draw on.
+        table: lengths of the parts, bars x parts.
+        write: a function that formats a length as text.
+        looks: further arguments of pandas' ``plot.barh``.
+    """
     n_columns = table.shape[1]
     colours: Any = COLOURS[:n_columns]
     if n_columns > len(COLOURS):

@@ -171,9 +171,14 @@ class Panel:
 
     @property
     def outside(self) -> pd.DataFrame:
-        """Return whether each point lies outside the band, rounds x layers; None without a band."""
+        """Return whether each point lies outside the band, bool, rounds x layers; all False without a band.
+
+        A missing value is not outside.
+        """
         if self.low is None or self.high is None:
-            return self.values != self.values
+            return pd.DataFrame(
+                False, index=self.values.index, columns=self.values.columns
+            )
         return (self.values < self.low) | (self.values > self.high)
 
     @property
@@ -321,7 +326,12 @@ def _legend(panels: list[Panel], plan: dict[str, bool] | None) -> list[str]:
 
 
 def panels_of(layers: Sequence[Layer], table: pd.DataFrame) -> list[Panel]:
-    """Return the panels of a layer map for which a diagnosis has rows."""
+    """Return the panels of a layer map for which a diagnosis has rows.
+
+    Args:
+        layers: all layers of the model.
+        table: rows of several rounds, with those of nulls.
+    """
     measured_rows, nulls = split_resamples(table)[0], table[of_null(table)]
     names = [layer.name for layer in layers if layer.weights]
     panels = []
@@ -365,13 +375,15 @@ def _of_variants(
 
 
 def band(draws: Sequence[pd.DataFrame]) -> tuple[Any, Any]:
-    """Return the ends of a 95 % prediction band for one more draw, over all points of three panels together.
+    """Return the lower and upper ends of a 95 % prediction band for one more draw, each rounds x layers.
+
+    The level holds over all points of three panels together.
 
     Draws of a layer have one standard deviation over the rounds. The quantile is Student's, divided by the number of
     points (Bonferroni), and the width counts the error of the mean of few draws.
 
     Args:
-        draws: draws of the null, each rounds x layers. With fewer than two there is no band.
+        draws: draws of the null, each rounds x layers. With fewer than two both ends are None.
     """
     if len(draws) < 2:
         return None, None

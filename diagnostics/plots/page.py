@@ -293,7 +293,7 @@ STATES = ("aggregation_weight", "prompt_attention", "trained", "retained", "held
 def album(
     frame: pd.DataFrame, metrics: Sequence[str] = ()
 ) -> dict[str, Callable[[], Figure]]:
-    """Return all pictures of the named metrics: scores over rounds and by client, curves over layers.
+    """Return {name: function that draws} for the metrics' pictures: scores over rounds and by client, layers' curves.
 
     By default these are all metrics except the further scores, such as AUROC. Those are many, and some have no value. A
     picture is drawn when it is called, so that not all need be open at once.
@@ -327,7 +327,14 @@ def album(
 
 
 def figure_of(drawn: Drawn) -> Figure:
-    """Return the matplotlib figure to which the axes belong."""
+    """Return the matplotlib figure to which the axes belong.
+
+    Args:
+        drawn: the axes, or a list of axes of one figure.
+
+    Raises:
+        UsageError: the axes were removed from their figure.
+    """
     figure = (drawn[0] if isinstance(drawn, list) else drawn).get_figure(root=True)
     if figure is None:
         raise UsageError(

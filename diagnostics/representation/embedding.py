@@ -56,7 +56,7 @@ def pool(
     Args:
         models: {client: model}, or one model for all.
         data: {client: data}.
-        layer: exact name. Default, with ``at="input"``: the last layer, so the input of the classifier.
+        layer: exact name of the layer. Default: the last layer, of which the input is read, whatever ``at`` is.
         at: the layer's ``"output"`` or ``"input"``.
         classes: names of the classes. Default: their numbers.
         samples: maximum number of samples, drawn with the seed, equally many of each client.

@@ -123,6 +123,13 @@ def probe_rows(
     error is that of :func:`accuracy_error`. Two more variants stand next to each: ``..._balanced``, the mean recall of
     the classes, and ``..._guessing``, the share of the largest class, which a constant prediction has.
 
+    Args:
+        metric: name in the rows.
+        classify: (features [n, d], labels [n], features to test [m, d]) -> predicted labels [m].
+        estimator: how the values are computed, for the rows.
+        measurement: the clients, the layers and the settings.
+        options: how samples are divided into training and test.
+
     Raises:
         UsageError: a client has no test data, or data do not fit.
     """

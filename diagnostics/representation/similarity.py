@@ -100,6 +100,9 @@ def check_features(total: Tensor, offset: Tensor, eps: float) -> Tensor:
         total: the sum of squares.
         offset: number of rows times the squared length of what was subtracted from each of them.
         eps: resolution of the features' type.
+
+    Raises:
+        NoValue: the features are not finite, or constant.
     """
     if not torch.isfinite(total):
         raise NoValue("not finite")
@@ -152,7 +155,7 @@ def gram_entries(
 
     Args:
         x: features [n, d].
-        batches: first and last position of each batch, for the unbiased estimator. None means the full one.
+        batches: (start, stop) of each batch, for the unbiased estimator. None means the full one.
         bandwidth: the bandwidth of the radial kernel. None means the linear kernel.
 
     Raises:
@@ -382,7 +385,13 @@ def by_position(module: nn.Module, output: Tensor) -> Tensor:
 
 
 def arrange_positions(module: nn.Module, output: Tensor, positions: str) -> Tensor:
-    """Return an output with its positions treated: [n, d], or with ``"samples"`` [n, p, d] if it has positions."""
+    """Return an output as features: [n, d], or with ``"samples"`` [n, p, d] if it has positions.
+
+    Args:
+        module: the module that gave the output.
+        output: the output, [n, ...].
+        positions: ``"flatten"``, ``"samples"`` or ``"mean"`` (:class:`SimilarityOptions`).
+    """
     if positions == "flatten" or output.ndim < 3:
         if output.ndim > 1:
             return output.flatten(1)
@@ -487,11 +496,12 @@ class LayerComparison:
         """Pass the probe samples through every model, and store the result of ``side`` on each layer's features.
 
         Args:
-            paths: the modules to read. Default: all.
+            side: a function from a layer's features to the result that is stored.
+            paths: paths of the modules to read. Default: all.
             arrange: a function (module, output) -> features. Default: as the option ``positions`` says.
 
         Returns:
-            The stored results, and why the other layers have none.
+            The stored results by (path, client's number), and why the others have none, by the same keys.
         """
         paths, settings = self.paths if paths is None else paths, self.measurement
         positions = self.options.positions
@@ -587,7 +597,15 @@ class LayerComparison:
 def by_grams(
     comparison: LayerComparison, estimator: str, bandwidth: float | None = None
 ) -> tuple[Faults, Value]:
-    """Return the faults, and a function that returns a pair's CKA from stored Gram matrices."""
+    """Return why layers have no features, by (path, client's number), and a function that returns a pair's CKA.
+
+    The function takes two such keys. It reads stored Gram matrices.
+
+    Args:
+        comparison: the clients, the layers and the options.
+        estimator: ``"full"`` or ``"minibatch"``.
+        bandwidth: the bandwidth of the radial kernel. None means the linear kernel.
+    """
     places = None
     if estimator == "minibatch":
         n = len(comparison.x)
@@ -621,7 +639,9 @@ class _LayerOutput(nn.Module):
 
 
 def by_torch_cka(comparison: LayerComparison) -> tuple[Faults, Value]:
-    """Return minibatch CKA from the package torch-cka, a cross-check. It runs copies of the models.
+    """Return no faults, and a function that returns a pair's minibatch CKA by the package torch-cka, a cross-check.
+
+    The function takes two keys (path, client's number), and runs copies of the models.
 
     Raises:
         UsageError: batches differ in size, or are too small. The package gives all the same weight.
@@ -661,9 +681,10 @@ def by_torch_cka(comparison: LayerComparison) -> tuple[Faults, Value]:
 def by_directions(
     comparison: LayerComparison, measure: Measure
 ) -> tuple[Faults, Value]:
-    """Return the faults, and a function that returns a pair's value of ``measure``.
+    """Return why layers have no features, by (path, client's number), and a function that returns a pair's value.
 
-    If positions are rows, the features of one layer are in memory at a time.
+    The function takes two such keys, and returns their value of ``measure``, or why there is none. If positions are
+    rows, the features of one layer are in memory at a time.
     """
     if comparison.options.positions != "samples":
         sides, faults = comparison.sides(measure.side)
@@ -679,7 +700,7 @@ def by_directions(
 
 
 def batch_bounds(n: int, batch: int) -> list[Place]:
-    """Return first and last positions of batches for the unbiased HSIC.
+    """Return (start, stop) of each batch of ``n`` samples for the unbiased HSIC, the stop excluded.
 
     A last batch that is too small joins the one before it.
 

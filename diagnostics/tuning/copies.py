@@ -45,7 +45,8 @@ class Held:
     """The validation samples of all clients, one client after another.
 
     Attributes:
-        y: labels of the samples, [n, ...]. client: the number of each sample's client, int64 [n].
+        y: labels of the samples, [n, ...].
+        client: the number of each sample's client, int64 [n].
         weight: weight of each sample, float64 [n]. A client's weights sum to its share of all training samples.
         group: the number of each sample's group, such as a patient, int64 [n]. A group has one client.
     """
@@ -319,12 +320,15 @@ def crosswise(
     """Choose the best candidate on each half of the samples, and score it on the other half.
 
     Args:
-        losses: a function that fits a calibration on some samples, and returns the losses of all.
+        losses: (outputs [n, C] of a candidate, samples to choose on, samples to score on) -> the losses on both.
+            Samples are boolean masks [n].
         candidates: outputs [P, n, C]. Of equally good ones the first is taken.
-        weight: weight of each sample [n]. half: the half of each sample, 0 or 1, [n].
+        weight: weight of each sample [n].
+        half: the half of each sample, 0 or 1, [n].
 
     Returns:
-        The candidate that scores each sample, the losses of that candidate, and those of the first one.
+        The number of the candidate that was chosen for each sample, the losses of the first candidate, and those of the
+        chosen one, each [n].
     """
     choice = np.zeros(len(half), dtype=np.int64)
     first_losses, best_losses = np.zeros(len(half)), np.zeros(len(half))
@@ -348,6 +352,8 @@ def estimated(
     """Return the row of a mean over validation samples, with its standard error if it is known.
 
     Args:
+        metric, variant: columns of the row.
+        mean: the mean and its standard error, NaN if unknown.
         factor: by which the mean and its error are multiplied, such as 100 for points.
         columns: further columns of the row.
     """

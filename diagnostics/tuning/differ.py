@@ -36,6 +36,9 @@ def neighbours(parts: Sequence[Sequence[int]]) -> list[list[int]]:
 
     >>> neighbours([[0, 2], [1, 3]])
     [[0, 2], [1, 3], [0, 2], [1, 3]]
+
+    Args:
+        parts: the blocks, lists of clients' numbers. Each client is in one block.
     """
     block_of: dict[int, list[int]] = {}
     for block in parts:
@@ -57,6 +60,7 @@ def fine_tuned(
 
     Raises:
         NonFiniteError: a loss or an output is not finite.
+        NoValue: the time budget is spent.
     """
     parts = blocks(len(tuner_arguments["clients"]), tuner_arguments["seed"])
     tuner = Tuner(**tuner_arguments, near=neighbours(parts))
@@ -122,12 +126,14 @@ def cross_losses(
 def comparable_losses(
     loss: Loss, outputs: Tensor, y: Tensor, sizes: Sequence[int]
 ) -> Array:
-    """Return the losses of several models' outputs [N, C], in which no client is special, float64 [N].
+    """Return losses that can be compared between models and clients, float64 [N].
 
     A log loss has one temperature, from 1 to 20, for all pairs of a model and a sample. Other tasks have their training
     loss. The risk sets of a survival loss are all samples that a model predicts.
 
     Args:
+        loss: the loss that trained the models.
+        outputs: outputs of several models on their samples, one model after another, [N, C].
         y: the labels of the samples [N].
         sizes: number of samples of each model, whose sum is N.
     """

@@ -141,7 +141,7 @@ def permutation_test(
         seeds: the losses in each seed, with the same kinds and clients in the same order.
         parts: blocks of clients, the same in all seeds, as of :func:`blocks`. Default: one block.
         seed: seed of the random assignments.
-        deals: number of deals.
+        deals: number of random assignments.
 
     Raises:
         UsageError: fewer than two clients have samples, a loss within a block is not finite, or a group has

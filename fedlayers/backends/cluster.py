@@ -68,8 +68,10 @@ class Sending:
     """A job on a node.
 
     Attributes:
-        items: the job's messages, in order. held: the lock on the run directory of this machine.
-        name: the node's name in messages. node: the node's id in the cluster, known after its first message.
+        items: the job's messages, in order.
+        held: the lock on the run directory of this machine.
+        name: the node's name in messages.
+        node: the node's id in the cluster, known after its first message.
     """
 
     items: Any
@@ -80,6 +82,9 @@ class Sending:
 
 class Cluster(WorkerPool[Sending]):
     """A pool of jobs on a Ray cluster: a remote one, this machine's, or one that is started here.
+
+    Args:
+        address: the cluster, HOST:PORT; empty for this machine's, or else a new one.
 
     Raises:
         UsageError: Ray is not installed, or no cluster answers.
@@ -190,6 +195,9 @@ def _on_node(
 def connect(address: str) -> tuple[Any, bool]:
     """Connect to a cluster. Return Ray's module, and whether this call connected it and must end it.
 
+    Args:
+        address: the cluster, HOST:PORT; empty for this machine's, or else a new one.
+
     Raises:
         UsageError: Ray is not installed, or no cluster answers.
     """
@@ -223,7 +231,10 @@ def connect(address: str) -> tuple[Any, bool]:
 
 
 def reachable(address: str) -> Any:
-    """Return Ray's module after a check that the address, if any, answers.
+    """Return Ray's module after a check that a cluster answers at the address.
+
+    Args:
+        address: the cluster, HOST:PORT; empty for no check.
 
     Raises:
         UsageError: Ray is not installed, or the address does not answer.
@@ -276,7 +287,8 @@ class Actors:
 
     Raises:
         UsageError: Ray is not installed, no cluster answers, or a node has another version of this package.
-        RunError: an actor cannot start, since its node lacks something. WorkerError: all actors are lost.
+        RunError: an actor cannot start, since its node lacks something.
+        WorkerError: all actors are lost.
     """
 
     def __init__(self, client_runner: ClientRunner, address: str = "") -> None:

@@ -144,7 +144,8 @@ def changed_files(path: Path, sent: Sent, over: bool) -> Iterator[FileBatch]:
     files that precede training, and a checkpoint's manifest follows all files that it names.
 
     Args:
-        sent: what was sent of each file. The function updates it.
+        path: the run directory.
+        sent: the digest of each file that was sent, by name. The function updates it.
         over: whether nothing more will be written. Otherwise nothing is read unless there is a new checkpoint.
     """
     folder = Folder(path)
@@ -167,7 +168,7 @@ def batches(folder: Folder, names: Iterable[str], sent: Sent) -> Iterator[FileBa
     Args:
         folder: the run directory.
         names: names of files in it, in the order in which they are sent.
-        sent: what was sent of each file. The function updates it.
+        sent: the digest of each file that was sent, by name. The function updates it.
     """
     parcel: FileBatch = {}
     for name in names:
@@ -189,8 +190,12 @@ def batches(folder: Folder, names: Iterable[str], sent: Sent) -> Iterator[FileBa
 def write_files(path: Path, parcel: FileBatch) -> None:
     """Write a batch of files below a run directory in their order, each atomically.
 
+    Args:
+        path: the run directory.
+        parcel: the contents of the files, by name.
+
     Raises:
-        CorruptError: a run directory has no file of that name.
+        CorruptError: a name is not that of a file of a run.
     """
     path.mkdir(parents=True, exist_ok=True)
     folder = Folder(path)
@@ -341,8 +346,10 @@ def carry_out(
 
     Args:
         works: the jobs. The next one is taken when there is room for it.
+        place: the backend that runs them.
         done: receives each result and the number of results so far. An exception that it raises ends the other jobs.
         total: the number of jobs.
+        progress: whether the progress line is shown.
     """
     printed_words = [""]
 
@@ -373,7 +380,11 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 class Local(WorkerPool[Child]):
-    """A pool of processes. They start with the first jobs, and end when this process ends."""
+    """A pool of processes. They start with the first jobs, and end when this process ends.
+
+    Args:
+        count: the number of processes.
+    """
 
     def __init__(self, count: int) -> None:
         self.side_by_side = count

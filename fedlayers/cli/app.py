@@ -198,7 +198,7 @@ def command_class(name: str) -> type[Command]:
     """Return the class of the command with this name.
 
     Raises:
-        UsageError: an unknown name; suggests the nearest.
+        UsageError: the name is unknown. The message suggests the nearest.
     """
     module = COMMANDS[check_known("command", name, COMMANDS)]
     return getattr(import_module(f"fedlayers.cli.{module}"), name.capitalize())
@@ -206,6 +206,9 @@ def command_class(name: str) -> type[Command]:
 
 def parse_command(words: Sequence[str]) -> Command:
     """Return the command with its flags parsed. Help ends the program.
+
+    Args:
+        words: the name of the command, then its flags and their values.
 
     Raises:
         UsageError: an unknown command, or flags that do not parse.

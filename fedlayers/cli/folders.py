@@ -487,7 +487,14 @@ class List(Command):
 
 
 def listing_of(what: str) -> str:
-    """Return a listing as ``make lists`` stored it. What it describes would import torch."""
+    """Return the text of ``fedlayers list WHAT``, from the file that ``make lists`` writes. Torch is not imported.
+
+    Args:
+        what: ``algorithms``, ``datasets``, ``models``, ``metrics`` or ``rules``.
+
+    Raises:
+        UsageError: there is no such list.
+    """
     import json
 
     stored_lists = json.loads(STORED.read_bytes())

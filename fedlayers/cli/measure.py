@@ -46,7 +46,11 @@ class OfRun(ConfiguredCommand):
     argument = "dir"
 
     def check_source(self) -> None:
-        """Refuse a run and a dataset together, neither of them, and a configuration for a run, which has its own."""
+        """Check that the command has either a run or a dataset, and that a run has no options of training.
+
+        Raises:
+            UsageError: it has both, neither, or options of training for a run.
+        """
         if (self.dir is None) == (self.dataset is None):
             raise UsageError(
                 "the command must have a run directory before the flags, or --dataset. Name one of the two."
@@ -486,6 +490,8 @@ def save(figure: Figure, path: Path, dpi: int = 200, **facts: str) -> None:
     """Save a figure on white without a margin, and close it.
 
     Args:
+        path: the file. Its ending names the format.
+        dpi: dots per inch.
         facts: metadata of the file, such as the command and the data's digest. The commit is added.
     """
     import matplotlib.pyplot as plt

@@ -228,7 +228,10 @@ def parse(
     """Return the command with its flags parsed. Help ends the program.
 
     Args:
-        name: the command's name, for messages. commands: the names of all commands.
+        command: the class of the command.
+        name: the command's name, for messages.
+        words: the flags and their values, as they were typed.
+        commands: the names of all commands.
 
     Raises:
         UsageError: an unknown flag, one without a value, or a value of another type.
@@ -772,7 +775,7 @@ FLAGS = {name: flag_of(NAMES.get(name, name)) for name in (*KEYS, *ARGUMENTS, *N
 def pairs(flag: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Parse ``key=value`` arguments, of which the last one counts.
 
-    A value is JSON if it parses as JSON, and a list if it has commas.
+    A value is JSON if it parses as JSON, and a list if it has commas. ``flag`` is the flag's name, for the message.
 
     >>> pairs("option", ["a=1", "b=true", "c=64,32", "d=x", "e="])
     {'a': 1, 'b': True, 'c': [64, 32], 'd': 'x', 'e': ''}
@@ -784,7 +787,7 @@ def pairs(flag: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def texts(flag: str, arguments: Sequence[str]) -> dict[str, str]:
-    """Parse ``key=value`` arguments, with values as text. For errors see :func:`pairs`."""
+    """Parse ``key=value`` arguments, with values as text. Arguments and errors are those of :func:`pairs`."""
     values = {}
     for item in arguments:
         key, equals, value = item.partition("=")
@@ -809,8 +812,13 @@ def by_name(
 ) -> dict[str, dict[str, Any]]:
     """Parse ``--option NAME.KEY=VALUE`` arguments. Return {name: {key: value}}.
 
+    Args:
+        arguments: texts ``NAME.KEY=VALUE``.
+        kind: what a name stands for in messages, such as ``algorithm``.
+        names: the allowed names.
+
     Raises:
-        UsageError: an argument begins with none of ``names``.
+        UsageError: an argument begins with none of ``names``, or has no ``=``.
     """
     options: dict[str, dict[str, Any]] = {}
     for key, value in pairs("option", arguments).items():
@@ -833,7 +841,9 @@ def check_file(path: Path, such: str, begins: str, flag: str = "--out") -> None:
     If an earlier file is replaced, a line says so.
 
     Args:
-        such: what the file contains, for the message. begins: a regular expression of such a file's beginning.
+        path: the output file.
+        such: what the file contains, for the message.
+        begins: a regular expression of such a file's beginning.
         flag: the flag with which the user named the file.
 
     Raises:

@@ -109,7 +109,11 @@ class Resume(Command):
 
 
 def print_result(result: RunResult, out: Path) -> None:
-    """Print the result of a run.
+    """Print the scores, the plan and the training settings of a run.
+
+    Args:
+        result: the run's result.
+        out: the run directory.
 
     Raises:
         DivergedError: its last evaluation shows models that have diverged.
@@ -193,7 +197,12 @@ class ManyRuns(ConfiguredCommand):
         return {**arguments, "config": config}
 
     def show(self, result: object, line: str) -> Any:
-        """Draw and print the study's result. The base class does nothing: its studies print all themselves."""
+        """Draw and print the study's result, and return what ``--json`` prints. The base class does nothing.
+
+        Args:
+            result: what the study's function returned.
+            line: the command as it was typed.
+        """
 
 
 class SeveralAlgorithms(ManyRuns):

@@ -57,8 +57,8 @@ class Line(NamedTuple):
     """A way in the answer's table.
 
     Attributes:
-        way: the way's name. action: ``share_all``, ``share_some`` or ``alone``; empty for the base rate and for pooled
-            models.
+        way: the way's name.
+        action: ``share_all``, ``share_some`` or ``alone``; empty for the base rate and for pooled models.
         value: the way's test score as it is printed, shares in percent.
         difference: ``value`` minus the value of the recommended way.
         low, high: the ends of the difference's 95 % interval, which holds for all lines together; NaN if unknown.
@@ -99,10 +99,13 @@ class Answer(Displayed):
         differ: whether clients differ; None if it was not tested.
         alike: groups of clients, if they stand out.
         new_client: the way whose shared model fits a client that joins later; empty without one.
-        score: the score that ranks the ways. split: the split that is scored. digits: digits after the decimal point.
+        score: the score that ranks the ways.
+        split: the split that is scored.
+        digits: digits after the decimal point.
         samples, smallest: the number of samples in this split, and the smallest difference that they can show.
         task: the kind of task.
-        seeds: the seeds of the runs. cost: bytes per round and client, rounds, full runs and seconds.
+        seeds: the seeds of the runs.
+        cost: ``bytes_a_round`` of a client, ``rounds``, ``full_runs``, ``bytes`` of all clients, and ``seconds``.
         rates: the learning rates in words, if any were tried.
         not_tried: why a way was not tried or has no result, by name.
         next: a command that exports the recommended way; empty without one.

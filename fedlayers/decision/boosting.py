@@ -32,7 +32,9 @@ def why_not_boosting(shape: tuple[int, ...], kind: str, rows: int) -> str:
     'a fit has 20,001 rows, more than 20,000'
 
     Args:
-        shape: the shape of a sample. kind: the task of :data:`fl_core.rows.TASKS`. rows: the rows of the largest fit.
+        shape: the shape of a sample.
+        kind: the task of :data:`fl_core.rows.TASKS`.
+        rows: the rows of the largest fit.
     """
     if len(shape) != 1 or hasattr(shape, "tokens") or hasattr(shape, "layout"):
         return "it is for tables"

@@ -122,7 +122,12 @@ def choose(
 
 
 def unanswered(question: Question, line: str) -> Answer:
-    """Return the answer of a dry run: the ways and the estimated cost, without a recommendation."""
+    """Return the answer of a dry run. It has the estimated cost in ``rates``, and no recommendation.
+
+    Args:
+        question: the setting of the decision.
+        line: the estimated cost in words.
+    """
     return Answer(
         "",
         "",
@@ -138,7 +143,7 @@ def unanswered(question: Question, line: str) -> Answer:
 
 
 def answered(trained: Trained) -> Answer:
-    """Score the trained ways, and return the answer with its plan, tests and cost."""
+    """Score the trained ways, and return the answer with its plan and tests, without its cost."""
     question = trained.question
     table = trained.table()
     losses = table if question.score == "loss" else trained.table("loss")
@@ -207,9 +212,13 @@ def _groups(trained: Trained) -> tuple[tuple[str, ...], ...]:
 
 
 def cost_of(trained: Trained, workers: int, began: float) -> dict[str, float]:
-    """Return the cost by name: bytes per round and client, rounds, full runs of the network, and seconds.
+    """Return the cost of a decision by name.
+
+    Keys are ``bytes_a_round`` (of one client), ``rounds``, ``full_runs`` (of the network), ``bytes`` (of all clients in
+    all rounds) and ``seconds``.
 
     Args:
+        trained: the trained ways.
         workers: the number of runs that trained side by side.
         began: the time at which the decision began, of ``time.monotonic``.
     """
@@ -228,7 +237,10 @@ def cost_of(trained: Trained, workers: int, began: float) -> dict[str, float]:
 
 
 def store(answer: Answer, out: Path) -> Answer:
-    """Write the files of an answer: models, plans, and last ``choice.json``. Files of an earlier answer are removed."""
+    """Write the files of an answer below ``out``: models, plans, and last ``choice.json``. Return the answer.
+
+    Models and ``plan.json`` of an earlier answer are removed.
+    """
     trained = answer.trained
     if trained is not None:
         if not trained.question.over_sites:

@@ -257,7 +257,15 @@ def _scores_to_show(there: Iterable[str]) -> tuple[str, ...]:
 
 
 def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
-    """Format a comparison's table: shares in percent, intervals after the mean, and a further score if named."""
+    """Return a comparison's table with its numbers as text: shares in percent, and intervals after the means.
+
+    Args:
+        table: the attribute ``table`` of a :class:`Comparison`.
+        score: a further score to show first. Default: only the usual scores of the task.
+
+    Returns:
+        A line for each algorithm, with ``algorithm``, ``model``, ``seeds``, the scores, fairness, incentive and rank.
+    """
     shown_table = table[["algorithm", "model", "seeds"]].copy()
     shown_scores = _scores_to_show(table.columns)
     positive = str(next(iter(table.get("positive", ())), ""))
@@ -286,6 +294,10 @@ def bracket(score: str, low: float, high: float) -> str:
 
     >>> bracket("macro_f1", 0.011, 0.029), bracket("macro_f1", 0.0, 0.0)
     (' [1.1, 2.9]', '')
+
+    Args:
+        score: the name of the score, which sets the format. A share is shown in percent.
+        low, high: the ends of the interval.
     """
     lowest = in_column(score, low)
     highest = in_column(score, high)

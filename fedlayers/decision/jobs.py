@@ -158,7 +158,7 @@ class TrainingJob:
         return rule.best.get(rule.main)
 
     def carry_out(self) -> Any:
-        """Start or resume the run. A complete run is left as it is. Its notes are those of :func:`assembled`.
+        """Start or resume the run. A complete run is left as it is. Warnings are hidden: :func:`assembled` gives them.
 
         Raises:
             UsageError, RunError: as for :func:`fl_core.run.runner.run` and :func:`fl_core.run.runner.resume`.
@@ -496,7 +496,15 @@ def check_same_data(folder: Path, task: Task) -> None:
 
 
 def check_stored(path: Path, task: Task) -> None:
-    """Refuse a directory that has anything but this run, begun or complete."""
+    """Refuse a directory that has anything but this run, begun or complete.
+
+    Args:
+        path: the directory.
+        task: the run's task.
+
+    Raises:
+        UsageError: the directory has other files, or a run with another configuration, plan, data or initial model.
+    """
     if not (path / "config.json").exists():
         writing.check_free(path)
         return

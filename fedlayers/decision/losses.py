@@ -366,9 +366,14 @@ class SeedLosses:
     def calibration(
         self, one: Predictor, half: int | None = None
     ) -> tuple[float, float]:
-        """Fit a temperature and a weight of the base rate on the validation samples, or on one half of them.
+        """Fit a temperature and a weight of the base rate on the validation samples, and return both.
 
-        With groups in one half alone there is one fit, and the temperature is at least 1.
+        If all groups are in one half there is one fit, and the temperature is at least 1. They are (1.0, 0.0) if
+        outputs are no probabilities.
+
+        Args:
+            one: the predictor that is calibrated.
+            half: the half, 0 or 1, whose samples are fitted. Default: all samples.
 
         Raises:
             UsageError: there are no samples, or an output is not finite.
@@ -434,7 +439,12 @@ class SeedLosses:
         return dict(zip(self.labels[split], by_client, strict=True))
 
     def weights(self, client: str, y: Tensor) -> Tensor:
-        """Return the weights of a client's samples, which add up to its number of training samples."""
+        """Return the weights of a client's samples, which add up to its number of training samples, float64 [n].
+
+        Args:
+            client: the client's name.
+            y: labels of the samples, [n]. Weights follow the class weights, if any.
+        """
         weights = torch.ones(len(y), dtype=torch.float64)
         if self.class_weights is not None:
             weights = self.class_weights[y]
@@ -561,7 +571,10 @@ class SeedLosses:
 def parts_after(
     tuner: Tuner, task: Task, lr: float, amounts: Sequence[Tuning]
 ) -> dict[Tuning, dict[tuple[int, int], Tensor]]:
-    """Return the outputs of :func:`outputs_after`, split by (client number, set of samples)."""
+    """Return the outputs of :func:`outputs_after`, split by (client's number, set of samples).
+
+    The arguments are those of :func:`outputs_after`.
+    """
     outputs = outputs_after(tuner, task, lr, amounts)
     return {
         amount: tuner.parts(amount_outputs)
@@ -572,11 +585,14 @@ def parts_after(
 def outputs_after(
     tuner: Tuner, task: Task, lr: float, amounts: Sequence[Tuning]
 ) -> dict[Tuning, Tensor]:
-    """Return the raw outputs of a tuner's samples, before and after some amounts of fine-tuning.
+    """Return the raw outputs [n, C] of a tuner's samples, before and after some amounts of fine-tuning.
 
     Amounts that diverge are left out.
 
     Args:
+        tuner: trains the copies.
+        task: the run's task, whose layers are all fine-tuned.
+        amounts: the amounts of fine-tuning. No fine-tuning is always added.
         lr: the learning rate of the run.
     """
     names, outputs = every(task.layers), {Tuning(): tuner.start}

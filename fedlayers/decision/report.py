@@ -45,7 +45,12 @@ CLIENTS_CAPTION = (
 
 
 def write_page(answer: Answer, out: Path, command: str = "") -> Path:
-    """Write the report page of an answer, and its pictures as PNG next to it.
+    """Write the report page of an answer, and its pictures as PNG next to it. Return the path of the page.
+
+    Args:
+        answer: the answer of a decision.
+        out: the folder to write to.
+        command: the command as it was typed, for the page.
 
     Raises:
         RunError: the answer was read from a file, without its runs.
@@ -124,7 +129,12 @@ def write_page(answer: Answer, out: Path, command: str = "") -> Path:
 
 
 def client_losses(answer: Answer) -> pd.DataFrame:
-    """Return a line for each client: its test losses in the first seed, and what they show."""
+    """Return a line for each client: its test losses in the first seed, and what they show.
+
+    Columns are ``client``, the losses of the recommended way, of ``local``, ``linear_local`` and ``base_rate`` where
+    they exist, and ``shown``: whether the client gains or loses. The table is empty without a recommended way, without
+    test samples, or for an answer from a file.
+    """
     trained = answer.trained
     if trained is None or not answer.way or answer.split != "test":
         return pd.DataFrame()
@@ -274,7 +284,15 @@ def mark_beyond(
     edges: tuple[float, float],
     digits: int,
 ) -> None:
-    """End an axis at two edges. A value beyond an edge is written there, with an arrow."""
+    """End the x axis at two edges. A value beyond an edge is written there, with an arrow.
+
+    Args:
+        ax: the Axes to draw on.
+        places: position of each value on the y axis, [n].
+        values: the values, [n].
+        edges: left and right end of the axis.
+        digits: digits after the decimal point.
+    """
     ax.set_xlim(*edges)
     for place, value in zip(places, values, strict=True):
         if value > edges[1]:

@@ -305,7 +305,12 @@ def rows_of(
     """Yield the rows of a predictor, in the form of a run's rows. Their loss is calibrated.
 
     Args:
-        name: the algorithm in the rows. done: the round. said: how the predictor's settings were obtained.
+        losses: the samples of the seed.
+        one: the predictor.
+        name: the algorithm in the rows.
+        done: the round in the rows.
+        model: the kind of the models in the rows, such as ``personal``.
+        said: how the predictor's settings were obtained, for the column ``estimator``.
     """
     columns: dict[str, Any] = {
         "algorithm": name,

@@ -152,6 +152,10 @@ def study(
 def judged(table: LossTable, names: Sequence[str]) -> Study:
     """Return the study that a table of losses gives.
 
+    Args:
+        table: the score of each way in each seed.
+        names: the ways that a decision may name.
+
     Raises:
         UsageError: there are no test samples.
     """

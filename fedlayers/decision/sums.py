@@ -45,7 +45,11 @@ UNCALIBRATED = Calibration()
 
 
 def temperatures_of(kind: str) -> tuple[float, ...]:
-    """Return the temperatures at which sites compute a task's losses. It is 1 alone if outputs are no probabilities."""
+    """Return the temperatures at which sites compute losses: :data:`TEMPERATURES`, or 1 alone without probabilities.
+
+    Args:
+        kind: the kind of task. Outputs are probabilities for those of :data:`fedlayers.decision.losses.PROBABLE`.
+    """
     if kind in PROBABLE:
         return TEMPERATURES
     return (1.0,)
@@ -57,6 +61,10 @@ def client_losses(
     """Return the loss of each of a client's samples, float64 [n].
 
     Args:
+        losses: the samples of the seed.
+        one: the predictor that gives the outputs.
+        split: validation or test.
+        client: the client's name.
         temperature: the temperature of each sample, [n]. It is ignored if outputs are no probabilities.
     """
     outputs, y = one.outputs[split][client], losses.labels[split][client]
@@ -70,10 +78,11 @@ def client_losses(
 def sums_of_halves(
     losses: SeedLosses, one: Predictor, client: str
 ) -> list[list[list[float]]]:
-    """Return the sums of a client's weighted validation losses, by half and temperature [2][T][2].
+    """Return two sums of a client's weighted validation losses, for each half and temperature, [2][T][2].
 
-    The first of the two sums is over the label's loss. The second is over the mean loss of the other classes, which
-    softened targets need (:func:`fl_core.training.evaluate.soft_targets`). It is 0 if outputs are no probabilities.
+    The halves are those of :attr:`SeedLosses.dealt`, the temperatures those of :func:`temperatures_of`. The first of
+    the two sums is over the label's loss. The second is over the mean loss of the other classes, which softened targets
+    need (:func:`fl_core.training.evaluate.soft_targets`). It is 0 if outputs are no probabilities.
     """
     temperatures = temperatures_of(losses.kind)
     if client not in losses.labels[VALIDATION]:
@@ -102,7 +111,9 @@ def other_losses(outputs: Tensor, y: Tensor, label_losses: Tensor) -> Tensor:
     """Return the mean log loss of the classes that are not the label, or of the opposite labels, float64 [n].
 
     Args:
-        outputs: calibrated logits [n, C]. label_losses: the log loss of the label, [n].
+        outputs: calibrated logits [n, C].
+        y: labels: classes [n], or 0 and 1 [n, C].
+        label_losses: the log loss of the label, [n].
     """
     if y.ndim > 1:
         return evaluate.log_losses(outputs, 1 - y.double())
@@ -121,7 +132,10 @@ def weights_of_halves(losses: SeedLosses, client: str) -> list[list[float]]:
 
 
 def labels_of_halves(losses: SeedLosses, client: str) -> list[list[int]]:
-    """Return the labels of a client's validation samples in each half; none if outputs are no probabilities."""
+    """Return the distinct labels of a client's validation samples in each half, [2][labels].
+
+    Both lists are empty if outputs are no probabilities.
+    """
     if client not in losses.labels[VALIDATION] or losses.kind not in PROBABLE:
         return [[], []]
     y, half = losses.labels[VALIDATION][client].numpy(), losses.dealt[client]
@@ -137,6 +151,12 @@ def group_sums(
     """Return a client's sums for intervals over groups: those of its groups' losses, and of their products.
 
     A group has K + 1 numbers: its weighted loss by each of K ways, and its weight.
+
+    Args:
+        losses: the samples of the seed.
+        split: validation or test.
+        client: the client's name.
+        ways: the predictor of each way, with its temperatures.
 
     Returns:
         ``draws``, the number of groups; ``sums`` [K + 1] of these numbers over the groups; and ``products``

@@ -82,7 +82,8 @@ class SumPart(NamedTuple):
     """The score of one way in one seed and split, whose samples are elsewhere: sums over the groups of each client.
 
     Attributes:
-        mean: the score. samples: the number of samples.
+        mean: the score.
+        samples: the number of samples.
         way: the place of the way in the sums below.
         draws: the number of groups of each client, float64 [n_clients].
         sums: for each client the sums over its groups of the weighted losses of K ways, and last of the weights,

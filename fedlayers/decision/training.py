@@ -123,8 +123,10 @@ class Question:
     """The setting of a decision, complete before anything is trained.
 
     Attributes:
-        config: the configuration of the runs, except algorithm and seed. own: data and model from Python.
+        config: the configuration of the runs, except algorithm and seed.
+        own: data and model from Python.
         out: the folder of the runs.
+        seeds: the seeds of the runs.
         ways: the ways of the network, and the linear model where it can be built.
         tasks: the FedAvg task of each seed.
         losses: the samples of each seed, on which ways are compared.
@@ -213,7 +215,15 @@ def make_question(
     """Check the arguments of :func:`choose` before any training, and return them as one object.
 
     Args:
+        config, out, arms, seeds, tune_rates: as for :func:`~fedlayers.decision.choose.choose`.
+        own: data and model from Python.
+        simple: whether simple models are fitted, too.
+        tell: receives notes for the user.
         one_split: whether all seeds have the partition and the test samples of the first one.
+
+    Raises:
+        UsageError: an argument is invalid, there are fewer than 2 clients, or ``out`` has runs of another
+            configuration.
     """
     if config.federation.plan is not None:
         raise UsageError(
@@ -396,7 +406,10 @@ def rates_of(
 
 
 def tunings(way: Way) -> list[Tuning]:
-    """Return the amounts of fine-tuning that are tried after a way's runs: 0, 1, 2 or 4 epochs."""
+    """Return the amounts of fine-tuning that are tried after a way's runs: 0, 1, 2 or 4 epochs.
+
+    The learning rate is a third of the run's. After FedAvg and the linear model the run's own rate is tried, too.
+    """
     factors = (THIRD, 1.0) if way.name in (FEDAVG, LINEAR) else (THIRD,)
     amounts = [Tuning()]
     for factor in factors:
@@ -415,8 +428,10 @@ class Trained:
         runs: the finished runs, by way and seed.
         tuning: the amount of fine-tuning of each way, one for all seeds and clients.
         simple: the predictors of simple models, by name and seed.
-        jobs: all runs, also failed ones. failed: why a run has no result, by its name.
-        rates: the learning rates that were tried for FedAvg. lr: the rate that was chosen.
+        jobs: all runs, also failed ones.
+        failed: why a run has no result, by its name.
+        rates: the learning rates that were tried for FedAvg.
+        lr: the rate that was chosen; None without a search.
         alike: the groups of similar clients; None if unknown.
     """
 
@@ -488,6 +503,11 @@ def train_ways(question: Question, place: Backend, tell: Tell) -> Trained:
     model has FedAvg's rate times 1, 5 and 25, of which the best trains on. The other ways have FedAvg's rate. Rates are
     chosen in the first seed. After each run every client may fine-tune for 0, 1, 2 or 4 epochs: the amount with the
     best mean validation score over the seeds, one for all clients.
+
+    Args:
+        question: the setting of the decision.
+        place: the backend that trains the runs.
+        tell: receives a line for each step.
 
     Raises:
         RunError: every way failed.

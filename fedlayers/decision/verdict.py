@@ -50,10 +50,12 @@ def answer(
     """Return the answer that a table of losses gives.
 
     Args:
-        table: the table of the score that ranks. losses: the table of the loss, for the statements on clients.
+        table: the table of the score that ranks.
+        losses: the table of the loss, for the statements on clients.
         actions: the action of each way that may be recommended.
         plans: the plan of each way of the network.
-        facts: further attributes of the answer, such as ``task``; ``fine_tuning`` and ``rate`` are dicts by way.
+        facts: further attributes of the answer, such as ``task``. Also ``tuning``, the (epochs, learning rate) of
+            fine-tuning by way, from which ``fine_tuning`` and ``rate`` are set.
     """
     names = [way for way in actions if way in table.ways]
     way = recommended(table, names) or ""

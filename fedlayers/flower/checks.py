@@ -57,6 +57,9 @@ REPLY = {
 def check_alike(facts: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse sites whose data differ in kind, such as in columns or classes.
 
+    Args:
+        facts: the result of :meth:`Site.facts <fedlayers.flower.site.Site.facts>` of each site, by the site's name.
+
     Raises:
         UsageError: two kinds of data occur. The message names the sites of each.
     """
@@ -75,7 +78,12 @@ def check_alike(facts: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def outline(names: Mapping[str, list[str]], version: str) -> State:
-    """Return the part of a client's state that the server stores: its version, and the names of its tensors."""
+    """Return the part of a client's state that the server stores: its version, and the names of its tensors.
+
+    Args:
+        names: the names of the tensors in each tree of the state, by the tree's name.
+        version: the name of the state at the site (:func:`fedlayers.flower.clients.version_of`).
+    """
     empty: dict[str, Tree] = {kind: {} for kind in names}
     return State(empty, {"version": version, "outline": names})
 
@@ -91,7 +99,12 @@ def reply_of(
     """Return a site's reply if its numbers and tensors are possible.
 
     Args:
-        data: the federation without samples, for the clients' sizes. most_bytes: bytes that a site may have received.
+        site: the site's name.
+        packet: the contents of its message.
+        request: the request that it answers.
+        clients: the clients of the run.
+        data: the federation without samples, for the clients' sizes.
+        most_bytes: bytes that a site may have received.
 
     Raises:
         UsageError: they are not. The message names the site and the first fault.
@@ -356,7 +369,13 @@ def _kind(value: object) -> object:
 def check_norms(
     requests: Mapping[str, ClientRequest], replies: Mapping[str, ClientReply]
 ) -> dict[str, float]:
-    """Return the norms of the updates, and refuse one that is far larger than the others.
+    """Return the norm of each site's update, by name, and refuse one that is far larger than the others.
+
+    An update is the reply of a training request minus the message that was sent. Fewer than :data:`LEAST_UPDATES` are
+    not compared.
+
+    Args:
+        requests, replies: the request and the reply of each site, by name.
 
     Raises:
         UsageError: a norm is more than :data:`TIMES_MEDIAN` times the median of the others. It names the site.
@@ -384,7 +403,12 @@ def clip(
     replies: Mapping[str, ClientReply],
     norms: Mapping[str, float],
 ) -> None:
-    """Scale each update down whose norm is above :data:`CLIP` times the median norm. Its direction stays."""
+    """Shorten updates to :data:`CLIP` times the median norm, without a change of direction, in the replies themselves.
+
+    Args:
+        requests, replies: the request and the reply of each site, by name.
+        norms: the norm of each site's update, as :func:`check_norms` returns it.
+    """
     limit = math.inf
     if norms:
         limit = CLIP * statistics.median(norms.values())

@@ -44,7 +44,13 @@ All simulated nodes read one file, which the run config names.
 def answer(
     work: Callable[[Site, Packet], Packet], message: FlowerMessage, context: Context
 ) -> FlowerMessage:
-    """Answer a message of the server by a function of the site. An error becomes one line, here and at the server."""
+    """Answer a message of the server by a function of the site. An error becomes one line, here and at the server.
+
+    Args:
+        work: (the site, the contents of the message) -> the contents of the answer.
+        message: Flower's message.
+        context: Flower's context, whose config names the site's TOML file.
+    """
     try:
         node = context.node_config
         number = node.get(NUMBER_KEY)
@@ -60,7 +66,15 @@ def answer(
 
 
 def facts(site: Site, packet: Packet) -> Packet:
-    """Return the names and sizes that the server needs first. The server must have the same version."""
+    """Return the names and sizes that the server needs first: the result of :meth:`Site.facts`.
+
+    Args:
+        site: the site.
+        packet: the request. Its head has ``version``, the server's version of this package.
+
+    Raises:
+        UsageError: the site has another version.
+    """
     version = packet.head.get("version")
     if version != fl_core.__version__:
         raise UsageError(
@@ -70,7 +84,20 @@ def facts(site: Site, packet: Packet) -> Packet:
 
 
 def begin(site: Site, packet: Packet) -> Packet:
-    """Build the task of a run once, compare its model with the server's, and store the run's description."""
+    """Build the task of a run once, compare its model with the server's, and store the run's description.
+
+    Args:
+        site: the site.
+        packet: the request. Its head has ``run`` (the run's name), ``config``, ``data`` (the result of
+            :func:`fedlayers.flower.federation.common`), ``plan`` and ``model`` (the digest of the initial model). Its
+            trees have ``start``, pretrained weights, which may be empty.
+
+    Returns:
+        An empty packet.
+
+    Raises:
+        UsageError: the initial model differs from the server's.
+    """
     job, start = packet.head, packet.trees["start"]
     task = _task(site, job, start)
     check_device(site.file.device, task)
@@ -83,7 +110,16 @@ def begin(site: Site, packet: Packet) -> Packet:
 
 
 def work(site: Site, packet: Packet) -> Packet:
-    """Train, fine-tune or score the client's model, as a request of the server asks."""
+    """Train, fine-tune or score the client's model, as a request of the server asks.
+
+    Args:
+        site: the site.
+        packet: the request, as :class:`fedlayers.flower.clients.SiteClients` makes it. ``kind`` in its head is
+            ``train``, ``tune`` or ``score``.
+
+    Returns:
+        The reply. Its head has the form :data:`fedlayers.flower.checks.REPLY`, and its trees are the client's message.
+    """
     head = packet.head
     states, task, number, algorithm, state = _restored(site, head)
     if head["kind"] == "train":
@@ -127,9 +163,25 @@ def work(site: Site, packet: Packet) -> Packet:
 
 
 def losses(site: Site, packet: Packet) -> Packet:
-    """Return sums of a run's losses at given temperatures, after each amount of fine-tuning.
+    """Return sums of a run's losses at the temperatures of :mod:`fedlayers.decision.sums`, after fine-tuning.
 
-    The outputs stay here, for :func:`products`.
+    The client's outputs are stored at the site, for :func:`products`.
+
+    Args:
+        site: the site.
+        packet: the request. Its head has ``run`` (the run's name), ``from`` (the version of the client's state),
+            ``done`` (the round), ``amounts`` (fields of :class:`~fedlayers.decision.losses.Tuning`), and the
+            ``algorithm``, ``options``, ``plan`` and ``models`` of a score request. Its trees have ``sent``, the tensors
+            of the server's model.
+
+    Returns:
+        A packet with this head: ``run``; ``sums``, for each amount the sums [2 halves][T][2] of
+        :func:`~fedlayers.decision.sums.sums_of_halves`, or None if it diverged; ``base``, the same sums of the base
+        rate; ``weights`` and ``labels`` of the halves; and ``excess``, the sum of training losses above the base
+        rate's.
+
+    Raises:
+        UsageError: the client has only a part of the model.
     """
     from diagnostics.tuning.copies import Tuner
     from fedlayers.decision import sums
@@ -197,7 +249,18 @@ def losses(site: Site, packet: Packet) -> Packet:
 
 
 def products(site: Site, packet: Packet) -> Packet:
-    """Return sums and products over groups of the losses of several ways, at their temperatures, in each split."""
+    """Return sums and products over groups of the losses of several ways, at their temperatures, in each split.
+
+    Args:
+        site: the site.
+        packet: the request. Its head has ``base``, the three temperatures of the base rate
+            (:class:`~fedlayers.decision.sums.Calibration`); ``first``, the first seed; and ``ways``, for each way its
+            ``run``, the position of its ``amount`` of fine-tuning, and its ``temperatures``.
+
+    Returns:
+        A packet whose head has the result of :func:`~fedlayers.decision.sums.group_sums` for each split, with
+        ``shared``: the number of samples that are in this split in the first seed, too.
+    """
     from fedlayers.decision import sums
     from fedlayers.decision.losses import Predictor, SeedLosses
 
@@ -225,7 +288,15 @@ def products(site: Site, packet: Packet) -> Packet:
 
 
 def measure(site: Site, packet: Packet) -> Packet:
-    """Train the client's first round, and return the rows that metrics make of it."""
+    """Train the client's first round, and return the rows that metrics make of it.
+
+    Args:
+        site: the site.
+        packet: the request. Its head has ``run``, the run's name, and ``metrics``, their names.
+
+    Returns:
+        A packet with ``header`` and ``rows`` of the report, for this client alone.
+    """
     from diagnostics.measure import diagnose_task  # takes long to import
 
     job, start = States(site.folder, packet.head["run"]).job()

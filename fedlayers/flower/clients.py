@@ -64,14 +64,16 @@ class Sites:
     """The sites of a federation, which a grid of Flower connects.
 
     Args:
-        grid: Flower's grid. count: the number of sites to wait for.
+        grid: Flower's grid.
+        count: the number of sites to wait for.
         timeout: seconds to wait for the replies of a stage.
         least: the smallest number of replies. With fewer in a stage the run ends.
         clip: whether an update is shortened to :data:`fedlayers.flower.checks.CLIP` times the median norm.
 
     Attributes:
         nodes: Flower's number of each site, by name, in alphabetical order.
-        facts: the description of the first site's data. samples: the number of samples of each site.
+        facts: the description of the first site's data.
+        samples: the number of samples of each site, by name.
         largest: the site with the largest update of the last exchange.
     """
 
@@ -122,7 +124,10 @@ class Sites:
     def common(self, seed: int, split_seed: int | None = None) -> dict[str, Any]:
         """Return the kind and the preparation of the sites' data for the splits of a seed. Each seed is asked once.
 
+        The result is that of :func:`fedlayers.flower.federation.common`.
+
         Args:
+            seed: the run's seed.
             split_seed: the seed that draws the test samples, if it is another one.
         """
         key = seed, split_seed
@@ -197,9 +202,12 @@ class Sites:
         Only training and evaluation have a limit of time.
 
         Args:
-            kind: the type of Flower's message. most_bytes: the largest size of the arrays in a reply.
+            kind: the type of Flower's message.
+            packets: the request of each site, by name.
+            most_bytes: the largest size of the arrays in a reply.
 
         Raises:
+            UsageError: a reply is no packet or too large, or a site reports a usage error.
             RunError: too few sites reply in time, or a site fails.
         """
         is_limited = not kind.startswith("query")
@@ -273,7 +281,9 @@ class SiteClients(LocalClients):
     """Clients at sites. The server holds no state of a client, only its version and the names of its tensors.
 
     Args:
-        sites: the connected sites. task: the run's task. run: the run's name at the sites.
+        sites: the connected sites.
+        task: the run's task.
+        run: the run's name at the sites.
         store: whether sites store their states after training.
     """
 

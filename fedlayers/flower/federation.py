@@ -100,7 +100,7 @@ def read_keys(path: Path, kind: type[Keys]) -> Keys:
 
 
 def error_packet(error: Exception) -> Packet:
-    """Return an error as a packet of one line."""
+    """Return an error as a packet. Its head has ``error``, the kind of error or "", and ``text``, its message."""
     kind = next(
         (
             name
@@ -150,7 +150,15 @@ def packet_of(records: RecordDict, most_bytes: int) -> Packet:
 
 
 def raise_error(site: str, head: Mapping[str, Any]) -> None:
-    """Raise the error in a site's message, if there is one."""
+    """Raise the error in a site's message, if there is one.
+
+    Args:
+        site: the site's name, for the message.
+        head: the head of its packet, in the form of :func:`error_packet` after an error.
+
+    Raises:
+        UsageError, RunError: the site's error of this kind. Errors of unknown kinds are a ``RunError``.
+    """
     if "error" in head:
         beginning = f"site {site!r}: "  # a site may write any name into its text
         text = printable(" ".join(str(head.get("text")).split())[:2000])
@@ -206,6 +214,11 @@ LARGEST = 1e30
 def checked(site: str, values: Mapping[str, Any], form: object) -> dict[str, Any]:
     """Return a site's names and numbers, if they have the types of ``form``.
 
+    Args:
+        site: the site's name, for the message.
+        values: the head of its packet.
+        form: the type of each value by key, such as :data:`FACTS`.
+
     Raises:
         UsageError: they have not. The message names the site and the first fault.
     """
@@ -224,10 +237,18 @@ def common(
     """Return the description that all sites use, as JSON: the kind of their data, and the preparation of their tables.
 
     Args:
-        facts: the facts of one site. sites: the description of each site, by name. samples: the number of samples that
-            each site named first.
+        facts: the facts of one site, which has the kind of data of all.
+        sites: the description of each site (:meth:`Site.describe <fedlayers.flower.site.Site.describe>`), by name.
+        samples: the number of samples that each site named first.
         split_seed: the seed that draws the test samples, if it is another one.
-        ends: the fences to which all sites clip (:func:`settled`).
+        ends: the lowest and the highest value of each column, to which all sites clip (:func:`settled`).
+
+    Returns:
+        A dict with the keys :data:`KEPT` of the facts, and ``name``, ``split_seed``, ``shape``, ``preprocessing``,
+        ``empty`` (classes without samples), ``sites`` (the sizes of the splits of each site) and ``digest``.
+
+    Raises:
+        UsageError: a site has no samples or too many, another number than it first named, or unknown classes.
     """
     for name, site in sites.items():
         has_all_splits = len(site["sizes"]) == len(SPLITS)
@@ -261,10 +282,16 @@ def common(
 def widest(
     facts: Mapping[str, Any], sites: Mapping[str, Mapping[str, Any]]
 ) -> Ends | None:
-    """Return the widest fences of each column over all sites; None if a table has none.
+    """Return the lowest lower and the highest upper fence of each column over all sites; None if no site has fences.
+
+    Fences are the ends of a column's usual values, beyond which cells are clipped.
+
+    Args:
+        facts: the facts of one site, with the shape of a sample.
+        sites: the description of each site, by name.
 
     Raises:
-        UsageError: a site has fences of other columns.
+        UsageError: a site has fences of another number of columns, or too large ones.
     """
     if not any(site["fences"] for site in sites.values()):
         return None
@@ -291,7 +318,12 @@ def settled(
 ) -> tuple[Ends, dict[str, dict[str, Any]]]:
     """Return the fences of the columns that are clipped, and the sites' descriptions with moments after clipping.
 
+    A column with too many cells beyond its fences (:data:`MOST_OUTSIDE`) is not clipped.
+
     Args:
+        facts: the facts of one site.
+        ends: the fences of each column, as :func:`widest` returns them.
+        sites: the description of each site, by name.
         replies: each site's values of the form :data:`CLIPPED`.
 
     Raises:
@@ -445,6 +477,7 @@ def federated(found: Mapping[str, Any], own: ClientData | None = None) -> Federa
 
     Args:
         found: the result of :func:`common`.
+        own: the samples of the client at this site; None at the server.
     """
     shape: tuple[int, ...] = tuple(found["shape"])
     dtype = torch.float32

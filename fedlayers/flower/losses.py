@@ -57,8 +57,9 @@ class SitePredictor(Predictor):
     """A predictor whose outputs are at the sites.
 
     Attributes:
-        run, amount: identify its outputs at the sites.
-        calibration: its temperatures. loss: its cross-fitted mean validation loss.
+        run, amount: identify its outputs at the sites: the run's name, and the position of the amount of fine-tuning.
+        calibration: its temperatures.
+        loss: its cross-fitted mean validation loss.
     """
 
     run: str = ""
@@ -95,7 +96,17 @@ class SiteLosses(SeedLosses):
         amounts: Sequence[Tuning] = (Tuning(),),
         parts: Sequence[Sequence[int]] = (),
     ) -> FinishedRun:
-        """Return a finished run. Each site fine-tunes its client's model, and keeps the outputs."""
+        """Return a finished run. Each site fine-tunes its client's model, and stores the outputs.
+
+        Args:
+            job: the run, which has ended.
+            amounts: the amounts of fine-tuning.
+            parts: ignored, since clients' models stay at their sites.
+
+        Raises:
+            UsageError: a site's sums are not possible, or a client has only a part of the model.
+            RunError: a site fails, or too few reply.
+        """
         run = store.Run(job.path)
         checkpoint, task = run.checkpoint(), job.assemble()
         clients = self.sites.clients_of(run, checkpoint, task)
@@ -185,7 +196,13 @@ class SiteLosses(SeedLosses):
     def parts(
         self, named: Mapping[str, Predictor], split: str, score: str
     ) -> Mapping[str, Part | SumPart]:
-        """Return the loss of each predictor in a split. The sites are asked once for both splits."""
+        """Return the loss of each predictor in a split, by name. The sites are asked once, with the validation split.
+
+        Args:
+            named: the predictors by name, with the base rate.
+            split: validation, or after it test.
+            score: ignored: only the loss is known.
+        """
         predictors = [
             predictor for name, predictor in named.items() if name != BASE_RATE
         ]

@@ -179,7 +179,10 @@ class Site:
         return source.with_vocabulary(tuple(filter(None, lines)))
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that a server needs before it numbers the sites, such as names and sizes."""
+        """Return the facts that a server needs before it numbers the sites, such as names and sizes.
+
+        The keys are those of FACTS of :mod:`fedlayers.flower.federation`.
+        """
         source = self.source
         words = source.words
         return {
@@ -198,6 +201,8 @@ class Site:
         self, number: int, seed: int, split_seed: int | None = None
     ) -> dict[str, Any]:
         """Return the sizes of the client's splits, their digest and classes, and what a table's preparation needs.
+
+        The keys are those of DESCRIPTION of :mod:`fedlayers.flower.federation`.
 
         Args:
             number: the client's number in the federation.
@@ -254,7 +259,7 @@ class Site:
         Args:
             number: the client's number in the federation.
             seed, split_seed: the seeds that draw the splits; see :meth:`describe`.
-            low, high: the fences of each column.
+            low, high: the fences of each column: cells below the one or above the other are clipped.
 
         Returns:
             ``known`` and ``outside``, counts of cells by column, and ``moments``, which are None without a
@@ -290,7 +295,13 @@ class Site:
         preparation: Preprocessing | None,
         split_seed: int | None = None,
     ) -> ClientData:
-        """Return the prepared samples in the splits of the client with this number and these seeds."""
+        """Return the prepared samples of the client in their splits.
+
+        Args:
+            number: the client's number in the federation.
+            seed, split_seed: the seeds that draw the splits; see :meth:`describe`.
+            preparation: the federation's preparation of a table; None without one.
+        """
         source, parts = self.source, self._split(number, seed, split_seed)
         if preparation is not None:
             x: Array = recode(source.x, source.categories, preparation.categories)
@@ -338,7 +349,8 @@ class States:
     Files are written atomically, under a lock.
 
     Args:
-        folder: the site's folder. run: the digest that names the run.
+        folder: the site's folder.
+        run: the run's name at the sites.
 
     Raises:
         UsageError: the name of a run or of a state is invalid.
@@ -350,7 +362,12 @@ class States:
         self.files = Folder(folder / run)
 
     def begin(self, job: dict[str, Any], start: tree.Tree) -> None:
-        """Store the run's description and its initial weights."""
+        """Store the run's description and its initial weights.
+
+        Args:
+            job: the description, as in the head of the server's first request.
+            start: pretrained weights; empty if the seed draws the initial weights.
+        """
         self.files.path.mkdir(parents=True, exist_ok=True)
         with self._locked():
             self._write("job", {"start": start}, job)
@@ -394,7 +411,13 @@ class States:
     def save_tuned(
         self, version: str, done: int, models: Mapping[str, tree.Tree]
     ) -> None:
-        """Store a fine-tuned model in place of the previous one."""
+        """Store a fine-tuned model in place of the previous one.
+
+        Args:
+            version: the state from which it was fine-tuned.
+            done: the round after which it was fine-tuned.
+            models: {name: tensors} of the model.
+        """
         with self._locked():
             self._write(TUNED, models, [version, done])
 
