@@ -213,7 +213,15 @@ class FedALA(OwnModel):
     ) -> tuple[float, Tree]:
         """Take one gradient step on the mixing weights W.
 
-        Return the loss on the batch before it, and the new weights.
+        Args:
+            weights: the present W by tensor name.
+            received: the whole model that was received, by tensor name.
+            own_model: the client's own tensors that W mixes.
+            batch: samples and labels.
+            ctx: the client's context.
+
+        Returns:
+            The loss on the batch before the step, and the new W.
         """
         params = {name: tensor.clone() for name, tensor in received.items()}
         mixed_params = {

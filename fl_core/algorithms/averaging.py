@@ -39,7 +39,7 @@ class ProximalTerm(Algorithm):
         )
 
     def pulled_loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
-        """Return the local objective with the pull."""
+        """Return the loss of a batch plus the pull to the received model, a scalar."""
         return self.loss(params, batch, ctx) + half_pull(
             self.pull(ctx.round), params, ctx
         )
@@ -78,7 +78,7 @@ class ServerMade(Algorithm):
     evaluates = "personal"
 
     def model_for(self, server: State, client: int, rnd: Round) -> Tree:
-        """Return the tensors that the server makes for a client and sends to it."""
+        """Return the tensors that the server makes for a client and sends to it, by name."""
         raise NotImplementedError
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
@@ -176,7 +176,7 @@ def with_term(
 ) -> tuple[Phase, ...]:
     """Return phases that minimise ``objective``, which adds a term of this strength to the loss.
 
-    With a strength of 0 the phases are returned unchanged, and FedAvg's trainer runs them. A zero gradient would not be
+    With a strength of 0 the phases are returned unchanged. A zero gradient would not be
     the same: it would apply weight decay to tensors that no forward pass reaches. An overflow times 0 would be NaN.
     """
     if strength == 0:
@@ -286,7 +286,7 @@ class PFedSD(Algorithm):
         return with_term(super().phases(rnd, client), "distilled_loss", self.config.lam)
 
     def distilled_loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
-        """Return the local objective with the distance to the teacher's predictions."""
+        """Return the loss of a batch plus the divergence from the teacher's predictions, a scalar."""
         teacher = ctx.trees.get(TEACHER)
         temperature = self.config.temperature
         if teacher is None:

@@ -147,7 +147,11 @@ class Observation:
     """One number about an algorithm's behaviour, such as a mixing weight. It becomes a row of the run.
 
     Attributes:
+        metric: name of the number.
+        value: the number.
         client, client_b: positions of the clients that it describes, or None for all of them.
+        layer: name of the layer that it describes; empty for the whole model.
+        variant: which of several numbers of that name it is; empty for the only one.
     """
 
     metric: str
@@ -168,7 +172,15 @@ class TaskInfo:
         n_train: number of training samples of each client.
         epochs: local epochs of a round.
         seed: the run's seed.
+        norms: names of the parameters and buffers of batch normalisations.
         rounds: rounds of the whole run. 0 means not known.
+        mean, std: of each channel, for the normalisation of images in 0..1.
+        blocks: paths of the residual blocks that a client may lack, from input to output.
+        unfreeze_at: (tensor, 0-based round from which it trains and travels) pairs.
+        uniform: whether averages weigh clients equally.
+        n_classes: outputs of the model. 0 means not known.
+        buffers: rules for buffers in a mean.
+        may_stop_every: rounds between two evaluations of a stopping rule. 0 means no such rule.
     """
 
     layers: tuple[Layer, ...]
@@ -208,7 +220,10 @@ class TaskInfo:
         return self.n_train[client]
 
     def may_end(self, done: int) -> bool:
-        """Return whether training may end after this many rounds: after all, or where a stopping rule decides."""
+        """Return whether training may end after ``done`` rounds.
+
+        It may after the last round, and after each round in which a stopping rule decides.
+        """
         return done == self.rounds or (
             self.may_stop_every > 0 and done > 0 and done % self.may_stop_every == 0
         )
@@ -291,18 +306,21 @@ class Algorithm:
         name: registry name.
         paper: the source.
         trains, travels, keeps: in words, the tensors that are trained, those that are sent, and those that a client
-        keeps between rounds. cost: scalars that a client receives and sends in a round; P = those of the whole model.
-        uses_plan: whether it uses a layer plan. evaluates: name of the model that exists after every round, ``global``
-        or ``personal``. step: name of the method that makes the step of a batch, as in
-        :class:`~fl_core.training.phases.Phase`. removes_layers: whether :meth:`wrap_model` leaves layers of the model
-        out. needs_blocks: whether the model must have residual blocks, which a client can leave out. needs_logits:
-        whether it compares the logits of classes. A model with a single output is refused. static_traffic: whether the
-        tensors that travel are known before a run, from :meth:`shared` and :meth:`uploaded`. added_modules: for each
-        module or tensor path that :meth:`wrap_model` adds to the model, ``shared`` or
-            ``personal``; what it puts around a module's weights (an adapter) joins that module's layer unless it is
-            named here.
+            keeps between rounds.
+        cost: scalars that a client receives and sends in a round; P = those of the whole model.
+        uses_plan: whether it uses a layer plan.
+        evaluates: name of the model that exists after every round, ``global`` or ``personal``.
+        step: name of the method that makes the step of a batch, as in :class:`~fl_core.training.phases.Phase`.
+        removes_layers: whether :meth:`wrap_model` leaves layers of the model out.
+        needs_blocks: whether the model must have residual blocks, which a client can leave out.
+        needs_logits: whether it compares the logits of classes. A model with a single output is refused.
+        static_traffic: whether the tensors that travel are known before a run, from :meth:`shared` and
+            :meth:`uploaded`.
+        added_modules: for each module or tensor path that :meth:`wrap_model` adds to the model, ``shared`` or
+            ``personal``. An adapter around a module's weights joins that module's layer unless it is named here.
 
     Args:
+        task_info: the facts of the task.
         plan: the plan in force, of an algorithm that :attr:`uses_plan`; see :meth:`resolve_plan`.
         config: values of :class:`Config`'s fields, as themselves or as text.
 
@@ -401,7 +419,7 @@ class Algorithm:
         """Return the method of this algorithm that a phase names as its ``loss`` or as its ``step``.
 
         Raises:
-            UsageError: there is no such method; names the nearest.
+            UsageError: there is no such method. The message names the nearest.
         """
         name = getattr(phase, what)
         attribute = getattr(self, name, None)
@@ -418,8 +436,8 @@ class Algorithm:
         """Call a hook, check its result, and return it.
 
         Raises:
-            UsageError: the result has another type than the hook's in :class:`Algorithm`, or trees are no dictionaries
-                of tensors.
+            UsageError: the result has another type than the hook's in :class:`Algorithm`, trees are no dictionaries of
+                tensors, meta data are no JSON, or the hook reads a plan that the algorithm does not use.
         """
         try:
             value = getattr(self, hook)(*args)
@@ -454,9 +472,9 @@ class Algorithm:
 
     @classmethod
     def for_options(cls, options: Mapping[str, Any]) -> type[Algorithm]:
-        """Return the class that runs with these options.
+        """Return the class that runs with these options. Default: this class.
 
-        A schedule returns a subclass of itself and its base algorithm.
+        A schedule of layers returns a subclass of itself and its base algorithm.
         """
         return cls
 
@@ -477,8 +495,11 @@ class Algorithm:
         :mod:`fl_core.seeds`.
 
         Args:
+            model: the given model.
             config: this algorithm's ``Config``.
             shape: the shape of one sample.
+            n_classes: number of the model's outputs.
+            seed: the run's seed.
         """
         return model
 
@@ -487,7 +508,8 @@ class Algorithm:
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
         """Return the plan of an algorithm that splits the model, if none is given. Default: keep the last layer local.
 
-        None: the clients measure in the first round, and the plan is decided from that (:mod:`fl_core.rounds.engine`).
+        With None the clients measure in the first round, and the plan is chosen from their measurements
+        (:mod:`fl_core.rounds.steering`).
         """
         return LayerPlan.all_but_last(layers)
 
@@ -521,19 +543,34 @@ class Algorithm:
     # --- what travels ---
 
     def exchanges(self, index: int) -> tuple[str, ...]:
-        """Return the exchanges of a round: each sends to the sampled clients and collects their replies."""
+        """Return the names of a round's exchanges, in order. Default: one, ``train``.
+
+        In each the server sends to the sampled clients and collects their replies.
+
+        Args:
+            index: the round, counted from 0.
+        """
         return ("train",)
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
-        """Return the names of the tensors that travel, both ways. Default: all that the client has."""
+        """Return the names of the tensors that travel, both ways.
+
+        Default: all that the client has, without those that are not sent in this round (:meth:`TaskInfo.not_sent`).
+        """
         return self.submodel(rnd, client) - self.task_info.not_sent(rnd)
 
     def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
-        """Return the names of the tensors that a client sends back, if they are fewer than :meth:`shared`."""
+        """Return the names of the tensors that a client sends back, a part of :meth:`shared`. Default: all of these."""
         return self.shared(rnd, client)
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
-        """Return the names of the tensors that stay with the client between rounds, because they do not travel."""
+        """Return the names of the tensors that stay with the client between rounds, because they do not travel.
+
+        Layers that are not trained yet are left out.
+
+        Raises:
+            UsageError: :meth:`shared` returns no set of names.
+        """
         untrained_names, shared_names = (
             self.task_info.not_yet_trained(rnd),
             self.shared(rnd, client),
@@ -591,7 +628,9 @@ class Algorithm:
         """Return the message that the client uploads after training; also updates the client's state.
 
         Args:
-            trained: the client's trees after all phases, the model among them.
+            state: the client's state, which this hook may change.
+            trained: the client's trees after all phases by name, with the model as ``model``.
+            ctx: the client's context, with what was observed in training.
         """
         state.trees = {
             **trained,
@@ -635,13 +674,23 @@ class Algorithm:
         return ()
 
     def observations(self, server: State, rnd: Round) -> Iterable[Observation]:
-        """Return numbers about the server to record once all clients have been evaluated. Default: none."""
+        """Return numbers about the server to record once all clients have been evaluated. Default: none.
+
+        Here ``rnd.index`` is the number of completed rounds.
+        """
         return ()
 
     def client_observations(
         self, model: nn.Module, x: Tensor, rnd: Round, client: int
     ) -> Iterable[Observation]:
-        """Return numbers to record about a client's evaluated model, in evaluation mode, on its test samples x."""
+        """Return numbers to record about a client's evaluated model. Default: none.
+
+        Args:
+            model: the client's model, in evaluation mode.
+            x: the client's test samples, [n, *shape].
+            rnd: the position in the run; ``rnd.index`` is the number of completed rounds.
+            client: the client's position.
+        """
         return ()
 
 
@@ -756,7 +805,7 @@ def register(algorithm: type[Algorithm]) -> type[Algorithm]:
 
 
 def defaults_of(algorithm: type[Algorithm]) -> dict[str, Any]:
-    """Return an algorithm's own options with their defaults."""
+    """Return an algorithm's own options with their defaults, {option: default}."""
     return {option.name: option.default for option in fields(algorithm.Config)}
 
 
@@ -769,6 +818,6 @@ def find(name: str, options: Mapping[str, Any] | None = None) -> type[Algorithm]
     """Return the algorithm of that name with these options, or the class that ``package.module:Class`` names.
 
     Raises:
-        UsageError: there is no such algorithm. The message names the nearest.
+        UsageError: there is no such algorithm (the message names the nearest), or it cannot run with the options.
     """
     return ALGORITHMS[name].for_options(options or {})

@@ -57,7 +57,10 @@ class Mixing(ServerMade):
         return (Layer("", tuple(parameters), tuple(buffers)),)
 
     def trained(self, server: State, client: int, unit: Layer) -> Tree:
-        """Return the trained parameters of a client's unit. Frozen parameters are the same everywhere and left out."""
+        """Return the parameters of a unit that train, from a client's last upload (:meth:`last_upload`).
+
+        Frozen parameters are the same everywhere and left out.
+        """
         return tree.select(
             self.last_upload(server, client),
             set(unit.parameters) - self.task_info.frozen,
@@ -68,10 +71,10 @@ class Mixing(ServerMade):
         raise NotImplementedError
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """Record the present aggregation weights of receivers (``client``) on senders (``client_b``).
+        """Yield the present aggregation weights of receivers (``client``) on senders (``client_b``).
 
-        Up to :data:`PAIRS` pairs all weights are recorded. In larger federations only each client's weight on itself
-        is.
+        All weights are recorded if there are at most :data:`PAIRS` of them. In larger federations only the weight of
+        each client on itself is recorded.
         """
         clients = self.task_info.clients
         records_all = len(self.units) * len(clients) ** 2 <= PAIRS
@@ -97,7 +100,13 @@ class Mixing(ServerMade):
     def mixture(
         self, server: State, client: int, rnd: Round, skip: frozenset[str] = frozenset()
     ) -> Tree:
-        """Return the model that a client receives: sum_j weight_j theta_j for each unit not in ``skip``, in float64."""
+        """Return the tensors that a client receives: sum_j weight_j theta_j, with the last uploads theta_j.
+
+        Sums are taken in float64.
+
+        Args:
+            skip: names of the units that are left out.
+        """
         travels = self.shared(rnd, client)
         with tree.one_thread():
             mixed_model: Tree = {}
@@ -327,7 +336,8 @@ class FedFomo(Keeping):
     The personal model is the mixture, before local training. Rows with model ``local`` record the trained model.
 
     Raises:
-        UsageError: no downloads.
+        UsageError: downloads is 0, or a client's reply has other weights than one number for each model that it
+            received.
     """
 
     name = "fedfomo"
@@ -434,7 +444,10 @@ class FedFomo(Keeping):
                 )
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
-        """Return the aggregation weights that the client last used to mix models."""
+        """Return the aggregation weights that the client last used to mix models, [1, clients].
+
+        They are at least 0 and sum to 1. A client that has mixed none has weight 1 on itself.
+        """
         row = torch.zeros(len(self.task_info.clients), dtype=torch.float64)
         for peer, weight in server.meta.get("weights", {}).get(str(client), {}).items():
             row[int(peer)] = max(weight, 0.0)
@@ -596,12 +609,13 @@ def critical_mask(after: Tensor, before: Tensor, fraction: float) -> Tensor:
 
 
 def collaborators(masks: Mapping[int, Tree], progress: float) -> dict[int, list[int]]:
-    """Return the clients whose critical parameters overlap enough with each client's own. Each list is ascending.
+    """Return for each client the clients whose critical parameters overlap enough with its own.
 
-    Every client is in its own list.
+    The result is {client: clients}, in the order of ``masks``. Every client is in its own list.
 
     Args:
-        masks: bool trees by client. Overlaps are taken over all ordered pairs of different clients.
+        masks: bool trees of critical parameters (:func:`critical_mask`) by client.
+            Overlaps are taken over all ordered pairs of different clients.
         progress: 0 puts the threshold at the mean overlap, 1 at the largest.
     """
     clients = list(masks)

@@ -63,7 +63,10 @@ class Partial(Algorithm):
         return self.body - self.task_info.not_sent(rnd)
 
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
-        """Return the epochs of fine-tuning of a plan that a decision has made, where the run may end."""
+        """Return the phase of fine-tuning that the plan asks for, if the run may end after ``done`` rounds.
+
+        Without a plan, or if its decision names no epochs of fine-tuning, there is none.
+        """
         epochs, rate = (0, 0.0) if self.plan is None else self.plan.fine_tuning
         if not epochs or not self.task_info.may_end(done):
             return ()
@@ -285,7 +288,7 @@ class PLayerFL(FedPer):
         return Message({}, {MEASURED: self.reported(ctx.observed[SENSITIVITY])})
 
     def reported(self, measured: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the part of a client's measurement that the server needs for the choice."""
+        """Return the part of a client's measurement that the server needs: its ``layers`` and their ``importance``."""
         return {name: measured[name] for name in ("layers", "importance")}
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
@@ -303,7 +306,11 @@ class PLayerFL(FedPer):
         return None
 
     def measured(self, update: Update) -> dict[str, Any]:
-        """Return the importance of each layer as a client has measured it, checked.
+        """Return a client's measurement from its reply, after a check.
+
+        Returns:
+            A dict with the names of the ``layers``, and the ``importance`` of each in the same order: a number from 0,
+            or None.
 
         Raises:
             UsageError: a layer or a number is not possible. The message names the client.
@@ -338,7 +345,7 @@ class PLayerFL(FedPer):
 
 
 class Scout(PLayerFL):
-    """The measuring exchange of PLayer-FL alone, for measurements outside a run. It keeps no state."""
+    """The measuring exchange of PLayer-FL alone, for measurements outside a run. Replies hold whole measurements."""
 
     def reported(self, measured: Mapping[str, Any]) -> dict[str, Any]:
         return dict(measured)
@@ -366,7 +373,11 @@ class PLayerFLPlus(PLayerFL):
 
 @register
 class PLayerFLRandom(PLayerFL):
-    """PLayer-FL with a random number of first layers, neither the plan's nor all. The draw is one for a run."""
+    """PLayer-FL with a random number of first layers, neither the plan's nor all. It is drawn once for a run.
+
+    Raises:
+        UsageError: when the plan is chosen, if the model has too few layers for another number.
+    """
 
     name = "playerfl_random"
 

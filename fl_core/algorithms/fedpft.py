@@ -57,7 +57,15 @@ Setting I keeps the transformation without prompts. The table's own number may b
 
 
 class ContrastiveBatch(NamedTuple):
-    """A batch for both tasks: samples, labels, one view of each sample, and the key [b, 128] of another view."""
+    """A batch for both tasks.
+
+    Attributes:
+        x: the samples [b, ...].
+        y: their labels.
+        view: an augmented view of each sample.
+        keys: the contrastive feature of another view of each sample, [b, 128].
+        buffers: running statistics by name, for a pass that must not change the model's.
+    """
 
     x: Tensor
     y: Tensor
@@ -74,7 +82,8 @@ class Prompting:
     Attributes:
         prompts: number of each client's prompts for classification.
         feature_epochs: local epochs of the features phase. Default: all but a fifth of the round's epochs.
-        transform_lr: learning rate of the attention. Default: a share of the run's.
+        transform_lr: learning rate of the attention. Default: a tenth of the run's, or half without the contrastive
+            task.
         heads: heads of the attention. They divide the features.
         temperature: temperature of the contrastive loss.
         momentum: momentum of the running average of weights that computes the keys of the contrastive loss.
@@ -285,7 +294,15 @@ class FedPFT(Algorithm):
     def phase(
         self, name: str, train: frozenset[str], epochs: int, loss: str, **options: Any
     ) -> Phase:
-        """Return a training phase in which the attention (tau) has its own learning rate."""
+        """Return a training phase in which the attention (tau) has its own learning rate.
+
+        Args:
+            name: name of the phase.
+            train: names of the tensors that train.
+            epochs: passes over the training data.
+            loss: name of the method that gives the objective.
+            options: further fields of :class:`~fl_core.training.phases.Phase`.
+        """
         rate_divisor = 10 if self.compares(self.config) else 2
         groups = (
             Group(self.part_of("transform"), self.config.transform_lr, rate_divisor),
@@ -300,7 +317,11 @@ class FedPFT(Algorithm):
     def classify(
         self, params: Tree, batch: Any, ctx: Context, severed: bool = False
     ) -> Tensor:
-        """Return the classification loss of a batch (Eq. 3)."""
+        """Return the classification loss of a batch (Eq. 3).
+
+        Args:
+            severed: whether the extractor gets no gradient of it.
+        """
         x, y = batch[:2]
         return ctx.part(
             "classify",
@@ -311,7 +332,7 @@ class FedPFT(Algorithm):
     def second(
         self, params: Tree, batch: Any, ctx: Context, live: Iterable[str] | None = None
     ) -> Any:
-        """Return the contrastive loss, or 0 without that task.
+        """Return the contrastive loss of a batch, or 0 if no phase trains both tasks.
 
         Only tensors in ``live`` get gradients; None means all that train.
         """
@@ -338,7 +359,10 @@ class FedPFT(Algorithm):
         )
 
     def adapt_loss(self, params: Tree, batch: object, ctx: Context) -> Tensor:
-        """Return the loss of the adapt phase: contrastive for the second prompts, else classification (Eq. 6)."""
+        """Return the loss of the adapt phase (Eq. 6).
+
+        It is contrastive for the contrast prompts Q, and classification for everything else.
+        """
         live_names = self.part_of("contrast_prompts")
         return self.classify(params, batch, ctx) + self.second(
             params, batch, ctx, live_names

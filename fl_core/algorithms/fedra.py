@@ -231,7 +231,7 @@ class LimitedDepth(Blockwise):
         server.meta[LATEST] = {"index": rnd.index, "sampled": list(rnd.sampled)}
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """Record ``held`` for layers that can be missing: 1 if a client of the latest round held the layer, else 0."""
+        """Yield ``held`` for layers that can be missing: 1 if a client of the latest round had the layer, else 0."""
         if LATEST not in server.meta:
             return
         latest_round = Round(
@@ -318,6 +318,11 @@ def fixed_depths(
     >>> fixed_depths((3, 1), 5, 3), fixed_depths((2,), 3, 3), fixed_depths((), 12, 12)[:5]
     ((3, 3, 3, 1, 1), (2, 2, 2), (12, 12, 10, 10, 8))
 
+    Args:
+        given_depths: number of blocks of each group's clients, or nothing.
+        clients: number of clients.
+        blocks: number of the model's blocks.
+
     Raises:
         UsageError: a depth outside 1..blocks, or more depths than clients.
     """
@@ -339,7 +344,15 @@ def fixed_depths(
 def draw_depths(
     depth: int, blocks: int, seed: int, index: int, client: int
 ) -> tuple[int, ...]:
-    """Draw the positions of a client's blocks in a round: uniform without replacement, ascending."""
+    """Draw the positions of a client's blocks in a round: uniform without replacement, ascending.
+
+    Args:
+        depth: number of the client's blocks.
+        blocks: number of the model's blocks.
+        seed: the run's seed.
+        index: the round, counted from 0.
+        client: the client's position.
+    """
     generator = seeds.numpy_generator(seed, "allocation", index, client)
     positions = generator.choice(blocks, depth, replace=False)
     return tuple(sorted(int(position) for position in positions))
@@ -355,7 +368,10 @@ def draw_cover(
     draws the rest from the other blocks. If the clients together cannot hold every block, no block is drawn twice.
 
     Args:
-        depths: (client, depth) pairs.
+        depths: (client, number of its blocks) pairs of the round's clients.
+        blocks: number of the model's blocks.
+        seed: the run's seed.
+        index: the round, counted from 0.
 
     Returns:
         Ascending positions of the blocks by client.

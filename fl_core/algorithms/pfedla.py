@@ -38,7 +38,13 @@ PURPOSE = "hypernetwork"  # the purpose of its seeded streams and the name of it
 
 
 def pull_back(function: Callable[[Tree], Tree], at: Tree, cotangent: Tree) -> Tree:
-    """Return J^T c, the gradient of sum_k <function(at)_k, c_k> with respect to the entries of ``at``."""
+    """Return J^T c, the gradient of sum_k <function(at)_k, c_k> with respect to the entries of ``at``.
+
+    Args:
+        function: a differentiable function from tree to tree, with the Jacobian J.
+        at: the tree at which J is taken. The gradient has its names and shapes.
+        cotangent: c, with the names and shapes of the function's result.
+    """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
     with torch.enable_grad():
         outputs = function(leaves)
@@ -141,7 +147,13 @@ class PFedHN(ServerMade):
         )
 
     def generate(self, net: Tree, like: Tree, client: int) -> Tree:
-        """Return the parameters that the hypernetwork generates for a client, with the shapes of ``like``."""
+        """Return the parameters that the hypernetwork generates for a client, by name.
+
+        Args:
+            net: the tensors of the hypernetwork and the embeddings, by name.
+            like: the parameters' shapes, as tensors of these names.
+            client: the client's position.
+        """
         hidden = net["embeddings"][client]
         for k in range(4):
             hidden = apply_linear(net, f"trunk.{k}", hidden.relu() if k else hidden)
@@ -250,14 +262,18 @@ class PFedLA(Mixing):
         return self._units
 
     def network(self, server: State, client: int) -> Tree:
-        """Return a client's embedding and hypernetwork: the trained ones, or their random start."""
+        """Return a client's embedding and hypernetwork as a tree: the trained tensors, or their random start."""
         trained_network = server.trees.get(_slot(client))
         if trained_network is None:
             return self._drawn(client)
         return trained_network
 
     def alpha(self, net: Tree) -> Tensor:
-        """Return the aggregation weights of a client's hypernetwork, [units, clients]. Each row sums to 1."""
+        """Return the aggregation weights of a client's hypernetwork, [units, clients]. Each row sums to 1.
+
+        Args:
+            net: the client's tensors, as :meth:`network` returns them.
+        """
         hidden = net["embedding"]
         for k in range(3):
             hidden = apply_linear(net, f"trunk.{k}", hidden).relu()
@@ -410,7 +426,7 @@ class HeurpFedLA(PFedLA):
         return self.mixture(server, client, rnd, skip=skipped_units)
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """Record the aggregation weights, and whether each client keeps each unit (1) or receives it (0)."""
+        """Yield the aggregation weights, and ``retained``: 1 if a client keeps a unit, 0 if it receives the unit."""
         yield from super().observations(server, rnd)
         for client in self.task_info.clients:
             retained_units = self.retained_units(server, client, rnd)

@@ -55,7 +55,13 @@ class ControlVariates(Algorithm):
         return server
 
     def take(self, server: State, changes: Tree, replies: int) -> None:
-        """Update the server's mean variate by the mean change of the clients that replied."""
+        """Update the server's mean variate by the change of the clients that replied.
+
+        Args:
+            server: the server's state, which is changed.
+            changes: the mean change of their variates, by tensor name.
+            replies: number of these clients.
+        """
         mean = server.trees[VARIATE]
         fraction = replies / len(self.task_info.clients)
         new_mean = {

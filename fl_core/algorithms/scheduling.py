@@ -76,7 +76,7 @@ class FedLAMA(Algorithm):
         ]
 
     def intervals(self, server: State) -> dict[str, int]:
-        """Return the rounds between two averages of each layer, as chosen last."""
+        """Return the rounds between two averages of each layer, as chosen last, {layer: rounds}."""
         chosen_intervals = server.meta.get(INTERVALS, {})
         return {
             layer.name: chosen_intervals.get(layer.name, self.config.tau)
@@ -84,7 +84,7 @@ class FedLAMA(Algorithm):
         }
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """Record ``averaging_interval``: the rounds between two averages of each layer, as chosen last."""
+        """Yield ``averaging_interval``: the rounds between two averages of each layer, as chosen last."""
         for name, interval in self.intervals(server).items():
             yield Observation("averaging_interval", interval, layer=name)
 
@@ -207,8 +207,8 @@ def long_layers(
     (['a', 'b', 'c'], [])
 
     Args:
-        discrepancy: d_l, per parameter and round, at least 0. If all are 0, no layer is long.
-        sizes: parameters of each layer.
+        discrepancy: d_l by layer, per parameter and round, at least 0. If all are 0, no layer is long.
+        sizes: number of parameters by layer.
     """
     # ties: the layer nearer to the input first
     order = sorted(discrepancy, key=lambda name: discrepancy[name])
@@ -282,7 +282,7 @@ class Scheduled(Algorithm):
         return _made, (schedule, self.task_info, self.plan, self.options)
 
     def setup(self) -> None:
-        """Mark the layers that do not train yet in the algorithm's view of the task."""
+        """Store in :attr:`task_info` from which round each layer trains, before the base algorithm's setup."""
         if self.plan is not None:
             layers = self.scheduled_layers(self.plan)
             rounds = self.rounds_of(self.plan)
@@ -310,7 +310,11 @@ class Scheduled(Algorithm):
         return plan
 
     def rounds_of(self, plan: LayerPlan) -> tuple[int, ...]:
-        """Return the first training round of each scheduled layer."""
+        """Return the 0-based round from which each of :meth:`scheduled_layers` trains, in their order.
+
+        Raises:
+            UsageError: ``unfreeze`` has another number of rounds than there are layers.
+        """
         names = [layer.name for layer in self.scheduled_layers(plan)]
         rounds = self.config.unfreeze
         if rounds is None:
@@ -362,7 +366,7 @@ class Scheduled(Algorithm):
         return message
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """Record ``trained``: 1 if a layer trained in the round before, else 0."""
+        """Yield the base algorithm's observations, and ``trained``: 1 if a layer trained in the last round, else 0."""
         yield from super().observations(server, rnd)
         if rnd.index:
             phases = self.phases(Round(rnd.index - 1), 0)

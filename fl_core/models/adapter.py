@@ -96,7 +96,12 @@ class Layout:
     def unpack(
         self, x: Tensor, like: torch.dtype
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """Return the inputs by position and by name; floating ones in type ``like``."""
+        """Return the inputs by position, as a tuple, and by name, as a dict. One of the two is empty.
+
+        Args:
+            x: the packed samples, [n, width].
+            like: the type that floating inputs get.
+        """
         if self.pad is not None:
             x = torch.cat([x, (x != self.pad).to(x.dtype)], 1)
         widths = [prod(shape) for shape in self.shapes]
@@ -113,7 +118,7 @@ class Layout:
         return (), dict(zip(self.keys, inputs, strict=True))
 
     def join(self, output: Any) -> Tensor:
-        """Return several outputs side by side, [n, width]."""
+        """Return several outputs, a dict or a sequence of tensors, side by side as [n, width]."""
         outputs = [output[key] for key in self.keys or range(len(self.shapes))]
         return torch.cat([tensor.reshape(len(tensor), -1) for tensor in outputs], 1)
 
@@ -230,13 +235,19 @@ def tensor(values: Any) -> Tensor:
 
 
 def pack(x: Any) -> tuple[Tensor, Layout | None]:
-    """Return several inputs as one tensor [n, d], and their layout; None for a tensor.
+    """Return several inputs as one tensor [n, d], and their layout; the layout is None for a single tensor or array.
 
     Integers alone stay integers. Mixed with others they are exact in float64.
 
     >>> x, layout = pack({"tokens": torch.tensor([[1, 2]]), "age": torch.tensor([0.5])})
     >>> x, layout.unpack(x, torch.float32)[1]["tokens"]
     (tensor([[1.0000, 2.0000, 0.5000]], dtype=torch.float64), tensor([[1, 2]]))
+
+    Args:
+        x: a dict or a sequence of inputs, each with a row for each sample, or one tensor or array.
+
+    Raises:
+        UsageError: there are no inputs, they differ in their number of rows, or one cannot be a tensor.
     """
     if isinstance(x, ARRAYS):
         return tensor(x), None
@@ -271,7 +282,11 @@ def pack(x: Any) -> tuple[Tensor, Layout | None]:
 
 
 def split_labels(batch: Any) -> tuple[Any, Any]:
-    """Return inputs and labels of a batch: a dict with labels, or a tuple that ends with them."""
+    """Return inputs and labels of a batch: a dict with the key :data:`LABELS`, or a tuple that ends with the labels.
+
+    Raises:
+        UsageError: the batch has another form.
+    """
     if isinstance(batch, Mapping):
         if LABELS not in batch:
             names = ", ".join(map(str, batch))
@@ -296,7 +311,9 @@ def is_batch(data: Any) -> bool:
 
 
 def output_of(output: Any, model: nn.Module) -> Tensor:
-    """Return a model's output: a tensor, ``.logits``, or the first tensor of a tuple; joined if its loss takes several.
+    """Return a model's output as a tensor: itself, its ``.logits`` or ``["logits"]``, or the first tensor of a tuple.
+
+    If the model's loss takes several outputs, they are returned side by side, [n, width].
 
     Raises:
         UsageError: it is none of these, such as a dict of several tensors without ``logits``.
@@ -323,7 +340,10 @@ def output_of(output: Any, model: nn.Module) -> Tensor:
 
 
 def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
-    """Return notes on two passes of a model in evaluation mode: several tensors, or passes that differ."""
+    """Return warnings about a model for its user, from two passes in evaluation mode.
+
+    They report modules that are not registered, several output tensors, and passes that differ.
+    """
     with torch.no_grad():
         output, second_output = (
             model.own(x) if isinstance(model, Adapter) else model(x) for _ in range(2)
@@ -381,7 +401,10 @@ _MORE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Adapter(nn.Module):
-    """A mixin of a copy of a model that shares its tensors, modules and hooks."""
+    """A mixin for the class of a model that takes one packed tensor and returns [n, outputs].
+
+    Its instances are copies of a module that share its tensors, modules and hooks (:func:`adapt`).
+    """
 
     layout: Layout | None
     form: int | Layout | None
@@ -435,6 +458,11 @@ def adapt(
     >>> adapt(Two(), layout)(x)
     tensor([[2., 2., 2.],
             [2., 2., 2.]])
+
+    Args:
+        layout: how the inputs lie in the packed tensor (:func:`pack`). None means that the model takes the tensor.
+        form: the axis of the classes in the model's output, or how the outputs that one loss takes lie side by side.
+            None means an output that is only flattened.
     """
     adapted_model: Any = copy.copy(model)
     model_class = type(model)

@@ -14,6 +14,12 @@ TREES, DEPTH = 100, 3
 class BoostedTrees(nn.Module):
     """Sums of regression trees, one for each output. All are zero until fitted tensors are loaded.
 
+    Args:
+        shape: shape of a sample, (features,).
+        n_classes: number of outputs.
+        trees: number of trees of each output.
+        depth: number of questions before a leaf, at most.
+
     Attributes:
         nodes: float64 [trees, C, 5, nodes]. The five rows are the nodes to the left and to the right, the feature, its
             threshold and the value. A leaf has -1 on both sides. A feature at most the threshold leads to the left.

@@ -246,7 +246,7 @@ def bounded(name: str) -> Iterator[None]:
 def with_loss(model: Any, loss: Any) -> Any:
     """Attach a loss from Python to a model, outside of its state. Without a loss the model stays as it is.
 
-    A module is copied. A name, or a callable, becomes a callable that builds it.
+    The result is a copy of a module. For a name or a callable it is a callable that builds the model.
 
     Raises:
         UsageError: there is no model.
@@ -272,6 +272,9 @@ def copy_user_model(
     """Return a copy of the user's module after a check that it fits, or the module that the user's callable builds.
 
     Args:
+        model: the user's module, or a name or callable as for :func:`build`.
+        shape: shape of one sample.
+        n_classes: number of outputs.
         trial: as for :func:`build`.
         built: ``seed`` and ``options`` of :func:`build`, for a callable.
     """
@@ -418,7 +421,10 @@ def probability_notes(outputs: Tensor, task: str) -> list[str]:
 
 
 def outputs_of(model: nn.Module, shape: tuple[int, ...]) -> int | None:
-    """Return the number of outputs of a user's module, or None if it does not take samples of this shape."""
+    """Return the number of outputs of a user's module, or None if it does not take samples of this shape.
+
+    It is 1 for a module with several output tensors, which only a loss of its own can take.
+    """
     try:
         with torch.no_grad(), torch_seeded(0):
             model_copy = copied(plain(model)).cpu().eval()
@@ -435,8 +441,14 @@ def check_fit(
 ) -> nn.Module:
     """Check that a model maps [n, *shape] to [n, n_classes], in training mode and in evaluation mode.
 
+    Args:
+        name: the model's name, for messages.
+
     Returns:
         The model; adapted if it returns ``.logits``, ``["logits"]``, a tuple, or numbers [n].
+
+    Raises:
+        UsageError: the model fails on such samples, or its outputs have another shape.
     """
 
     def outputs(model: nn.Module) -> Any:
@@ -465,7 +477,9 @@ def check_fit(
 
 @contextmanager
 def fitting(model: nn.Module, x: Tensor, name: str = "") -> Iterator[None]:
-    """Report that a model does not take samples [n, *shape] in one line. Packed inputs are named as it gets them.
+    """Turn any error in the ``with`` block into a UsageError of one line: the model does not take these samples.
+
+    Packed inputs are named as the model gets them.
 
     >>> from fl_core.models.adapter import pack
     >>> _, layout = pack({"ids": torch.ones(2, 3, dtype=torch.int64)})
@@ -474,6 +488,11 @@ def fitting(model: nn.Module, x: Tensor, name: str = "") -> Iterator[None]:
     Traceback (most recent call last):
         ...
     fl_core.errors.UsageError: model Linear must fit ... takes Layout(keys=('ids',), shapes=((3,),), ...
+
+    Args:
+        model: the model.
+        x: the samples, [n, *shape].
+        name: the model's name, for the message. Default: its class.
     """
     try:
         yield
@@ -518,7 +537,11 @@ def normalises_batches(model: nn.Module, training: bool) -> bool:
 
 
 def tensors_of(path: str, module: nn.Module) -> frozenset[str]:
-    """Return the names of a module's parameters and statistics in the model."""
+    """Return the names in the model of a module's parameters and persistent buffers.
+
+    Args:
+        path: the module's path in the model.
+    """
     return frozenset(f"{path}.{key}".lstrip(".") for key in module.state_dict())
 
 
@@ -559,6 +582,11 @@ def image_shape(
     model: str, shape: tuple[int, ...], smallest: int = 1
 ) -> tuple[int, int, int]:
     """Return channels, height and width of the images that a model is built for.
+
+    Args:
+        model: the model's name, for messages.
+        shape: the shape of a sample.
+        smallest: the least height and width that the model takes.
 
     Raises:
         UsageError: the samples are not images, or too small.
@@ -610,7 +638,7 @@ def call_builder(
 
 
 def option_error(model: str, options: Options, error: Exception) -> UsageError:
-    """Return the error for a model that cannot be built, with its options if there are some."""
+    """Return the UsageError for a model that ``error`` keeps from being built, with its options if there are some."""
     error_type = type(error).__name__
     text = " ".join(str(error).split())
     reason = f"{error_type}: {text}".rstrip(".")
@@ -634,7 +662,8 @@ def from_timm(
     it also adapts them to other image sizes.
 
     Raises:
-        UsageError: the weights are not available or do not fit.
+        UsageError: the name or an option is unknown, the samples are no images, or the weights are not available or do
+            not fit.
     """
     import timm
 
@@ -723,7 +752,11 @@ def _pretrained_arguments(full: str, name: str, wanted: Any) -> Options:
 def from_torchvision(
     name: str, shape: tuple[int, ...], n_classes: int, options: Options
 ) -> nn.Module:
-    """Build a torchvision classification model with fresh weights. All of them take images of 3 channels."""
+    """Build a torchvision classification model with fresh weights. All of them take images of 3 channels.
+
+    Raises:
+        UsageError: the name or an option is unknown, or the samples are no images of 3 channels.
+    """
     import torchvision
 
     full_name = f"torchvision:{name}"

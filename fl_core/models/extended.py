@@ -53,7 +53,12 @@ class Transform(nn.Module):
         )
 
     def attention(self, features: Tensor, prompts: Tensor | None) -> Tensor:
-        """Return the weights [n, heads, 1 + k] of each feature for itself and the prompts. A row sums to 1."""
+        """Return the weights [n, heads, 1 + k] of each feature for itself and the prompts. A row sums to 1.
+
+        Args:
+            features: the features, [n, d].
+            prompts: the prompts, [k, d]; None for none.
+        """
         query = self._split(self.query(features))
         scores = (query * self._split(self.key(features))).sum(-1, keepdim=True)
         if prompts is not None:
@@ -132,7 +137,11 @@ class Prompted(nn.Module):
         return normalize(self.projection(features))
 
     def attention(self, x: Tensor) -> dict[str, Tensor]:
-        """Return attention weights [n, 1 + k] of each sample's feature, averaged over heads, by the prompts' name."""
+        """Return the attention weights of each sample's feature for itself and the prompts, averaged over heads.
+
+        Returns:
+            ``prompts`` and ``contrast_prompts``, if the model has them, with weights [n, 1 + k] each.
+        """
         features, weights = self.body(x), {}
         for name in PROMPTS:
             prompts = self._tokens(name)
@@ -204,9 +213,13 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class Gate(nn.Module):
-    """A network that scores a model's blocks in (0, 1) for a batch.
+    """A network that scores a model's blocks of weights for a batch, from 0 to 1.
 
     Its layers are normalisation, linear layer, normalisation and sigmoid.
+
+    Args:
+        shape: shape of one sample. Three sides mean an image.
+        blocks: number of blocks.
     """
 
     def __init__(self, shape: tuple[int, ...], blocks: int) -> None:
@@ -240,8 +253,11 @@ class Gated(nn.Module):
 
     A prediction depends on its batch. In evaluation mode batches have at most :data:`BATCH` samples.
 
-    Raises:
-        UsageError: ``target`` outside (0, 1], or fewer than two blocks a tensor.
+    Args:
+        inner: the model.
+        shape: shape of one sample.
+        target: share of the weights that are kept, above 0 and at most 1.
+        split: largest number of blocks of a tensor, at least 2.
     """
 
     def __init__(
@@ -294,7 +310,11 @@ class Gated(nn.Module):
         return torch.where(is_kept, scores, 0.0)
 
     def kept_blocks(self, scores: np.ndarray) -> np.ndarray:
-        """Return which blocks of weights are kept within the budget, bool [blocks]."""
+        """Return which blocks of weights are kept, bool [blocks]: the first of each tensor, and some within the budget.
+
+        Args:
+            scores: the gate's score of each block, [blocks].
+        """
         if self.target == 1:
             return np.ones(len(scores), dtype=bool)
         is_kept = self.first.copy()
@@ -398,6 +418,10 @@ class TwoHeads(nn.Module):
     """A feature extractor with a generic and a personal head, whose logits are added.
 
     The personal head starts at zero, so that the first prediction is the generic head's.
+
+    Args:
+        body: the extractor, from samples to features [n, d].
+        generic: the generic head, a linear layer of the features.
     """
 
     def __init__(self, body: nn.Module, generic: nn.Linear) -> None:
@@ -452,7 +476,9 @@ class Blocks(nn.Sequential, Optional):
 
 
 def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
-    """Leave every optional part without any of the named tensors out of the forward pass. None restores all.
+    """Leave residual blocks and early exits out of the forward pass if they have none of the named tensors.
+
+    With None as ``names`` the forward pass has all of them again.
 
     Raises:
         UsageError: a tensor is not named but cannot be left out. The message names the first ones.
@@ -597,8 +623,11 @@ class Exits(nn.Module):
     Any other runs again for each classifier, without the blocks behind it.
 
     Args:
+        model: the model, with blocks that can be left out (:func:`with_optional_blocks`).
         after: 1-based numbers of the blocks that a classifier follows.
         ensemble: whether to predict by the mean of all classifiers' logits instead of the last one's.
+        seed: the run's seed, for the weights of the classifiers.
+        example: a batch that the model takes.
 
     Raises:
         UsageError: there is no such block, or it is the last one.
@@ -703,7 +732,7 @@ class Classifiers(nn.ModuleDict, Optional):
 
 
 def last_layers(model: nn.Module) -> list[str]:
-    """Return the path within a block of the last linear layer of each of its parts.
+    """Return the path within a block of the last linear or 2D convolutional layer of each of its parts.
 
     In a ViT these are ``attn.proj`` and ``mlp.fc2``, in an MLP-Mixer ``mlp_tokens.fc2`` and ``mlp_channels.fc2``.
     """

@@ -58,9 +58,9 @@ def from_transformers(
 ) -> nn.Module:
     """Build the classifier of texts or images that a folder of transformers describes, with the weights of its file.
 
-    The classifier and a pooler start fresh where the folder has none of this size. A note names them, and what is left
-    out. Weights are float32, whatever type they were stored in. Attention is computed by operations that can be
-    differentiated twice. Files may be links, as in a cache of models.
+    The classifier and a pooler start fresh where the folder has none of this size. A warning names them, and the stored
+    tensors that are left out. Weights are float32, whatever type they were stored in. Attention is computed by
+    operations that can be differentiated twice. Files may be links, as in a cache of models.
 
     Raises:
         UsageError: the samples are not of its tokenizer and no images, or have other channels or another size. Or a key
@@ -132,6 +132,8 @@ def configuration(
     """Return the configuration of a folder, of a class that transformers itself has.
 
     Args:
+        files: the folder, with its :data:`CONFIG`.
+        n_classes: number of outputs.
         task_entries: entries that the task sets, such as ``pad_token_id`` for texts.
 
     Raises:
@@ -182,8 +184,13 @@ def check_entries(where: str, entries: Any, key: str = "") -> None:
         ...
     fl_core.errors.UsageError: config.json must be without '_attn_implementation', which loads code or other files. ...
 
+    Args:
+        where: path of the configuration, for messages.
+        entries: the configuration, or a value in it.
+        key: the key of that value.
+
     Raises:
-        UsageError: there is such a key or number. The message names the key.
+        UsageError: there is such a key or number, or a list is too long. The message names the key.
     """
     if isinstance(entries, dict):
         for name, value in entries.items():
@@ -216,6 +223,11 @@ def check_pixels(full: str, model: nn.Module, shape: tuple[int, ...]) -> None:
     """Check that a model of transformers takes images of these channels and this size.
 
     A model that takes any size has no fixed one, whatever its configuration says.
+
+    Args:
+        full: the model's name, for messages.
+        model: the model, with its ``config``.
+        shape: shape of an image, (channels, height, width).
 
     Raises:
         UsageError: the model takes other images.

@@ -83,6 +83,14 @@ def numbers_of(key: str, entries: Iterable[str], kind: Any) -> dict[str, Any]:
 
     >>> numbers_of("rates", ["lora_B:16"], float)
     {'lora_B': 16.0}
+
+    Args:
+        key: the key, for messages.
+        entries: the entries.
+        kind: the type of the numbers, int or float.
+
+    Raises:
+        UsageError: an entry has another form, or its number is not above 0.
     """
     numbers: dict[str, Any] = {}
     for entry in entries:
@@ -97,7 +105,7 @@ def numbers_of(key: str, entries: Iterable[str], kind: Any) -> dict[str, Any]:
 
 
 def parse(text: str) -> Lora:
-    """Parse the text of ``--adapt``.
+    """Parse the text of ``--adapt``, and return the adapters that it asks for.
 
     >>> parse("lora:r=4,targets=attn.qkv+attn.proj")
     Lora(r=4, targets=('attn.qkv', 'attn.proj'), alpha=None, dropout=0.0, rank_pattern=(), rates=())
@@ -124,7 +132,7 @@ def parse(text: str) -> Lora:
 def with_adapters(
     model: nn.Module, lora: Lora, layers: Sequence[Layer], example: Tensor, seed: int
 ) -> tuple[nn.Module, tuple[Layer, ...]]:
-    """Freeze a model as the base of adapters, and return it with the layers that train.
+    """Freeze a model as the base of adapters, and return it and the layers that train.
 
     The model is changed. Its predictions stay, since B starts at zero. A starts at draws of the run's seed. In each
     layer of the model the factors A are one layer and the factors B another. The classifier trains as before, but not
@@ -162,10 +170,13 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
-    """Add adapters by peft, drawn from the seed. Only they and the classifier, at the path ``head``, train then.
+    """Add adapters by peft to a model, drawn from the seed, and return the model.
+
+    Only the adapters and the classifier, at the path ``head``, train then.
 
     Raises:
-        UsageError: peft is not installed, or a target is no linear layer.
+        UsageError: peft is not installed, the model has adapters already, a target is no linear layer, or a rank is too
+            large.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model

@@ -37,7 +37,12 @@ def chain(**children: nn.Module) -> Layered:
 
 
 class Block(nn.Module):
-    """Residual block of two 3x3 convolutions with normalisations, a shortcut, and ReLU (He et al. 2016)."""
+    """Residual block of two 3x3 convolutions with normalisations, a shortcut, and ReLU (He et al. 2016).
+
+    Args:
+        n_in, n_out: numbers of channels of the input and the output.
+        stride: stride of the first convolution.
+    """
 
     def __init__(self, n_in: int, n_out: int, stride: int) -> None:
         super().__init__()
@@ -64,9 +69,9 @@ def resnet8(shape: Shape, n_classes: int) -> Layered:
     """ResNet of 3 blocks for CIFAR-10 (FedPFT); images of any size.
 
     The stem is a 7x7 convolution with stride 2 and a 3x3 max pooling. Blocks have 64-128-256 channels. The second and
-    the third are halved in size. Global average pooling and one linear layer follow. Convolutions are Kaiming-normal
-    (fan-out, ReLU). There are 1,232,704 parameters before the classifier. With running statistics and their counters
-    there are 1,235,401 numbers.
+    the third halve height and width. Global average pooling and one linear layer follow. Convolutions are
+    Kaiming-normal (fan-out, ReLU). There are 1,232,704 parameters before the classifier. With running statistics and
+    their counters there are 1,235,401 numbers.
     """
     return _resnet("resnet8", shape, n_classes, (64, 128, 256))
 
@@ -117,9 +122,10 @@ Dropout = Annotated[float, BELOW_1]
 def fmnist_cnn(shape: Shape, n_classes: int, *, width: Width = 1.0) -> Layered:
     """3 conv + 2 fc for FashionMNIST and EMNIST (PLayer-FL); images of 8 x 8 or larger.
 
-    Three 5x5 convolutions have 64-128-256 channels. Each is halved in size. Global average pooling and 100 hidden units
-    follow. Weights are Kaiming-normal (fan-in, ReLU) and biases zero. It has 1,052,758 parameters for 1 x 28 x 28 and
-    10 classes. ``width`` multiplies channels and hidden units. Time grows with about its square.
+    Three 5x5 convolutions have 64-128-256 channels. Max pooling after each halves height and width. Global average
+    pooling and 100 hidden units follow. Weights are Kaiming-normal (fan-in, ReLU) and biases zero. It has 1,052,758
+    parameters for 1 x 28 x 28 and 10 classes. ``width`` multiplies channels and hidden units. Time grows with about its
+    square.
     """
     *channels, hidden_width = _scale(width, 64, 128, 256, 100)
     return _kaiming(
@@ -142,10 +148,10 @@ def cifar_cnn(
 ) -> Layered:
     """5 conv + 2 fc for CIFAR-10 (PLayer-FL); images of any size.
 
-    Five 3x3 convolutions with padding 2 have 64-128-256-512-512 channels. The second and the fourth are halved in size.
-    Dropout follows each. Global average pooling and 100 hidden units come next. Weights are Kaiming-normal (fan-in,
-    ReLU) and biases zero. It has 3,963,094 parameters for 3 x 32 x 32 and 10 classes. ``width`` is as in
-    ``fmnist_cnn``.
+    Five 3x3 convolutions with padding 2 have 64-128-256-512-512 channels. Max pooling after the second and the fourth
+    halves height and width. Dropout follows each. Global average pooling and 100 hidden units come next. Weights are
+    Kaiming-normal (fan-in, ReLU) and biases zero. It has 3,963,094 parameters for 3 x 32 x 32 and 10 classes. ``width``
+    is as in ``fmnist_cnn``.
     """
     *channels, hidden_width = _scale(width, 64, 128, 256, 512, 512, 100)
     return _kaiming(
@@ -168,9 +174,10 @@ def cifar_cnn(
 def isic_cnn(shape: Shape, n_classes: int) -> Layered:
     """5 conv + 2 fc for Fed-ISIC (PLayer-FL); images of 8 x 8 or larger.
 
-    Five 3x3 convolutions have 32-64-128-256-512 channels. The last three are halved in size and have dropout. Global
-    average pooling and 256 hidden units follow. Weights are Kaiming-normal (fan-in, ReLU) and biases zero. It has
-    1,700,932 parameters for 3 channels and 4 classes. The paper's images have 200 x 200 pixels.
+    Five 3x3 convolutions have 32-64-128-256-512 channels. After each of the last three, max pooling halves height and
+    width, and dropout follows. Global average pooling and 256 hidden units come next. Weights are Kaiming-normal
+    (fan-in, ReLU) and biases zero. It has 1,700,932 parameters for 3 channels and 4 classes. The paper's images have
+    200 x 200 pixels.
     """
     return _kaiming(
         _cnn(
@@ -192,7 +199,8 @@ def isic_cnn(shape: Shape, n_classes: int) -> Layered:
 def scheduling_cnn(shape: Shape, n_classes: int) -> Layered:
     """2 conv + 2 fc of the papers on Vanilla and Anti scheduling; images of 16 x 16 or larger.
 
-    Two 5x5 convolutions without padding have 32-64 channels. Each is halved in size. 512 hidden units follow.
+    Two 5x5 convolutions without padding have 32-64 channels. Max pooling after each halves height and width. 512 hidden
+    units follow.
     Initialisation is PyTorch's default. The size of fc1 grows with the image. With 10 classes it has 582,026 parameters
     for 1 x 28 x 28 and 878,538 for 3 x 32 x 32.
     """
@@ -212,7 +220,8 @@ def scheduling_cnn(shape: Shape, n_classes: int) -> Layered:
 def pfedla_cnn(shape: Shape, n_classes: int) -> Layered:
     """LeNet of pFedLA and pFedHN: 2 conv + 3 fc; images of 16 x 16 or larger.
 
-    Two 5x5 convolutions without padding have 16-32 channels. Each is halved in size. 120-84 hidden units follow.
+    Two 5x5 convolutions without padding have 16-32 channels. Max pooling after each halves height and width. 120-84
+    hidden units follow.
     Initialisation is PyTorch's default. With 10 classes it has 85,822 parameters for 1 x 28 x 28, and 121,278 for 3 x
     32 x 32. Colour images have batch normalisation after each convolution, before its ReLU, and grey ones do not, as in
     the paper.
@@ -264,9 +273,13 @@ LARGEST_SIDE = 32
 
 
 class WordCounts(nn.Module):
-    """Counts how often a text [n, length] has each token [n, counts], padding aside.
+    """A count of each token of a text, from token ids [n, length] to counts [n, counts]. Padding does not count.
 
-    With fewer counts than tokens, tokens whose ids differ by a multiple of their number share one.
+    With fewer counts than tokens, tokens whose ids differ by a multiple of ``counts`` share a count.
+
+    Args:
+        tokens: number of token ids.
+        counts: largest number of counts. None means one for each token.
     """
 
     def __init__(self, tokens: int, counts: int | None = None) -> None:
@@ -275,7 +288,7 @@ class WordCounts(nn.Module):
         self.counts = min(tokens, counts or tokens)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return how often each token occurs, float32 [n, counts]."""
+        """Return how often each token occurs in the texts x, float32 [n, counts]."""
         is_token = (x != PAD).float()
         columns = x if self.counts == self.tokens else x % self.counts
         return is_token.new_zeros(len(x), self.counts).scatter_add(1, columns, is_token)
@@ -376,9 +389,9 @@ def _scale(width: float, *sizes: int) -> list[int]:
 
 
 class TokenEmbedding(nn.Module):
-    """An embedding of token ids [n, T] as the sum of a token's and its position's row, [n, T, width].
+    """An embedding of token ids [n, T] as the sum of a row for the token and one for its position, [n, T, width].
 
-    Rows have length 1 at first.
+    Rows have length 1 at first. The token row of padding is 0.
     """
 
     def __init__(self, tokens: int, length: int, width: int) -> None:
@@ -396,7 +409,10 @@ class TokenEmbedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """One attention head over the tokens that are ``there`` [n, T]: x + proj(softmax(q k^T / sqrt(width)) v)."""
+    """One attention head with a residual connection: x + proj(softmax(q k^T / sqrt(width)) v).
+
+    It maps [n, T, width] to [n, T, width]. Only tokens that are True in the mask ``there``, bool [n, T], get weight.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -523,6 +539,10 @@ def text_blocks(
 
 def text_shape(name: str, shape: tuple[int, ...]) -> TokenShape:
     """Return the shape of texts, with the number of token ids.
+
+    Args:
+        name: the model's name, for messages.
+        shape: the shape of a sample.
 
     Raises:
         UsageError: samples are no texts.

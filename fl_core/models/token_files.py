@@ -134,7 +134,16 @@ def _megabytes(size: int) -> int:
 
 
 def arrange(tokenizer: Any, length: int, pad: int) -> None:
-    """Cut and pad the tokenizer's texts to a length by its own rules: side, strategy, stride and ids."""
+    """Set a tokenizer to cut and pad texts to a length, by its own rules: side, strategy, stride and ids.
+
+    Args:
+        tokenizer: the tokenizer, which is changed.
+        length: tokens of a text.
+        pad: the id of padding.
+
+    Raises:
+        UsageError: its own tokens leave no room for a text.
+    """
     truncation, padding = tokenizer.truncation or {}, tokenizer.padding or {}
     free_tokens = length - tokenizer.num_special_tokens_to_add(False)
     if free_tokens < 1:
@@ -155,6 +164,11 @@ def arrange(tokenizer: Any, length: int, pad: int) -> None:
 
 def check_ids(rows: list[list[int]], length: int, tokens: int) -> None:
     """Refuse ids of another length, or that the tokenizer does not have.
+
+    Args:
+        rows: the ids of each text.
+        length: tokens of a text.
+        tokens: number of token ids.
 
     Raises:
         UsageError: an id or a length is wrong. The message has its value.
@@ -301,7 +315,11 @@ def _limit(what: int, most: int) -> None:
 
 
 def main(size: int) -> None:
-    """Read a tokenizer of some bytes from the input, and write its facts or its fault as JSON."""
+    """Read a tokenizer of ``size`` bytes from standard input, and write JSON to standard output.
+
+    The JSON has the facts of :func:`tried`, or the key ``fault`` with a message. Limits of time and memory grow with
+    the size.
+    """
     _limit(resource.RLIMIT_CPU, SECONDS + size // 2**20)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_DATA, _megabytes(size) * 2**20)

@@ -151,7 +151,9 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
 
 
 def versions_of(state: Mapping[str, Tensor], start: str = "") -> dict[str, Any]:
-    """Return the version of each module's format in a state dict, by module path, for names that begin with ``start``.
+    """Return the version of each module's format in a state dict, by module path.
+
+    With ``start``, a module path and a dot, only modules at or below that path count. Their paths are relative to it.
 
     >>> from torch import nn
     >>> versions_of(nn.Sequential(nn.BatchNorm1d(2)).state_dict())
@@ -170,7 +172,12 @@ def versions_of(state: Mapping[str, Tensor], start: str = "") -> dict[str, Any]:
 def with_versions(
     tensors: Mapping[str, Tensor], versions: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Return tensors as a state dict of torch with the versions of the modules' formats."""
+    """Return tensors as a state dict of torch with the versions of the modules' formats.
+
+    Args:
+        tensors: tensors by name.
+        versions: each module's version by path, as :func:`versions_of` returns them.
+    """
     state: Any = OrderedDict(tensors)
     if versions:
         state._metadata = OrderedDict(versions)

@@ -40,9 +40,14 @@ LARGEST = 100_000
 def stacks(model: nn.Module, device: str, wanted: str = "auto") -> bool:
     """Return whether clients are trained together.
 
-    The rule is fixed, since stacking changes the order of sums and so the rounding. With ``auto`` it is True for a
-    chain of Linear, ReLU and Flatten on a CPU with fewer than :data:`LARGEST` parameters. With ``on`` the
-    size does not matter.
+    The rule is fixed, since stacking changes the order of sums and so the rounding. It is True only for a chain of
+    Linear, ReLU and Flatten on a CPU.
+
+    Args:
+        model: the model.
+        device: name of the device, such as ``cpu``.
+        wanted: ``auto`` also requires fewer than :data:`LARGEST` parameters. With ``on`` the size does not matter. With
+            ``off`` the result is False.
     """
     if wanted == "off" or device.partition(":")[0] != "cpu":
         return False

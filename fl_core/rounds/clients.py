@@ -48,7 +48,7 @@ class TrainRequest:
 
     Attributes:
         score: splits on which to score the locally trained model.
-        keep: whether that model is kept, under the name ``local``.
+        keep: whether the client's backend stores that model, under the name ``local``.
         state: the client's state, which its backend adds for a worker.
     """
 
@@ -77,7 +77,7 @@ class _ModelsRequest:
 
 
 class FinetuneRequest(_ModelsRequest):
-    """A request to fine-tune a copy of the client's evaluated model. It is kept as ``personal``."""
+    """A request to fine-tune a copy of the client's evaluated model. Its backend stores it as ``personal``."""
 
 
 class ScoreRequest(_ModelsRequest):
@@ -92,8 +92,12 @@ class ClientReply:
     """A client's reply to a request: a message and numbers. Fields that do not apply stay empty.
 
     Attributes:
+        client: the client's position.
         message: the message to the server; None if it was lost. The client has then returned to its state before the
             request.
+        scores: {model: {split: {metric: value}}}.
+        work: steps, samples and mean losses of training, by "phase/quantity".
+        observations: the algorithm's numbers about the client's evaluated model.
         missing: whether no reply came in time from the client's site.
         received: bytes of the server's tensors in the models that were scored or tuned.
         state: the client's new state. The backend stores it and removes it from the reply.
@@ -129,7 +133,17 @@ Parts = Generator[Part, tuple[Tree, Tree] | None, ClientReply]
 
 
 class ClientRunner:
-    """A runner of requests, one client at a time in one thread, so that results do not depend on the process."""
+    """A runner of requests, one client at a time in one thread, so that results do not depend on the process.
+
+    Args:
+        model: the model, which is copied.
+        data: the federation, with the samples of all clients that it runs.
+        training: the settings of local training.
+        criterion: the loss of logits and labels.
+        observers: makers of the observers that phases may name.
+        device: name of the device.
+        memory: memory layout of images, as for :class:`fl_core.training.workspace.Workspace`.
+    """
 
     def __init__(
         self,
@@ -187,7 +201,11 @@ class ClientRunner:
         return self._score(request)
 
     def phase(self, part: Part) -> tuple[Tree, Tree]:
-        """Train one phase and return the trained tree and the optimiser's state."""
+        """Train one phase and return the trained tree and the optimiser's state, as a tree too.
+
+        Raises:
+            NonFiniteError, UsageError: as :func:`fl_core.training.loop.train`.
+        """
         algorithm, phase = self.algorithm, part.phase
         return train(
             self.workspace,
@@ -416,7 +434,7 @@ class ClientStates(Mapping[str, State]):
         frozen: tensors of the model that no training changes. All clients' states share them.
 
     Attributes:
-        changed: names of the clients that were set since the last checkpoint.
+        changed: names of the clients whose state the last checkpoint does not have; all of them at first.
     """
 
     def __init__(
@@ -521,7 +539,7 @@ class LocalClients:
             yield reply
 
     def forget(self) -> None:
-        """Remove the models that were kept so far."""
+        """Remove the locally trained and fine-tuned models that are stored for the current round."""
         self.kept = {}
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -535,11 +553,20 @@ class LocalClients:
                 self.keep(kind, name, models[name])
 
     def fork(self) -> LocalClients:
-        """Return a copy of the clients in their state before the first round. It shares no state with these clients."""
+        """Return clients with the same runner and executor for another engine, which begins them.
+
+        They share no state with these clients, and none of their replies is lost.
+        """
         return LocalClients(self.client_runner, self.executor, self.initial)
 
     def models(self, client: int, server: State, done: int) -> Mapping[str, Tree]:
-        """Return a client's models after ``done`` rounds by name, with the fine-tuned one."""
+        """Return a client's models after ``done`` rounds by name, with the fine-tuned one if there is one.
+
+        Args:
+            client: the client's position.
+            server: the server's state.
+            done: number of completed rounds.
+        """
         state = self.states[self.names[client]]
         return self.algorithm.models(server, state, Round(done)) | self._tuned(client)
 
@@ -591,7 +618,13 @@ class LocalClients:
         reply.state, reply.models = State(), {}
 
     def keep(self, kind: str, name: str, model: Tree) -> None:
-        """Store a client's model next to its state until the next round."""
+        """Store a client's model next to its state until the next round.
+
+        Args:
+            kind: ``local`` for a locally trained model, ``personal`` for a fine-tuned one.
+            name: the client's name.
+            model: the model's tensors.
+        """
         self.kept.setdefault(kind, {})[name] = model
 
 

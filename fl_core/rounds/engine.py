@@ -43,6 +43,9 @@ class Schedule:
     [2, 4, 6, 7]
 
     Attributes:
+        rounds: number of rounds.
+        participation: share of the clients in a round, above 0 and at most 1.
+        eval_every, checkpoint_every: rounds between two evaluations, and between two checkpoints.
         pause: the round after which the run stops for now, with a checkpoint. None means at the end.
         save_seconds: least time between two checkpoints. The last round is saved at once.
         keeps: whether checkpoints are written, which hold locally trained models.
@@ -74,7 +77,7 @@ class Schedule:
         return done % self.eval_every == 0 or done == self.rounds
 
     def saves(self, done: int) -> bool:
-        """Return whether a checkpoint is written after ``done`` rounds."""
+        """Return whether a checkpoint is due after ``done`` rounds. One that comes too early is left out."""
         return done % self.checkpoint_every == 0 or done == self.end
 
     def measures(self, done: int) -> bool:
@@ -83,7 +86,10 @@ class Schedule:
         return interval > 0 and (done % interval == 0 or done == self.rounds)
 
     def keeps_local(self, done: int) -> bool:
-        """Return whether locally trained models are kept for a checkpoint or a measurement."""
+        """Return whether locally trained models of the round after which ``done`` rounds are complete are stored.
+
+        A checkpoint, a measurement of the layers or the result needs them.
+        """
         may_end = done == self.end or (self.may_stop and self.evaluates(done))
         if self.keeps_last and may_end:
             return True
@@ -165,6 +171,7 @@ class Engine:
         data: the federation. The engine reads names and sizes of the clients, and no samples.
         initial: the model before the first round.
         clients: the clients, in this process or at sites.
+        schedule: the rounds, and which of them have an evaluation or a checkpoint.
         listeners: listeners that record, save and stop, in the order in which they are called.
     """
 
@@ -210,8 +217,8 @@ class Engine:
 
         Raises:
             NonFiniteError: training or aggregation met NaN or infinity; earlier checkpoints stay.
-            UsageError: a decision is needed and no instruments were given, or a client has no validation score that
-                the stopping rule needs.
+            UsageError: a plan must be chosen and the run has no functions to choose it, or a client has no validation
+                score that the stopping rule needs.
         """
         self.use(self.algorithm)
         try:
@@ -258,11 +265,12 @@ class Engine:
         Without any reply the server keeps its state.
 
         Args:
+            rnd: the round, the exchange's name and the sampled clients.
             score: the splits on which locally trained models are scored.
-            keep: the clients whose locally trained models are kept.
+            keep: positions of the clients whose locally trained models are stored.
 
         Returns:
-            The clients that replied.
+            Positions of the clients that replied.
         """
         replied_clients: list[int] = []
         requests = (
@@ -294,7 +302,7 @@ class Engine:
         return tuple(replied_clients)
 
     def messages(self, rnd: Round) -> Iterator[tuple[int, Message]]:
-        """Yield each client of an exchange with the server's message to it."""
+        """Yield the position of each client of an exchange with the server's message to it."""
         for client in rnd.sampled:
             message = self.algorithm.call("server_message", self.server, client, rnd)
             self.tell("on_message", rnd, client, message)
@@ -308,14 +316,19 @@ class Engine:
         self.tell("after_exchange", rnd)
 
     def measure(self, clients: tuple[int, ...], keep: bool = False) -> None:
-        """Run PLayer-FL's measuring exchange alone. The server's state then has the clients' measurements."""
+        """Run PLayer-FL's measuring exchange alone. The server's state then has the clients' measurements.
+
+        Args:
+            clients: positions of the clients.
+            keep: whether their locally trained models are stored.
+        """
         self.use(self.algorithm)
         self.exchange(Round(0, "stats", clients), keep=clients if keep else ())
 
     def tune(self) -> None:
         """Let every client fine-tune a copy of its model, if the algorithm has fine-tuning after this round.
 
-        The copies are kept.
+        The clients' backend stores the copies as ``personal``.
         """
         if not self.algorithm.finetuning(self.done, 0):
             return
@@ -335,7 +348,7 @@ class Engine:
     # --- around the rounds ---
 
     def sampled(self) -> tuple[int, ...]:
-        """Draw the clients of the next round."""
+        """Draw the clients of the next round, and return their positions, ascending."""
         count = len(self.names)
         share = self.schedule.participation
         return sampled_clients(self.task_info.seed, self.done, count, share)
@@ -366,7 +379,7 @@ class Engine:
             getattr(listener, moment)(self, *facts)
 
     def listener(self, kind: type[Heard]) -> Heard:
-        """Return the run's listener of a class."""
+        """Return the run's first listener of a class or a subclass of it. There must be one."""
         return next(
             listener for listener in self.listeners if isinstance(listener, kind)
         )
@@ -395,7 +408,10 @@ class Engine:
             self.algorithm = self.algorithm.with_plan(plan)
 
     def models(self, client: int) -> Mapping[str, Tree]:
-        """Return the present models of one client by name: ``global`` or ``personal`` or both, and a fine-tuned one."""
+        """Return the present models of the client at a position, by name.
+
+        The names are ``global``, ``personal`` or both. A fine-tuned model has the name ``personal``.
+        """
         return self.clients.models(client, self.server, self.done)
 
 

@@ -79,13 +79,16 @@ class Pace:
 
     @property
     def rate(self) -> float:
-        """Return the steps per second over everything, NaN before any time has passed."""
+        """Return the client steps per second of total time; NaN before any time has passed."""
         if self.total:
             return self.steps / self.total
         return float("nan")
 
     def shares(self) -> str:
-        """Return the parts that took a noticeable share of the time, in words."""
+        """Return each part's share of the time as text, such as ``train 80 %, save 20 %``.
+
+        Parts that round to 0 % are left out.
+        """
         total_seconds = self.total
         shares = {
             part: round(100 * seconds / total_seconds) if total_seconds else 0
@@ -94,7 +97,7 @@ class Pace:
         return ", ".join(f"{part} {share} %" for part, share in shares.items() if share)
 
     def line(self) -> str:
-        """Return one line of summary."""
+        """Return one line with the client steps, the seconds, the steps per second and the shares of the parts."""
         digits = 0 if self.rate >= 10 else 1
         rate = f"{self.rate:,.{digits}f}"
         return f"{plural(self.steps, 'client step')} in {self.total:,.1f} s, {rate} a second: {self.shares()}"
@@ -137,7 +140,10 @@ def by_round(path: Path | str) -> dict[int, dict[str, Any]]:
 
 
 class Timer(Listener):
-    """A listener that measures each round's time by part, and writes it to ``timing.jsonl`` if there is a directory.
+    """A listener that measures each round's time by part, and writes it to ``timing.jsonl`` if it has a writer.
+
+    Args:
+        writer: the writer of the run's directory. None for a run without one.
 
     Attributes:
         pace: the time of all rounds.
@@ -152,7 +158,7 @@ class Timer(Listener):
 
     @contextmanager
     def charge(self, part: str) -> Iterator[None]:
-        """Add the time inside the ``with`` block to a part of the round."""
+        """Add the time inside the ``with`` block to a part of the round, one of :data:`PARTS`."""
         start_time = time.perf_counter()
         try:
             yield
@@ -237,7 +243,9 @@ NAMED_BY = ("metric", "variant", "model", "split", "client", "client_b", "layer"
 
 
 def numbers_of(rows: Sequence[Row]) -> dict[int, dict[str, float]]:
-    """Return each round's numbers by name, such as ``macro_f1/personal/test/va``. Missing values are left out.
+    """Return each round's numbers by name, {round: {name: value}}. Missing values are left out.
+
+    A name consists of the row's columns :data:`NAMED_BY` that are not empty, such as ``macro_f1/personal/test/va``.
 
     >>> values = 0.5, None, math.nan
     >>> numbers_of([{"metric": "cka", "layer": "fc1", "round": k, "value": v} for k, v in enumerate(values)])
@@ -339,7 +347,7 @@ def loggers_of(destinations: str | Logger | Iterable[str | Logger]) -> list[Logg
     """Return loggers in the given order, from objects, names of :data:`TRACKERS`, or ``package.module:Class``.
 
     Raises:
-        UsageError: a name leads to no class made of :class:`Logger`.
+        UsageError: a name is unknown, its package is not installed, or it leads to no subclass of :class:`Logger`.
     """
     loggers: list[Logger] = []
     for logger in as_list("log", destinations, empty=True):
@@ -388,7 +396,15 @@ class Recorder(Listener):
     def row(
         self, metric: str, value: float, done: int, client: int | None, **columns: Any
     ) -> None:
-        """Record a number after ``done`` rounds, of a client by its position; None for all clients together."""
+        """Record a number as a row.
+
+        Args:
+            metric: name of the number.
+            value: the number. One that is not finite is recorded as a missing value.
+            done: number of completed rounds.
+            client: the client's position; None for all clients together.
+            columns: further columns of the row (:mod:`fl_core.rows`).
+        """
         if client is not None:
             client_data = self._data.clients[client]
             columns |= {"client": client_data.name, "n_train": len(client_data.train)}
@@ -500,7 +516,7 @@ class Costs(Listener):
     )
 
     def apart(self, variant: str) -> Costs:
-        """Return a listener to another engine, which records its costs with this variant."""
+        """Return a listener for another engine, which records that engine's costs as rows of this variant."""
         return Costs(self.recorder, self.flops, variant=variant)
 
     def before_run(self, engine: Engine) -> None:

@@ -216,7 +216,12 @@ class Divergence(Listener):
                 self.begin(engine.names[reply.client], loss)
 
     def begin(self, client: str, loss: float) -> None:
-        """Record a loss before the first round. For several models the largest is kept."""
+        """Record a client's loss before the first round. Of several models' losses the largest counts.
+
+        Args:
+            client: the client's name.
+            loss: the loss. If it is not finite, the client has no limit.
+        """
         largest_loss = self.starts.get(client, loss)
         if largest_loss is None or not math.isfinite(loss):
             self.starts[client] = None
@@ -224,7 +229,14 @@ class Divergence(Listener):
             self.starts[client] = max(loss, largest_loss)
 
     def reason_for(self, client: str, loss: float) -> str:
-        """Return why a loss has diverged, or an empty text. Losses that are not finite are handled elsewhere."""
+        """Return why a loss has diverged, or an empty text if it has not or is not finite.
+
+        Losses that are not finite raise NonFiniteError in :func:`fl_core.training.loop.train`.
+
+        Args:
+            client: the client's name.
+            loss: the loss after a round.
+        """
         start = self.starts.get(client, -math.inf)
         if start is None or not math.isfinite(loss):
             return ""
@@ -285,12 +297,13 @@ Decide = Callable[..., LayerPlan]
 
 @dataclass(frozen=True)
 class Instruments:
-    """The functions of diagnostics that a run may use. The caller passes them, because imports go down only.
+    """The functions of diagnostics that a run may use. The caller passes them, because fl_core imports no diagnostics.
 
     Attributes:
         observers: by name, functions that make the observers of local training.
-        decide: the function that decides on a plan. ``check_rule`` refuses a rule that it does not take.
-        measuring: makes the listener that measures the layers while a run of a task trains.
+        decide: the function that chooses a plan from measurements.
+        check_rule: a function that raises UsageError for the name of a rule that ``decide`` does not have.
+        measuring: a function of a task that returns the listener that measures the layers while a run trains.
     """
 
     observers: Observers = field(default_factory=dict)
@@ -304,8 +317,10 @@ class PlanSelection(Listener):
     """A listener that chooses the run's plan.
 
     Attributes:
+        instruments: the functions that observe training and choose the plan.
         measure_first: measure before the first round, for an algorithm that does not do so itself.
-        rule, threshold: arguments of ``instruments.decide``.
+        rule: name of the rule that chooses the plan.
+        threshold: the threshold of that rule.
     """
 
     instruments: Instruments = field(default_factory=Instruments)

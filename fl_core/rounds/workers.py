@@ -55,9 +55,10 @@ class Child:
     It ignores Ctrl-C, which a terminal sends to both processes.
 
     Args:
-        serve: the function that it runs, with its end of the stream.
+        serve: the function that it runs, with its end of the socket as the argument.
         settings: environment variables of the process.
-        last: empty, if both ends remember the plain tensors of the last message. Equal ones are not sent again.
+        last: an empty dict, if both ends store the tensors of the last message and equal ones are not sent again
+            (:func:`send`). With None every message is sent whole.
     """
 
     def __init__(
@@ -85,11 +86,15 @@ class Child:
         return self.link.fileno()
 
     def send(self, message: object) -> None:
-        """Send a message."""
+        """Send an object that can be pickled to the process."""
         send(self.stream, message, self.last)
 
     def receive(self) -> Any:
-        """Receive an answer."""
+        """Wait for the next answer of the process, and return it.
+
+        Raises:
+            ConnectionError, EOFError, UnpicklingError: the process has ended.
+        """
         return receive(self.stream)
 
     def close(self) -> None:
@@ -101,7 +106,7 @@ class Child:
         self.link.close()
 
     def end(self, patience: float) -> int | None:
-        """End the process, after some seconds by force, and return its exit code."""
+        """Close the stream, kill the process if it still runs after ``patience`` seconds, and return its exit code."""
         self.close()
         self.process.join(timeout=patience)
         self.process.kill()
@@ -110,12 +115,22 @@ class Child:
 
 
 def ready(children: list[Child], timeout: float | None = None) -> list[Child]:
-    """Wait until some of the processes have an answer or have ended, and return these."""
+    """Wait until some of the processes have an answer or have ended, and return these.
+
+    Args:
+        children: the processes.
+        timeout: seconds after which the result may be empty. None means no limit.
+    """
     return cast(list[Child], wait(cast(Any, children), timeout))
 
 
 class Workers:
-    """Persistent worker processes with one thread each. They end with this process in every case."""
+    """Persistent worker processes with one thread each. They end with this process in every case.
+
+    Args:
+        client_runner: the runner that they get a copy of.
+        count: number of processes.
+    """
 
     def __init__(self, client_runner: ClientRunner, count: int) -> None:
         self._children: list[Child] = []
@@ -142,7 +157,12 @@ class Workers:
             self._send(child, ("client_runner", client_runner))
 
     def use(self, algorithm: Algorithm) -> None:
-        """Load an algorithm in every worker."""
+        """Load an algorithm in every worker.
+
+        Raises:
+            UsageError: it cannot be sent to another process (:func:`check_sendable`).
+            WorkerError: a worker has ended.
+        """
         check_sendable(algorithm)
         for child in self._children:
             self._send(child, ("use", algorithm))
@@ -194,7 +214,15 @@ class Workers:
 
 
 def ended(child: Child, what: str) -> Exception:
-    """Return the error that describes the end of a process."""
+    """End a process that no longer answers, and return the error that describes its end.
+
+    The error is a UsageError for a script that trains without ``if __name__ == "__main__":``, else a WorkerError with
+    the exit code.
+
+    Args:
+        child: the process.
+        what: the process in words, for the message.
+    """
     code = child.end(5)
     if code == UNGUARDED:
         return UsageError(
@@ -219,9 +247,12 @@ def in_order(
 ) -> Iterator[ClientReply]:
     """Yield replies in the requests' order. A free worker takes the next request.
 
-    A slow request holds back the others once :data:`AHEAD` requests a worker have begun.
+    A slow request holds back the others: at most :data:`AHEAD` times as many requests as there are workers begin before
+    its reply is yielded. An error in a request is raised in the place of its reply.
 
     Args:
+        requests: the requests, which are taken as workers become free.
+        idle: the workers. The function updates it.
         busy: {handle: (worker, position, request)} of the requests that are in progress. The function updates it.
         begin: a function that starts a request and returns its handle.
         ready: a function that waits until some of the handles have an answer, and returns these.
@@ -341,6 +372,8 @@ class _Unpickler(pickle.Unpickler):
 def send(stream: Stream, message: object, last: Sent | None = None) -> None:
     """Send a message: the bytes of its plain tensors, and then all else.
 
+    Plain tensors are dense tensors on the CPU of a type in :data:`FAST`.
+
     A tensor arrives with its strides. One with gaps in memory arrives without them, as its clone would be.
 
     Args:
@@ -384,6 +417,9 @@ def receive(stream: Stream, last: Sent | None = None) -> Any:
 
     Args:
         last: as for :func:`send` at the other end.
+
+    Raises:
+        EOFError: the stream has ended.
     """
     forms, changed_keys, size = pickle.load(stream)
     tensors: dict[int, Tensor] = {}

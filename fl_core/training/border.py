@@ -46,7 +46,7 @@ class FittedLoss(Loss):
     Attributes:
         base: a loss of :mod:`fl_core.training.losses`, a torch loss, or a callable.
         shape: shape of one sample's output, as the model gives it.
-        axis: the axis of the classes, if each position has a label.
+        axis: the axis of the classes in a batch's outputs, if each position has a label.
         kind: the task: one of :data:`fl_core.rows.TASKS`, or labels at positions, or a loss from Python.
         ignored: the label of positions that do not count.
         next_tokens: whether the output at a token is compared with the next label.
@@ -81,7 +81,10 @@ class FittedLoss(Loss):
         return prod(self.shape)
 
     def base_rate(self, y: Tensor) -> Tensor:
-        """Return the constant output that is best without features, float64 [outputs]."""
+        """Return the constant output with the least loss on labels y, float64 [outputs].
+
+        For classes it holds, at each position, the logarithms of the shares (n_k + 1) / (n + C) of the labels.
+        """
         if self.axis is not None:
             counts = torch.bincount(y[y != self.ignored], minlength=self.classes) + 1
             shares = counts.double() / counts.sum()
@@ -97,7 +100,10 @@ class FittedLoss(Loss):
         return z.detach()[0]
 
     def labels(self, y: Tensor) -> Tensor:
-        """Return the labels, in the form in which outputs are compared with them."""
+        """Return the labels that outputs are compared with, in the shape of y.
+
+        With ``next_tokens`` they are those of the next position, and the last one is ignored. Otherwise they are y.
+        """
         if not self.next_tokens:
             return y
         ignored = getattr(self.base, "ignore_index", self.ignored)
@@ -189,7 +195,10 @@ class FittedLoss(Loss):
         return self.kind == REGRESSION and shares
 
     def targets(self, y: Tensor) -> Tensor:
-        """Return the targets that predictions are compared with: shares for a loss of their logarithms."""
+        """Return the targets in the unit of :meth:`logits`.
+
+        They are exp(y) for ``KLDivLoss(log_target=True)``, whose targets are log-probabilities, otherwise y.
+        """
         log = isinstance(self.base, nn.KLDivLoss) and self.base.log_target
         if log:
             return y.exp()
@@ -232,7 +241,11 @@ class FittedLoss(Loss):
         return z.reshape(len(z), *self.shape)
 
     def check_batch(self, z: Tensor, y: Tensor) -> None:
-        """Refuse labels that are no classes, other sizes, and a function that returns no loss of each sample."""
+        """Check that outputs z and labels y fit each other, and that the loss returns one number for each sample.
+
+        Raises:
+            UsageError: a label is no class, sizes differ, or the loss has another shape than [n].
+        """
         labels = y[y != self.ignored]
         if self.axis and len(labels):
             rows = z.new_zeros(len(labels), self.classes)
@@ -253,7 +266,7 @@ class FittedLoss(Loss):
 
 
 def class_axis_of(output: Tensor, y: Tensor, given_axis: int | None = None) -> int:
-    """Return the axis of the classes in outputs with the positions of labels y [n, ...].
+    """Return the axis that holds the classes in outputs: 1 or the last. The other axes are those of labels y [n, ...].
 
     >>> class_axis_of(torch.zeros(2, 7, 3), torch.zeros(2, 7))
     2
@@ -261,7 +274,7 @@ def class_axis_of(output: Tensor, y: Tensor, given_axis: int | None = None) -> i
     1
 
     Args:
-        given_axis: the axis, if several fit the sizes.
+        given_axis: the axis, if several fit the sizes. A negative one counts from the end.
 
     Raises:
         UsageError: no axis fits, or two do.
@@ -337,8 +350,12 @@ def fit_loss(
 
     Args:
         loss: a name, a loss of :mod:`fl_core.training.losses`, a torch module or a callable.
+        model: the model, whose class tells whether it predicts the next token.
         output: the output for the first samples, in the model's own form.
+        y: labels of the same samples.
         single: a function that returns the output for the first sample alone.
+        class_axis: the axis of the classes, if several fit the sizes.
+        ignored: the label of positions that do not count.
 
     Raises:
         UsageError: outputs and labels do not fit, or the loss is none of these.
@@ -408,10 +425,11 @@ def fit_loss(
 
 
 def adapted(model: nn.Module, output: Any, loss: Loss) -> Any:
-    """Return the model as one whose flat outputs [n, outputs] the loss takes.
+    """Return the model in a form whose outputs are flat, [n, outputs], as the loss takes them.
 
     Args:
         output: the output for a few samples, in the model's own form.
+        loss: the loss, as :func:`fit_loss` returns it.
     """
     form = None
     if isinstance(loss, FittedLoss):
@@ -426,10 +444,15 @@ def fit_module(
 ) -> tuple[nn.Module, Loss]:
     """Return a user's module with flat outputs, and its loss of labels at positions or of several numbers.
 
-    With a loss by name, and one label or number for each sample, both are returned unchanged.
+    With a loss of :mod:`fl_core.training.losses`, and one label or number for each sample, both are returned unchanged.
 
     Args:
+        model: the user's module, which is copied.
+        data: the federation. Two training samples of its first client are passed through the model.
         loss: as for :func:`fit_loss`.
+
+    Raises:
+        UsageError: outputs, labels and loss do not fit each other.
     """
     if isinstance(loss, Loss) and not data.kind:
         return model, loss

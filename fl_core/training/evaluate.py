@@ -88,6 +88,13 @@ def scores(
 
     - ``macro_auroc``, ``macro_auprc``: the mean of each label's area, over labels with both values. NaN without any.
 
+    Args:
+        outputs: a model's outputs, [n, outputs].
+        y: the samples' labels or targets.
+        loss: the loss, which converts outputs to logits.
+        positive: index of the class that ``auroc`` and ``auprc`` of two classes describe.
+        absent: indices of the classes that no client has.
+
     Raises:
         UsageError: there are no samples, shapes do not agree, or labels have another kind or lie outside the C classes.
         NonFiniteError: an output is NaN or infinite.
@@ -255,6 +262,9 @@ def _of_positions(outputs: Tensor, y: Tensor, loss: FittedLoss) -> dict[str, flo
 def concordance(risk: Array, time: Array, event: Array) -> float:
     """Return Harrell's concordance index of risks with times and events, each [n]; see :func:`scores`.
 
+    An event is 1 if it was seen at its time, and 0 if the sample was censored then. The index is NaN without comparable
+    pairs.
+
     >>> concordance(np.array([3.0, 2.0, 2.0]), np.array([1.0, 5.0, 5.0]), np.array([1, 1, 0]))
     0.8333333333333334
     """
@@ -281,9 +291,9 @@ def _of_labels(logits: Array, positive: Array) -> dict[str, float]:
 
 
 def predict(model: nn.Module, x: Tensor, batch: int = SCORE_BATCH) -> Tensor:
-    """Return logits [n, C] of all samples [n, *shape], in batches and without gradients, on the device of the samples.
+    """Return logits [n, C] of all samples [n, *shape], without gradients, on the device of the samples.
 
-    The module predicts in evaluation mode and gets its modes back.
+    At most ``batch`` samples are computed at a time. The module predicts in evaluation mode and gets its modes back.
 
     Raises:
         UsageError: there are no samples.
@@ -307,6 +317,8 @@ def base_outputs(
     log odds of (n_k + 1) / (n + 2); for numbers their mean; and for survival 0.
 
     Args:
+        data: the federation with the training samples.
+        criterion: the loss.
         client: name of a client; None for all clients together.
     """
     client_labels = [c.train.y for c in data.clients if client in (None, c.name)]
@@ -366,7 +378,7 @@ def soft_targets(y: Tensor, weights: Tensor, n_outputs: int) -> Tensor:
 def fit(
     outputs: Tensor, y: Tensor, weights: Tensor, base: Tensor
 ) -> tuple[float, float]:
-    """Return the temperature, and the weight of the base rate, with the least weighted mean log loss.
+    """Return the pair (temperature, weight of the base rate) with the least weighted mean log loss.
 
     The logits are ``outputs / temperature + weight * base``. A temperature alone (Guo et al. 2017) draws rare classes
     to equal shares. With a weight of 1 and the largest temperature only the base rate is left. The loss is that of
@@ -381,6 +393,15 @@ def fit(
     >>> temperature, weight = fit(misleading, torch.arange(2), torch.ones(2), misleading)
     >>> temperature > 1e9, weight  # nothing is left
     (True, 0.0)
+
+    Args:
+        outputs: logits of classes or labels, [n, C].
+        y: classes [n], or labels of 0 and 1 [n, C].
+        weights: weights of the samples, [n], not negative.
+        base: the base rate's logits (:func:`base_outputs`), [C], or [n, C] if samples have different ones.
+
+    Returns:
+        The temperature, from :data:`COLDEST` to :data:`HOTTEST`, and the weight, from 0 to 1.
 
     Raises:
         UsageError: there are no samples, or an output is not finite.
@@ -425,7 +446,13 @@ def _soft_losses(logits: Tensor, targets: Tensor, several: bool) -> Tensor:
 def calibrated(
     logits: Tensor, temperature: float, weight: float, base: Tensor
 ) -> Tensor:
-    """Return logits / temperature + weight * base, whose probabilities are calibrated (:func:`fit`), float64 [n, C]."""
+    """Return the calibrated logits, logits / temperature + weight * base, float64 [n, C].
+
+    Args:
+        logits: logits of classes or labels, [n, C].
+        temperature, weight: the numbers that :func:`fit` returns.
+        base: the base rate's logits (:func:`base_outputs`), [C] or [n, C].
+    """
     return logits.double() / temperature + weight * base
 
 
@@ -435,9 +462,15 @@ def calibration_of(
     models: Mapping[str, nn.Module],
     bases: tree.Tree,
 ) -> tuple[float, float]:
-    """Return the temperature of clients' models on their validation samples, and the weight of each one's base rate.
+    """Return one temperature and one weight of base rates (:func:`fit`) for all clients' models.
 
-    Both are neutral, 1 and 0, if the task has no probabilities or no client with a model has validation samples.
+    They are fitted on the clients' validation samples, where each client counts as its training samples. Both are
+    neutral, 1 and 0, if the task has no probabilities, no client with a model has validation samples, or a model's
+    output is not finite.
+
+    Args:
+        models: models by the client's name. Clients without one are left out.
+        bases: the base rate's logits [C] (:func:`base_outputs`) by the client's name.
     """
     clients = [
         client

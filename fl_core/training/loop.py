@@ -158,16 +158,26 @@ def train(
     draw from the stream "modules" with the same parts.
 
     Args:
+        workspace: the model on its device, which gets the weights of ``source``.
+        phase: the tensors that train, for how long, and by which settings.
+        source: the weights before the phase, by name.
+        split: the client's training samples.
+        training: the run's settings of local training.
+        ctx: the client's context. It receives the results of observers, and steps, samples and losses.
+        observers: makers of the observers that the phase may name.
+        stored: the optimiser's state after the client's last round, from :func:`to_tree`. None means a new one.
         loss, step: the methods that the phase names. Without a step it is :meth:`Steps.plain`.
-        seed: the run's seed. layers: the model's layers. frozen: names of tensors that never train.
+        seed: the run's seed.
+        layers: the model's layers.
+        frozen: names of tensors that never train.
 
     Returns:
         The trained tree, and the optimiser's state as a tree (empty unless ``training.keep_optimizer``).
 
     Raises:
-        NonFiniteError: a loss or a trained tensor is NaN or infinite; names algorithm, round, client, phase and step,
-            and the layer whose weights are so, too.
-        UsageError: a loss is no tensor of one number.
+        NonFiniteError: a loss or a trained tensor is NaN or infinite. The message names algorithm, round, client and
+            phase, and the step or the layer.
+        UsageError: a loss is no tensor of one number, or the phase names an unknown observer.
     """
     workspace.load(source, ctx.submodel)
     stream_parts = (ctx.round, ctx.client, phase.batch_stream)
@@ -339,10 +349,16 @@ class Steps:
         The loss receives the batch unchanged: samples and labels, and further parts if the algorithm's step adds any.
 
         Args:
+            batch: samples [b, ...], their labels, and any further parts.
             clip: whether the gradients are clipped as the phase says. Turn it off to compute differences of gradients.
 
+        Returns:
+            The gradients by the parameters' names.
+
         Raises:
-            NonFiniteError: the loss is NaN or infinite. The error names the layer of the largest weight.
+            NonFiniteError: the loss is NaN or infinite. The message names the layer of the largest weight, or says that
+                the batch has features that are not finite.
+            UsageError: the loss is no tensor of one number with a gradient.
         """
         device_type, is_lower = (
             self.workspace.device.type,
@@ -400,7 +416,12 @@ class Steps:
         self.descend(self.gradients(batch, clip=False), clip=True)
 
     def descend(self, grads: Tree, clip: bool = False) -> None:
-        """Take the optimiser's step along these gradients; a parameter without one stays the same."""
+        """Take the optimiser's step along these gradients; a parameter without one stays the same.
+
+        Args:
+            grads: gradients by the parameters' names. Observers receive them as they are.
+            clip: whether the gradients are then clipped as the phase says.
+        """
         for observer in self.observers:
             observer.update(self.workspace.params, grads)
         if clip:
@@ -430,7 +451,14 @@ class Steps:
             copy[key].grad = None
 
     def draw(self, stream: str) -> Batch:
-        """Draw a further batch without replacement, independent of the phase's own: the next of the named stream."""
+        """Draw a further batch of the client's training samples, without replacement within the batch.
+
+        Args:
+            stream: name of a random stream. Each call continues it, independently of the phase's own batches.
+
+        Returns:
+            Samples [b, ...] and their labels, where b is the run's batch size, or all samples if there are fewer.
+        """
         x, y = self.data
         order = torch.randperm(
             len(y), generator=self.generator("batches", f"/{stream}")
@@ -439,7 +467,12 @@ class Steps:
         return x[batch_indices], y[batch_indices]
 
     def generator(self, purpose: str, stream: str = "") -> torch.Generator:
-        """Return the phase's random generator for a purpose, on the CPU; it continues from step to step."""
+        """Return the phase's random generator for a purpose, on the CPU; it continues from step to step.
+
+        Args:
+            purpose: name of what is drawn, such as ``views``.
+            stream: a suffix for a further generator of the same purpose.
+        """
         key = purpose + stream
         if key not in self._draws:
             stream_name = f"{self.phase.batch_stream}{stream}"

@@ -32,7 +32,9 @@ from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
 @dataclass(frozen=True)
 class Loss:
-    """``loss(logits [n, C], y [n])`` is a scalar: the mean over samples of :meth:`per_sample`. Lower is better.
+    """Base of losses. Calling ``loss(logits [n, C], y [n])`` returns a scalar, the mean of :meth:`per_sample`.
+
+    Lower is better.
 
     Attributes:
         task: one of :data:`fl_core.rows.TASKS`. ``y`` holds class indices (int64 [n]), numbers (float32 [n]), times and
@@ -55,7 +57,10 @@ class Loss:
         return self.per_sample(logits, y).mean()
 
     def mean_of_samples(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the mean of :meth:`per_sample`, whatever the loss of a batch is."""
+        """Return the mean of :meth:`per_sample` over a batch, a scalar.
+
+        It differs from calling the loss where a torch loss reduces a batch in another way, such as by a sum.
+        """
         return self(logits, y)
 
     def notes(self) -> list[str]:
@@ -63,11 +68,16 @@ class Loss:
         return []
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of every sample, [n], in the logits' type."""
+        """Return the loss of each sample, [n], in the logits' type.
+
+        Args:
+            logits: a model's outputs, [n, outputs].
+            y: targets of the form that :attr:`task` has, with n rows.
+        """
         raise NotImplementedError
 
     def outputs(self, n_classes: int) -> int:
-        """Return the number of a model's outputs for this number of classes. With 0 classes the targets are numbers."""
+        """Return the number of outputs that a model needs for ``n_classes`` classes (0: the targets are numbers)."""
         if self.single:
             return 1
         return n_classes
@@ -81,10 +91,11 @@ class Loss:
         return self
 
     def check_batch(self, z: Tensor, y: Tensor) -> None:
-        """Refuse outputs and targets whose shapes do not fit each other and the loss. torch would broadcast them.
+        """Check that outputs z and targets y fit each other and the loss, because torch would broadcast other shapes.
 
         Raises:
-            UsageError: the message gives their shapes, or the label that is no class.
+            UsageError: shapes do not fit, there are no samples, or a label is no class index. The message gives the
+                shapes or the label.
         """
         shape = {SURVIVAL: (2,), MULTILABEL: z.shape[1:]}.get(self.task, ())
         has_many = self.task in (REGRESSION, SURVIVAL) and z.shape[-1] > 1
@@ -141,7 +152,10 @@ class Loss:
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
-    """-log p_y with p = softmax(logits), at least 0."""
+    """The cross-entropy -log p_y of a sample with label y, at least 0; a batch's loss is the mean.
+
+    The probabilities are p = softmax(logits).
+    """
 
     name = "cross_entropy"
 
@@ -190,9 +204,11 @@ class _Weighted(Loss):
 
 @dataclass(frozen=True)
 class Focal(_Weighted):
-    """alpha_y (1 - p_y)^gamma (-log p_y): Lin et al., Focal Loss for Dense Object Detection, Eq. 5, over C classes.
+    """The focal loss alpha_y (1 - p_y)^gamma (-log p_y) over C classes.
 
-    ``gamma`` = 0 and ``alpha`` = 1 give cross-entropy. The default ``gamma`` = 2 is the one that they recommend.
+    It is Eq. 5 of Lin et al., Focal Loss for Dense Object Detection. ``alpha`` is one weight for all classes or a tuple
+    of one weight for each class, and ``gamma`` is a number. Both are at least 0. ``gamma`` = 0 and ``alpha`` = 1 give
+    cross-entropy. The default ``gamma`` = 2 is the one that they recommend.
     """
 
     name = "focal"
@@ -211,7 +227,10 @@ class Focal(_Weighted):
 class PlayerFocal(_Weighted):
     """The focal loss of PLayer-FL's released code. It is not the standard one.
 
-    10 (-log p_y) (1/C) [alpha_y (1 - p_y)^gamma + sum_{j != y} (1 - alpha_j) p_j^gamma], with ``alpha`` in [0, 1].
+    10 (-log p_y) (1/C) [alpha_y (1 - p_y)^gamma + sum_{j != y} (1 - alpha_j) p_j^gamma]
+
+    ``alpha`` is one weight for all classes or a tuple of one weight for each class, from 0 to 1. ``gamma`` is at least
+    0.
 
     Every other class contributes too, with the complement of its weight. The value is ten times the mean over samples
     and classes.
@@ -238,7 +257,9 @@ class PlayerFocal(_Weighted):
 
 @dataclass(frozen=True)
 class BinaryCrossEntropy(Loss):
-    """-log p_y of two classes for models with a single output z, [n, 1]: p_1 = sigmoid(z), p_0 = 1 - p_1; at least 0.
+    """The cross-entropy -log p_y of two classes for models with a single output z, [n, 1]; at least 0.
+
+    The probabilities are p_1 = sigmoid(z) and p_0 = 1 - p_1.
 
     It is :class:`CrossEntropy` of the logits (0, z). The prediction is class 1 where p_1 is above 0.5.
     """
@@ -273,7 +294,7 @@ class _OfNumbers(Loss):
 
 @dataclass(frozen=True)
 class SquaredError(_OfNumbers):
-    """(z - y)^2."""
+    """The squared error (z - y)^2 of a prediction z [n, 1] and a number y [n]; a batch's loss is the mean."""
 
     name = "mse"
 
@@ -283,7 +304,7 @@ class SquaredError(_OfNumbers):
 
 @dataclass(frozen=True)
 class AbsoluteError(_OfNumbers):
-    """|z - y|."""
+    """The absolute error |z - y| of a prediction z [n, 1] and a number y [n]; a batch's loss is the mean."""
 
     name = "mae"
 
@@ -293,7 +314,10 @@ class AbsoluteError(_OfNumbers):
 
 @dataclass(frozen=True)
 class Huber(_OfNumbers):
-    """(z - y)^2 / 2 up to |z - y| = ``delta`` > 0, and from there delta (|z - y| - delta / 2) (Huber 1964)."""
+    """The Huber loss of a prediction z [n, 1] and a number y [n] (Huber 1964); a batch's loss is the mean.
+
+    It is (z - y)^2 / 2 up to |z - y| = ``delta`` > 0, and from there delta (|z - y| - delta / 2).
+    """
 
     delta: Positive = 1.0
 
@@ -330,9 +354,9 @@ class Cox(Loss):
 
 @dataclass(frozen=True)
 class MultiLabel(Loss):
-    """The mean over labels of binary cross-entropy, for one output z_k a label: p_k = sigmoid(z_k); at least 0.
+    """The binary cross-entropy averaged over a sample's C labels, for models with one output for each label.
 
-    ``y`` [n, C] holds 0 and 1.
+    ``y`` [n, C] holds 0 and 1. The probability of label k is p_k = sigmoid(z_k). The loss is at least 0.
     """
 
     name = "multilabel_bce"
@@ -346,8 +370,9 @@ class MultiLabel(Loss):
 
 @dataclass(frozen=True)
 class ClassWeighted(Loss):
-    """Another loss of classes times w_y, for positive class weights w.
+    """A loss of classes, ``base``, in which each sample counts w_y times.
 
+    ``weights`` holds a number w above 0 for each class, in the order of classes.
     The mean over a batch divides by its number of samples, not by the sum of their weights. So its expectation is the
     weighted loss for every batch. The losses of clients add up to that of all samples.
     """
@@ -427,7 +452,7 @@ class Standardised(Loss):
         return self.base.per_sample(scaled_logits, targets)
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return the predictions [n, 1] in the targets' unit, float64."""
+        """Return the predictions [n, 1] in the targets' unit: float64, or the outputs themselves with ``own_unit``."""
         if self.own_unit:
             return outputs
         return outputs.double() * self.spread + self.centre
@@ -468,6 +493,10 @@ def balanced_weights(counts: Sequence[int], names: Sequence[str]) -> tuple[float
     Traceback (most recent call last):
         ...
     fl_core.errors.UsageError: each class must have a training sample for balanced weights; got none of b. Give ...
+
+    Args:
+        counts: number of training samples of each class.
+        names: the classes' names in the same order, for the message.
 
     Raises:
         UsageError: a class has no samples. The message names it.

@@ -136,8 +136,8 @@ class Phase:
         state_key: name of the client's tree that is trained.
         loss: name of the algorithm's method that gives the objective.
         batch_stream: name of the stream of batches. Phases that have FedAvg or Local as a limit use ``main``.
-        observe: names of observers that see parameters and gradients of every step of the first pass: those of the
-            loss, not clipped, or with its own ``step`` the gradients that the step follows.
+        observe: names of observers that receive parameters and gradients of every step of the first pass. These are the
+            loss's gradients before clipping. With a ``step`` they are the gradients that the step follows.
         lr, momentum, weight_decay, optimizer, max_grad_norm: settings that replace the run's; None keeps the run's.
         groups: tensors among those that train with learning rates of their own; no tensor is in two groups.
         steps: the largest number of batches, if ``epochs`` passes have more.
@@ -181,10 +181,15 @@ class Phase:
 
 
 class Observer(Protocol):
-    """A named accumulator that sees every step of local training; its result is sent in the reply."""
+    """An accumulator that receives each step of a phase's first epoch; its result is sent in the client's reply."""
 
     def update(self, params: Tree, grads: Tree) -> None:
-        """Add one step, before the optimiser changes the parameters."""
+        """Add one step, before the optimiser changes the parameters.
+
+        Args:
+            params: all parameters of the model by name.
+            grads: gradients of the parameters that train, by name.
+        """
 
     def result(self) -> dict[str, Any]:
         """Return the measurement, as numbers and lists that JSON can store."""
@@ -218,7 +223,7 @@ class Context:
             validation split.
         reference: the tensors that the client received, or else began with, on the training device.
         labels: labels of the client's training samples, int64 [n_train], on the training device.
-        trees: further trees that it received or kept, on the training device; empty until training begins.
+        trees: further trees that it received or has in its state, on the training device; empty until training begins.
         submodel: names of the tensors that the client has; None means all.
         finetuning: whether the client fine-tunes after ``round`` rounds, in place of training in the next one.
         observed: results of the observers, by their names.

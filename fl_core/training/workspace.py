@@ -45,7 +45,12 @@ def memory_format(model: nn.Module, example: Tensor | None = None) -> str:
 
 
 class Workspace:
-    """A model on a device whose weights are replaced by trees. Images have one layout (see :func:`memory_format`)."""
+    """A copy of a model on a device, into which weights are loaded from trees (tensors by name).
+
+    Args:
+        model: the model, which stays unchanged.
+        memory: memory layout of images, ``contiguous`` or ``channels_last``. None means that of :func:`memory_format`.
+    """
 
     def __init__(
         self,
@@ -114,7 +119,7 @@ class Workspace:
         return x.to(self.device)
 
     def hold(self, names: frozenset[str] | None = None) -> None:
-        """Restrict the model to the submodel of the named tensors.
+        """Restrict the model to the submodel of the named tensors; None means the whole model.
 
         Parts without any of these tensors are skipped (:func:`fl_core.models.extended.hold`).
         """
@@ -125,7 +130,15 @@ class Workspace:
             self.submodel = names
 
     def load(self, source: Tree, submodel: frozenset[str] | None = None) -> None:
-        """Copy a tree in, with exactly the keys of the model or of the present submodel."""
+        """Copy weights into the model, after restricting it to a submodel (:meth:`hold`).
+
+        Args:
+            source: the weights, with exactly the names and shapes of the model or submodel.
+            submodel: names of the submodel's tensors; None means the whole model.
+
+        Raises:
+            UsageError: names or shapes differ.
+        """
         self.hold(submodel)
         targets = self._present()
         tree.check_same(targets, source, "the model", "the weights")
@@ -139,10 +152,15 @@ class Workspace:
         return tree.select(self.live, self.submodel or self.live)
 
     def forward(self, params: Tree, x: Tensor, **options: Any) -> Any:
-        """Return logits [n, C] with these parameters. If they are the skeleton's own, it runs directly.
+        """Return logits [n, C] of samples with these parameters, in the model's present mode.
 
         Args:
+            params: parameters by name: :attr:`params` itself, or others that replace the model's.
+            x: samples [n, *shape].
             options: keywords of an extended model's forward pass, which then defines the result.
+
+        Raises:
+            UsageError: a parameter of the model or submodel is missing.
         """
         if params is not self.params:
             outputs = self._call(params, x, options)
@@ -170,7 +188,7 @@ class Workspace:
     def frozen_outputs(self, client: int, samples: Tensor, x: Tensor) -> Tensor | None:
         """Return outputs [n, ...] of the frozen first layers from the cache. Call it within :meth:`trains`.
 
-        The result is None without such layers or without a gain.
+        The result is None without such layers, or if the outputs are too large for the cache.
 
         Args:
             samples, x: the client's own tensor of samples [n, *shape], and the result of :meth:`place` for it.
@@ -182,13 +200,18 @@ class Workspace:
         return self._outputs.outputs(client, fixed_part, samples, x)
 
     def continue_from(self, x: Tensor, outputs: Tensor) -> None:
-        """Start later forward passes over this ``x`` from the frozen layers' outputs."""
+        """Start later forward passes over this ``x`` from the frozen layers' outputs for it.
+
+        It takes effect within :meth:`trains`, for the same tensor object only.
+        """
         self._ahead = x, outputs
 
     def infer(self, params: Tree, x: Tensor, **options: Any) -> Tensor:
-        """Return logits [n, C] under a whole tree, in evaluation mode without gradients, also during training.
+        """Return logits [n, C] with a whole tree, in evaluation mode without gradients, also during training.
 
         Args:
+            params: all tensors of the model by name.
+            x: samples [n, *shape].
             options: as for :meth:`forward`.
         """
         with in_mode(self.model, False), torch.no_grad():
@@ -196,7 +219,7 @@ class Workspace:
         return outputs
 
     def features(self, params: Tree, x: Tensor) -> Tensor:
-        """Return the input [n, d] of the last linear layer, in the mode of the moment.
+        """Return the input [n, d] of the last linear layer for samples x, in the model's present mode.
 
         Raises:
             UsageError: the model does not end in a linear layer.
@@ -213,7 +236,10 @@ class Workspace:
 
     @contextmanager
     def trains(self, names: frozenset[str]) -> Iterator[list[str]]:
-        """Set training mode with gradients for exactly these tensors, and yield the trained parameters, sorted."""
+        """Let exactly the named tensors have gradients in the ``with`` block, with the model in training mode.
+
+        It yields the names of the parameters that train, sorted. Those that the model's author froze are left out.
+        """
         flags = {name: param.requires_grad for name, param in self.params.items()}
         trained_names = {
             name for name in names if flags.get(name)
@@ -261,7 +287,10 @@ _WORK = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
 def cut(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential] | None:
-    """Split a model after the layers whose outputs stay the same, or return None if there is no gain or no certainty.
+    """Split a model after the layers whose outputs stay the same in every epoch.
+
+    The result is the pair of both parts. It is None if the first part would have no linear or convolutional layer, or
+    the model has another form.
 
     The model must be an ``nn.Sequential`` without hooks. It may contain further ones. Then each module's input is the
     output of the one before it. The first part ends before the first module with one of these properties:
@@ -279,9 +308,10 @@ def cut(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential] | None:
 
 
 class FrozenPrefixCache:
-    """A cache of the first parts' outputs by client: the most recently used, up to :data:`KEPT` bytes.
+    """A cache of the outputs of a model's frozen first layers, by client.
 
-    All outputs are of the same layers and weights. A round's clients share those that are frozen.
+    It stores the most recently used outputs, up to :data:`KEPT` bytes. All are of the same layers and weights. Other
+    layers or weights empty the cache.
     """
 
     def __init__(self) -> None:
@@ -292,9 +322,11 @@ class FrozenPrefixCache:
     def outputs(
         self, client: int, first: nn.Sequential, samples: Tensor, x: Tensor
     ) -> Tensor | None:
-        """Return the first part's outputs for a client's samples, from the cache if nothing has changed.
+        """Return the first layers' outputs for a client's samples, from the cache if nothing has changed.
 
         Args:
+            client: the client's position.
+            first: the first layers, from :func:`cut`.
             samples: the client's tensor of samples, recognised by its identity.
             x: the same on the device of the modules.
 
@@ -320,7 +352,7 @@ class FrozenPrefixCache:
 
 
 def in_chunks(first: nn.Sequential, x: Tensor) -> Tensor:
-    """Return the first part's outputs for samples [n, *shape], computed in parts that bound the memory."""
+    """Return the outputs of a model's first layers for samples [n, *shape], computed :data:`CHUNK` at a time."""
     with torch.no_grad():
         return torch.cat([first(chunk) for chunk in x.split(CHUNK)])
 
@@ -346,7 +378,7 @@ def chain(module: nn.Module) -> list[nn.Module] | None:
 
 
 def pool_first(model: nn.Module) -> None:
-    """Swap each ReLU of a chain with the max pooling after it, so that it processes fewer values.
+    """Swap each ReLU of a chain with the max pooling after it, in place, so that ReLU processes fewer values.
 
     The bits stay the same, since max(relu(x)) = relu(max(x)). Gradients agree too: they go to the first largest element
     if it is above 0.
