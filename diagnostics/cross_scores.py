@@ -15,7 +15,7 @@ from fl_core.data.arrays import nested_groups
 from fl_core.display import MANY, Displayed, Summary
 from fl_core.errors import UsageError, about, check_known, listing
 from fl_core.rows import SCORES, main_score
-from fl_core.statistics import simultaneous, stratified_mean
+from fl_core.statistics import SIGNIFICANCE, simultaneous, stratified_mean
 from fl_core.training.evaluate import scores
 from fl_core.training.losses import Loss
 from fl_core.tree import preserve_state, set_mode
@@ -69,7 +69,7 @@ class CrossScores(Displayed):
     @property
     def better(self) -> pd.DataFrame:
         """Return the lines of ``table`` where another client's model has a lower loss than the own one, p <= 0.05."""
-        is_significant = (self.table["p_value"] <= 0.05) & (
+        is_significant = (self.table["p_value"] <= SIGNIFICANCE) & (
             self.table["difference"] < 0
         )
         return self.table[is_significant]

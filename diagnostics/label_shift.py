@@ -17,7 +17,7 @@ from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError
 from fl_core.rows import CLASSIFICATION
 from fl_core.seeds import numpy_generator
-from fl_core.statistics import Interval
+from fl_core.statistics import TAILS, Interval
 
 DEALS = 200
 """How often groups are dealt to clients at random."""
@@ -118,7 +118,7 @@ def interval_of(data: FederatedData) -> Interval:
     chance = [
         association(counts(draw.permutation(of_group)[group])) for _ in range(DEALS)
     ]
-    ends = np.quantile(chance, [0.975, 0.025])
+    ends = np.quantile(chance, TAILS[::-1])
     return Interval(
         *(cramers_v(table, statistic) for statistic in (np.mean(chance), *ends))
     )

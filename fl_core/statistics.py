@@ -21,6 +21,9 @@ Each kind of interval in this project has one home. Use
 * ``stability`` of :mod:`diagnostics.curve` for how often a decision stays over resamples;
 * :mod:`diagnostics.null` for the band where clients that do not differ would lie;
 * ``scatter_ratio`` of :mod:`diagnostics.representation.features` for the error of a ratio, by a jackknife;
+* :mod:`diagnostics.label_shift` for the shift of labels that chance gives;
+* :mod:`diagnostics.plots.maps` for the band of a layer map;
+* :mod:`diagnostics.tuning.profile` for the share that one layer recovers;
 * ``median_interval`` of :mod:`figures.verdicts` for a median of papers' or benchmarks' numbers.
 """
 
@@ -37,6 +40,13 @@ from numpy.typing import NDArray
 
 from fl_core.errors import INSIDE, UsageError, check_value
 from fl_core.seeds import numpy_generator
+
+LEVEL = 0.95
+"""Of every interval, unless an argument names another."""
+TAILS = (0.025, 0.975)
+"""The quantiles at the ends of an interval at :data:`LEVEL`."""
+SIGNIFICANCE = 0.05
+"""The p-value up to which something is called shown."""
 
 Values: TypeAlias = Sequence[float] | NDArray[np.floating[Any]] | pd.Series
 
@@ -75,7 +85,7 @@ class Estimate(NamedTuple):
             return 1.0
         return float(2 * stdtr(self.free, -abs(self.value) / self.error))
 
-    def interval(self, comparisons: int = 1, level: float = 0.95) -> Interval:
+    def interval(self, comparisons: int = 1, level: float = LEVEL) -> Interval:
         """Return Student's t interval. The arguments are those of :func:`mean_interval`."""
         from scipy.special import stdtrit
 
@@ -109,7 +119,7 @@ def combine(values: Values, weights: Values) -> float:
 
 
 def mean_interval(
-    values: Values, comparisons: int = 1, level: float = 0.95
+    values: Values, comparisons: int = 1, level: float = LEVEL
 ) -> Interval:
     """Return the mean with Student's t interval, mean -+ t(p, n - 1) s / sqrt(n). One value has no interval (NaN).
 
@@ -439,7 +449,7 @@ def simultaneous(estimates: Sequence[Estimate]) -> pd.DataFrame:
     intervals = [estimate.interval(len(estimates)) for estimate in estimates]
     table = pd.DataFrame(intervals, columns=["difference", "low", "high"], dtype=float)
     table["p_value"] = holm([estimate.p_value for estimate in estimates])
-    is_significant = table["p_value"] <= 0.05
+    is_significant = table["p_value"] <= SIGNIFICANCE
     contains_zero = (table["low"] <= 0) & (table["high"] >= 0)
     for end, sign in (("low", 1), ("high", -1)):
         disagrees = (is_significant == contains_zero) & (sign * table["difference"] > 0)
@@ -497,7 +507,7 @@ def share_interval(successes: int, trials: int, effect: float = 1.0) -> Interval
         raise UsageError(
             f"successes must be from 0 to the number of trials, at least 1; got {successes} of {trials}."
         )
-    z = NormalDist().inv_cdf(0.975)
+    z = NormalDist().inv_cdf(TAILS[1])
     n = trials / effect
     share = successes / trials
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)

@@ -23,6 +23,7 @@ from matplotlib.patches import Patch
 
 from fl_core.errors import Bound, UsageError, check_known, check_value
 from fl_core.plan import Layer, LayerPlan, labels_of
+from fl_core.statistics import LEVEL
 
 from ..curve import layers_in
 from ..metrics import facts_of
@@ -136,8 +137,8 @@ def _short(value: float | None) -> str:
 
 # --- the layer map ---------------------------------------------------------------------------------------------
 
-NULL, LEVEL, PANELS = "clients", 0.95, 3
-"""The null of the panels, and the level at which the bands of all of them hold together."""
+NULL, PANELS = "clients", 3
+"""The null of the panels, and how many there are; their bands hold together at :data:`LEVEL`."""
 
 CM = 1 / 2.54
 PANEL = 4.0

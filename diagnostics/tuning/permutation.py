@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from fl_core.errors import UsageError
 from fl_core.seeds import numpy_generator
+from fl_core.statistics import SIGNIFICANCE
 
 PURPOSE = "clients_differ"
 DEALS = 999
 """Deals of the samples. The smallest p-value is 1 / (DEALS + 1)."""
-LEVEL = 0.05
-"""The p-value up to which clients are shown to differ."""
 AT_ONCE = 50
 """Deals that are scored at a time, which bounds the memory."""
 ONE_BLOCK, BLOCK = 9, 5
@@ -74,7 +73,7 @@ class Difference:
     @property
     def shown(self) -> bool:
         """Return whether the difference between clients is significant."""
-        return self.p_value <= LEVEL
+        return self.p_value <= SIGNIFICANCE
 
     @property
     def lead(self) -> float:
@@ -165,7 +164,7 @@ def permutation_test(
     statistic = standardised.max(axis=1)
     n_reached = int((statistic[1:] >= statistic[0] - 1e-12).sum())
     kind = int(standardised[0].argmax())
-    rank = min(deals, math.floor(LEVEL * (deals + 1)))
+    rank = min(deals, math.floor(SIGNIFICANCE * (deals + 1)))
     threshold = np.sort(statistic[1:])[-rank]
     return Difference(
         p_value=(1 + n_reached) / (1 + deals),

@@ -15,7 +15,7 @@ from fl_core.layers import Layer
 from fl_core.plan import tensors_in
 from fl_core.rows import CLASSIFICATION
 from fl_core.seeds import numpy_generator
-from fl_core.statistics import Estimate, halves, stratified_mean
+from fl_core.statistics import TAILS, Estimate, halves, stratified_mean
 
 from .copies import Array, Mask, Tuner, crosswise
 
@@ -114,6 +114,6 @@ class Profile:
             )
             weights_of_draw = shares / np.bincount(stratum, weight)
             ratios.append((weights_of_draw @ parts) / (weights_of_draw @ wholes))
-        low, high = np.quantile(ratios, (0.025, 0.975))
+        low, high = np.quantile(ratios, TAILS)
         ratio = self.mean(part.nats).value / self.mean(whole.nats).value
         return Estimate(ratio, float(high - low) / 4 or math.nan, math.nan)

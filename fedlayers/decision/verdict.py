@@ -25,7 +25,7 @@ from fedlayers.decision.ways import (
 )
 from fl_core.plan import LayerPlan
 from fl_core.rows import TABLE
-from fl_core.statistics import Estimate, holm
+from fl_core.statistics import SIGNIFICANCE, Estimate, holm
 
 SIMPLE = ("linear_local", "boosting_local")
 """The simple models of each client."""
@@ -234,7 +234,7 @@ def _clients(losses: LossTable, way: str, split: str) -> dict[str, str]:
     verdicts = {}
     for client in losses.clients:
         comparisons = [
-            (gains[rival][client].value, p_values[rival, client] <= 0.05)
+            (gains[rival][client].value, p_values[rival, client] <= SIGNIFICANCE)
             for rival in rivals
             if client in gains[rival]
         ]
@@ -257,7 +257,7 @@ def _fallback(losses: LossTable, way: str) -> tuple[str, ...]:
     return tuple(
         client
         for (client, gain), p in zip(gains.items(), corrected_p_values, strict=True)
-        if gain.value > 0 and p <= 0.05
+        if gain.value > 0 and p <= SIGNIFICANCE
     )
 
 

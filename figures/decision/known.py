@@ -20,7 +20,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from diagnostics.plots.drawing import COLOURS, style
-from diagnostics.tuning.permutation import LEVEL
 from figures.decision import alike, exact, rules, truth_again
 from figures.decision.known_runs import (
     ADAPTED,
@@ -37,7 +36,7 @@ from figures.decision.known_runs import (
     subsets,
 )
 from figures.page import markdown, numbers
-from fl_core.statistics import mean_interval
+from fl_core.statistics import SIGNIFICANCE, mean_interval
 
 PAGE = Path(__file__).parents[2] / "docs/results/what_each_command_sees.md"
 BLOCK = re.compile(r"(<!-- rows:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -95,7 +94,7 @@ def tested() -> pd.DataFrame:
     rows = pd.read_parquet(exact.ROWS)
     is_alike = rows["federation"] == ALIKE
     kinds = rows["kind"].mask(is_alike & (rows["kind"] == "known"), "alike")
-    return rows.assign(kind=kinds, differ=rows["p"] <= LEVEL)
+    return rows.assign(kind=kinds, differ=rows["p"] <= SIGNIFICANCE)
 
 
 def whether(rows: pd.DataFrame) -> str:
@@ -325,7 +324,7 @@ def said(federation: str) -> str:
         (rows["federation"] == federation) & (rows["draw"] == 0) & (rows["seed"] == 0)
     ]
     p = float(rows[rows["kind"].isin(["alike", "known", "unseen"])]["p"].iloc[0])
-    answer_text = DIFFER if p <= LEVEL else "not shown"
+    answer_text = DIFFER if p <= SIGNIFICANCE else "not shown"
     return f"{answer_text} (p = {p:.3f})".replace("0.", ".")
 
 

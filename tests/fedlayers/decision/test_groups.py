@@ -18,7 +18,7 @@ def trained(groups, significant=True, names="abcd"):
     clients = [SimpleNamespace(name=name) for name in names]
     task = SimpleNamespace(data=SimpleNamespace(clients=clients))
     alike = SimpleNamespace(groups=groups, significant=significant)
-    return SimpleNamespace(asked=SimpleNamespace(task=task), alike=alike)
+    return SimpleNamespace(question=SimpleNamespace(task=task), alike=alike)
 
 
 def test_clients_are_grouped_by_their_names():
