@@ -107,7 +107,12 @@ class _Renewal:
 
 @dataclass(frozen=True, eq=False)
 class BufferRules:
-    """The rules of a model's buffers by name, and the buffers that are computed again after a mean."""
+    """The rules of a model's buffers by name, and the buffers that are computed again after a mean.
+
+    Attributes:
+        by_name: the rule of a buffer, one of the words in :data:`RULES`.
+        renewals: the modules whose buffers are computed again.
+    """
 
     by_name: Mapping[str, str] = field(default_factory=dict)
     renewals: tuple[_Renewal, ...] = ()
@@ -123,7 +128,7 @@ class BufferRules:
         return default_rule(tensor)
 
     def renew(self, tree: dict[str, Tensor]) -> None:
-        """Compute the renewed buffers of a tree again from its other tensors, in the tree."""
+        """Compute buffers of the rule :data:`RENEWED` again from a tree's other tensors, and replace them in it."""
         for renewal in self.renewals:
             renewal.apply(tree)
 

@@ -122,7 +122,7 @@ class DataConfig(Reading):
     """Positive class of two, for AUROC and AUPRC. Default: the second."""
 
     def load_options(self) -> dict[str, Any]:
-        """Return the keys that :func:`fl_core.data.load` takes."""
+        """Return the keys that are arguments of :func:`fl_core.data.load`, with their values."""
         keys = vars(self).items()
         return {key: v for key, v in keys if key not in ("dataset", "positive")}
 
@@ -240,8 +240,8 @@ class ExecutionConfig:
 class RunConfig(Displayed):
     """The configuration of one run: five groups of keys. A value None means the dataset's default.
 
-    Data and a model from Python are no part of it, but stand beside it (:class:`Own`). Keys are given flat, because a
-    key's name is unique over the groups. :func:`resolve` fills in defaults.
+    Data and a model from Python are no part of it, but are passed next to it (:class:`Own`). Keys are given flat,
+    because a key's name is unique over the groups. :func:`resolve` fills in defaults.
 
     >>> config = RunConfig(dataset="digits", algorithm="fedprox", options={"mu": 0.01}, clients=3)
     >>> config.federation.algorithm, config.with_keys(lr=0.1).training.lr
@@ -342,7 +342,7 @@ class RunConfig(Displayed):
         """Return the configuration with other values of these keys.
 
         Raises:
-            UsageError: a key is unknown.
+            UsageError: a key is unknown, or a value is invalid.
         """
         return type(self)(**{**self.flat(), **keys})
 
@@ -404,7 +404,7 @@ def marked(mark: Mark) -> list[str]:
 
 
 class Own(TypedDict):
-    """Objects from Python in place of what a configuration names. A job is (config, data, model).
+    """Objects from Python in place of what a configuration names.
 
     Keys:
         data: a source or a federation. None: the configuration's dataset.
@@ -426,7 +426,7 @@ def with_own(
         model: a module, a callable that builds one, or a name.
 
     Raises:
-        UsageError: a key is unknown, or the data or the model are nothing of this kind.
+        UsageError: a key is unknown, a value is invalid, or the data or the model are of another kind.
     """
     if not isinstance(loss := keys.get("loss"), str | None):
         from fl_core.models.building import with_loss
@@ -581,10 +581,12 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
 
 
 def with_pixels(config: RunConfig) -> RunConfig:
-    """Return the configuration with the size of images that a folder of transformers names, for a folder of images.
+    """Return the configuration with the ``image_size`` of its model, for a model ``hf:FOLDER`` and a folder of images.
+
+    Any other configuration is returned unchanged, and so is one that has an ``image_size``.
 
     Raises:
-        UsageError: its config.json is missing, too large, or no JSON.
+        UsageError: the model's config.json is missing, too large, or no JSON.
     """
     library, _, folder = str(config.model.model).partition(":")
     if library != "hf" or config.data.image_size:
@@ -625,6 +627,11 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
     (50, 29, 1)
     >>> [evaluation_interval(rounds, 1.0, epochs) for rounds, epochs in ((40, 1), (40, 5), (8, 1), (40, 0))]
     [5, 2, 3, 2]
+
+    Args:
+        rounds: number of rounds of the run.
+        participation: fraction of clients that train in a round, above 0 and at most 1.
+        epochs: local epochs per round.
     """
     # in rounds of training
     relative_cost = (

@@ -44,14 +44,14 @@ class Summary:
     def of_frame(
         cls, lead: str, frame: Any, layers: Any = None, end: str = ""
     ) -> Summary:
-        """Return the summary of a pandas table, with its index as first columns unless that only counts."""
+        """Return the summary of a pandas table. Its index makes the first columns, unless it only numbers the rows."""
         if list(frame.index) != list(range(len(frame))):
             frame = frame.reset_index()
         rows = list(frame.itertuples(index=False, name=None))
         return cls(lead, [str(name) for name in frame.columns], rows, layers or {}, end)
 
     def text(self) -> str:
-        """Return the summary as text of at most :data:`LINES` lines."""
+        """Return the summary as text: at most :data:`LINES` lines of ``lead`` and table, and then ``end``."""
         lines = self.lead.splitlines()
         if self.columns:
             lines += aligned([self.columns, *(map(_cell, row) for row in self.rows)])
@@ -122,7 +122,7 @@ def _cell(value: object) -> str:
 
 
 def aligned(rows: Sequence[Any]) -> list[str]:
-    """Return rows of cells as lines of text whose columns are aligned."""
+    """Return rows of cells as lines of text whose columns are aligned. All rows must have the same number of cells."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [

@@ -83,7 +83,7 @@ class WorkerError(RunError):
 
 
 class CorruptError(RunError):
-    """Stored bytes that differ from their recorded digest."""
+    """Stored data that are damaged: missing, of another form, or different from their recorded digest."""
 
 
 class BusyError(RunError):
@@ -105,7 +105,7 @@ def end_unguarded() -> None:
 def warn(text: str) -> None:
     """Warn at the line that called this project, not at a line within it.
 
-    From Python 3.12 on, the argument ``skip_file_prefixes`` of :func:`warnings.warn` would do.
+    From Python 3.12 on, the argument ``skip_file_prefixes`` of :func:`warnings.warn` has the same effect.
     """
     frame: FrameType | None = sys._getframe()
     level = outer_level = 1
@@ -140,7 +140,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def spelled(**settings: object) -> str:
-    """Return settings as Python's keywords. The command line shows them as its flags.
+    """Return settings as keyword arguments of Python. The command line shows them as its flags.
 
     >>> spelled(label_column="died at", exclude_columns=["id"], keep_ids=True)
     "label_column='died at', exclude_columns=['id'], keep_ids=True"
@@ -149,7 +149,12 @@ def spelled(**settings: object) -> str:
 
 
 def needs_package(package: str, purpose: str, extra: str) -> UsageError:
-    """Return the error for a missing optional package, with the command that installs it."""
+    """Return the error for a missing optional package, with the command that installs it.
+
+    Args:
+        purpose: what the package is needed for, such as ``read t.parquet``.
+        extra: the optional dependencies of fedlayers that contain the package, such as ``parquet``.
+    """
     return UsageError(
         f"{package} must be installed to {purpose}. Run pip install 'fedlayers[{extra}]'."
     )
@@ -228,8 +233,8 @@ CLOSE = 0.6
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name nearest to ``name``, or an empty text. Case is ignored.
 
-    A name is near if another tool uses the word for the same thing, if the spelling is similar, or if one of both
-    begins with the other. Names of other lengths must have two letters next to each other in common.
+    A name is near if another tool uses the word for the same thing, if the spelling is similar, or if one name begins
+    with the other. Names that differ by more than one letter in length must have two neighbouring letters in common.
 
     >>> nearest("HEART.CVS", ["heart.csv", "digits"]), nearest("heart", ["xyz"])
     ('heart.csv', '')
@@ -371,10 +376,11 @@ def about(
 
 
 def damaged(path: Path | str, *kinds: type[Exception]) -> AbstractContextManager[None]:
-    """Report errors in the ``with`` block as damage of a stored file.
+    """Raise errors in the ``with`` block as :class:`CorruptError`, with the stored file in the message.
 
     Args:
-        kinds: types of errors; by default ValueError.
+        path: the stored file.
+        kinds: types of errors; by default ValueError. Others pass.
     """
     return about(f"{path} is damaged", kinds or (ValueError,), CorruptError)
 
@@ -386,6 +392,8 @@ def check_options(
 
     Args:
         what: what has the options, for messages, such as ``model 'mlp'``.
+        options: the given names.
+        option_names: the names that it takes.
 
     Raises:
         UsageError: an option is unknown. The message names it, the nearest known one, and all known ones.
@@ -448,7 +456,13 @@ class MapOf:
 
 
 class Dialect(NamedTuple):
-    """The source of values, such as Python or JSON: its types, and their words in a message."""
+    """The source of values, such as Python or JSON: its types, and their words in a message.
+
+    Attributes:
+        stands_for: the types that are accepted for a type, if they are others than itself.
+        words: the word for a type in a message, if it is not the type's name.
+        shown: a function that returns a value as text for a message.
+    """
 
     stands_for: Mapping[Any, Any]
     words: Mapping[Any, str]
@@ -498,9 +512,12 @@ def _alternatives(hint: object) -> tuple[Any, ...]:
 
 
 def fits(value: object, hint: object, dialect: Dialect = _NUMPY) -> bool:
-    """Return whether a value has an annotated type, or keeps a :class:`Bound`.
+    """Return whether a value has an annotated type, or is within a :class:`Bound`.
 
     A single value is accepted for a list. A truth value is no number.
+
+    Args:
+        dialect: the types that are accepted for a type. By default these are Python's and NumPy's.
     """
     if isinstance(hint, Bound):
         return bool(hint.holds(value))
@@ -617,7 +634,7 @@ def checked(function: Function) -> Function:
     fl_core.errors.UsageError: train(): missing a required argument: 'rounds'
 
     Raises:
-        UsageError: an argument has another type. The message names it, its types and its value.
+        UsageError: an argument has another type, or is missing or unknown. The message names it.
     """
     signature = inspect.signature(function)
 
@@ -636,7 +653,10 @@ def checked(function: Function) -> Function:
 
 
 def with_named_keys(function: Function) -> Function:
-    """Give a function a signature that names the keys of its unpacked TypedDict, for notebooks and ``help``."""
+    """Return a function with a signature that names the keys of its unpacked TypedDict, for notebooks and ``help``.
+
+    A function without such keyword arguments is returned unchanged.
+    """
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     if not parameters or "Unpack[" not in str(parameters[-1].annotation):
@@ -675,7 +695,7 @@ def _usual_torch() -> Iterator[None]:
 
 @cache
 def argument_hint(function: Callable[..., Any], name: str) -> Any:
-    """Return the type of a function's argument; Any if its module does not import it."""
+    """Return the type of a function's argument; Any if its module imports the type for type checkers only."""
     holder = SimpleNamespace(__annotations__={name: function.__annotations__[name]})
     try:
         return get_type_hints(holder, function.__globals__)[name]
@@ -747,7 +767,7 @@ def check_value(name: str, value: Any, bound: Bound, way: str = "") -> None:
         way: what to do, for the message.
 
     Raises:
-        UsageError: the value is not within the bound.
+        UsageError: the value is no finite number, or not within the bound.
     """
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     finite_text = ""
@@ -764,6 +784,7 @@ def check_values(
     """Check values by name against the bounds in the annotations of a class or a function. None is not checked.
 
     Args:
+        stated: the class or function.
         where: the beginning of an error message.
         way: what to do, for the message.
 
@@ -781,7 +802,11 @@ def check_values(
 
 
 def check_fields(options: object, where: str = "") -> None:
-    """Check the fields of a dataclass object against their annotations, as :func:`check_values` does."""
+    """Check the fields of a dataclass object against their annotations, as :func:`check_values` does.
+
+    Args:
+        where: the beginning of an error message.
+    """
     check_values(vars(options), type(options), where)
 
 
@@ -810,9 +835,11 @@ def read_options(name: str, config: type, values: Mapping[str, Any]) -> Any:
 
     Args:
         name: name of what has the options, for messages.
+        config: the dataclass.
+        values: the values by option. Names without a field are ignored.
 
     Raises:
-        UsageError: a value of the wrong type or out of bounds, or none for an option without a default.
+        UsageError: a value has the wrong type or is out of bounds, or an option without a default has no value.
     """
     hints = get_type_hints(config, include_extras=True)
     if missing_name := _missing(config, values):
@@ -967,6 +994,9 @@ def _missing(kind: Any, values: Mapping[str, Any]) -> str:
 
 def check_stored(path: Path, contents: object, form: object) -> None:
     """Refuse the contents of a stored file that do not have a form.
+
+    Args:
+        form: as for :func:`validate`.
 
     Raises:
         CorruptError: the contents have another form. The message names the file and the first fault.

@@ -43,8 +43,8 @@ def check_table(path: Path, rows: int, columns: int) -> None:
     fl_core.errors.UsageError: ... must have at most 65,536 columns; got 100,000. Leave some out.
 
     Raises:
-        UsageError: they would. The message names the file, and the option of :func:`fl_core.storage.check_unpacked`
-            that allows it.
+        UsageError: they would, or there are more than :data:`COLUMNS` columns. The message names the file, and the
+            setting of :func:`fl_core.storage.check_unpacked` that allows more memory.
     """
     if columns > COLUMNS:
         raise UsageError(
@@ -56,6 +56,11 @@ def check_table(path: Path, rows: int, columns: int) -> None:
 
 def check_lines(path: Path, data: bytes, keys: int) -> None:
     """Refuse lines of JSON whose table, with a cell for each line and key, would take far more memory than the file.
+
+    Args:
+        path: the file's path.
+        data: the file's contents.
+        keys: number of keys of a line.
 
     Raises:
         UsageError: as for :func:`check_table`.
@@ -133,9 +138,9 @@ def _readable_parquet(path: Path) -> Iterator[None]:
 
 
 def page_bytes(path: Path, metadata: FileMetaData) -> int:
-    """Return the bytes that the pages of a Parquet file's columns unpack to, by the pages' own headers.
+    """Return the number of bytes that the pages of a Parquet file's columns unpack to, by the pages' own headers.
 
-    The reader takes so much memory for a page, and never more. Sizes of the list of columns may be lower.
+    The reader takes this memory for a page, and never more. The sizes in the file's list of columns may be too low.
 
     Raises:
         ValueError, IndexError, RecursionError: a page is damaged, or its texts are written as differences, of which a
@@ -233,6 +238,10 @@ def _varint(data: mmap.mmap, position: int) -> tuple[int, int]:
 def check_plain(path: Path, field: Any) -> None:
     """Refuse a column of Arrow that is nested, binary, or of a type of its own.
 
+    Args:
+        path: the file's path, for the message.
+        field: the column, a ``pyarrow.Field``.
+
     Raises:
         UsageError: the column is of such a type. The message names both.
     """
@@ -256,7 +265,7 @@ _ALONE, _END, _SCAN = (b"\x01", b"\xd8"), b"\xd9", b"\xda"
 
 
 def check_scans(data: bytes) -> None:
-    r"""Refuse a JPEG whose pixels are refined again and again, by its marks. What follows its end is no part of it.
+    r"""Refuse a JPEG with more than :data:`SCANS` scans, as each takes long to decode. Bytes after its end are ignored.
 
     >>> check_scans(b"\xff\xd8" + 101 * b"\xff\xda\0\2")
     Traceback (most recent call last):
@@ -296,7 +305,8 @@ def check_images(
 
     Args:
         where: their folder, for the message.
-        sizes: width and height of each.
+        files: the image files.
+        sizes: width and height of each file's image.
         prepared: width and height of all when they are prepared.
         channels: number of channels of the prepared images.
 

@@ -106,7 +106,7 @@ def kind_of(path: Path | str) -> Kind:
 
 
 def runs_in(path: Path) -> list[str]:
-    """Return the names of the runs directly in a folder."""
+    """Return the sorted paths of the runs directly in a folder, among at most :data:`LOOKED_AT` of its entries."""
     entries = sorted(islice(path.glob("*"), LOOKED_AT))
     return [str(folder) for folder in entries if (folder / "config.json").is_file()]
 
@@ -115,7 +115,10 @@ CORRECT = "Correct its path."
 
 
 def near_path(path: Path | str) -> str:
-    """Return the advice on a path that does not exist: the nearest name in the last folder that exists."""
+    """Return the advice on a path that does not exist: the nearest name in the last folder that exists.
+
+    Without a near name it is :data:`CORRECT`.
+    """
     path = Path(path)
     folder = next(ancestor for ancestor in (path, *path.parents) if ancestor.is_dir())
     missing_part, *deeper_parts = path.relative_to(folder).parts
@@ -136,7 +139,7 @@ def wrong_kind(path: Path | str, needed: str, rule: str) -> UsageError:
     run must be a directory with a config.json; got 'nowhere', nothing there. Correct the path. ...
 
     Args:
-        needed: the kind of path: ``run``, ``diagnosis``, ``exported model`` or ``table``.
+        needed: the kind of path: ``run``, ``diagnosis``, ``exported model``, ``table`` or ``data``.
         rule: what the path must be, in words.
     """
     kind = kind_of(path)

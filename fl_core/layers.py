@@ -172,7 +172,11 @@ def frozen_tensors(model: nn.Module) -> set[str]:
 
 
 def frozen_of(layer: Layer, frozen: set[str]) -> Layer:
-    """Return a layer with its frozen tensors. If all its parameters are frozen, its buffers are too."""
+    """Return a layer that names its frozen tensors. If all its parameters are frozen, its buffers are too.
+
+    Args:
+        frozen: the names of all frozen tensors of the model.
+    """
     all_frozen = bool(layer.parameters) and frozen.issuperset(layer.parameters)
     frozen_names = tuple(name for name in layer.tensors if all_frozen or name in frozen)
     return replace(layer, frozen=frozen_names)

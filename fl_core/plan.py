@@ -173,7 +173,7 @@ class Evidence:
     race: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return the evidence as a few lines of text. It is empty for a choice by hand."""
+        """Return the evidence as a few lines of text. The list is empty if nothing was measured or raced."""
         lines = list(self.race[:MANY])
         if not lines and self.metric:
             metric_text = self.metric
@@ -308,10 +308,10 @@ class LayerPlan(Displayed):
     def fine_tuning(self) -> tuple[int, float]:
         """Return the epochs that each client fine-tunes after the last round, and their learning rate.
 
-        Earlier versions stored them as ``own_epochs`` and ``own_rate``.
+        Without fine-tuning both are 0. Earlier versions stored them as ``own_epochs`` and ``own_rate``.
 
         Raises:
-            UsageError: the stored ones are no whole number from 0 to 1000, or no rate above 0.
+            UsageError: the stored epochs are no whole number from 0 to 1000, or the stored rate is not above 0.
         """
         detail = self.why.detail
         epochs = detail.get("fine_tuning", detail.get("own_epochs", 0))
@@ -430,7 +430,7 @@ class LayerPlan(Displayed):
     def prefix(
         cls, layers: Sequence[Layer], count: int, why: Evidence | None = None
     ) -> LayerPlan:
-        """Share the first ``count`` layers."""
+        """Return a plan that shares the first ``count`` layers, with its reasons if they are given."""
         return cls(
             tuple(layers),
             tuple(layer.name for layer in layers[:count]),
@@ -439,7 +439,10 @@ class LayerPlan(Displayed):
 
     @classmethod
     def all_but_last(cls, layers: Sequence[Layer]) -> LayerPlan:
-        """Share all layers except the last one in use, the classifier, as FedPer does by default."""
+        """Return a plan that shares all layers in use but the last one that trains, as FedPer does by default.
+
+        That layer is the classifier.
+        """
         head = cls(tuple(layers), ()).trainable[-1:]
         body = tuple(
             layer.name for layer in layers if layer.used and layer.name not in head
@@ -448,7 +451,7 @@ class LayerPlan(Displayed):
 
     @classmethod
     def last(cls, layers: Sequence[Layer]) -> LayerPlan:
-        """Share only the last layer in use, the classifier."""
+        """Return a plan that shares only the last layer that trains, the classifier."""
         return cls(
             tuple(layers), cls(tuple(layers), ()).trainable[-1:], Evidence(rule="last")
         )
@@ -460,7 +463,10 @@ class LayerPlan(Displayed):
         )
 
     def with_first(self, count: int, **why: object) -> LayerPlan:
-        """Share the first ``count`` layers that train, and the frozen ones. These are the same everywhere."""
+        """Return a plan that shares the first ``count`` layers that train, and the frozen ones.
+
+        Frozen layers have the same values at all clients. Keywords replace fields of the evidence.
+        """
         return self.with_shared(
             (*self.trainable[:count], *frozen_in(self.layers)), **why
         )
@@ -704,7 +710,10 @@ def frozen_in(layers: Iterable[Layer]) -> tuple[str, ...]:
 
 
 def shift_plan(plan: LayerPlan, by: int) -> LayerPlan:
-    """Return a plan with ``by`` more first layers shared, clipped to 1..L-1. The evidence's status reports clipping.
+    """Return a plan with ``by`` more of the first layers shared, or fewer for a negative number.
+
+    The number of shared layers is clipped to at least 1, and to at most all layers that train but one. If it is
+    clipped, the status of the evidence says so.
 
     Raises:
         UsageError: the shared layers are not the first ones.
@@ -723,7 +732,7 @@ def shift_plan(plan: LayerPlan, by: int) -> LayerPlan:
 
 
 def prefix_length(plan: LayerPlan) -> int:
-    """Return the number of shared layers.
+    """Return the number of layers that train and are shared.
 
     Raises:
         UsageError: they are not the first layers, so "one layer more or less" has no meaning.

@@ -39,6 +39,10 @@ class Lines:
     runs: 100 % (20 of 20 runs, 00:00)
 
     Args:
+        total: number of steps.
+        what: name of the work.
+        unit: name of one step, in the singular.
+        initial: number of steps that are done already.
         leave: whether the last line is written even if the work was short.
     """
 
@@ -59,7 +63,7 @@ class Lines:
         pass
 
     def update(self, n: float = 1) -> None:
-        """Add steps that are done, and write a line if they complete another tenth."""
+        """Add ``n`` steps that are done, and write a line if they complete another tenth."""
         done_before = self.done
         self.done = self.done + n
         time_now = time.monotonic()
@@ -99,7 +103,11 @@ class Cell:
         return time.monotonic() - self._last >= SECONDS
 
     def show(self, contents: dict[str, Any], **how: Any) -> None:
-        """Show contents, {MIME type: content}, in the cell, in place of what it showed before."""
+        """Show contents, {MIME type: content}, in the cell, in place of what it showed before.
+
+        Args:
+            how: options of IPython's ``DisplayHandle.display``, such as ``metadata``.
+        """
         from IPython.display import DisplayHandle
 
         if self._handle is None:
@@ -110,7 +118,10 @@ class Cell:
         self._last = time.monotonic()
 
     def show_figure(self, axes: Any) -> None:
-        """Show the figure of some axes with two dots a pixel, and close it."""
+        """Show the figure of some axes at twice its resolution, and close it.
+
+        Outside of a notebook it is only closed. The first time a warning says so.
+        """
         import io
 
         import matplotlib.pyplot as plt

@@ -185,7 +185,10 @@ class Registry(Displayed, Generic[Member]):
         }
 
     def families(self) -> dict[str, list[str]]:
-        """Return the members' names by the subject of their module, in the order of modules and names."""
+        """Return lists of the members' names by the first line of their module's docstring.
+
+        The lists are in the order of the modules' names. Each list is sorted.
+        """
         origins = {name: self._origins.get(name, ("", "")) for name in self.names()}
         names_by_subject: dict[str, list[str]] = {}
         for name in sorted(origins, key=lambda name: (origins[name][0], name)):
@@ -223,10 +226,14 @@ def _way(kind: str, path: str) -> str:
 
 
 def import_object(kind: str, path: str) -> Any:
-    """Import ``package.module:attribute``. Modules in the working directory are found last.
+    """Return the object at ``package.module:attribute``. Modules in the working directory are found last.
+
+    Args:
+        kind: the word for the object in messages, such as ``model``.
+        path: the text ``package.module:attribute``.
 
     Raises:
-        UsageError: there is no such module, or no such attribute in it.
+        UsageError: the text has another form, or there is no such module, or no such attribute in it.
     """
     module_name, _, attributes = path.partition(":")
     if not is_outside(path):
@@ -259,7 +266,7 @@ def import_object(kind: str, path: str) -> Any:
 def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
     """Return a function's named parameters with whether each is required, and whether it takes any other name.
 
-    It is empty for a callable that Python cannot inspect.
+    A callable that Python cannot inspect has no parameters here.
 
     >>> parameters_of(lambda n_classes, *, width=1: None)
     ({'n_classes': True, 'width': False}, False)

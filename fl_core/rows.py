@@ -53,7 +53,9 @@ Row = dict[str, Any]
 
 
 def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any) -> Row:
-    """Return one row. Omitted columns are empty. A value that is None or not finite needs a ``status`` of its own.
+    """Return one row of the schema. Omitted numbers are None, and omitted texts are empty.
+
+    A value that is None or not finite needs a ``status`` that gives the reason.
 
     >>> row("weight_norm", 0.7, client="north", layer="fc1")["status"]
     'ok'
@@ -72,9 +74,13 @@ def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any)
         ...
     KeyError: "columns must be in the schema of rows; got ['clientt']."
 
+    Args:
+        metric: name of the metric.
+        columns: further columns of :data:`COLUMNS`, by name.
+
     Raises:
         KeyError: a column is not in the schema.
-        UsageError: the value is missing although the status is ok, or present with another status.
+        UsageError: the value is missing or not finite although the status is ok, or finite with another status.
     """
     unknown_columns = set(columns) - set(COLUMNS)
     if unknown_columns:
@@ -103,7 +109,11 @@ def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any)
 
 
 def dumps(record: dict[str, Any]) -> str:
-    """Return one line of JSON, without the non-standard NaN."""
+    """Return a dictionary as one line of JSON, without a line end.
+
+    Raises:
+        ValueError: a number is NaN or infinite. JSON has no such numbers.
+    """
     return json.dumps(record, allow_nan=False, separators=(",", ":"))
 
 
@@ -122,7 +132,7 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
 
 
 def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the rows of several frames, in order, as :func:`frame` would.
+    """Return the rows of several frames of :func:`frame` as one frame, in order. Some frame must have a row.
 
     >>> one = frame([row("loss", 0.5, client="a")])
     >>> joined([one, one[:0], one])["value"].tolist()
@@ -134,7 +144,7 @@ def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the lines of a table as plain data, with None for missing values."""
+    """Return each line of a table as a dictionary by column, with None for missing values."""
     rows: list[dict[str, Any]] = (
         table.astype(object).where(table.notna(), None).to_dict("records")
     )
@@ -142,7 +152,11 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def write(path: Path, header: dict[str, Any], rows: Iterable[Row]) -> None:
-    """Write a whole file atomically: a reader sees the old file or the new one, never a part."""
+    """Write a file of rows atomically: a reader sees the old file or the new one, never a part.
+
+    Args:
+        header: entries of the header line. The schema is added to them.
+    """
     lines = [dumps({"schema": SCHEMA, **header}), *(dumps(record) for record in rows)]
     write_atomically(Path(path), ("\n".join(lines) + "\n").encode())
 
@@ -150,7 +164,7 @@ def write(path: Path, header: dict[str, Any], rows: Iterable[Row]) -> None:
 def read(
     path: Path, complete: int | None = None
 ) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Read header and frame of a rows file.
+    """Return the header of a file of rows, and the frame of its rows.
 
     Args:
         complete: for a file that is being appended to, the bytes that must be valid. An incomplete last line after them
@@ -176,13 +190,14 @@ def read(
 
 
 def check_rows(what: Path | str, lines: Iterable[Any]) -> pd.DataFrame:
-    """Return the frame of rows that somebody else made.
+    """Check rows from elsewhere, such as from another machine, and return their frame.
 
     Args:
         what: the file or sender of the rows, for errors.
 
     Raises:
-        CorruptError: a row has other columns or types than the schema, or a value that contradicts its status.
+        CorruptError: a row has other columns or types than the schema, or a value that contradicts its status or is
+            outside its score's range.
     """
     lines = list(lines)
     if not all(map(_is_row, lines)):
@@ -225,7 +240,11 @@ def _check_values(path: Path | str, table: pd.DataFrame) -> None:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Read only the header of a rows file. Errors are as in :func:`read`."""
+    """Return only the header of a file of rows.
+
+    Raises:
+        UsageError: the file does not exist, its first line is no header, or it has another version's schema.
+    """
     path = Path(path)
     if not path.is_file():
         raise _refusal(path, "no file there")
@@ -302,7 +321,7 @@ class Score:
         label: its name in tables and pictures.
         higher_is_better: otherwise lower is.
         share: whether it is between 0 and 1 and shown in percent.
-        task: one of :data:`TASKS`. The loss belongs to all tasks, and has :data:`OWN`.
+        task: one of :data:`TASKS`, or :data:`POSITIONS`. The loss belongs to all tasks, and has :data:`OWN`.
         missing: the reason if it has no value.
         range: its least and greatest value, if it is not a share.
     """
@@ -316,7 +335,7 @@ class Score:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Return the least and the greatest value that it can have."""
+        """Return the least and the greatest value that the score can have."""
         if self.share:
             return (0.0, 1.0)
         return self.range
@@ -417,7 +436,7 @@ def check_score(name: str, task: str) -> str:
 
 
 def main_score(there: Container[str]) -> str:
-    """Return the main score of the task with these scores.
+    """Return the main score of the task that has these scores; ``macro_f1`` if none of them is a main score.
 
     >>> main_score(["loss", "mse", "r2"])
     'r2'
@@ -466,8 +485,8 @@ def used_model(models: Container[str]) -> str:
 def without_score(table: pd.DataFrame) -> pd.Series:
     """Return whether each row lacks a score that its client's samples cannot give, bool [rows].
 
-    Such a score, as AUROC of one class, is missing for every model and in every round. A model that diverged does not
-    count.
+    Such a score, as AUROC of one class, is missing for every model and in every round. A value that is missing since
+    a model diverged does not count.
     """
     keys = [table[name] for name in ("seed", "split", "client", "metric")]
     is_never_there = table["value"].isna().groupby(keys, dropna=False).transform("all")
@@ -480,7 +499,7 @@ def without_score(table: pd.DataFrame) -> pd.Series:
 
 
 def client_mean(table: pd.DataFrame, lacking: pd.Series) -> float:
-    """Return the mean of clients' values, weighted by training samples.
+    """Return the mean of clients' values, weighted by training samples. It is NaN if all rows are left out.
 
     Args:
         table: rows of one score.
@@ -495,7 +514,7 @@ def client_mean(table: pd.DataFrame, lacking: pd.Series) -> float:
 
 
 def left_out(lacking: pd.DataFrame) -> list[str]:
-    """Return a line for each score: the clients whose rows are lacking, their seeds, and the reason.
+    """Return a line for each score and reason: the clients without a value, their seeds, and the reason.
 
     Args:
         lacking: rows without a value, as :func:`without_score` marks them.
@@ -533,10 +552,13 @@ def positive_in(rows: pd.DataFrame) -> str:
 
 
 def label_of(name: str, positive: str = "") -> str:
-    """Return a score's name in tables and pictures. Other names are their own labels.
+    """Return a score's name for tables and pictures. A name that is no score has its underscores replaced by spaces.
 
     >>> label_of("balanced_accuracy"), label_of("auroc"), label_of("train_loss")
     ('balanced accuracy', 'AUROC', 'train loss')
+
+    Args:
+        positive: the positive class; ``auroc`` and ``auprc`` then end with `` of 'CLASS'``.
     """
     return (TABLE[name].label if name in TABLE else name.replace("_", " ")) + of_class(
         name, positive
@@ -544,7 +566,7 @@ def label_of(name: str, positive: str = "") -> str:
 
 
 def column_of(name: str) -> str:
-    """Return the column's name for a score's values from :func:`in_column`."""
+    """Return the heading of a column for a score's values from :func:`in_column`, such as ``macro-F1 %``."""
     if TABLE[name].share:
         label = label_of(name)
         return f"{label} %"
@@ -552,7 +574,7 @@ def column_of(name: str) -> str:
 
 
 def in_column(name: str, value: float) -> str:
-    """Return a score's value for a column: in percent if it is a share, otherwise unchanged.
+    """Return a score's value as text: a share in percent with one decimal, other values with three decimals.
 
     >>> in_column("macro_f1", 0.617), in_column("r2", -0.332)
     ('61.7', '-0.332')
@@ -563,7 +585,7 @@ def in_column(name: str, value: float) -> str:
 
 
 def in_points(name: str, value: float) -> str:
-    """Return a difference of a score's values: in percentage points if it is a share, otherwise unchanged.
+    """Return a difference of a score's values as text: of a share in percentage points, else with three decimals.
 
     >>> in_points("macro_f1", 0.06), in_points("r2", 0.06)
     ('6.0 points', '0.060')

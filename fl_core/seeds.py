@@ -38,7 +38,10 @@ def seed_of(run_seed: int, purpose: str, *parts: int | str) -> int:
 
 
 def torch_generator(run_seed: int, purpose: str, *parts: int | str) -> torch.Generator:
-    """Return a CPU generator for one purpose. It is on the CPU for GPUs too, so that devices agree."""
+    """Return a generator of torch for one purpose, seeded by :func:`seed_of` with the same arguments.
+
+    It is on the CPU even if training is on a GPU, so that devices have the same draws.
+    """
     import torch
 
     return torch.Generator().manual_seed(seed_of(run_seed, purpose, *parts))
@@ -47,12 +50,12 @@ def torch_generator(run_seed: int, purpose: str, *parts: int | str) -> torch.Gen
 def numpy_generator(
     run_seed: int, purpose: str, *parts: int | str
 ) -> np.random.Generator:
-    """Return NumPy's counterpart of :func:`torch_generator`."""
+    """Return a generator of NumPy for one purpose, seeded by :func:`seed_of` with the same arguments."""
     return np.random.default_rng(seed_of(run_seed, purpose, *parts))
 
 
 def forked_random() -> AbstractContextManager[None]:
-    """Restore torch's global generators after the block, those of CUDA if it is in use."""
+    """Return a context that restores torch's global generators at its end, and those of CUDA if it is in use."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0

@@ -78,7 +78,7 @@ class Estimate(NamedTuple):
 
     @property
     def p_value(self) -> float:
-        """Return the two-sided p-value of 0; 1 without a spread."""
+        """Return the two-sided p-value for a mean of 0. It is 1 if the values show no spread."""
         from scipy.special import stdtr
 
         if math.isnan(self.error):
@@ -229,12 +229,16 @@ def halves_of_one(
 ) -> NDArray[np.int64]:
     """Split a client's samples into two random halves, and return the half of each, 0 or 1.
 
-    A group, such as a patient, stays whole. The halves differ by at most one group. An odd one is in the half of the
-    client's number, so that clients of one sample are divided, too. The split depends on the order of the groups'
-    names, the client's number and the seed.
+    A group, such as a patient, stays whole. The halves differ by at most one group. With an odd number of groups, half
+    0 of a client with an even number has one more, and half 1 of other clients. So clients with a single sample are
+    divided, too. The split depends on the order of the groups' names, the client's number and the seed.
 
     >>> [halves_of_one(np.array([3]), number).tolist() for number in range(3)]
     [[0], [1], [0]]
+
+    Args:
+        groups: the group of each sample; without groups the number of each sample.
+        number: the client's number, from 0.
     """
     distinct_groups, group = np.unique(groups, return_inverse=True)
     order = numpy_generator(seed, "halves", number).permutation(len(distinct_groups))
@@ -309,11 +313,14 @@ def stratified_mean(
 
 
 class GroupSums(NamedTuple):
-    """Sums over the groups of each stratum, from which a weighted mean and its error follow. Each is float64 [S].
+    """Sums over the groups of each stratum, from which a weighted mean and its error follow.
+
+    Every attribute has one number for each stratum, float64.
 
     Attributes:
         draws: the number of groups.
-        share: the sum of weights. total: the sum of weighted values.
+        share: the sum of weights.
+        total: the sum of weighted values.
         shares: the sum over groups of their squared weights.
         squares: the sum over groups of their squared weighted values.
         products: the sum over groups of their weight times their weighted value.
@@ -328,7 +335,7 @@ class GroupSums(NamedTuple):
 
 
 def mean_of_sums(sums: GroupSums) -> Estimate:
-    """Return :func:`stratified_mean` of samples that are elsewhere, from sums over their groups.
+    """Return :func:`stratified_mean` from sums over groups alone, for samples that are on another machine.
 
     >>> groups = np.array([[0.5, 0.25], [1.5, 0.25]]).T  # the weighted values of two groups, in two strata
     >>> weight = np.full((2, 2), 0.25)
@@ -474,13 +481,17 @@ def holm(p_values: Values) -> NDArray[np.float64]:
 
 
 def design_effect(values: NDArray[Any], groups: NDArray[Any]) -> float:
-    """Return by how much groups, such as patients, raise the variance of a mean, at least 1 (Kish, 1965).
+    """Return the factor by which groups, such as patients, raise the variance of a mean, at least 1 (Kish, 1965).
 
     It is the sum of the groups' squared sums of deviations, divided by the sum of squared deviations. If all values are
     equal, it is the mean size of a group.
 
     >>> design_effect(np.repeat([1.0, 0.0], 50), np.arange(100) // 10), design_effect(np.arange(4), np.arange(4))
     (10.0, 1.0)
+
+    Args:
+        values: a number for each sample.
+        groups: the group of each sample.
     """
     group = np.unique(groups, return_inverse=True)[1]
     deviations = values - np.mean(values)
@@ -612,7 +623,7 @@ def _align(**values_by_name: Values) -> list[NDArray[np.float64]]:
 
 
 def incomplete(table: pd.DataFrame) -> str:
-    """Return why a table cannot be ranked, or an empty text."""
+    """Return why :func:`ranks` refuses a table: it is empty, or a value is missing. Return "" if it can be ranked."""
     if table.empty:
         return "the table is empty"
     is_missing = ~np.isfinite(table.to_numpy(float, na_value=math.nan))

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def sha(data: bytes) -> str:
-    """Return the SHA-256 in hexadecimal."""
+    """Return the SHA-256 of some bytes, as 64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -61,7 +61,7 @@ def json_bytes(data: Mapping[str, Any]) -> bytes:
 
 
 def sign(data: Mapping[str, Any]) -> bytes:
-    """Return the bytes of JSON with an added last entry: a digest of all other entries."""
+    """Return the bytes of JSON with an added last entry ``sha256``: the digest of all other entries."""
     return json_bytes({**data, "sha256": sha(json_bytes(data))})
 
 
@@ -80,7 +80,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write JSON atomically."""
+    """Write data as JSON atomically: a reader sees the old contents or the new ones."""
     write_atomically(path, json_bytes(data))
 
 
@@ -207,7 +207,7 @@ class Folder:
         return self.file(name).exists()
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the sorted names in a folder below, or none if it does not exist."""
+        """Return the sorted names in this folder, or in a folder below it; an empty list if it does not exist."""
         path = self.path
         if folder:
             path = self.file(f"{folder}/-").parent
@@ -216,7 +216,7 @@ class Folder:
         return []
 
     def size(self, name: str) -> int:
-        """Return the bytes of a file.
+        """Return the size of a file in bytes.
 
         Raises:
             CorruptError: the file does not exist.
@@ -245,7 +245,7 @@ class Folder:
         """Return the data of a JSON file that :func:`sign` wrote, after a check of its digest.
 
         Args:
-            shapes: forms that the data must have, each as for :func:`fl_core.errors.check_stored`.
+            shapes: forms that the data must have, all of them, as for :func:`fl_core.errors.validate`.
 
         Raises:
             CorruptError: the file is missing, any byte differs, or it has another form.
@@ -263,7 +263,10 @@ class Folder:
         return data
 
     def read_checked(self, name: str, digest: str) -> bytes:
-        """Return a file with a known SHA-256.
+        """Return the bytes of a file, after a check of its SHA-256.
+
+        Args:
+            digest: the expected SHA-256, in hexadecimal.
 
         Raises:
             CorruptError: the file is missing, or any byte differs.
@@ -277,7 +280,10 @@ class Folder:
         return data
 
     def read_tensors(self, name: str, digest: str) -> dict[str, Tensor]:
-        """Return the tensors of a file with a known SHA-256.
+        """Return the tensors of a safetensors file by name, after a check of its SHA-256.
+
+        Args:
+            digest: the expected SHA-256, in hexadecimal.
 
         Raises:
             CorruptError: the file is missing, any byte differs, or it is no sound file of tensors.
@@ -453,10 +459,11 @@ def tensors(data: bytes) -> dict[str, Tensor]:
 
 
 def tensor_sizes(path: Path) -> dict[str, int]:
-    """Return the elements of each tensor of a safetensors file, by its header alone. All together fill the file.
+    """Return the number of elements of each tensor of a safetensors file, by name. Only the header is read.
 
     Raises:
-        UsageError: the path is no regular file. ValueError: the header is damaged, or the file has another size.
+        UsageError: the path is no regular file.
+        ValueError: the header is damaged, or the file has another size than the header says.
     """
     size = check_regular(path)
     with opened(path) as file:
@@ -535,10 +542,15 @@ def check_size(
     most: int | None = None,
     fault: Callable[[str], Exception] = UsageError,
 ) -> None:
-    """Refuse a file before it is read, if it has more bytes than ``most``, or than the machine has memory.
+    """Refuse a file before it is read, if it is too large.
+
+    Args:
+        n_bytes: the file's size.
+        most: the largest allowed number of bytes. The default is the machine's memory.
+        fault: the type of the error.
 
     Raises:
-        fault: the file is larger. The message names the file, its size and the limit.
+        Exception: the file is larger; the type is ``fault``. The message names the file, its size and the limit.
     """
     if n_bytes > (memory() if most is None else most):
         if most is None:
@@ -552,7 +564,7 @@ def check_size(
 
 
 def check_regular(path: Path | str, most: int | None = None) -> int:
-    """Return the bytes of a regular file that a user names. Links are followed.
+    """Return the size in bytes of a regular file that a user names. Links are followed.
 
     Nothing is opened, so that no pipe is waited for.
 
@@ -580,6 +592,9 @@ def check_regular(path: Path | str, most: int | None = None) -> int:
 def opened(path: Path | str, most: int | None = None) -> Iterator[BinaryIO]:
     """Open a regular file that a user names, to read its bytes.
 
+    Args:
+        most: the largest allowed number of bytes. The default is the machine's memory.
+
     Raises:
         UsageError: as for :func:`check_regular`.
     """
@@ -592,6 +607,9 @@ def opened(path: Path | str, most: int | None = None) -> Iterator[BinaryIO]:
 def read_bytes(path: Path | str, most: int | None = None) -> bytes:
     """Return the bytes of a regular file that a user names.
 
+    Args:
+        most: the largest allowed number of bytes. The default is the machine's memory.
+
     Raises:
         UsageError: as for :func:`check_regular`.
     """
@@ -603,8 +621,11 @@ def read_bytes(path: Path | str, most: int | None = None) -> bytes:
 def read_text(path: Path, most: int | None = None) -> str:
     """Return the text of a regular file that a user names, as UTF-8 of at most ``most`` bytes.
 
+    Every line end becomes a newline.
+
     Raises:
-        UsageError: as for :func:`check_regular`. UnicodeDecodeError: the text is not UTF-8.
+        UsageError: as for :func:`check_regular`.
+        UnicodeDecodeError: the text is not UTF-8.
     """
     text = read_bytes(path, most).decode()
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -660,7 +681,8 @@ def check_toml(text: str) -> None:
     ValueError: an integer has more than 18 digits
 
     Raises:
-        ValueError: the text has too many tables or digits. The message says how many.
+        ValueError: a key or the whole text has too many dots, or an integer has too many digits. The message has the
+            limit.
     """
     bare = _TOML_STRINGS.sub("s", text)
     if _DOTTED.search(bare):
@@ -673,6 +695,10 @@ def check_toml(text: str) -> None:
 
 def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:
     """Refuse a packed file before it is unpacked, if that would take far more bytes than the file has.
+
+    Args:
+        packed: size of the file in bytes.
+        unpacked: number of bytes that it would take.
 
     Raises:
         UsageError: it would. The message names the file, both sizes, and a setting that allows them.
@@ -736,7 +762,8 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a zip archive whose list of files is not too long.
 
     Raises:
-        DAMAGED: it is no such archive, or its list has more than :data:`DIRECTORY_BYTES` or :data:`ENTRIES`.
+        DAMAGED: it is no zip archive, its list has more than :data:`DIRECTORY_BYTES` bytes or :data:`ENTRIES` files, or
+            a file is packed in another way than :data:`PACKINGS`.
     """
     check_regular(path)
     with _Bounded(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:
@@ -755,8 +782,8 @@ def parsed_json(text: str | bytes) -> Any:
     """Parse a text of JSON.
 
     Raises:
-        ValueError: no JSON, no UTF-8, half of a surrogate pair, more than :data:`VALUES` short values, or lists and
-            objects nested more than :data:`DEEPEST` times.
+        ValueError: the text is no JSON or no UTF-8, or has half of a surrogate pair, more than :data:`VALUES` short
+            values, or lists and objects that are nested more than :data:`DEEPEST` times.
     """
     if isinstance(text, bytes):
         text = text.decode()

@@ -38,7 +38,10 @@ GROUP = 8
 
 
 def state_dict(module: nn.Module) -> Tree:
-    """Return a copy of a module's parameters and buffers. Tied tensors are kept once, under their first name."""
+    """Return a copy of a module's parameters and persistent buffers, by name.
+
+    Tied tensors appear once, under their first name.
+    """
     return clone(named_tensors(module))
 
 
@@ -66,7 +69,7 @@ def frozen_base(model: nn.Module) -> dict[str, Tensor]:
 
 
 def full_state(model: nn.Module) -> Tree:
-    """Return a copy of the tensors of a model and of its base."""
+    """Return a copy of the tensors of a model and of the frozen base of its adapters (:func:`frozen_base`)."""
     return {**state_dict(model), **clone(frozen_base(model))}
 
 
@@ -176,7 +179,10 @@ def one_thread() -> Iterator[None]:
 
 
 def n_bytes(tree: Mapping[str, Tensor]) -> int:
-    """Return the bytes of the entries as sent. A bool mask costs one bit per entry, integer counters nothing."""
+    """Return the number of bytes of a tree in a message.
+
+    A bool mask costs one bit per entry, and integer counters cost nothing.
+    """
     bits = 0
     for tensor in tree.values():
         if tensor.dtype == torch.bool:
@@ -207,6 +213,9 @@ def check_same(
     name_b: str = "the other",
 ) -> None:
     """Check that two trees have the same keys and shapes.
+
+    Args:
+        name_a, name_b: what has the two trees, for the message.
 
     Raises:
         UsageError: they differ. The message names the first keys or shape.
@@ -487,14 +496,17 @@ def _remember(model: nn.Module) -> Callable[[], None]:
 
 
 def keep_evaluating(model: nn.Module) -> None:
-    """Mark the modules of a model in training mode that its author put in evaluation mode: training keeps it."""
+    """Mark the modules that a model's author put in evaluation mode, so that :func:`train` leaves them in it.
+
+    A model that is in evaluation mode itself gets no marks.
+    """
     for module in model.modules():
         if model.training and not module.training:
             setattr(module, STAYS, True)
 
 
 def train(model: nn.Module) -> None:
-    """Put a model in training mode, but for modules that stay in evaluation mode."""
+    """Put a model in training mode, except for modules that :func:`keep_evaluating` has marked."""
     model.train()
     for module in model.modules():
         if getattr(module, STAYS, False):
@@ -551,7 +563,7 @@ def with_hooks(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
 
 
 def first_tensor(output: object) -> Tensor | None:
-    """Return a module's output tensor: the output itself, or the first tensor in it.
+    """Return a module's output tensor: the output itself, or the first tensor in it; None if it has none.
 
     An LSTM or an attention module returns several tensors, for example.
     """

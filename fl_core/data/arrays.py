@@ -41,7 +41,7 @@ def loses_digits(values: Array) -> bool:
 
 
 def features(x: Array, missing: bool = False) -> Array:
-    """Check features: uint8 images [n, H, W] or [n, H, W, C] with C = 1 or 3, else finite numbers [n, ...].
+    """Return features after a check: uint8 images [n, H, W] or [n, H, W, 1 or 3], else finite numbers [n, ...].
 
     A table [n, d] keeps its digits: it is float64 unless it came as float32. Other numbers are float32. A uint8 array
     with more than two dimensions is a stack of images. Other numbers are not rescaled. Floats [n, H, W, C] are turned
@@ -193,6 +193,13 @@ def check_spellings(
     """Refuse two different words that are one number, such as 007 and 7. Numbers of any size keep their digits.
 
     >>> check_spellings("labels", ["9007199254740992", "9007199254740993"])
+
+    Args:
+        what: the noun for the words, in the message.
+        way: the repair that the error proposes.
+
+    Raises:
+        DataFault: there are two such words. The message has both.
     """
     word_of: dict[Decimal, str] = {}
     for word in filter(is_number, words):
@@ -252,7 +259,11 @@ def check_flat(values: Array | pd.Categorical) -> None:
 
 
 def check_codes(values: Integers, names: Sequence[str]) -> None:
-    """Check that values are indices of names."""
+    """Check that values are indices of names.
+
+    Raises:
+        DataFault: a value is below 0, or too large.
+    """
     rule = f"values must be from 0 to {len(names) - 1}, the indices of names"
     refuse_where((values < 0) | (values >= len(names)), values, rule)
 
@@ -265,10 +276,16 @@ LABELLED = "each sample must have a label"
 def answers(
     y: Array, task: str, names: Sequence[str] | None = None
 ) -> tuple[Array, Names]:
-    """Check labels or targets: class indices with the classes' names (:func:`labels`), or targets without names.
+    """Return labels or targets after a check, with the names of the classes or labels. Other targets have no names.
+
+    Args:
+        y: labels or targets [n, ...], numbers or text.
+        task: one of :data:`fl_core.rows.TASKS`. The check is that of :func:`labels`, :func:`targets`, :func:`events` or
+            :func:`several_labels`.
+        names: names of the classes or labels, if they are not in ``y``.
 
     Raises:
-        DataFault: as :func:`labels` and :func:`targets`, or targets come with names of classes.
+        DataFault: as the check of the task, or numbers to predict come with names of classes.
     """
     y = _squeezed(y)
     if task == CLASSIFICATION:
@@ -283,7 +300,10 @@ def answers(
 
 
 def task_of_entries(y: Array, task: str) -> str:
-    """Return the task of several whole numbers or numbers a sample from Python; "" for any other labels.
+    """Return the task of labels from Python with several numbers for each sample; "" for other labels.
+
+    In a classification whole numbers are labels at positions, unless they are one-hot. Floats are targets of a
+    regression, unless all are 0 or 1 and the task is a classification.
 
     >>> task_of_entries(np.array([[3, 1], [0, 2]]), CLASSIFICATION)
     'labels at positions'
@@ -488,7 +508,7 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
     """Return the labels of several parts as one array, and a function that names a row of it in messages.
 
     Raises:
-        UsageError: some are text and some are none, or they differ in the number of labels of a sample.
+        UsageError: some labels are text and others are not, or the parts differ in the number of labels of a sample.
     """
     parts = {part_name: _squeezed(y) for part_name, y in parts.items()}
     for part_name, y in parts.items():

@@ -154,7 +154,7 @@ def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
 
 
 def grey(x: Tensor) -> Tensor:
-    """Return the luminance [n, 1, H, W] of images of three channels, or the mean over other channels."""
+    """Return the luminance [n, 1, H, W] of images of three channels; of other images the mean over their channels."""
     if x.shape[1] != 3:
         return x.mean(1, keepdim=True)
     weights = x.new_tensor(GREY).view(3, 1, 1)

@@ -19,7 +19,8 @@ class Column:
 
     Attributes:
         name: the column's name.
-        taken_as: number, yes/no, words, date, left out, or a role: client, group, label, text.
+        taken_as: number, yes/no, words, left out, refused, or a role: client, group, label, text. The images of a
+            folder are ``pixels in 0..1``.
         inputs: how many inputs of the model it makes.
         missing: how many cells have no value.
         example: the first cell that has a value.

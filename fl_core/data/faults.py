@@ -73,7 +73,7 @@ class DataFault(UsageError):
 
     @property
     def repair(self) -> dict[str, Any]:
-        """Return the settings of the first way. None means that no setting is certain to help."""
+        """Return the settings of the first of ``ways``. They are empty if no setting is certain to help."""
         if self.ways:
             return self.ways[0][1]
         return {}

@@ -151,7 +151,10 @@ class FederatedData(Displayed):
         return replace(self, chosen=check_known("positive class", name, self.classes))
 
     def with_indices(self, outputs: int) -> FederatedData:
-        """Return the same data with labels as indices of a model's outputs, as in all of torch.
+        """Return the same data whose labels are the original whole numbers, as indices of a model's outputs.
+
+        Args:
+            outputs: the model's number of outputs.
 
         Raises:
             UsageError: a label is no index of an output.
@@ -252,9 +255,12 @@ class FederatedData(Displayed):
         return self.clients[names.index(check_known("client", name, names))]
 
     def class_counts(self, split: str = "train") -> pd.DataFrame:
-        """Count samples by client and class, or by client and label.
+        """Count the samples of each client (rows) by class or label (columns).
 
-        For a regression and survival there is one column, ``samples``.
+        For numbers to predict and for survival there is one column, ``samples``.
+
+        Args:
+            split: ``train``, ``validation`` or ``test``.
 
         Raises:
             UsageError: an unknown split.
@@ -306,7 +312,7 @@ class FederatedData(Displayed):
 
 
 def digest_of(clients: Mapping[str, str]) -> str:
-    """Return one digest over the digests of all clients."""
+    """Return one digest over the digests of all clients, which are given by client name."""
     return sha(json.dumps(clients, sort_keys=True).encode())
 
 
@@ -316,7 +322,7 @@ def gather(
     """Build a federation's tensors from a source and a partition.
 
     The vocabulary of texts comes from all clients' training samples together. A table's preprocessing is fitted on
-    them, unless it is given.
+    them, unless ``preprocessing`` has stored numbers.
 
     Raises:
         UsageError: the partition was made for another source.
@@ -434,7 +440,7 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
 
 
 def client_notes(data: FederatedData) -> list[str]:
-    """Return warnings about clients with one class, and about the targets' scale."""
+    """Return warnings about clients with one class or target or without an event, and about the targets' scale."""
     ys = {client.name: client.train.y for client in data.clients}
     sameness = "of one class only" if data.task == CLASSIFICATION else "whose targets are all equal"  # fmt: skip
     clients_by_fault = {

@@ -82,7 +82,7 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
     """Read a dataset from an .npz file (see :func:`read`). With ``missing``, a table's features may be NaN.
 
     Raises:
-        UsageError: not an .npz file, or arrays are missing, unknown, of unequal length, or have invalid content.
+        UsageError: the path is no .npz file, or arrays are missing, unknown, of unequal length or invalid.
     """
     headers_of = headers(path)
     has_sides = "x_train" in headers_of
@@ -160,7 +160,7 @@ def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, Array]:
     """Return arrays of an .npz file, never unpickled. Other arrays in it are ignored.
 
     Raises:
-        UsageError: not such a file, no such array, or an array of Python objects.
+        UsageError: the path is no such file, it lacks one of the arrays, or one has Python objects.
     """
     headers_of = headers(path)
     for key in keys:
@@ -181,10 +181,13 @@ def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, Array]:
 
 
 def check_signs(key: str, array: Array) -> None:
-    """Refuse an array of text with numbers that stand for no sign of Unicode.
+    """Refuse an array of text with a code that stands for no character of Unicode.
+
+    Args:
+        key: the array's name, for the message.
 
     Raises:
-        ValueError: names the array.
+        ValueError: there is such a code. The message names the array.
     """
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     codes = np.ascontiguousarray(native).reshape(-1).view(np.uint32)
@@ -199,7 +202,7 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     No array may claim more bytes than it has, and the file may not be far larger unpacked.
 
     Raises:
-        UsageError: not such a file, or a false claim.
+        UsageError: the path is no such file, or an array claims more bytes than it has.
     """
     shapes, n_bytes = {}, 0
     readable_file = about(
@@ -418,9 +421,13 @@ def _all_gray(headers: Sequence[_Header]) -> bool:
 
 
 def list_images(path: Path) -> pd.DataFrame:
-    """Return image files with their client, split and label, sorted. Two Unicode forms of one name are one class.
+    """Return image files in a frame with the columns ``client``, ``label``, ``file`` and ``split``.
 
-    Without clients the client is an empty text, and so is the split unless all folders of clients are named as splits.
+    Rows are sorted by client and label. Two Unicode forms of one name are one class. Without clients the client is an
+    empty text, and so is the split unless all folders of clients are named as splits.
+
+    Raises:
+        UsageError: the folder has no images, or another layout than ``class/*`` or ``client/class/*``.
     """
     class_files = images_in(path, "[!.]*/[!.]*")
     client_files = images_in(path, "[!.]*/[!.]*/[!.]*")

@@ -153,7 +153,7 @@ class Inputs:
 
     @property
     def model_shape(self) -> tuple[int, ...]:
-        """Return the shape for building the model. For texts it has the number of tokens."""
+        """Return the shape of a sample for building the model. For token ids it is a TokenShape with their number."""
         if self.tokenizer:
             return TokenShape(self.shape, self.tokenizer.tokens, self.tokenizer)
         tokens = self.tokens
@@ -176,7 +176,7 @@ class Inputs:
         """Return the inputs from the dictionary of :meth:`to_json`.
 
         Raises:
-            UsageError: a key is unknown, or the shape is not that of the prepared columns.
+            UsageError: a key is unknown, or the shape is not that of the prepared columns or of images.
         """
         if isinstance(values.get("reading"), Mapping):  # else refused below
             values = {**values, "reading": current(values["reading"])[0]}

@@ -360,8 +360,8 @@ def from_clients(
         scale, impute: how a table's columns are scaled and their missing numbers (NaN) filled. They are fitted on the
             training samples of all clients, see :data:`fl_core.data.reading.SCALES` and
             :data:`fl_core.data.reading.IMPUTES`.
-        task: ``classification``, or ``regression`` if y are numbers to predict, without classes.
-        groups: {client: group of each sample}, such as patients with several samples. Each is in one split.
+        task: one of :data:`fl_core.rows.TASKS`, such as ``regression`` if y are numbers to predict, without classes.
+        groups: {client: group of each sample}, such as patients with several samples. No group is in two splits.
 
     Raises:
         UsageError: a row is invalid, or clients differ in form. The message names the client and the row.
@@ -402,7 +402,11 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
     fl_core.errors.UsageError: client 'north' must have a pair (x, y), a Dataset or a DataLoader; got dict...
 
     Args:
+        silos: {client: (x, y)}, where a Dataset or DataLoader can stand for (x, y).
         keys: arguments of :func:`fl_core.data.sources.source_of_parts`.
+
+    Raises:
+        UsageError: ``silos`` is no such dictionary, or a name or the samples of a client are invalid.
     """
     if not isinstance(silos, Mapping) or not silos:
         got_text = "none" if isinstance(silos, Mapping) else type(silos).__name__
@@ -443,7 +447,14 @@ def client_names(silos: Iterable[Any]) -> Names:
 
 
 def check_finite(samples: Any, where: str) -> None:
-    """Refuse an IterableDataset without a length, or a loader of one: it may be endless."""
+    """Refuse an IterableDataset without a length, or a loader of one: it may be endless.
+
+    Args:
+        where: the data's name, for the message.
+
+    Raises:
+        UsageError: it has no length.
+    """
     samples = getattr(samples, "dataset", samples)
     if isinstance(samples, IterableDataset) and not hasattr(samples, "__len__"):
         samples_type = type(samples).__name__
@@ -454,7 +465,7 @@ def check_finite(samples: Any, where: str) -> None:
 
 
 def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
-    """Return samples and labels of a pair (x, y), a dict with labels, a Dataset, or a DataLoader.
+    """Return x and y of a pair (x, y), a dict with the key ``labels``, a Dataset, or a DataLoader.
 
     A loader's dataset is read in its own order, so that shuffling changes nothing. Its own ``collate_fn`` gets all
     samples at once.

@@ -236,7 +236,10 @@ class Preprocessing:
         return one_hot(values.astype(np.float32), self.categories)
 
     def oddities(self, x: Array) -> dict[str, tuple[str, Bools]]:
-        """Return how columns of new rows [n, d] differ from the training samples, in words, and in which rows.
+        """Return the columns of new rows [n, d] that differ from the training samples.
+
+        The keys are the columns' names in quotation marks, or their numbers. The values say how they differ, and in
+        which rows, bool [n].
 
         Let q1 and q99 be the 1 % and 99 % quantiles of the training samples, and w their distance. A column is odd in
         one of these cases: a word was not seen; a share above :data:`ODD` lies outside [q1 - 3 w, q99 + 3 w]; more than
@@ -328,7 +331,7 @@ def fence(values: Floats) -> tuple[float, float]:
 
 
 def clipped(x: Floats, low: Floats, high: Floats) -> Floats:
-    """Return rows [n, d] with values outside the fences moved near the quartiles. Values within the fences stay.
+    """Return rows [n, d] with values outside the fences [d] moved near the quartiles. Values within the fences stay.
 
     A value at its fence would still dominate means, scales and linear models. So it is moved to the nearer fence that
     :data:`NEAR` quartile distances give in place of :data:`REACH` (Tukey's fences).

@@ -48,7 +48,11 @@ def holds_images(path: Path) -> bool:
 
 
 def images_in(path: Path, form: str) -> list[Path]:
-    """Return the image files of a folder that match a pattern, sorted. Hidden copies that macOS makes are left out."""
+    """Return the sorted image files of a folder that match a pattern. Copies that macOS makes in archives are left out.
+
+    Args:
+        form: a pattern as for ``Path.glob``, such as ``**/*``.
+    """
     return sorted(
         file
         for file in path.glob(form)
@@ -167,7 +171,7 @@ class Reading:
 
     @property
     def texts(self) -> Names:
-        """Return the columns whose cells keep their spelling: clients, groups, classes and categories."""
+        """Return the columns whose cells keep their spelling: clients, groups, texts, classes and categories."""
         names = [self.client_column, self.group_column, self.text_column]
         names += self.categories or []
         if not self.predicts_numbers:
@@ -182,8 +186,13 @@ class Reading:
     def check_unasked(self, what: str, *keys: str, way: str = "") -> None:
         """Refuse keys that have no meaning for some data, such as names of columns for images.
 
+        Args:
+            what: a clause on the data, with which the message begins.
+            keys: the keys.
+            way: further advice, which ends the message.
+
         Raises:
-            UsageError: one of ``keys`` is not the default. The message begins with ``what``, which describes the data.
+            UsageError: one of the keys does not have its default.
         """
         changed_keys = [
             key for key in keys if getattr(self, key) != getattr(Reading, key)

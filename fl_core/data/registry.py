@@ -143,6 +143,7 @@ class Dataset:
     """A dataset registered by name, or found by the path of its function.
 
     Attributes:
+        name: the dataset's name, or ``package.module:function``.
         open: the function that reads the dataset.
         recipe: its default settings. None means the general recipe for its samples.
     """
@@ -215,7 +216,7 @@ def is_code(name: str) -> bool:
 
 
 def datasets() -> dict[str, Recipe]:
-    """Return the default settings of all datasets by name, in sorted order."""
+    """Return the default settings of all datasets that have them, by name, in sorted order."""
     members = (DATASETS[name] for name in sorted(DATASETS))
     return {
         member.name: member.recipe for member in members if member.recipe is not None
@@ -279,6 +280,7 @@ def find_root(name: str, data_root: Location | None, files: str) -> Path:
 
     Args:
         name: name of the dataset, for messages.
+        data_root: the folder, or None for that of the environment (:data:`ROOT_VARIABLE`).
         files: the dataset's files below the data root, for messages.
 
     Raises:

@@ -149,9 +149,10 @@ class Source:
         return self.kind or task_of(self.y.ndim, self.classes)
 
     def counts(self) -> pd.DataFrame:
-        """Count samples by natural client and by class or label.
+        """Count the samples of each natural client (rows) by class.
 
-        Without classes count samples, and for survival events.
+        For other tasks than classification there is a column ``samples``. For survival there is also a column
+        ``events``, and for multilabel one for each label.
         """
         owner = self.owner
         if owner is None:
@@ -198,8 +199,12 @@ class Source:
     def with_methods(self, scale: str, impute: str) -> Source:
         """Return the source with methods for scaling and filling its numbers. Nothing is fitted yet.
 
+        Args:
+            scale: one of :data:`fl_core.data.reading.SCALES`. ``imagenet`` is for colour images alone.
+            impute: one of :data:`fl_core.data.reading.IMPUTES`.
+
         Raises:
-            UsageError: the source is not a table of numbers, or is prepared already.
+            UsageError: the source is not a table of numbers (or of colour images), or has a fixed scaling.
         """
         if scale == SCALES[-1]:
             if not self.is_image or self.shape[0] != 3 or self.mean:
@@ -269,13 +274,18 @@ class Source:
         preparation: Preprocessing | None = None,
         owner: Integers | None = None,
     ) -> Source:
-        """Return the source prepared by its training samples ``train``: a table filled and scaled, texts encoded.
+        """Return the source prepared by its training samples: a table filled and scaled, texts encoded.
 
-        A table uses the ``preparation`` made before, or fits it now. ``owner`` is the client of each training sample,
-        for the fences. A column of words becomes one column for each
-        word in these samples, and one for all others. Texts get a vocabulary of the words that occur
-        at least :data:`LEAST_COUNT` times in these samples. At most :data:`MOST_WORDS` words are kept, by falling
-        frequency and then in alphabetical order. Rarer words train the row of the unknown word.
+        A column of words becomes one column for each word in these samples, and one for all others. Texts get a
+        vocabulary of the words that occur at least :data:`LEAST_COUNT` times in these samples. It has at most
+        :data:`MOST_WORDS` words, by falling frequency and then in alphabetical order. Rarer words train the row of the
+        unknown word.
+
+        Args:
+            train: positions of the training samples.
+            preparation: stored numbers for a table. None means that they are fitted now.
+            owner: the client of each training sample. The bounds to which a table's numbers are clipped follow from
+                the quartiles of each client (:func:`fl_core.data.preprocessing.fences`). None means one client.
         """
         if self.words is not None and not self.tokenizer and not self.fixed_words:
             first_code, x = len(SPECIAL), self.x[train].reshape(-1)
@@ -407,13 +417,16 @@ def source_of_parts(
     missing: bool = False,
     task: str = CLASSIFICATION,
 ) -> tuple[Source, list[int]]:
-    """Join samples and labels of several parts, and return the size of each. Several inputs are packed into one.
+    """Join samples and labels of several parts, and return the source with the size of each part.
 
-    The samples are checked as in :func:`from_clients`.
+    Several inputs of a sample are packed into one. Samples are checked as in :func:`from_clients`.
 
     Args:
         parts: {name for messages: (x, y)}.
-        name: name of the data. classes: names of the classes. missing: whether features may be NaN.
+        name: name of the data.
+        classes: names of the classes or labels.
+        missing: whether a table's features may be NaN.
+        task: one of :data:`fl_core.rows.TASKS`.
 
     Raises:
         UsageError: a row is invalid, or parts differ in form. The message names the part and the row.
@@ -473,7 +486,11 @@ def source_of_parts(
 
 
 def check_lengths(x: Sized, y: Sized) -> None:
-    """Refuse samples and labels of different number."""
+    """Refuse samples and labels of different number.
+
+    Raises:
+        DataFault: the numbers differ. The message has both.
+    """
     # an array without rows has no length
     count = len(y) if getattr(y, "ndim", 1) else 0
     if len(x) != count:

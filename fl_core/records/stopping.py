@@ -136,7 +136,12 @@ class StoppingRule:
         self.scores: dict[str, dict[str, dict[int, float]]] = {}
 
     def add(self, done: int, scores: Mapping[str, Mapping[str, float]]) -> None:
-        """Add each model's scores of an evaluated round."""
+        """Add each model's scores of an evaluated round.
+
+        Args:
+            done: the number of the round.
+            scores: {model: {score: value}}. A missing score counts as NaN.
+        """
         for model, values in scores.items():
             model_scores = self.scores.setdefault(model, {})
             for name in self.metrics:
@@ -175,7 +180,12 @@ class StoppingRule:
         return f"{metrics} on validation, mean of {WINDOW} evaluations, patience {self.patience}"
 
     def report(self, done: int, rounds: int) -> str:
-        """Return a line on why the run ended, and on the best rounds."""
+        """Return a line on why the run ended, and on the best rounds.
+
+        Args:
+            done: number of rounds that were trained.
+            rounds: number of rounds at most.
+        """
         if self.stops:
             end_text = f"stopped after round {done} of at most {rounds}"
         else:

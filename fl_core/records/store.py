@@ -91,7 +91,14 @@ _CONFIG = {
 
 @dataclass
 class Checkpoint:
-    """The state after a round: of the server, of every client, and further named model trees."""
+    """The state after a round: of the server and of every client, and further models.
+
+    Attributes:
+        round: the number of rounds that are done.
+        server: the server's state.
+        clients: the state of each client, by name.
+        models: the models next to the states, by kind (``local`` or ``personal``) and client.
+    """
 
     round: int
     server: State
@@ -148,10 +155,11 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the resolved configuration, with digests and the environment at the start, as JSON.
+        """Return the resolved configuration, with digests and the environment at the start, as plain data.
 
         Raises:
-            CorruptError: the file is damaged. UsageError: another version of this package has written it.
+            CorruptError: the file is damaged.
+            UsageError: another version of this package has written it.
         """
         path = self.path / CONFIG
         config = self.folder.read_signed(CONFIG)
@@ -177,15 +185,22 @@ class Run:
     def rows(self) -> tuple[dict[str, Any], Any]:
         """Return the header and the tidy frame of the rows.
 
+        A line that was begun after the last checkpoint and not finished is left out.
+
         Raises:
-            CorruptError: a line is damaged. One that was begun after the last checkpoint and not finished is left out.
+            CorruptError: another line is damaged.
         """
         path = self.folder.file(ROWS)
         storage.check_size(path, self.folder.size(ROWS), fault=CorruptError)
         return rows.read(path, self.covered_rows()["bytes"])
 
     def header(self) -> dict[str, Any]:
-        """Return the header of the rows; errors as of :meth:`rows`."""
+        """Return the header of the rows: version, command, layers, and the digests of data and initial model.
+
+        Raises:
+            UsageError: the file is missing, or its first line is no header of this version.
+            CorruptError: the header has another form.
+        """
         path = self.folder.file(ROWS)
         header = rows.read_header(path)
         check_stored(path, header, _HEADER)
@@ -213,6 +228,8 @@ class Run:
     def manifest(self, which: int) -> dict[str, Any]:
         """Return the manifest of the checkpoint after round ``which``.
 
+        Its keys are ``run``, ``round``, ``rows`` (bytes and digest) and ``states`` (by ``server`` or ``KIND/CLIENT``).
+
         Raises:
             UsageError: there is no such checkpoint. The message names those that exist.
             CorruptError: it is damaged, or another run's.
@@ -235,9 +252,10 @@ class Run:
         return manifest
 
     def checkpoint(self, which: int | str = "last", lazy: bool = False) -> Checkpoint:
-        """Load a checkpoint, every digest checked.
+        """Return a checkpoint, after a check of every digest.
 
         Args:
+            which: the number of a round with a checkpoint, or ``last``.
             lazy: whether a client's state, or a model next to the states, is read only when it is used, and again each
                 time.
 
@@ -297,7 +315,7 @@ class Run:
 
         Raises:
             CorruptError: a file differs from what was written. The message names the first.
-            UsageError: a newer version of this package has written it.
+            UsageError: another version of this package has written it.
         """
         report_lines = self.check_files()
         ends = [self.config["rows"]]
@@ -354,7 +372,10 @@ class Run:
         return report_lines
 
     def check_rows(self, *ends: Mapping[str, Any]) -> bytes:
-        """Check the rows up to each of these ascending ends, and return them.
+        """Check the rows up to each of these ascending ends, and return the bytes up to the last one.
+
+        Args:
+            ends: dictionaries with ``bytes``, the length of the file up to an end, and ``sha256``, its digest.
 
         Raises:
             CorruptError: they are missing, or differ from what was written.
@@ -388,7 +409,7 @@ class Run:
         return [f"{name}: {size:,} bytes" for name, size in sizes.items()]
 
     def code(self) -> dict[str, str]:
-        """Return the digests of the own code that trained last (:mod:`fl_core.run.restore`)."""
+        """Return the digests of the user's code that trained last, by part (:func:`fl_core.run.own_code.digests`)."""
         changes = self._meta().get(CODE)
         digests: dict[str, str] = (changes[-1] if changes else self.config)["code"]
         return digests
@@ -398,7 +419,10 @@ class Run:
         return self.path / checkpoint_name(which)
 
     def plan(self) -> dict[str, Any] | None:
-        """Return the plan in force, from the last checkpoint or else from the configuration."""
+        """Return the plan in use as plain data, or None.
+
+        It comes from the last checkpoint, or else from the configuration.
+        """
         return self._meta().get("plan") or self.config.get("in_force")
 
     def _meta(self) -> dict[str, Any]:
@@ -431,9 +455,10 @@ class Run:
         )
 
     def best_round(self, model: str | None) -> int:
-        """Return the best round of a model (``local``, ``personal`` or ``global``). Its snapshot is ``best``.
+        """Return the best round of a model by the stopping rule.
 
-        None means the model that decides when to stop.
+        Args:
+            model: ``local``, ``personal`` or ``global``. None means the model that decides when to stop.
 
         Raises:
             UsageError: the run has no stopping rule, or the model no best round.
@@ -472,6 +497,7 @@ class Run:
         """Return the round after which layers are tuned.
 
         It is the first stored round of at least 20 and a tenth of all rounds, else the last.
+
         >>> from types import SimpleNamespace
         >>> run = SimpleNamespace(rounds=[10, 20, 30, 40], config={"rounds": 300})
         >>> Run.early_round.fget(run)
@@ -483,30 +509,34 @@ class Run:
         return next(late_rounds, self.rounds[-1])
 
     def covered_rows(self) -> dict[str, Any]:
-        """Return bytes and sha256 of the rows that the last checkpoint covers, or else the configuration."""
+        """Return ``bytes`` and ``sha256`` of the rows up to the last checkpoint, or without one of their header."""
         return (self.manifest(self.rounds[-1]) if self.rounds else self.config)["rows"]
 
 
 def checkpoint_name(which: int) -> str:
-    """Return the manifest of the checkpoint after a round, within a run directory."""
+    """Return the file name of a checkpoint's manifest, relative to the run directory.
+
+    Args:
+        which: the checkpoint's round.
+    """
     return f"checkpoints/{which:06d}.json"
 
 
 def blob_name(digest: str) -> str:
-    """Return the file of tensors with this digest, within a run directory."""
+    """Return the name of the file of tensors with this digest, relative to the run directory."""
     return f"blobs/{digest}.safetensors"
 
 
 def blobs_of(manifest: Mapping[str, Any]) -> set[str]:
-    """Return the digests of the tensors that a checkpoint names."""
+    """Return the digests of the files of tensors that a checkpoint's manifest names."""
     return {entry["blob"] for entry in manifest["states"].values()} - {""}
 
 
 def commit() -> str:
-    """Return the commit of the working directory's git repository, with a mark if there are uncommitted changes.
+    """Return the commit of the working directory's git repository, with ``-dirty`` if there are uncommitted changes.
 
-    Without one it is empty. The repository may be a stranger's, and its configuration can name programs: filters,
-    hooks, a monitor of files, and a way to fetch. None of them is started.
+    It is empty without a repository, a commit or git. The configuration of a stranger's repository can name programs:
+    filters, hooks, a monitor of files, and a way to fetch. None of them is started.
     """
     programs = {"core.fsmonitor": "false", "core.hooksPath": os.devnull}
     try:

@@ -50,7 +50,7 @@ _PART = re.compile(
 
 
 class Writer:
-    """The only writer of a run directory, from :func:`create` or :func:`reopen`."""
+    """The only writer of a run directory. :func:`create` and :func:`reopen` make it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -152,7 +152,11 @@ class Writer:
         return {"blob": blob, "trees": sorted(state.trees), "meta": state.meta}
 
     def count(self, data: bytes) -> None:
-        """Add rows to those that the next checkpoint covers by its digest."""
+        """Add rows to those that the next checkpoint covers by its digest.
+
+        Args:
+            data: the rows' bytes in the file.
+        """
         self._rows_bytes += len(data)
         self._rows_sha.update(data)
 
@@ -331,12 +335,12 @@ RECORDED = (
 
 
 def current_environment() -> dict[str, Any]:
-    """Return versions, the platform, and the working directory's commit."""
+    """Return :func:`versions`, with the ``platform`` and the working directory's ``commit``."""
     return {**versions(), "platform": platform.platform(), "commit": store.commit()}
 
 
 def versions() -> dict[str, Any]:
-    """Return the versions of Python and the packages. A run's numbers depend on them."""
+    """Return ``versions``, {package: version}, and the version of ``python``. A run's numbers depend on them."""
     return {
         "versions": {name: _version(name) for name in RECORDED},
         "python": platform.python_version(),

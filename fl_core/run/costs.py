@@ -145,7 +145,11 @@ setattr(FlopCounter, "__torch_dispatch__", FlopCounter._count)  # noqa: B010
 
 @contextmanager
 def unfused(model: nn.Module, allow_tf32: bool = True) -> Iterator[None]:
-    """Run recurrent networks operation by operation inside the block, not in one kernel."""
+    """Run recurrent networks operation by operation inside the block, not in one kernel.
+
+    Args:
+        allow_tf32: whether cuDNN may compute in TensorFloat-32 inside the block.
+    """
     may_fuse = not any(isinstance(module, nn.RNNBase) for module in model.modules())
     with (
         torch.backends.cudnn.flags(enabled=may_fuse, allow_tf32=allow_tf32),
@@ -179,15 +183,18 @@ def training_flops(
     trained: frozenset[str],
     present: frozenset[str] | None = None,
 ) -> float:
-    """Return the floating-point operations for one training sample, forward and backward.
-
-    Only the tensors in ``trained`` are trained.
+    """Return the number of floating-point operations for one training sample, forward and backward.
 
     A batch of two is counted, and the result is halved. Matrix products, convolutions and attention count. A
     multiply-add is two operations. Everything elementwise is zero. A warning names operations that may contain matrix
     products and have no formula. Freezing early layers saves their weight gradients and the backward pass below them.
     Freezing late layers saves their weight gradients only. Blocks that are not ``present`` cost nothing. An algorithm's
     computations outside the model's own pass are not counted, such as views and keys of a second task or a teacher.
+
+    Args:
+        shape: shape of one sample.
+        trained: names of the tensors that are trained. All others are frozen.
+        present: names of the tensors of a submodel. None means the whole model.
     """
     workspace.hold(present)
     x = models.example(shape).to(workspace.device)
@@ -213,7 +220,7 @@ Node = Any  # torch.autograd.graph.Node
 
 
 def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
-    """Return layer -> bytes of its tensors that travel if it is shared, buffers included and frozen ones not."""
+    """Return by layer name the bytes that are sent if the layer is shared. Buffers count, and frozen tensors do not."""
     tensors = tree.named_tensors(model)
     sizes = {}
     for layer in layers:
@@ -223,7 +230,11 @@ def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
 
 
 class Ledger:
-    """A record of which layer ran when, by the numbers of autograd's graph nodes."""
+    """A record of which layer ran when, by the sequence numbers of autograd's graph nodes.
+
+    Args:
+        layers: the model's layers in forward order. What runs before any of them counts for the first one.
+    """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         used_layers = [layer for layer in layers if layer.used] or list(layers)
@@ -251,12 +262,12 @@ class Ledger:
             self.names.append(self.last)
 
     def of(self, number: int) -> str:
-        """Return the layer that was running when the graph node of this number was made."""
+        """Return the name of the layer that was running when the graph node of this sequence number was made."""
         return self.names[bisect_right(self.numbers, number) - 1]
 
 
 def module_layers(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
-    """Return the layer to which each module's work is charged.
+    """Return the name of the layer to which each module's work is charged, by the module's path.
 
     It is the layer of all the module's tensors. If these belong to several layers, it is the layer of the first own
     tensor. A module with nothing but tied tensors is charged to the layer that has them.
@@ -363,6 +374,13 @@ def round_cost(
     """Return a function from a round to its costs by name: ``naive``, ``flops`` and ``moved``.
 
     It counts the FLOPs of each set of trained tensors once, however many rounds have it.
+
+    Args:
+        shape: shape of one sample.
+        batch: samples per batch.
+
+    Returns:
+        A function whose costs are those of :func:`cost_steps`, summed over all clients.
     """
     sizes = {
         name: parameter.numel()

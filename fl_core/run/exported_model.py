@@ -84,9 +84,9 @@ class ExportedModel(Displayed):
     Attributes:
         path: the file of weights. The JSON file has the same name followed by ``.json``.
         about: the contents of the JSON file: ``model`` (callable, options, seed, and the algorithm that extended it),
-            ``inputs`` (how raw samples are prepared), ``classes``, ``temperature`` (of probabilities, fitted on the
-            clients' validation samples), ``base_rate`` (what is added to them, of the client, or
-            without one of all), ``layers``, ``plan``, ``run`` (id, round, client, digests), and ``file``.
+            ``inputs`` (how raw samples are prepared), ``classes``, ``temperature`` (by which logits are divided, fitted
+            on the clients' validation samples), ``base_rate`` (a number for each class that is then added to the
+            logits), ``layers``, ``plan``, ``run`` (id, round, client, digests), and ``file``.
     """
 
     path: Path
@@ -228,7 +228,18 @@ def checked_content(
     model: Any = None,
     allow_code: str | Collection[str] = (),
 ) -> bytes:
-    """Check that a model's description rebuilds it, add its code's digest, and return the bytes of its weights."""
+    """Check that a model's description rebuilds it, and return its weights as the bytes of a safetensors file.
+
+    Args:
+        where: the file or folder of the export, for messages.
+        about: the description from :func:`describe_model`. The digest of the model's code is added to it.
+        trained: the trained model.
+        task: the task of the model's run.
+        model, allow_code: as for :meth:`ExportedModel.model`.
+
+    Raises:
+        UsageError: the description gives another model, or none.
+    """
     trained = lora.merged(trained)
     rebuilt_model = built_from(
         where, about, model, allow_code, tree.state_dict(trained)
@@ -249,7 +260,13 @@ def checked_content(
 
 
 def write(out: Path, about: dict[str, Any], content: bytes) -> ExportedModel:
-    """Write a model's weights and its description, and return the exported model."""
+    """Write a model's weights and its description, and return the exported model.
+
+    Args:
+        out: the file of weights. The description is written to ``out``.json.
+        about: the description. Size and digest of the file are added to it as ``file``.
+        content: the bytes of the weights.
+    """
     about["file"] = {"bytes": len(content), "sha256": sha(content)}
     description = sign({"format": FORMAT, **about})
     for path, data in ((out, content), (Path(f"{out}.json"), description)):
@@ -261,7 +278,7 @@ def read(path: Path | str) -> ExportedModel:
     """Read an export of :func:`export` from the JSON file next to the weights.
 
     Raises:
-        UsageError: the file does not exist, or a newer version of this package wrote it.
+        UsageError: the file does not exist, another version of this package wrote it, or it does not describe a model.
         CorruptError: it was edited or damaged.
     """
     path = Path(path).resolve()  # links may lead to its folder, but not within it
@@ -334,7 +351,11 @@ def predict_samples(
     model: object = None,
     allow_code: str | Collection[str] = (),
 ) -> Predictions:
-    """Predict prepared samples. See :func:`predict`."""
+    """Predict prepared samples. See :func:`predict` for arguments and errors.
+
+    Args:
+        samples: the samples from :meth:`fl_core.data.inputs.Inputs.samples`.
+    """
     adapted_model = adapt(exported.model(model=model, allow_code=allow_code))
     with tree.one_thread():
         outputs = evaluate.predict(adapted_model, samples.x)
@@ -368,7 +389,13 @@ def predict_samples(
 def of_run(
     stored_run: store.Run, which: str, client: str | None, round: int | str
 ) -> dict[str, Any]:
-    """Return the part of a model's description that identifies the run."""
+    """Return the entries ``plan`` and ``run`` of a model's description.
+
+    Args:
+        which: the kind of model: ``personal``, ``global`` or ``local``.
+        client: the model's client, or None if all clients have it.
+        round: the number of a round with a checkpoint, or ``last``.
+    """
     checkpoint = stored_run.checkpoint(round, lazy=True)
     plan = checkpoint.server.meta.get("plan") or stored_run.config.get("in_force")
     run = {"id": stored_run.id, "name": stored_run.path.resolve().name, "model": which}
@@ -538,7 +565,15 @@ def check_free(out: Path) -> None:
 
 
 def check_one(digests: Mapping[str, str], way: str = "") -> None:
-    """Refuse to export one model if the clients' models differ by their digests."""
+    """Refuse to export one model for all clients if their models differ.
+
+    Args:
+        digests: the digest of each client's model, by name.
+        way: another way than a client's name, which ends the message.
+
+    Raises:
+        UsageError: two digests differ.
+    """
     if len({*digests.values()}) > 1:
         raise UsageError(
             f"client must be one of {listing(digests)}, which have models of their own; got none. Pass "
@@ -594,7 +629,11 @@ class Predictions(Displayed):
 
     @cached_property
     def probabilities(self) -> Tensor:
-        """Return the softmax of the logits after the temperature, float64 [n, C]. Labels have the sigmoid of theirs."""
+        """Return the calibrated probabilities of the classes, float64 [n, C].
+
+        Logits are divided by the temperature, and the base rate is added. Then the softmax is taken over classes, or
+        for multilabel the sigmoid of each.
+        """
         base_rate = torch.tensor(self.base_rate or (0.0,), dtype=torch.float64)
         logits = self.logits.double() / self.temperature + base_rate
         if self.task == MULTILABEL:
@@ -603,7 +642,9 @@ class Predictions(Displayed):
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Return the class with the largest logit, for ties the first. Of labels, all above 0, joined by commas.
+        """Return the class of each sample: the one with the largest logit, for ties the first.
+
+        For multilabel these are all labels with a logit above 0, with commas between them.
 
         These are the classes that scores of runs count. A rare class may have a smaller probability.
         """

@@ -45,6 +45,11 @@ class ExtendedModel:
     Each path in ``added_modules`` is one such layer and states whether it is shared or personal.
 
     Args:
+        plain: the base model, recorded before the algorithm extended it.
+        model: the extended model.
+        adds: the algorithm's ``added_modules``: ``shared`` or ``personal`` by path.
+        example: a batch that the extended model takes.
+        by: the definition of a layer, as for :func:`fl_core.layers.layers_of`.
         cuts: whether the algorithm may have removed tensors of the base model, and with them whole layers.
 
     Attributes:
@@ -94,7 +99,11 @@ class ExtendedModel:
         self._add(plain, adds, layers_of(model, example, by=by))
 
     def layers(self, plain: Sequence[Layer]) -> tuple[Layer, ...]:
-        """Return the base model's layers with their tensors' new names, and the added layers, by first use."""
+        """Return the layers of the extended model in the order of their first use.
+
+        Args:
+            plain: the base model's layers. They get their tensors' new names.
+        """
         layers = [
             *(
                 self._carry(layer)
@@ -272,6 +281,8 @@ def wrapped(
     """Return a model with the parts that an algorithm adds, such as heads or adapters.
 
     Args:
+        options: the algorithm's options.
+        batchnorm: the configuration's ``batchnorm``. ``drop`` removes the running statistics of the added parts, too.
         how: ``shape``, ``n_classes`` and ``seed``, as for :meth:`fl_core.algorithms.base.Algorithm.wrap_model`.
     """
     model = algorithm.wrap_model(model, read_config(algorithm, options), **how)
@@ -401,7 +412,7 @@ def _keep_classifier(
 
 
 def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
-    """Copy a state dict into ``model``. Error messages call it ``where``.
+    """Copy a state dict into ``model``. ``where`` is the name of the state dict in error messages.
 
     The module's own strict ``load_state_dict`` comes first, with its hooks. Where it refuses, tensors are matched by
     name. Tied tensors may be stored under any of their names, or under several names if the values agree.

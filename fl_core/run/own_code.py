@@ -55,7 +55,9 @@ def digests(task: Task) -> dict[str, str]:
 
 
 def of_model(model: nn.Module, model_given: object, named: str) -> dict[str, str]:
-    """Return the digests of the user's code of a model, and of the printed model; empty for a model of this package.
+    """Return the digests ``model`` of a model's user code and ``layers`` of the printed model.
+
+    The first is missing without the user's code. Both are missing for a model of this package or of a library.
 
     Args:
         model: the built model.

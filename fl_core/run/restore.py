@@ -156,7 +156,8 @@ def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
         The algorithm with its plan at that checkpoint.
 
     Raises:
-        CorruptError: the states do not fit the task. UsageError: they fit only the code before it was edited.
+        CorruptError: the states do not fit the task.
+        UsageError: they do not fit the task, and the user's code was edited since the run trained.
     """
     run.stopping_rule()  # which checks what is stored of it
     initial = tree.state_dict(task.model)
@@ -215,7 +216,14 @@ def check_own(
     """Check that a run is resumed with its own data and model from Python, and with permission for its code.
 
     Args:
+        path: the run's path, for messages.
+        stored: the run's ``config.json``.
+        allow_code: as for :func:`fl_core.run.runner.resume`.
         weights: whether stored tensors replace pretrained weights.
+        given: ``data`` and ``model`` from Python, or None.
+
+    Raises:
+        UsageError: data or model are missing, or code or an option is not allowed.
     """
     check_given(path, stored, **given)
     code = allowed_code(allow_code)
@@ -237,6 +245,11 @@ def check_own(
 def check_given(path: Path, stored: Mapping[str, Any], **given: object) -> None:
     """Refuse to continue a run without its own data or model from Python.
 
+    Args:
+        path: the run's path, for the message.
+        stored: the run's ``config.json``.
+        given: ``data`` and ``model`` from Python, or None.
+
     Raises:
         UsageError: data or model are missing. The message names the argument.
     """
@@ -254,7 +267,16 @@ def check_given(path: Path, stored: Mapping[str, Any], **given: object) -> None:
 
 
 def check_same_start(task: Task, path: Path, weights: bool) -> None:
-    """Check that data and initial model equal the ones in the rows' header. A base of adapters is stored nowhere."""
+    """Check that a task's data and initial model equal those in the header of a run's rows.
+
+    Args:
+        path: the run's path.
+        weights: whether initial weights are compared, too. They always are if adapters have a frozen base, since the
+            run does not store it.
+
+    Raises:
+        UsageError: the data, the layers or the weights differ.
+    """
     stored_header = Run(path).header()
     header = task.header("")
     names = [
@@ -282,7 +304,11 @@ def check_same_start(task: Task, path: Path, weights: bool) -> None:
 
 
 def changes(began: Mapping[str, Any]) -> list[str]:
-    """Return versions that differ from an earlier environment, such as ``torch 2.14.0 (now 2.14.1)``."""
+    """Return versions that differ from an earlier environment, such as ``torch 2.14.0 (now 2.14.1)``.
+
+    Args:
+        began: the environment, as from :func:`fl_core.records.writing.versions`.
+    """
     versions_now = writing.versions()
     versions_by_package = {
         name: (old_version, versions_now["versions"].get(name, ""))
@@ -368,7 +394,7 @@ def load_rounds(
     which: Sequence[str] = USED,
     **own: Any,
 ) -> Iterator[tuple[int, str, dict[str, nn.Module], Task]]:
-    """Yield each round with the name of its models, the models and their task, which is made once.
+    """Yield each round's number, the name of its models, the models by client, and their task, which is made once.
 
     Args:
         rounds: numbers, ``last`` or ``best``. With several models ``best`` is the best round of the one that decides

@@ -78,7 +78,13 @@ def executor(
 def local_clients(
     task: Task, run: str, client_runner: ClientRunner, pool: Executor
 ) -> LocalClients:
-    """Return a task's clients in this process. ``run`` is ignored; clients at sites need it."""
+    """Return a task's clients in this process.
+
+    Args:
+        run: the run's digest. It is ignored here, and clients at sites need it.
+        client_runner: what trains a client of the task.
+        pool: the executor that runs the clients' work.
+    """
     initial = tree.state_dict(task.model)
     dropout = task.config.federation.client_dropout
     return LocalClients(client_runner, pool, initial, dropout)
@@ -136,12 +142,14 @@ def run(
         announce: show the table of columns and the notes on the data.
         execution: options of :class:`Execution`.
 
-    Warns: UserWarning: a client has a single class; the plan was edited by hand, or shares no layer that trains, or
-    all of them.
+    Warns:
+        UserWarning: a client has a single class; the plan was edited by hand, or shares no layer that trains, or
+            all of them.
 
     Raises:
-        UsageError: before anything is written.
-        NonFiniteError, RunError: during the run. The directory keeps its last checkpoint.
+        UsageError: something in the configuration is unknown or does not fit, or ``out`` is not free. Nothing is
+            written then.
+        NonFiniteError, RunError: training diverged or failed. The directory keeps its last checkpoint.
     """
     end_unguarded()
     task = assemble(
@@ -418,7 +426,14 @@ def listeners_of(
     loggers: Sequence[Logger] = (),
     progress: bool = False,
 ) -> list[Listener]:
-    """Return the listeners to a run of a task. They choose the plan, record, stop and save."""
+    """Return the listeners to a run of a task. They choose the plan, record, stop and save.
+
+    Args:
+        instruments: what measures layers and chooses a plan.
+        writer: the writer of the run directory. None means that nothing is stored.
+        loggers: further loggers that receive the rows.
+        progress: whether a progress bar is shown.
+    """
     config, data = task.config, task.data
     columns = {
         "algorithm": task.algorithm(task.plan).name,
@@ -492,11 +507,12 @@ def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:
 def train_first_round(
     task: Task, observers: Mapping[str, Any], clients: str | Sequence[str] | None = None
 ) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
-    """Train the first round, and return every client's local model and the observers' results for its first epoch.
+    """Train the first round, and return each client's local model and the observers' results for its first epoch.
 
     PLayer-FL measures in the same training: the same batches, the same bits.
 
     Args:
+        observers: objects that measure during local training, by name.
         clients: names of the clients to train. The default is all.
 
     Returns:

@@ -55,7 +55,10 @@ def store(
     """Store clients' models and their common description. Equal weights are stored once.
 
     Args:
+        folder: the folder of the models.
+        name: the name of the description's file, without ``.json``.
         about: the description from :func:`fl_core.run.exported_model.describe_model`, with a temperature.
+        models: the trained models by client.
         bases: numbers that are added to each client's calibrated logits, [C] by client.
         task, model, allow_code: the task, the model from Python and the allowed code, to check that the description
             rebuilds the models.
@@ -239,7 +242,7 @@ def predict(
     model: Any = None,
     allow_code: str | Collection[str] = (),
 ) -> Predictions | dict[str, Predictions]:
-    """Predict new samples with an exported model, or a folder with a file a client with the model of each.
+    """Predict new samples with an exported model, or with a folder of exported models, one for each client.
 
     See :func:`fl_core.run.exported_model.predict`.
 

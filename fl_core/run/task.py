@@ -68,7 +68,8 @@ from fl_core.tree import Tree
 class Task(Displayed):
     """The objects that a configuration names: data, model, layers, criterion, and the algorithm's arguments.
 
-    ``own`` are the data and the model from Python that it was made of.
+    ``own`` has the data and the model from Python that the task was made of. ``start`` has the base model's initial
+    weights, if they are not the seed's. ``said`` has notes from building the task.
     """
 
     config: RunConfig
@@ -100,7 +101,11 @@ class Task(Displayed):
         return algorithm.with_plan(algorithm.resolve_plan(plan))
 
     def client_runner(self, observers: Mapping[str, Any] | None = None) -> ClientRunner:
-        """Return a runner of the task's clients."""
+        """Return a runner of the task's clients.
+
+        Args:
+            observers: objects that measure during local training, by name.
+        """
         config, adapt = self.config, self.config.model.adapt
         rates = lora.parse(adapt).factors if adapt else ()
         return ClientRunner(
@@ -167,7 +172,11 @@ class Task(Displayed):
         return notes
 
     def header(self, command: str) -> dict[str, Any]:
-        """Return the first line of every rows file of this task."""
+        """Return the entries of the first line of every file of rows of this task.
+
+        Args:
+            command: the user's command, for the record.
+        """
         return {
             "version": fl_core.__version__,
             "command": command,
@@ -313,6 +322,12 @@ def load(
 ) -> FederatedData:
     """Load the data of a resolved configuration, or take those from Python, and partition them over clients.
 
+    Args:
+        own: the data from Python, a source or a federation; None for the configuration's dataset.
+        loaded: the configuration's own data, if they are loaded already.
+        partition: a stored partition in place of a new draw.
+        preprocessing: the stored fitted numbers of a table's preparation.
+
     Raises:
         UsageError: files are missing or do not fit, or a client has no training samples.
     """
@@ -399,7 +414,10 @@ def build(
     """Build the model of a resolved configuration, or copy the one from Python, and give it its initial weights.
 
     Args:
-        start: stored initial weights. notes: a list to which notes are added.
+        own: the module, or what builds it: a callable or the model's name.
+        criterion: the loss, which sets the number of outputs.
+        start: stored initial weights, or None.
+        notes: a list to which notes are added.
 
     Returns:
         The model, and its initial weights if they are not the seed's.
@@ -432,7 +450,11 @@ def build(
 
 
 def plan_at(path: str) -> LayerPlan:
-    """Read the plan in a file, that of the run in a directory, or the one that a configuration holds as JSON."""
+    """Return the plan in a file, that of the run in a directory, or the one that the text itself is as JSON.
+
+    Raises:
+        UsageError: there is no plan at the path, or the run has none.
+    """
     if path.startswith("{"):
         return LayerPlan.from_json(parsed_json(path))
     if not Path(path).is_dir():

@@ -48,6 +48,7 @@ def images(
     """Register a dataset of images, stored as ``NAME.npz`` below the data root or as torchvision stores it.
 
     Args:
+        name: the dataset's name.
         summary: the dataset's line in lists.
         kind, folder: the class in ``torchvision.datasets``, and torchvision's folder for the files. Empty means none.
         keeps_test: whether an official test set stays the test set.

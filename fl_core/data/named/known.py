@@ -37,6 +37,10 @@ def coded_labels(y: Array, client: int, classes: int) -> Array:
 
     >>> coded_labels(np.array([0, 1, 1]), client=1, classes=2)
     array([1, 0, 0])
+
+    Args:
+        client: the client's number, from 0.
+        classes: the number of classes.
     """
     if classes == 2:
         if client % 2 == 0:
@@ -113,7 +117,13 @@ def federation(
 def known(
     name: str, summary: str, opened: Callable[..., Source], **recipe: Any
 ) -> None:
-    """Register a federation as a dataset."""
+    """Register a federation as a dataset, with one client for each of its natural clients.
+
+    Args:
+        summary: the dataset's line in lists.
+        opened: the function that returns its samples.
+        recipe: default settings of the dataset.
+    """
     opened.__doc__ = summary
     opened.__qualname__ = name
     dataset(
@@ -127,7 +137,12 @@ def known(
 
 
 def of_digits(kind: str, about: str) -> None:
-    """Register a federation of scikit-learn's digits, [1, 8, 8], as a dataset."""
+    """Register a federation of scikit-learn's digits, [1, 8, 8], as a dataset ``known_KIND``.
+
+    Args:
+        kind: the change of the clients' samples, one of :data:`KINDS`.
+        about: this change in words.
+    """
     name = f"known_{kind}"
 
     def opened() -> Source:
@@ -138,7 +153,12 @@ def of_digits(kind: str, about: str) -> None:
 
 
 def of_clothes(kind: str, about: str) -> None:
-    """Register a federation of small images of Fashion-MNIST, averaged to 14 x 14."""
+    """Register a federation of small images of Fashion-MNIST, averaged to 14 x 14, as a dataset ``fashion_KIND``.
+
+    Args:
+        kind: the change of the clients' samples, one of :data:`KINDS`.
+        about: this change in words.
+    """
     name = f"fashion_{kind}"
 
     def opened(data_root: Location | None, download: bool) -> Source:

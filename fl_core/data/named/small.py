@@ -208,9 +208,13 @@ TWEET_BLOCKS: dict[str, Any] = {
 
 
 def tweets_of(data_root: Location | None, name: str, base: bool) -> Source:
-    """Return the first tokens of different tweets to the base's airlines, or to the others.
+    """Return the first tokens of tweets to some airlines, without tweets that are equal in them.
 
-    The vocabulary is that of the base.
+    The vocabulary is that of tweets to :data:`BASE_AIRLINES`.
+
+    Args:
+        name: name of the dataset.
+        base: whether the airlines are :data:`BASE_AIRLINES`, or all others.
     """
     tweets = airline_tweets(data_root)
     owner = tweets.owner

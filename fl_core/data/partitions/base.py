@@ -69,7 +69,7 @@ class Partitioning:
             data.
         groups: whether it keeps samples together that belong together, such as those of a patient.
         pools: whether both sides of an official test set are partitioned together.
-        by_class: whether it assigns samples by their classes, which excludes regression.
+        by_class: whether it assigns samples by their classes, so that it is for classification only.
     """
 
     name: ClassVar[str] = ""
@@ -140,7 +140,7 @@ class Partitioning:
         the ratio of the first two shares matters.
 
         Raises:
-            UsageError: as :meth:`assign`, or a client has too few samples to split.
+            UsageError: as :meth:`assign`, or a client's samples cannot be split (:func:`split_groups`).
         """
         all_samples = np.ones(len(pool), dtype=bool)
         ignores_test_set = pool.is_train is None or self.pools
@@ -175,13 +175,13 @@ class Partitioning:
     def redraw(
         self, pool: Source, number: int, parts: Sequence[Integers], seed: int
     ) -> tuple[Integers, ...]:
-        """Draw a client's training and validation samples again, and leave its test samples.
+        """Return a client's positions for train, validation and test, after a new draw of the first two.
 
-        By default each keeps its number of groups, and without groups its number of samples.
+        By default both keep their numbers of groups, and without groups their numbers of samples.
 
         Args:
-            number: the client's place among all.
-            parts: its positions in the pool for train, validation and test.
+            number: the client's number, from 0.
+            parts: the client's present positions in the pool for train, validation and test.
         """
         return redraw_groups(number, parts, seed, pool.groups)
 
@@ -225,15 +225,18 @@ def split_groups(
 ) -> tuple[Integers, ...]:
     """Draw one client's positions for train, validation and test, such that each group is in one of them.
 
-    The shares are of the groups. Without groups each sample is one of its own.
-
     Args:
-        number: the client's place among all.
-        test: its samples of an official test set, or None. Only the other samples are then split.
+        name: the client's name, for messages.
+        number: the client's number, from 0. The draw depends on it and on ``seed``.
+        positions: the samples to split, as positions in the pool.
+        test: the client's samples of an official test set, or None. If there are any, ``positions`` are only split
+            into train and validation.
+        shares: shares of train, validation and test in the number of groups.
+        groups: the group of each sample of the pool. None means that every sample is a group.
 
     Raises:
-        UsageError: there are too few samples or groups, or a group also has samples of the official test set, of which
-            there must be some.
+        UsageError: the client has too few samples or groups, none of its samples are in the official test set, or one
+            of its groups has samples both in it and outside of it.
     """
     keys = positions if groups is None else groups[positions]
     distinct_groups, group = np.unique(keys, return_inverse=True)
@@ -266,11 +269,15 @@ def redraw_groups(
 ) -> tuple[Integers, ...]:
     """Draw one client's training and validation samples again, such that each group is in one of them.
 
-    Without groups each sample is one of its own. The number of validation groups stays.
+    The number of validation groups stays the same.
 
     Args:
-        number: the client's place among all.
-        parts: its positions for train, validation and test. The latter stay.
+        number: the client's number, from 0. The draw depends on it and on ``seed``.
+        parts: the client's positions for train, validation and test. Those for test stay the same.
+        groups: the group of each sample of the pool. None means that every sample is a group.
+
+    Returns:
+        The new positions for train, validation and test.
     """
     train, validation, test = parts
     positions = np.sort(np.concatenate([train, validation]))
@@ -294,7 +301,7 @@ def follow(
         labels: labels of the samples to assign. A class that no client trains on is left out.
 
     Returns:
-        Positions in ``labels`` for each client; a client's count is within one of its exact proportion.
+        Positions in ``labels`` for each client. Of each class a client gets its exact proportion, to within one sample.
     """
     generator = seeds.numpy_generator(seed, "partition", "test")
     client_pieces: list[list[Integers]] = [[] for _ in train_labels]
@@ -330,7 +337,7 @@ def check_shares(splits: Sequence[float]) -> tuple[float, float, float]:
     splits must be three positive shares (train, validation, test) with sum 1; got [0.8, 0.3, 0.2].
 
     Raises:
-        UsageError: the shares are not three positive numbers with a positive sum.
+        UsageError: there are not three shares, one is not above 0, or their sum is not 1 (within 1e-6).
     """
     shares = tuple(map(float, splits))
     if len(shares) != 3 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
@@ -345,6 +352,11 @@ def check_divisible(
     names: Sequence[str], sizes: Sequence[int], shares: Sequence[float]
 ) -> None:
     """Refuse clients that have fewer samples than there are splits.
+
+    Args:
+        names: the clients' names.
+        sizes: the number of samples of each client.
+        shares: a share for each split, of which only the number counts.
 
     Raises:
         UsageError: some clients have too few. The message names them.
@@ -365,14 +377,14 @@ def check_divisible(
 
 
 def split_sizes(name: str, n: int, shares: Sequence[float]) -> list[int]:
-    """Return the sizes of a client's splits. The later splits are rounded up, and each has at least 1 sample.
+    """Return the sizes of a client's splits. Every split has at least 1 sample, and all but the first are rounded up.
 
     Sizes are computed from the last split to the second. Each share is of the samples that the later splits leave.
 
     >>> split_sizes("va", 46, (0.64, 0.16, 0.2)), split_sizes("va", 3, (0.64, 0.16, 0.2))
     ([28, 8, 10], [1, 1, 1])
 
-    Sizes are above 0 and complete, and at most two samples from their shares.
+    Sizes sum to ``n``, and differ from their shares by at most two samples.
 
     >>> draw = np.random.default_rng(0)
     >>> for n in range(3, 300):
@@ -384,6 +396,11 @@ def split_sizes(name: str, n: int, shares: Sequence[float]) -> list[int]:
     Traceback (most recent call last):
         ...
     fl_core.errors.UsageError: each client must have at least 3 samples, ... got 2 at 'va'. Remove its samples, ...
+
+    Args:
+        name: the client's name, for the message.
+        n: the client's number of samples.
+        shares: the share of each split, in order.
 
     Raises:
         UsageError: there are fewer samples than splits.
@@ -408,10 +425,13 @@ WHOLE = Bound(
 
 
 def check_classes(classes_per_client: Any, classes: int) -> int:
-    """Check that there are no more classes per client than the samples have, and return their number.
+    """Return the number of classes per client, after a check that it is a whole number from 1 to ``classes``.
+
+    Args:
+        classes: the number of classes of all samples.
 
     Raises:
-        UsageError: there are more. The message names the value and the number of classes.
+        UsageError: it is no such number. The message names the value and the number of classes.
     """
     rule = f"a whole number from 1 to {classes}, the number of classes"
     number = Bound(rule, lambda number: WHOLE.holds(number) and number <= classes)
@@ -529,7 +549,8 @@ class Partition:
         """Check that this partition was made for ``source``.
 
         Raises:
-            UsageError: the samples differ in number or content, or indices overlap or are out of range.
+            UsageError: the samples differ in number or content, an index is out of range, a client has a sample twice,
+                or a client trains on a test sample.
         """
         if self.source_digest != source.digest:
             raise UsageError(
@@ -663,7 +684,11 @@ def make(
 
 
 def those_with(trait: str, value: bool) -> str:
-    """Return the names of the partitionings with a trait, as in messages."""
+    """Return the names of some partitionings as one text for messages, with commas between them.
+
+    Args:
+        trait: a class attribute, such as ``natural``. The partitionings are those where it equals ``value``.
+    """
     members = PARTITIONS.members().items()
     return listing(name for name, member in members if getattr(member, trait) == value)
 

@@ -59,6 +59,7 @@ class WithAlpha(Partitioning):
 
     Attributes:
         min_size: the minimum number of samples of a client.
+        alpha: the concentration of the distribution. With a smaller one clients differ more.
     """
 
     by_class = True
@@ -132,7 +133,7 @@ class Pathological(Partitioning):
     """Samples of a few classes only for every client (McMahan et al. 2017): ``classes_per_client``.
 
     Every class has nearly the same number of clients, to within one. Its samples are split evenly between them. If
-    there are fewer places than classes, random classes are left out.
+    the clients together take fewer classes than there are, random classes are left out.
     """
 
     name = "pathological"
@@ -169,7 +170,12 @@ class Pathological(Partitioning):
 def class_holders(
     classes: int, clients: int, count: int, generator: np.random.Generator
 ) -> list[list[int]]:
-    """Draw the clients of each class: ``count`` classes for every client, and nearly equal numbers of clients.
+    """Draw the clients that have each class. Classes differ by at most one in their number of clients.
+
+    Args:
+        classes: number of classes.
+        clients: number of clients.
+        count: number of classes of every client.
 
     Returns:
         ``holders[class]``: numbers of clients, in ascending order.

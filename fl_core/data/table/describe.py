@@ -90,7 +90,7 @@ class Described:
         return self.kind in (NUMBER, WORDS)
 
     def refused(self, fault: DataFault) -> Described:
-        """Return the column with its fault."""
+        """Mark the column as refused for a fault, and return it."""
         self.kind, self.fault = REFUSED, fault
         return self
 
@@ -410,7 +410,13 @@ def _worded(
 
 
 def spellings_fault(name: str, words: Sequence[str], what: str) -> DataFault | None:
-    """Return the fault of a column whose words differ only by case, blanks or Unicode's form, or None."""
+    """Return the fault of a column whose words differ only by case, blanks or Unicode's form, or None.
+
+    Args:
+        name: the column's name.
+        words: its different words.
+        what: the noun for them, in the message.
+    """
     groups = nearly_equal([word for word in words if word.strip()])
     if not groups:
         return None
@@ -471,12 +477,23 @@ SIGNS = (
 
 
 def least_alike(words: Collection[str]) -> float:
-    """Return how many of these words must have a form for the whole column to count as that form."""
+    """Return the number that words of one form, such as dates, must exceed for their column to have that form.
+
+    Args:
+        words: the different words of the column.
+    """
     return max(len(words) / 2, DIFFERENT - 1)
 
 
 def days_of(words: pd.Series, column: str) -> dict[str, pd.Series]:
-    """Return the time spans of a column of dates or times, by each pandas expression that reads all of its words."""
+    """Return the time spans of a column of dates or times, by each pandas expression that reads all of its words.
+
+    Expressions that read the same spans as an earlier one are left out.
+
+    Args:
+        words: the different words of the column.
+        column: the column as an expression of pandas, such as ``table['day']``.
+    """
     spans = {}
     for form in DATES:
         days = pd.to_datetime(words, format=form, utc=True, errors="coerce") - NOON
@@ -727,7 +744,12 @@ KNOWN = 10
 
 
 def outside_fences(cells: Floats, owner: Integers | None) -> str:
-    """Return a remark on a few numbers far outside all clients' quartiles; empty if there are none."""
+    """Return a remark on a few numbers far outside all clients' quartiles; empty if there are none.
+
+    Args:
+        cells: the numbers of a column [n], NaN where one is missing.
+        owner: the client of each row [n], or None for one client.
+    """
     clients = np.zeros(len(cells), dtype=np.int64) if owner is None else owner
     sampled = slice(None, None, len(cells) // SAMPLE or 1)
     low, high, _ = fences(cells[sampled, None], clients[sampled])
@@ -778,10 +800,15 @@ def mark_of_nines(column: Described) -> float | None:
 def gives_away(cells: Cells, y: NDArray[Any]) -> bool:
     """Return whether a column gives the class away.
 
-    It does if each of its few values has one class, or if a threshold splits two classes.
+    It does if each of its few values has one class, or if a threshold splits two classes. One sample in a hundred may
+    be an exception.
+
     >>> y = np.arange(60) % 3
     >>> gives_away(2.0 * y, y), gives_away(np.arange(60.0), (np.arange(60) > 20).astype(int)), gives_away(y % 2, y)
     (True, True, False)
+
+    Args:
+        y: class indices [n].
     """
     sampled = slice(None, None, len(y) // SAMPLE or 1)
     if len(y) > 2 * SAMPLE and not gives_away(cells[sampled], y[sampled]):
@@ -887,7 +914,8 @@ def binds_rows(
     (True, False)
 
     Args:
-        y: targets [n] or [n, k]. others: columns of numbers [n], NaN where one is missing.
+        y: targets [n] or [n, k].
+        others: the other columns of numbers, [n] each, NaN where one is missing.
         owner: the client of each row, since one value at two clients is two groups.
     """
     numeric = isinstance(cells, np.ndarray)

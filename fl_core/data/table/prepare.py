@@ -83,6 +83,7 @@ class Findings(UsageError):
         table: the role or kind of each column.
         notes: warnings of reading the table.
         lines: a heading, and a line for each fault.
+        opened: the table as it was read, or None if no file could be read.
         reading: the settings, with changes that repair faults without a line of pandas.
         settings: these settings as the caller types them.
         error: the fault if there is one, or this object for several.
@@ -134,7 +135,11 @@ class Findings(UsageError):
         return distinct
 
     def settings_of(self, tidy: Path) -> str:
-        """Return the settings for the file that the script writes, as the caller types them."""
+        """Return the settings for the file that the script writes, as the caller types them.
+
+        Args:
+            tidy: the path of that file.
+        """
         settings = {"dataset": str(tidy), **self._changed()}
         settings.pop("csv", None)
         dropped = " ".join(line for line in self.repairs if ".drop(" in line)
@@ -180,7 +185,7 @@ def proposed(reading: Reading, faults: Sequence[UsageError]) -> dict[str, Any]:
 def find_faults(
     data: Path | pd.DataFrame, reading: Reading, name: str = ""
 ) -> Findings:
-    """Read a table, describe each column once, and build a source, or collect all faults.
+    """Read a table, and return the source that it makes, or all its faults.
 
     >>> frame = pd.DataFrame({"client": "a", "age": range(50, 110), "label": [*"01" * 29, "x1", "0"]})
     >>> (fault,) = find_faults(frame, Reading(columns=["age"])).faults
@@ -788,12 +793,15 @@ def new_rows(
     words: Mapping[str, Names],
     way: str,
 ) -> Array:
-    """Return new rows [n, d] of a trained model's columns: numbers, and the places of words.
+    """Return new rows [n, d] of a trained model's columns: numbers, and for words their index among the column's words.
 
     A missing column counts as empty.
 
     Args:
-        words: the words of each column of words. way: advice on how to write new samples, for errors.
+        opened: the table.
+        columns: names of the d columns, in order.
+        words: the words of each column of words, by its name.
+        way: advice on how to write new samples, for errors.
 
     Raises:
         DataFault: a cell is no number. The message names the first.

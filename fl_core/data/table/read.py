@@ -90,7 +90,7 @@ class Opened:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a path is a table, several tables, or texts in lines."""
+    """Return whether a path is a table, several tables, or a .jsonl file. The file need not exist."""
     single = path.suffix.lower() in (*TABLES, JSONL)
     return bool(files_of(path)) or (not path.is_dir() and single)
 
@@ -129,7 +129,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def warn_of_others(path: Path, used: Collection[Path]) -> None:
-    """Warn of files of a folder, at any depth, that are not used.
+    """Warn of files of a folder, at any depth, that are not among those in ``used``.
 
     Hidden files and copies that macOS makes do not count.
     """
@@ -292,7 +292,14 @@ class Csv:
         self.rules: list[str] = []
 
     def opened(self, several: bool) -> Opened:
-        """Return the table. A fault in the file's form is recorded, and the rest is read as the repair proposes."""
+        """Return the table. A fault in the file's form is recorded, and the rest is read as the repair proposes.
+
+        Args:
+            several: whether the file is one of several. A repair is then a line of pandas for this file alone.
+
+        Raises:
+            UsageError: the file is no text, has no rows, or has a line that pandas cannot read.
+        """
         self._find_encoding()
         self._check_width()
         self._find_header()
@@ -328,7 +335,11 @@ class Csv:
         return Opened(str(self.path), frame, self._place, faults, {self.path: source})
 
     def source(self, header: Sequence[str]) -> str:
-        """Return the expression of pandas that reads the file."""
+        """Return the expression of pandas that reads the file, as text.
+
+        Args:
+            header: the names of the file's columns.
+        """
         options = {k: v for k, v in self.options.items() if (k, v) != ("sep", ",")}
         texts = [name for name in header if composed(name) in self.texts]
         if texts:
@@ -398,7 +409,7 @@ class Csv:
 
     @cached_property
     def most_rows(self) -> int:
-        """Return the number of its lines if all end alike, without the last."""
+        """Return the number of line ends in the file. There are at most as many rows below its header."""
         return max(self._count(b"\n"), self._count(b"\r"))
 
     def _find_header(self) -> None:
@@ -636,7 +647,7 @@ class Undecoded:
         self.file = io.BytesIO(data)
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes."""
+        """Return the next bytes, at most ``size`` of them; all that remain for -1."""
         return self.file.read(size)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -648,6 +659,9 @@ def swallows(cell: str, separator: str, width: int) -> bool:
 
     >>> swallows("b,1\nnorth,c,0\nsouth,d", ",", 3), swallows("fine, well\nyes", ",", 3)
     (True, False)
+
+    Args:
+        width: the number of cells of a row.
     """
     breaks = cell.rstrip("\r\n").count("\n")
     return breaks > 0 and cell.count(separator) == breaks * (width - 1)
