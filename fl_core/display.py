@@ -213,7 +213,7 @@ _NAME = re.compile(r"(?<![\w'\"`./\\=\[(-])[a-z][a-z_]*(?![\w'\"`/\\=\[(-]|\.\w)
 
 
 def with_flags(text: str, flags: Mapping[str, str]) -> str:
-    """Return an error message with flags of the command line in place of Python's keywords.
+    """Return an error message with flags of the command line in place of keyword arguments of Python.
 
     >>> flags = {"label_column": "--label", "exclude": "--exclude", "keep_ids": "--keep-ids", "options": "--option"}
     >>> with_flags("Pass label_column='died at', exclude=['id', 'no'], keep_ids=True.", flags)
@@ -222,6 +222,9 @@ def with_flags(text: str, flags: Mapping[str, str]) -> str:
     'Add --option mu=VALUE, or --exclude NAME.'
     >>> with_flags("exclude must be names, not 'label_column'. Leave out keep_ids.", flags)
     "--exclude must be names, not 'label_column'. Leave out --keep-ids."
+
+    Args:
+        flags: the flag of each keyword.
     """
 
     def as_flag(setting: re.Match[str]) -> str:

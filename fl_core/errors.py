@@ -316,7 +316,7 @@ def readable(name: str) -> str:
 def as_list(
     name: str, listed: Any, *, empty: bool = False, distinct: bool = False
 ) -> tuple[Any, ...]:
-    """Return the values of an argument that takes a list. One text, number or other object is a list of one.
+    """Return the values of an argument that takes a list. A single text, number or other object is a list of one.
 
     None is an empty list. An array gives Python's numbers.
 

@@ -430,7 +430,7 @@ class LayerPlan(Displayed):
     def prefix(
         cls, layers: Sequence[Layer], count: int, why: Evidence | None = None
     ) -> LayerPlan:
-        """Return a plan that shares the first ``count`` layers, with its reasons if they are given."""
+        """Return a plan that shares the first ``count`` layers, for the reasons in ``why``, which may be left out."""
         return cls(
             tuple(layers),
             tuple(layer.name for layer in layers[:count]),

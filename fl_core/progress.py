@@ -186,7 +186,7 @@ def progress_bar(
 
 
 def say(line: str, file: TextIO | None = None) -> None:
-    """Print a line above the progress bar, if there is one."""
+    """Print a line above the progress bar, if there is one, to ``file`` or by default to standard output."""
     tqdm_module = sys.modules.get("tqdm")
     file = file or sys.stdout
     (print if tqdm_module is None else tqdm_module.tqdm.write)(line, file=file)

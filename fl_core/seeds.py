@@ -28,6 +28,11 @@ def seed_of(run_seed: int, purpose: str, *parts: int | str) -> int:
     >>> parts = (1, "1"), ("1", 1), ("ab", "c"), ("a", "bc"), (12,), (1, 2), (1,), ("1",), (), ("",)
     >>> len({seed_of(0, "batches", *each) for each in parts}) == len(parts)
     True
+
+    Args:
+        run_seed: the run's seed.
+        purpose: a word for what is drawn.
+        parts: what further tells draws of this purpose from each other, such as round, client and stream.
     """
     words = []
     for part in (int(run_seed), purpose, *parts):

@@ -560,6 +560,12 @@ def incentive(
         ...
     fl_core.errors.UsageError: ...same clients...
 
+    Args:
+        personal: the score of each client's model by the algorithm.
+        local: the score of each client's model by local training.
+        fedavg: the score of FedAvg's model at each client.
+        higher_is_better: whether a higher score is better.
+
     Raises:
         UsageError: there are no values, or the clients differ.
     """

@@ -125,7 +125,11 @@ def select(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
 
 
 def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
-    """Return ``a - b`` for each floating entry. Integer counters are left out."""
+    """Return ``a - b`` for each floating entry. Integer counters are left out.
+
+    Raises:
+        UsageError: the trees have other keys or shapes than each other.
+    """
     check_same(a, b)
     return {name: a[name] - b[name] for name in a if a[name].is_floating_point()}
 
@@ -218,7 +222,7 @@ def check_same(
         name_a, name_b: what has the two trees, for the message.
 
     Raises:
-        UsageError: they differ. The message names the first keys or shape.
+        UsageError: they differ. The message has the first different keys, or the first different shape.
     """
     if a.keys() != b.keys():
         only_a = sorted(a.keys() - b.keys())
@@ -383,14 +387,18 @@ def mean(
     weights: Iterable[float],
     rules: BufferRules | None = None,
 ) -> Tree:
-    """Return the weighted mean of trees (see :class:`Mean`). The largest of integers counts, in any order.
+    """Return the weighted mean of trees (see :class:`Mean`). Of integers the largest is taken, in any order of trees.
 
     >>> few, many = {"n": torch.tensor([3, 9]), "m": torch.tensor([True, False])}, {"n": torch.tensor([8, 2])}
     >>> [mean(each, [1, 9])["n"].tolist() for each in ((few, many), (many, few))], mean([few], [2])["m"].tolist()
     ([[8, 9], [8, 9]], [True, False])
 
+    Args:
+        weights: a weight for each tree, above 0.
+        rules: the rules of the model's buffers.
+
     Raises:
-        UsageError: a weight is not above 0 and finite, or a constant buffer differs.
+        UsageError: a weight is not above 0 and finite, a shape differs, or a constant buffer differs.
     """
     accumulator = Mean(rules)
     for tree, weight in zip(trees, weights, strict=True):

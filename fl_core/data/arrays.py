@@ -322,7 +322,7 @@ def task_of_entries(y: Array, task: str) -> str:
 
 
 def finite_entries(y: Array) -> Array:
-    """Return labels at positions as int64, and numbers as float32.
+    """Return labels with several numbers for each sample: whole numbers as int64, and floats as float32.
 
     Raises:
         DataFault: a number is not finite.

@@ -79,7 +79,11 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
 
 
 def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> Source:
-    """Read a dataset from an .npz file (see :func:`read`). With ``missing``, a table's features may be NaN.
+    """Read a dataset from an .npz file (see :func:`read`).
+
+    Args:
+        missing: whether a table's features may be NaN.
+        task: one of :data:`fl_core.rows.TASKS`, which says what the labels are.
 
     Raises:
         UsageError: the path is no .npz file, or arrays are missing, unknown, of unequal length or invalid.

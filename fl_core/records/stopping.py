@@ -46,12 +46,15 @@ def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float:
 
 
 def moving_mean(scores: Mapping[int, float]) -> dict[int, float]:
-    """Return each round's score averaged with the two evaluations before it, {round: mean}.
+    """Return the score of each evaluated round averaged with the two evaluations before it, {round: mean}.
 
     The first two evaluations have no mean, unless there are fewer than three: then the last has the mean of all.
 
     >>> moving_mean({5: 1.0, 10: 2.0, 15: 6.0, 20: 4.0})
     {15: 3.0, 20: 4.0}
+
+    Args:
+        scores: {round: score}, in the order of rounds.
     """
     rounds, values = list(scores), list(scores.values())
     windows = {

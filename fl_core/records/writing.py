@@ -184,6 +184,7 @@ def create(
 
     Args:
         config: the configuration and the environment.
+        partition: the tensors of :meth:`fl_core.data.Partition.to_tree`.
         header: the header of the rows.
         start: given initial weights. Their copy makes the run independent of their source.
 
@@ -273,7 +274,10 @@ def _sweep_parts(folder: Folder) -> None:
 
 
 def unnamed_blobs(run: Run) -> list[str]:
-    """Return the files of tensors that no checkpoint names; none if a damaged checkpoint may name them."""
+    """Return the names of the files of tensors that no checkpoint names, relative to the run directory.
+
+    The list is empty if a checkpoint is damaged, since it may name them.
+    """
     try:
         manifests = [run.manifest(number) for number in run.rounds]
     except CorruptError:  # of an earlier round, which is not needed

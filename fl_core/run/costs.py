@@ -160,7 +160,7 @@ def unfused(model: nn.Module, allow_tf32: bool = True) -> Iterator[None]:
 
 @contextmanager
 def count_flops(model: nn.Module) -> Iterator[FlopCounter]:
-    """Count FLOPs inside the block, and warn after it of operations without a formula.
+    """Count the FLOPs of all operations inside the block, and warn after it of operations without a formula.
 
     Recurrent networks and transformers run operation by operation, not in one fused kernel.
     """

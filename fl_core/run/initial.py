@@ -240,7 +240,12 @@ class ExtendedModel:
 def extend(
     config: RunConfig, data: FederatedData, model: nn.Module, criterion: Loss
 ) -> ExtendedModel:
-    """Add the configured algorithm's parts to a model, and map the plain model's layers to the extended model's.
+    """Add the configured algorithm's parts to a model, and return the extended model with its map of layers.
+
+    Args:
+        config: a resolved configuration.
+        model: the base model.
+        criterion: the loss, which sets the number of outputs.
 
     Raises:
         UsageError: the extended model does not take the data's samples.
@@ -451,10 +456,10 @@ def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> Non
 def strict_state(
     model: nn.Module, stored: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor] | None:
-    """Return the state dict that a copy of a module takes by its own ``load_state_dict``, strictly, or None.
+    """Return ``stored``, or a plain copy of it, if the module's own strict ``load_state_dict`` takes it; else None.
 
-    The versions of the modules' formats are those of the file. Without them version 1 is assumed, so a batch
-    normalisation adds a counter that is not there.
+    The module itself is not changed. The first has the versions of the modules' formats from the file. Without them
+    torch assumes version 1, so a batch normalisation adds a counter that is not there.
     """
     for state in (stored, dict(stored)):
         with suppress(Exception):  # of any kind: hooks are code of others

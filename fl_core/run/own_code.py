@@ -81,6 +81,8 @@ def of_model(model: nn.Module, model_given: object, named: str) -> dict[str, str
 def digest_of(things: Iterable[Any]) -> str:
     """Return the SHA-256 of the user's functions and classes as Python compiles them, with all user code they use.
 
+    It is empty without the user's code.
+
     >>> digest_of([nn.Linear, Path, len, RunConfig])
     ''
     """
@@ -185,7 +187,10 @@ def _without_addresses(text: str) -> str:
 
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the user's own code that a configuration names, ``package.module:name``, by the configuration's key."""
+    """Return the user's own code that a configuration names, ``package.module:name``, by the configuration's key.
+
+    An option's key is ``option NAME``.
+    """
     named_values = {key: config.get(key) for key in marked(Mark.CODE)}
     named_values |= {f"option {key}": value for key, value in config["options"].items()}
     code = {
@@ -199,7 +204,10 @@ def code_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def code_in(config: RunConfig) -> set[str]:
-    """Return the names of user code and options that a command's configuration allows, for ``allow_code``."""
+    """Return the names of the user's code and the model options in a configuration, as ``allow_code`` takes them.
+
+    A command whose user names them allows them by that.
+    """
     options = config.model.model_options.items()
     return {
         *code_of(config.to_json()).values(),

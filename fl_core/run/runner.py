@@ -67,7 +67,13 @@ MakesInstruments = Callable[[], Instruments]
 def executor(
     client_runner: ClientRunner, workers: int, stack: bool = False
 ) -> Executor:
-    """Choose the executor: stacked clients if asked for, else this process (0 or 1 workers) or worker processes."""
+    """Return the executor that trains clients: in one batched pass, in this process, or in worker processes.
+
+    Args:
+        client_runner: what trains a client.
+        workers: number of processes. With 0 or 1 this process trains.
+        stack: whether several clients train in one batched pass. Then ``workers`` is ignored.
+    """
     if stack:
         return BatchedClients(client_runner)
     if workers < 2:
@@ -496,7 +502,11 @@ def _used(instruments: MakesInstruments, task: Task) -> Instruments:
 
 
 def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:
-    """Return the listener that chooses a task's plan."""
+    """Return the listener that chooses a task's plan, by the rule of its configuration.
+
+    Args:
+        instruments: what measures the layers.
+    """
     config = task.config
     measures_first = config.federation.plan == AUTO and not task.algorithm(None).decides
     return PlanSelection(

@@ -54,6 +54,9 @@ def permuted_inputs(x: Array, client: int) -> Array:
     """Return samples [n, ...] with features in a client's own order: pixels of all channels alike, or columns.
 
     Columns of a table also change signs.
+
+    Args:
+        client: the client's number, from 0.
     """
     generator = numpy_generator(0, "planted inputs", client)
     if x.ndim == 2:

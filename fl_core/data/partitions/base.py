@@ -104,7 +104,7 @@ class Partitioning:
         )
 
     def fitted(self, pool: Source, clients: int) -> Self:
-        """Return the same partitioning, with default options set from the data."""
+        """Return the partitioning with values for the options that are None, whose defaults depend on the data."""
         return self
 
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:

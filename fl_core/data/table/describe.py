@@ -240,7 +240,7 @@ NOON = pd.Timestamp("1970-01-01 12:00", tz="UTC")
 
 
 def take(name: str, column: pd.Series, how: Reading) -> Described:
-    """Describe a feature: as numbers, as words, or as refused, with its repair.
+    """Return the description of a column of features: numbers, words, or refused with a repair.
 
     >>> take("dose", pd.Series(["1", "2", "unknown"]), Reading()).fault.line
     "table['dose'] = pd.to_numeric(table['dose'].replace(['unknown'], None))"
@@ -837,6 +837,10 @@ def unlike_clients(cells: Cells, owner: Integers, names: Sequence[str]) -> str:
     >>> values = np.repeat([1.0, 88.0], 20) * np.linspace(1, 2, 40)
     >>> unlike_clients(values, np.repeat([0, 1], 20), ("a", "b"))
     "no value at 'a' (1 to 1.49) is in the range of the others: another unit?"
+
+    Args:
+        owner: the client of each row, as an index into ``names``.
+        names: the clients' names.
     """
     if isinstance(cells, np.ndarray):
         return _unlike_ranges(cells, owner, names)

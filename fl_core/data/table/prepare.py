@@ -169,7 +169,10 @@ class Findings(UsageError):
 
 
 def proposed(reading: Reading, faults: Sequence[UsageError]) -> dict[str, Any]:
-    """Return the settings that faults without a line of pandas propose."""
+    """Return the settings that faults without a line of pandas propose, by name.
+
+    A list of names has the earlier ones of ``reading`` first.
+    """
     settings: dict[str, Any] = {}
     for fault in faults:
         if not isinstance(fault, DataFault) or fault.line:
@@ -720,7 +723,9 @@ def _target_fault(column: Described) -> DataFault | None:
 
 
 def class_fault(column: Described, how: Reading) -> DataFault | None:
-    """Return the fault of labels that are no classes, or None. Classes are few, and all of them numbers or none.
+    """Return the fault of a label column whose cells are no classes, or None.
+
+    Classes are few. They are all numbers, or none of them is a number.
 
     >>> cells = pd.Categorical(["4", "f", "r", "4"])
     >>> print(class_fault(Described("label", "label", cells), Reading()))
