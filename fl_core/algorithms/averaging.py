@@ -185,7 +185,13 @@ def with_term(
 
 
 def half_pull(strength: float, params: Tree, ctx: Context) -> Tensor:
-    """Return (strength / 2) ||w - w_received||^2 over trainable parameters, as a differentiable scalar."""
+    """Return (strength / 2) ||w - w_received||^2 over trainable parameters, as a differentiable scalar.
+
+    Args:
+        strength: the strength of the pull.
+        params: the parameters w by name.
+        ctx: the client's context, whose ``reference`` is w_received.
+    """
     gaps = [
         (param - ctx.reference[name]).square().sum()
         for name, param in params.items()

@@ -116,9 +116,13 @@ def _count_numbers(value: object) -> int:
 
 @dataclass(frozen=True)
 class Update:
-    """One client's reply on the server. Its ``weight`` counts in weighted means (:meth:`TaskInfo.weight`).
+    """One client's reply on the server.
 
-    ``name`` is the client's, for messages.
+    Attributes:
+        client: the client's position.
+        weight: its weight in weighted means (:meth:`TaskInfo.weight`).
+        message: its message.
+        name: its name, for messages of errors.
     """
 
     client: int
@@ -659,6 +663,11 @@ class Algorithm:
         """Return the models of one client after a round, by name: ``global`` and/or ``personal``.
 
         Tensors that it takes from ``server`` count as sent for the evaluation.
+
+        Args:
+            server: the server's state.
+            client: the client's state.
+            rnd: the position in the run; ``rnd.index`` is the number of completed rounds.
         """
         return {self.evaluates: {**server.trees["model"], **client.trees["model"]}}
 
@@ -766,7 +775,7 @@ def read_config(algorithm: type[Algorithm], values: Mapping[str, Any]) -> Any:
 
 
 def extends_model(algorithm: type[Algorithm]) -> bool:
-    """Return whether an algorithm makes another model than the given one."""
+    """Return whether an algorithm extends or changes the given model: it has a ``wrap_model`` of its own."""
     return algorithm.wrap_model.__func__ is not Algorithm.wrap_model.__func__  # type: ignore[attr-defined]
 
 

@@ -597,6 +597,10 @@ def critical_mask(after: Tensor, before: Tensor, fraction: float) -> Tensor:
     (tensor([ True, False, False,  True]), tensor(False))
     >>> critical_mask(after, before, 1.0), critical_mask(before, before, 0.5).any()
     (tensor([ True,  True, False,  True]), tensor(False))
+
+    Args:
+        after, before: a tensor's values after and before training.
+        fraction: share of the values that are marked, from 0 to 1.
     """
     scores = ((after - before) * after).abs()
     n_critical = round(fraction * scores.numel())

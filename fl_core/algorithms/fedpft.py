@@ -352,7 +352,7 @@ class FedPFT(Algorithm):
     def feature_loss(self, params: Tree, batch: object, ctx: Context) -> Tensor:
         """Return the loss of the feature phase (Eq. 5).
 
-        It is contrastive for the extractor, and classification for prompts and tau.
+        The contrastive loss trains extractor, tau and projection. The classification loss trains prompts and tau.
         """
         return self.classify(params, batch, ctx, severed=True) + self.second(
             params, batch, ctx
@@ -371,7 +371,10 @@ class FedPFT(Algorithm):
     # --- the contrastive task: MoCo with a queue and a key branch at each client (He et al. 2020, version 1) ---
 
     def draw_views(self, steps: Steps, batch: Batch, ctx: Context) -> ContrastiveBatch:
-        """Move the key branch towards the query branch, as in MoCo, and draw two views of a batch's images."""
+        """Return a batch with a view of each image, and with the key of another view.
+
+        Before, the weights that compute keys move towards the client's present weights, as in MoCo.
+        """
         key_model = ctx.scratch.get(KEY)
         if key_model is None:
             key_model = ctx.scratch[KEY] = tree.clone(steps.live)

@@ -48,7 +48,12 @@ def draw_prompts(like: Tree, scale: float, seed: int, *parts: int | str) -> Tree
 
 
 class Border(nn.Module):
-    """A frame of pixels added to every image: ``width`` rows above and below and ``width`` columns at each side."""
+    """A frame of pixels added to every image: ``width`` rows above and below and ``width`` columns at each side.
+
+    Args:
+        shape: shape of an image, (channels, height, width).
+        width: width of the frame in pixels.
+    """
 
     def __init__(self, shape: tuple[int, ...], width: int) -> None:
         super().__init__()
@@ -78,7 +83,7 @@ class BorderedModel(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [n, C]."""
+        """Return logits [n, C] of images [n, channels, height, width]."""
         return self.inner(self.border(x))
 
 

@@ -394,7 +394,10 @@ def _made(schedule: type[Scheduled], *arguments: Any) -> Algorithm:
 
 @register
 class Vanilla(Scheduled):
-    """The schedule from the input to the output."""
+    """The schedule from the input to the output.
+
+    The shared layer nearest to the input trains first. See :class:`Scheduled` for the options.
+    """
 
     name = "vanilla"
     paper = "Jang and Choi 2024, layer scheduling"
@@ -402,7 +405,10 @@ class Vanilla(Scheduled):
 
 @register
 class Anti(Scheduled):
-    """The schedule from the output to the input."""
+    """The schedule from the output to the input.
+
+    The shared layer nearest to the output trains first. See :class:`Scheduled` for the options.
+    """
 
     name = "anti"
     paper = "Jang and Choi 2024, layer scheduling"

@@ -136,7 +136,7 @@ class PackedShape(tuple[int, ...]):
 
 
 def as_array(values: Any) -> np.ndarray[Any, Any]:
-    """Return a tensor, a list or a part of a table as an array, and an array itself. Masked entries are NaN.
+    """Return a tensor, a list, an array or a part of a table as an array. Masked entries are NaN.
 
     >>> as_array(np.ma.masked_equal([1, 9], 9))
     array([ 1., nan])
@@ -303,7 +303,10 @@ def split_labels(batch: Any) -> tuple[Any, Any]:
 
 
 def is_batch(data: Any) -> bool:
-    """Return True for a dict of inputs with their labels, as Hugging Face's loaders give it."""
+    """Return whether data are a dict of inputs with their labels under the key :data:`LABELS`.
+
+    Hugging Face's loaders give batches in this form.
+    """
     labels = None
     if isinstance(data, Mapping):
         labels = data.get(LABELS)
@@ -413,7 +416,10 @@ class Adapter(nn.Module):
     """A ``forward`` that was set on the module itself, as hooks of libraries do."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output as [n, outputs]; classes come last within a position."""
+        """Return the output for packed samples x as [n, outputs].
+
+        With several positions the outputs of a position's classes are next to each other.
+        """
         output = self.raw(x)
         if isinstance(self.form, int):
             output = output.movedim(self.form, -1)

@@ -154,6 +154,8 @@ def build(
             Or such a callable itself.
         shape: shape of one sample. Images have (channels, height, width) and tables (features,). Texts have a
             :class:`fl_core.models.tokens.TokenShape`, which is (length,) with the number of ``tokens``.
+        n_classes: number of the model's outputs.
+        seed: seed of the weights.
         options: options of the model.
         trial: whether to check the output for noise. A model with lazy layers is always checked: it gets its shapes.
 
@@ -215,7 +217,7 @@ def build(
 
 @contextmanager
 def bounded(name: str) -> Iterator[None]:
-    """Refuse a model that is too large while it is built, before its weights are drawn.
+    """Refuse a model whose weights exceed this machine's memory while it is built in the ``with`` block.
 
     >>> with bounded("wide"), torch.device("meta"):
     ...     nn.Linear(10**9, 10**9)

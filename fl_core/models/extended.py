@@ -288,7 +288,7 @@ class Gated(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [n, C]."""
+        """Return logits [n, C] of samples [n, *shape], by the scaled weights."""
         if not self.training and len(x) > BATCH:
             return torch.cat([self(batch) for batch in x.split(BATCH)])
         scales = self.scales(x)
@@ -347,7 +347,7 @@ def head_path(model: nn.Module, example: Tensor, exact: bool = True) -> str:
 
     Args:
         example: a batch that the model takes.
-        exact: whether the layer must give the output itself. If not, the last linear layer of the pass will do.
+        exact: whether the layer must give the output itself. If not, the linear layer that runs last will do.
 
     Raises:
         UsageError: the model does not end in a linear layer.

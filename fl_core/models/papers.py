@@ -298,7 +298,8 @@ class WordCounts(nn.Module):
 def linear(shape: Shape, n_classes: int, *, counts: Size | None = None) -> Layered:
     """One linear layer; tables, images (averaged down to 32 x 32), texts (counts of words).
 
-    - ``counts``: the largest number of counts of a text, which words share then. By default each word has its own.
+    - ``counts``: the largest number of counts of a text. With fewer counts than words, words share a count. By default
+      each word has its own.
     """
     features: nn.Module = nn.Flatten()
     size = math.prod(shape)
@@ -441,7 +442,15 @@ class FeedForward(nn.Module):
 
 
 class TextTransformer(nn.Module):
-    """A transformer from token ids [n, T] to logits [n, C]: embedding, attention, fc1, and fc2 on the start token."""
+    """A transformer from token ids [n, T] to logits [n, C]: embedding, attention, fc1, and fc2 on the start token.
+
+    Args:
+        tokens: number of token ids.
+        length: largest number T of tokens of a sample.
+        n_classes: number of outputs.
+        width: numbers of a token's vector.
+        hidden: hidden units of fc1.
+    """
 
     layer_groups = ("embedding", "attention", "fc1", "fc2")
 
@@ -484,7 +493,10 @@ def text_transformer(
 
 
 class TextBlock(nn.Module):
-    """A block of a transformer: attention and a feed-forward layer, each followed by a normalisation."""
+    """A block of a transformer: attention and a feed-forward layer, each followed by a layer normalisation.
+
+    It maps [n, T, width] to [n, T, width].
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -498,7 +510,15 @@ class TextBlock(nn.Module):
 
 
 class TextBlocks(nn.Module):
-    """A transformer from token ids [n, T] to logits [n, C], which classifies the mean over positions."""
+    """A transformer from token ids [n, T] to logits [n, C], which classifies the mean over positions.
+
+    Args:
+        tokens: number of token ids.
+        length: largest number T of tokens of a sample.
+        n_classes: number of outputs.
+        depth: number of blocks.
+        width: numbers of a token's vector.
+    """
 
     def __init__(
         self, tokens: int, length: int, n_classes: int, depth: int, width: int

@@ -70,7 +70,10 @@ class BatchedClients(Serial):
         self._flat = isinstance(first_module, nn.Flatten)
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
-        """Carry out requests, clients of equal phases together, and yield the replies in order."""
+        """Yield the replies in the requests' order. Clients whose phases agree train together.
+
+        An error in a request is raised in the place of its reply.
+        """
         queue = map(self.client_runner.parts, requests)
         while group := list(islice(queue, TOGETHER)):
             for outcome in self._outcomes(group):

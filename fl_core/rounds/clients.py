@@ -177,7 +177,8 @@ class ClientRunner:
         """Carry out one request, and return the reply. The client's backend has added the state to the request.
 
         Raises:
-            NonFiniteError: a number is NaN or infinite. The error names the client, the phase and the layer.
+            NonFiniteError: a number is NaN or infinite. The message names the client, and the phase or the scored
+                split.
         """
         with one_thread():
             parts, answer = self.parts(request), None
@@ -410,7 +411,7 @@ class Serial:
     client_runner: ClientRunner
 
     def use(self, algorithm: Algorithm) -> None:
-        """Load an algorithm."""
+        """Load an algorithm for later requests, and freeze it."""
         self.client_runner.use(algorithm)
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
@@ -543,7 +544,7 @@ class LocalClients:
         self.kept = {}
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Set the clients to their states in a checkpoint."""
+        """Set the clients to their states and stored models in a checkpoint."""
         self.states = ClientStates(
             self.names, checkpoint.clients.__getitem__, self._frozen()
         )
@@ -577,7 +578,7 @@ class LocalClients:
         return {TUNED: tuned_model}
 
     def is_lost(self, request: TrainRequest) -> bool:
-        """Return whether the reply to this request is lost."""
+        """Return whether the reply to this request is lost by chance, with the probability ``dropout``."""
         return is_lost(
             self.algorithm.task_info.seed,
             request.rnd.index,

@@ -67,7 +67,7 @@ class Schedule:
 
     @property
     def end(self) -> int:
-        """Return the round after which training stops, for now or for good."""
+        """Return the number of completed rounds at which training stops, for now or for good."""
         if self.pause is None:
             return self.rounds
         return min(self.pause, self.rounds)
@@ -120,7 +120,10 @@ def sampled_clients(
 
 
 def rounds_done(rnd: Round) -> int:
-    """Return the number of completed rounds to which the values of an exchange belong."""
+    """Return the number of completed rounds to which the values of an exchange belong.
+
+    Exchanges of training belong to the end of their round. Fine-tuning and evaluation follow the rounds completed.
+    """
     if rnd.exchange in (FINISH, EVALUATE):
         return rnd.index
     return rnd.index + 1
@@ -142,7 +145,7 @@ class Listener:
     def on_message(
         self, engine: Engine, rnd: Round, client: int, message: Message
     ) -> None:
-        """React to the server's message to a client."""
+        """React to the server's message to the client at a position."""
 
     def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
         """React to a client's reply, before it is aggregated."""
@@ -391,7 +394,11 @@ class Engine:
         self.clients.use(algorithm)
 
     def adopt(self, plan: LayerPlan) -> None:
-        """Continue with the algorithm rebuilt under a decided plan."""
+        """Continue with the algorithm made again with a chosen plan, which is stored in the server's state.
+
+        Raises:
+            UsageError: the algorithm cannot use such a plan.
+        """
         new_plan = self.algorithm.resolve_plan(plan)
         for note in new_plan.notes():
             warn(note)

@@ -67,7 +67,7 @@ class Pace:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add a round's record from ``timing.jsonl``."""
+        """Add a round's record from ``timing.jsonl``: its ``steps``, and its seconds by part (:data:`PARTS`)."""
         self.steps += record["steps"]
         for part in PARTS:
             self.seconds[part] += record[part]
@@ -228,10 +228,13 @@ class Logger:
     """
 
     def begin(self, run: LoggedRun) -> None:
-        """Prepare for logging. The run calls this once, before the first rows."""
+        """Prepare for the rows of a run. The run calls this once, before the first rows."""
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Log rows. The run calls this after the start and after every completed round (:mod:`fl_core.rows`)."""
+        """Log rows, which are dicts of the columns in :mod:`fl_core.rows`.
+
+        The run calls this before the first round and after every completed round, with the rows since the last call.
+        """
         raise NotImplementedError
 
     def close(self, finished: bool) -> None:
@@ -295,7 +298,7 @@ class Trackio(Logger):
         self.tracker.init(project="fedlayers", name=name, config=config, **arguments)
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Send a round's numbers."""
+        """Send the numbers of rows, with the round as the step."""
         for round, numbers in numbers_of(rows).items():
             self.tracker.log(numbers, step=round)
 
@@ -317,7 +320,7 @@ class Wandb(Trackio):
 
 
 class Tensorboard(Logger):
-    """Rows as event files in a folder beside the run, named after it with ``-tensorboard``."""
+    """Rows as event files in a folder next to the run, named after it with ``-tensorboard``."""
 
     def __init__(self) -> None:
         _package("tensorboard")
@@ -329,13 +332,13 @@ class Tensorboard(Logger):
         self.writer = self.open(f"{name}-tensorboard")
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Write a round's numbers to the event files."""
+        """Write the numbers of rows to the event files, with the round as the step."""
         for round, numbers in numbers_of(rows).items():
             for name, value in numbers.items():
                 self.writer.add_scalar(name, value, round)
 
     def close(self, finished: bool) -> None:
-        """Close the file of events."""
+        """Close the event file."""
         self.writer.close()
 
 

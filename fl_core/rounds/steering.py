@@ -67,7 +67,7 @@ class EarlyStopping(Listener):
         """Add a client's validation scores to the rule.
 
         Raises:
-            UsageError: the client's samples give no score before the first round, and so none later.
+            UsageError: before the first round, the client's validation samples do not give the main score.
         """
         client = engine.data.clients[reply.client]
         main_metric = self.rule.metrics[0]
@@ -265,10 +265,11 @@ class Divergence(Listener):
 
 
 def check_end(run: Run, done: int) -> None:
-    """Check that no model of a stored run has diverged at its last evaluation, or at its best.
+    """Check that no model of a stored run has diverged at one evaluation, such as the last or the best.
 
     Args:
-        done: the round of that evaluation.
+        run: the stored run.
+        done: number of completed rounds at that evaluation.
 
     Raises:
         DivergedError: a model has diverged. The message names the first client and model.
@@ -332,8 +333,8 @@ class PlanSelection(Listener):
         """Refuse, before any work, a run that must choose a plan and cannot.
 
         Raises:
-            UsageError: there are no instruments, the rule is unknown, or the model or its training leaves nothing to
-                measure.
+            UsageError: there is no function to choose a plan, the rule is unknown, or the model or its training leaves
+                nothing to measure.
         """
         if self.instruments.check_rule is not None:
             self.instruments.check_rule(self.rule)
@@ -361,7 +362,11 @@ class PlanSelection(Listener):
             raise UsageError("epochs must be at least 1 to choose a plan; got 0.")
 
     def before_run(self, engine: Engine) -> None:
-        """Check that a decision can be made, and make it now if the measurement precedes the run."""
+        """Check that a plan can be chosen, and choose it now if the measurement precedes the run.
+
+        Raises:
+            UsageError: as :meth:`check`.
+        """
         if engine.done:
             return
         self.check(engine.algorithm)

@@ -98,7 +98,7 @@ class Child:
         return receive(self.stream)
 
     def close(self) -> None:
-        """Close the stream, at which the process ends."""
+        """Close the stream. The process then ends by itself."""
         with suppress(OSError):  # it has ended itself
             self.link.shutdown(socket.SHUT_RDWR)
         with suppress(OSError):  # what it did not take is lost with it
@@ -171,6 +171,9 @@ class Workers:
         """Yield replies in the requests' order. A free worker takes the next request.
 
         No worker is left with an unread answer, however the iteration ends.
+
+        Raises:
+            WorkerError: a worker has ended. An error in a request is raised in the place of its reply.
         """
         busy: dict[Child, tuple[Child, int, ClientRequest]] = {}
         try:

@@ -83,7 +83,7 @@ class Loss:
         return n_classes
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Convert a model's outputs to logits of every class, [n, C]."""
+        """Return the logits of all classes, [n, C], from a model's outputs. For numbers they are predictions [n, 1]."""
         return outputs
 
     def of_logits(self) -> Loss:
@@ -129,6 +129,7 @@ class Loss:
         """Refuse a task that the loss is not for, and options that do not fit ``n_classes`` classes (0: numbers).
 
         Args:
+            n_classes: number of the data's classes; 0 for numbers.
             task: the data's task; empty means classification, or regression without classes.
 
         Raises:

@@ -114,7 +114,10 @@ class Training:
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors of a phase with a learning rate of their own: ``lr``, or the phase's divided by ``lr_divisor``."""
+    """Tensors of a phase, by their names in ``train``, with a learning rate of their own.
+
+    It is ``lr``, or the phase's rate divided by ``lr_divisor`` if ``lr`` is None.
+    """
 
     train: frozenset[str]
     lr: float | None = None
@@ -254,7 +257,13 @@ class Context:
     parts: dict[str, float] = field(default_factory=dict)
 
     def part(self, name: str, loss: Tensor, samples: int) -> Tensor:
-        """Record a loss, a mean over ``samples`` samples, as a part of the phase's loss. Return it unchanged."""
+        """Record a part of the phase's loss, and return it unchanged.
+
+        Args:
+            name: name of the part.
+            loss: its mean over a batch, a scalar.
+            samples: number of samples of the batch.
+        """
         self.parts[name] = self.parts.get(name, 0.0) + loss.item() * samples
         return loss
 

@@ -24,6 +24,10 @@ def memory_format(model: nn.Module, example: Tensor | None = None) -> str:
     It is ``channels_last`` for every model with a Conv2d, unless the model fails on such an ``example``, as one that
     flattens maps by ``view`` does. Other errors are raised. The rule is fixed and not based on timing, since the two
     formats round differently. Trees that leave a workspace are contiguous in both.
+
+    Args:
+        model: the model.
+        example: samples that the model takes. If they are no images [n, C, H, W], the layout is ``contiguous``.
     """
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return "contiguous"
