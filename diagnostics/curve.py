@@ -66,6 +66,7 @@ class Curve:
 
         Args:
             times: client -> its number in each resample, [R].
+            random: source of the normal errors.
             at: a fraction for each resample, [R], 0 to below 1.
         """
         total, weights = np.zeros((len(at), len(self.names))), np.zeros(len(at))
@@ -129,6 +130,10 @@ def curve_of(
     training.
 
     Args:
+        layers: all layers of the model, from input to output.
+        table: rows of a diagnosis.
+        metric: name of the metric.
+        variant: the variant of the metric.
         pairs: for metrics whose code is missing here: name -> ``distance`` or ``similarity`` of two clients, as in a
             diagnosis's header. A metric that is not listed is a similarity.
 

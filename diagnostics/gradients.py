@@ -42,7 +42,10 @@ class Meter(Protocol):
     """Accumulates a quantity of the weights and gradients of every batch of one client."""
 
     def update(self, params: Tree, grads: Tree, n: int = 1) -> None:
-        """Add a batch of ``n`` samples; tensors that no gradient reaches are missing from ``grads``."""
+        """Add a batch of ``n`` samples: its weights and gradients by exact name.
+
+        Tensors that no gradient reaches are missing from ``grads``.
+        """
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class GradientReader(Protocol):
         """Make a new meter for one client."""
 
     def rows(self, measurement: Measurement, readings: Sequence[Reading]) -> list[Row]:
-        """Return the metric's rows, from the meters of all clients."""
+        """Return the metric's rows, from the readings of all clients, in the order of the measurement's clients."""
 
 
 def one_pass(measurement: Measurement, readers: Sequence[GradientReader]) -> list[Row]:

@@ -164,6 +164,10 @@ def client_models(
 ) -> tuple[list[ClientModel], int]:
     """Pair models and data, in the forms of :func:`diagnostics.measure.diagnose`, into clients.
 
+    Args:
+        models, data: as for :func:`diagnostics.measure.diagnose`.
+        request: the other arguments, checked.
+
     Returns:
         The clients, and the number of models that were given.
 
@@ -228,6 +232,10 @@ def fit_outputs(
 
     All samples of a client are read once and counted. The first two pass through its model and the loss. If a metric
     reads losses, the samples with the lowest and the highest label pass, too.
+
+    Args:
+        subjects: the clients with their models and data.
+        request: the arguments of the diagnosis. Its loss is used, if it has one.
 
     Raises:
         UsageError: a model, the loss and the samples do not fit. The message names the client.

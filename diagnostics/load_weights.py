@@ -98,7 +98,7 @@ def load_weights(
 
 
 def folder_kind(path: Path | str) -> str:
-    """Return the kind of a folder of weights (transformers, peft or torch); "" for other folders."""
+    """Return in words what kind of weights a folder has (transformers, peft or torch); "" for other folders."""
     path = Path(path)
     for name in ("adapter_config.json", *WHOLE):
         if (path / name).is_file() or (path / f"{name}{INDEX}").is_file():

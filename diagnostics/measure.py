@@ -108,7 +108,7 @@ def diagnose(
             gradients share one pass over the data.
         loss: a name of :data:`fl_core.training.losses.LOSSES` (cross_entropy, focal, player_focal, bce, mse, mae,
             huber, cox, multilabel_bce), a torch loss, or a callable ``loss(output, y)`` that returns the loss of each
-            sample. Always the mean over samples is measured. Default: cross_entropy, and mse for numbers.
+            sample. Metrics read its mean over samples. Default: cross_entropy, and mse for numbers.
         layers: exact names of the layers to report. Default: all layers of the model. ``"network"`` alone is the whole
             network as one layer, with one trace and one spectrum.
         batch: samples at a time. A loader keeps its own batches.
@@ -117,9 +117,9 @@ def diagnose(
         budget: seconds for all metrics, and as many for each draw of a null. What was not reached has a row with a
             status. Other values are those without a budget. Only means over batches or probes may end early: their
             errors are larger, and the column n_samples has the samples that were reached. A pass or a fit that has
-            begun ends, such as a layer's at one client.
-        null: names of :data:`diagnostics.null.NULLS`, or :class:`~diagnostics.null.Nulls`. The same is measured again
-            on each null, for the report's ``nulls``. :func:`~diagnostics.select.select` compares them. Data of a
+            begun is completed, such as a layer's at one client.
+        null: names of :data:`diagnostics.null.NULLS`, or :class:`~diagnostics.null.Nulls`. All metrics are measured
+            again on each null, for the report's ``nulls``. :func:`~diagnostics.select.select` compares them. Data of a
             metric's option ``test`` are shuffled too. A probe is not.
         model, round: the kind of a run's models, ``local``, ``personal`` or ``global``, and their round. By default it
             is the round of ``result.models``. See :func:`diagnose_run`.

@@ -435,6 +435,8 @@ def mark_null(
     """Mark rows with a null's draw in their column ``model``: ``null labels 1``.
 
     Args:
+        table: the rows.
+        null, draw: name of the null, and number of its draw.
         kept: whether the models were trained on the real data and only measured on the null's. The mark adds that.
     """
     mark = ""
@@ -529,9 +531,9 @@ def mark_resample(rows: Iterable[Row], number: int, parts: int) -> list[Row]:
 
 
 def split_resamples(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split a frame into its own rows and the rows of resamples.
+    """Split a frame into the rows of the measurement itself and the rows of resamples.
 
-    Rows of :mod:`diagnostics.null` are in neither part.
+    Rows of nulls are in neither part.
     """
     table = table[~of_null(table)]
     is_resample = table["variant"].str.contains(_RESAMPLE, regex=False)
@@ -539,7 +541,7 @@ def split_resamples(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def resamples_of(table: pd.DataFrame, variant: str) -> pd.DataFrame:
-    """Return the resamples of a variant, numbered in the column ``resample``."""
+    """Return the rows that are resamples of a variant, numbered in the new column ``resample``."""
     start = f"{variant}{_RESAMPLE}"
     resample_rows = table[table["variant"].str.startswith(start)]
     return resample_rows.assign(

@@ -106,7 +106,7 @@ class BenchmarkLine:
     def text(self) -> str:
         """Return how far to trust a plan of this rule, in one to three sentences.
 
-        With two or more federations of which :data:`PUBLIC` has none, an interval over these federations is given.
+        With two or more federations outside of :data:`PUBLIC`, it gives an interval over these.
         """
         head = np.mean([self.head_local[name] for name in self.lost])
         sentence = (
@@ -265,7 +265,7 @@ def truth_of(federation: str, seed: int) -> Truth | None:
 
 
 def plans_of(federation: str, layers: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the plans, as names of shared layers, that the table has for a federation."""
+    """Return the plans that the table has for a federation with these layers. A plan is a tuple of shared layers."""
     if federation in ADAPTED:
         return cuts_and_parts(layers)
     return subsets(layers)
@@ -285,7 +285,8 @@ def subsets(layers: Sequence[str]) -> list[tuple[str, ...]]:
 def cuts_and_parts(layers: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the plans of a network with adapters, whose blocks have the layers ``NAME.lora_A`` and ``NAME.lora_B``.
 
-    These are the cuts from both ends, each layer local, and each block shared or local.
+    A plan is a tuple of shared layers. It has the first or the last layers, all but one layer, one block alone, or all
+    but one block.
 
     >>> len(cuts_and_parts(["a.lora_A", "a.lora_B", "b.lora_A", "b.lora_B", "head"]))
     15

@@ -164,7 +164,7 @@ class Report(Displayed):
         return [name for name in dict.fromkeys(preferred_variants) if name in variants]
 
     def text(self, metrics: Sequence[str]) -> str:
-        """Return measured values as text.
+        """Return the measured values of some metrics as text.
 
         These are the clients' own values, or their medians for many clients or more than two variants.
         """
@@ -316,7 +316,7 @@ def _numbers(table: pd.DataFrame) -> str:
 
 
 def last_round(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the last round; all rows if they have no round."""
+    """Return the rows of the last round; all rows if they have no round, or are all of one."""
     several_rounds = table["round"].nunique() > 1
     if several_rounds:
         return table[table["round"] == table["round"].max()]

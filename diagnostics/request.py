@@ -146,9 +146,9 @@ class Request:
         return [e for e in every if self.layers is None or e.name in self.layers]
 
     def read_by(self, metric: Metric, every: Sequence[Layer]) -> Sequence[Layer]:
-        """Return the layers that a metric reads.
+        """Return the layers that a metric reads, out of all layers ``every``.
 
-        It reads all layers if its values are relative to the first layer or to the whole.
+        It reads all of them if its values are relative to the first layer or to the whole.
         """
         reads_all = metric.uses_gradient_pass or metric.needs_all_layers
         if reads_all:

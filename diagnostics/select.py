@@ -98,7 +98,9 @@ class Rule:
         """Return the number of shared layers, for a rule that cuts.
 
         Args:
-            names: of the layers, [L]. Default: their numbers from 0.
+            values: values of the layers, [L].
+            threshold: the threshold, for a rule that takes one.
+            names: names of the layers, [L]. Default: their numbers from 0.
 
         Raises:
             RunError: the rule does not return a number from 1 to the number of layers, or names of the first layers.
@@ -236,7 +238,7 @@ def curve_rule(name: str) -> Rule:
 
 
 def ratios(values: Sequence[float]) -> list[float]:
-    """Return S_{l+1} / S_l for l = 1 .. L-1, from values that are all above 0."""
+    """Return the ratio of each value to the one before, S_{l+1} / S_l for l = 1 .. L-1. Values must be above 0."""
     return [next_value / value for value, next_value in pairwise(values)]
 
 
@@ -247,11 +249,11 @@ def ratios(values: Sequence[float]) -> list[float]:
     ),
 )
 def sensitivity_ratio(values: Sequence[float], threshold: float = THRESHOLD) -> int:
-    """Return l* = min {l : S_{l+1} / S_l > t}, the number of layers shared (PLayer-FL, Eq. 3).
+    """Return the number of layers before the first jump of the values above the threshold (PLayer-FL, Eq. 3).
 
-    The result is L - 1 if no ratio exceeds t. A higher threshold never shares fewer layers. The paper gives no number
-    for t. By the ratios in its Fig. 4, 1.2 makes the splits of its Table A.2 on six of its seven datasets. The seventh
-    (Heart) takes about 1.9.
+    With values S and threshold t it is l* = min {l : S_{l+1} / S_l > t}, and L - 1 if no ratio exceeds t. A higher
+    threshold never shares fewer layers. The paper gives no number for t. By the ratios in its Fig. 4, 1.2 makes the
+    splits of its Table A.2 on six of its seven datasets. The seventh (Heart) takes about 1.9.
     """
     return next(
         (count for count, ratio in enumerate(ratios(values), 1) if ratio > threshold),

@@ -80,7 +80,15 @@ class SensitivityAccumulator:
 
     @torch.no_grad()
     def update(self, params: Tree, grads: Tree, n: int = 1) -> None:
-        """Add one step; every step counts once, whatever its number ``n`` of samples."""
+        """Add one step. It counts once, whatever its number ``n`` of samples.
+
+        Args:
+            params, grads: weights and gradients by exact name, before the weights move.
+            n: number of samples.
+
+        Raises:
+            UsageError: the gradients are of another model.
+        """
         names = [
             name for name in grads if name in self._known and grads[name] is not None
         ]
@@ -222,7 +230,7 @@ FROZEN = "frozen: its weights do not train"
 
 
 def cumulative(importance: ArrayLike) -> NDArray[np.float64]:
-    """Return S_l = F_l / F_1 with F_l = sum_{k <= l} I_k, [L].
+    """Return the sums of the layers' importances I up to each layer, S_l = F_l / F_1 with F_l = sum_{k <= l} I_k, [L].
 
     This is PLayer-FL, Eq. 2, relative to the first layer. S_1 = 1 and S never falls. A jump means that the layer
     matters far more to the loss than the layers before it. All values are NaN if I_1 is 0. After the first value that
@@ -492,7 +500,9 @@ def recorded_rows(
     """Return rows of federation sensitivity from what the clients' accumulators recorded during training.
 
     Args:
-        results: client name -> ``SensitivityAccumulator.result()``, made with the same two choices as given here.
+        results: client name -> ``SensitivityAccumulator.result()``, made with the same ``tensors`` and ``reduce``.
+        layers: all layers of the network, in order.
+        tensors, reduce: as for :class:`SensitivityAccumulator`.
         n_train: training samples of each client: its weight, and the samples that one epoch saw.
         sizes: scalars of each parameter, for the rows' ``n_params``.
         resamples: how many resamples of each client's steps to add, drawn with ``seed``; see

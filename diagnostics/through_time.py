@@ -217,7 +217,7 @@ def through_time(
 
 
 class Measuring(Listener):
-    """Measures the locally trained models of a few clients while a run trains, and records the rows.
+    """A listener of a run that measures the locally trained models of a few clients, and records the rows.
 
     Args:
         task: the run's task. Its configuration names the metrics.
@@ -234,7 +234,7 @@ class Measuring(Listener):
             model_for(self.metrics, "local")
 
     def after_round(self, engine: Engine) -> None:
-        """Measure after every few rounds, and after the last one."""
+        """Measure after every ``measure_every`` rounds of the schedule, and after the last one."""
         if not engine.done or not engine.schedule.measures(engine.done):
             return
         trees = dict(engine.clients.kept.get("local", {}))

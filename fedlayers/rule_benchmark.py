@@ -149,7 +149,7 @@ def regret(
 
 
 def start_of(federation: str) -> dict[str, Any]:
-    """Return the keys of a run's initial weights: for adapters a base model, which is trained first.
+    """Return the arguments of ``fl.run`` for a federation's initial weights: for adapters a trained base model.
 
     >>> start_of("heart")
     {}
@@ -168,7 +168,14 @@ def pretrained() -> TemporaryDirectory[str]:
 
 
 def measured_run(federation: str, seed: int, rounds: int, out: str) -> RunResult:
-    """Train FedAvg on a federation of the table, and return the run, from which a rule chooses layers."""
+    """Train FedAvg on a federation of the benchmark, and return the run, from which a rule chooses layers.
+
+    Args:
+        federation: name of the federation.
+        seed: seed of the run.
+        rounds: number of rounds.
+        out: the run directory.
+    """
     return run(
         dataset=federation,
         algorithm="fedavg",
@@ -197,7 +204,11 @@ def available() -> tuple[list[str], dict[str, str]]:
 
 
 def rule_name(rule: str | Callable[..., Any]) -> str:
-    """Return the name of a rule in the registry; a function is registered under its own."""
+    """Return the name of a rule in the registry. A function is registered under its own name.
+
+    Raises:
+        UsageError: the rule is unknown, or another rule has the function's name.
+    """
     if isinstance(rule, str):
         RULES[rule]  # refuses an unknown one
         return rule

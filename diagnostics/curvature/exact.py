@@ -390,10 +390,15 @@ Combine = Callable[[Tensor], Tensor]
 def factors(loss: Loss, logits: Tensor, y: Tensor) -> tuple[Combine, Tensor]:
     """Factorise the Hessian of each sample's loss in its logits, d2 loss_n / d logits_n^2 = sum_k sign_nk s_nk s_nk^T.
 
-    Cross-entropy's matrix diag(p) - p p^T has a closed triangular
-    factorisation (Tanabe and Sagae, 1992) with K = C - 1, and its factors are never formed: memory grows with n C. Any
-    other loss is differentiated twice and decomposed into eigenvectors. A null direction that all samples share is left
-    out. Losses of a softmax have one: they ignore a shift of all logits.
+    Cross-entropy's matrix diag(p) - p p^T has a closed triangular factorisation (Tanabe and Sagae, 1992) with K = C -
+    1, and its factors are never formed: memory grows with n C. Any other loss is differentiated twice and decomposed
+    into eigenvectors. A null direction that all samples share is left out. Losses of a softmax have one: they ignore a
+    shift of all logits.
+
+    Args:
+        loss: the loss.
+        logits: the logits, [n, C].
+        y: the labels of the samples.
 
     Returns:
         A function from weights r [n, K] to the sums sum_k r_nk s_nk [n, C], and the signs [n, K], each +1 or -1. Both

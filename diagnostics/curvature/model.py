@@ -122,7 +122,7 @@ class Differentiable:
     def batches(
         self, data: Data, batch: int | None
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield (number of the batch, x, y) until the budget ends.
+        """Yield (number of the batch, x, y) of the data, ``batch`` samples at a time, until the budget ends.
 
         Raises:
             NoValue: the budget ends before the first batch.
@@ -316,7 +316,7 @@ def parameter_name(path: str, local: str) -> str:
 
 
 def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
-    """Return the recorded calls of batch number ``index``, or refuse if one is missing.
+    """Return the recorded calls ``taps`` of batch number ``index``, by path, if none is missing.
 
     Raises:
         UsageError: this batch uses a module in another way than the first did.
@@ -332,7 +332,12 @@ def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
 
 
 def are_coupled(run: Differentiable, x: Tensor, y: Tensor) -> bool:
-    """Return True if a sample's loss depends on other samples, by their inputs or by outputs of their tokens."""
+    """Return True if a sample's loss depends on other samples of its batch, such as by batch statistics.
+
+    Args:
+        run: the model as a function of its tensors.
+        x, y: a batch of samples and their labels.
+    """
     leaf = x.detach().clone()
     leaf.requires_grad_(leaf.is_floating_point())
     paths = [path for path, module in run.model.named_modules() if path]

@@ -211,9 +211,10 @@ def hessian_spectrum(
         density: take ``k`` steps and return all values of the Lanczos matrix, whatever their errors. With their weights
             they are a spectral density: the mean of f over all eigenvalues is about sum_i weight_i f(value_i)
             (stochastic Lanczos quadrature, Ghorbani et al. 2019). Other seeds give independent estimates.
-        batch, seed, mode, dtype, layers, loss: as in :func:`~diagnostics.curvature.trace.hessian_trace`. The seed
-            sets the first Lanczos vector and dropout. A single batch is faster than several, because its graph is kept.
-        clock: when it is over the values stand as they are, with their residuals. The estimator says so.
+        batch, seed, mode, dtype, layers, loss: as in :func:`~diagnostics.curvature.trace.hessian_trace`. The seed sets
+            the first Lanczos vector and dropout. A single batch is faster than several, because its graph is reused.
+        clock: the time budget. When it is spent, the values so far are returned with their residuals, and a result's
+            ``estimator`` notes it.
 
     Raises:
         UsageError: as in :func:`~.trace.hessian_trace`.

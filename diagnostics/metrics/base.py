@@ -120,6 +120,10 @@ class Metric(Facts):
     def check(self, measurement: Measurement, settings: Any) -> None:
         """Refuse options that do not fit the measurement's layers, batch or mode.
 
+        Args:
+            measurement: the layers and the settings that all metrics share.
+            settings: the options, as :meth:`settings` returns them.
+
         Raises:
             UsageError: the message names the metric, the option, its value and the allowed values.
         """

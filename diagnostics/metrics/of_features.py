@@ -80,7 +80,11 @@ class KernelOptions(SimilarityOptions):
             )
 
     def check(self, measurement: Measurement) -> None:
-        """Refuse too small a batch."""
+        """Check that a batch is large enough for the estimator ``"minibatch"``.
+
+        Raises:
+            UsageError: the measurement's batch is too small.
+        """
         if self.estimator == "minibatch":
             measures.batch_bounds(0, measurement.batch or measures.LEAST_SAMPLES)
 
@@ -112,7 +116,11 @@ class Cka(KernelOptions):
             )
 
     def check(self, measurement: Measurement) -> None:
-        """Refuse too small a batch, and a mode that the backend does not know."""
+        """Check that the measurement's batch and mode fit the estimator and the backend.
+
+        Raises:
+            UsageError: the batch is too small, or the mode is not ``"eval"`` with backend ``"torch_cka"``.
+        """
         super().check(measurement)
         if self.backend == "torch_cka" and measurement.mode != "eval":
             raise UsageError(
@@ -212,8 +220,8 @@ def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
 def cca(measurement: Measurement, options: SimilarityOptions) -> list[Row]:
     """Return one row a layer and pair of clients: the mean canonical correlation in [0, 1].
 
-    A value of 1 means same up to a linear map. See :data:`diagnostics.representation.similarity.CCA`. A layer without
-    fewer features than samples has no value. Use more samples, ``positions="samples"`` or ``"mean"``, or svcca.
+    A value of 1 means same up to a linear map. See :data:`diagnostics.representation.similarity.CCA`. A layer with as
+    many features as samples, or more, has no value. Use more samples, ``positions="samples"`` or ``"mean"``, or svcca.
 
     Memory: one model's features of all layers. Each model and layer has n x min(n, d) numbers. With
     ``positions="samples"`` it is the features of one layer and all models.
@@ -249,9 +257,10 @@ class Svcca(SimilarityOptions):
     },
 )
 def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
-    """Return one row a layer and pair of clients: cca on the main directions of each side.
+    """Return one row a layer and pair of clients: the mean canonical correlation of the main directions, in [0, 1].
 
-    See :func:`~diagnostics.metrics.of_features.cca` and :func:`diagnostics.representation.similarity.svcca_measure`.
+    The main directions are the principal ones that hold the share ``variance`` of each client's variance. See
+    :func:`~diagnostics.metrics.of_features.cca` and :func:`diagnostics.representation.similarity.svcca_measure`.
 
     Memory: as for :func:`~diagnostics.metrics.of_features.cca`.
 
@@ -370,8 +379,8 @@ def knn_probe(measurement: Measurement, options: KnnProbe) -> list[Row]:
     """Return the accuracy, from 0 to 1, of the vote of the nearest neighbours by a layer's flattened output.
 
     The output is used as it is. Higher means that neighbours are of one class more often. Variants, samples and error
-    are those of :func:`~diagnostics.metrics.of_features.linear_probe`. The estimator names the number of neighbours
-    and the distance.
+    are those of :func:`~diagnostics.metrics.of_features.linear_probe`. The column ``estimator`` has the number of
+    neighbours and the distance.
 
     Memory: as for the linear probe, with n x m distances instead of the n x n numbers.
 

@@ -440,7 +440,12 @@ class HessianTrace(GaussNewtonTrace):
     backend: Annotated[str, OneOf("backend", BACKENDS)] = "fedlayers"
 
     def check(self, measurement: Measurement) -> None:
-        """Refuse options that contradict each other, and a mode that the backend does not support."""
+        """Check that the backend supports the estimator and the measurement's mode.
+
+        Raises:
+            UsageError: the backend is ``"pyhessian"``, and the estimator is neither ``"auto"`` nor ``"hutchinson"``, or
+                the mode is not ``"eval"``.
+        """
         if self.backend == "fedlayers":
             return
         if self.estimator not in ("auto", "hutchinson"):
@@ -539,7 +544,11 @@ class HessianSpectrum:
     density: bool = False
 
     def check(self, measurement: Measurement) -> None:
-        """Refuse a density of a few eigenvalues, which is a picture of spikes."""
+        """Check that a density has enough eigenvalues.
+
+        Raises:
+            UsageError: ``k`` is below :data:`LEAST`.
+        """
         if self.density and self.k < LEAST:
             raise UsageError(
                 f"k must be at least {LEAST} for a density; got {self.k}. Pass k=60."

@@ -77,7 +77,11 @@ def _split(data: Any) -> Split:
 def of_tuner(
     measurement: Measurement, options: Shared
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the names of the clients with validation samples, and the arguments of a :class:`Tuner` for them.
+    """Return the names of the clients with validation samples, and the arguments of a :class:`Tuner` for them by name.
+
+    Args:
+        measurement: the clients with their models and data.
+        options: the options of the metric.
 
     Raises:
         NoValue: clients have models of their own, or none has validation samples.
@@ -236,8 +240,8 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
       ``all`` layers and of ``statistics`` (no weight trains, batch statistics are taken again) have no layer; ``share``
       is G(S) / G(all), G the mean by training samples, where a difference is shown. Its error is a quarter of the
       width of a bootstrap's middle 95 %. That draws samples (groups) within clients, or from 8 clients on the clients.
-    - *Shown*: where ``clients_differ`` says so of fine-tuning. Its null is exact, unlike that of dealt samples, which
-      the shared model has not seen as such.
+    - *Shown*: where ``clients_differ`` says so of fine-tuning. Its null is exact. Samples that are assigned to clients
+      at random before tuning would not give an exact one, because the shared model was trained on the real clients.
 
     The result is no plan. On federations with known answers, layers chosen by these gains were not better than those of
     a choice that trains plans with either end local, nor than always keeping the head local. This also holds for

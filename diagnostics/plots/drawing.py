@@ -256,6 +256,10 @@ def of_variant(
 def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
     """Refuse rows with several values for the same place in a picture.
 
+    Args:
+        rows: the rows to draw.
+        keys: the columns that name a place.
+
     Raises:
         UsageError: the message names the place, and the columns by which to filter the rows.
     """
@@ -295,7 +299,7 @@ def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
 def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
     """Return the mean over the clients of each group, weighted by ``n_train`` if every client's is known.
 
-    NaN stays NaN.
+    The columns ``keys`` name the groups, and index the result. A group with a missing value is NaN.
     """
 
     def mean(group: pd.DataFrame) -> float:
@@ -312,7 +316,12 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 
 
 def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:
-    """Return notes on missing values: for each place (a column's value) and reason, the clients concerned."""
+    """Return a note for each place and reason of missing values, with the clients concerned.
+
+    Args:
+        rows: the rows that are drawn.
+        where: the column that names a place, such as ``layer``.
+    """
     missing_rows = rows[rows["value"].isna()]
     # the clients are listed behind it
     statuses = missing_rows["status"].str.replace(r" at client '[^']*'", "", regex=True)
@@ -334,7 +343,7 @@ def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:
 
 
 def with_notes(label: str, notes: Sequence[str], most: int = 4) -> str:
-    """Return an axis label followed by notes, one per line."""
+    """Return an axis label followed by at most ``most`` notes, one per line, and the number of further ones."""
     shown_notes = [
         *notes[:most],
         *(
@@ -367,7 +376,7 @@ def arm_colours(names: Sequence[str]) -> list[str]:
 
 
 def client_style(k: int, names: Sequence[str]) -> dict[str, Any]:
-    """Return colour, marker and label of client number ``k``.
+    """Return matplotlib's colour, marker and label of client number ``k`` among ``names``.
 
     Many clients look alike and share one entry in the legend.
     """
@@ -498,7 +507,11 @@ def heat(
     """Draw a heat map from 0 to ``high``, grey for a missing value, with numbers if they fit.
 
     Args:
+        panel: the Axes to draw on.
         matrix: rows from the top, columns from the left.
+        high: the value of the last colour.
+        cmap: matplotlib's colour map, or its name.
+        square: whether cells are squares.
         names: maximum number of names at the left and below, if the panel has labels.
 
     Returns:

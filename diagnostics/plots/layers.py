@@ -234,7 +234,7 @@ def cka_matrices(
 
     Args:
         frame: rows of the metric, one a pair of clients and layer.
-        axes: a figure to fill, or at least one Axes a layer, or a pair of clients.
+        axes: a figure to fill, or at least one Axes for each heat map.
         metric: another similarity of pairs from 0 to 1.
         variant: the variant. Default: the metric's usual one.
 
@@ -408,6 +408,7 @@ def tsne_panels(
     Args:
         frames: {title: frame}. Their axes are unrelated to each other.
         axes: a figure to fill, or at least one Axes a frame.
+        centres: whether large markers show each client's class centres.
 
     Raises:
         UsageError: as :func:`tsne`, or there are too few Axes.

@@ -298,7 +298,7 @@ def album(
     By default these are all metrics except the further scores, such as AUROC. Those are many, and some have no value. A
     picture is drawn when it is called, so that not all need be open at once.
 
-    Their names are names of files. A metric's curve shows what was seen in training if the rows have that. Else it
+    The names can name files. A metric's curve shows what was seen in training if the rows have that. Else it
     shows the metric's default variant. Of several rounds it shows the last.
 
     Raises:

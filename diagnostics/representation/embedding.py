@@ -56,7 +56,7 @@ def pool(
     Args:
         models: {client: model}, or one model for all.
         data: {client: data}.
-        layer: exact name of the layer. Default: the last layer, of which the input is read, whatever ``at`` is.
+        layer: exact name of the layer. Default: the last layer, whose input is read, whatever ``at`` is.
         at: the layer's ``"output"`` or ``"input"``.
         classes: names of the classes. Default: their numbers.
         samples: maximum number of samples, drawn with the seed, equally many of each client.
@@ -164,7 +164,7 @@ def embed(
     The method is that of van der Maaten and Hinton 2008. It starts from the first two principal components and runs in
     one thread. So the same features give the same picture. Distances are Euclidean between features as they are. Axes
     have no meaning, neither by themselves nor between two pictures. With few samples, the perplexity is at most a third
-    of their number less one. The used one stands in ``frame.attrs["perplexity"]``.
+    of their number less one. The one that is used is ``frame.attrs["perplexity"]``.
 
     Raises:
         UsageError: there are fewer than 4 samples or 250 iterations, the perplexity is not above 0, or features do not

@@ -105,8 +105,12 @@ def collect(
     times, its last call counts. The model is left as it was.
 
     Args:
+        model, data: the model, and the samples with their labels.
+        paths: paths of the modules in the model.
         at: ``"output"``, or ``"input"`` for a module's first argument.
         samples: maximum number of samples, drawn with ``seed``. None means all.
+        batch: number of samples in a forward pass.
+        mode: ``"eval"`` or ``"train"``.
         arrange: a function (module, output) -> features [n, ...]. Default: [n, d] on the CPU.
         clock: the time budget. If it is spent before the last batch, no path has features.
 
@@ -218,9 +222,14 @@ def features_of(
     samples: int,
     data: Data | None = None,
 ) -> Features:
-    """Return the features of a subject's samples, or of other ``data``, as a metric measures them.
+    """Return the features of a client's samples, with the settings of a measurement (:func:`collect`).
 
-    See :func:`collect`.
+    Args:
+        measurement: the settings.
+        subject: the client, whose model gives the features.
+        paths: paths of the modules in the model.
+        samples: maximum number of samples.
+        data: samples to read in place of the client's own.
     """
     return collect(
         subject.model,

@@ -45,6 +45,8 @@ class Part:
     """One client's features at one layer, with the fold of each sample.
 
     Attributes:
+        client: the client's name.
+        x, y: features [n, d], and labels [n].
         fold: the round of cross-validation that tests the sample; -1 for samples that only train.
         groups: the group of each sample, such as a patient.
     """
@@ -120,7 +122,7 @@ def probe_rows(
 
     Variant ``"own"`` is each client's probe on its own data. Variant ``"pooled"`` is one probe for the features of all
     clients, each from its own model. Its accuracy is on each client's samples and, for client "", on all of them. The
-    error is that of :func:`accuracy_error`. Two more variants stand next to each: ``..._balanced``, the mean recall of
+    error is that of :func:`accuracy_error`. Each has two more variants: ``..._balanced``, the mean recall of
     the classes, and ``..._guessing``, the share of the largest class, which a constant prediction has.
 
     Args:
@@ -172,7 +174,10 @@ def pooled_rows(
     """Return rows of each client's own features (``own``), and of those of all clients (``pooled``).
 
     Args:
+        metric: name in the rows.
         judge: clients' features -> the score of all, and each client's. It may raise :class:`NoValue`.
+        estimator: how the values are computed, for the rows.
+        measurement: the clients, the layers and the settings.
         options: options of the metric, with the number of ``samples``.
         probe: options of a probe, which say how samples are held out. The pool then has a row for each client, too.
     """

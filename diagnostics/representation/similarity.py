@@ -120,6 +120,9 @@ def centred(
     ones.
 
     Args:
+        x: the features, [n, d].
+        least: the smallest number of rows that can be compared.
+        what: what the rows are called in the message, in the plural.
         dtype: type of the result. Default: the features' own, and at least float32.
 
     Raises:
@@ -181,7 +184,11 @@ def gram_entries(
 
 
 def cka_matrix(entries: Sequence[Tensor]) -> Tensor:
-    """Return the CKA of all pairs of sides, [m, m] in float64, exactly symmetric, from :func:`gram_entries`."""
+    """Return the CKA of all pairs of m sides, [m, m] in float64, exactly symmetric.
+
+    Args:
+        entries: the result of :func:`gram_entries` for each side.
+    """
     h = torch.zeros(len(entries), len(entries), dtype=torch.float64)
     for chunk in zip(*(entry.split(_CHUNK) for entry in entries), strict=True):
         stacked_chunk = torch.stack(chunk).double()
@@ -284,7 +291,11 @@ class Measure:
         return x * projection
 
     def between(self, a: Tensor, b: Tensor) -> float | str:
-        """Return the value of two sides, or why there is none."""
+        """Return the value of two sides, or why there is none.
+
+        Args:
+            a, b: the features of both sides under their maps, as :meth:`side` returns them.
+        """
         if len(a) != len(b):
             return f"{len(a)} rows at one client and {len(b)} at the other"
         return float(self.value(a.T @ b))

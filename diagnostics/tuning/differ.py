@@ -176,8 +176,8 @@ def rows_of(difference: Difference, kinds: Sequence[str]) -> list[Row]:
 
     Args:
         difference: the result of the test.
-        kinds: the name of each kind of models, in the order of ``difference.leads``. Of one name the kind that
-            stands out most has a row.
+        kinds: the name of each kind of models, in the order of ``difference.leads``. If several kinds have one name,
+            the row is that of the kind with the largest standardised lead.
     """
     values = {"differ": float(difference.shown), "p": difference.p_value}
     evidence = zip(kinds, difference.standardised, difference.leads, strict=True)

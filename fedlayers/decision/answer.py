@@ -153,7 +153,11 @@ class Answer(Displayed):
 
     @property
     def table(self) -> pd.DataFrame:
-        """Return a line for each way, the recommended one first, with its score and its difference to that one."""
+        """Return a line for each way, the recommended one first.
+
+        Columns are ``way``, the score by its name, ``difference`` to the recommended way, and ``low`` and ``high``, the
+        ends of the difference's 95 % interval.
+        """
         columns = ["way", self.score, "difference", "low", "high"]
         rows = [
             (line.way, line.value, line.difference, line.low, line.high)

@@ -68,6 +68,8 @@ def compared_jobs(
     Without ``out`` only the runs themselves are checked.
 
     Args:
+        config, algorithms, seeds, options, plan: as for :func:`compare`, with all seeds listed.
+        out: the folder whose subfolder ``runs`` has the runs.
         settings: keys of the configuration that are an algorithm's own, by algorithm.
         announced: as for :func:`~fedlayers.decision.jobs.assembled`.
         common: as for :func:`~fedlayers.decision.jobs.jobs_of`.

@@ -308,7 +308,12 @@ def bracket(score: str, low: float, high: float) -> str:
 
 
 def main_model(frame: pd.DataFrame, *by: str) -> pd.DataFrame:
-    """Return the rows of the model that clients use, the personal one if there is one, in each group of ``by``."""
+    """Return the rows of the model that clients use, the personal one if there is one, in each group.
+
+    Args:
+        frame: rows of runs.
+        by: the columns that name a group, such as ``algorithm`` and ``seed``.
+    """
     models = frame.groupby([*by])["model"]
     used_model = models.transform(
         lambda group_models: rows.used_model(set(group_models))
@@ -319,10 +324,15 @@ def main_model(frame: pd.DataFrame, *by: str) -> pd.DataFrame:
 def headline(
     frame: pd.DataFrame, split: str = "test", best: bool = False
 ) -> pd.DataFrame:
-    """Return the scores of each run's main model after its last round: ``personal`` if there is one, else global.
+    """Return the rows of each run's main model after its last round: ``personal`` if there is one, else global.
 
     With ``best`` the scores come from the model's best round under its stopping rule, one for all clients. The model's
     name then ends in ``@best_val``. A model without a best round has its last.
+
+    Args:
+        frame: rows of runs, with their scores.
+        split: the split that is scored.
+        best: whether to score the best round in place of the last.
     """
     run = ["algorithm", "seed"]
     score_rows = frame[frame["metric"].isin(list(SCORES)) & (frame["model"] != "local")]

@@ -257,6 +257,10 @@ def jobs_of(
     """Return a run for every way and seed. Its folder below ``out`` is named after both.
 
     Args:
+        arms: the ways to train.
+        config: the configuration of all runs, which a way's settings change.
+        seeds: the seeds. Each way has a run for each of them.
+        out: the folder of the runs.
         suffix: added to the folders' names, before the seed.
         common: further attributes of all runs, as of :class:`TrainingJob`.
 

@@ -199,6 +199,11 @@ class SeedLosses:
     ) -> Loaded:
         """Return the models of a finished run, each client's own. Without a stopping rule its last round is its best.
 
+        Args:
+            path: the run directory.
+            model: the run's model, if it came from Python.
+            round: the best round under the stopping rule, or the last one.
+
         Raises:
             UsageError: the clients hold parts of the model, so that none predicts alone.
         """
@@ -228,6 +233,8 @@ class SeedLosses:
         """Return a tuner: it fine-tunes a run's models, and predicts each client's validation and test samples.
 
         Args:
+            job: the run.
+            loaded: its models, as :meth:`load` returns them.
             parts: blocks of clients. A client's models predict the validation samples of its whole block, too.
         """
         clients, seed = self.task.data.clients, job.config.execution.seed
@@ -257,7 +264,10 @@ class SeedLosses:
         """Return a finished run with what its clients predict after some amounts of fine-tuning.
 
         Args:
-            parts: blocks of clients whose validation samples each of their models predicts.
+            job: the run, which has ended.
+            amounts: the amounts of fine-tuning.
+            parts: blocks of clients, lists of their numbers. A client's models predict the validation samples of its
+                whole block.
 
         Raises:
             UsageError: the clients hold parts of the model, so that none predicts alone.
@@ -292,7 +302,14 @@ class SeedLosses:
         return FinishedRun(job, predictors, learned_nothing, loaded, last_models, cross)
 
     def excess(self, client: str, model: nn.Module) -> float:
-        """Return the sum of a client's training losses minus those of the base rate; 0 without probabilities."""
+        """Return the sum of a client's training losses minus those of the base rate.
+
+        It is 0 if the task's outputs are no probabilities.
+
+        Args:
+            client: the client's name.
+            model: the client's model.
+        """
         if self.kind not in PROBABLE:
             return 0.0
         train = self.task.data.client(client).train
@@ -346,7 +363,10 @@ class SeedLosses:
 
     @cached_property
     def dealt(self) -> dict[str, NDArray[np.int64]]:
-        """Return the half of each client's validation samples (:func:`fl_core.statistics.halves_of_one`), by client."""
+        """Return the half, 0 or 1, of each validation sample by client, int64 [n].
+
+        Halves are those of :func:`fl_core.statistics.halves_of_one`.
+        """
         samples, seed = self.samples[VALIDATION], self.task.config.execution.seed
         half_of = {}
         for number, name in enumerate(self.task.data.names):
@@ -404,7 +424,7 @@ class SeedLosses:
 
     @once
     def losses(self, one: Predictor, split: str) -> Outputs:
-        """Return the loss of each sample by client.
+        """Return the loss of each sample of a split, float64 [n] by client, for the outputs of a predictor.
 
         On validation samples the calibration is cross-fitted: each half is calibrated by a fit on the other half.
         """
@@ -465,14 +485,20 @@ class SeedLosses:
     def parts(
         self, named: Mapping[str, Predictor], split: str, score: str
     ) -> Mapping[str, Part | SumPart]:
-        """Return the score of each predictor in a split, for a table of losses."""
+        """Return the result of :meth:`part` for each predictor, by name."""
         return {
             name: self.part(predictor, split, score)
             for name, predictor in named.items()
         }
 
     def part(self, one: Predictor, split: str, score: str = "loss") -> Part:
-        """Return a predictor's score in a split, for a table of losses."""
+        """Return a predictor's score in a split as a part of a :class:`~fedlayers.decision.table.LossTable`.
+
+        Args:
+            one: the predictor.
+            split: validation or test.
+            score: the name of the score, one of :data:`fl_core.rows.SCORES`.
+        """
         draws = self._draws(one, split, score)
         names = {name: number for number, name in enumerate(self.sizes)}
         weight = draws["weight"].to_numpy(float)
@@ -556,7 +582,7 @@ class SeedLosses:
         return total / size if size else math.nan
 
     def worth(self, one: Predictor) -> float:
-        """Return the selecting score on validation samples, with its sign changed if lower is better."""
+        """Return a predictor's validation score by :attr:`selecting`, with its sign changed if lower is better."""
         if self.selecting == "loss":
             return -self.mean_loss(one, VALIDATION)
         value = self.scores(one, VALIDATION).get(self.selecting, math.nan)

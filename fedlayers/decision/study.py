@@ -41,9 +41,10 @@ class Study(Displayed):
 
     Attributes:
         named: the way that the decision names in each seed; the base rate if no way is better.
-        table: a line for each way, and one for ``choose``, which uses the way named in each seed. Columns are the mean
-            test score and the regret, with a 95 % interval over seeds. The regret is how much worse the score is than
-            that of the best single way by test samples. ``named`` counts the seeds that name the way.
+        table: a line for each way, and one for ``choose``, which uses the way named in each seed. Columns are ``way``,
+            ``test`` (the mean test score), ``regret``, ``low`` and ``high`` (its 95 % interval over seeds), and
+            ``named`` (the number of seeds that name the way). The regret is how much worse the score is than that of
+            the best single way by test samples.
         score: the score that ranks the ways.
     """
 

@@ -54,6 +54,7 @@ class Part(NamedTuple):
         """Return the paired mean difference to another way's score, with its error over groups within clients.
 
         Args:
+            other: the part of the other way, on the same samples.
             client: the number of the client whose samples count; None for all clients.
 
         Returns:
@@ -72,7 +73,10 @@ class Part(NamedTuple):
 
 
 def mean_alone(mean: float) -> Part:
-    """Return a part without values of single samples. Errors of its differences come from the spread over seeds."""
+    """Return a :class:`Part` that has a score and no values of samples.
+
+    Errors of its differences come from the spread over seeds.
+    """
     no_values = np.zeros(0)
     no_numbers = no_values.astype(np.int64)
     return Part(mean, no_values, no_values, no_numbers, no_numbers)
@@ -84,7 +88,7 @@ class SumPart(NamedTuple):
     Attributes:
         mean: the score.
         samples: the number of samples.
-        way: the place of the way in the sums below.
+        way: the position of the way in the sums below.
         draws: the number of groups of each client, float64 [n_clients].
         sums: for each client the sums over its groups of the weighted losses of K ways, and last of the weights,
             float64 [n_clients, K + 1].
@@ -177,10 +181,15 @@ class LossTable:
         return float(self.means(way, split).mean())
 
     def gain(self, one: str, other: str, split: str) -> Estimate:
-        """Return how much better the first way is, paired, above 0 if it is better.
+        """Return the mean paired difference of two ways' scores, above 0 if the first way is better.
 
         The error combines the variance over seeds and that over samples, some of which occur in several seeds
-        (:func:`fl_core.statistics.mean_over_seeds`). The spread over seeds is pooled over pairs of sound ways.
+        (:func:`fl_core.statistics.mean_over_seeds`). The spread over seeds is pooled over pairs of ways, without those
+        that are worse than the base rate.
+
+        Args:
+            one, other: names of the two ways.
+            split: the split that is scored.
         """
         gains = self.sign * (self.means(one, split) - self.means(other, split))
         per_seed = [self._above(seed, one, other, split) for seed in self.seeds]
@@ -192,7 +201,10 @@ class LossTable:
         )
 
     def by_client(self, one: str, other: str, split: str) -> dict[str, Estimate]:
-        """Return :meth:`gain` for each client with samples, over its groups. The score must be a mean over samples."""
+        """Return the result of :meth:`gain` for each client with samples, by name.
+
+        The arguments are those of :meth:`gain`. The score must be a mean over samples.
+        """
         gains_of, spreads = {}, []
         for number, name in enumerate(self.clients):
             per_seed = [
@@ -288,6 +300,10 @@ def recommended(table: LossTable, ways: Sequence[str]) -> str | None:
 
     FedAvg with fine-tuning is the default. The best way must be better than FedAvg by more than half a standard error
     of their paired difference. If the difference or its error is unknown, FedAvg stays.
+
+    Args:
+        table: the scores of the ways.
+        ways: names of the ways that may be recommended.
     """
     ranked_ways = candidates(table, ways)
     if not ranked_ways:

@@ -499,8 +499,8 @@ class Trained:
 def train_ways(question: Question, place: Backend, tell: Tell) -> Trained:
     """Train all ways in all seeds.
 
-    FedAvg is first, by default at four rates, of which the best two train on after a tenth of the rounds. The linear
-    model has FedAvg's rate times 1, 5 and 25, of which the best trains on. The other ways have FedAvg's rate. Rates are
+    FedAvg is first, by default at four rates. After a tenth of the rounds only the best two train on. The linear model
+    has FedAvg's rate times 1, 5 and 25, and only the best trains on. The other ways have FedAvg's rate. Rates are
     chosen in the first seed. After each run every client may fine-tune for 0, 1, 2 or 4 epochs: the amount with the
     best mean validation score over the seeds, one for all clients.
 

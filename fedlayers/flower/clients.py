@@ -379,7 +379,8 @@ class SiteClients(LocalClients):
         """Return requests about every client's models after a checkpoint's round, by site.
 
         Args:
-            more: further values of each request.
+            checkpoint: the checkpoint, with the server's model.
+            more: further values for the head of each request.
         """
         packets = {}
         for number, name in enumerate(self.names):

@@ -117,9 +117,10 @@ def error_packet(error: Exception) -> Packet:
 
 
 def packet_of(records: RecordDict, most_bytes: int) -> Packet:
-    """Return the packet in some records.
+    """Return the packet that :meth:`Packet.records` made into Flower's records.
 
     Args:
+        records: the contents of Flower's message.
         most_bytes: the largest size of all arrays together.
 
     Raises:

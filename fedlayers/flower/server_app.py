@@ -156,6 +156,12 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answ
     model are among the ways. Simple models of each client are not, and tests that compare single samples are left out.
     A finished way is not trained again.
 
+    Args:
+        sites: the connected sites.
+        config: the configuration of the runs.
+        out: the folder of the runs and of the answer.
+        file: the server's file, with further ways (``arms``) and the seeds.
+
     Raises:
         UsageError: an unknown name, a plan, a stopping rule, or runs of another configuration below ``out``.
         RunError: every way failed.
@@ -228,6 +234,11 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answ
 
 def diagnose(sites: Sites, task: Task, metrics: Sequence[str]) -> Report:
     """Let each site measure its own client after the first round, and join their rows.
+
+    Args:
+        sites: the connected sites.
+        task: the run's task, without samples.
+        metrics: names of metrics of single clients.
 
     Raises:
         UsageError: a metric compares clients, or a site sends other rows than it was asked for.

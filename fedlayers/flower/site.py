@@ -400,7 +400,12 @@ class States:
                     self.files.remove(name)
 
     def tuned(self, version: str, done: int) -> dict[str, tree.Tree]:
-        """Return {name: model} with the model that was fine-tuned from a state after a round; empty without one."""
+        """Return {name: tensors} of the stored model that was fine-tuned from a state; empty if there is none.
+
+        Args:
+            version: the state from which it was fine-tuned.
+            done: the round after which it was fine-tuned.
+        """
         if not self.files.has(TUNED):
             return {}
         models, version_and_round = self._read(TUNED)
