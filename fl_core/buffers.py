@@ -183,7 +183,7 @@ def buffers_without_rule(model: nn.Module) -> list[str]:
 
 
 def training_notes(before: nn.Module, after: nn.Module) -> list[str]:
-    """Return a note on averaged buffers without a row in :data:`RULES` that training changes.
+    """Return a note on averaged buffers without a row in :data:`RULES` that training changes, as a list of at most one.
 
     Args:
         before, after: a model, and a copy of it after a pass in training mode.

@@ -226,6 +226,7 @@ class LayerPlan(Displayed):
     """A plan: ``layers`` from input to output, and the names of the ``shared`` ones.
 
     The shared layers are the body, the others the head. Either may be empty. The body need not be the first layers.
+    ``why`` has the reasons for the plan.
 
     >>> layers = [Layer(name, (f"{name}.weight", f"{name}.bias")) for name in ("conv1", "conv2", "fc")]
     >>> plan = LayerPlan.all_but_last(layers)

@@ -214,6 +214,9 @@ def nested_groups(parts: Iterable[Any]) -> Integers:
 
     >>> nested_groups([["p", "q", "p"], ["p"]]).tolist()
     [0, 1, 0, 2]
+
+    Args:
+        parts: for each part the groups of its samples, numbers or texts.
     """
     numbers, n_groups = [], 0
     for values in parts:

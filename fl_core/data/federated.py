@@ -217,7 +217,7 @@ class FederatedData(Displayed):
 
     @property
     def task(self) -> str:
-        """Return the task from :data:`fl_core.rows.TASKS`."""
+        """Return the task: one of :data:`fl_core.rows.TASKS`, or ``kind`` if that is set."""
         return self.kind or task_of(self.clients[0].train.y.ndim, self.classes)
 
     @property

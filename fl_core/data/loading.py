@@ -141,7 +141,7 @@ def opened(
     max_samples: int | None = None,
     **reading: Any,
 ) -> tuple[Source, Recipe]:
-    """Return the pool of a dataset before its partition, and its default settings. Arguments are those of :func:`load`.
+    """Return a dataset's samples before their partition, and its default settings. Arguments are those of :func:`load`.
 
     Raises:
         UsageError: an unknown dataset, or missing or bad files.

@@ -40,7 +40,7 @@ def learn_categories(x: Array, words: Categories) -> Categories:
     """Return each column's categories that occur in the rows, in the order of ``words``.
 
     Args:
-        x: numbers [n, d]. In a column of categories each is the index of its word in ``words``.
+        x: numbers [n, d]. In a column of categories a number is the index of a word in ``words``.
         words: each column's known words; empty for a column of numbers.
     """
     present_words = []

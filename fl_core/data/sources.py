@@ -145,7 +145,7 @@ class Source:
 
     @property
     def task(self) -> str:
-        """Return the task from :data:`fl_core.rows.TASKS`."""
+        """Return the task: one of :data:`fl_core.rows.TASKS`, or ``kind`` if that is set."""
         return self.kind or task_of(self.y.ndim, self.classes)
 
     def counts(self) -> pd.DataFrame:
@@ -531,6 +531,8 @@ def encode(
     a tokenizer the codes are its ids, and its digest is returned in place of the words.
 
     Args:
+        length: number of codes of a text, the first of which marks the start. Longer texts are cut, and shorter ones
+            padded. A tokenizer has its own length.
         where: the data's name, for a warning that many texts are cut. Empty means no warning.
 
     Raises:

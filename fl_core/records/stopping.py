@@ -204,7 +204,10 @@ class StoppingRule:
         return f"{end_text}{reason}; best rounds: {best_round}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the rule and its scores so far as plain data for JSON."""
+        """Return the rule and its scores so far as plain data for JSON: ``patience``, ``metrics`` and ``models``.
+
+        The last is {model: {score: {round: value}}}.
+        """
         models = {
             model: {
                 name: {

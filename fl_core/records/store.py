@@ -260,7 +260,7 @@ class Run:
                 time.
 
         Raises:
-            UsageError: no such checkpoint.
+            UsageError: there is no such checkpoint.
             CorruptError: a byte of it differs from what was written; with ``lazy``, it may come later.
         """
         if which == "last":

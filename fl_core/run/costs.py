@@ -162,7 +162,8 @@ def unfused(model: nn.Module, allow_tf32: bool = True) -> Iterator[None]:
 def count_flops(model: nn.Module) -> Iterator[FlopCounter]:
     """Count the FLOPs of all operations inside the block, and warn after it of operations without a formula.
 
-    Recurrent networks and transformers run operation by operation, not in one fused kernel.
+    The ``with`` statement gives the counter, whose ``total`` is the number. Recurrent networks and transformers run
+    operation by operation, not in one fused kernel.
     """
     mha = torch.backends.mha
     fast_path = mha.get_fastpath_enabled()
@@ -220,7 +221,10 @@ Node = Any  # torch.autograd.graph.Node
 
 
 def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
-    """Return by layer name the bytes that are sent if the layer is shared. Buffers count, and frozen tensors do not."""
+    """Return the bytes that are sent for each layer if it is shared, by its name.
+
+    Buffers count, and frozen tensors do not.
+    """
     tensors = tree.named_tensors(model)
     sizes = {}
     for layer in layers:

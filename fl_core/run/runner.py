@@ -106,9 +106,10 @@ class Execution:
             bits.
         save_seconds: least time between two checkpoints. Those of the last and the best round are written at once.
         log: further loggers that receive the rows, or their classes as ``package.module:Class``.
-        trained_by: a function that makes the executor of clients. By default they train in this process, or in the
-            configuration's number of workers.
-        clients: a function (task, the run's digest) that makes the clients, in this process or at sites.
+        trained_by: a function (client runner) that makes the executor of clients. By default they train in this
+            process, or in the configuration's number of workers.
+        clients: a function (task, the run's digest, client runner, executor) that makes the clients, in this process or
+            at sites.
 
     Raises:
         UsageError: a name in ``log`` leads to no class made of :class:`fl_core.rounds.recorder.Logger`.
@@ -142,7 +143,7 @@ def run(
     """Train to the end, into a run directory if ``out`` is given, and return the engine with its final state.
 
     Args:
-        instruments: a function that returns the instruments. It is called if the run measures or chooses a plan.
+        instruments: a function that returns what measures layers and chooses a plan. It is called if the run does so.
         data, loaded, model, plan: as for :func:`fl_core.run.task.assemble`; ``initial`` is its ``start``.
         command: the user's command, for the record.
         announce: show the table of columns and the notes on the data.
@@ -232,6 +233,8 @@ def resume(
     This needs the same versions of Python and its packages. A warning names the changed ones.
 
     Args:
+        out: the run directory.
+        instruments: as for :func:`run`.
         data, model, loss: your own, if the run was given them.
         allow_code: the ``package.module:name`` of all your own code in the run (model, algorithm, dataset or rule), to
             allow it. A run directory from elsewhere must not choose the code that runs here. Also ``KEY=VALUE`` of

@@ -276,6 +276,10 @@ class Csv:
 
     pandas fills short lines, an open quotation mark swallows lines, and equal names get numbers. Each of these is a
     fault here. So is an encoding, a separator or a header's line that differs from the settings.
+
+    Args:
+        how: the settings.
+        texts: columns whose cells keep their spelling, such as ``007``.
     """
 
     def __init__(self, path: Path, how: Reading, texts: Sequence[str]) -> None:
