@@ -394,7 +394,7 @@ class FedPFT(Algorithm):
         return ContrastiveBatch(x, y, view, keys, buffers)
 
     def enqueue(self, seen: ContrastiveBatch, ctx: Context) -> None:
-        """Replace the oldest keys in the client's queue by those of the batch."""
+        """Replace the oldest keys in the client's queue by those of the batch ``seen``."""
         queue = ctx.scratch[QUEUE]
         queue_size = len(queue["keys"])
         keys = seen.keys[-len(queue["keys"]) :]
@@ -410,7 +410,7 @@ class FedPFT(Algorithm):
     ) -> Tensor:
         """Return MoCo's loss of a batch: -log softmax of the other view's key among the queue's keys (FedPFT, Eq. 4).
 
-        All are unit vectors. The scores are divided by the temperature.
+        All are unit vectors. The scores are divided by the temperature. ``seen`` is the batch with its view and keys.
         """
         queue, config = ctx.scratch[QUEUE], self.config
         queue_keys = queue["keys"][: int(queue["filled"])]

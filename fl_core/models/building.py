@@ -406,7 +406,10 @@ def _check_no_torchvision(name: str) -> None:
 
 
 def probability_notes(outputs: Tensor, task: str) -> list[str]:
-    """Return a note if a classifier's outputs [n, C] look like probabilities, which the loss would take as logits."""
+    """Return a note if a classifier's outputs [n, C] look like probabilities, which the loss would take as logits.
+
+    For a ``task`` of :data:`fl_core.rows.TASKS` without classes or labels there is none.
+    """
     in_range = bool(((outputs >= 0) & (outputs <= 1)).all())
     sums_near_1 = (outputs.sum(1) - 1).abs() < 1e-4
     sums_to_1 = outputs.shape[1] > 1 and bool(sums_near_1.all())
@@ -609,6 +612,13 @@ def call_builder(
 
     Its arguments are ``shape`` and ``n_classes``, if its parameters have these names, and the options.
 
+    Args:
+        name: the model's name, for messages.
+        builder: the function or class.
+        shape: shape of one sample.
+        n_classes: number of outputs.
+        options: further arguments by name.
+
     Raises:
         UsageError: an option is unknown or missing, the call fails, or the result is not a module.
     """
@@ -756,6 +766,12 @@ def from_torchvision(
 ) -> nn.Module:
     """Build a torchvision classification model with fresh weights. All of them take images of 3 channels.
 
+    Args:
+        name: torchvision's name of the model.
+        shape: shape of an image, (3, height, width).
+        n_classes: number of outputs.
+        options: arguments of torchvision's function.
+
     Raises:
         UsageError: the name or an option is unknown, or the samples are no images of 3 channels.
     """
@@ -782,6 +798,12 @@ def from_sklearn(
     name: str, shape: tuple[int, ...], n_classes: int, options: Options
 ) -> nn.Module:
     """Build a model of scikit-learn for tensors that were fitted by it. Gradients do not train it.
+
+    Args:
+        name: ``boosted_trees``.
+        shape: shape of one sample, (features,).
+        n_classes: number of outputs.
+        options: ``trees`` and ``depth`` of :class:`fl_core.models.boosted.BoostedTrees`.
 
     Raises:
         UsageError: the name or an option is unknown, or the shape does not fit.

@@ -611,7 +611,7 @@ def paths_of_blocks(model: nn.Module) -> tuple[str, ...]:
 
 
 def tensors_below(names: Iterable[str], path: str) -> frozenset[str]:
-    """Return the named tensors that belong to the module at a path."""
+    """Return those of the tensors' names that belong to the module at a path, or to modules in it."""
     return frozenset(name for name in names if name.startswith(f"{path}."))
 
 

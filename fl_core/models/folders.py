@@ -62,9 +62,16 @@ def from_transformers(
     tensors that are left out. Weights are float32, whatever type they were stored in. Attention is computed by
     operations that can be differentiated twice. Files may be links, as in a cache of models.
 
+    Args:
+        folder: path of the folder.
+        shape: shape of an image, or a :class:`fl_core.models.tokens.TokenShape` with a tokenizer.
+        n_classes: number of outputs.
+        options: must be empty.
+
     Raises:
-        UsageError: the samples are not of its tokenizer and no images, or have other channels or another size. Or a key
-            of its configuration loads code, or the folder has no such model or not all of its weights.
+        UsageError: there are options. Or the samples are not of its tokenizer and no images, or have other channels or
+            another size. Or a key of its configuration loads code, or the folder has no such model or not all of its
+            weights.
     """
     full_name = f"hf:{folder}"
     check_options(f"model {full_name!r}", options, ())

@@ -151,7 +151,7 @@ def cifar_cnn(
     Five 3x3 convolutions with padding 2 have 64-128-256-512-512 channels. Max pooling after the second and the fourth
     halves height and width. Dropout follows each. Global average pooling and 100 hidden units come next. Weights are
     Kaiming-normal (fan-in, ReLU) and biases zero. It has 3,963,094 parameters for 3 x 32 x 32 and 10 classes. ``width``
-    is as in ``fmnist_cnn``.
+    is as in ``fmnist_cnn``. ``dropout`` is the share of values that are dropped, from 0 to below 1.
     """
     *channels, hidden_width = _scale(width, 64, 128, 256, 512, 512, 100)
     return _kaiming(
@@ -549,9 +549,10 @@ def text_blocks(
 ) -> TextBlocks:
     """A transformer of ``depth`` blocks; texts.
 
-    It has the layers embedding, one for each block, and head. A block has one attention head and hidden layers four
-    times as wide, with a normalisation after each. The classifier reads the mean over positions. Linear weights are
-    Kaiming-normal (fan-in, ReLU), biases zero, and rows of the tables have length 1. There is no dropout.
+    It has the layers embedding, one for each block, and head. A token's vector has ``width`` numbers. A block has one
+    attention head and hidden layers four times as wide, with a normalisation after each. The classifier reads the mean
+    over positions. Linear weights are Kaiming-normal (fan-in, ReLU), biases zero, and rows of the tables have length 1.
+    There is no dropout.
     """
     shape = text_shape("text_blocks", shape)
     return TextBlocks(shape.tokens, shape[0], n_classes, depth, width)
@@ -594,8 +595,9 @@ def vit(
 ) -> nn.Module:
     """Vision transformer (Dosovitskiy et al. 2021) of ``depth`` blocks; images of any size.
 
-    It is timm's, with a class token and hidden layers four times as wide. ``patch`` is the side of a patch. It must
-    divide the image's sides. By default there are about 8 x 8 patches. The other defaults are ViT-Ti's.
+    It is timm's, with a class token and hidden layers four times as wide. A patch's vector has ``width`` numbers, a
+    multiple of the number of attention ``heads``. ``patch`` is the side of a patch. It must divide the image's sides.
+    By default there are about 8 x 8 patches. The other defaults are ViT-Ti's.
     """
     from timm.models.vision_transformer import VisionTransformer
 
@@ -620,8 +622,8 @@ def mixer(
 ) -> nn.Module:
     """MLP-Mixer (Tolstikhin et al. 2021) of ``depth`` blocks; images of any size.
 
-    It is timm's. Layers that mix tokens are half as wide as a patch's vector. Layers that mix channels are four times
-    as wide. ``patch`` is as in ``vit``.
+    It is timm's. A patch's vector has ``width`` numbers. Layers that mix tokens are half as wide as a patch's vector.
+    Layers that mix channels are four times as wide. ``patch`` is as in ``vit``.
     """
     from timm.models.mlp_mixer import MlpMixer
 

@@ -520,7 +520,7 @@ class LocalClients:
         }
 
     def start(self, name: str) -> State:
-        """Return the state of a client before its first round, under the present plan."""
+        """Return the state of the client of this name before its first round, under the present plan."""
         state: State = self.algorithm.call(
             "client_state", self.initial, self.index[name]
         )

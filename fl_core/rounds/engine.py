@@ -312,7 +312,7 @@ class Engine:
             yield client, message
 
     def ask(self, rnd: Round, requests: Iterable[ClientRequest]) -> None:
-        """Run an exchange whose replies are not aggregated. Listeners receive them."""
+        """Send the requests of an exchange whose replies are not aggregated. Listeners receive the replies."""
         self.tell("before_exchange", rnd)
         for reply in self.clients.run(requests):
             self.tell("on_reply", rnd, reply)

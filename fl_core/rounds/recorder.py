@@ -417,7 +417,7 @@ class Recorder(Listener):
             self.flush()
 
     def add(self, new: Sequence[Row]) -> None:
-        """Record rows, and add the columns of the run to them."""
+        """Record rows, which are dicts of :mod:`fl_core.rows`. The columns of the run are added to copies of them."""
         complete_rows = [{**row, **self._columns} for row in new]
         self.rows += complete_rows
         if self._loggers:

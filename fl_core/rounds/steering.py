@@ -330,7 +330,7 @@ class PlanSelection(Listener):
     threshold: float = 1.2
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse, before any work, a run that must choose a plan and cannot.
+        """Refuse, before any work, a run of an algorithm that must choose a plan and cannot.
 
         Raises:
             UsageError: there is no function to choose a plan, the rule is unknown, or the model or its training leaves

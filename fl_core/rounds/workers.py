@@ -148,7 +148,9 @@ class Workers:
             raise
 
     def serve(self, client_runner: ClientRunner) -> None:
-        """Serve a client runner from now on. It can replace another one, since new processes start slowly.
+        """Send a client runner to every worker, which runs later requests by it.
+
+        It can replace another one, since new processes start slowly.
 
         Raises:
             WorkerError: a worker has ended.
@@ -320,13 +322,16 @@ def check_sendable(part: object) -> None:
 
 
 def stream_of(link: socket.socket) -> Stream:
-    """Return the stream of a socket. Small tensors of a message are moved together."""
+    """Return a buffered stream for reading from and writing to a socket, so that small tensors are moved together."""
     return cast(Stream, link.makefile("rwb", buffering=BUFFER))
 
 
 @contextmanager
 def environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Give processes that start in the ``with`` block these environment variables."""
+    """Give processes that start in the ``with`` block these environment variables, {name: value}.
+
+    This process has them too until the block ends.
+    """
     earlier_environment = dict(os.environ)
     os.environ.update(settings)
     try:
