@@ -60,9 +60,9 @@ class Curve:
     ) -> NDArray[np.float64]:
         """Return the averaged values of each of R resamples, [R, L]; NaN for one without any value.
 
-        Each client counts ``times`` times, with its values measured again. They come from the resample of its batches
-        at the fraction ``at``, the same for all clients. Without resamples, normal errors are added to its values. A
-        pair weighs as the product of its two clients' numbers.
+        Each client counts ``times`` times. Its values are those of one resample of its batches, which the fraction
+        ``at`` selects. Without resamples, normal errors are added to its measured values. A pair weighs as the product
+        of its two clients' numbers.
 
         Args:
             times: client -> its number in each resample, [R].
@@ -95,7 +95,7 @@ _RESULT = ["value", "status", "n_train"]
 
 
 def both_ways(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of pairs of clients, doubled so that each client of a pair comes first once."""
+    """Return all rows, and those of pairs of clients once more with the columns ``client`` and ``client_b`` swapped."""
     swapped_names = {"client": "client_b", "client_b": "client"}
     pairs = rows[rows["client_b"] != ""].rename(columns=swapped_names)
     return pd.concat([rows, pairs], ignore_index=True)

@@ -460,7 +460,7 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def tensors_of(layer: Layer, tensors: str) -> tuple[str, ...]:
-    """Return the names of the layer's parameters to read: its weights, or all of them."""
+    """Return the names of the layer's parameters to read: its weights if ``tensors`` is ``weights``, else all."""
     if tensors == "weights":
         return layer.weights
     return layer.parameters

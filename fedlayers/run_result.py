@@ -330,7 +330,12 @@ class Live:
         self.draw()
 
     def add(self, run: str, frame: pd.DataFrame) -> None:
-        """Replace the rows of a run, and draw all runs if the last picture is a second old."""
+        """Replace the rows of a run, and draw all runs if the last picture is a second old.
+
+        Args:
+            run: a name that identifies the run, such as its path.
+            frame: all rows of the run so far.
+        """
         self.frames[run] = frame
         if self.cell.due:
             self.draw()

@@ -75,7 +75,7 @@ _NAME = re.compile(r"(\w+?)Backward\d+")
 
 
 def verdicts(logits: Tensor, parameters: Tree) -> tuple[dict[str, str], dict[str, str]]:
-    """Return why the logits are not piecewise linear in a parameter, and why samples mix behind it.
+    """Return why the logits are not piecewise linear in a parameter, and why samples mix between it and the logits.
 
     Both results are {parameter: reason} for the parameters that reach the logits. A reason is empty if the logits are
     piecewise linear, or if no mixing was found. An operation counts as nonlinear unless it is known to be piecewise

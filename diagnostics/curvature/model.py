@@ -64,7 +64,8 @@ class Differentiable:
     The model's own tensors get no gradient.
 
     Attributes:
-        parameters: tensors by exact name, in the type of the computation. All require gradients, also frozen ones.
+        parameters: tensors by exact name, in the type of the computation. All floating ones require gradients, also
+            frozen ones.
         buffers: copies, by exact name.
         clock: the metric's time budget.
     """

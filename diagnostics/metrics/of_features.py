@@ -475,7 +475,7 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
     needs_all_layers=True,
 )
 def output_disagreement(measurement: Measurement, options: CommonSamples) -> list[Row]:
-    """Return three rows a pair of clients, at the last layer that the forward pass uses.
+    """Return three rows a pair of clients on how their predictions differ, at the last layer that is used.
 
     * ``classes``: the share of samples whose predicted classes differ, in [0, 1]
     * ``probabilities``: the mean of (1/2) sum_c |p_c - q_c|, in [0, 1]

@@ -108,9 +108,10 @@ def finite_entries(tensors: Sequence[Tensor], what: str, layer: Layer) -> Tensor
 def weight_magnitude(
     model: nn.Module, layer: Layer, probe: LayerProbe, options: WeightOptions
 ) -> dict[str, float]:
-    """Return ``mean_abs`` = (1/n) sum_j |w_j| and ``l2`` = ||w||_2 of a layer's n weights.
+    """Return the mean absolute value and the length of a layer's n weights w.
 
-    Both are at least 0. Magnitude pruning gives a layer's weights this importance (Han et al. 2015; Li et al. 2017).
+    The values are ``mean_abs`` = (1/n) sum_j |w_j| and ``l2`` = ||w||_2. Both are at least 0. Magnitude pruning gives a
+    layer's weights this importance (Han et al. 2015; Li et al. 2017).
 
     Memory: one layer's weights of one client at a time, in float64.
     """
@@ -134,7 +135,7 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
     requires="weights",
 )
 def bn_scale(model: nn.Module, layer: Layer, probe: LayerProbe) -> float:
-    """Return (1/n) sum_j |gamma_j| over the scales of a layer's normalisations.
+    """Return the mean absolute scale gamma of a layer's normalisations, (1/n) sum_j |gamma_j|.
 
     The value is at least 0. It is network slimming's importance of channels (Liu et al. 2017), averaged over a layer.
     Batch, layer, group and RMS normalisation count. A layer without a scale has no value.
@@ -300,10 +301,10 @@ COSTS = {
     needs_all_layers=True,
 )
 def layer_cost(measurement: Measurement) -> list[Row]:
-    """Return five rows a client and layer.
+    """Return five rows a client and layer: its parameters, bytes, FLOPs forward and backward, and activation memory.
 
-    The clients' models are alike, so the first model's costs are everyone's. The measurement's layers must be all
-    layers of the network.
+    The clients' models have one architecture, so the first model's costs are everyone's. The measurement's layers must
+    be all layers of the network.
 
     * ``parameters``: scalars of its parameters, frozen ones included.
     * ``bytes``: parameters and persistent buffers as they are stored. Sharing the layer sends this much one way.

@@ -193,11 +193,11 @@ def layer_map(
 ) -> Figure:
     """Draw how each layer behaves over the rounds: a numbered lane a layer from input to output, and up to four panels.
 
-    The panels say how far the clients' gradients agree, how far their weights part in a round, and what one classifier
-    for all would lose. If it was measured, the last says what tuning one layer alone recovers. No panel names a layer
-    to keep local. All lanes of a panel have one scale, written at its top. A grey band is where clients that do not
-    differ would lie. A filled point lies outside its band, a hollow one within. Layers that the run kept local are
-    shaded. A layer with 0 by construction is hatched.
+    The panels say how far the clients' gradients agree, how far their weights diverge in a round, and what one
+    classifier for all would lose. If it was measured, the last says what tuning one layer alone recovers. No panel
+    names a layer to keep local. All lanes of a panel have one scale, written at its top. A grey band is where clients
+    that do not differ would lie. A filled point lies outside its band, a hollow one within. Layers that the run kept
+    local are shaded. A layer with 0 by construction is hatched.
 
     Args:
         header, table: header and rows of the report of :func:`diagnostics.through_time.through_time`.

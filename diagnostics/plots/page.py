@@ -298,8 +298,8 @@ def album(
     By default these are all metrics except the further scores, such as AUROC. Those are many, and some have no value. A
     picture is drawn when it is called, so that not all need be open at once.
 
-    The names can name files. A metric's curve shows what was seen in training if the rows have that. Else it
-    shows the metric's default variant. Of several rounds it shows the last.
+    The names are valid names of files. A metric's curve shows what was measured during training if the rows have that,
+    and else the metric's default variant. If there are several rounds it shows the last one.
 
     Raises:
         UsageError: the rows do not have a metric, or it has no picture. When drawn: several values for one place.

@@ -63,7 +63,7 @@ class Part:
         return order[self.fold[order] >= 0]
 
     def rounds(self, folds: int) -> Iterator[tuple[Array, Array, Array, Array]]:
-        """Yield a tuple (x, y, x to test, y to test) for each fold. It trains on all samples of other folds."""
+        """Yield a tuple (x, y, x to test, y to test) for each fold. All samples of other folds are x and y."""
         for number in range(folds):
             in_fold = self.fold == number
             yield self.x[~in_fold], self.y[~in_fold], self.x[in_fold], self.y[in_fold]

@@ -51,7 +51,8 @@ def fine_tuned(
 ) -> tuple[CrossLosses, list[str]]:
     """Fine-tune a shared model at each client, and return the losses with the name of each kind of models.
 
-    The kinds are 1, 2 and 4 epochs at a third of the rate and at the rate; and local training.
+    The kinds are fine-tuning for 1, 2 and 4 epochs, at a third of the learning rate and at the rate itself, and local
+    training if ``alone`` is given.
 
     Args:
         alone: each client's tensors after local training; None without them.

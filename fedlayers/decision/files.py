@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 def store_models(out: Path, answer: Answer, trained: Trained) -> None:
     """Store each client's model of the recommended way, of the simple ways and of the fallback, in the first seed.
 
-    Models of an earlier answer are removed. A model that cannot be built again from a description is left
-    out, with a warning.
+    The files are in the folder ``models`` below ``out``. Models of an earlier answer are removed. A model that cannot
+    be built again from a description is left out, with a warning.
     """
     question = trained.question
     seed, folder = question.seeds[0], out / "models"

@@ -215,7 +215,7 @@ Settings = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, repr=False)
 class Tuned(Displayed):
-    """The result of tuning: the settings of each algorithm that did best.
+    """The result of tuning: the best settings of each algorithm.
 
     Attributes:
         settings: keys of local training and of the algorithm, by algorithm: ``{"fedprox": {"lr": 0.01, "mu": 1.0}}``.

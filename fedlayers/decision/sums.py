@@ -160,7 +160,7 @@ def group_sums(
 
     Returns:
         ``draws``, the number of groups; ``sums`` [K + 1] of these numbers over the groups; and ``products``
-        [K + 1, K + 1], the sums over groups of each number times each.
+        [K + 1, K + 1], the sums over the groups of the products of any two numbers.
     """
     size = len(ways) + 1
     if client not in losses.labels[split]:

@@ -458,7 +458,7 @@ class SiteClients(LocalClients):
 
 
 def version_of(rnd: Round) -> str:
-    """Return the name of a client's state after an exchange."""
+    """Return the name of a client's state after an exchange of a round, such as ``000003-0``, counted from round 1."""
     return f"{rnd.index + 1:06d}-{rnd.exchange}"
 
 

@@ -91,6 +91,10 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:
         ...
     fl_core.errors.UsageError: arms must be given without metrics, and seeds with arms; got other keys. Leave one out.
 
+    Args:
+        grid: Flower's grid, which connects the sites.
+        file: the keys of the server's TOML file.
+
     Raises:
         UsageError: the file, the configuration or a site does not fit.
         RunError: a site fails, or too few reply in time.

@@ -427,7 +427,10 @@ class States:
             self._write(TUNED, models, [version, done])
 
     def outputs(self, name: str) -> dict[str, Tensor]:
-        """Return the stored outputs of a model by split.
+        """Return the outputs by split that :meth:`save_outputs` stored.
+
+        Args:
+            name: the name of the model in the stored outputs.
 
         Raises:
             CorruptError: none were saved under this name.
