@@ -156,7 +156,7 @@ def natural(name: str) -> tuple[list[str | int], str]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Return names in display order. Alphabetical names are sorted by their numbers; any other order is kept.
+    """Return names in display order. Alphabetical names are sorted by their numbers; any other order stays the same.
 
     >>> in_order(["ward_1", "ward_10", "ward_2"])
     ['ward_1', 'ward_2', 'ward_10']

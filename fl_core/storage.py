@@ -437,8 +437,8 @@ def split_trees(tree: Mapping[str, V], names: Iterable[str]) -> dict[str, dict[s
 def tensors(data: bytes) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, by name.
 
-    The header must be valid. Its tensors must fill the file without gap or overlap. Each must have the bytes of its
-    shape and type.
+    The header must be valid. Its tensors must fill the file without gap or overlap. A tensor must have the bytes of
+    its shape and type.
 
     Raises:
         ValueError: a check fails.
@@ -779,7 +779,7 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """Parse a text of JSON.
+    """Return the contents of a text of JSON, which is refused if it would take far more memory than its bytes.
 
     Raises:
         ValueError: the text is no JSON or no UTF-8, or has half of a surrogate pair, more than :data:`VALUES` short

@@ -58,7 +58,7 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def frozen_base(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that adapters keep as a frozen base by name, without copying. Most models have none."""
+    """Return the frozen base tensors of a model's adapters by name, without copying. Most models have none."""
     tensors: dict[int, tuple[str, Tensor]] = {}
     for path, module in model.named_modules():
         for name in getattr(module, "frozen_base", ()):
@@ -260,7 +260,7 @@ def first_nonfinite(
 ) -> str | None:
     """Return the first key whose tensor has NaN or infinity that it did not have before, or None.
 
-    A mask of -inf, kept as a buffer, is no fault.
+    A buffer with a mask of -inf is no fault.
 
     >>> first_nonfinite({"mask": torch.tensor([0.0, -torch.inf])}, {"mask": torch.tensor([0.0, -torch.inf])})
     >>> first_nonfinite({"mask": torch.tensor([0.0, -torch.inf])}, {})

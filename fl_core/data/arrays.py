@@ -342,7 +342,7 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
     """Check labels: return class indices 0..C-1 and the names of the C classes.
 
     Without ``names`` the classes are the distinct labels in ascending order. Their names are the labels' text. Labels
-    may be text, see :func:`written_classes`. If ``names`` are given, each label must be one of them.
+    may be text, see :func:`written_classes`. If ``names`` are given, a label must be one of them, or the index of one.
 
     >>> [labels(np.array([-1, 1, -1], dtype=kind))[1] for kind in (int, float, str)]
     [('-1', '1'), ('-1', '1'), ('-1', '1')]

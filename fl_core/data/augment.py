@@ -126,7 +126,12 @@ def crop_boxes(n: int, height: int, width: int, draw: torch.Generator) -> Tensor
 
 
 def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
-    """Resize boxes [n, 4] of images [n, C, H, W] to H x W (bilinear), and mirror those marked in ``mirrored`` [n]."""
+    """Return boxes of images [n, C, H, W] resized to H x W (bilinear), with some of them mirrored.
+
+    Args:
+        boxes: the box of each image (top, left, height, width), [n, 4].
+        mirrored: whether each image is mirrored, bool [n].
+    """
     grids = []
     for side in range(2):
         start = boxes[:, side]

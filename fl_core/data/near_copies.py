@@ -87,7 +87,7 @@ def near_copies(
     All shares are 0 if a number is missing, or if there are at most :data:`RANK` training rows.
 
     Args:
-        train, test: rows as numbers, [n, ...]. Each is flattened.
+        train, test: rows as numbers, [n, ...]. Rows of several dimensions are flattened.
         train_places, test_places: their rows in the file, ascending int64 [n].
     """
     is_finite = np.isfinite(train).all() and np.isfinite(test).all()

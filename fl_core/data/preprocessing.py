@@ -187,9 +187,9 @@ class Preprocessing:
         return (x < np.array(self.lowest)) | (x > np.array(self.highest))
 
     def transform(self, x: Array) -> NDArray[np.float32]:
-        """Return rows [n, d] as the model takes them, float32 [n, D]. Filling and scaling are computed in float64.
+        """Return rows [n, d] as the model takes them, float32 [n, D] with D prepared columns (:attr:`inputs`).
 
-        Values outside the fences are clipped first.
+        Values outside the fences are clipped first. Filling and scaling are computed in float64.
 
         A word is given as its index in the column's categories, or the index after the last.
 

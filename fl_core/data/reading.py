@@ -133,7 +133,7 @@ class Reading:
 
     @classmethod
     def with_keys(cls, keys: Mapping[str, Any]) -> Reading:
-        """Return the settings with these keys.
+        """Return settings from values by name. Those that are left out have their defaults.
 
         Raises:
             UsageError: a key is unknown, or a value is invalid.

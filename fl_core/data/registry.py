@@ -41,11 +41,14 @@ class Recipe:
         partition: one of :data:`fl_core.data.PARTITIONS`.
         alpha: concentration of the Dirichlet partition. With a smaller one clients differ more.
         max_samples: size of the pool that is partitioned. None means all samples.
-        model: name of the model. model_options: its options.
-        batch_size: samples per batch. epochs: local epochs per round. rounds: rounds of a run, at most.
+        model: name of the model.
+        model_options: the model's options.
+        batch_size: samples per batch.
+        epochs: local epochs per round.
+        rounds: rounds of a run, at most.
         patience: evaluations without a better score after which a run stops; 0: never.
-        lr, optimizer, optimizer_options: the optimiser of local training. keep_optimizer: whether its state is kept
-            between rounds.
+        lr, optimizer, optimizer_options: the optimiser of local training.
+        keep_optimizer: whether a client's optimiser has its state of the round before.
         loss, loss_options: the loss of local training.
         scale: scaling of features, of :data:`fl_core.data.reading.SCALES`.
         mean, std: normalisation of images by channel after scaling to 0..1. Empty means none.

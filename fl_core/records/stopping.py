@@ -69,7 +69,7 @@ def moving_mean(scores: Mapping[int, float]) -> dict[int, float]:
 
 
 def best_round(scores: Mapping[str, Mapping[int, float]]) -> int | None:
-    """Return the best round: the least sum of ranks over the scores, each smoothed.
+    """Return the best round: the one with the least sum of ranks over the smoothed scores (:func:`moving_mean`).
 
     The candidates are the evaluations so far. Only the newest may replace the best round, because a run keeps the
     models that were best in their time. Equal sums go to the first score, then to the earlier round. So with a single

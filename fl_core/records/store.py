@@ -127,7 +127,7 @@ class _Lazy(Mapping[str, V]):
 
 
 def changed_parts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the names of the parts of own code whose digests differ.
+    """Return the names of the parts of the user's code whose digests differ.
 
     Args:
         before, now: digests by part, from :func:`fl_core.run.own_code.digests`.

@@ -632,7 +632,7 @@ class Predictions(Displayed):
         """Return the calibrated probabilities of the classes, float64 [n, C].
 
         Logits are divided by the temperature, and the base rate is added. Then the softmax is taken over classes, or
-        for multilabel the sigmoid of each.
+        for multilabel the sigmoid of each logit.
         """
         base_rate = torch.tensor(self.base_rate or (0.0,), dtype=torch.float64)
         logits = self.logits.double() / self.temperature + base_rate
@@ -658,7 +658,7 @@ class Predictions(Displayed):
         )
 
     def summary(self) -> Summary:
-        """Return the number of samples, and a line for each of the first, with probabilities of few classes."""
+        """Return the number of samples, and a line for each of the first samples, with probabilities of few classes."""
         lead = f"Predictions for {plural(len(self.samples), 'sample')}"
         if len(self.samples) > SHOWN:
             lead += f"; the first {SHOWN}"

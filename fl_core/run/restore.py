@@ -85,7 +85,7 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
 
 
 def check_current(run: Run) -> None:
-    """Refuse to continue a run of an earlier version with settings that are no more.
+    """Refuse to continue a run of an earlier version with settings that no longer exist.
 
     Raises:
         UsageError: there are such settings. The message names them and their new forms.

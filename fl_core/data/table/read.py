@@ -145,7 +145,7 @@ def warn_of_others(path: Path, used: Collection[Path]) -> None:
 def open_table(
     data: Path | pd.DataFrame, how: Reading, texts: Sequence[str] | None = None
 ) -> Opened:
-    """Open a table and read all its rows. Of several files each is a client.
+    """Open a table and read all its rows. If it has several files, every file is a client.
 
     A named index of a frame counts as a column:
 
