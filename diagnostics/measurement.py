@@ -499,7 +499,16 @@ def _placed(model: nn.Module, x: Tensor, y: Tensor) -> Batch:
 
 
 def example(model: nn.Module, data: Data, seed: int) -> Batch:
-    """Return the first two samples of data, or the only one, as the model takes them."""
+    """Return a batch (x, y) of the first two samples of data, or the only one, on the model's device.
+
+    Floating-point samples get the model's type, except for models with packed inputs.
+
+    Args:
+        seed: the run's seed. It fixes the order of a loader that shuffles with torch's global generator.
+
+    Raises:
+        UsageError: as :func:`batches`.
+    """
     with torch_seeded(seed_of(seed, "diagnose", "example")):
         x, y = next(batches(data, 2))
     return _placed(model, x[:2], y[:2])

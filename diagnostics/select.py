@@ -81,7 +81,7 @@ class Rule:
 
     @property
     def takes_threshold(self) -> bool:
-        """Return whether the rule takes a threshold."""
+        """Return whether the rule decides from a curve and has a parameter ``threshold``."""
         return self.decides and "threshold" in self.takes
 
     @property
@@ -306,15 +306,15 @@ def above_null(
     null: Sequence[Sequence[float]] = (),
     layers: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return the names of the layers whose value is at most that of a draw of a null.
+    """Return the names of the shared layers: those whose value is not above the highest of the null's draws.
 
     Args:
-        values: the layers' values, [L].
-        null: the curve of each draw of each null, [draws, L].
+        values: value of each layer, [L].
+        null: one curve for each draw of each null, [draws, L].
         layers: names of the layers, [L].
 
     Raises:
-        UsageError: there is no null.
+        UsageError: ``null`` is empty.
     """
     if not len(null):
         raise UsageError(

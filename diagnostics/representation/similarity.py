@@ -650,12 +650,14 @@ class _LayerOutput(nn.Module):
 
 
 def by_torch_cka(comparison: LayerComparison) -> tuple[Faults, Value]:
-    """Return no faults, and a function that returns a pair's minibatch CKA by the package torch-cka, a cross-check.
+    """Return a function that computes a pair's minibatch CKA with the package torch-cka, to check our own.
 
-    The function takes two keys (path, client's number), and runs copies of the models.
+    The first result, the layers without features, is always empty. The function takes two keys (path, client's
+    number), and runs copies of the models. It returns the CKA, or the reason as text if the package gives no finite
+    value.
 
     Raises:
-        UsageError: batches differ in size, or are too small. The package gives all the same weight.
+        UsageError: the batch size does not divide the number of samples, or is below :data:`LEAST_SAMPLES`.
     """
     from torch_cka import CKA
 

@@ -117,10 +117,11 @@ def near_copies(
 
 
 def copies_of(source: Source) -> NearCopies:
-    """Return how near a table's rows are over the default split of seed 0, before its partition.
+    """Return how near a table's test rows are to its training rows, in the default split with seed 0.
 
-    Missing numbers are means. All shares are 0 for anything but rows of numbers, for samples with groups, and for too
-    few rows to split.
+    The split is that of the natural clients if the table has them, or else that of one client with all rows. The
+    partition of the run is not used. A missing number is replaced by its column's mean over training rows. All shares
+    are 0 for images, for columns of words, for samples with groups, and for too few rows to split.
     """
     has_words = source.words is not None or any(source.categories)
     if has_words or source.is_image or source.groups is not None or not source.x.size:
