@@ -696,7 +696,7 @@ class Algorithm:
 
         Args:
             model: the client's model, in evaluation mode.
-            x: the client's test samples, [n, *shape].
+            x: the client's test samples, [n, ...].
             rnd: the position in the run; ``rnd.index`` is the number of completed rounds.
             client: the client's position.
         """

@@ -55,7 +55,7 @@ class Samples(NamedTuple):
 
     Attributes:
         names: numbers from 0 in a table, array or list; paths within a folder of images.
-        x: float32 [n, *shape]; texts are int64 token ids [n, length].
+        x: float32 [n, ...]; texts are int64 token ids [n, length].
         ids: the cells of columns that identify a table's records, by column.
         notes: for each sample the columns whose values are unlike the training samples. Empty if no column has many of
             them.

@@ -496,7 +496,7 @@ def fitting(model: nn.Module, x: Tensor, name: str = "") -> Iterator[None]:
 
     Args:
         model: the model.
-        x: the samples, [n, *shape].
+        x: the samples, [n, ...].
         name: the model's name, for the message. Default: its class.
     """
     try:

@@ -232,7 +232,7 @@ class Gate(nn.Module):
         self.images = len(shape) == 3
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the scores of the blocks [blocks] for a batch [n, *shape], averaged over its samples."""
+        """Return the scores of the blocks [blocks] for a batch [n, ...], averaged over its samples."""
         x = self.inputs(x if self.images else x.flatten(1))
         return self.scores(self.linear(x.flatten(1))).sigmoid().mean(0)
 
@@ -288,7 +288,7 @@ class Gated(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [n, C] of samples [n, *shape], by the scaled weights."""
+        """Return logits [n, C] of samples [n, ...], by the scaled weights."""
         if not self.training and len(x) > BATCH:
             return torch.cat([self(batch) for batch in x.split(BATCH)])
         scales = self.scales(x)

@@ -291,7 +291,7 @@ def _of_labels(logits: Array, positive: Array) -> dict[str, float]:
 
 
 def predict(model: nn.Module, x: Tensor, batch: int = SCORE_BATCH) -> Tensor:
-    """Return logits [n, C] of all samples [n, *shape], without gradients, on the device of the samples.
+    """Return logits [n, C] of all samples [n, ...], without gradients, on the device of the samples.
 
     At most ``batch`` samples are computed at a time. The module predicts in evaluation mode and gets its modes back.
 

@@ -117,7 +117,7 @@ class Workspace:
         return self._live
 
     def place(self, x: Tensor) -> Tensor:
-        """Move samples [n, *shape] to the device, images in the workspace's memory layout."""
+        """Move samples [n, ...] to the device, images in the workspace's memory layout."""
         if x.ndim == 4:
             return x.to(self.device, memory_format=self._format)
         return x.to(self.device)
@@ -160,7 +160,7 @@ class Workspace:
 
         Args:
             params: parameters by name: :attr:`params` itself, or others that replace the model's.
-            x: samples [n, *shape].
+            x: samples [n, ...].
             options: keywords of an extended model's forward pass, which then defines the result.
 
         Raises:
@@ -195,7 +195,7 @@ class Workspace:
         The result is None without such layers, or if the outputs are too large for the cache.
 
         Args:
-            samples, x: the client's own tensor of samples [n, *shape], and the result of :meth:`place` for it.
+            samples, x: the client's own tensor of samples [n, ...], and the result of :meth:`place` for it.
         """
         halves = cut(self.model)
         if halves is None:
@@ -215,7 +215,7 @@ class Workspace:
 
         Args:
             params: all tensors of the model by name.
-            x: samples [n, *shape].
+            x: samples [n, ...].
             options: as for :meth:`forward`.
         """
         with in_mode(self.model, False), torch.no_grad():
@@ -356,7 +356,7 @@ class FrozenPrefixCache:
 
 
 def in_chunks(first: nn.Sequential, x: Tensor) -> Tensor:
-    """Return the outputs of a model's first layers for samples [n, *shape], computed :data:`CHUNK` at a time."""
+    """Return the outputs of a model's first layers for samples [n, ...], computed :data:`CHUNK` at a time."""
     with torch.no_grad():
         return torch.cat([first(chunk) for chunk in x.split(CHUNK)])
 
