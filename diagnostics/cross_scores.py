@@ -88,9 +88,16 @@ class CrossScores(Displayed):
         return alike(self.losses, self.client, names, self.group, seed=seed)
 
     def plot(self, score: str = "", ax: Axes | None = None) -> Axes:
-        """Draw one score as a heat map: a row for each model, a column for each client of the samples.
+        """Draw one score as a heat map, and return its Axes.
 
-        The arguments and errors are those of :meth:`matrix`.
+        It has a row for each model, and a column for each client of the samples.
+
+        Args:
+            score: as for :meth:`matrix`.
+            ax: the Axes to draw on. Default: those of a new figure.
+
+        Raises:
+            UsageError: the score is unknown.
         """
         from .plots.drawing import Panel, canvas, heat
 
@@ -150,7 +157,8 @@ def cross_scores(
         batch: number of samples in a forward pass.
 
     Raises:
-        UsageError: models and data do not fit, or an unknown score.
+        UsageError: models and data do not fit, there are fewer than two clients, or the
+            score is unknown.
     """
     if hasattr(models, "engine"):
         if data is None:

@@ -274,6 +274,11 @@ class Statistic:
     * ``reduction="batch"``: the mean over batches of each batch's own statistic, weighted by samples. So a short last
       batch counts as its samples do. The standard error is sqrt(B / (B - 1) sum_b p_b^2 (v_b - mean)^2) with the shares
       p_b of B batches. For equal batches it is s / sqrt(B).
+
+    Attributes:
+        reduction: ``epoch`` or ``batch``.
+        tensors: ``weights`` for a layer's parameters without biases, ``all`` for all of
+            its parameters.
     """
 
     reduction: Annotated[str, OneOf("reduction", REDUCTIONS)] = "epoch"

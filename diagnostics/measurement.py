@@ -33,7 +33,7 @@ Data = Any  # a pair (x, y) of tensors, an object with such x and y (a client's 
 def batches(
     data: Data, batch: int | None = None, model: nn.Module | None = None
 ) -> Iterator[Batch]:
-    """Yield batches (x [n, ...], y [n]) of data in order.
+    """Yield batches (x [n, ...], y [n, ...]) of data in order.
 
     Integer labels of any type are converted to int64.
 
@@ -348,7 +348,8 @@ class ClientModel:
     Attributes:
         client: the client's name in the rows.
         model: the client's model.
-        data: a pair (x [n, ...], y [n]), an object with such ``x`` and ``y``, or a re-iterable loader of pairs.
+        data: a pair (x [n, ...], y [n, ...]), an object with such ``x`` and ``y``, or a
+            re-iterable loader of pairs.
         n_train: training samples of the client, its weight when clients are combined.
         groups: the number of each sample's group, such as a patient, int64 [n]; None without groups.
     """

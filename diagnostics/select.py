@@ -189,7 +189,8 @@ def rule(
     Use it as a decorator. Its keywords are the attributes of :class:`Rule`.
 
     Raises:
-        UsageError: another rule has the name, or the function takes too few or too many arguments.
+        UsageError: another rule has the name. Or the function takes no argument, or one
+            after the first that is not in :data:`GIVEN`.
 
     >>> from diagnostics.select import RULES, rule
     >>> @rule(summary="share all but the last layer")
@@ -211,7 +212,11 @@ def rule(
 
 
 def _make(function: Callable[..., Any], summary: str, **facts: Any) -> Rule:
-    """Make a rule of a function, and check the number of its arguments."""
+    """Make a rule of a function, and check the names of its arguments.
+
+    Raises:
+        UsageError: there is no argument, or one after the first is not in :data:`GIVEN`.
+    """
     parameters = tuple(inspect.signature(function).parameters)
     for name in parameters[1:]:
         check_known(f"argument of rule {function.__name__!r}", name, GIVEN)
@@ -503,10 +508,16 @@ def _check_asked(
 
 
 def default_rule(metric: str | None) -> str:
-    """Return the default rule of a metric.
+    """Return the name of a metric's default rule.
+
+    It is ``sensitivity_ratio`` for federation sensitivity, and else ``largest_rise``.
+
+    Args:
+        metric: the metric's name. None stands for federation sensitivity.
 
     Raises:
-        UsageError: the metric does not declare at which end of its scale clients differ.
+        UsageError: the metric is unknown, or does not declare at which end of its scale
+            clients differ.
 
     >>> default_rule(None)
     'sensitivity_ratio'
@@ -686,7 +697,16 @@ def decide(
 
 
 def _sound(values: Sequence[float], curve: Curve, whose: str) -> Sequence[float]:
-    """Return the values, checked to be finite and above 0, so that their ratios mean something."""
+    """Return the values, checked to be finite and above 0, so that ratios mean something.
+
+    Args:
+        values: values of the layers, [L].
+        curve: the curve, for the message.
+        whose: whose values they are, for the message.
+
+    Raises:
+        RunError: a value is not finite, or not above 0. The message names its layer.
+    """
     for name, value in zip(curve.names, values, strict=True):
         if not (value > 0 and math.isfinite(value)):
             raise RunError(

@@ -89,7 +89,13 @@ class _Renewal:
 
     @torch.no_grad()
     def apply(self, tree: dict[str, Tensor]) -> None:
-        """Replace the module's buffers in a tree that has all its tensors."""
+        """Compute the module's buffers again from a tree's tensors, and replace them in it.
+
+        If the tree lacks a tensor of the module, nothing is changed.
+
+        Args:
+            tree: tensors by their names in the whole model.
+        """
         prefix = ""
         if self.path:
             prefix = f"{self.path}."
@@ -336,7 +342,11 @@ def _recompute(module: Any) -> None:
 
 
 def _until_equal(weight: Any) -> None:
-    """Call a power iteration until the weight that it returns stays the same."""
+    """Call a power iteration until the weight that it returns stays the same.
+
+    The largest change of an entry is then at most :data:`TOLERANCE` of the largest entry.
+    After :data:`MOST_ITERATIONS` further calls it ends in any case.
+    """
     weight_before = weight()
     for _ in range(MOST_ITERATIONS):
         weight_after = weight()

@@ -402,7 +402,7 @@ def mean_over_seeds(
         sampled: an estimate whose ``error`` is that over the samples of one seed.
         pooled: an estimate whose ``error`` is the standard deviation of such differences over seeds, pooled over all
             pairs.
-        overlap: the share of samples that two seeds have in common.
+        overlap: the share of samples that two seeds have in common, 0 to 1.
     """
     n, mean = len(differences), float(differences.mean())
     if n == 1:
@@ -429,10 +429,14 @@ def mean_over_seeds(
 def _pool_single(
     stratum: NDArray[np.int64], draws: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the stratum of each draw, after those of a single draw are pooled.
+    """Pool the strata of a single draw, and return the new stratum of each entry.
+
+    They become one stratum. A lone one joins the stratum with the fewest draws instead. New
+    strata are numbered from 0.
 
     Args:
-        draws: the number of draws of each stratum.
+        stratum: the stratum of each entry, a position in ``draws``, int64 [n].
+        draws: the number of draws of each stratum, int64.
     """
     single_strata = np.flatnonzero(draws == 1)
     target = single_strata[0] if len(single_strata) else 0

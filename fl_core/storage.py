@@ -339,11 +339,14 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold an operating-system lock that ends with its process.
+        """Hold this folder's lock inside the ``with`` block.
+
+        The lock is one of the operating system, on the file ``lock``. So it also ends with
+        its process. A lock that is held already is not waited for.
 
         Raises:
-            BusyError: another process holds it.
-            CorruptError: the file to lock is no regular file.
+            BusyError: the lock is held already. The message names the holder's process.
+            CorruptError: the file ``lock`` is no regular file.
         """
         path = self.file("lock")
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "rb+")

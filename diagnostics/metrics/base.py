@@ -255,13 +255,16 @@ class LayerProbe:
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """Return the client's batches (x [n, ...], y [n]) on the model's device."""
+        """Return the client's batches (x [n, ...], y [n, ...]) on the model's device.
+
+        They have the size ``batch`` of the measurement. A loader keeps its own batches.
+        """
         settings, client = self.measurement, self.subject
         return list(batches(client.data, settings.batch, client.model))
 
     @property
     def samples(self) -> Batch:
-        """Return all of the client's samples as one batch (x [n, ...], y [n])."""
+        """Return all of the client's samples as one batch (x [n, ...], y [n, ...])."""
         x, y = zip(*self.batches, strict=True)
         return torch.cat(x), torch.cat(y)
 

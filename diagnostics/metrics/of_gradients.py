@@ -156,6 +156,10 @@ class GradSimilarity:
     right angles at 0, and against each other at -1. Every client's gradient is held until all exist: 8 bytes a weight
     and client.
 
+    Attributes:
+        tensors: ``weights`` for a layer's parameters without biases, ``all`` for all of
+            its parameters.
+
     Raises:
         UsageError: the choice of tensors is unknown.
     """
@@ -248,16 +252,23 @@ def grad_similarity(measurement: Measurement, options: GradSimilarity) -> list[R
 class GradNoise:
     """The trace tr S of the covariance of the per-sample gradients g_n of a layer. At least 0.
 
-    S = (1 / (N - 1)) sum_n (g_n - g)(g_n - g)^T with g their mean. So tr S = (sum_n ||g_n||^2 - N ||g||^2) / (N - 1).
-    The expected squared error of the gradient of b samples is tr S / b (McCandlish et al. 2018, Eq. 2.5). Row variants
-    are ``trace``, and ``per_parameter`` = trace / n_params. Sums are float64. Single norms have the model's type.
+    For N samples with the mean gradient g, S = (1 / (N - 1)) sum_n (g_n - g)(g_n - g)^T. So
+    tr S = (sum_n ||g_n||^2 - N ||g||^2) / (N - 1). The expected squared error of the
+    gradient of b samples is tr S / b (McCandlish et al. 2018, Eq. 2.5). Row variants are
+    ``trace``, and ``per_parameter``: the trace divided by the number of entries. Sums are
+    float64. Norms of single samples have the model's type, or float32 for half precision.
 
-    The way is chosen tensor by tensor, and the estimator names it. Both are exact for the samples given:
+    There are two ways, chosen tensor by tensor. The column ``estimator`` names them. Both
+    are exact for the samples given:
 
     * ``ghost``: norms from the layers' inputs and output gradients, without the gradients
       themselves (Goodfellow 2015). It needs a module that has a formula, is called once, and does not mix samples. A
       few samples' own gradients check this.
     * ``single``: one backward pass a sample, for any other tensor.
+
+    Attributes:
+        tensors: ``weights`` for a layer's parameters without biases, ``all`` for all of
+            its parameters.
 
     Raises:
         UsageError: the choice of tensors is unknown.

@@ -365,14 +365,18 @@ def layer_cost(measurement: Measurement) -> list[Row]:
 def weight_spectrum(
     model: nn.Module, layer: Layer, probe: LayerProbe
 ) -> dict[str, float]:
-    """Return the means over a layer's weight matrices W [m, k].
+    """Return three numbers of a layer's weight matrices W [m, k], each a mean over them.
 
-    * ``stable_rank`` = ||W||_F^2 / ||W||_2^2, from 1 to min(m, k) (Rudelson and Vershynin 2007)
-    * ``noise``, its null: that of a matrix of independent normal entries, m k / (sqrt(m) + sqrt(k))^2 if it is large.
-      With fewer than 100 rows or columns it is the mean of 100 such matrices.
-    * ``spectral_norm`` = ||W||_2
+    * ``stable_rank`` = ||W||_F^2 / ||W||_2^2, from 1 to min(m, k)
+      (Rudelson and Vershynin 2007)
+    * ``noise``: the stable rank of a matrix of this shape with independent normal entries.
+      It is the null of ``stable_rank``. For at least 100 rows and columns it is
+      m k / (sqrt(m) + sqrt(k))^2, and for fewer the mean of 100 such matrices.
+    * ``spectral_norm`` = ||W||_2, the largest singular value
 
-    A convolution's weight is a matrix of its output channels, also a transposed one's. Vectors do not count.
+    The weight of a convolution, also of a transposed one, has a row for each output
+    channel. Vectors do not count. A layer has no value if it has no matrix, or one that is
+    zero or not finite.
 
     Memory: one matrix and its singular values, in float64.
     """
@@ -534,7 +538,7 @@ def _losses(
 ) -> tuple[list[float], int]:
     """Return a client's mean loss with each source's tensors in place of its own, and the number of samples.
 
-    Losses are NaN, of no samples, if the budget is spent before the last batch.
+    If the budget is spent before the last batch, the losses are NaN and the number is 0.
     """
     totals, n = [0.0] * len(sources), 0
     if not sources:

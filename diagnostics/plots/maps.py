@@ -184,7 +184,11 @@ class Panel:
 
     @property
     def zero(self) -> list[str]:
-        """Return the layers with exactly 0 in every round, which follows from the algorithm's construction."""
+        """Return the names of the layers whose number is exactly 0 in every round.
+
+        Such a 0 comes from the algorithm's construction. For example, the weights of a
+        layer that no client trains do not diverge.
+        """
         return [name for name in self.values if (self.values[name] == 0).all()]
 
 
@@ -308,7 +312,7 @@ def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:
 
 
 def _legend(panels: list[Panel], plan: dict[str, bool] | None) -> list[str]:
-    """Return the lines beneath the picture: what its signs mean, and what it found."""
+    """Return the lines beneath the picture, which say what its signs mean."""
     lines = []
     if any(panel.low is not None for panel in panels):
         lines.append(

@@ -380,7 +380,10 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 class Local(WorkerPool[Child]):
-    """A pool of processes. They start with the first jobs, and end when this process ends.
+    """A pool of processes of this machine, each with one thread.
+
+    The processes start with the first jobs, and take further ones. They end when the pool
+    is closed, and at the latest when this process ends.
 
     Args:
         count: the number of processes.

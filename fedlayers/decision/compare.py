@@ -147,6 +147,8 @@ def compare(
     [['local', 'personal', 2], ['fedavg', 'global', 2]]
 
     Args:
+        config: the configuration of all runs.
+        algorithms: names of the algorithms.
         seeds: the seeds, or their number. The default is three, from the configuration's seed on.
         out: the output folder, by default ``out/compare`` as for the command.
         data, model, keys: as for :func:`fedlayers.run <fedlayers.runs.run>`.
@@ -157,6 +159,8 @@ def compare(
         baselines: add rows of baselines that need no federation (:mod:`fedlayers.decision.simple`).
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.local`);
             default this process.
+        command: the user's command, for the record.
+        progress: show the runs that are done.
         live: as for :func:`~fedlayers.decision.choose.choose`.
 
     Raises:
@@ -264,7 +268,19 @@ def _scored(
 ) -> tuple[pd.DataFrame, Part]:
     """Return a run's rows and its part of the table of losses.
 
-    In the rows the loss of probabilities is calibrated, and ``training_loss`` is as in training.
+    If the outputs are probabilities, the run's own rows ``loss`` become ``training_loss``.
+    If ``split`` is the test split, rows with the calibrated ``loss`` of validation and test
+    are added. If clients hold parts of the model, a warning says that there is no such
+    loss, and the part has a mean alone.
+
+    Args:
+        job: the run.
+        losses: the samples of its seed.
+        score: the score of the part.
+        split: the split of the part.
+
+    Raises:
+        UsageError: an output is not finite.
     """
     frame, has_probabilities = job.rows, losses.kind in PROBABLE
     if has_probabilities:
@@ -359,6 +375,7 @@ def tune(
 
     Args:
         config: the configuration of all runs. Its ``workers`` train runs side by side.
+        algorithms: names of the algorithms.
         out: the output folder, by default ``out/tune`` as for the command.
         data, model, keys: as for :func:`fedlayers.run <fedlayers.runs.run>`.
         search: the values to search, by key; see :func:`~fedlayers.decision.search.spaces`.

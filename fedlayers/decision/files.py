@@ -78,7 +78,13 @@ def store_models(out: Path, answer: Answer, trained: Trained) -> None:
 
 
 def _mixed(trained: Trained, one: Predictor, clients: tuple[str, ...]) -> Predictor:
-    """Return a way's predictor with local training for some clients."""
+    """Return a predictor of local training for some clients, and of a way for the others.
+
+    Args:
+        trained: the trained ways. Of local training the first seed is taken.
+        one: the way's predictor in that seed.
+        clients: names of the clients that get local training.
+    """
     seed = trained.question.seeds[0]
     local_predictor = trained.runs["local"][seed].tuned[trained.tuning["local"]]
     outputs = {}

@@ -548,7 +548,10 @@ class SeedLosses:
 
     @once
     def by_client(self, one: Predictor, split: str = TEST) -> pd.DataFrame:
-        """Return a line of scores for each client, NaN where its samples give none. The loss is calibrated."""
+        """Return a line of scores for each client, NaN where its samples give none.
+
+        The loss is the mean of :meth:`losses`, weighted by :meth:`weights`.
+        """
         scores_of = {}
         for client, losses in self.losses(one, split).items():
             y = self.labels[split][client]

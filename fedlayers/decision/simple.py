@@ -60,6 +60,7 @@ def predictors(
     baseline but the base rate.
 
     Args:
+        losses: the samples of a seed.
         pooled: also fit models of all clients' training samples together.
         failed: receives a line for each baseline that cannot be fitted. It is left out.
     """
@@ -302,7 +303,10 @@ def baseline_rows(losses: SeedLosses, one: Predictor) -> Iterator[Row]:
 def rows_of(
     losses: SeedLosses, one: Predictor, name: str, done: int, model: str, said: str
 ) -> Iterator[Row]:
-    """Yield the rows of a predictor, in the form of a run's rows. Their loss is calibrated.
+    """Yield the rows of a predictor, in the form of a run's rows.
+
+    Their loss is calibrated if the outputs are probabilities. For numbers and survival it
+    is that of training.
 
     Args:
         losses: the samples of the seed.

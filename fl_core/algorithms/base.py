@@ -617,7 +617,7 @@ class Algorithm:
         return (Phase("train", names, epochs, step=self.step),)
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
-        """Return the local objective on one batch (x [b, ...], y [b]): a scalar."""
+        """Return the local objective on one batch (x [b, ...], y [b, ...]): a scalar."""
         x, y = batch
         return ctx.criterion(ctx.forward(params, x), y)
 

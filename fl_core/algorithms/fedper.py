@@ -353,7 +353,11 @@ class Scout(PLayerFL):
 
 @register
 class PLayerFLMinus(PLayerFL):
-    """PLayer-FL with one shared layer less than the plan (at least one)."""
+    """PLayer-FL with one shared layer less than the plan (at least one).
+
+    Raises:
+        UsageError: when the plan is chosen, if it shares other layers than the first.
+    """
 
     name = "playerfl_minus"
 
@@ -363,7 +367,11 @@ class PLayerFLMinus(PLayerFL):
 
 @register
 class PLayerFLPlus(PLayerFL):
-    """PLayer-FL with one shared layer more than the plan (at most all but one)."""
+    """PLayer-FL with one shared layer more than the plan (at most all but one).
+
+    Raises:
+        UsageError: when the plan is chosen, if it shares other layers than the first.
+    """
 
     name = "playerfl_plus"
 
@@ -373,10 +381,13 @@ class PLayerFLPlus(PLayerFL):
 
 @register
 class PLayerFLRandom(PLayerFL):
-    """PLayer-FL with a random number of first layers, neither the plan's nor all. It is drawn once for a run.
+    """PLayer-FL with a random number of shared first layers, neither the plan's nor all.
+
+    The number is drawn once for a run. All other numbers from 1 on have the same chance.
 
     Raises:
-        UsageError: when the plan is chosen, if the model has too few layers for another number.
+        UsageError: when the plan is chosen, if it shares other layers than the first, or if
+            the model has too few layers for another number.
     """
 
     name = "playerfl_random"

@@ -199,10 +199,10 @@ def isic_cnn(shape: Shape, n_classes: int) -> Layered:
 def scheduling_cnn(shape: Shape, n_classes: int) -> Layered:
     """2 conv + 2 fc of the papers on Vanilla and Anti scheduling; images of 16 x 16 or larger.
 
-    Two 5x5 convolutions without padding have 32-64 channels. Max pooling after each halves height and width. 512 hidden
-    units follow.
-    Initialisation is PyTorch's default. The size of fc1 grows with the image. With 10 classes it has 582,026 parameters
-    for 1 x 28 x 28 and 878,538 for 3 x 32 x 32.
+    Two 5x5 convolutions without padding have 32-64 channels. Max pooling after each halves
+    height and width. 512 hidden units follow. Initialisation is PyTorch's default. The size
+    of fc1 grows with the image. With 10 classes it has 582,026 parameters for 1 x 28 x 28
+    and 878,538 for 3 x 32 x 32.
     """
     return _cnn(
         "scheduling_cnn",
@@ -220,11 +220,11 @@ def scheduling_cnn(shape: Shape, n_classes: int) -> Layered:
 def pfedla_cnn(shape: Shape, n_classes: int) -> Layered:
     """LeNet of pFedLA and pFedHN: 2 conv + 3 fc; images of 16 x 16 or larger.
 
-    Two 5x5 convolutions without padding have 16-32 channels. Max pooling after each halves height and width. 120-84
-    hidden units follow.
-    Initialisation is PyTorch's default. With 10 classes it has 85,822 parameters for 1 x 28 x 28, and 121,278 for 3 x
-    32 x 32. Colour images have batch normalisation after each convolution, before its ReLU, and grey ones do not, as in
-    the paper.
+    Two 5x5 convolutions without padding have 16-32 channels. Max pooling after each halves
+    height and width. 120-84 hidden units follow. Initialisation is PyTorch's default. With
+    10 classes it has 85,822 parameters for 1 x 28 x 28, and 121,278 for 3 x 32 x 32. Colour
+    images have batch normalisation after each convolution, before its ReLU, and grey ones
+    do not, as in the paper.
     """
     return _cnn(
         "pfedla_cnn",
@@ -348,7 +348,7 @@ def _cnn(
 
     Args:
         hidden: widths of the fully connected layers. The last are the classes.
-        smallest: side of an image.
+        smallest: the least height and width of an image.
         pooled, dropped: 1-based numbers of the convolutions with max pooling, and with dropout.
         flat: flatten the last maps. Otherwise they are averaged over all positions.
     """
@@ -429,7 +429,10 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """A feed-forward layer at every position: x + resid(ReLU(linear(x)))."""
+    """A feed-forward layer at every position: x + resid(ReLU(linear(x))).
+
+    It maps [n, T, width] to [n, T, width].
+    """
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -478,13 +481,22 @@ def text_transformer(
 ) -> TextTransformer:
     """One transformer block for Sent-140 and MIMIC-III (PLayer-FL); texts.
 
-    It has four layers: embedding, attention, fc1, fc2. The token and position tables have ``width`` 768. One attention
-    head has a residual projection. A residual pair of fully connected layers has ``hidden`` units, by default 4 times
-    the width. The classifier reads the first position. There is no normalisation and no dropout.
+    It maps token ids [n, T] to logits [n, C], by the layers embedding, attention, fc1 and
+    fc2. The embedding is the sum of a row for the token and one for its position. There is
+    one attention head. After it fc1 has two linear layers with ReLU between them. Attention
+    and fc1 each add their input to their result. The classifier fc2 reads the first
+    position. There is no normalisation and no dropout.
 
-    Apart from the token table there are 7,175,426 parameters for 119 tokens and 2 classes. Weights are Kaiming-normal
-    (fan-in, ReLU) and biases zero. The tables' rows have length 1. The paper starts its token table from a language
-    model's.
+    Linear weights are Kaiming-normal (fan-in, ReLU) and biases zero. Rows of the two tables
+    have length 1. The paper starts its token table from a language model's. Apart from the
+    token table there are 7,175,426 parameters for texts of 119 tokens and 2 classes.
+
+    Args:
+        width: numbers of a token's vector.
+        hidden: hidden units of fc1. Default: 4 times the width.
+
+    Raises:
+        UsageError: samples are no texts.
     """
     shape = text_shape("text_transformer", shape)
     if hidden is None:

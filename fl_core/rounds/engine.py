@@ -237,9 +237,12 @@ class Engine:
 
     @tree.one_thread()
     def step(self) -> None:
-        """Run one round: train, aggregate, and evaluate where due.
+        """Run one round: train, aggregate, and where due fine-tune and evaluate.
 
         The engine uses one thread: its work is small, and a second thread would wait for a core that clients use.
+
+        Raises:
+            NonFiniteError, UsageError: as for :meth:`run`.
         """
         schedule, done = self.schedule, self.done + 1
         exchanges = self.algorithm.call("exchanges", self.done)

@@ -320,9 +320,11 @@ def start(
     logits stays fresh if the weights have another number of classes.
 
     Args:
-        path: a run's directory, for its global model after the last checkpoint, or at its best round under a stopping
-            rule. Without a global model it is the server's: the shared layers, and the others as the run began. Or a
-            file of weights (see :mod:`fl_core.models.weights`).
+        model: the fresh model, which is changed in place.
+        path: a file of weights (see :mod:`fl_core.models.weights`), or a run's directory.
+            Of a run the global model is read, at the last checkpoint, or at its best round
+            under a stopping rule. A run without a global model gives the server's: shared
+            layers as trained, and the others as the run began.
         example: a batch that the model takes.
         words: the data's vocabulary, for texts. A run must have the same one. A file does not name its words.
 
@@ -330,8 +332,9 @@ def start(
         Notes, one sentence each.
 
     Raises:
-        UsageError: there is nothing or no common model at the path, or tensors are missing, unexpected or of another
-            shape. The message names the first of them.
+        UsageError: there is nothing or no common model at the path, or the run has adapters
+            or another vocabulary. Or tensors are missing, unexpected or of another shape.
+            The message then names the first of them.
         CorruptError: the run's bytes are damaged.
     """
     path = Path(path)
@@ -368,7 +371,10 @@ def start(
 
 
 def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
-    """Return a run's last common model, its vocabulary, whether clients kept running statistics, and their layers."""
+    """Return a run's common model, its vocabulary, and what its clients kept.
+
+    What they kept is a bool, whether they kept running statistics, and names of layers.
+    """
     run = store.Run(path)
     config = run.config
     has_global = bool((run.rows()[1]["model"] == "global").any())
@@ -423,7 +429,8 @@ def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> Non
     name. Tied tensors may be stored under any of their names, or under several names if the values agree.
 
     Raises:
-        UsageError: a name or shape does not fit. The message names the first.
+        UsageError: a name or shape does not fit, or tied tensors have different values. The
+            message names the first of them.
     """
     model_tensors = {
         name: tensor
@@ -458,8 +465,9 @@ def strict_state(
 ) -> Mapping[str, Tensor] | None:
     """Return ``stored``, or a plain copy of it, if the module's own strict ``load_state_dict`` takes it; else None.
 
-    The module itself is not changed. The first has the versions of the modules' formats from the file. Without them
-    torch assumes version 1, so a batch normalisation adds a counter that is not there.
+    The module itself is not changed. ``stored`` can have the versions of the modules'
+    formats from the file, and its plain copy has none. Without them torch assumes version
+    1, so a batch normalisation adds a counter that is not there.
     """
     for state in (stored, dict(stored)):
         with suppress(Exception):  # of any kind: hooks are code of others

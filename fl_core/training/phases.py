@@ -17,7 +17,7 @@ from fl_core.training.losses import Loss
 from fl_core.tree import Tree
 
 Batch = tuple[Tensor, Tensor]
-"""Samples [b, ...] and their labels [b]."""
+"""Samples [b, ...] and their labels [b, ...]."""
 
 
 def _eager(kind: type[torch.optim.Optimizer]) -> type[Any]:
