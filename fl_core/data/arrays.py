@@ -1,4 +1,8 @@
-"""Conversion of raw arrays to features, natural clients and targets. Errors name the source and the first bad row."""
+"""Conversion of raw arrays to features, natural clients, labels and targets.
+
+A fault names the first bad row if a single row is to blame. Callers add the name of the
+data with :func:`fl_core.data.faults.located`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from fl_core.errors import UsageError, check_known, listing, spelled, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, POSITIONS, REGRESSION
 
 FEW = 4
-"""The largest number of channels of an image if only its shape shows their axis."""
+"""The maximum number of channels of a float image whose shape must show their axis."""
 
 
 def loses_digits(values: Array) -> bool:
@@ -41,18 +45,21 @@ def loses_digits(values: Array) -> bool:
 
 
 def features(x: Array, missing: bool = False) -> Array:
-    """Return features after a check: uint8 images [n, H, W] or [n, H, W, 1 or 3], else finite numbers [n, ...].
+    """Return features after a check: uint8 images, or else finite numbers [n, ...].
 
-    A table [n, d] keeps its digits: it is float64 unless it came as float32. Other numbers are float32. A uint8 array
-    with more than two dimensions is a stack of images. Other numbers are not rescaled. Floats [n, H, W, C] are turned
-    to [n, C, H, W] with a warning, see :func:`channels_first`.
+    Images are uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3], and stay uint8. Other
+    integers and booleans must be a table [n, d]. A table becomes float64, unless it came
+    as float32 or float16. All other numbers become float32. No numbers are rescaled.
+    Floats [n, H, W, C] are turned to [n, C, H, W] with a warning, see
+    :func:`channels_first`.
 
     Args:
-        missing: whether a table [n, d] may have NaN, which will be filled.
+        x: the samples as an array.
+        missing: whether a table [n, d] may have NaN, which will be filled later.
 
     Raises:
-        DataFault: there is no sample or feature, a value is not a finite number (also after rounding to float32), or
-            the shape is not that of images.
+        DataFault: the values are no numbers, there is no sample or feature, a value is
+            not finite in float32, or the shape is not that of images.
     """
     if x.dtype.kind not in "buif":
         raise DataFault(
@@ -144,11 +151,19 @@ def owners(
 ) -> tuple[Integers, Names]:
     """Return the natural client of each sample, as indices into the clients' names.
 
-    Text names clients directly, in sorted order and in Unicode's composed form. Whole numbers do so too, or they index
-    ``names``. A name without samples is not a client.
+    Args:
+        values: a client for each sample [n]: its name as text, its name as a whole
+            number, or its index in ``names``.
+        names: names of the clients. None means that ``values`` are the names.
+
+    Returns:
+        The indices, int64 [n], and the names of the clients that have samples. Text is
+        sorted, in Unicode's composed form. Whole numbers are in ascending order, and
+        ``names`` stay in their order.
 
     Raises:
-        DataFault: neither text nor whole numbers, an empty name, one number in two spellings, or a number outside
+        DataFault: a value is neither text nor a whole number, a name is empty, one number
+            has two spellings, a number is no index of ``names``, or text comes with
             ``names``.
     """
     if is_text(values):
@@ -183,7 +198,10 @@ def exact(word: str) -> Decimal:
 
 
 def of_digits(words: Iterable[str]) -> bool:
-    """Return whether all words consist of digits, so that they are whole numbers of any size."""
+    """Return whether all words consist of ASCII digits only.
+
+    Such words are whole numbers of any size, without a sign or blanks.
+    """
     return all(word.isascii() and word.isdigit() for word in words)
 
 
@@ -230,10 +248,13 @@ def whole_numbers(values: Array, *ways: str | Way) -> Integers:
     """Convert integers, booleans, or floats without a fraction to int64 [n].
 
     Args:
-        ways: repairs that an error proposes for numbers with a fraction.
+        values: the numbers [n].
+        ways: repairs that an error proposes for floats that are no whole numbers.
 
     Raises:
-        DataFault: a value is not a whole number. The message names the first.
+        DataFault: a value is not a whole number, a float has a magnitude of 2**53 or
+            more, or there is not one value for each sample. The message names the first
+            bad value.
     """
     check_flat(values)
     rule = "values must be whole numbers"
@@ -279,16 +300,22 @@ LABELLED = "each sample must have a label"
 def answers(
     y: Array, task: str, names: Sequence[str] | None = None
 ) -> tuple[Array, Names]:
-    """Return labels or targets after a check, with the names of the classes or labels. Other targets have no names.
+    """Return labels or targets after a check, with the names of the classes or labels.
 
     Args:
-        y: labels or targets [n, ...], numbers or text.
-        task: one of :data:`fl_core.rows.TASKS`. The check is that of :func:`labels`, :func:`targets`, :func:`events` or
-            :func:`several_labels`.
-        names: names of the classes or labels, if they are not in ``y``.
+        y: labels or targets [n, ...], numbers or text. The shape [n, 1] counts as [n].
+        task: one of :data:`fl_core.rows.TASKS`. The check is that of :func:`labels`,
+            :func:`targets`, :func:`events` or :func:`several_labels`.
+        names: names of the classes or labels. None means that they follow from ``y``.
+
+    Returns:
+        Class indices [n] with the names of the classes, labels of 0 and 1 [n, L] with the
+        names of the labels, targets [n], or times and events [n, 2]. For regression and
+        survival the names are empty.
 
     Raises:
-        DataFault: as the check of the task, or numbers to predict come with names of classes.
+        DataFault: the check of the task fails, or ``names`` are given for regression or
+            survival.
     """
     y = _squeezed(y)
     if task == CLASSIFICATION:
@@ -303,13 +330,21 @@ def answers(
 
 
 def task_of_entries(y: Array, task: str) -> str:
-    """Return the task of labels from Python with several numbers for each sample; "" for other labels.
+    """Return the task of labels from Python with several numbers for each sample.
 
-    In a classification whole numbers are labels at positions, unless they are one-hot. Floats are targets of a
-    regression, unless all are 0 or 1 and the task is a classification.
+    In a classification whole numbers are labels at positions, unless they are one-hot. In
+    a classification floats are targets of a regression, unless all are 0 or 1. In a
+    regression floats are always its targets.
 
     >>> task_of_entries(np.array([[3, 1], [0, 2]]), CLASSIFICATION)
     'labels at positions'
+
+    Args:
+        y: the labels [n, ...].
+        task: the requested task, one of :data:`fl_core.rows.TASKS`.
+
+    Returns:
+        The task, or "" for all other labels, such as those of one number for each sample.
     """
     if y.ndim < 2 or y.shape[1:] == (1,) or y.dtype.kind not in "iuf":
         return ""
@@ -341,8 +376,10 @@ def finite_entries(y: Array) -> Array:
 def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Names]:
     """Check labels: return class indices 0..C-1 and the names of the C classes.
 
-    Without ``names`` the classes are the distinct labels in ascending order. Their names are the labels' text. Labels
-    may be text, see :func:`written_classes`. If ``names`` are given, a label must be one of them, or the index of one.
+    Indices are int64 [n]. Without ``names`` the classes are the distinct labels in
+    ascending order. Their names are the labels' text. Labels may be text, see
+    :func:`written_classes`. With ``names`` a text must be one of them, and a number must
+    be the index of one.
 
     >>> [labels(np.array([-1, 1, -1], dtype=kind))[1] for kind in (int, float, str)]
     [('-1', '1'), ('-1', '1'), ('-1', '1')]
@@ -356,7 +393,8 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
     fl_core.data.faults.DataFault: each sample must have a label; got nan (1 of 3 rows). Remove the others.
 
     Raises:
-        DataFault: a label is not a whole number or has no name, or there are fewer than two classes with samples.
+        DataFault: a label is missing, is not a whole number or is not among ``names``; -1
+            is one of other labels than -1 and 1; or fewer than two classes have samples.
     """
     check_flat(y)
     if is_text(y):
@@ -399,11 +437,15 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
 def written_classes(cells: pd.Categorical) -> list[str]:
     """Return the names of classes from labels in text: ascending whole numbers, or sorted words.
 
-    Classes keep their text, in Unicode's composed form. They are words if no cell is a number. Spaces around a word do
-    not count.
+    Classes keep their text. They are words if no cell is a number. Spaces around a word
+    do not count.
+
+    Args:
+        cells: the labels, from :func:`fl_core.data.values.texts_of`.
 
     Raises:
-        DataFault: a cell has no value, there is a word among numbers, or a number has two spellings, as 007 and 7.
+        DataFault: a cell is empty or a mark such as NA, there is a word among numbers, a
+            number is not whole, or a number has two spellings, such as 007 and 7.
     """
     refuse_where(is_marked(cells), cells, LABELLED)
     names = sorted({word.strip() for word in cells.categories})
@@ -421,7 +463,8 @@ def targets(y: Array) -> NDArray[np.float32 | np.float64]:
     They are float64 if different values would be equal in float32.
 
     Raises:
-        DataFault: a value is not a finite float32, or there are several targets for a sample.
+        DataFault: a value is missing, is no number or is not finite in float32, or there
+            are several targets for a sample or no samples.
     """
     if y.ndim == 2 and len(y):
         raise DataFault(
@@ -481,10 +524,15 @@ def events(y: Array) -> NDArray[np.float32]:
 def several_labels(
     y: Array, names: Sequence[str] | None = None
 ) -> tuple[NDArray[np.float32], Names]:
-    """Check labels of 0 and 1 [n, C], or text of them. Return them as float32 with the names of the C labels.
+    """Return labels of 0 and 1 as float32 [n, L] after a check, with the L labels' names.
+
+    Args:
+        y: the labels [n, L], as numbers or text.
+        names: names of the labels. None means their numbers from 0.
 
     Raises:
-        DataFault: a value is not 0 or 1, a label has one value only, or there are fewer than two labels.
+        DataFault: a value is not 0 or 1, a label has the same value for all samples,
+            there are fewer than two labels, or their number is not that of ``names``.
     """
     if y.ndim != 2 or y.shape[1] < 2 or not len(y):
         got_shape = list(y.shape)
@@ -509,6 +557,10 @@ def several_labels(
 
 def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
     """Return the labels of several parts as one array, and a function that names a row of it in messages.
+
+    Args:
+        parts: the labels [n, ...] of each part, by the part's name in messages. There must
+            be at least one part. The shape [n, 1] counts as [n].
 
     Raises:
         UsageError: some labels are text and others are not, or the parts differ in the number of labels of a sample.
@@ -561,7 +613,7 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
 
 
 def _squeezed(y: Array) -> Array:
-    """Return targets [n, 1] as [n]."""
+    """Return labels or targets [n, 1] as [n], and those of another shape unchanged."""
     if y.ndim == 2 and y.shape[1] == 1:
         return y[:, 0]
     return y

@@ -17,7 +17,11 @@ from fl_core.errors import UsageError
 
 GREY = (0.2989, 0.587, 0.114)  # of ITU-R 601, as in torchvision
 AREA, GREYED, JITTER = (0.2, 1.0), 0.2, 0.4
-"""MoCo's shares of the area, its probability of grey, and its strength of colours."""
+"""MoCo's range of a crop's share of the area, probability of grey, and colour strength.
+
+Brightness, contrast and saturation change by up to this share, and the hue by up to this
+part of its circle.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,14 +40,19 @@ class MoCoViews:
     Saturation, hue and grey apply to images of three channels only.
 
     Attributes:
-        mean, std: one number for each channel, or empty.
+        mean, std: one number for each channel, by which the images were normalised. Empty
+            means that they were not.
     """
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
     def __call__(self, images: Tensor, draw: torch.Generator) -> Tensor:
-        """Return one view of each image, [n, C, H, W].
+        """Return one view of each image, [n, C, H, W]. The images stay unchanged.
+
+        Args:
+            images: floats [n, C, H, W].
+            draw: the generator of all random numbers, on the CPU.
 
         Raises:
             UsageError: the samples are not images.
@@ -102,6 +111,11 @@ def crop_boxes(n: int, height: int, width: int, draw: torch.Generator) -> Tensor
 
     Area and aspect ratio are drawn ten times. The first that fits is placed at random. If none fits, the box is the
     largest central one with a ratio between 3/4 and 4/3.
+
+    Args:
+        n: number of boxes.
+        height, width: size of the images in pixels.
+        draw: a generator on the CPU, where the boxes are, too.
     """
     trials = torch.rand(n, 10, 2, generator=draw, dtype=torch.float64)
     offsets = torch.rand(n, 2, generator=draw, dtype=torch.float64)
@@ -167,7 +181,12 @@ def grey(x: Tensor) -> Tensor:
 
 
 def _rotate_hue(x: Tensor, by: Tensor) -> Tensor:
-    """Rotate the images' hue by a part of its circle, with fixed saturation and value (Smith 1978: hexagonal cone)."""
+    """Rotate the images' hue by a part of its circle, with fixed saturation and value (Smith 1978: hexagonal cone).
+
+    Args:
+        x: colour images [n, 3, H, W].
+        by: the part of the circle for each image, [n, 1, 1, 1]; 1 is the whole circle.
+    """
     value, _ = x.max(1, keepdim=True)
     span = value - x.min(1, keepdim=True).values
     nonzero_span = span.where(span > 0, 1.0)

@@ -1,4 +1,4 @@
-"""What a table says of its columns: one record for each, as it is printed and stored."""
+"""The description of a table's columns: one record for each, as printed and stored."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Column:
         taken_as: number, yes/no, words, left out, refused, or a role: client, group, label, text. The images of a
             folder are ``pixels in 0..1``.
         inputs: how many inputs of the model it makes.
-        missing: how many cells have no value.
-        example: the first cell that has a value.
+        missing: how many cells have no value. It is 0 for a column that is left out.
+        example: the first cell that has a value, or an empty text.
         odd: what is unusual about the column, or an empty text.
     """
 
@@ -37,7 +37,7 @@ class Column:
 
 @dataclass(frozen=True, repr=False)
 class ColumnTable(Displayed):
-    """The columns of a table, in their order. It shows itself as HTML in a notebook.
+    """The columns of a table, in their order. A notebook shows this table as HTML.
 
     >>> print(ColumnTable((Column("age", "number", 1, 2, "50"), Column("ward", "client"))))
     column  taken as  inputs  missing  example  odd
@@ -79,10 +79,13 @@ class ColumnTable(Displayed):
         return "\n".join(aligned([summary.columns, *summary.rows]))
 
     def with_inputs(self, words: Mapping[str, Sequence[str]]) -> ColumnTable:
-        """Return the table with the inputs of columns of words: one for each word, and one for all others.
+        """Return a table that counts the inputs of columns of words by their known words.
+
+        Such a column makes one input for each known word, and one for all other words.
 
         Args:
-            words: the known words by the column's name. Other columns stay unchanged.
+            words: the known words by the column's name. A column without known words
+                stays unchanged, and so does one that makes no input.
         """
         columns = []
         for column in self.columns:

@@ -9,7 +9,7 @@ from typing import Any
 from fl_core.errors import UsageError, spelled
 
 Place = Callable[[int], str]
-"""The name of a row in messages."""
+"""A function that returns the name of a row in messages, given its number from 0."""
 Way = tuple[str, dict[str, Any]]
 """What to do about a fault: a sentence, and the settings for it."""
 
@@ -22,7 +22,12 @@ def row_of_array(row: int) -> str:
 def place_in(parts: Sequence[tuple[str, int, Place]]) -> Place:
     """Return a function that names a row of joined parts.
 
-    Each part has its name, its number of rows, and a function for its rows.
+    The name has the part and the row within it. A row after the last part gets the name
+    from :func:`row_of_array`.
+
+    Args:
+        parts: for each part its name, its number of rows, and the function that names its
+            rows.
     """
 
     def place(row: int) -> str:
@@ -45,9 +50,10 @@ class DataFault(UsageError):
     Attributes:
         rule: the rule that the data break, in words.
         line: a line of pandas that repairs the table, or an empty text.
-        ways: other repairs, each a sentence with its settings. The message proposes the first, and lists the others
-            after "Or".
-        row: the faulty row, or None.
+        ways: other repairs, each a sentence with its settings, which may be empty. The
+            message proposes the line first, if there is one, and then each way. From the
+            second proposal on each one begins with "Or".
+        row: the number of the faulty row, from 0, or None.
     """
 
     def __init__(
@@ -73,13 +79,24 @@ class DataFault(UsageError):
 
     @property
     def repair(self) -> dict[str, Any]:
-        """Return the settings of the first of ``ways``. They are empty if no setting is certain to help."""
+        """Return the settings of the first of ``ways``.
+
+        They are empty if there is no way, or if the first is a sentence without settings.
+        """
         if self.ways:
             return self.ways[0][1]
         return {}
 
     def at(self, where: str, place: Place = row_of_array) -> DataFault:
-        """Return the fault with a message that begins with ``where`` and names the row."""
+        """Return a new fault whose message begins with ``where`` and the faulty row.
+
+        The new fault has no ``row``, since its message names it. If no row is known, the
+        message begins with ``where`` only.
+
+        Args:
+            where: the data's name.
+            place: a function that names a row by its number from 0.
+        """
         if self.row is not None:
             place_text = place(self.row)
             where = f"{where}, {place_text}"

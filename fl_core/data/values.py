@@ -40,6 +40,8 @@ def text_of(value: Any) -> str:
 def texts_of(values: Cells | Array | pd.Series) -> pd.Categorical:
     """Return values as text, in Unicode's composed form. A missing value becomes an empty text.
 
+    Each distinct text is one category of the result. A Categorical is returned as it is.
+
     >>> list(texts_of(np.array([1.0, np.nan, 2.5])))
     ['1', '', '2.5']
 
@@ -86,7 +88,7 @@ def taken(cells: Any, rows: Any) -> Any:
 
 
 def lacks_value(cells: Cells) -> Bools:
-    """Return whether each cell has no value, bool [n]."""
+    """Return whether each cell is NaN, an empty text or blanks only, bool [n]."""
     if isinstance(cells, np.ndarray):
         return np.isnan(cells)
     return _where(cells, lambda word: not word.strip())
@@ -98,7 +100,7 @@ def is_marked(cells: pd.Categorical) -> Bools:
 
 
 def _where(cells: pd.Categorical, holds: Callable[[str], bool]) -> Bools:
-    """Return where a word of a kind stands."""
+    """Return whether ``holds`` is true of each cell's word, bool [n]."""
     word_holds = np.array([*map(holds, cells.categories)], dtype=bool)
     return (
         word_holds[cells.codes]
