@@ -31,10 +31,15 @@ from fl_core.storage import sha
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Samples ``x``, contiguous float32 [n, *shape], with class indices ``y``, int64 [n], or targets, float32 [n].
+    """The samples of one client and split, with their labels or targets.
 
-    Texts are int64 token ids [n, length]. For survival y are times and events, float32 [n, 2]; for multilabel they are
-    0 and 1, float32 [n, C]. ``groups`` says what each sample belongs to, such as a patient, int64 [n].
+    Attributes:
+        x: contiguous float32 [n, ...]. Texts are int64 token ids [n, length].
+        y: class indices, int64 [n]; targets, float32 [n], or float64 if float32 would merge
+            different ones; times and events, float32 [n, 2]; labels of 0 and 1, float32
+            [n, L]; or labels at positions and several targets, int64 or float32 [n, ...].
+        groups: the number of what each sample belongs to, such as a patient, int64 [n].
+            None means no groups.
     """
 
     x: Tensor
@@ -75,8 +80,8 @@ class FederatedData(Displayed):
     Attributes:
         name: registry name or path.
         shape: shape of one sample; images are (C, H, W), texts a :class:`fl_core.models.tokens.TokenShape`.
-        classes: names of the classes in the order of class indices, or of the labels. It is empty if numbers or events
-            are predicted.
+        classes: names of the classes in the order of class indices, or of the labels. It is empty if numbers, events
+            or labels at positions are predicted.
         clients: the clients, in order.
         partition: the client and split of each sample.
         source_digest: SHA-256 of the samples, independent of their partition.
@@ -84,12 +89,15 @@ class FederatedData(Displayed):
         words: the vocabulary of texts in the order of token ids, after the special ones; otherwise None.
         mean, std: one number for each channel, for the normalisation of images in 0..1. They are empty without it.
         images: whether the samples were uint8 images before they were scaled to 0..1.
-        preprocessing: the preparation of a table that has a header or was scaled or filled.
+        preprocessing: the preparation of a table that has a header or was scaled or
+            filled. None for other data.
         table: the role or kind of each column of a table, and the inputs that it makes.
         chosen: the positive one of two classes, for AUROC and AUPRC. Empty means the second.
-        empty: indices of the classes without any sample, if samples are elsewhere.
-        indices, integers: whether labels are whole numbers without names, and rows integers, from Python.
-        kind: the task, if labels do not say it alone.
+        empty: indices of the classes without any sample. It is used only if the samples
+            are on another machine (:attr:`elsewhere`).
+        indices: whether labels came from Python as whole numbers without names.
+        integers: whether rows [n, d] came from Python as integers, which may be token ids.
+        kind: the task, if the labels' shape and classes do not show it. Otherwise empty.
     """
 
     name: str
@@ -112,7 +120,7 @@ class FederatedData(Displayed):
     kind: str = ""
 
     def summary(self) -> Summary:
-        """Return the number of samples of each client and split."""
+        """Return a table of the number of samples of each client and split."""
         sizes = [
             [client.name, *(len(client.split(split)) for split in SPLITS)]
             for client in self.clients
@@ -153,6 +161,9 @@ class FederatedData(Displayed):
     def with_indices(self, outputs: int) -> FederatedData:
         """Return the same data whose labels are the original whole numbers, as indices of a model's outputs.
 
+        The classes are then named by the indices of all outputs. If the labels were
+        0..C-1, they are indices already, and the data are returned unchanged.
+
         Args:
             outputs: the model's number of outputs.
 
@@ -182,7 +193,10 @@ class FederatedData(Displayed):
         return splits
 
     def with_token_ids(self) -> FederatedData:
-        """Return the same data with rows of integers as token ids."""
+        """Return the same data with rows of integers as token ids, int64 [n, length].
+
+        The number of token ids is the largest integer of any split plus 1.
+        """
         splits = self._splits()
         n_tokens = 1 + max(int(samples.x.max()) for samples in splits if len(samples))
         return self._changed(
@@ -191,7 +205,10 @@ class FederatedData(Displayed):
         )
 
     def without_samples(self) -> FederatedData:
-        """Return the same data with meta tensors, which have the samples' sizes and no numbers."""
+        """Return the same data with meta tensors, which have the samples' sizes and no numbers.
+
+        Groups are left out. ``empty`` keeps the classes without any sample.
+        """
         return self._changed(
             lambda split: Split(split.x.to("meta"), split.y.to("meta")),
             empty=tuple(self.absent),
@@ -200,7 +217,12 @@ class FederatedData(Displayed):
     def _changed(
         self, change: Callable[[Split], Split], **attributes: Any
     ) -> FederatedData:
-        """Return the same data with each split changed, and other attributes."""
+        """Return a copy of the data in which ``change`` has replaced each split.
+
+        Args:
+            change: a function from a split to the new one.
+            attributes: new values of other attributes.
+        """
         clients = tuple(
             ClientData(client.name, *(change(client.split(name)) for name in SPLITS))
             for client in self.clients
@@ -227,7 +249,10 @@ class FederatedData(Displayed):
 
     @cached_property
     def absent(self) -> list[int]:
-        """Return the indices of classes without any sample. Macro-F1 leaves them out."""
+        """Return the indices of classes without any sample. Macro-F1 leaves them out.
+
+        The list is empty if the task is no classification.
+        """
         if self.task != CLASSIFICATION:
             return []
         if self.elsewhere:
@@ -257,7 +282,8 @@ class FederatedData(Displayed):
     def class_counts(self, split: str = "train") -> pd.DataFrame:
         """Count the samples of each client (rows) by class or label (columns).
 
-        For numbers to predict and for survival there is one column, ``samples``.
+        Data without names of classes or labels, such as those of a regression or for
+        survival, have one column, ``samples``. Other data must not be :attr:`elsewhere`.
 
         Args:
             split: ``train``, ``validation`` or ``test``.
@@ -282,7 +308,11 @@ class FederatedData(Displayed):
 
     @cached_property
     def copies_note(self) -> str:
-        """Return the note on near copies over the splits, or "". It is "" for anything but numbers, and with groups."""
+        """Return a warning about test samples that nearly copy training samples, or "".
+
+        Only samples of numbers are examined. The text is "" for images, texts, columns of
+        words, several inputs, samples with groups, and samples on another machine.
+        """
         splits = self._splits()
         all_floats = all(split_rows.x.is_floating_point() for split_rows in splits)
         has_groups = any(split_rows.groups is not None for split_rows in splits)
@@ -321,11 +351,18 @@ def gather(
 ) -> FederatedData:
     """Build a federation's tensors from a source and a partition.
 
-    The vocabulary of texts comes from all clients' training samples together. A table's preprocessing is fitted on
-    them, unless ``preprocessing`` has stored numbers.
+    The vocabulary of texts comes from all clients' training samples together, unless the
+    source brings it. A table's preprocessing is fitted on the same samples.
+
+    Args:
+        source: all samples.
+        partition: the client and split of each sample.
+        preprocessing: a stored preparation of a table, used in place of a fitted one. None
+            means that it is fitted.
 
     Raises:
-        UsageError: the partition was made for another source.
+        UsageError: the partition was made for another source, or a table cannot be
+            prepared.
     """
     partition.check(source)
     training_rows = [part["train"] for part in partition.indices.values()]
@@ -374,6 +411,8 @@ SPREAD = 100.0
 
 def notes(data: FederatedData, alone: bool = False) -> list[str]:
     """Return warnings about a federation's clients, names, classes, scale and repeated samples.
+
+    They also report many unknown words in texts. The list is empty if nothing is unusual.
 
     Args:
         alone: whether clients train locally on purpose, so that no warning says so.
@@ -440,7 +479,10 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
 
 
 def client_notes(data: FederatedData) -> list[str]:
-    """Return warnings about clients with one class or target or without an event, and about the targets' scale."""
+    """Return warnings about clients with one class or target or without an event, and about the targets' scale.
+
+    Only training samples count. The list is empty if nothing is unusual.
+    """
     ys = {client.name: client.train.y for client in data.clients}
     sameness = "of one class only" if data.task == CLASSIFICATION else "whose targets are all equal"  # fmt: skip
     clients_by_fault = {
@@ -471,9 +513,12 @@ def client_notes(data: FederatedData) -> list[str]:
 
 
 def _of_classes(data: FederatedData) -> Iterator[str]:
-    """Yield classes without samples or of one sample, integers that are no indices, and a usual positive class.
+    """Yield warnings about rare classes, renumbered labels, and the positive class.
 
-    AUROC and AUPRC describe the positive one of two classes. The usual one is named unless the user chose it.
+    A class is rare if it has no sample, or one. Whole numbers other than 0..C-1 are
+    renumbered. AUROC and AUPRC describe the positive one of two classes. A warning says so
+    if more than a share :data:`USUAL` of training samples have this class, unless the user
+    chose it. Other tasks than classification have no such warnings.
     """
     if data.task != CLASSIFICATION:
         return

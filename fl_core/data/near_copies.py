@@ -44,7 +44,8 @@ class NearCopies:
     Attributes:
         neighbours: share of test rows whose nearest training row is within :data:`NEAR` rows in the file.
         chance: the mean share of training rows that are so near in the file.
-        copies: share of test rows that are far nearer to one training row than to the tenth.
+        copies: share of test rows that are far nearer to one training row than to the
+            tenth. It is 0 for fewer than :data:`LEAST_COLUMNS` columns.
     """
 
     neighbours: float
@@ -84,7 +85,8 @@ def near_copies(
     >>> "almost equal" in near_copies(again[:400], again[400:], places, places + 400).note
     True
 
-    All shares are 0 if a number is missing, or if there are at most :data:`RANK` training rows.
+    All shares are 0 if a number is missing, if there is no test row, or if there are at
+    most :data:`RANK` training rows. Columns are standardised by the training rows.
 
     Args:
         train, test: rows as numbers, [n, ...]. Rows of several dimensions are flattened.
@@ -149,7 +151,11 @@ def rows_of(partition: Partition, split: str) -> Integers:
 
 
 def _nearest(train: Floats, test: Floats) -> Iterator[tuple[slice, Floats, Integers]]:
-    """Yield parts of the test rows, their :data:`RANK` least distances [n, RANK], and the nearest training row [n]."""
+    """Yield slices of the test rows with their nearest training rows.
+
+    Each comes with the :data:`RANK` least distances of its rows, ascending [n, RANK], and
+    with the positions of their nearest training rows [n].
+    """
     block_rows = min(BLOCK, len(train))
     test_step = max(1, NUMBERS // block_rows)
     for start in range(0, len(test), test_step):

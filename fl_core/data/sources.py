@@ -75,11 +75,12 @@ class Source:
         name: registry name or path.
         x: uint8 images [n, H, W] or [n, H, W, C], which :meth:`tensor` scales; or float32 [n, ...], not scaled; or a
             table, float64 or float32 [n, d]; or int64 codes [n, length] of ``words``, or a tokenizer's ids.
-        y: class indices, int64 [n]; targets, float32 [n]; times and events, float32 [n, 2]; or labels of 0 and 1,
-            float32 [n, C]. Targets that float32 would merge are float64.
+        y: class indices, int64 [n]; targets, float32 [n]; times and events, float32 [n, 2]; labels of 0 and 1,
+            float32 [n, C]; or labels at positions and several targets, int64 or float32 [n, ...]. Targets that float32
+            would merge are float64.
         classes: names of the classes or labels. If empty, ``y`` holds targets, or times and events.
         owner: index of each sample's natural client, int64 [n], or None without natural clients.
-        owner_names: names of the natural clients.
+        owner_names: names of the natural clients. Empty without them.
         is_train: false for samples of the official test set, bool [n], or None without one.
         groups: the number of each sample's group, such as a patient, int64 [n], or None. A group has one client, and
             its samples are in one split.
@@ -98,7 +99,11 @@ class Source:
         indices: whether labels are whole numbers from Python without names.
         integers: whether rows [n, d] came as integers from Python, which may be token ids.
         layout: how several inputs lie side by side in ``x``, or None for one input.
-        kind: the task, if ``y`` does not say it alone: labels at positions, or several numbers a sample.
+        kind: the task, if ``y`` does not say it alone: labels at positions, or several numbers a sample. Otherwise
+            empty.
+
+    Raises:
+        UsageError: a name of a class or client, or a word, is no valid UTF-8.
     """
 
     name: str
@@ -139,7 +144,7 @@ class Source:
 
     @property
     def labels(self) -> Integers:
-        """Return class indices, int64 [n]. Without classes all are 0."""
+        """Return class indices, int64 [n]. For other tasks than classification all are 0."""
         y = self.y if self.task == CLASSIFICATION else np.zeros(len(self))
         return y.astype(np.int64, copy=False)
 
@@ -152,7 +157,7 @@ class Source:
         """Count the samples of each natural client (rows) by class.
 
         For other tasks than classification there is a column ``samples``. For survival there is also a column
-        ``events``, and for multilabel one for each label.
+        ``events``, and for multilabel one for each label. Without natural clients there is one row, ``all``.
         """
         owner = self.owner
         if owner is None:
@@ -174,7 +179,10 @@ class Source:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of a sample from :meth:`tensor`: (C, H, W) for images, a :class:`TokenShape` for texts."""
+        """Return the shape of a sample from :meth:`tensor`: (C, H, W) for images, a :class:`TokenShape` for texts.
+
+        For several inputs it is a :class:`~fl_core.models.adapter.PackedShape`, with their layout and some samples.
+        """
         if self.tokenizer:
             return TokenShape(self.x.shape[1:], self.tokenizer.tokens, self.tokenizer)
         if self.words is not None:
@@ -200,7 +208,8 @@ class Source:
         """Return the source with methods for scaling and filling its numbers. Nothing is fitted yet.
 
         Args:
-            scale: one of :data:`fl_core.data.reading.SCALES`. ``imagenet`` is for colour images alone.
+            scale: one of :data:`fl_core.data.reading.SCALES`. ``imagenet`` is for colour images alone, and sets their
+                ``mean`` and ``std``.
             impute: one of :data:`fl_core.data.reading.IMPUTES`.
 
         Raises:
@@ -250,9 +259,10 @@ class Source:
         return sha.hexdigest()
 
     def tensor(self, indices: Integers) -> Tensor:
-        """Return samples as contiguous float32 [len(indices), *shape]: images scaled to 0..1, then (x - mean) / std.
+        """Return the samples at ``indices`` as a contiguous tensor, float32 [n, ...].
 
-        Texts are int64 token ids.
+        Images are scaled to 0..1, and normalised as (x - mean) / std if the source has a mean. Texts are int64 token
+        ids [n, length].
         """
         import torch
 
@@ -279,13 +289,17 @@ class Source:
         A column of words becomes one column for each word in these samples, and one for all others. Texts get a
         vocabulary of the words that occur at least :data:`LEAST_COUNT` times in these samples. It has at most
         :data:`MOST_WORDS` words, by falling frequency and then in alphabetical order. Rarer words train the row of the
-        unknown word.
+        unknown word. If a regression's table is scaled, the mean and deviation of its training targets are kept, too.
+        A source that needs no preparation, or has one, is returned as it is.
 
         Args:
             train: positions of the training samples.
             preparation: stored numbers for a table. None means that they are fitted now.
             owner: the client of each training sample. The bounds to which a table's numbers are clipped follow from
                 the quartiles of each client (:func:`fl_core.data.preprocessing.fences`). None means one client.
+
+        Raises:
+            UsageError: a column to fill has no value in a training sample, or a value is missing and not filled.
         """
         if self.words is not None and not self.tokenizer and not self.fixed_words:
             first_code, x = len(SPECIAL), self.x[train].reshape(-1)
@@ -424,7 +438,7 @@ def source_of_parts(
     Args:
         parts: {name for messages: (x, y)}.
         name: name of the data.
-        classes: names of the classes or labels.
+        classes: names of the classes or labels. None means that they follow from the labels.
         missing: whether a table's features may be NaN.
         task: one of :data:`fl_core.rows.TASKS`.
 
@@ -534,9 +548,11 @@ def encode(
         length: number of codes of a text, the first of which marks the start. Longer texts are cut, and shorter ones
             padded. A tokenizer has its own length.
         where: the data's name, for a warning that many texts are cut. Empty means no warning.
+        tokenizer: the tokenizer of a transformers folder. None means the tokens of :func:`tokens_of`.
 
     Raises:
         DataFault: a text is blank. The message names the first.
+        UsageError: the tokenizer does not take the texts, or its file has changed.
     """
     is_blank = np.array([not text.strip() for text in texts], dtype=bool)
     rule, advice = "the text must not be empty", "Fill it, or remove the row."
