@@ -41,21 +41,27 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
       and are scaled to 0..1. Float arrays are not scaled. Their channels come first, or are moved there from the end.
       Tables are [n, d].
     * A folder: ``client/class/*`` or ``class/*`` with images (:data:`fl_core.data.reading.IMAGES`). Names are sorted.
-      Other files are counted in a note, and folders named train, val and test are splits. Images are turned as their
+      Other files are named in a warning, and folders named train, val and test are splits. Images are turned as their
       EXIF orientation says, and transparent ones are laid on white. All must have one size, unless ``image_size`` crops
       and scales them, and are scaled to 0..1. If every image is grey they have one channel, otherwise three.
-    * ``.csv`` with a header: a label column of whole numbers or words, a column that names the client, and numbers.
-      Without a ``client`` column there are no natural clients. With a ``text`` column the samples are these texts as
-      token ids. Columns apart from text, label and client are then ignored.
+    * ``.csv`` with a header: a label column of whole numbers or words, a column that names the client, and features,
+      numbers or words. Without a ``client`` column there are no natural clients. With a ``text`` column the samples are
+      these texts as token ids. Columns of features are then ignored.
     * ``.tsv``: the same. An Excel file is refused.
     * ``.parquet``: the same. An index without a name is ignored.
     * A folder of such tables, or their paths with commas between them. Each file is a client with the file's name.
-    * ``.jsonl``: texts, with one object per line and the keys text, label and, optionally, client.
+    * ``.jsonl``: the same, with one object per line, such as the keys text, label and, optionally, client.
 
-    For the task ``regression`` labels are any finite numbers, the targets of the model.
+    For other tasks than classification labels are numbers (:func:`fl_core.data.arrays.answers`).
+
+    Args:
+        path: the file or folder, or several tables with commas between their paths.
+        reading: the names of columns and other settings. Those that have no meaning for the data must have their
+            defaults.
 
     Raises:
-        UsageError: some content does not fit. The message names the file, array or column, and the first bad row.
+        UsageError: the path is none of these, a setting has no meaning for it, or some content does not fit. The
+            message names the file, array or column, and the first bad row.
     """
     for file in tables.files_of(path) or [path]:
         if not file.is_dir():
@@ -203,10 +209,9 @@ def check_signs(key: str, array: Array) -> None:
 def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Return shape and type of each array of an .npz file, without reading the arrays.
 
-    No array may claim more bytes than it has, and the file may not be far larger unpacked.
-
     Raises:
-        UsageError: the path is no such file, or an array claims more bytes than it has.
+        UsageError: the path is no such file, it has an array twice, an array claims more
+            bytes than it has, or the file is far larger unpacked.
     """
     shapes, n_bytes = {}, 0
     readable_file = about(
@@ -260,10 +265,12 @@ _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 def read_images(path: Path, size: int | None = None) -> Source:
-    """Read a dataset from a folder of images.
+    """Read a dataset from a folder of images, in a layout of :func:`list_images`.
 
     Args:
-        size: crop each image to a square at its centre, and scale it to this many pixels a side.
+        path: the folder.
+        size: crop each image to a square at its centre, and scale it to this many pixels a
+            side. None means that all images must have one size.
 
     Raises:
         UsageError: the layout differs, or an image is unreadable or has another size.
@@ -304,7 +311,15 @@ SPLIT_FOLDERS = (
 
 
 class _Header(NamedTuple):
-    """What the header of an image file says: (width, height) as shown, mode, and what is done to show it."""
+    """The header of an image file.
+
+    Attributes:
+        size: (width, height) of the image as it is shown.
+        mode: Pillow's mode, such as ``RGB``.
+        turned: whether EXIF data turn or mirror the image.
+        transparent: whether it has an alpha channel or a transparent colour.
+        animated: whether it has several frames.
+    """
 
     size: tuple[int, int]
     mode: str
@@ -319,16 +334,24 @@ def pixels(
     where: Path | None = None,
     side: int | None = None,
 ) -> tuple[NDArray[np.uint8], str]:
-    """Read image files as uint8, [n, H, W] if all are grey, otherwise [n, H, W, 3], and say what was done to them.
+    """Read image files as uint8, and return them with a text on what was done to them.
 
     Args:
-        gray: whether they must be grey. None means as they are. If false, grey ones get three equal channels.
-        where: the folder named in an error about their size in memory. The default is that of the first.
-        side: crop each image to a square at its centre, and scale it to this many pixels. None means that all must
-            have one size.
+        files: the image files, at least one.
+        gray: whether the images must be grey. None means as they are. If false, grey ones
+            get three equal channels.
+        where: the folder named in an error about their size in memory. None means the
+            folder of the first file.
+        side: crop each image to a square at its centre, and scale it to this many pixels a
+            side. None means that all must have one size.
+
+    Returns:
+        The images, [n, H, W] if all are grey and ``gray`` is not false, otherwise
+        [n, H, W, 3]; and the text, such as ``3 turned by EXIF``, or an empty one.
 
     Raises:
-        UsageError: an image is unreadable, differs in size from the first, or is not grey although it must be.
+        UsageError: an image is unreadable, differs in size from the first, is not grey
+            although it must be, or would take far more memory than its file has bytes.
     """
     headers = [_header(file) for file in files]
     size = (side, side) if side else headers[0].size
@@ -386,7 +409,12 @@ def pixels(
 
 
 def _header(file: Path) -> _Header:
-    """Return the header of an image file, without decoding pixels."""
+    """Return the header of an image file, without decoding pixels.
+
+    Raises:
+        UsageError: the file is unreadable, has too many scans, or has more than 8 bits a
+            channel.
+    """
     with _decoded(file) as image:
         if image.format in ("JPEG", "MPO"):
             formats.check_scans(storage.read_bytes(file))
@@ -417,7 +445,7 @@ def _decoded(file: Path) -> Iterator[ImageFile.ImageFile]:
 
 
 def _all_gray(headers: Sequence[_Header]) -> bool:
-    """Return whether all images are grey."""
+    """Return whether all images are stored with one channel of grey."""
     return all(header.mode in ("1", "L") for header in headers)
 
 
@@ -428,10 +456,12 @@ def list_images(path: Path) -> pd.DataFrame:
     """Return image files in a frame with the columns ``client``, ``label``, ``file`` and ``split``.
 
     Rows are sorted by client and label. Two Unicode forms of one name are one class. Without clients the client is an
-    empty text, and so is the split unless all folders of clients are named as splits.
+    empty text. If all folders of clients are named as splits, among them train, they are splits and no clients. The
+    split is then ``train`` or ``test``, and otherwise an empty text.
 
     Raises:
-        UsageError: the folder has no images, or another layout than ``class/*`` or ``client/class/*``.
+        UsageError: the folder has no images, or another layout than ``class/*`` or ``client/class/*``; or some folders
+            are named as splits (:data:`SPLIT_FOLDERS`) where classes or clients are expected.
     """
     class_files = images_in(path, "[!.]*/[!.]*")
     client_files = images_in(path, "[!.]*/[!.]*/[!.]*")

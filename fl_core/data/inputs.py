@@ -47,7 +47,7 @@ from fl_core.models.tokens import SPECIAL, Tokenizer, TokenShape
 from fl_core.rows import CLASSIFICATION
 
 WRITTEN_ALIKE = "Write new samples as training samples were."
-"""What to do about new samples that are read otherwise."""
+"""The advice on new samples that are written in another way than training samples."""
 
 
 class Samples(NamedTuple):
@@ -119,7 +119,13 @@ class Inputs:
 
     @classmethod
     def from_federation(cls, data: FederatedData, reading: Reading = PLAIN) -> Inputs:
-        """Return the inputs of models trained on this federation."""
+        """Return the inputs of models trained on this federation.
+
+        Args:
+            data: the federation.
+            reading: the settings by which its tables or texts were read, and by which new
+                ones will be.
+        """
         return cls(
             tuple(data.shape),
             data.images,
@@ -141,7 +147,7 @@ class Inputs:
 
     @property
     def _words(self) -> dict[str, Names]:
-        """Return the categories of a table's columns of words."""
+        """Return the categories of a table's columns of words, by the column's name."""
         preparation = self.preprocessing or Preprocessing()
         return {
             name: words
@@ -176,7 +182,8 @@ class Inputs:
         """Return the inputs from the dictionary of :meth:`to_json`.
 
         Raises:
-            UsageError: a key is unknown, or the shape is not that of the prepared columns or of images.
+            UsageError: a key is unknown, a value has another type, or the shape is not that
+                of the prepared columns or of images.
         """
         if isinstance(values.get("reading"), Mapping):  # else refused below
             values = {**values, "reading": current(values["reading"])[0]}
@@ -201,15 +208,15 @@ class Inputs:
         """Return new samples, from a path or from memory, in the form that the model takes.
 
         Args:
-            new: a .csv table, whose columns other than the features are ignored; an .npz file with an array ``x``; a
-                folder of images, at any depth; texts in a .csv or .jsonl file; or, in memory, an array [n, ...], or a
-                sequence of texts.
+            new: a .csv, .tsv or .parquet table, whose columns other than the features are ignored; an .npz file with an
+                array ``x``; a folder of images, at any depth; texts in a table or a .jsonl file; or, in memory, a
+                DataFrame, an array [n, ...], or a sequence of texts.
             ids: columns that identify a table's records. None means columns with a usual name, such as ``id``, that are
                 not features.
 
         Raises:
-            UsageError: the data differ in kind or shape from the training data. The message names the file, column or
-                line.
+            UsageError: the data differ in kind or shape from the training data, or ``ids`` name no columns of a table.
+                The message names the file, column or line.
         """
         if ids is not None:
             ids = as_list("ids", ids, empty=True)
@@ -222,10 +229,13 @@ class Inputs:
         """Return the rows of each client in a table of new samples, by its column of clients.
 
         Args:
-            new: the path of a table or of an .npz file, or a table in memory.
+            new: the path of a table or of an .npz file, or a DataFrame.
+
+        Returns:
+            The positions of the rows, from 0, by the client's name. Names are in ascending order.
 
         Raises:
-            UsageError: there is no such column, or a row has no client.
+            UsageError: the samples are no table, there is no such column, or a row has no client.
         """
         name = self.reading.client_column
         path = None
@@ -313,8 +323,12 @@ class Inputs:
     def _opened(self, source: Path | pd.DataFrame, texts: Sequence[str]) -> Opened:
         """Return a table of new samples, read as the training samples were.
 
+        Args:
+            source: the path of the table, or the table itself.
+            texts: columns whose cells keep their spelling, such as ``007``.
+
         Raises:
-            UsageError: it is written otherwise. The message says how.
+            UsageError: it is written in another way. The message says what differs.
         """
         reading = self.reading
         has_types = isinstance(source, Path) and source.suffix.lower() not in (".csv", ".tsv")  # fmt: skip
@@ -438,7 +452,7 @@ class Inputs:
         return Samples(tuple(names or map(str, rows)), source.tensor(np.array(rows)))
 
     def _source(self, x: Array, words: Names | None = None) -> Source:
-        """Return the samples as a dataset without known labels."""
+        """Return the samples as a dataset in which all labels are 0, since none is known."""
         return Source(
             "new samples",
             x,
