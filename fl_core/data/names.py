@@ -1,4 +1,7 @@
-"""Names and words as texts: of clients, classes, columns and categories. Settings start without NumPy."""
+"""Names and words as texts: of clients, classes, columns and categories.
+
+This module imports no NumPy, so that settings are read fast.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ MARKS = (
     *("", "na", "n/a", "nan", "null", "none", "?", ".", "-", "nat", "<na>", "#n/a"),
     *("#na", "#div/0!", "#value!", "#ref!", "#name?", "#num!", "#null!"),
 )
-"""Marks of a missing cell, in small letters. None is a label, a client or a group without being named as one."""
+"""Marks of a missing cell, in small letters. In a table such a cell is no label, client or
+group, unless its column is among the ``categories``."""
 _NUMBER = re.compile(
     r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf(?:inity)?)|nan",
     re.IGNORECASE,
@@ -52,6 +56,8 @@ def nearly_equal(words: Iterable[str]) -> list[list[str]]:
 
 def is_number(cell: str) -> bool:
     """Return whether a cell is a plain number: digits with an optional sign, point and exponent.
+
+    Infinity (``inf``) and ``nan`` are numbers, too. Blanks around a number do not count.
 
     >>> [is_number(cell) for cell in ("-1.5e3", " 7 ", "10_20", "1,5", "0x10", "1e", "1 000")]
     [True, True, False, False, False, False, False]

@@ -24,7 +24,7 @@ CLASSES = ("walking", "upstairs", "downstairs", "sitting", "standing", "laying")
 STEPS = 128
 """Steps of a window of 2.56 s."""
 MEANS = 4
-"""Steps whose mean is one step of a sample."""
+"""Recorded steps whose mean is one step of a sample."""
 SIDES = ("train", "test")
 """The two folders of the archive. Each person is in one of them."""
 
@@ -45,6 +45,12 @@ def activity(data_root: Location | None) -> Source:
 
     Each of the 32 steps is the mean of four. Windows overlap by half, so a bout of one activity stays in one split.
     :func:`write_file` makes the file.
+
+    Args:
+        data_root: the folder with :data:`FILE`. None means that of the environment.
+
+    Raises:
+        UsageError: the file is missing, or has another form.
     """
     path = find_file(
         "activity",
@@ -133,6 +139,9 @@ def write_file(archive: Path | str, path: Path | str) -> None:
 def bouts(x: Array, y: Integers, person: Integers) -> tuple[Integers, Integers]:
     """Return each window's bout and its position in that bout, both int64 [n].
 
+    A bout is a run of windows of one person and activity, each of which begins with the
+    second half of the one before. Bouts and positions are counted from 0.
+
     Args:
         x: windows [n, channels, steps], in the order of recording.
         y: the activity of each window, [n].
@@ -151,7 +160,15 @@ def bouts(x: Array, y: Integers, person: Integers) -> tuple[Integers, Integers]:
 
 
 def _side(archive: Path, side: str) -> tuple[Array, Integers, Integers]:
-    """Return windows, float32 [n, channels, steps], class indices and persons of one folder of the archive."""
+    """Return windows, float32 [n, channels, steps], class indices and persons of one folder of the archive.
+
+    Args:
+        archive: the archive's folder.
+        side: one of :data:`SIDES`.
+
+    Raises:
+        UsageError: a file is missing, is no table of numbers, or does not fit the others.
+    """
     signals = [f"Inertial Signals/{channel}_{side}.txt" for channel in CHANNELS]
     names = [*signals, f"y_{side}.txt", f"subject_{side}.txt"]
     files = [archive / side / name for name in names]
@@ -180,7 +197,11 @@ def _side(archive: Path, side: str) -> tuple[Array, Integers, Integers]:
 
 
 def _table(file: Path, columns: int) -> Array:
-    """Return a file of numbers with spaces between them, float64 [n, columns]."""
+    """Return a file of numbers with spaces between them, float64 [n, columns].
+
+    Raises:
+        UsageError: the file has another number of columns, or a cell is no finite number.
+    """
     check_size(file, file.stat().st_size)
     requirement = f"{file} must have rows of {columns} finite numbers"
     with about(requirement, ValueError, way="Unpack it again."):

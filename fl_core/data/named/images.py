@@ -47,11 +47,14 @@ def images(
 ) -> None:
     """Register a dataset of images, stored as ``NAME.npz`` below the data root or as torchvision stores it.
 
+    Of the files of torchvision only the training side is read.
+
     Args:
         name: the dataset's name.
         summary: the dataset's line in lists.
         kind, folder: the class in ``torchvision.datasets``, and torchvision's folder for the files. Empty means none.
-        keeps_test: whether an official test set stays the test set.
+        keeps_test: whether an official test set in the .npz file stays the test set.
+            Otherwise its samples are left out.
         classes: the classes that are used, in their order. Empty means all.
         recipe: default settings of the dataset.
     """

@@ -29,16 +29,21 @@ CLIENTS, SAMPLES = 6, 240
 """Clients of a federation of digits, and training and validation samples of each. The other digits are test samples of
 every client."""
 CLOTHES = {"clients": 5, "samples": 138, "test": 300}
-"""The same of Fashion-MNIST, with 110 training samples of a client, and the number of test samples."""
+"""Clients of a federation of Fashion-MNIST, training and validation samples of each, and
+test samples. 110 of a client's 138 samples are for training."""
 
 
 def coded_labels(y: Array, client: int, classes: int) -> Array:
-    """Return labels [n] renamed by a client's own code. Of two classes every second client exchanges them.
+    """Return class indices [n] that a client's own code has replaced.
+
+    The code is a fixed random permutation of the classes. If there are two classes,
+    clients with an odd number exchange them, and the others keep them.
 
     >>> coded_labels(np.array([0, 1, 1]), client=1, classes=2)
     array([1, 0, 0])
 
     Args:
+        y: class indices [n].
         client: the client's number, from 0.
         classes: the number of classes.
     """
@@ -53,9 +58,11 @@ def coded_labels(y: Array, client: int, classes: int) -> Array:
 def permuted_inputs(x: Array, client: int) -> Array:
     """Return samples [n, ...] with features in a client's own order: pixels of all channels alike, or columns.
 
-    Columns of a table also change signs.
+    The order is a fixed random permutation. In a table random columns also change their
+    sign.
 
     Args:
+        x: a table [n, d], or images [n, H, W] or [n, C, H, W].
         client: the client's number, from 0.
     """
     generator = numpy_generator(0, "planted inputs", client)
@@ -76,7 +83,9 @@ def federation(
     samples: int,
     test: int | None = None,
 ) -> Source:
-    """Return a federation whose clients' samples are changed in a known way. The seed is fixed.
+    """Return samples with natural clients, each of which changes its samples in a known way.
+
+    The draw of samples is fixed. All clients have the same test samples before the change.
 
     Args:
         plain: the samples before the change.

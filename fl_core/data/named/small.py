@@ -182,7 +182,15 @@ def heart() -> Source:
     **TEXT,
 )
 def airline_tweets(data_root: Location | None) -> Source:
-    """14,640 tweets to six airlines, which are the clients: negative, neutral or positive."""
+    """14,640 tweets to six airlines, which are the clients: negative, neutral or positive.
+
+    Args:
+        data_root: the folder with ``airline_tweets.jsonl``. None means that of the
+            environment.
+
+    Raises:
+        UsageError: the file is missing, or has other labels than 0, 1 and 2.
+    """
     path = find_file("airline_tweets", data_root, "airline_tweets.jsonl")
     tweets = read_table(path, Reading(client_column="airline"))
     if tweets.classes != ("0", "1", "2"):
@@ -195,10 +203,10 @@ def airline_tweets(data_root: Location | None) -> Source:
 BASE_AIRLINES = ("United", "US Airways")
 """Airlines of :func:`tweets_base`. The others are those of :func:`tweets_adapters`."""
 TWEET_TOKENS, TWEET_SAMPLES, TWEET_TESTS = 16, 138, 400
-"""Tokens of a tweet; training and validation samples, and at most test samples, of an airline in
-:func:`tweets_adapters`."""
+"""Tokens of a tweet. For each airline of :func:`tweets_adapters`, the number of training and
+validation samples, and the maximum number of test samples."""
 LEAST_USED = 3
-"""Tweets to the base's airlines that a word of the vocabulary is in, at least."""
+"""The minimum number of tweets to :data:`BASE_AIRLINES` that have a word of the vocabulary."""
 TWEET_BLOCKS: dict[str, Any] = {
     "clients": None,
     "partition": "natural",
@@ -208,11 +216,14 @@ TWEET_BLOCKS: dict[str, Any] = {
 
 
 def tweets_of(data_root: Location | None, name: str, base: bool) -> Source:
-    """Return the first tokens of tweets to some airlines, without tweets that are equal in them.
+    """Return the first tokens of tweets to some airlines, each sequence of tokens once.
 
-    The vocabulary is that of tweets to :data:`BASE_AIRLINES`.
+    A tweet is left out if an earlier one, to any airline, has the same first
+    :data:`TWEET_TOKENS` tokens. The vocabulary has the words of at least
+    :data:`LEAST_USED` tweets to :data:`BASE_AIRLINES`.
 
     Args:
+        data_root: the folder of the file, see :func:`airline_tweets`.
         name: name of the dataset.
         base: whether the airlines are :data:`BASE_AIRLINES`, or all others.
     """
@@ -265,7 +276,10 @@ def tweets_base(data_root: Location | None) -> Source:
     **TWEET_BLOCKS,
 )
 def tweets_adapters(data_root: Location | None) -> Source:
-    """Tweets to four other airlines, for adapters: 138 training and validation samples of each."""
+    """Tweets to four other airlines, for adapters: 138 training and validation samples of each.
+
+    At most 400 more tweets to each airline are the official test set.
+    """
     tweets = tweets_of(data_root, "tweets_adapters", base=False)
     assert tweets.owner is not None
     tweets = tweets.take(np.random.default_rng(0).permutation(len(tweets)))

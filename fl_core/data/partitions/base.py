@@ -44,9 +44,9 @@ SPLITS = ("train", "validation", "test")
 class Partitioning:
     """Base of ways to partition data over clients: frozen dataclasses whose fields are their options.
 
-    A subclass has a ``name`` and overrides :meth:`assign`. A partition depends on the labels, the options and the seed
-    alone. The same call gives the same positions on every machine. An option's annotation may have a
-    :class:`fl_core.errors.Bound`.
+    A subclass has a ``name`` and overrides :meth:`assign`. A partition never depends on the samples ``x``. It depends
+    on the labels, the natural clients, the groups, the official test set, the options and the seed. The same call
+    gives the same positions on every machine. An option's annotation may have a :class:`fl_core.errors.Bound`.
 
     >>> from dataclasses import dataclass
     >>> import numpy as np
@@ -85,7 +85,10 @@ class Partitioning:
     def count(self, pool: Source, clients: int | None) -> int:
         """Return the number of clients.
 
+        By default it is the requested number, which must then be given.
+
         Args:
+            pool: the samples to partition.
             clients: the requested number, or None.
 
         Raises:
@@ -124,7 +127,10 @@ class Partitioning:
         client trains on is left out.
 
         Args:
+            train: the samples outside of the official test set.
             parts: the positions of each client's samples in ``train``.
+            test: the samples of the official test set.
+            seed: seed of the draw.
         """
         return follow(
             [train.labels[client_piece] for client_piece in parts], test.labels, seed
@@ -180,6 +186,7 @@ class Partitioning:
         By default both keep their numbers of groups, and without groups their numbers of samples.
 
         Args:
+            pool: all samples.
             number: the client's number, from 0.
             parts: the client's present positions in the pool for train, validation and test.
         """
@@ -399,7 +406,7 @@ def split_sizes(name: str, n: int, shares: Sequence[float]) -> list[int]:
 
     Args:
         name: the client's name, for the message.
-        n: the client's number of samples.
+        n: the client's number of samples, or of groups of samples.
         shares: the share of each split, in order.
 
     Raises:
@@ -615,6 +622,7 @@ def make(
     {'client_0': {'train': 22, 'validation': 6, 'test': 7}, 'client_1': {'train': 16, 'validation': 4, 'test': 5}}
 
     Args:
+        source: the samples to partition.
         kind: a name of :data:`PARTITIONS`, or ``package.module:Class``.
         clients: number of clients. For ``natural`` it is None or the number of natural clients. For
             ``natural_dirichlet`` it is a multiple of that, by default five times.
@@ -625,7 +633,8 @@ def make(
         options: options of the kind, such as ``alpha``. None means the default.
 
     Raises:
-        UsageError: a kind or option is unknown, a value is out of range, or a client has too few samples to divide.
+        UsageError: a kind or option is unknown, a value is out of range, the kind does not fit the data's task or
+            groups, or a client has too few samples to divide.
     """
     member, settings = PARTITIONS[kind], {}
     accepted = options_of(member)
@@ -694,5 +703,5 @@ def those_with(trait: str, value: bool) -> str:
 
 
 def options_of(partitioning: type[Partitioning]) -> Names:
-    """Return the names of a partitioning's own options."""
+    """Return the names of a partitioning's options, those of its base classes first."""
     return tuple(option.name for option in fields(partitioning))

@@ -32,7 +32,11 @@ T = TypeVar("T")
 @partition
 @dataclass(frozen=True)
 class IID(Partitioning):
-    """The same distribution for every client: a random permutation cut into parts of equal size."""
+    """The same distribution for every client: a random permutation cut into parts of equal size.
+
+    Sizes differ by at most one sample. If samples have groups, whole groups are
+    distributed, and the clients' numbers of groups differ by at most one.
+    """
 
     name = "iid"
     groups = True
@@ -110,9 +114,9 @@ class CappedDirichlet(WithAlpha):
 
     ``alpha`` is its concentration. With a smaller one clients differ more. Each class is shared out in turn, in
     proportions from a Dirichlet over clients. A client that already has an even share of all samples gets none of the
-    next class. Then the proportions are scaled up for the others. All is drawn again until every client has
-    ``min_size`` samples, four of PFLlib's batches of 10, at most 1,000 times. If half of an even share is less, that is
-    enough. Jang and Choi (2024) probably use it.
+    next class. Then the proportions are scaled up for the others. All is drawn again, at most 1,000 times, until every
+    client has enough samples. Enough are 40, four of PFLlib's batches of 10, or half of an even share if that is less.
+    Jang and Choi (2024) probably use it.
     """
 
     name = "capped_dirichlet"
@@ -241,8 +245,8 @@ class NaturalDirichlet(WithAlpha):
     """Feature and label skew: each natural client's samples go to several clients that differ in labels as well.
 
     ``alpha`` is the concentration of the Dirichlet over a natural client's parts. With a smaller one they differ more.
-    Its samples are shared out as in ``capped_dirichlet``, and its official test samples among its own parts. FedRA's 30
-    clients are made so.
+    Its samples are shared out as in ``capped_dirichlet``, and its official test samples among its own parts. A natural
+    client has five parts by default, each of at least 10 samples. FedRA's 30 clients are made so.
     """
 
     name = "natural_dirichlet"
@@ -318,7 +322,22 @@ def _capped(
     min_size: int,
     what: str,
 ) -> list[Integers]:
-    """Draw Dirichlet proportions, with no further class for full clients, until all clients have ``min_size``."""
+    """Return each client's positions in ``labels``, drawn by capped Dirichlet proportions.
+
+    A client with an even share of all samples gets none of the next class. The draw is
+    repeated until every client has ``min_size`` samples (:func:`_large_enough`).
+
+    Args:
+        labels: class indices [n] of the samples to share out.
+        clients: number of clients.
+        alpha: concentration of the Dirichlet.
+        generator: the generator of the draws.
+        min_size: the minimum number of samples of a client.
+        what: the partition's name, for the message.
+
+    Raises:
+        UsageError: no draw gives every client enough samples.
+    """
 
     def draw() -> tuple[int, list[Integers]]:
         client_rows = [np.empty(0, np.int64) for _ in range(clients)]
@@ -345,7 +364,18 @@ def _capped(
 def _large_enough(
     draw: Callable[[], tuple[int, T]], least: int, what: str, samples: int, alpha: float
 ) -> T:
-    """Return the first draw whose smallest client has enough samples."""
+    """Return the first draw whose smallest client has enough samples.
+
+    Args:
+        draw: a function that returns the smallest client's number of samples, and a
+            division.
+        least: the minimum number of samples of a client.
+        what: the partition's name, for the message.
+        samples, alpha: number of all samples and concentration, for the message.
+
+    Raises:
+        UsageError: none of :data:`_DRAWS` draws has enough.
+    """
     largest_minimum = 0
     for _ in range(_DRAWS):
         smallest, division = draw()
