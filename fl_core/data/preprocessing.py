@@ -17,7 +17,7 @@ from fl_core.data.values import Array, Bools, Cells, Floats, texts_of
 from fl_core.errors import UsageError, listing, read_as
 
 MOST_LISTED = 10_000
-"""The maximum number of words that a list gives a column, in a file of a model or a run."""
+"""The maximum number of categories of a column, so that files of runs and models stay small."""
 Categories = tuple[Names, ...]
 """The words of each column. A column of numbers has none."""
 
@@ -57,7 +57,8 @@ def learn_categories(x: Array, words: Categories) -> Categories:
 def recode(x: Array, words: Categories, target: Categories) -> Array:
     """Return rows [n, d] whose words are indices into ``target`` in place of ``words``.
 
-    Equal lists return the rows unchanged.
+    A word that ``target`` lacks gets the index after the last. Equal lists return ``x``
+    itself, and others a copy.
     """
     if words == target:
         return x
@@ -71,6 +72,9 @@ def recode(x: Array, words: Categories, target: Categories) -> Array:
 
 def one_hot(x: NDArray[np.float32], words: Categories) -> NDArray[np.float32]:
     """Return rows in which each column of words becomes a column for each word, and one for all other words.
+
+    A word is given as its index, and any other word as the index after the last. Without
+    columns of words the rows are returned as they are.
 
     >>> one_hot(np.array([[7, 0], [8, 2]], dtype=np.float32), ((), ("f", "m"))).tolist()
     [[7.0, 1.0, 0.0, 0.0], [8.0, 0.0, 0.0, 1.0]]
@@ -88,15 +92,19 @@ def one_hot(x: NDArray[np.float32], words: Categories) -> NDArray[np.float32]:
 
 FIXED = "fixed"
 REACH = 10.0
-"""Distances of the quartiles that lie between them and a fence."""
+"""Distance of a fence from the nearer quartile, in distances between the quartiles."""
 NEAR = 1.5
-"""Distances of the quartiles that lie between them and a clipped value."""
+"""Distance of a clipped value from the nearer quartile, in distances between the quartiles."""
 LEAST = 20
-"""Values other than the commonest from which they make a fence if the quartiles are equal."""
+"""The minimum number of values other than the commonest that can give fences.
+
+They are used if the quartiles of all values are equal."""
 MOST_OUTSIDE = 0.01
 """Share of a column's training cells outside its fences, above which it is not clipped."""
 NO_FENCE = float(np.finfo(np.float32).max)
-"""The fence of a column without one. Every value lies within it."""
+"""The upper fence of a column without fences. The lower one is its negative.
+
+Every value lies between them."""
 ROWS, COLUMNS = 4096, 8
 """Rows that are prepared at once, and columns that are taken out of rows together."""
 ODD = 0.05
@@ -124,10 +132,16 @@ class Preprocessing:
         fill: the value for missing numbers in each column. Empty means that none may be missing.
         centre, spread: for each column the number that is subtracted, and then the divisor. Empty means no scaling.
         categories: the words of each column that become columns. A column of numbers has none. Empty means all numbers.
-        low, high: the 1 % and 99 % quantiles of each column's training samples, to compare new rows with.
+        low, high: the 1 % and 99 % quantiles of each column's training samples, to compare new rows with. Empty means
+            no comparison.
         target: the training targets' mean and standard deviation, if a model predicts (target - mean) / deviation.
+            Otherwise empty.
         lowest, highest: the fences of each column. Values outside are clipped (:func:`clipped`) before anything else.
             Empty means that nothing is clipped.
+
+    Raises:
+        UsageError: parts differ in their number of columns or are incomplete, or a column
+            has more than :data:`MOST_LISTED` categories.
     """
 
     columns: Names = ()
@@ -213,7 +227,11 @@ class Preprocessing:
         """Return some rows as the model takes them.
 
         Args:
+            x: the rows [n, d].
             start: the number of the first one, for messages.
+
+        Raises:
+            DataFault: a value is missing and not filled.
         """
         missing_cells = np.argwhere(np.isnan(x))
         if len(missing_cells) and not self.fill:
@@ -238,12 +256,13 @@ class Preprocessing:
     def oddities(self, x: Array) -> dict[str, tuple[str, Bools]]:
         """Return the columns of new rows [n, d] that differ from the training samples.
 
-        The keys are the columns' names in quotation marks, or their numbers. The values say how they differ, and in
-        which rows, bool [n].
+        The keys are the columns' names in quotation marks, or their numbers from 0. The values say how they differ, and
+        in which rows, bool [n]. The dictionary is empty if no column differs.
 
         Let q1 and q99 be the 1 % and 99 % quantiles of the training samples, and w their distance. A column is odd in
         one of these cases: a word was not seen; a share above :data:`ODD` lies outside [q1 - 3 w, q99 + 3 w]; more than
-        half of the values, and more than five, lie outside [q1, q99]; or all values are missing.
+        half of the values, and more than five, lie outside [q1, q99]; or all values are missing and filled. Numbers
+        without stored quantiles are not examined.
         """
         faults = {}
         for k, values in enumerate(x.T):
@@ -284,7 +303,8 @@ class Preprocessing:
         """Return the preprocessing from the dictionary of :meth:`to_json`.
 
         Raises:
-            UsageError: a key is unknown, a value has another type, or a column has too many categories.
+            UsageError: a key is unknown, a value has another type, parts differ in their number of columns, or a column
+                has too many categories.
         """
         preparation: Preprocessing = read_as(cls, values, "a preprocessing")
         return preparation
@@ -293,8 +313,9 @@ class Preprocessing:
 def fence(values: Floats) -> tuple[float, float]:
     """Return the fences of a client's values [n]: :data:`REACH` quartile distances below and above the quartiles.
 
-    If the quartiles are equal, they are taken again without the commonest value, if :data:`LEAST` values remain. If
-    these are equal, too, the column has two values, and the distance of the two is used.
+    If the quartiles are equal, they are taken again without the commonest value. At least :data:`LEAST` values must
+    remain. If these quartiles are equal, too, the commonest value and this one take their place. Columns of 0 and 1
+    have the quartiles 0 and 1 if each of the two occurs :data:`LEAST` times.
 
     >>> fence(np.arange(101.0)), fence(np.repeat([0.0, 1.0], [9, 2]))
     ((-475.0, 575.0), (3.4028234663852886e+38, -3.4028234663852886e+38))
@@ -302,8 +323,8 @@ def fence(values: Floats) -> tuple[float, float]:
     (-10.0, 11.0)
 
     Returns:
-        The lower and the upper fence. Without fences the lower one is the largest float, and the upper one the
-        smallest.
+        The lower and the upper fence. Without fences the lower one is :data:`NO_FENCE`, and the upper one is its
+        negative, so that neither changes a minimum or maximum over clients.
     """
     no_fences = NO_FENCE, -NO_FENCE
     # most columns that are not yes and no show it at once
@@ -369,12 +390,12 @@ def fences(
 
     Args:
         x: training samples [n, d], NaN where a value is missing.
-        owner: the client of each sample.
+        owner: the client of each sample, int64 [n].
         categories: the words of each column. Columns of words have no fences.
 
     Returns:
         The lower fences [d], the upper ones [d], and the counts [d]. A column without fences has
-        :data:`NO_FENCE` on both sides.
+        :data:`NO_FENCE` above, and its negative below.
     """
     low = np.full(x.shape[1], NO_FENCE)
     high = -low
@@ -407,15 +428,16 @@ def fitted(
     categories: Categories = (),
     owner: NDArray[np.int64] | None = None,
 ) -> Preprocessing:
-    """Fit the preprocessing on training samples, by scikit-learn's SimpleImputer and its scaler of that name.
+    """Return a preprocessing fitted on training samples by scikit-learn's imputer and scalers.
 
-    A constant column has spread 1. A column with more than :data:`MOST_OUTSIDE` of its cells outside its fences is not
-    clipped.
+    Numbers are clipped first, then filled, then scaled. A constant column has spread 1. A
+    column with more than a share :data:`MOST_OUTSIDE` of its cells outside its fences is
+    not clipped.
 
     Args:
         x: training samples [n, d] of all clients together. Missing values are NaN.
         scale, impute: methods of :data:`fl_core.data.reading.SCALES` and :data:`IMPUTES`.
-        columns: names of the columns.
+        columns: names of the columns. Empty means no names.
         categories: the words of each column. Columns of words are neither filled nor scaled.
         owner: the client of each sample, to clip values to the clients' fences. None clips nothing.
 

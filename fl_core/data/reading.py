@@ -20,8 +20,8 @@ from fl_core.errors import (
 from fl_core.rows import CLASSIFICATION, MULTILABEL, SURVIVAL, TASKS
 
 SCALES = ("none", "standard", "minmax", "robust", "imagenet")
-"""Scaling of columns of numbers: none, to mean 0 and deviation 1, to 0..1, or by median and quartiles. The last is of
-colour images: by ImageNet's mean and deviation."""
+"""Scaling of columns of numbers: none, to mean 0 and deviation 1, to 0..1, or by median and
+quartiles. The method ``imagenet`` scales colour images by ImageNet's mean and deviation."""
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The mean and the standard deviation of ImageNet's channels in 0..1."""
 IMPUTES = ("none", "mean", "median", "most_frequent")
@@ -136,7 +136,7 @@ class Reading:
         """Return settings from values by name. Those that are left out have their defaults.
 
         Raises:
-            UsageError: a key is unknown, or a value is invalid.
+            UsageError: a key is unknown or of an earlier version, or a value is invalid.
         """
         check_removed(keys)
         for key in keys:
@@ -201,10 +201,15 @@ class Reading:
             raise UsageError(f"{what}. Leave out {listing(changed_keys)}{way}.")
 
     def check_plain(self, what: str) -> None:
-        """Refuse names of columns, a separator or a size of images for data without a header or image files.
+        """Refuse settings of columns, texts and image files for data that have none of them.
+
+        Only ``scale``, ``impute``, ``clip`` and ``task`` may differ from their defaults.
+
+        Args:
+            what: the data, with which the message begins.
 
         Raises:
-            UsageError: such a key is set. The message begins with ``what``, the data, and names the keys.
+            UsageError: another key does not have its default. The message names the keys.
         """
         accepted = [
             key for key in READING if key not in ("scale", "impute", "clip", "task")
@@ -243,6 +248,8 @@ MOST_SKIPPED = 1000
 def csv_options(csv: Mapping[str, Any]) -> dict[str, Any]:
     """Check options of ``pandas.read_csv``, and return them. Their values may be texts, as on the command line.
 
+    Stored settings of an earlier version (:class:`Earlier`) stay among them.
+
     >>> csv_options({"sep": ";", "skiprows": "2", "na_values": "-9,unknown", "keep_default_na": "true"})
     {'sep': ';', 'skiprows': 2, 'na_values': ['-9', 'unknown'], 'keep_default_na': True}
     >>> csv_options({"sep": "tab"})
@@ -253,7 +260,8 @@ def csv_options(csv: Mapping[str, Any]) -> dict[str, Any]:
     fl_core.errors.UsageError: unknown option of csv 'engine': known: sep, decimal, ...
 
     Raises:
-        UsageError: an option or its value is unknown. The message names the possible ones.
+        UsageError: an option is unknown, a value is invalid, or two options have one sign.
+            The message names what is possible.
     """
     if not isinstance(csv, Mapping):
         raise UsageError(f"csv must be options of pandas.read_csv; got {csv!r}.")
@@ -391,15 +399,16 @@ def check_removed(keys: Iterable[str]) -> None:
 def current(
     stored: Mapping[str, Any], is_csv: bool = True
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return stored settings in their present form, and the removed ones among them that are not the default.
+    """Return stored settings in their present form, and the names of removed ones that were not the default.
 
-    Settings of an earlier version are known by their separator. That version took more marks as missing cells, and
-    changed cells as :class:`Earlier` says.
+    Settings of an earlier version are recognised by their key ``separator``. That version took more marks as missing
+    cells, and changed cells as :class:`Earlier` says. Other settings are copied, and have no removed ones.
 
     >>> current({"separator": ";", "keep_ids": False, "word_columns": ["dose"], "impute": "mean"})
     ({'impute': 'mean', 'categories': ['dose'], 'csv': {...'sep': ';'}}, ['separator', 'word_columns'])
 
     Args:
+        stored: the settings by name, as a run or a model stored them.
         is_csv: whether the settings are for a .csv file.
     """
     if "separator" not in stored:

@@ -24,7 +24,7 @@ Function = TypeVar("Function", bound=Opener)
 
 
 SHARES = (0.64, 0.16, 0.20)
-"""Shares of each client's samples for training, validation and test."""
+"""Default shares of each client's samples for training, validation and test."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Recipe:
         batch_size: samples per batch.
         epochs: local epochs per round.
         rounds: rounds of a run, at most.
-        patience: evaluations without a better score after which a run stops; 0: never.
+        patience: evaluations without a better score after which a run stops. 0 means never.
         lr, optimizer, optimizer_options: the optimiser of local training.
         keep_optimizer: whether a client's optimiser has its state of the round before.
         loss, loss_options: the loss of local training.
@@ -91,11 +91,13 @@ The paper starts from a language model's table of 768 columns. A fresh table lea
 
 
 PATIENCE = 10
-"""Evaluations of your own data without a better score on validation, after which a run stops (``decision.tuned``)."""
+"""Evaluations without a better validation score after which a run on your own data stops.
+
+See the figure ``decision.tuned``."""
 
 
 LOSS_OF = {REGRESSION: "mse", SURVIVAL: "cox", MULTILABEL: "multilabel_bce"}
-"""The default loss of the tasks without classes."""
+"""The default loss of each task other than classification."""
 
 
 def general(
@@ -108,14 +110,15 @@ def general(
     """Return the default settings for data that bring none.
 
     Data with natural clients use them. Others are partitioned by Dirichlet(0.5) over 5 clients. Images get a
-    convolutional network, texts a small transformer, and everything else a multilayer perceptron. Tasks without classes
-    have the losses of :data:`LOSS_OF`. Their partition without natural clients is ``iid``.
+    convolutional network, texts a small transformer, and everything else a multilayer perceptron. Other tasks than
+    classification have the losses of :data:`LOSS_OF`. Their partition without natural clients is ``iid``.
 
     Args:
         shape: shape of one sample.
         has_clients: whether the data name natural clients.
         task: one of :data:`fl_core.rows.TASKS`.
         stops: whether a run stops when validation no longer improves (:class:`fl_core.records.stopping.StoppingRule`).
+            Otherwise it has 50 rounds.
         scale: scaling of the features.
     """
     settings: dict[str, Any] = {"patience": PATIENCE} if stops else {"rounds": 50}
@@ -229,10 +232,12 @@ def datasets() -> dict[str, Recipe]:
 def path_of(dataset: Location) -> Path:
     """Return the path of a dataset that is no registered name: a file, a folder, or several tables.
 
-    Tables that come with the package are found without a checkout, too.
+    Several tables are one path with commas between their names. Tables that come with the
+    package are found without a checkout, too.
 
     Raises:
-        UsageError: the path does not exist.
+        UsageError: the path does not exist, is an address, or is one of several that are
+            not all tables.
     """
     path, name = Path(dataset), str(dataset)
     # os.path.exists is False for a name that is too long, where Path.exists raises
