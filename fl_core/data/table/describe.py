@@ -43,13 +43,13 @@ SOME = 0.05
 TRUTHS = {"true", "false", "yes", "no"}
 """Words that are no marks of a missing cell, in small letters."""
 STRAY = 5
-"""Different words among numbers up to which they may be marks of missing cells."""
+"""The maximum number of different words among numbers that may be marks of missing cells."""
 DIFFERENT = 6
-"""The number of different numbers from which words with a number in them are suspicious."""
+"""The minimum number of different words of one form, such as dates, that show this form."""
 EXACT = 2**53
 """The largest whole number up to which float64 keeps all digits."""
 UNITS = 3
-"""Different units up to which many numbers with letters are measurements."""
+"""The maximum number of different units in a column of measurements with several units."""
 SAMPLE = 2000
 """Words or rows that are looked at first."""
 
@@ -61,7 +61,7 @@ class Described:
     Attributes:
         name: the column's name.
         kind: number, words, refused or left out; or its role: client, group, label, text.
-        cells: float64, or text.
+        cells: float64 [n], NaN where one is missing; or text, empty where one is missing.
         odd: what is unusual about the column; empty if nothing is.
         fault: why the column is refused, or None.
         emptied: the rows in which the repair of the fault leaves no value, bool [n]; None without a fault.
@@ -81,7 +81,7 @@ class Described:
 
     @cached_property
     def ends(self) -> tuple[float, float]:
-        """Return the least and the largest of its numbers, NaN without a number."""
+        """Return the least and the largest number of a column of numbers, NaN without any."""
         return float(np.fmin.reduce(self.cells)), float(np.fmax.reduce(self.cells))
 
     @property
@@ -90,12 +90,15 @@ class Described:
         return self.kind in (NUMBER, WORDS)
 
     def refused(self, fault: DataFault) -> Described:
-        """Mark the column as refused for a fault, and return it."""
+        """Mark this column as refused for a fault, and return it, not a copy."""
         self.kind, self.fault = REFUSED, fault
         return self
 
     def column(self) -> Column:
-        """Return the column's line for display. Numbers and words of two values are yes/no."""
+        """Return the column's line for display.
+
+        Columns of the numbers 0 and 1, and those of two words, are shown as yes/no.
+        """
         if self.kind == LEFT_OUT:
             return Column(self.name, LEFT_OUT, odd="; ".join(self.odd))
         example, inputs = "", 0
@@ -157,10 +160,17 @@ def roles_of(
 ) -> tuple[dict[str, str], list[DataFault]]:
     """Return the role of each column that has one, and faults of roles without a column.
 
-    Roles are client, group, text, label and left out. All other columns are features.
+    Roles are client, group, text, label and left out. All other columns are features. A
+    client or text column of the default name may be missing without a fault.
+
+    Args:
+        header: the names of the table's columns.
+        how: the settings that name columns.
+        where: the table's name, for messages.
 
     Raises:
-        UsageError: a named column is not there, or has two roles.
+        UsageError: a column has two roles, a list of columns names one that is not there or
+            has a role, or features are listed for a table of texts.
     """
     roles: dict[str, str] = {}
     faults: list[DataFault] = []
@@ -242,6 +252,8 @@ NOON = pd.Timestamp("1970-01-01 12:00", tz="UTC")
 def take(name: str, column: pd.Series, how: Reading) -> Described:
     """Return the description of a column of features: numbers, words, or refused with a repair.
 
+    A column in ``categories`` of the settings ``how`` is taken as words.
+
     >>> take("dose", pd.Series(["1", "2", "unknown"]), Reading()).fault.line
     "table['dose'] = pd.to_numeric(table['dose'].replace(['unknown'], None))"
     """
@@ -308,6 +320,8 @@ def _numbers(name: str, column: pd.Series, how: Reading) -> Described:
 def are_days(values: Floats) -> bool:
     """Return whether numbers [n] are dates such as 20240131.
 
+    They are dates if all of them fit, and if at least :data:`DIFFERENT` values differ.
+
     >>> are_days(np.arange(20240125.0, 20240131.0)), are_days(np.arange(20240125.0, 20240133.0))
     (True, False)
     """
@@ -332,7 +346,11 @@ def _inexact(name: str, column: pd.Series, how: Reading) -> Described:
 
 
 def _texts(name: str, cells: pd.Categorical, how: Reading) -> Described:
-    """Return how a column of text is taken: words, if hardly any cell is a number or a date."""
+    """Return the description of a column of text: words, or refused with a repair.
+
+    It is words if fewer than a share :data:`SOME` of its cells are numbers, and its words
+    are no dates, measurements or the like. A column without any value counts as numbers.
+    """
     counts = np.bincount(cells.codes, minlength=len(cells.categories))
     words = pd.Series(cells.categories, dtype=object)
     filled = (words.str.strip() != "").to_numpy()
@@ -379,14 +397,21 @@ def _texts(name: str, cells: pd.Categorical, how: Reading) -> Described:
 
 
 def are_marks(words: Sequence[str]) -> bool:
-    """Return whether a few words among numbers may be marks of missing cells."""
+    """Return whether words among numbers may be marks of missing cells.
+
+    There may be at most :data:`STRAY` of them. None may have a digit, or be one of
+    :data:`TRUTHS`.
+    """
     says_something = TRUTHS.intersection(word.strip().lower() for word in words)
     has_digits = any(map(str.isdigit, "".join(words)))
     return len(words) <= STRAY and not has_digits and not says_something
 
 
 def _as_words(name: str, cells: pd.Categorical, how: Reading) -> list[Way]:
-    """Return the way to take cells as words, if they are few and differ."""
+    """Return the way to take cells as words, in a list.
+
+    The list is empty if :func:`_worded` refuses the cells.
+    """
     if _worded(name, cells, how).fault:
         return []
     return [("Take them as words", {"categories": [name]})]
@@ -395,7 +420,16 @@ def _as_words(name: str, cells: pd.Categorical, how: Reading) -> list[Way]:
 def _worded(
     name: str, cells: pd.Categorical, how: Reading, odd: Sequence[str] = ()
 ) -> Described:
-    """Return words, if they come again and differ by more than case or blanks."""
+    """Return the description of a column of words, refused if they do not serve as categories.
+
+    They must be few, come again, and differ by more than case or blanks.
+
+    Args:
+        name: the column's name.
+        cells: its cells.
+        how: the settings. A column that they name may have more words than others.
+        odd: what is unusual about the column.
+    """
     described = Described(name, WORDS, cells, list(odd))
     count = len(words_of(cells))
     is_named = name in (how.columns or ()) or name in (how.categories or ())
@@ -473,7 +507,7 @@ SIGNS = (
     (r"-?(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]*)(?:,[0-9]*)?", ".", ","),
     (r"-?[0-9]{1,3}(?:,[0-9]{3})*(?:\.[0-9]*)?", ",", "."),
 )
-"""The forms of numbers, each with its sign between thousands and its decimal one."""
+"""The forms of numbers, each with its sign between thousands and its decimal sign."""
 
 
 def least_alike(words: Collection[str]) -> float:
@@ -514,6 +548,8 @@ def days_of(words: pd.Series, column: str) -> dict[str, pd.Series]:
 def dates_fault(name: str, words: Sequence[str]) -> DataFault | None:
     """Return the fault of a column of dates or times as text, with the line that converts them to days, or None.
 
+    If no form of dates fits all words, or several do, the line leaves the column out.
+
     >>> dates_fault("day", [f"{k}.1.2024" for k in range(1, 20)]).line
     "table['day'] = (pd.to_datetime(table['day'], format='%d.%m.%Y', utc=True) - ...) / pd.Timedelta(days=1)"
     """
@@ -535,7 +571,8 @@ def measures_fault(name: str, cells: pd.Categorical) -> DataFault | None:
     """Return the fault of a column of numbers with a unit or other signs, or None.
 
     Most of the words must be a number with one unit or sign, and :data:`DIFFERENT` of them must differ. Codes such as
-    ``NYHA2`` and ``ward 3`` are words.
+    ``NYHA2`` and ``ward 3`` are words. The fault's line makes plain numbers of the cells. If that is not clear, it
+    leaves the column out.
 
     >>> measures_fault("v", pd.Categorical([f"{k},5" for k in range(9)])).line
     "table['v'] = pd.to_numeric(table['v'].astype(str)....str.replace('.', '').str.replace(',', '.'))"
@@ -651,11 +688,13 @@ IDENTIFIERS = (
 )
 """Last words of the names of columns that identify rows, or what several rows belong to."""
 FEW = 10
-"""Different values up to which a column may be a feature, such as a visit's number."""
+"""Different values from which a column named as an identifier is one. A visit's number has fewer."""
 ROWS = 20
-"""Rows for each value, at most, of a column that numbers what they belong to, and rows from which numbers may."""
+"""The maximum mean number of rows for each value of a column named as an identifier.
+
+It is also the minimum number of rows for which large numbers identify them."""
 MANY_ROWS = 100
-"""Rows from which a column of any name is refused as a count of them."""
+"""Rows above which a column of any name is refused as a count of them."""
 DISTINCT = 0.95
 """Share of distinct values from which a column counts as one without repeats."""
 LARGE = 1000
@@ -678,15 +717,18 @@ def is_named_as_identifier(name: str) -> bool:
 def identifies(column: Described, owner: Integers | None = None) -> bool:
     """Return whether a column identifies the rows, or groups of rows, by numbers.
 
-    It does if it has a different whole number in every row, and these are above 1,000 or count the rows. It also does
-    if its name says so (:func:`is_named_as_identifier`) and it has many values.
+    Whole numbers do if they differ in all of at least :data:`ROWS` rows and some of the
+    first are above :data:`LARGE` in magnitude. They also do if they count more than
+    :data:`MANY_ROWS` rows (:func:`counts_rows`). Whole numbers or words do if the column's
+    name says so (:func:`is_named_as_identifier`) and it has many values.
 
     >>> rows = np.arange(120.0)
     >>> [identifies(Described("v", NUMBER, cells)) for cells in (rows, 7 * rows[::-1] + 4000, rows // 3, rows / 7)]
     [True, True, False, False]
 
     Args:
-        owner: the client of each row. Each client may number its own records.
+        column: the column.
+        owner: the client of each row [n]. Each client may number its own records. None means one client.
     """
     cells, filled = column.cells, ~column.lacking
     if isinstance(cells, np.ndarray):
@@ -738,13 +780,16 @@ def by_clients(cells: Cells, owner: Integers | None) -> Integers:
 CLEAR = 0.99
 """Share of labels from which a column gives them away."""
 LEVELS = 20
-"""Different values up to which each has its own label."""
+"""Different values up to which the labels of each value are counted, and the least number of rows."""
 KNOWN = 10
-"""Values of a client from which they are compared with the others'."""
+"""The minimum number of a client's values that are compared with those of the others."""
 
 
 def outside_fences(cells: Floats, owner: Integers | None) -> str:
-    """Return a remark on a few numbers far outside all clients' quartiles; empty if there are none.
+    """Return a remark on a few numbers far outside all clients' quartiles.
+
+    It is empty if there are none, or more than a share
+    :data:`~fl_core.data.preprocessing.MOST_OUTSIDE` of the numbers.
 
     Args:
         cells: the numbers of a column [n], NaN where one is missing.
@@ -775,7 +820,8 @@ REPEATED = 3
 def mark_of_nines(column: Described) -> float | None:
     """Return a number of nines that stands for missing values, such as -999 or 9999, or None.
 
-    It is repeated, and further from the other values than these are from each other, or the only one below 0.
+    It is the least or the largest number, and occurs at least :data:`REPEATED` times. It is further from the other
+    values than these are from each other, or the only one below 0. A 9 is no mark, but -9 and 99 may be.
 
     >>> amounts = np.append(np.arange(60.0), [-9.0, -9.0, -9.0])
     >>> mark_of_nines(Described("dose", NUMBER, amounts)), mark_of_nines(Described("dose", NUMBER, abs(amounts)))
@@ -801,13 +847,14 @@ def gives_away(cells: Cells, y: NDArray[Any]) -> bool:
     """Return whether a column gives the class away.
 
     It does if each of its few values has one class, or if a threshold splits two classes. One sample in a hundred may
-    be an exception.
+    be an exception. No column does if there are fewer than :data:`LEVELS` samples, or if nearly all have one class.
 
     >>> y = np.arange(60) % 3
     >>> gives_away(2.0 * y, y), gives_away(np.arange(60.0), (np.arange(60) > 20).astype(int)), gives_away(y % 2, y)
     (True, True, False)
 
     Args:
+        cells: the column, numbers or text [n].
         y: class indices [n].
     """
     sampled = slice(None, None, len(y) // SAMPLE or 1)
@@ -838,8 +885,11 @@ def unlike_clients(cells: Cells, owner: Integers, names: Sequence[str]) -> str:
     >>> unlike_clients(values, np.repeat([0, 1], 20), ("a", "b"))
     "no value at 'a' (1 to 1.49) is in the range of the others: another unit?"
 
+    The remark names the first such client. Clients with fewer than :data:`KNOWN` values do not count.
+
     Args:
-        owner: the client of each row, as an index into ``names``.
+        cells: the column, numbers or text [n].
+        owner: the client of each row [n], as an index into ``names``.
         names: the clients' names.
     """
     if isinstance(cells, np.ndarray):
@@ -859,7 +909,10 @@ def unlike_clients(cells: Cells, owner: Integers, names: Sequence[str]) -> str:
 
 
 def _unlike_ranges(cells: Floats, owner: Integers, names: Sequence[str]) -> str:
-    """Return what is said of numbers of which a client's range is below or above those of all others."""
+    """Return the remark on a client whose range of numbers is below or above all others; else empty.
+
+    The arguments are those of :func:`unlike_clients`. A client with a single value has no range.
+    """
     sampled = slice(None, None, len(owner) // SAMPLE or 1)
     for rows in (sampled, slice(None)):  # more rows only widen the ranges
         clients, values = owner[rows], cells[rows]
@@ -886,7 +939,7 @@ def _unlike_ranges(cells: Floats, owner: Integers, names: Sequence[str]) -> str:
 GROUPS = 30
 """Different values from which a column may name groups, whatever its name."""
 PAIRS, MOST_PAIRS = 20, 2000
-"""Pairs of rows with one value, at least and at most, from which their values may show a group."""
+"""The minimum and the maximum number of pairs of rows with one value that are compared."""
 BLOCKS, BLOCK = 8, 500
 """Blocks of rows that are looked at first, and the rows of each."""
 OTHERS, MOST_OTHERS = 3, 40
@@ -918,9 +971,10 @@ def binds_rows(
     (True, False)
 
     Args:
-        y: targets [n] or [n, k].
+        cells: the column, numbers or text [n].
+        y: labels or targets [n, ...].
         others: the other columns of numbers, [n] each, NaN where one is missing.
-        owner: the client of each row, since one value at two clients is two groups.
+        owner: the client of each row [n], since one value at two clients is two groups. None means one client.
     """
     numeric = isinstance(cells, np.ndarray)
     has_few_words = isinstance(cells, pd.Categorical) and len(cells.categories) < GROUPS
@@ -953,11 +1007,11 @@ def binds_rows(
     shuffled = draw.permutation(some)
 
     def alike(one: Integers, other: Integers) -> float:
-        """Return the share of pairs of rows with one label."""
+        """Return the share of pairs of rows that have the same labels."""
         return float((y[one] == y[other]).reshape(len(one), -1).all(axis=1).mean())
 
     def gap(values: Floats, one: Integers, other: Integers) -> float:
-        """Return the mean distance of pairs of rows."""
+        """Return the mean distance of pairs of rows in a column, without missing values."""
         gaps = np.abs(values[one] - values[other])
         return float(np.nansum(gaps) / max(np.count_nonzero(~np.isnan(gaps)), 1))
 
@@ -966,7 +1020,11 @@ def binds_rows(
     measured = [k for k, far in enumerate(usual) if far > 0]
 
     def bound(step: int) -> tuple[bool, bool]:
-        """Return whether pairs of values at a distance have one label, and whether they are near."""
+        """Return whether rows of values ``step`` places apart have one label, and whether they are near.
+
+        Step 0 means rows with the same value, and step 1 rows with neighbouring values.
+        Both answers are false for too few pairs.
+        """
         positions = np.flatnonzero(steps == step)
         positions = draw.permutation(positions)[:MOST_PAIRS]
         if len(positions) < PAIRS:

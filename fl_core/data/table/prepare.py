@@ -65,20 +65,20 @@ ROWS = 1024
 MOST_NUMBERS, MOST_CLASSES = 20, 100
 """Different numbers, or words, up to which labels are classes without being asked about."""
 FEW_CLASSES = 10
-"""The number of classes that are few, even if they look like numbers or dates."""
+"""The maximum number of classes whose words look like dates or measurements."""
 TEXTS = (".csv", ".tsv")
-"""Files that ``csv`` reads."""
+"""Suffixes of the files to which the setting ``csv`` applies."""
 RARE = 0.05
 """Share of rows with a label of another kind below which leaving them out is proposed."""
 COMPOSED = "table.columns = table.columns.str.normalize('NFC')"
-"""The line that gives names of columns the form in which they are typed."""
+"""The line of pandas that gives names of columns Unicode's composed form."""
 
 
 class Findings(UsageError):
     """All faults of a table, a line each with its repair.
 
     Attributes:
-        source: the data, or None if there are faults.
+        source: the samples of the table, or None if there are faults.
         faults: the faults in the order in which they were found.
         table: the role or kind of each column.
         notes: warnings of reading the table.
@@ -86,7 +86,7 @@ class Findings(UsageError):
         opened: the table as it was read, or None if no file could be read.
         reading: the settings, with changes that repair faults without a line of pandas.
         settings: these settings as the caller types them.
-        error: the fault if there is one, or this object for several.
+        error: the fault if there is exactly one, or otherwise this object.
     """
 
     def __init__(
@@ -118,7 +118,10 @@ class Findings(UsageError):
         super().__init__("\n".join(self.lines))
 
     def _changed(self) -> dict[str, Any]:
-        """Return the settings other than the defaults. A label that is not known has a word in its place."""
+        """Return the settings other than the defaults.
+
+        If a label column is not in the table, ``label_column`` is the placeholder ``COLUMN``.
+        """
         settings = self.reading.changed
         labels = {*self.reading.labels}
         if self.opened is not None and not labels <= {*self.opened.header}:
@@ -127,7 +130,10 @@ class Findings(UsageError):
 
     @property
     def repairs(self) -> list[str]:
-        """Return the lines of pandas of all faults."""
+        """Return the lines of pandas of all faults, each once, in the order of the faults.
+
+        If there are any and a column's name is not ASCII, :data:`COMPOSED` is the first.
+        """
         lines = [getattr(fault, "line", "") for fault in self.faults]
         distinct = [line for line in dict.fromkeys(lines) if line]
         if distinct and self.opened and not "".join(self.opened.header).isascii():
@@ -150,6 +156,8 @@ class Findings(UsageError):
 
     def script(self, out: str) -> str:
         """Return a script that reads the files, repairs them line by line, and writes a tidy file.
+
+        The files must have been opened: ``opened`` is not None.
 
         Args:
             out: the file that it writes.
@@ -190,10 +198,17 @@ def find_faults(
 ) -> Findings:
     """Read a table, and return the source that it makes, or all its faults.
 
+    Faults and warnings are recorded in the result, and not raised.
+
     >>> frame = pd.DataFrame({"client": "a", "age": range(50, 110), "label": [*"01" * 29, "x1", "0"]})
     >>> (fault,) = find_faults(frame, Reading(columns=["age"])).faults
     >>> print(fault)
     the table, column 'label', row 58 (rows count from 0): labels must be numbers or words; got 'x1' (1 of 60 rows)...
+
+    Args:
+        data: the path of a table, a .jsonl file or several tables, or a table in memory.
+        reading: the settings.
+        name: name of the dataset. Empty means the path, or ``the table`` for one in memory.
     """
     table = _Table(data, reading)
     source = None
@@ -217,10 +232,11 @@ def read_table(
 
     Args:
         data: the path of a table, a .jsonl file or several tables, or a table in memory.
-        name: name of the dataset. The default is the path.
+        reading: the settings.
+        name: name of the dataset. Empty means the path, or ``the table`` for one in memory.
 
     Raises:
-        UsageError: a fault, or :class:`Findings` for several.
+        UsageError: the table's only fault, or :class:`Findings` for several.
     """
     findings = find_faults(data, reading, name)
     if findings.source is None:
@@ -231,12 +247,15 @@ def read_table(
 
 
 class _Table:
-    """One description of a table. Its settings never change.
+    """A table while it is read: the descriptions of its columns, and its faults.
 
     Attributes:
-        faults: so far.
+        data: the path of the table, or the table itself.
+        how: the settings, which never change.
+        faults: the faults so far.
+        opened: the table as it was opened, or None before :meth:`read` or if that failed.
         columns: the description of each column, by name.
-        texts: the cells of labels, as far as they are known.
+        texts: the cells of label columns of text, by name, as far as they are known.
         source: the samples, as far as they are known.
     """
 
@@ -251,6 +270,9 @@ class _Table:
 
     def read(self, name: str) -> Source | None:
         """Return the source, or None if there are faults.
+
+        Args:
+            name: name of the dataset. Empty means that of the table.
 
         Raises:
             UsageError: a fault after which nothing else can be checked.
@@ -287,7 +309,7 @@ class _Table:
         return _with_features(source, used)
 
     def shown(self) -> ColumnTable:
-        """Return the table of columns for display."""
+        """Return the table of columns for display. Nearly equal names get a remark."""
         for group in nearly_equal(self.columns):
             for name in group:
                 others = [repr(other) for other in group if other != name]
@@ -299,7 +321,11 @@ class _Table:
     # --- faults ----------------------------------------------------------------------------------------------------
 
     def refuse(self, fault: DataFault, *names: str) -> None:
-        """Record a fault of some columns, with its place. Its settings name all of them, with those that were given."""
+        """Record a fault of some columns, with its place in the table.
+
+        A repair that leaves the first column out leaves out all. Settings of the repair
+        that list columns name those of the present settings, and then all of these.
+        """
         ways = []
         for say, keys in fault.ways:
             settings = dict(keys)
@@ -320,7 +346,10 @@ class _Table:
 
     @contextmanager
     def checked(self, name: str) -> Iterator[None]:
-        """Record a fault that the ``with`` block raises about a column."""
+        """Record a :class:`DataFault` that the ``with`` block raises, as a fault of a column.
+
+        The block then ends without an error.
+        """
         try:
             yield
         except DataFault as fault:
@@ -371,7 +400,13 @@ class _Table:
     # --- labels ----------------------------------------------------------------------------------------------------
 
     def _check_labelled(self) -> bool:
-        """Return whether each row has its labels. Rows without are refused, or left out if that is asked for."""
+        """Return whether each of the remaining rows has its labels.
+
+        Rows without are a fault, or are left out with a warning for ``drop_missing_labels``.
+
+        Raises:
+            UsageError: each row lacks a label.
+        """
         reading, frame = self.how, self.frame
         lacking = np.zeros(len(frame), dtype=bool)
         for name in filter(frame.__contains__, reading.labels):
@@ -439,7 +474,7 @@ class _Table:
     # --- clients, groups and identifiers ---------------------------------------------------------------------------
 
     def _add_clients(self) -> None:
-        """Add the clients, and what rows belong to."""
+        """Add the clients and the groups of the rows to the source, or record a fault in their names."""
         for name, role in self.roles.items():
             if role not in ("client", "group") or not len(self.columns[name].cells):
                 continue
@@ -458,7 +493,11 @@ class _Table:
             self.source = replace(self.source, groups=groups)
 
     def _refuse_identifiers(self) -> None:
-        """Refuse features that number the rows, or what several rows belong to."""
+        """Refuse features that number the rows, or what several rows belong to.
+
+        An identifier that is left out gives a warning if its values repeat and no group
+        column is named.
+        """
         reading, owner = self.how, self.source.owner
         ids = pd.DataFrame()
         for name, column in self.columns.items():
@@ -514,7 +553,11 @@ class _Table:
     # --- missing values --------------------------------------------------------------------------------------------
 
     def _refuse_gaps(self) -> None:
-        """Leave out columns without a value at some client, and refuse other missing numbers."""
+        """Leave out columns without a value at some client, and refuse other missing numbers.
+
+        For ``fill_missing_columns`` the columns stay. Missing numbers are no fault if
+        ``impute`` fills them. A column of numbers without any value is always refused.
+        """
         reading, source = self.how, self.source
         holes: dict[str, Bools] = {}
         for name, column in self.columns.items():
@@ -563,7 +606,11 @@ class _Table:
     # --- the result ------------------------------------------------------------------------------------------------
 
     def _mark(self, used: Mapping[str, Described]) -> None:
-        """Add what is odd about features and labels."""
+        """Add what is odd about features and labels to their descriptions.
+
+        Args:
+            used: the columns of features, by name.
+        """
         source, reading = self.source, self.how
         numeric = {k: other.cells for k, other in used.items() if other.kind == NUMBER}
         for name, column in self.columns.items():
@@ -596,7 +643,10 @@ class _Table:
             column.odd += [text for text in oddities if text]
 
     def _marking(self, column: Described) -> str:
-        """Return what is said of a column whose missing values seem to be a number such as -999, and warn of it."""
+        """Return a remark on a number such as -999 that seems to mark missing values, and warn of it.
+
+        The remark is empty, without a warning, if there is no such number.
+        """
         mark, name = mark_of_nines(column), column.name
         if mark is None:
             return ""
@@ -612,7 +662,10 @@ class _Table:
         return f"{mark:.0f} far from the others in {count}: missing?"
 
     def _binding(self, name: str, cells: Cells, others: Sequence[Any]) -> str:
-        """Return what is said of a column whose rows with one value belong together, and warn of it."""
+        """Return a remark if rows with the same value of a column belong together, and warn of it.
+
+        Otherwise the remark is empty, and there is no warning.
+        """
         if not binds_rows(cells, self.source.y, others, self.source.owner):
             return ""
         warn(
@@ -622,7 +675,7 @@ class _Table:
         return "its rows belong together: a patient's?"
 
     def _add_texts(self) -> None:
-        """Add the codes of texts. Numbers next to them are named, since nothing reads them."""
+        """Add the codes of texts. A warning names columns of numbers that nothing reads."""
         name = self.how.text_column
         numeric = self.frame.select_dtypes(["number", "bool"])
         left_out = [
@@ -649,7 +702,10 @@ def _is_constant(column: Described) -> bool:
 
 
 def _with_features(source: Source, used: Mapping[str, Described]) -> Source:
-    """Return the source with its features. Words are their places among the words of their column."""
+    """Return the source with its features, float64 [n, d].
+
+    A word is stored as its position among the sorted words of its column.
+    """
     words: list[Names] = []
     features: list[Array] = []
     for column in used.values():
@@ -677,7 +733,10 @@ def _without(name: str, words: Sequence[str]) -> str:
 
 
 def _lacks_name(name: str, cells: pd.Categorical, how: Reading) -> Bools:
-    """Return where a label, a client or a group is missing. A mark is one only in a column of categories."""
+    """Return whether each label, client or group is missing, bool [n].
+
+    A mark such as NA is missing, too, unless the column is among the ``categories``.
+    """
     if name in (how.categories or ()):
         return lacks_value(cells)
     return is_marked(cells)
@@ -686,7 +745,10 @@ def _lacks_name(name: str, cells: pd.Categorical, how: Reading) -> Bools:
 def _name_fault(
     name: str, cells: pd.Categorical, role: str, how: Reading
 ) -> DataFault | None:
-    """Return the fault of names of clients or groups, or None."""
+    """Return the fault of names of clients or groups, or None.
+
+    A name must not be missing, nor differ from another by case or blanks only.
+    """
     unnamed = _lacks_name(name, cells, how)
     if not unnamed.any():
         return spellings_fault(name, cells.categories, f"{role}s")
@@ -725,7 +787,9 @@ def _target_fault(column: Described) -> DataFault | None:
 def class_fault(column: Described, how: Reading) -> DataFault | None:
     """Return the fault of a label column whose cells are no classes, or None.
 
-    Classes are few. They are all numbers, or none of them is a number.
+    Classes are few. They are all whole numbers, or none of them is a number. A column in
+    ``categories`` may have any classes. If the task predicts numbers, the cells must be
+    numbers instead.
 
     >>> cells = pd.Categorical(["4", "f", "r", "4"])
     >>> print(class_fault(Described("label", "label", cells), Reading()))
@@ -809,7 +873,8 @@ def new_rows(
         way: advice on how to write new samples, for errors.
 
     Raises:
-        DataFault: a cell is no number. The message names the first.
+        DataFault: a cell is no number, or a column is written in another form, such as dates. The message names the
+            column, and the first bad row where there is one.
     """
     features: list[Array] = []
     named = replace(PLAIN, columns=list(columns))

@@ -46,7 +46,7 @@ TITLES = 5
 LOOKED_AT = 2**20
 """Signs at the beginning of a file that show whether it is a text, and bytes that are counted at once."""
 UNPACK = "Unpack an archive, rename a text of commas to .csv, and put tables of clients into one folder."
-"""What makes tables of a file or folder of another kind."""
+"""The advice on a file or folder of another kind."""
 CORRECT = "Correct the file."
 LARGE, PART = 2**25, 50_000
 """Bytes from which a file is read in parts, and the rows of a part."""
@@ -90,7 +90,13 @@ class Opened:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a path is a table, several tables, or a .jsonl file. The file need not exist."""
+    """Return whether a path is a table, several tables, or a .jsonl file.
+
+    Several tables are a folder or a list of files. A single file need not exist.
+
+    Raises:
+        UsageError: as for :func:`files_of`.
+    """
     single = path.suffix.lower() in (*TABLES, JSONL)
     return bool(files_of(path)) or (not path.is_dir() and single)
 
@@ -153,7 +159,11 @@ def open_table(
     >>> open_table(pd.concat({"north": frame, "south": frame}, names=["client"]), Reading()).header
     ['client', 'age', 'label']
 
+    Faults such as equal names of columns are recorded in the result.
+
     Args:
+        data: the path of a table or of several, or a frame, which stays unchanged.
+        how: the settings.
         texts: columns whose cells keep their spelling, such as ``007``. None means those of the settings.
 
     Raises:
@@ -221,7 +231,13 @@ def _as_then(
 def _joined(
     folder: Path, files: Sequence[Path], how: Reading, texts: Sequence[str]
 ) -> Opened:
-    """Open several files, and join their rows."""
+    """Open several files, and join their rows. A new first column names the file of each row.
+
+    A file that has the column of clients itself is a recorded fault.
+
+    Raises:
+        UsageError: a file is not readable, or has no rows.
+    """
     parts = [_open_file(file, how, texts, several=True) for file in files]
     joined = Opened(str(folder), pd.DataFrame(), client=how.client_column)
     for file, part in zip(files, parts, strict=True):
@@ -252,7 +268,18 @@ def _joined(
 def _open_file(
     path: Path, how: Reading, texts: Sequence[str], several: bool = False
 ) -> Opened:
-    """Open one file by its suffix."""
+    """Open one file by its suffix.
+
+    Args:
+        path: the file.
+        how: the settings.
+        texts: columns whose cells keep their spelling.
+        several: whether the file is one of several.
+
+    Raises:
+        UsageError: the file is not readable, or ``csv`` has options for a single file of
+            another suffix.
+    """
     kind, path_text = path.suffix.lower(), repr(str(path))
     if kind not in (PARQUET, JSONL):
         return Csv(path, how, texts).opened(several)
@@ -278,6 +305,7 @@ class Csv:
     fault here. So is an encoding, a separator or a header's line that differs from the settings.
 
     Args:
+        path: the file, which is read at once.
         how: the settings.
         texts: columns whose cells keep their spelling, such as ``007``.
     """
@@ -353,13 +381,13 @@ class Csv:
         return f"pd.read_csv({arguments})"
 
     def _refuse(self, rule: str, **options: Any) -> None:
-        """Keep a rule that the file breaks, and the options that read it."""
+        """Record a rule that the file breaks, and read on with the options that repair it."""
         self.rules.append(rule)
         self.given_options |= options
         self.options |= options
 
     def _find_encoding(self) -> None:
-        """Find the encoding, a fault if it is not the one asked for.
+        """Find the encoding of the file. Another one than that of the settings is a fault.
 
         Raises:
             UsageError: the file is no text.
@@ -417,7 +445,11 @@ class Csv:
         return max(self._count(b"\n"), self._count(b"\r"))
 
     def _find_header(self) -> None:
-        """Find the line and the separator of a header with the label, a fault if they are not those asked for."""
+        """Find the line and the separator of a header with the label.
+
+        Lines above the header, and another separator than that of the settings, are
+        faults. Without such a header only the separator of the first line is examined.
+        """
         lines = list(islice(self._lines_of_text(), TITLES + 1))
         separator = self.options["sep"]
         for above, line in enumerate(lines):
@@ -437,7 +469,7 @@ class Csv:
         return None
 
     def _check_separator(self, header: str) -> None:
-        """Keep a fault if only another separator makes several columns of a header."""
+        """Record a fault if only another separator makes several columns of a header."""
         other = max(SEPARATORS, key=header.count)
         if self.options["sep"] not in header and other in header:
             rule = f"must have more than one column; got the header {header.strip()!r}."
@@ -449,7 +481,12 @@ class Csv:
         return islice(text, self.options.get("skiprows", 0), None)
 
     def _rows(self, header: Sequence[str], first: pd.DataFrame) -> pd.DataFrame:
-        """Return all rows. Their columns have numbers as names."""
+        """Return all rows. Their columns have numbers from 0 as names.
+
+        Args:
+            header: the names of the file's columns.
+            first: the header and the first rows, which show the columns of text.
+        """
         names, types = list(range(len(header))), self._types(header, first)
         options = {"header": 0, "names": names, "dtype": types}
         numeric = [k for k in names if k not in types]
@@ -495,7 +532,10 @@ class Csv:
         return read, pd.DataFrame(words, index=read.index)
 
     def _at_once(self, **more: Any) -> pd.DataFrame:
-        """Return rows. Those that pandas reads in parts are read at once if the parts have different types."""
+        """Return the rows that pandas reads with these options, under :meth:`_checked`.
+
+        If pandas finds parts of a column with different types, it reads all rows at once.
+        """
         with self._checked():
             try:
                 return self._opened(**more)
@@ -503,7 +543,10 @@ class Csv:
                 return self._opened(**more, low_memory=False)
 
     def _opened(self, **more: Any) -> Any:
-        """Return what pandas reads."""
+        """Return the rows as pandas reads them with these options.
+
+        With ``chunksize`` this is an iterator over parts of the rows.
+        """
         file: Any = io.BytesIO(self.data)
         if self.options.get("encoding", "utf-8") == "utf-8":
             file = Undecoded(self.data)
@@ -516,7 +559,12 @@ class Csv:
 
     @contextmanager
     def _checked(self) -> Iterator[None]:
-        """Raise what pandas would mend, and name the line that it cannot read."""
+        """Raise an error for what pandas would mend, and name the line that it cannot read.
+
+        Raises:
+            UsageError: the file is empty, or pandas cannot read it without mending it.
+            DtypeWarning: parts of a column have different types.
+        """
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", ParserWarning)
@@ -533,14 +581,18 @@ class Csv:
             ) from error
 
     def _first_rows(self) -> pd.DataFrame:
-        """Return the header and the first rows as texts. With a sign between thousands all rows are the first."""
+        """Return the header and the first rows as texts.
+
+        With a sign between thousands these are all rows, since each of them is checked.
+        """
         rows = None if self.options.get("thousands") else FIRST + 1
         return self._at_once(header=None, nrows=rows, dtype="object", na_values=[""])
 
     def _types(self, header: Sequence[str], first: pd.DataFrame) -> dict[int, str]:
-        """Return the columns whose cells keep their spelling: those asked for, words, and codes such as 007.
+        """Return the type of each column whose cells keep their spelling, by its number from 0.
 
-        So do all with a sign between thousands at another place: pandas would leave it out.
+        These are the columns that the settings name, words, and codes such as 007. So are
+        numbers with a sign between thousands at a wrong place, which pandas would leave out.
         """
         types = {}
         sign, point = self.options.get("thousands"), self.options.get("decimal", ".")
@@ -568,7 +620,12 @@ class Csv:
         return not is_number(bare) and bare not in ("true", "false")
 
     def _has_commas(self, frame: pd.DataFrame) -> bool:
-        """Return whether a column has commas in numbers, which are not all before three digits, and none has points."""
+        """Return whether the file seems to have decimal commas.
+
+        Some column must have commas in numbers, not all of them before three digits. No
+        column of numbers may have fractions. The answer is no if the settings have a sign
+        for decimals or thousands.
+        """
         if {"decimal", "thousands"} & self.options.keys():
             return False
         has_commas = False
@@ -584,7 +641,11 @@ class Csv:
     # --- lines -----------------------------------------------------------------------------------------------------
 
     def _check_lines(self, frame: pd.DataFrame) -> None:
-        """Look at each line if the file has another number of separators than its cells need."""
+        """Check each line if the file has another number of separators than its cells need.
+
+        Raises:
+            UsageError: as for :meth:`_refuse_lines`.
+        """
         sign = self.options["sep"].encode(self.options.get("encoding", "utf-8"))
         skips = self.options.get("skiprows") or self.options.get("comment")
         cells = (frame.shape[1] - 1) * (len(frame) + 1)
@@ -598,7 +659,11 @@ class Csv:
         return sum(int(np.count_nonzero(block == sign[0])) for block in blocks)
 
     def _lines(self) -> Iterator[tuple[int, int, list[str]]]:
-        """Yield first and last line and the cells of every row that is not blank, header first."""
+        """Yield first and last line and the cells of every row that is not blank, header first.
+
+        Raises:
+            UsageError: Python's reader cannot read a line.
+        """
         sign, skipped = self.options["sep"], self.options.get("skiprows", 0)
         quote, comment = self.options.get("quotechar", '"'), self.options.get("comment")
         reader = csv.reader(self._lines_of_text(), delimiter=sign, quotechar=quote)
@@ -677,8 +742,11 @@ def swallows(cell: str, separator: str, width: int) -> bool:
 def _json_lines(path: Path) -> tuple[pd.DataFrame, Sequence[int]]:
     """Return the rows of a .jsonl file, and their lines. The keys of the first line are the columns of all.
 
+    A key that a later line lacks gives None there. Keys that the first line lacks are
+    ignored. Lines count from 1, and blank ones are skipped.
+
     Raises:
-        UsageError: a line is no object, or there is no line.
+        UsageError: a line is no object of JSON, or there is no line.
     """
     data = storage.read_bytes(path)
     columns: dict[str, list[Any]] = {}
@@ -708,7 +776,12 @@ def _json_lines(path: Path) -> tuple[pd.DataFrame, Sequence[int]]:
 
 
 def _parquet(path: Path, excluded: Collection[str]) -> pd.DataFrame:
-    """Return the rows of a .parquet file. Columns that are left out may have any type, and are empty."""
+    """Return the rows of a .parquet file. Columns in ``excluded`` may have any type, and are empty.
+
+    Raises:
+        UsageError: the file is not readable, or another column is neither numbers, truth
+            values, times nor texts.
+    """
     file = formats.open_parquet(path, excluded)
     names = [name for name in file.schema_arrow.names if not _UNNAMED.fullmatch(name)]
     read = [name for name in names if name not in excluded]
