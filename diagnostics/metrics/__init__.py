@@ -1,7 +1,8 @@
-"""The metrics: a function with ``@metric`` in a module of this folder is registered by its name.
+"""The metrics: a decorated function in a module of this folder is registered by its name.
 
-Here is what is known of a metric without its code. Pictures and reports of stored rows need no more, so they do not
-import torch.
+The decorators are ``@metric`` and ``@layer_metric`` (:mod:`diagnostics.metrics.base`).
+This module has the facts about a metric that do not need its code. Pictures and reports
+of stored rows need no more, so they do not import torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from fl_core.errors import read_as
 from fl_core.registry import Registry
 
 STORED = Path(__file__).with_name("facts.json")
-"""The facts of this folder's metrics by name. ``make lists`` writes them. A test compares them with the metrics."""
+"""The file with the facts of this folder's metrics by name.
+
+``make lists`` writes it. A test compares it with the metrics.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,8 @@ class PlotStyle:
     """The style of a metric's picture over the layers: labels, and whether the axis is logarithmic.
 
     Attributes:
-        label: the label of the axis. Empty: the metric's name.
-        meaning: a few words beneath it, such as ``"higher = sharper"``.
+        label: the label of the axis. Empty: a label made from the metric's name.
+        meaning: a few words beneath the label, such as ``"higher = sharper"``.
         log: whether the axis is logarithmic.
         symbol: the heading of its column in a printed plan. Empty: ``value``.
         variants: styles of variants that differ from the metric's own, {variant: {attribute: value}}.
@@ -71,7 +75,7 @@ class Facts:
             then a :class:`~diagnostics.gradients.GradientReader`.
         default_variant: the variant that rules read if the rows hold it. Empty: the default.
         differs: the end of its scale that means that clients differ at a layer, ``high`` or ``low``. Empty: not known.
-            Measured on layers that were planted to differ, in ten seeds.
+            It was measured on layers that were planted to differ, in ten seeds.
     """
 
     name: str
@@ -93,21 +97,32 @@ class Facts:
     differs: str = ""
 
     def to_distance(self, value: float) -> float:
-        """Return a distance of two clients: a distance unchanged, and 1 - value for a similarity."""
+        """Return a value of two clients as a distance.
+
+        Args:
+            value: the metric's value.
+
+        Returns:
+            The value itself if the metric is a distance, else 1 - value.
+        """
         if self.distance:
             return value
         return 1 - value
 
     @property
     def variant(self) -> str:
-        """Return the name of the variant that is shown first."""
+        """Return the default variant: the first of ``variants``, or "" without variants."""
         if self.variants:
             return self.variants[0]
         return ""
 
     @property
     def preferred(self) -> tuple[str, ...]:
-        """Return the variants in order of preference for a decision."""
+        """Return the variants in order of preference for a decision.
+
+        ``default_variant`` comes first if it is set. The others follow in the order of
+        ``variants``.
+        """
         return tuple(
             dict.fromkeys(
                 [*[self.default_variant] * bool(self.default_variant), *self.variants]
@@ -117,6 +132,9 @@ class Facts:
 
 def known_metrics() -> Mapping[str, Facts]:
     """Return the facts of all metrics by name: of those that are loaded, or else the stored ones.
+
+    The stored facts are those of this folder's metrics alone. They serve until
+    :mod:`diagnostics.metrics.base` is imported.
 
     >>> known_metrics()["cka"].pairs
     True

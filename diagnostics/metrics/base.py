@@ -1,4 +1,7 @@
-"""The type of a metric, and its decorator. A metric is a function from a measurement to rows."""
+"""The type of a metric, and the decorators that register one.
+
+A metric is a function from a measurement to rows.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ from ..measurement import (
 from . import Facts, PlotStyle
 
 DEFAULT = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity")
-"""What is measured where no metric is named."""
+"""The metrics that are measured if none is named."""
 METRIC_ALIASES = {
     "hessian_eigensum": "hessian_trace",
     "eigenvalues": "hessian_spectrum",
@@ -50,7 +53,7 @@ METRIC_ALIASES = {
     "probe": "linear_probe",
     "sensitivity": "federation_sensitivity",
 }
-"""Words of papers for metrics."""
+"""Names of metrics by the words that papers use."""
 READS = ("losses", "samples", "weights")
 FEATURES = ("", "probe", "own")
 
@@ -60,12 +63,14 @@ LayerFunction = TypeVar("LayerFunction", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The empty options of a metric."""
+    """The options of a metric that has none."""
 
 
 @dataclass(frozen=True)
 class Metric(Facts):
-    """A function from a measurement and its own options, by name, to rows.
+    """A metric: its facts, its options, and the function that computes its rows.
+
+    The other attributes are those of :class:`~diagnostics.metrics.Facts`.
 
     Attributes:
         compute: (:class:`~diagnostics.measurement.Measurement`) -> rows, or (measurement, options) -> rows.
@@ -85,12 +90,12 @@ class Metric(Facts):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the names and defaults of the metric's own options."""
+        """Return the defaults of the metric's own options by name; empty without options."""
         return vars(self.options_type())
 
     @property
     def option_types(self) -> dict[str, Any]:
-        """Return the names and types of the metric's own options."""
+        """Return the types of the metric's own options by name, without their bounds."""
         hints = get_type_hints(self.options_type)
         return {field.name: hints[field.name] for field in fields(self.options_type)}
 
@@ -104,6 +109,9 @@ class Metric(Facts):
 
     def settings(self, **options: Any) -> Any:
         """Return the options as an object of the metric's own type, checked.
+
+        Args:
+            options: values by name. Options that are left out have their defaults.
 
         Raises:
             UsageError: the message names the metric, the option, its value and the allowed values.
@@ -120,6 +128,8 @@ class Metric(Facts):
     def check(self, measurement: Measurement, settings: Any) -> None:
         """Refuse options that do not fit the measurement's layers, batch or mode.
 
+        Options of a type without a method ``check`` always fit.
+
         Args:
             measurement: the layers and the settings that all metrics share.
             settings: the options, as :meth:`settings` returns them.
@@ -134,7 +144,8 @@ class Metric(Facts):
     def measure(self, measurement: Measurement, settings: Any) -> list[Row]:
         """Return the rows, for options already made by :meth:`settings` and checked by :meth:`check`.
 
-        With fewer than two models, a metric of pairs has rows without values.
+        With fewer than two models, a metric of pairs has one row a layer, without a
+        value.
 
         Args:
             measurement: the clients, the layers and the settings that all metrics share.
@@ -167,10 +178,18 @@ class Metric(Facts):
         return rows
 
     def __call__(self, measurement: Measurement, **options: Any) -> list[Row]:
-        """Measure, and return the metric's rows. Torch's global random state is as before.
+        """Measure, and return the metric's rows.
+
+        Torch's global random state is restored afterwards.
+
+        Args:
+            measurement: the clients, the layers and the settings that all metrics
+                share.
+            options: values of the metric's own options by name.
 
         Raises:
-            UsageError: as :meth:`settings` and :meth:`check`, before any client is measured, or data do not fit.
+            UsageError: as :meth:`settings` and :meth:`check`, before any client is
+                measured. Later, data do not fit, or as :meth:`measure`.
         """
         settings = self.settings(**options)
         self.check(measurement, settings)
@@ -182,9 +201,18 @@ class Metric(Facts):
 
 
 def _from_function(function: Any, path: str) -> Metric:
-    """Make a metric of a user's function without the decorator.
+    """Return the metric of a user's object from outside the registry.
 
-    Its docstring describes it, and its settings are the defaults.
+    A :class:`Metric` is returned unchanged. A function with the decorator
+    :func:`layer_metric` gives its metric. Any other function becomes a new metric with
+    default facts, described by the first line of its docstring.
+
+    Args:
+        function: the object.
+        path: its place, such as ``package.module:name``, for the message.
+
+    Raises:
+        UsageError: the object is not a function, or its parameters do not fit.
     """
     if isinstance(function, Metric):
         return function
@@ -207,12 +235,21 @@ def metric(
 ) -> Callable[[Compute], Compute]:
     """Register a function as a metric under its own name.
 
-    Use it as a decorator. Its keywords are attributes of :class:`Metric`, and ``look`` has those of :class:`PlotStyle`.
-    The function takes a :class:`~diagnostics.measurement.Measurement`. A function with options takes them as a frozen
-    dataclass. The second parameter's annotation names it.
+    Use it as a decorator, which returns the function unchanged. The function takes a
+    :class:`~diagnostics.measurement.Measurement` and returns a list of rows. A function
+    with options takes them as a second argument, a frozen dataclass with defaults. The
+    second parameter's annotation names this class.
+
+    Args:
+        description: one line on what is measured.
+        direction: one line on what a higher value means.
+        facts: further attributes of :class:`~diagnostics.metrics.Facts`. ``look`` is a
+            dict of attributes of :class:`~diagnostics.metrics.PlotStyle`.
 
     Raises:
-        UsageError: another metric has the name, an attribute does not exist, or the options are not a frozen dataclass.
+        UsageError: another metric has the name, a keyword is not an attribute, a choice
+            is unknown, the function takes other parameters, or the options are not a
+            frozen dataclass.
 
     >>> from fl_core.rows import row
     >>> from diagnostics.metrics.base import Measurement, metric
@@ -257,7 +294,8 @@ class LayerProbe:
     def batches(self) -> list[Batch]:
         """Return the client's batches (x [n, ...], y [n, ...]) on the model's device.
 
-        They have the size ``batch`` of the measurement. A loader keeps its own batches.
+        They have the size ``batch`` of the measurement, and the last one may be
+        smaller. A loader keeps its own batches.
         """
         settings, client = self.measurement, self.subject
         return list(batches(client.data, settings.batch, client.model))
@@ -284,7 +322,8 @@ def layer_metric(
         description: one line on what is measured.
         direction: one line on what a higher value means.
         unit: the unit in the rows.
-        facts: further attributes of :class:`Metric`, as for :func:`metric`.
+        facts: further attributes of :class:`~diagnostics.metrics.Facts`, as for
+            :func:`metric`.
 
     Raises:
         UsageError: as for :func:`metric`.
@@ -350,7 +389,17 @@ def variant_rows(
 def _layer_rows(
     formula: Metric, unit: str, measurement: Measurement, options: Sequence[Any]
 ) -> list[Row]:
-    """Return the rows of a formula of one layer, for all clients and layers."""
+    """Return the rows of a formula of one layer, for all clients and layers.
+
+    Args:
+        formula: the metric, whose ``compute`` is the formula.
+        unit: the unit in the rows.
+        measurement: the clients, the layers and the settings.
+        options: the metric's options as a sequence of one, or an empty one.
+
+    Raises:
+        UsageError: the formula changes a model, or as :func:`_call`.
+    """
     rows, is_exact = [], formula.requires == "weights"
     tensors = "weights"
     if options:
@@ -392,7 +441,10 @@ def _layer_rows(
 def _call(
     formula: Metric, layer: Layer, probe: LayerProbe, options: Sequence[Any]
 ) -> Any:
-    """Return what a formula returns, or the reason that it raises.
+    """Return a formula's result at one layer, or the :class:`NoValue` that it raises.
+
+    The result is a number, or a dict of numbers and reasons by variant. If the time
+    budget is spent, the formula is not called, and the result is a ``NoValue``.
 
     Raises:
         UsageError: it fails, or returns something else. The message names the metric, the layer and the client.
@@ -424,7 +476,11 @@ def _checked_facts(
     features: str = "",
     **facts: Any,
 ) -> dict[str, Any]:
-    """Return attributes of a metric from the keywords of its decorator."""
+    """Return attributes of a metric from the keywords of its decorator.
+
+    Raises:
+        UsageError: a keyword is not an attribute, or a choice is unknown.
+    """
     check_known("what a metric reads", requires, READS)
     check_known("whose features a metric reads", features, FEATURES)
     for name in look or {}:
@@ -445,10 +501,16 @@ def _make(
     before: Sequence[str] = ("a measurement",),
     **facts: Any,
 ) -> Metric:
-    """Make a metric of a function: its name, and the type of its options if it takes any.
+    """Make a metric of a function, with its name and the type of its options if it has any.
 
     Args:
+        function: the function.
+        description, direction, facts: attributes of the metric.
         before: what the function takes before its options, for the message.
+
+    Raises:
+        UsageError: the function takes other parameters, or its options are not
+            annotated with a frozen dataclass.
     """
     name, parameters = function.__name__, list(inspect.signature(function).parameters)
     count = len(before)

@@ -41,14 +41,17 @@ from .base import Measurement, metric
 similarity = partial(
     metric, variants=POSITIONS, pairs=True, requires="samples", features="probe"
 )
-"""Registers a metric of pairs of clients on the same samples."""
+"""A decorator that registers a metric of pairs of clients on the same samples."""
 of_classes = partial(
     metric,
     variants=("own", "pooled"),
     classes=True,
     features="own",
 )
-"""Registers a metric of classes on each client's samples, and on those of all clients."""
+"""A decorator that registers a metric of classes.
+
+The metric reads each client's samples (``own``), and those of all clients (``pooled``).
+"""
 of_probes = partial(
     of_classes,
     variants=(
@@ -56,7 +59,10 @@ of_probes = partial(
         *("pooled", "pooled_balanced", "pooled_guessing"),
     ),
 )
-"""Registers a probe, whose accuracy stands next to the balanced one and to that of guessing."""
+"""A decorator that registers a probe.
+
+Next to each accuracy stand the balanced accuracy and that of guessing.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,10 +70,12 @@ class KernelOptions(SimilarityOptions):
     """The options of CKA with any kernel, in addition to those of all similarities.
 
     Attributes:
-        estimator: ``"full"`` or ``"minibatch"``, whose HSICs are of ``batch`` samples each.
+        estimator: ``"full"`` compares all samples at once. ``"minibatch"`` averages
+            unbiased HSICs of the measurement's ``batch`` samples each.
 
     Raises:
-        UsageError: a name is unknown, or options do not go together.
+        UsageError: ``positions`` is unknown, or options do not go together. Also an
+            unknown estimator (checked by ``Metric.settings``).
     """
 
     estimator: Annotated[str, OneOf("estimator", measures.ESTIMATORS)] = "full"
@@ -98,7 +106,8 @@ class Cka(KernelOptions):
             positions ``"flatten"``. It rounds more, see :mod:`diagnostics.representation.similarity`.
 
     Raises:
-        UsageError: a name is unknown, or options do not go together.
+        UsageError: ``positions`` is unknown, or options do not go together. Also an
+            unknown estimator or backend (checked by ``Metric.settings``).
     """
 
     backend: Annotated[str, OneOf("backend", measures.BACKENDS)] = "fedlayers"
@@ -140,8 +149,11 @@ class Cka(KernelOptions):
 def cka(measurement: Measurement, options: Cka) -> list[Row]:
     """Return one row a layer and pair of clients (in the order given): linear CKA, 1 = same.
 
-    See :mod:`diagnostics.representation.similarity`. With the option ``variant="pairs"`` all pairs of different layers
-    are compared too, and :func:`~diagnostics.plots.layers.cka_matrices` draws them.
+    Values are in [0, 1], but those of ``"minibatch"`` may fall below 0. The module
+    :mod:`diagnostics.representation.similarity` has the formulas, and says when there
+    is no value. With the option ``variant="pairs"`` each layer of one client is also
+    compared with each layer of the other.
+    :func:`~diagnostics.plots.layers.cka_matrices` draws these.
 
     Every model sees the same samples in the same order. A
     loader is read once, so it may shuffle. If one forward pass calls a module several times, its last call counts.
@@ -150,7 +162,8 @@ def cka(measurement: Measurement, options: Cka) -> list[Row]:
     With ``positions="samples"`` it is the features of one layer and all models.
 
     Raises:
-        UsageError: the probe does not fit the models.
+        UsageError: the probe does not fit the models, or the batch does not fit the
+            backend.
     """
     comparison = LayerComparison("cka", measurement, options)
     estimator = options.estimator
@@ -168,11 +181,12 @@ class RbfCka(KernelOptions):
     """The options of CKA with a radial kernel; ``positions`` are ``"flatten"`` or ``"mean"``.
 
     Attributes:
-        estimator: ``"full"`` or ``"minibatch"``.
-        bandwidth: the kernel's bandwidth as a fraction of the median distance between samples. The estimator names it.
+        bandwidth: the kernel's bandwidth as a fraction of the median distance between
+            samples. The rows' column ``estimator`` has it.
 
     Raises:
-        UsageError: a choice is unknown, or the bandwidth is not above 0.
+        UsageError: ``positions`` is unknown. Also an unknown estimator, or a bandwidth
+            that is not above 0 (checked by ``Metric.settings``).
     """
 
     bandwidth: Annotated[float, ABOVE_0] = measures.BANDWIDTH
@@ -193,7 +207,8 @@ class RbfCka(KernelOptions):
 def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
     """Return one row a layer and pair of clients: CKA with a radial kernel; 1 = same.
 
-    See :mod:`diagnostics.representation.similarity`.
+    Values are at most 1. :mod:`diagnostics.representation.similarity` has the kernel,
+    and says when there is no value.
 
     Memory: as for :func:`~diagnostics.metrics.of_features.cka`.
 
@@ -220,8 +235,10 @@ def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
 def cca(measurement: Measurement, options: SimilarityOptions) -> list[Row]:
     """Return one row a layer and pair of clients: the mean canonical correlation in [0, 1].
 
-    A value of 1 means same up to a linear map. See :data:`diagnostics.representation.similarity.CCA`. A layer with as
-    many features as samples, or more, has no value. Use more samples, ``positions="samples"`` or ``"mean"``, or svcca.
+    A value of 1 means same up to a linear map. See
+    :data:`diagnostics.representation.similarity.CCA`. A layer whose features span n - 1
+    directions on n samples has no value. Layers with n - 1 features or more usually do.
+    Use more samples, ``positions="samples"`` or ``"mean"``, or svcca.
 
     Memory: one model's features of all layers. Each model and layer has n x min(n, d) numbers. With
     ``positions="samples"`` it is the features of one layer and all models.
@@ -238,10 +255,12 @@ class Svcca(SimilarityOptions):
     """The options of SVCCA: the samples, and how much variance the compared directions hold.
 
     Attributes:
-        variance: share of each side's variance that the principal directions hold. The estimator names it.
+        variance: share of each client's variance that the principal directions hold,
+            above 0 and at most 1. The rows' column ``estimator`` has it.
 
     Raises:
-        UsageError: the variance is not between 0 and 1.
+        UsageError: ``positions`` is unknown, or does not go with ``variant``. Also a
+            variance out of range (checked by ``Metric.settings``).
     """
 
     variance: Annotated[float, SHARE] = measures.VARIANCE
@@ -308,7 +327,8 @@ class LinearProbe(ProbeOptions):
         C: inverse strength of the regularisation, see :func:`diagnostics.representation.probes.logistic`.
 
     Raises:
-        UsageError: C is not above 0.
+        UsageError: C is not above 0, or there are fewer than 2 folds or samples
+            (checked by ``Metric.settings``).
     """
 
     C: Annotated[float, ABOVE_0] = 1.0
@@ -362,7 +382,8 @@ class KnnProbe(ProbeOptions):
         distance: ``"cosine"`` or ``"euclidean"``.
 
     Raises:
-        UsageError: there are no neighbours, or the distance is unknown.
+        UsageError: there are no neighbours, the distance is unknown, or there are fewer
+            than 2 folds or samples (checked by ``Metric.settings``).
     """
 
     neighbours: Annotated[int, at_least(1)] = 5
@@ -378,9 +399,11 @@ class KnnProbe(ProbeOptions):
 def knn_probe(measurement: Measurement, options: KnnProbe) -> list[Row]:
     """Return the accuracy, from 0 to 1, of the vote of the nearest neighbours by a layer's flattened output.
 
-    The output is used as it is. Higher means that neighbours are of one class more often. Variants, samples and error
-    are those of :func:`~diagnostics.metrics.of_features.linear_probe`. The column ``estimator`` has the number of
-    neighbours and the distance.
+    The output is not standardised. Higher means that neighbours are of one class more
+    often. Variants, samples and error are those of
+    :func:`~diagnostics.metrics.of_features.linear_probe`. The column ``estimator`` has
+    the number of neighbours and the distance. A layer whose output is constant over the
+    samples has no value.
 
     Memory: as for the linear probe, with n x m distances instead of the n x n numbers.
 
@@ -417,7 +440,7 @@ class Separability:
             pooled set.
 
     Raises:
-        UsageError: there are fewer than 2 samples.
+        UsageError: there are fewer than 2 samples (checked by ``Metric.settings``).
     """
 
     samples: Annotated[int, at_least(2)] = SAMPLES
@@ -436,9 +459,11 @@ class Separability:
 def separability(measurement: Measurement, options: Separability) -> list[Row]:
     """Return the scatter between the classes over the scatter within them, for each layer's flattened output.
 
-    See :func:`diagnostics.representation.features.scatter_ratio`. Higher means that the classes lie further apart.
-    Variant ``"own"`` uses each client's samples. Variant ``"pooled"``, client "", uses the samples of all clients, each
-    with its own model. If it falls short of the clients' own values, the clients' models place a class differently.
+    See :func:`diagnostics.representation.features.scatter_ratio`. Higher means that the
+    classes lie further apart. Variant ``"own"`` uses each client's samples. Variant
+    ``"pooled"``, client "", uses the samples of all clients, each with its own model.
+    If the pooled value is below the clients' own values, the clients' models place a
+    class differently. A client with samples of one class has no value.
 
     Memory: a forward pass of ``batch`` samples. The outputs of all layers are stored for at most ``samples`` samples of
     one client, and for ``samples`` of all clients together.
@@ -481,6 +506,8 @@ def output_disagreement(measurement: Measurement, options: CommonSamples) -> lis
     * ``probabilities``: the mean of (1/2) sum_c |p_c - q_c|, in [0, 1]
     * ``chance``, the null of ``classes``: what predictions of the same frequencies f and g give if they do not depend
       on the sample, 1 - sum_c f_c g_c
+
+    Two models with different numbers of classes have no value.
 
     Memory: the probabilities of all clients for the probe samples.
 

@@ -42,7 +42,7 @@ from .base import Measurement, metric
 
 STATISTICS = ("norm", "mean", "mean_abs")
 LEAST = 10
-"""Steps of a spectral density at least."""
+"""The fewest Lanczos steps of a spectral density."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,14 @@ class GradNorm(Statistic):
     * ``mean`` = (1/n) sum_j g_j, signed
     * ``mean_abs`` = (1/n) sum_j |g_j|
 
-    With ``reduction="batch"`` their names end in ``_batch``. The mean length of the batches' own gradients is larger
-    than the length of the whole data's gradient. The batches' noise averages out in the latter.
+    With ``reduction="batch"`` their names end in ``_batch``. The mean length of the
+    batches' own gradients is at least the length of the whole data's gradient. In the
+    whole gradient the batches' noise averages out. The options are those of
+    :class:`~diagnostics.gradients.Statistic`.
 
     Raises:
-        UsageError: the reduction or the choice of tensors is unknown.
+        UsageError: the reduction or the choice of tensors is unknown (checked by
+            ``Metric.settings``).
     """
 
     name: ClassVar[str] = "grad_norm"
@@ -101,10 +104,12 @@ class GradVariance(Statistic):
     """The spread Var(g_l) of the entries of a layer's weight gradient. At least 0.
 
     It is (1 / (n - 1)) sum_j (g_j - mean g)^2 over the n entries of the layer's tensors together, as in the authors'
-    released code. Row variants are the reductions. They differ by an order of magnitude (see :class:`Statistic`).
+    released code. The row's variant is the reduction. The options are those of
+    :class:`~diagnostics.gradients.Statistic`. A layer with a single entry has no value.
 
     Raises:
-        UsageError: the reduction or the choice of tensors is unknown.
+        UsageError: the reduction or the choice of tensors is unknown (checked by
+            ``Metric.settings``).
     """
 
     name: ClassVar[str] = "grad_variance"
@@ -152,16 +157,17 @@ def grad_variance(measurement: Measurement, options: GradVariance) -> list[Row]:
 class GradSimilarity:
     """The cosine <g_a, g_b> / (||g_a|| ||g_b||) of the gradients of each pair of clients, in [-1, 1].
 
-    Here g is the gradient of the client's mean loss over its data. The clients pull the layer the same way at 1, at
-    right angles at 0, and against each other at -1. Every client's gradient is held until all exist: 8 bytes a weight
-    and client.
+    Here g is the gradient of the client's mean loss over its data. The clients pull the
+    layer the same way at 1, at right angles at 0, and against each other at -1. A pair
+    has no value if one gradient is zero, not finite or missing. Every client's gradient
+    is held until all exist: 8 bytes a weight and client.
 
     Attributes:
         tensors: ``weights`` for a layer's parameters without biases, ``all`` for all of
             its parameters.
 
     Raises:
-        UsageError: the choice of tensors is unknown.
+        UsageError: the choice of tensors is unknown (checked by ``Metric.settings``).
     """
 
     tensors: Tensors = "weights"
@@ -271,7 +277,7 @@ class GradNoise:
             its parameters.
 
     Raises:
-        UsageError: the choice of tensors is unknown.
+        UsageError: the choice of tensors is unknown (checked by ``Metric.settings``).
     """
 
     tensors: Tensors = "weights"
@@ -291,6 +297,9 @@ class GradNoise:
 )
 def grad_noise(measurement: Measurement, options: GradNoise) -> list[Row]:
     """Return two rows a client and layer: the noise of the layer's per-sample gradients (see :class:`GradNoise`).
+
+    A client with fewer than two samples has no value. Layers before an operation that
+    couples samples, such as a normalisation by batch statistics, have none either.
 
     Memory: one batch's activations and layer inputs, and one client's gradient in float64. The gradients of single
     samples are formed one at a time.
@@ -377,9 +386,11 @@ def _noise_rows(
 def federation_sensitivity(measurement: Measurement, options: Sensitivity) -> list[Row]:
     """Return rows of S_l for each client and combined (client ""), and of I_l for each client.
 
-    I_l has the variant ``"importance"``. S_l = F_l / F_1 with F_l = sum_{k <= l} (1 / n_k) sum (w g)^2 (PLayer-FL, Eq.
-    2). It is 1 at the first layer and never falls. The measurement's layers must be all layers of the network, because
-    the sums start at the first.
+    I_l = (1 / n_l) sum (w g)^2 has the variant ``"importance"``. It is averaged over
+    the data's batches, while the weights w stay fixed. S_l has the variant ``"after"``.
+    It is S_l = F_l / F_1 with F_l = sum_{k <= l} I_k (PLayer-FL, Eq. 2). S_l is 1 at
+    the first layer and never falls. The measurement's layers must be all layers of the
+    network, because the sums start at the first.
 
     Memory: one batch's activations and gradients, and for each tensor one number for each part of the batches.
 
@@ -402,7 +413,8 @@ class GaussNewtonTrace:
         estimator, probes, dtype: as for :func:`diagnostics.curvature.trace.hessian_trace`.
 
     Raises:
-        UsageError: a choice is unknown, or there are too few probes for a standard error.
+        UsageError: a choice is unknown, or there are fewer than 2 probes (checked by
+            ``Metric.settings``).
     """
 
     estimator: Annotated[str, OneOf("estimator", ESTIMATORS)] = "auto"
@@ -445,7 +457,8 @@ class HessianTrace(GaussNewtonTrace):
         estimator, probes, dtype, backend: as for :func:`diagnostics.curvature.trace.hessian_trace`.
 
     Raises:
-        UsageError: a choice is unknown, or there are too few probes for a standard error.
+        UsageError: a choice is unknown, or there are fewer than 2 probes (checked by
+            ``Metric.settings``).
     """
 
     backend: Annotated[str, OneOf("backend", BACKENDS)] = "fedlayers"
@@ -485,8 +498,9 @@ class HessianTrace(GaussNewtonTrace):
 def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
     """Return two rows a client and layer: the trace of the layer's Hessian block, per parameter and undivided.
 
-    Both are signed. PLayer-FL's Eq. A.2 is divided by the number of parameters, as its section 5.1 says. Estimates of
-    deep networks can be smaller than their errors. :func:`ggn_trace` is then the value to take.
+    Both are signed. ``absolute`` is the trace of PLayer-FL's Eq. A.2. ``per_parameter``
+    is the trace divided by the number of parameters, as its section 5.1 says. Estimates
+    of deep networks can be smaller than their errors. Take :func:`ggn_trace` then.
 
     Memory: the activations of ``batch`` samples and the graph of their derivatives. The model's device holds one
     client's samples at a time.
@@ -541,12 +555,14 @@ class HessianSpectrum:
     """The options of the Hessian spectrum: how many eigenvalues, and how precisely they are found.
 
     Attributes:
-        k, tol, dtype: as in :func:`diagnostics.curvature.spectrum.hessian_spectrum`.
+        k: number of eigenvalues, from 1 to 1000.
+        tol, dtype: as in :func:`diagnostics.curvature.spectrum.hessian_spectrum`.
         density: add rows of weights, for :func:`fl.plots.spectral_density <diagnostics.plots.layers.spectral_density>`.
             Take 40 to 100 for ``k`` then.
 
     Raises:
-        UsageError: eigenvalues are not 1 to 1000, fewer than 10 for a density, or the tolerance is not above 0.
+        UsageError: ``k`` is out of range, or the tolerance is not above 0 (checked by
+            ``Metric.settings``).
     """
 
     k: Annotated[int, Bound("from 1 to 1000", range(1, 1001).__contains__)] = 3
@@ -558,7 +574,7 @@ class HessianSpectrum:
         """Check that a density has enough eigenvalues.
 
         Raises:
-            UsageError: ``k`` is below :data:`LEAST`.
+            UsageError: ``density`` is set, and ``k`` is below :data:`LEAST`.
         """
         if self.density and self.k < LEAST:
             raise UsageError(
@@ -580,6 +596,7 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
     With the option ``density`` they are those of a Lanczos matrix, and ``weight1`` to ``weightk`` their weights.
 
     They are signed and in descending order. The column ``stderr`` holds the norm of the residual, a bound of the error.
+    If a block has fewer than ``k`` eigenvalues, the last rows have no value.
 
     Memory: the activations of ``batch`` samples and the graph of their derivatives. The model's device holds one
     client's samples at a time. One layer at a time has Lanczos vectors and their products, each as long as its weights.

@@ -43,8 +43,10 @@ class Shared:
     """Options of metrics that train copies of a shared model.
 
     Attributes:
-        test: validation samples {client: (x, y)}. A run uses its own.
-        training: settings of local training. Default: those of the run.
+        test: validation samples {client: (x, y)}. For a run they are the run's own. A
+            metric of a shared model has no value without them.
+        training: settings of local training. For a run they are the run's own.
+            Otherwise the default is ``Training()``.
         round: the round of the shared model. It seeds the batches.
     """
 
@@ -58,14 +60,21 @@ class DifferOptions(Shared):
     """Options of ``clients_differ``.
 
     Attributes:
-        alone: models {client: module} that each client trained alone. Without them fine-tuning alone is compared.
+        alone: models {client: module} that each client trained alone. Without them only
+            fine-tuned models are compared.
     """
 
     alone: Mapping[str, Any] | None = None
 
 
 def _split(data: Any) -> Split:
-    """Return samples as a split."""
+    """Return samples as one :class:`Split`.
+
+    A split is returned unchanged. Batches of a loader are joined.
+
+    Args:
+        data: a split, a pair (x, y), an object with such ``x`` and ``y``, or a loader.
+    """
     if isinstance(data, Split):
         return data
     if isinstance(data, tuple) and len(data) == 2 and not len(data[1]):
@@ -108,7 +117,7 @@ def of_tuner(
 
 
 def one_for_each(measurement: Measurement) -> bool:
-    """Return True if the clients' models are several objects with different tensors; False for one shared model."""
+    """Return True if two clients' models differ in a tensor; False for one shared model."""
     models = {id(s.model): s.model for s in measurement.subjects}.values()
     return len({tree.digest(tree.named_tensors(model)) for model in models}) > 1
 
@@ -116,7 +125,14 @@ def one_for_each(measurement: Measurement) -> bool:
 def own_losses(measurement: Measurement, options: Shared) -> CrossLosses:
     """Return the losses of clients' own models on each other's samples.
 
-    The samples are those of the option ``test``, or else the measured ones.
+    The samples are those of the option ``test``, or else the measured ones. Clients
+    without such samples are left out. Clients are divided into blocks
+    (:func:`diagnostics.tuning.permutation.blocks`). A model's losses on samples of
+    other blocks are NaN.
+
+    Args:
+        measurement: the clients with their models and data.
+        options: the options of the metric.
 
     Raises:
         NoValue: fewer than two clients have samples.
@@ -183,8 +199,12 @@ def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row
     from 1 to 20, for all pairs. ``smallest, nats`` is the smallest lead that would have been shown. A difference does
     not say that local layers help.
 
-    Clients with models of their own are compared by these, without fine-tuning: on the samples of the option ``test``,
-    or on the measured ones if no model was trained on them.
+    Clients with models of their own are compared by these, without fine-tuning. Their
+    samples are those of the option ``test``, or else the measured ones. The test is
+    exact only if no model was trained on its samples.
+
+    If there is no value, one row gives the reason. This is so with fewer than two
+    clients that have validation samples.
     """
     try:
         if one_for_each(measurement):
@@ -202,7 +222,14 @@ def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row
 def _fine_tuned_losses(
     measurement: Measurement, options: DifferOptions
 ) -> tuple[CrossLosses, list[str]]:
-    """Return the losses of models that each client fine-tunes from the shared one, and the kind of each."""
+    """Return the losses of models that each client fine-tunes from the shared one, and the kind of each.
+
+    Models that clients trained alone are the last kind, if the options have them.
+
+    Raises:
+        NonFiniteError: a loss or an output is not finite.
+        NoValue: fewer than two clients have validation samples, or the budget is spent.
+    """
     names, arguments = of_tuner(measurement, options)
     if len(names) < 2:
         raise NoValue(FEW_CLIENTS)
@@ -236,10 +263,12 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
       epochs for all clients, which may be 0, has the least mean log loss on one half. G_k(S) is the fall of the log
       loss on the other half, and the same with the halves exchanged. It is neither weighted by class nor calibrated.
       Other tasks have their training loss.
-    - *Rows*: ``fall`` in nats and ``gain`` in points of accuracy by client and layer, and of the network; those of
-      ``all`` layers and of ``statistics`` (no weight trains, batch statistics are taken again) have no layer; ``share``
-      is G(S) / G(all), G the mean by training samples, where a difference is shown. Its error is a quarter of the
-      width of a bootstrap's middle 95 %. That draws samples (groups) within clients, or from 8 clients on the clients.
+    - *Rows*: ``fall`` in nats and ``gain`` in points of accuracy by client and layer,
+      and of the network; those of ``all`` layers and of ``statistics`` (no weight
+      trains, batch statistics are taken again) have no layer; ``share`` is G(S) /
+      G(all), G the mean by training samples, where a difference is shown. Its error is
+      a quarter of the width of a bootstrap's middle 95 %. The bootstrap draws samples
+      (groups) within clients. With 8 clients or more it draws clients.
     - *Shown*: where ``clients_differ`` says so of fine-tuning. Its null is exact. Samples that are assigned to clients
       at random before tuning would not give an exact one, because the shared model was trained on the real clients.
 
@@ -284,7 +313,11 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
 
 
 def _not_shown(arguments: Mapping[str, Any]) -> str:
-    """Return why no difference between clients is shown, or ""."""
+    """Return why no difference between clients is shown, or "" if one is.
+
+    Args:
+        arguments: the arguments of a :class:`Tuner` by name.
+    """
     if len(arguments["clients"]) < 2:
         return FEW_CLIENTS
     difference = _attempt(lambda: compared(**arguments))
@@ -321,7 +354,16 @@ def _rows(
     all_gain: Gain | str,
     reason_not_shown: str,
 ) -> Iterator[Row]:
-    """Yield the rows of one part: by client, of the network, and the share."""
+    """Yield the rows of one part: by client, over all clients, and the share.
+
+    Args:
+        profile: the measured gains.
+        clients: the clients' names.
+        name: name of the layer, or :data:`ALL` or :data:`STATISTICS`.
+        gain: the part's gain, or why it has none.
+        all_gain: the gain of all layers together, or why there is none.
+        reason_not_shown: why the part has no share; empty if it has one.
+    """
     has_no_layer = name in (ALL, STATISTICS)
     place: dict[str, Any] = {"layer": "" if has_no_layer else name}
     layer_suffix = ""

@@ -1,4 +1,4 @@
-"""Metrics of weights and of cost. They need no forward pass of the samples. All sums are float64."""
+"""Metrics of weights, of cost, and of layers that clients exchange."""
 
 from __future__ import annotations
 
@@ -42,15 +42,19 @@ from ..measurement import (
 from .base import LayerProbe, layer_metric, metric, of_weights, variant_rows
 
 SIMULATED = 100
-"""Rows below which the rank of random matrices is simulated, by as many draws."""
+"""Matrices with fewer rows have their random rank simulated, by this number of draws."""
 
 
 @dataclass(frozen=True)
 class WeightOptions:
-    """The options of weight metrics: which tensors of a layer are read, ``weights`` or ``all``.
+    """The options of weight metrics: which tensors of a layer are read.
+
+    Attributes:
+        tensors: ``weights`` for a layer's parameters without biases, ``all`` for all of
+            its parameters.
 
     Raises:
-        UsageError: the choice of tensors is unknown.
+        UsageError: the choice of tensors is unknown (checked by ``Metric.settings``).
     """
 
     tensors: Tensors = "weights"
@@ -62,10 +66,10 @@ def vector_of(values: Mapping[str, Tensor], layer: Layer, tensors: str) -> Tenso
     Args:
         values: tensors by exact name.
         layer: the layer.
-        tensors: ``weights`` for its weights alone, or ``all``.
+        tensors: ``weights`` for its parameters without biases, or ``all`` parameters.
 
     Raises:
-        NoValue: there are none, or they are not finite.
+        NoValue: the layer has no such floating tensors, or they are not finite.
     """
     floating = [
         values[name]
@@ -111,7 +115,8 @@ def weight_magnitude(
     """Return the mean absolute value and the length of a layer's n weights w.
 
     The values are ``mean_abs`` = (1/n) sum_j |w_j| and ``l2`` = ||w||_2. Both are at least 0. Magnitude pruning gives a
-    layer's weights this importance (Han et al. 2015; Li et al. 2017).
+    layer's weights this importance (Han et al. 2015; Li et al. 2017). A layer without
+    weights, or with weights that are not finite, has no value.
 
     Memory: one layer's weights of one client at a time, in float64.
     """
@@ -179,8 +184,9 @@ def update_magnitude(
 ) -> dict[str, float | NoValue]:
     """Return how far a layer's weights w have moved from the common start w0.
 
-    The values are ``relative_l2`` = ||w - w0|| / ||w0|| and ``l2`` = ||w - w0||. Both are at least 0, and 0 means not
-    moved.
+    The values are ``relative_l2`` = ||w - w0|| / ||w0|| and ``l2`` = ||w - w0||. Both
+    are at least 0, and 0 means not moved. If w0 is zero, ``relative_l2`` has no value.
+    Without the option ``start`` neither has one.
 
     Memory: one layer's weights of one client at a time and of the start, in float64.
 
@@ -227,6 +233,9 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
     * ``relative_l2``: ||a - b|| / (0.5 (||a|| + ||b||)), in [0, 2]. 0 = equal, higher = further apart.
     * ``cosine``: 1 - <a, b> / (||a|| ||b||), in [0, 2]. 0 = same direction, 1 = at right angles, 2 = opposite.
 
+    If both clients' weights are zero, ``relative_l2`` has no value. ``cosine`` has none
+    if those of one client are zero.
+
     Memory: one layer's weights of every client at a time, in float64.
     """
     subjects, rows = measurement.subjects, []
@@ -265,7 +274,12 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
 def _distances(
     a: Tensor | NoValue, b: Tensor | NoValue, zero_reason: NoValue
 ) -> dict[str, float | NoValue]:
-    """Return the distances of two clients' weights, or why there are none."""
+    """Return both distances of two clients' weights by variant, or why there are none.
+
+    Args:
+        a, b: the clients' weights as vectors [n], or why a client has none.
+        zero_reason: the reason for weights that are zero.
+    """
     if isinstance(a, NoValue):
         return {"relative_l2": a, "cosine": a}
     if isinstance(b, NoValue):
@@ -278,7 +292,7 @@ def _distances(
 
 
 SAMPLES = 2
-"""Samples of the pass that is counted; normalisation in train mode refuses a single one."""
+"""Samples of the pass that is counted. Normalisation in train mode refuses a single one."""
 COSTS = {
     "parameters": ("count", "", 0),
     "bytes": ("storage", "byte", 0),
@@ -286,7 +300,7 @@ COSTS = {
     "backward_flops": ("flop_counter", "FLOP", SAMPLES),
     "activation_bytes": ("saved_tensors", "byte", SAMPLES),
 }
-"""How each cost of a layer is found, its unit, and the samples that pass."""
+"""How each cost of a layer is found, its unit, and the samples of its pass (0 = no pass)."""
 
 
 @metric(
@@ -315,9 +329,10 @@ def layer_cost(measurement: Measurement) -> list[Row]:
     * ``activation_bytes``: what the forward pass of one sample keeps for the backward pass, without parameters and
       buffers. A tensor that several operations keep counts once, at the first.
 
-    An operation belongs to the layer whose module is running. Outside the layers' modules it belongs to the layer that
-    ran last, or before any to the first. So the layers sum to the whole network. An unused layer has a size but no
-    work.
+    An operation belongs to the layer whose module is running. Outside the layers'
+    modules it belongs to the layer that ran last, or before any to the first. So the
+    layers sum to the whole network. An unused layer has parameters and bytes, but no
+    value for the other three.
 
     Memory: one training step on two samples, whatever the data.
     """
@@ -402,7 +417,11 @@ def weight_spectrum(
 
 
 def _by_outputs(model: nn.Module, name: str) -> Tensor:
-    """Return a weight whose rows are outputs. A transposed convolution stores its inputs first, group after group."""
+    """Return a weight by its exact name, with a row for each output channel.
+
+    The result is detached. A transposed convolution stores [in, out / groups, ...], and
+    its result is [out, in / groups, ...]. Any other weight keeps its shape.
+    """
     weight = model.get_parameter(name).detach()
     module = model.get_submodule(name.rpartition(".")[0])
     if isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
@@ -413,9 +432,12 @@ def _by_outputs(model: nn.Module, name: str) -> Tensor:
 
 @cache
 def _random_rank(m: int, k: int) -> float:
-    """Return the stable rank of a random m x k matrix, m <= k.
+    """Return the stable rank of a random m x k matrix, m <= k, with normal entries.
 
-    A small one is drawn as the triangular factor of its Gram matrix (Bartlett 1933), which has its singular values.
+    From :data:`SIMULATED` rows on it is the formula m k / (sqrt(m) + sqrt(k))^2. For
+    fewer rows it is the mean of :data:`SIMULATED` draws. A draw is the triangular
+    factor [m, m] of the matrix's Gram matrix (Bartlett 1933). The factor has the
+    matrix's singular values.
     """
     if m >= SIMULATED:
         return m * k / (m**0.5 + k**0.5) ** 2
@@ -428,7 +450,7 @@ def _random_rank(m: int, k: int) -> float:
 
 
 TOGETHER = 8
-"""Layers of other clients that one pass holds."""
+"""The most layers of other clients that one pass computes together."""
 
 
 @dataclass(frozen=True)
@@ -437,7 +459,9 @@ class LayerSwap:
 
     Attributes:
         test: {client: data} on which each client's model is judged. Default: its own data.
-        second: {client: model} of a second seed, the null: how much a layer of an equal training costs.
+        second: {client: model} of a second training with another seed. It is the null:
+            it shows how much the loss rises with a layer of an equal training. Without
+            it there are no rows of ``second_seed``.
     """
 
     test: Mapping[str, Any] | None = None
@@ -459,6 +483,9 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
     * ``swap``: the mean over the other clients' layers, with the standard error over them
     * ``average``: with the layer's average over all clients, weighted by their samples
     * ``second_seed``: with the layer of B's own second training, if ``second`` is given; the null of both
+
+    A value is in the unit of the loss, and may be below 0. A lone client has no value
+    for ``swap`` and ``average``. A layer outside the forward pass has none.
 
     Other clients' layers pass together, :data:`TOGETHER` at a time, so that the layers before are computed once for
     them. A network that ``torch.func.vmap`` cannot take has a pass for each.
@@ -539,6 +566,14 @@ def _losses(
     """Return a client's mean loss with each source's tensors in place of its own, and the number of samples.
 
     If the budget is spent before the last batch, the losses are NaN and the number is 0.
+    Without sources the list is empty and the number is 0.
+
+    Args:
+        measurement: the loss, the mode, the batch and the budget.
+        subject: the client, whose model stays unchanged.
+        data: the samples on which the loss is computed.
+        sources: tensors by exact name, the same names in each. An empty dict leaves the
+            client's model as it is.
     """
     totals, n = [0.0] * len(sources), 0
     if not sources:
