@@ -1,4 +1,7 @@
-"""Pictures of rows, plans and tables: each function draws on an Axes and returns it.
+"""Pictures of rows, plans and tables.
+
+A function draws on one Axes and returns it. Functions with several panels return a list
+of Axes, and :func:`~diagnostics.plots.maps.layer_map` returns a figure.
 
 Nothing is measured here. A picture shows values of the frame, or means over clients or seeds that it names. Without an
 Axes, a new figure has the package's own style. A given Axes keeps its caller's style. A missing value leaves a gap, and

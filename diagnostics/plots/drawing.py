@@ -38,12 +38,15 @@ DASHES = ("-", "--", ":")
 MEAN, FAINT = "0.1", "0.6"
 ARMS = {"nothing": 0, "local": 0, "half": 1, "first_half_local": 1}
 ARMS |= {"head_local": 2, "fedper": 2, "all": 3, "fedavg": 3}
-"""The colour of what most pictures show: to share nothing, half, all but the last layer, or all."""
+"""The position in :data:`COLOURS` of each usual algorithm's or plan's colour.
+
+There are four: for sharing nothing, half, all but the last layer, and all layers.
+"""
 MOST_CLIENTS = 10
-"""Clients that get a colour and a legend entry of their own; more are drawn alike."""
+"""The most clients that get a colour and a legend entry each; more are drawn alike."""
 NICE = [1, 2, 5, 10]
 NUMBERS = (ticker.LogFormatter, ticker.ScalarFormatter)
-"""What writes numbers at an axis, such as powers of ten."""
+"""The formatters that write numbers at an axis, such as powers of ten."""
 
 
 FONTS: tuple[str, ...] = (
@@ -56,16 +59,20 @@ FONTS: tuple[str, ...] = (
     "Source Han",
 )
 FONTS += ("Droid Sans Fallback", "Noto Sans SC", "Arial Unicode", "Malgun", "Unifont")
-"""Parts of the names of fonts with the letters of Asia."""
+"""Parts of the names of fonts that have East Asian letters."""
 ASIA = 0x2E80
-"""The first letter of Asia in Unicode."""
+"""The Unicode number of the first East Asian letter."""
 LONGEST = 28
-"""Letters of a name in a picture, at most."""
+"""The most letters of a name in a picture."""
 
 
 @cache
 def asian_fonts() -> list[str]:
-    """Return installed fonts with Asian letters, as a fallback for letters that other fonts lack."""
+    """Return at most three installed fonts with East Asian letters.
+
+    They are a fallback for letters that other fonts lack. The list is empty without
+    such fonts.
+    """
     names = sorted(font_manager.get_font_names())
     return [name for name in names if any(part in name for part in FONTS)][:3]
 
@@ -83,7 +90,15 @@ def style() -> Iterator[None]:
 
 @contextmanager
 def canvas(ax: Axes | None, width: float = 5.0, height: float = 3.2) -> Iterator[Axes]:
-    """Yield the given Axes, or a new one of this size in inches, in the package's style while it is drawn."""
+    """Yield the given Axes, or that of a new figure in the package's style.
+
+    A given Axes keeps its caller's style. When the block ends, dollar signs in its
+    texts are made literal (:func:`literal`).
+
+    Args:
+        ax: the Axes. None means a new figure.
+        width, height: size of a new figure, in inches.
+    """
     with style() if ax is None else nullcontext():
         if ax is None:
             ax = plt.figure(figsize=(width, height), layout="constrained").subplots()
@@ -134,9 +149,10 @@ def check_letters(axes: Sequence[Axes]) -> None:
 
 
 def literal(axes: Sequence[Axes]) -> None:
-    """Escape dollar signs in names, so that matplotlib reads no formula there.
+    """Show dollar signs in texts of the Axes as they are, so that matplotlib reads no formula there.
 
-    Numbers on an axis are left as they are.
+    Numbers on an axis are left as they are. Letters that no installed font has cause a
+    warning (:func:`check_letters`).
     """
     check_letters(axes)
     for ax in axes:
@@ -174,7 +190,7 @@ def panels(
     columns: int = 4,
     room: tuple[float, float] = (1.6, 0.9),
 ) -> Iterator[list[Panel]]:
-    """Yield several Axes: the first of the given ones, or a grid.
+    """Yield a :class:`Panel` for each of several Axes: the first of the given ones, or a grid.
 
     The grid lies in a given figure, or in a new one in the package's style.
 
@@ -234,14 +250,22 @@ def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def labelled(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with the layers' names as people read them (``0 Linear``), where their report knew them."""
+    """Return rows with the layers' names as people read them, such as ``0 Linear``.
+
+    The names are those in the frame's ``attrs["labels"]``. A layer that is not in it
+    keeps its name.
+    """
     return rows.replace({"layer": rows.attrs.get("labels", {})})
 
 
 def of_variant(
     rows: pd.DataFrame, wanted: str | None, preferred: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Return the rows of the wanted variant, else of the first preferred one that exists, else all rows."""
+    """Return the rows of the wanted variant, else of the first preferred one that exists, else all rows.
+
+    Raises:
+        UsageError: the wanted variant is not among the rows.
+    """
     present_variants = list(rows["variant"].unique())
     chosen_variant = next(
         (name for name in preferred if name in present_variants), None
@@ -299,7 +323,9 @@ def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
 def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
     """Return the mean over the clients of each group, weighted by ``n_train`` if every client's is known.
 
-    The columns ``keys`` name the groups, and index the result. A group with a missing value is NaN.
+    If one is missing or all are 0, the group's clients have equal weights. The columns
+    ``keys`` name the groups, and index the result. A group with a missing value is NaN.
+    Without rows the result is empty.
     """
 
     def mean(group: pd.DataFrame) -> float:
@@ -317,6 +343,8 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 
 def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:
     """Return a note for each place and reason of missing values, with the clients concerned.
+
+    Without missing values the list is empty.
 
     Args:
         rows: the rows that are drawn.
@@ -363,6 +391,8 @@ def with_notes(label: str, notes: Sequence[str], most: int = 4) -> str:
 def arm_colours(names: Sequence[str]) -> list[str]:
     """Return a colour for each way or algorithm. Those of :data:`ARMS` have the same colour in every picture.
 
+    Other names take the remaining colours in turn. With many names colours repeat.
+
     >>> arm_colours(["fedavg", "mine"]) == arm_colours(["mine", "fedavg"])[::-1]
     True
     """
@@ -395,7 +425,12 @@ def client_style(k: int, names: Sequence[str]) -> dict[str, Any]:
 
 
 def legend(ax: Axes, title: str | None = None) -> None:
-    """Draw a legend to the right of the data."""
+    """Draw a legend to the right of the data, if the Axes has a label to show.
+
+    Args:
+        ax: the Axes.
+        title: the legend's title. None means no title.
+    """
     if ax.get_legend_handles_labels()[0]:
         ax.legend(
             loc="upper left",
@@ -420,7 +455,12 @@ def name_ticks(ax: Axes, names: Sequence[str]) -> None:
 
 
 def small(count: int, size: float) -> float:
-    """Return a font size for this many labels: smaller from 20 on, at least 4.5."""
+    """Return a font size in points for this many labels: smaller above 20, at least 4.5.
+
+    Args:
+        count: number of labels.
+        size: the size for at most 20 labels.
+    """
     return max(4.5, size * min(1.0, 0.7 + 6 / max(count, 1)))
 
 
@@ -428,8 +468,10 @@ def set_scale(ax: Axes, values: pd.DataFrame, log: bool) -> None:
     """Set the scale of the y axis and its ticks.
 
     Args:
-        values: the drawn values, which decide between these scales.
-        log: whether the axis is logarithmic; symmetric-logarithmic if a value is not above 0. Else it is linear.
+        ax: the Axes to change.
+        values: the drawn values.
+        log: whether the axis is logarithmic. It is symmetric-logarithmic if a value is
+            not above 0. It stays linear if no finite value differs from 0.
     """
     finite = values.to_numpy(dtype=np.float64)
     finite = finite[np.isfinite(finite)]
@@ -505,6 +547,8 @@ def heat(
     names: tuple[int, int] = (12, 12),
 ) -> Any:
     """Draw a heat map from 0 to ``high``, grey for a missing value, with numbers if they fit.
+
+    Numbers fit into at most 6 rows and columns.
 
     Args:
         panel: the Axes to draw on.

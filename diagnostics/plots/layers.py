@@ -48,16 +48,19 @@ def metric(
 ) -> Axes:
     """Draw a metric over the layers from input to output: a line per client, and a thick one for all clients.
 
-    The thick line shows the frame's combined rows (client ""). If there are none, it is the mean over clients, weighted
-    by their training samples if known. For a metric of pairs a client's value is its mean distance to the others. The
-    distance is 1 - value for a similarity such as ``cka``.
+    The thick line shows the frame's combined rows (client ""). If there are none, it is
+    the mean over clients, weighted by their training samples if known. A lone client
+    has no thick line. For a metric of pairs a client's value is its mean distance to
+    the others. The distance is 1 - value for a similarity such as ``cka``.
 
     Standard errors above 0 are error bars. If the frame holds nulls
-    (:mod:`diagnostics.null`), thin grey lines show the same mean of each of their draws.
+    (:mod:`diagnostics.null`), thin grey lines show the same mean of each of their
+    draws. A missing value is a gap with a cross, and a note beneath gives the reason.
 
     Args:
         frame: rows of one run, seed, round and model of each client, and of nulls.
         metric: any per-layer metric of the frame.
+        ax: the Axes to draw on. Default: that of a new figure.
         variant: the variant. Default: the metric's usual one.
 
     Raises:
@@ -209,7 +212,11 @@ def _null_curves(
 def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
     """Return each client's mean distance to the others in each layer, as rows.
 
-    A similarity counts as 1 - value.
+    The mean is missing if the value of a pair is missing.
+
+    Args:
+        rows: rows of pairs of clients.
+        distance: whether the values are distances. If not, each counts as 1 - value.
     """
     pair_rows = both_ways(rows[rows["client_b"] != ""])
     values = pair_rows["value"] if distance else 1 - pair_rows["value"]
@@ -234,9 +241,13 @@ def cka_matrices(
 
     Args:
         frame: rows of the metric, one a pair of clients and layer.
-        axes: a figure to fill, or at least one Axes for each heat map.
+        axes: a figure to fill, or at least one Axes for each heat map. Default: a new
+            figure.
         metric: another similarity of pairs from 0 to 1.
         variant: the variant. Default: the metric's usual one.
+
+    Returns:
+        The Axes of the heat maps. Missing values are grey, and a note gives the reason.
 
     Raises:
         UsageError: there are no pairs, a pair and layer have several values, or there are too few Axes.
@@ -302,9 +313,11 @@ def costs(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
 
     Args:
         frame: rows of ``layer_cost`` of one model.
+        ax: the Axes to draw on. Default: that of a new figure.
 
     Raises:
-        UsageError: there are no such rows, or they are of several models.
+        UsageError: there are no such rows, they are of several models, or no cost is
+            above 0.
     """
     rows = of_metric(frame, "layer_cost")
     rows = rows[rows["variant"].isin(list(_KINDS))].drop_duplicates(
@@ -354,6 +367,7 @@ def spectral_density(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     Args:
         frame: rows of ``hessian_spectrum``, measured with its options ``density=True`` and ``k=60``. With a small ``k``
             there are few values, and the picture shows only these.
+        ax: the Axes to draw on. Default: that of a new figure.
 
     Raises:
         UsageError: there are no such rows, or they are of several layers.
@@ -386,6 +400,7 @@ def tsne(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
 
     Args:
         frame: from :func:`diagnostics.measure.tsne`.
+        ax: the Axes to draw on. Default: that of a new figure.
 
     Raises:
         UsageError: columns are missing, or there are no samples.
@@ -406,12 +421,16 @@ def tsne_panels(
     """Draw several embeddings next to each other (as before and after a layer), with common colours and markers.
 
     Args:
-        frames: {title: frame}. Their axes are unrelated to each other.
-        axes: a figure to fill, or at least one Axes a frame.
+        frames: {title: frame}, each from :func:`diagnostics.measure.tsne`. Their axes
+            are unrelated to each other.
+        axes: a figure to fill, or at least one Axes a frame. Default: a new figure.
         centres: whether large markers show each client's class centres.
 
+    Returns:
+        The Axes of the frames, in their order.
+
     Raises:
-        UsageError: as :func:`tsne`, or there are too few Axes.
+        UsageError: as :func:`tsne`, there are no frames, or there are too few Axes.
     """
     frames = {title: _with_labels(frame) for title, frame in frames.items()}
     looks = _looks(list(frames.values()))
@@ -424,7 +443,13 @@ def tsne_panels(
 
 
 def _looks(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
-    """Return how seaborn draws classes and clients over all frames. Many clients are drawn alike."""
+    """Return seaborn's arguments for colours by class and markers by client, for all frames.
+
+    More than :data:`MOST_CLIENTS` clients get no markers of their own.
+
+    Raises:
+        UsageError: there are no frames, a column is missing, or a frame has no samples.
+    """
     if not frames:
         raise UsageError("there must be features; got none. Embed them first.")
     from ..representation.embedding import COLUMNS  # with torch and scikit-learn
@@ -454,7 +479,7 @@ def _looks(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
 
 
 def _with_labels(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return samples with the names of clients and classes as pictures show them."""
+    """Return a copy of samples whose clients and classes have names as pictures show them."""
     names = {
         key: frame[key].map(as_label) for key in ("client", "class") if key in frame
     }

@@ -1,8 +1,9 @@
 """Pictures of what to share: a plan, and the layer map with a panel for each question about sharing.
 
 The map has layers down and rounds across. A panel holds one number a layer and round. Its band says what the number
-would be if clients did not differ: the same model, measured on samples that were dealt to the clients at random. All
-points of a map lie inside their bands with 95 %, so a point outside is more than chance.
+would be if clients did not differ. It comes from the same model on samples that were
+assigned to the clients at random. Without a difference, all points of a map lie inside
+their bands with a probability of 95 %. So a point outside is more than chance.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
 
     The values that the rule read stand beneath. Each border shows the ratio of the layer after it to the last layer
     before it with a value, bold if above the threshold. The votes show how far each client alone would have federated.
+    Values or votes that the plan's evidence lacks are left out.
+
+    Args:
+        plan: the plan with its evidence.
+        ax: the Axes to draw on. Default: that of a new figure.
 
     Raises:
         UsageError: a vote is for a layer outside the plan, or the number of values differs from the plan's.
@@ -138,7 +144,10 @@ def _short(value: float | None) -> str:
 # --- the layer map ---------------------------------------------------------------------------------------------
 
 NULL, PANELS = "clients", 3
-"""The null of the panels, and how many there are; their bands hold together at :data:`LEVEL`."""
+"""The null of the bands, and the number of panels with a band.
+
+The bands hold together at :data:`LEVEL`.
+"""
 
 CM = 1 / 2.54
 PANEL = 4.0
@@ -197,18 +206,22 @@ def layer_map(
 ) -> Figure:
     """Draw how each layer behaves over the rounds: a numbered lane a layer from input to output, and up to four panels.
 
-    The panels say how far the clients' gradients agree, how far their weights diverge in a round, and what one
-    classifier for all would lose. If it was measured, the last says what tuning one layer alone recovers. No panel
-    names a layer to keep local. All lanes of a panel have one scale, written at its top. A grey band is where clients
-    that do not differ would lie. A filled point lies outside its band, a hollow one within. Layers that the run kept
-    local are shaded. A layer with 0 by construction is hatched.
+    The panels say how far the clients' gradients agree, how far their weights diverge
+    in a round, and what one classifier for all would lose. If it was measured, the last
+    says what tuning one layer alone recovers. No panel names a layer to keep local. All
+    lanes of a panel have one scale, written at its top. A grey band is where clients
+    that do not differ would lie. A filled point lies outside its band, a hollow one
+    within. Layers that the run kept local are shaded. A layer with 0 by construction is
+    hatched. Layers without weights are left out.
 
     Args:
         header, table: header and rows of the report of :func:`diagnostics.through_time.through_time`.
-        width: width of the picture in cm, 4 to 100. Two panels fit into 8.
+        width: width of the picture in cm, 4 to 100. A panel takes 4, and the last
+            panels are left out if they do not fit.
 
     Raises:
-        UsageError: the report has no metric of the map, or the width is out of range.
+        UsageError: the report has no metric of the map or no layers, or the width is
+            out of range.
     """
     check_value("width", width, WIDTH)
     layers = layers_in(header)
@@ -365,7 +378,14 @@ def panels_of(layers: Sequence[Layer], table: pd.DataFrame) -> list[Panel]:
 def _of_variants(
     variant: str, subtracted_variant: str | None = None, of_clients: bool = True
 ) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """Return a function of rows: their mean, rounds x layers, of one variant or of the difference of two."""
+    """Return a function from rows to their mean over clients, rounds x layers.
+
+    Args:
+        variant: the variant that is averaged.
+        subtracted_variant: a variant whose mean is subtracted. Default: none.
+        of_clients: whether rows of clients are averaged, or those of all clients
+            (client "").
+    """
 
     def table(rows: pd.DataFrame) -> pd.DataFrame:
         rows = rows[(rows["client"] != "") == of_clients]

@@ -29,11 +29,14 @@ from .layers import cka_matrices, costs, metric
 from .runs import clients, learning
 
 MOST_PANELS = 8
-"""Panels of a figure that are described."""
+"""The most panels of a figure that a description contains."""
 
 
 def in_words(figure: Figure) -> str:
     """Describe a figure: the title and the axes of each panel, and the names of its lines and ticks.
+
+    At most :data:`MOST_PANELS` panels are described, and the number of others is added.
+    A figure without such texts is ``a picture without axes``.
 
     >>> from matplotlib.figure import Figure
     >>> figure = Figure()
@@ -65,7 +68,7 @@ def in_words(figure: Figure) -> str:
 
 
 def _flat(text: str) -> str:
-    """Return a text of several lines as one."""
+    """Return a text of several lines as one, with commas between them and no empty lines."""
     return ", ".join(
         " ".join(line.split()) for line in text.splitlines() if line.strip()
     )
@@ -73,9 +76,9 @@ def _flat(text: str) -> str:
 
 DPI = 200
 NARROW = 390
-"""Pixels that a page has beside its margins on a telephone."""
+"""Width of a page on a telephone without its margins, in pixels. Wider pictures scroll."""
 LONG = 30
-"""Rows of a table above which it is folded."""
+"""The most rows of a table that is not folded."""
 TEMPLATE = Path(__file__).with_suffix(".html")
 Spans = list[tuple[str, str]]
 """Pieces of a text, each with its tag: ``code``, ``strong`` or none."""
@@ -126,7 +129,11 @@ class Page:
 
     @contextmanager
     def fold(self, summary: str) -> Iterator[None]:
-        """Put what the ``with`` block adds into a folded part. A click on its summary opens it."""
+        """Put what the ``with`` block adds into a folded part. A click on its summary opens it.
+
+        Args:
+            summary: the line that is always shown.
+        """
         outer_parts, folded_parts = self._open, list[dict[str, Any]]()
         self._add("fold", summary=_spans(summary), parts=folded_parts)
         self._open = folded_parts
@@ -136,8 +143,10 @@ class Page:
     def glossary(self, terms: Mapping[str, str]) -> None:
         """Add a folded list of the terms on the page so far, with their meanings.
 
+        Nothing is added if the page has none of the terms.
+
         Args:
-            terms: term -> meaning. A term is also found in the plural.
+            terms: term -> meaning. A term is also found in the plural, and in any case.
         """
         text = html.unescape(re.sub(r"<[^>]*>", " ", self.html()))
         used_terms = []
@@ -153,7 +162,10 @@ class Page:
         """Add a picture as it looks now, at its size in inches, with a number and a caption beneath.
 
         Args:
-            alt: a description for a reader who cannot see the picture. Default: :func:`in_words` of it.
+            figure: the figure. Of an Axes, its whole figure is added.
+            caption: the text beneath, after the number.
+            alt: a description for people who cannot see the picture. Default:
+                :func:`in_words` of it.
 
         Returns:
             The picture as a PNG file.
@@ -197,8 +209,10 @@ class Page:
         Numbers are right-aligned. Missing ones are a dash. More than :data:`LONG` rows are folded.
 
         Args:
-            table: the index is shown unless it only counts the rows.
-            formats: column -> format of its numbers, such as ``".3f"``. Others are written with four digits.
+            table: the table. Its index is shown unless it only counts the rows.
+            caption: the text above, after the number.
+            formats: column -> format of its numbers, such as ``".3f"``. Other numbers
+                with a fraction are written with four digits.
 
         Raises:
             UsageError: a format's column does not exist, or the format does not fit the column's values.
@@ -246,12 +260,15 @@ class Page:
         return template.render(title=self.title, lead=lead, parts=self._parts)
 
     def write(self, path: Path | str) -> None:
-        """Write the document atomically: a reader sees the old file or the new one, never a part."""
+        """Write the document to a file, atomically: at any time it is the old one or the new one."""
         write_atomically(Path(path), self.html().encode())
 
 
 def _shown(value: Any) -> Any:
-    """Return what a page shows of a value: of a text, control characters as escapes."""
+    """Return a template's value as the page shows it.
+
+    A text has its control characters as escapes. Other values are returned unchanged.
+    """
     return printable(value) if type(value) is str else value
 
 
@@ -268,7 +285,16 @@ def _spans(text: str) -> Spans:
 
 
 def _cell(value: Any, form: str | None, column: str) -> str:
-    """Return a table cell's value as text."""
+    """Return a table cell's value as text; a missing value is a dash.
+
+    Args:
+        value: the value.
+        form: the format. None means four digits for numbers with a fraction.
+        column: name of the column, for the message.
+
+    Raises:
+        UsageError: the format does not fit the value.
+    """
     if pd.api.types.is_scalar(value) and pd.isna(value):
         return "–"
     if form is None:
@@ -287,7 +313,7 @@ Draw = Callable[[pd.DataFrame], Drawn]
 
 
 STATES = ("aggregation_weight", "prompt_attention", "trained", "retained", "held")
-"""What algorithms record of their internal state. It is no curve over the layers, and has no picture here."""
+"""Metrics by which algorithms record their internal state. They have no picture here."""
 
 
 def album(
@@ -295,14 +321,20 @@ def album(
 ) -> dict[str, Callable[[], Figure]]:
     """Return {name: function that draws} for the metrics' pictures: scores over rounds and by client, layers' curves.
 
-    By default these are all metrics except the further scores, such as AUROC. Those are many, and some have no value. A
-    picture is drawn when it is called, so that not all need be open at once.
+    Each function takes no argument and returns a new figure. So not all figures need be
+    open at once. It raises a ``UsageError`` if there are several values for one place.
 
     The names are valid names of files. A metric's curve shows what was measured during training if the rows have that,
     and else the metric's default variant. If there are several rounds it shows the last one.
 
+    Args:
+        frame: rows of measurements or of runs.
+        metrics: names of metrics. Default: all metrics among the rows except the
+            further scores, such as AUROC. Those are many, and some have no value.
+
     Raises:
-        UsageError: the rows do not have a metric, or it has no picture. When drawn: several values for one place.
+        UsageError: there are no rows, a metric is not among them, or no metric has a
+            picture.
     """
     present_metrics = list(frame["metric"].unique())
     if not present_metrics:

@@ -44,6 +44,7 @@ def partition(counts: pd.DataFrame, ax: Axes | None = None) -> Axes:
 
     Args:
         counts: samples, clients x classes, by name (``FederatedData.class_counts``).
+        ax: the Axes to draw on. Default: that of a new figure.
 
     Raises:
         UsageError: there are no clients or classes, or counts are missing or below 0.
@@ -99,11 +100,17 @@ def learning(
 
     Args:
         frame: rows of one or more runs.
-        model: the model that is scored. Default: each algorithm's personal one, else its global one.
+        metric: name of the score.
+        model: the model that is scored. Default: each algorithm's personal one, else
+            its global one. An algorithm without the named model is left out, and a note
+            says so.
         split: ``test``, ``validation`` or ``train``.
+        ax: the Axes to draw on. Default: that of a new figure.
 
     Raises:
-        UsageError: a metric, model or split does not exist, or a client and round have several values.
+        UsageError: a metric, model or split does not exist, or a client and round have
+            several values. Also an algorithm has several models, neither personal nor
+            global, and ``model`` names none.
     """
     rows, notes = _scores(frame, metric, model, split)
     means = weighted_mean(rows, ["algorithm", "seed", "round"])
@@ -164,8 +171,9 @@ def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes
 
     Args:
         table: columns ``algorithm``, ``value``, ``low`` and ``high`` (ends of the interval, which may be missing) and
-            ``n`` (number of runs). A missing value is written as such.
+            ``n`` (number of runs). A missing value is written as ``no value``.
         metric: name of the values, for the axis.
+        ax: the Axes to draw on. Default: that of a new figure.
 
     Raises:
         UsageError: a column is missing, or an interval does not contain its value.
@@ -289,7 +297,15 @@ def _score_label(metric: str, split: str = "", positive: str = "") -> str:
 def _scores(
     frame: pd.DataFrame, metric: str, model: str | None, split: str
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Return the rows of one score and one model for each algorithm, and notes on algorithms without."""
+    """Return the rows of one score and one model for each algorithm, and notes.
+
+    A note names an algorithm without this model, or the reason of a missing value.
+    Without clients' rows those of all clients (client "") are returned. A missing seed
+    is -1 in the result, and a missing round is 0.
+
+    Raises:
+        UsageError: as :func:`learning`.
+    """
     rows = of_metric(frame, metric)
     rows = rows[
         (rows["layer"] == "")
@@ -348,7 +364,7 @@ def cost_steps(
 
     Args:
         table: from :func:`fl_core.run.costs.cost_steps`.
-        axes: a figure to fill, or at least three Axes.
+        axes: a figure to fill, or at least three Axes. Default: a new figure.
 
     Raises:
         UsageError: a column is missing, there are no rounds, a cost appears twice, or there are too few Axes.
