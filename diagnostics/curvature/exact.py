@@ -1,6 +1,7 @@
 """Exact Hessian traces of layers with piecewise linear logits, and the check that finds such layers.
 
-Finds in the autograd graph the parameters that reach the logits through piecewise linear operations only.
+The check finds in the autograd graph the parameters that reach the logits through
+piecewise linear operations only.
 
 For such a parameter, the second derivative of the logits is zero wherever it exists. The Hessian block of any loss then
 equals its generalised Gauss-Newton block (Schraudolph, 2002). Each parameter has its own verdict. For example, the last
@@ -38,9 +39,15 @@ from .model import (
 )
 
 WIDEST = 256
-"""Outputs of a sample up to which an exact trace is computed: it takes as many passes."""
+"""The most outputs of a sample for which an exact Hessian trace is computed.
+
+It takes as many passes. Cross-entropy has no such limit.
+"""
 NARROW = 33
-"""The same for the Gauss-Newton matrix, whose estimates take 8 to 32 passes."""
+"""The most outputs of a sample for which an exact Gauss-Newton trace is computed.
+
+Estimates take 8 to 32 passes.
+"""
 
 # Piecewise linear in all their inputs at once; named as autograd's nodes are, without "Backward0".
 _ARITHMETIC = "Add Sub Rsub Neg Sum Mean Cumsum Abs Maximum Minimum Max Min Amax Amin Sort Topk Where MaskedFill"
@@ -77,10 +84,12 @@ _NAME = re.compile(r"(\w+?)Backward\d+")
 def verdicts(logits: Tensor, parameters: Tree) -> tuple[dict[str, str], dict[str, str]]:
     """Return why the logits are not piecewise linear in a parameter, and why samples mix between it and the logits.
 
-    Both results are {parameter: reason} for the parameters that reach the logits. A reason is empty if the logits are
-    piecewise linear, or if no mixing was found. An operation counts as nonlinear unless it is known to be piecewise
-    linear. A parameter that is used more than once (tied) has both reasons. Samples mix after a batch normalisation
-    with the batch's own statistics. Other operations that mix samples are not detected here.
+    Both results are {parameter: reason} for the parameters that reach the logits. A
+    reason is empty if the logits are piecewise linear, or if no mixing was found. An
+    operation counts as nonlinear unless it is known to be piecewise linear. A parameter
+    that is used more than once (tied) has both reasons. Samples mix after a batch
+    normalisation with the batch's own statistics. Other operations that mix samples are
+    not detected here. Logits without a graph give two empty results.
 
     Args:
         logits: the logits [n, C] with their autograd graph.
@@ -133,15 +142,16 @@ def verdicts(logits: Tensor, parameters: Tree) -> tuple[dict[str, str], dict[str
 
 
 def _is_fixed(node: Node) -> bool:
-    """Return whether a batch normalisation uses stored statistics."""
+    """Return True if a batch normalisation is known to use stored statistics."""
     return getattr(node, "_saved_training", True) is False
 
 
 def _nonlinear(node: Node, reach: list[int]) -> int:
-    """Return the parameters (a bit set) that make a node not piecewise linear.
+    """Return the parameters (a bit set) in which a node's operation is not piecewise linear.
 
     Args:
-        reach: the parameters on which each input depends.
+        node: a node of the autograd graph.
+        reach: the parameters (a bit set) on which each input depends.
     """
     name = _kind(node)
     if name in _JOINTLY:
@@ -222,10 +232,12 @@ def decide(
     Args:
         run: the model as a function of its tensors.
         first: the first batch of the data, of which a few samples are used.
+        layers: the layers of the model.
         gauss_newton: whether the trace is that of the Gauss-Newton matrix.
 
     Raises:
-        NoValue: the budget ends before the check.
+        NoValue: the loss is not finite, or the budget ends before the check.
+        UsageError: as :meth:`diagnostics.curvature.model.Differentiable.forward`.
     """
     x, y = first[0][:CHECKED], first[1][:CHECKED]
     names = parameters_in(layers)
@@ -275,7 +287,8 @@ def check_formulas(
         Parameters with a formula are not in the last dict.
 
     Raises:
-        NoValue: the budget ends before the check.
+        NoValue: the loss is not finite, or the budget ends before the check.
+        UsageError: as :meth:`diagnostics.curvature.model.Differentiable.forward`.
     """
     modules = dict(run.model.named_modules(remove_duplicate=False))
     owners = dict.fromkeys(map(owner, names))
@@ -334,10 +347,14 @@ def check_formulas(
 def exact_terms(
     loss: Loss, logits: Tensor, y: Tensor, taps: Mapping[str, Tap]
 ) -> Iterator[Tree]:
-    """Yield terms {parameter: [n]} that add up, over samples and items, to the traces of the Gauss-Newton blocks.
+    """Yield terms {parameter: [n]} that add up, over samples and terms, to the traces of the Gauss-Newton blocks.
+
+    The blocks are those of the loss summed over samples. Without taps there are no
+    terms.
 
     Args:
-        loss, logits, y: the loss, the logits [n, C] with their autograd graph, and the labels.
+        loss, logits, y: the loss, the logits [n, C] with their autograd graph, and the
+            labels [n, ...].
         taps: the recorded calls of modules by path. Each parameter of these modules has a term.
     """
     combine, signs = factors(loss, logits, y)
@@ -365,7 +382,8 @@ def gauss_newton_terms(
     squared.
 
     Args:
-        loss, logits, y: the loss, the logits [n, C] with their autograd graph, and the labels.
+        loss, logits, y: the loss, the logits [n, C] with their autograd graph, and the
+            labels [n, ...].
         taps: the recorded calls of modules by path.
         tensors: further parameters by name.
         generator: source of the random signs.
@@ -384,7 +402,7 @@ def gauss_newton_terms(
 
 
 Combine = Callable[[Tensor], Tensor]
-"""Weights r [n, K] to the sums sum_k r_nk s_nk of factors s [n, K, C], which are [n, C]."""
+"""A function from weights r [n, K] to the sums sum_k r_nk s_nk, [n, C], of factors s [n, K, C]."""
 
 
 def factors(loss: Loss, logits: Tensor, y: Tensor) -> tuple[Combine, Tensor]:
@@ -398,7 +416,7 @@ def factors(loss: Loss, logits: Tensor, y: Tensor) -> tuple[Combine, Tensor]:
     Args:
         loss: the loss.
         logits: the logits, [n, C].
-        y: the labels of the samples.
+        y: the labels of the samples, [n, ...].
 
     Returns:
         A function from weights r [n, K] to the sums sum_k r_nk s_nk [n, C], and the signs [n, K], each +1 or -1. Both
@@ -423,6 +441,11 @@ def hessians(loss: Loss, logits: Tensor, y: Tensor) -> Tensor:
     """Return d2 loss_n / d logits_n^2 [n, C, C] by automatic differentiation.
 
     Each sample's loss must depend on its own logits alone.
+
+    Args:
+        loss: the loss.
+        logits: the logits, [n, C].
+        y: the labels of the samples, [n, ...].
     """
     with torch.enable_grad():
         logits = logits.detach().requires_grad_()
@@ -440,10 +463,11 @@ def hessians(loss: Loss, logits: Tensor, y: Tensor) -> Tensor:
 
 
 def _softmax_factors(p: Tensor) -> Combine:
-    """Return the sums of the factors of the softmax's matrix.
+    """Return a function from weights r [n, C - 1] to sums of the factors of diag(p) - p p^T, [n, C].
 
-    Factor k is c_k (e_k - sum_{i>k} p_i e_i / q_k) with q_k = sum_{i>k} p_i and c_k = sqrt(p_k q_k / (p_k + q_k)). So
-    entry i of a sum is r_i c_i - p_i sum_{k<i} r_k c_k / q_k.
+    The probabilities p are [n, C]. Factor k is c_k (e_k - sum_{i>k} p_i e_i / q_k) with
+    q_k = sum_{i>k} p_i and c_k = sqrt(p_k q_k / (p_k + q_k)). So entry i of a sum is
+    r_i c_i - p_i sum_{k<i} r_k c_k / q_k.
 
     >>> p = torch.tensor([[0.5, 0.2, 0.3]]).double()
     >>> combine = _softmax_factors(p)

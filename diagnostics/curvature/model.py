@@ -42,8 +42,9 @@ class Estimate(NamedTuple):
 
     Attributes:
         value, stderr: the trace and its standard error; 0 if it is exact.
-        passes: the smallest number of random probes of a batch.
-        n: number of samples.
+        passes: the smallest number of random probes in any batch, or of passes if
+            exact.
+        n: number of samples that were read.
         ended: whether the budget ended before the last batch or probe.
     """
 
@@ -55,13 +56,20 @@ class Estimate(NamedTuple):
 
 
 Estimates = dict[str, Estimate]
-"""Layer to its value, the standard error, and the numbers of random vectors (0 = exact) and samples."""
+"""The :class:`Estimate` of each layer, by the layer's name."""
 
 
 class Differentiable:
     """A model as a function of detached parameters and copied buffers.
 
     The model's own tensors get no gradient.
+
+    Args:
+        model: the model.
+        loss: the loss of its outputs.
+        dtype: the type of the computation. None means the model's own.
+        seed: seed of the model's random draws, such as dropout.
+        clock: the metric's time budget.
 
     Attributes:
         parameters: tensors by exact name, in the type of the computation. All floating ones require gradients, also
@@ -95,7 +103,10 @@ class Differentiable:
         return sum(self.parameters[name].numel() for name in layer.parameters)
 
     def __call__(self, x: Tensor, index: int) -> Tensor:
-        """Return the model's output for batch number ``index``. The number also seeds the model's random draws."""
+        """Return the model's output for the samples x [n, ...] of batch number ``index``.
+
+        The number also seeds torch's global generator, from which dropout draws.
+        """
         torch.manual_seed(seed_of(self.seed, "curvature masks", index))
         if self.dtype and x.is_floating_point():
             x = x.to(self.dtype)
@@ -106,7 +117,7 @@ class Differentiable:
         """Return logits [n, C] and each sample's loss [n].
 
         Args:
-            x, y: the samples of a batch and their labels.
+            x, y: the samples of a batch [n, ...] and their labels [n, ...].
             index: number of the batch, which seeds dropout.
 
         Raises:
@@ -127,6 +138,7 @@ class Differentiable:
 
         Raises:
             NoValue: the budget ends before the first batch.
+            UsageError: as :func:`diagnostics.measurement.batches`.
         """
         for index, (x, y) in enumerate(batches(data, batch, self.model)):
             if not index:
@@ -138,15 +150,19 @@ class Differentiable:
 
 @contextmanager
 def twice_differentiable(model: nn.Module) -> Iterator[None]:
-    """Use only kernels with second derivatives, without TF32. Fused attention and recurrence have none."""
+    """Use only kernels with second derivatives in the ``with`` block, and no TF32.
+
+    Kernels of fused attention and recurrence have no second derivatives.
+    """
     with sdpa_kernel(SDPBackend.MATH), unfused(model, allow_tf32=False):
         yield
 
 
 class _FromParts(TorchFunctionMode):
-    """Computes some functions by operations with right second derivatives.
+    """A mode in which torch computes some functions by operations with right second derivatives.
 
-    Torch's own takes ||v|| of a weight norm g v / ||v|| for a constant. Its hard sigmoid has none.
+    In a second derivative, torch's own weight norm g v / ||v|| treats ||v|| as a
+    constant. Torch's own hard sigmoid has no second derivative.
     """
 
     def __torch_function__(
@@ -165,6 +181,8 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 def _hardsigmoid(x: Tensor, inplace: bool = False) -> Tensor:
     """Return the hard sigmoid as a piecewise linear function, whose second derivative is 0.
+
+    With ``inplace`` the result is also written to ``x``.
 
     >>> x = torch.tensor([1.0, 5.0], requires_grad=True)
     >>> with _FromParts():
@@ -239,7 +257,11 @@ def no_second_derivative(error: RuntimeError) -> str:
 
 
 Norms = Callable[[Tensor], Tree]
-"""delta, shaped as the module's output, to the squared norm per sample, [n], of each of the module's parameters."""
+"""A function from output gradients delta to squared norms of a module's parameters.
+
+delta has the shape of the module's output. The result has a norm for each sample, [n],
+by the parameter's name in the module.
+"""
 
 
 @dataclass(frozen=True)
@@ -264,12 +286,15 @@ def record_calls(
     """Record the calls of some modules in one forward pass within the ``with`` block.
 
     Args:
+        model: the model.
         paths: the modules' paths in the model.
         n: number of samples of the batch.
         passes: number of backward passes that will follow. For many of them, more is computed in advance.
 
     Yields:
-        {path: record}. The record is None for a module that is called twice or in a way without a formula.
+        {path: record}, which the forward pass fills. The record is None for a module
+        that is called twice or in a way without a formula. A module that is not called
+        has none.
     """
     taps: dict[str, Tap | None] = {}
 
@@ -305,7 +330,7 @@ def record_calls(
 
 
 def owner(name: str) -> str:
-    """Return the path of the module that holds the parameter ``name``."""
+    """Return the path of the module that has the parameter ``name``; "" for the model itself."""
     return name.rpartition(".")[0]
 
 
@@ -335,9 +360,14 @@ def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
 def are_coupled(run: Differentiable, x: Tensor, y: Tensor) -> bool:
     """Return True if a sample's loss depends on other samples of its batch, such as by batch statistics.
 
+    A single sample gives False.
+
     Args:
         run: the model as a function of its tensors.
         x, y: a batch of samples and their labels.
+
+    Raises:
+        NoValue: the loss is not finite.
     """
     leaf = x.detach().clone()
     leaf.requires_grad_(leaf.is_floating_point())
@@ -411,13 +441,23 @@ def squared_norms(
 # --- formulas of modules ---------------------------------------------------------------------------------------
 
 LARGEST = 1 << 25
-"""Elements of the largest intermediate that is kept for a module; beyond it, work goes over the samples in pieces."""
+"""The most elements of an intermediate that is stored for a module.
+
+For a larger one the samples are processed in pieces.
+"""
 CACHED = 1 << 19
-"""Elements of a convolution's patches at a time in a single pass: three times as fast as those of a batch."""
+"""The most elements of patches that are formed at a time, if there is a single backward pass.
+
+So few stay in the processor's cache. This is three times as fast as all patches of a
+batch.
+"""
 
 
 def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw independent random signs, +1 or -1, shaped as ``like``."""
+    """Draw independent random signs, +1 or -1, with the shape, device and type of ``like``.
+
+    The generator must be on the CPU.
+    """
     count = like.numel()
     random_bytes = torch.randint(
         0, 256, (-(-count // 8),), generator=generator, dtype=torch.uint8
@@ -428,11 +468,23 @@ def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 Patches = Callable[[slice], Tensor]
-"""From some samples to the inputs [n, groups, i, L] that one weight [out, i] of each group meets at L positions."""
+"""A function from a slice of the samples to their patches [n, groups, i, L].
+
+A patch is the i inputs that the weight [out, i] of a group multiplies at one of L
+positions.
+"""
 
 
 def _shared(module: Any, a: Tensor, passes: int) -> Norms | None:
-    """Return squared norms for a weight that all positions share: of a convolution, or of a linear module."""
+    """Return the :data:`Norms` of a weight that all positions share: of a convolution or linear module.
+
+    The result is None if the input lacks a batch dimension.
+
+    Args:
+        module: the module.
+        a: its input, [n, ...].
+        passes: number of backward passes that will follow.
+    """
     if a.ndim < 2 or (a.ndim != 2 + len(getattr(module, "kernel_size", a.shape[2:]))):
         return None  # a single sample without a batch dimension
     patches, shape, out, _ = patches_of(module, a)
@@ -504,6 +556,12 @@ def _outer_norm(
 
     The gradients have the shape [n, g, out, L]. The patches u have the shape [n, g, i, L]. The function computes either
     the product itself, or <delta^T delta, u^T u> with the second Gram matrix computed once.
+
+    Args:
+        patches: the function that returns the patches u of some samples.
+        shape: the shape of all patches, (n, g, i, L).
+        out: number of output channels of a group.
+        passes: number of backward passes that will follow.
     """
     n, groups, inner, length = shape
     work = length * length * (out + 1 + inner / passes)
@@ -534,7 +592,14 @@ def _outer_norm(
 
 
 def normalised_input(module: Any, a: Tensor) -> tuple[Tensor, Collection[int]]:
-    """Return the input that a normalisation multiplies by its weight, and the dimensions of that weight."""
+    """Return a normalisation's normalised input, and which of its dimensions the weight has.
+
+    The module multiplies this input by its weight.
+
+    Args:
+        module: a batch, layer, group or RMS normalisation.
+        a: its input, [n, ...].
+    """
     if isinstance(module, nn.LayerNorm):
         return F.layer_norm(a, module.normalized_shape, eps=module.eps), _last(
             module, a
@@ -556,7 +621,7 @@ def _last(module: Any, a: Tensor) -> Collection[int]:
 
 
 def _norm(module: object, a: Tensor, passes: int) -> Norms:
-    """Return squared norms for normalised values times a weight, plus a bias."""
+    """Return the :data:`Norms` of a normalisation: normalised values times a weight, plus a bias."""
     values, keep = normalised_input(module, a)
     dims = [dim for dim in range(1, values.ndim) if dim not in keep]
 
@@ -609,7 +674,7 @@ def formula_of(module: nn.Module) -> _Build | None:
 
 
 Draw = Callable[[torch.Generator], Tensor]
-"""A new draw u, shaped as the module's output."""
+"""A function from a generator to a new draw u, in the shape of the module's output."""
 
 
 def draw_of(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw:
@@ -631,7 +696,9 @@ def draw_of(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw:
 
 
 def _draw_shared(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw:
-    """Return draws for a weight that all positions share, and for a bias, which is the weight of a constant entry.
+    """Return a function that draws for a weight that all positions share, and for a bias.
+
+    The bias is the weight of a constant entry of each patch.
 
     Where a patch has more entries than there are positions, the patches' triangular factor [L, L] takes their place. It
     has the same covariance and needs fewer signs.
@@ -667,7 +734,7 @@ def _draw_shared(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw
 
 
 def _draw_scaled(module: object, a: Tensor, weight: bool, bias: bool) -> Draw:
-    """Return draws for a module that scales and shifts its normalised input."""
+    """Return a function that draws for a module that scales and shifts its normalised input."""
     values, keep = normalised_input(module, a)
     shape = [size if dim in keep or dim == 0 else 1 for dim, size in enumerate(a.shape)]
 
@@ -684,7 +751,10 @@ def _draw_scaled(module: object, a: Tensor, weight: bool, bias: bool) -> Draw:
 
 
 def _draw_embedding(module: nn.Embedding, a: Tensor) -> Draw:
-    """Return draws for an embedding table. Equal tokens of a sample share a row."""
+    """Return a function that draws for an embedding table.
+
+    Equal tokens of a sample share a row. Padding tokens have draws of 0.
+    """
     index = a.reshape(len(a), -1)
     first_positions = (
         (index.unsqueeze(2) == index.unsqueeze(1)).to(torch.uint8).argmax(2)

@@ -27,11 +27,14 @@ from .model import (
 )
 
 STEPS = 100
-"""Products with a block, after which its largest values stand as they are, with their residuals."""
+"""The most products with a block, if no more eigenvalues are wanted.
+
+After them the largest values are returned as they are, with their residuals.
+"""
 FEWEST = 20
-"""Products at least with a block that has an invariant subspace, such as one of zeros."""
+"""The fewest products with a block that has an invariant subspace, such as one of zeros."""
 AGAIN = 8
-"""Products at least of a search for eigenvalues that are there more than once."""
+"""The fewest products of each new search, which looks for repeated eigenvalues."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,13 @@ class SpectrumResult:
     """The largest Hessian eigenvalues of one layer.
 
     Attributes:
-        eigenvalues: the eigenvalues in descending order. They may be negative.
+        layer: the layer's name.
+        eigenvalues: the eigenvalues in descending order. They may be negative. The list
+            is empty without values.
         errors: the norm of each residual H v - lambda v. An eigenvalue of H lies within this distance.
         weights: the weight of each eigenvalue in the spectral density that the first random vector gives.
-        estimator: for instance ``"lanczos(tol=0.001), error = residual"``.
+        estimator: for instance ``"lanczos(tol=0.001), error = residual"``. Empty
+            without values.
         n_params, n_samples: number of the layer's parameters, and of samples.
         status: ``"ok"``, or why there are no values.
     """
@@ -73,8 +79,10 @@ class Lanczos:
         repeated: whether to begin again with a new random vector, to find repeated eigenvalues.
 
     Attributes:
-        basis: the vectors so far. :meth:`add` expects the product with the last. The list is emptied at the end.
-        values, errors: the largest eigenvalues so far, and bounds on the norms of their residuals.
+        basis: the vectors so far, [vectors, size]. :meth:`add` expects the product with
+            the last. The attribute is deleted when ``done`` becomes True.
+        values, errors: the largest eigenvalues so far in descending order, and bounds
+            on the norms of their residuals.
         weights: the squared components of the first vector along the eigenvectors.
         done: whether the values are precise enough, or the largest number of vectors is reached.
         products: the number of products so far.
@@ -107,7 +115,7 @@ class Lanczos:
         return vector - (self.basis @ vector) @ self.basis
 
     def _extend(self, vector: Tensor) -> None:
-        """Add a vector that is orthogonal to the basis, but for rounding."""
+        """Add a vector to the basis, with its part orthogonal to the basis scaled to length 1."""
         for _ in range(
             2
         ):  # a small vector has mostly rounding, which the first pass enlarges
@@ -116,7 +124,11 @@ class Lanczos:
         self.basis = torch.cat([self.basis, vector.unsqueeze(0)])
 
     def add(self, product: Tensor) -> None:
-        """Add the product with the last vector. Its part orthogonal to the basis becomes the next vector.
+        """Add the product with the last vector, and compute the eigenvalues so far again.
+
+        The product's part orthogonal to the basis becomes the next vector. If there is
+        no such part, or the search begins again, the next vector is random. No vector
+        follows when ``done`` becomes True.
 
         Args:
             product: the matrix times the last vector of ``basis``, [size].
@@ -163,7 +175,11 @@ class Lanczos:
             self._extend(remainder)
 
     def _changed(self, limit: NDArray[Any]) -> bool:
-        """Return whether the values have changed since the search began again, or it never has."""
+        """Return True if a value changed since the search last began again, or it never did.
+
+        Args:
+            limit: for each value, the largest difference that is no change, [k].
+        """
         values_before = self._first_values
         if values_before.shape != self.values.shape:
             return True
@@ -173,7 +189,10 @@ class Lanczos:
 def _gradients(
     run: Differentiable, data: Data, batch: int
 ) -> Iterator[dict[str, Tensor | None]]:
-    """Yield the gradients of each batch's summed loss. They keep their graph."""
+    """Yield the gradients of each batch's summed loss, with their graph, by parameter.
+
+    A gradient is None if the loss does not depend on the parameter.
+    """
     tensors = {name: t for name, t in run.parameters.items() if t.requires_grad}
     for index, x, y in run.batches(data, batch):
         _, losses = run.forward(x, y, index)
@@ -200,21 +219,27 @@ def hessian_spectrum(
 ) -> list[SpectrumResult]:
     """Return the ``k`` algebraically largest eigenvalues of each layer's block, over weights and biases.
 
-    A small block has fewer. The method is Lanczos's, with full orthogonalisation, on Hessian-vector products. Repeated
-    eigenvalues are found as often as they are there: the search begins again until it finds no further value. All
-    layers take their steps together, so that each batch is differentiated once for all of them. A layer ends with the
-    product after which its values are precise enough.
+    A small block has fewer. The method is Lanczos's, with full orthogonalisation, on
+    Hessian-vector products. Repeated eigenvalues are found as often as they are there:
+    the search begins again until it finds no further value. All layers take their steps
+    together, so that each batch is differentiated once for all of them. A layer ends
+    with the product after which its values are precise enough. A layer that cannot have
+    values has the reason as its status.
 
     Args:
-        tol: relative accuracy at which the method stops. It is r^2 / gap for a residual r and the gap to the next
-            value, but r at most.
+        model, data: as in :func:`~diagnostics.curvature.trace.hessian_trace`.
+        k: number of eigenvalues.
+        tol: relative accuracy at which the method stops. The error of a value is
+            estimated by r^2 / gap, but r at most. Here r is its residual, and gap the
+            distance to the next value.
         density: take ``k`` steps and return all values of the Lanczos matrix, whatever their errors. With their weights
             they are a spectral density: the mean of f over all eigenvalues is about sum_i weight_i f(value_i)
             (stochastic Lanczos quadrature, Ghorbani et al. 2019). Other seeds give independent estimates.
         batch, seed, mode, dtype, layers, loss: as in :func:`~diagnostics.curvature.trace.hessian_trace`. The seed sets
             the first Lanczos vector and dropout. A single batch is faster than several, because its graph is reused.
-        clock: the time budget. When it is spent, the values so far are returned with their residuals, and a result's
-            ``estimator`` notes it.
+        clock: the time budget. When it is spent, the values so far are returned with
+            their residuals, and a result's ``estimator`` notes it. A layer without a
+            product by then has no eigenvalues.
 
     Raises:
         UsageError: as in :func:`~.trace.hessian_trace`.

@@ -17,11 +17,10 @@ normalisation in train mode) or if weights are tied.
 A Gauss-Newton value is never called a Hessian. A layer is exact only if the autograd graph shows that it is, and a
 numerical check that its formula holds.
 
-Hessian traces by the package PyHessian, to cross-check this package's own.
-
-It receives a copy of the model, in which all other layers are frozen, and the mean loss. It never receives the model
-itself. The probes are drawn and averaged in a way that gives a standard error. This module works
-around the following faults:
+**PyHessian.** The package PyHessian can compute the traces, too, as a cross-check. It
+receives a copy of the model, in which all other layers are frozen, and the mean loss.
+It never receives the model itself. The probes are drawn and averaged in a way that
+gives a standard error. This module works around the following faults:
 
 * PyHessian 0.1 stops by a rule that does not measure its error. It stops after two probes if the trace is negative.
   Here it runs all probes.
@@ -80,7 +79,10 @@ from .model import (
 )
 
 PARTS, LEAST = 8, 16
-"""Batches of a pair, and samples of each at least, where all samples of a batch share their signs."""
+"""The number of batches of a pair, and the fewest samples of each.
+
+They hold where all samples of a batch share their random signs.
+"""
 
 
 def layer_traces(
@@ -96,11 +98,14 @@ def layer_traces(
 ) -> Estimates:
     """Return the trace of all layers by name: exact, or the mean of random probes of all of them at once.
 
-    A layer's output z_n = A_n theta + c_n is linear in its own parameters. So the block of the mean loss is 1/N sum_n
-    A_n^T H_n A_n, with H_n the Hessian of sample n's loss in z_n. This holds for any later layers. Its trace is
-    estimated by u_n^T H_n u_n, with draws u_n of covariance A_n A_n^T (:mod:`diagnostics.curvature.model`), each
-    sample's own. The layers of ``shared`` have v^T H v with signs v in the weights instead, one draw for a batch. In
-    eval mode, unless samples mix, a pair is then divided into at least :data:`PARTS` batches, whose errors average out.
+    A layer's output z_n = A_n theta + c_n is linear in its own parameters. So the block
+    of the mean loss is 1/N sum_n A_n^T H_n A_n, with H_n the Hessian of sample n's loss
+    in z_n. This holds for any later layers. Its trace is estimated by u_n^T H_n u_n,
+    with draws u_n of covariance A_n A_n^T (:mod:`diagnostics.curvature.model`), each
+    sample's own. The layers of ``shared`` have v^T H v with signs v in the weights
+    instead, one draw for a batch. In eval mode, unless samples mix, a pair then has
+    smaller batches if ``batch`` is too large. There are :data:`PARTS` batches, or fewer
+    of :data:`LEAST` samples each. The batches' errors average out.
 
     What one layer's draw adds to another's product has mean 0. Its size is that of the other's curvature, which may be
     a hundred times larger. So each draw is divided by the length of the layer's gradients, which grows with the
@@ -130,17 +135,27 @@ def layer_traces(
     True
 
     Args:
+        run: the model as a function of its tensors.
+        data: the samples and their labels.
         layers: name of a layer -> its parameters.
         shared: layers that are probed by random signs in their weights.
+        batch: number of samples of a batch.
         kind: ``"exact"`` (see :func:`.exact.exact_terms`), ``"ggn"`` for probes of the Gauss-Newton matrix (see
             :func:`.exact.gauss_newton_terms`), or ``"hessian"`` for probes of the Hessian.
         probes: number of probes at most, and at least 2: the errors come from the differences between them. If exact,
             the number of passes.
-        error: relative standard error of a batch at which no further probe is drawn.
+        error: relative standard error of a batch at which no further probe is drawn,
+            from :data:`FEWEST` probes on. With 0 all probes are drawn.
         total: number of samples in the data.
 
+    Returns:
+        The estimates by layer. If the budget ended early, they are of the samples that
+        were read, with the standard error of sampling them.
+
     Raises:
-        NoValue: a layer has no product with its block.
+        NoValue: a layer has no product with its block, a loss is not finite, or the
+            budget ends before a first value.
+        UsageError: a batch uses a module in another way than the first did.
     """
     layer_of: dict[str, str] = {}
     for layer, names in layers.items():
@@ -267,14 +282,21 @@ def _hessian_terms(
     layer_of: Mapping[str, str],
     generator: torch.Generator,
 ) -> Iterator[Tree]:
-    """Yield probes: u_n^T H_n u_n [n] of each tapped module, and v^T H v of each tensor.
+    """Yield probes without end: u_n^T H_n u_n [n] of each tapped module, and v^T H v of each tensor.
+
+    A probe is a dict by the module's path or the tensor's name, in float64.
 
     Args:
+        run: the model as a function of its tensors.
+        losses: the loss of each sample, [n], with its graph.
+        taps: the recorded calls of modules by path.
+        tensors: further parameters by name.
         perturbed: the parameters of tapped modules that are perturbed.
         layer_of: the layer of each module and tensor.
+        generator: source of the random signs.
 
     Raises:
-        NoValue: see :func:`layer_traces`.
+        NoValue: an operation cannot be differentiated twice.
     """
     targets: list[Any] = [tap.edge for tap in taps.values()]
     targets += tensors.values()
@@ -373,14 +395,23 @@ def by_pyhessian(
 
 ESTIMATORS = ("auto", "exact", "activation", "hutchinson")
 MOST_PROBES = 32
-"""Probes at most, where the caller names no number."""
+"""The most probes of a batch, if the caller names no number."""
 ENTRIES = 2**29
-"""Parameters times samples in all probes, by which the default number is 2 to :data:`MOST_PROBES`."""
+"""The default number of probes is this divided by parameters times samples.
+
+It is at least 2 and at most :data:`MOST_PROBES`.
+"""
 FEWEST, ERROR = 8, 0.1
-"""Probes and relative standard error with which a batch ends, where the caller names no number."""
+"""The fewest probes of a batch that ends early, and the relative standard error at which it ends.
+
+They hold if the caller names no number of probes.
+"""
 USUAL = 19
-"""Probes that are expected, of :data:`FEWEST` to :data:`MOST_PROBES`. With the time before them, that is about as many
-times too much or too little at either end."""
+"""The number of probes by which the remaining time is estimated.
+
+The real number is from :data:`FEWEST` to :data:`MOST_PROBES`. At either end the
+estimate is wrong by about the same factor.
+"""
 
 
 @dataclass(frozen=True)
@@ -393,9 +424,11 @@ class TraceResult:
         stderr: standard error of the trace. 0.0 means exact, NaN means no value.
         estimator: ``"exact"``, or for instance ``"activation(probes=32)"``. Empty without a value.
         n_params: parameters of the layer.
-        n_samples: samples of the data.
+        n_samples: number of samples that the value is from. It is below that of the
+            data if the time budget ended early.
         status: ``"ok"``, or why there is no value.
-        note: why the value is not exact. Empty for an exact value.
+        note: why the value is not exact. Empty for an exact value, and if the caller
+            chose an estimate.
     """
 
     layer: str
@@ -432,11 +465,15 @@ def hessian_trace(
     * The layer does not reach the logits.
     * The loss is not finite.
     * An operation has no second derivative.
-    * Hessian-vector products of the layer fail the checks of :mod:`diagnostics.curvature.spectrum`.
+    * The trace is not finite.
+    * The chosen estimator is impossible for the layer.
+    * The time budget ended before the first value.
 
     Args:
         model: maps a batch to logits [n, C]. Its parameters and the data are on one device.
-        data: a pair (x, y), a split, or a loader; see :func:`diagnostics.measurement.batches`. y holds class indices.
+        data: a pair (x, y), a split, or a loader; see
+            :func:`diagnostics.measurement.batches`. y [n, ...] holds the labels that
+            the loss takes.
         layers: as :func:`fl_core.layers.layers_of` returns them.
         loss: its mean over all samples is differentiated.
         batch: samples at a time, which bounds the memory. A loader keeps its own batches. In ``"eval"`` mode an exact
@@ -446,8 +483,10 @@ def hessian_trace(
         estimator: ``"auto"`` is exact if possible, otherwise activation, otherwise hutchinson. ``"exact"`` and
             ``"activation"`` (random signs in the space of the layers' outputs) use this estimator alone. Where it is
             impossible, a status says so. ``"hutchinson"`` uses random signs in the space of the weights for all layers.
-        probes: number of random vectors, at least 2. Default: :data:`MOST_PROBES`, and down to 2 where parameters times
-            samples are many. They also end where all errors are below a tenth of the value (:data:`ERROR`).
+        probes: number of random vectors, at least 2. Default: :data:`MOST_PROBES`, and
+            down to 2 where parameters times samples are many. The default number also
+            ends, after :data:`FEWEST` probes or more, where all errors are at most a
+            tenth of the value (:data:`ERROR`).
         seed: seed of the probes and of dropout.
         mode: ``"eval"`` or ``"train"``.
         dtype: compute in this type, for instance ``torch.float64``. Default: the model's own.
@@ -459,7 +498,9 @@ def hessian_trace(
             wherever samples do not mix, for few outputs. No layer needs a second derivative.
 
     Raises:
-        UsageError: labels are not class indices, the model does not return logits [n, C], or data cannot be read.
+        UsageError: labels do not fit the loss, the model does not return logits [n, C],
+            or data cannot be read. Also a later batch uses a module in another way than
+            the first did.
     """
     run = Differentiable(model, loss, dtype, seed, clock)
     way_by_layer: dict[str, Way] = {}
@@ -559,7 +600,15 @@ def hessian_trace(
 
 
 def _label(label: str, passes: int, n: int, total: int, ended: bool) -> str:
-    """Return how a value was found. One that the budget cut short has another label.
+    """Return the text that says how a value was found, for the column ``estimator``.
+
+    A value that the budget cut short has another text.
+
+    Args:
+        label: name of the estimator.
+        passes: number of probes.
+        n, total: numbers of samples that were read, and of all samples.
+        ended: whether the budget cut the value short.
 
     >>> _label("exact", 3, 70, 70, False), _label("exact", 3, 16, 70, True)
     ('exact', 'exact on 16 of 70')
