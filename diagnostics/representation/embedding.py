@@ -27,13 +27,21 @@ from ..measurement import Data, NoValue, example
 from .features import Array, collect, constant
 
 LEAST_ITERATIONS = at_least(250)
-"""Iterations of t-SNE: those in which it exaggerates distances."""
+"""The fewest iterations of t-SNE. In the first 250 it exaggerates distances."""
 COLUMNS = ("client", "class", "x", "y", "sample")
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Features of all clients' samples: x [n, d], and each sample's class, client and position in the client's data."""
+    """Features of all clients' samples, with the class and the client of each sample.
+
+    Attributes:
+        x: the features, [n, d].
+        classes: the name of each sample's class, [n]. It is "" for labels that are no
+            classes.
+        clients: the name of each sample's client, [n].
+        sample: the position of each sample in its client's data, [n].
+    """
 
     x: Array
     classes: Array
@@ -60,9 +68,13 @@ def pool(
         at: the layer's ``"output"`` or ``"input"``.
         classes: names of the classes. Default: their numbers.
         samples: maximum number of samples, drawn with the seed, equally many of each client.
+            Each client has at least one.
+        seed: seed of the drawn samples.
 
     Raises:
-        UsageError: the layer is unknown, a client has no data, or features are missing or not finite.
+        UsageError: there are no models, the layer is unknown, a client has no data,
+            features are missing or not finite or differ in width, or there are fewer
+            names than classes.
     """
     if isinstance(models, nn.Module):
         models = dict.fromkeys(data, models)
@@ -122,7 +134,15 @@ def pool(
 
 
 def _first_module(model: nn.Module, layer: Layer, x: Tensor) -> str:
-    """Return the path of the module whose input is the layer's: the layer itself, or the first of its modules."""
+    """Return the path of the module whose input is the layer's: the layer itself, or the first of its modules.
+
+    If a forward pass calls none of them, it is the module whose output is the layer's.
+
+    Args:
+        model: the model, which is left as it was.
+        layer: the layer.
+        x: samples for the forward pass, [n, ...].
+    """
     names = {
         layer.name,
         *(

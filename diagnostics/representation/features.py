@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 SIDES = ("output", "input")
 Arrange = Callable[[nn.Module, Tensor], Tensor]
-"""A module and its output [n, ...] -> features [n, ...]."""
+"""A function (module, output [n, ...]) -> features [n, ...]."""
 
 
 def flattened(module: nn.Module, z: Tensor) -> Tensor:
@@ -53,8 +53,8 @@ class Features:
     """Features of one client's samples, by module path.
 
     Attributes:
-        x: features [n, d] by module path, for paths that have them.
-        y: labels [n].
+        x: features [n, ...] by module path, for paths that have them.
+        y: labels [n, ...].
         sample: position [n] of each sample in the client's data.
         faults: why a path has no features.
     """
@@ -101,15 +101,18 @@ def collect(
 ) -> Features:
     """Return outputs (or inputs) of the named modules for all data, from one forward pass.
 
-    Data are read once, so a loader may shuffle: labels and features stay together. If one pass calls a module several
-    times, its last call counts. The model is left as it was.
+    Data are read once, so a loader may shuffle: labels and features stay together. If
+    one pass calls a module several times, its last call counts. The model is left as it
+    was. A path whose outputs are not features of each sample has the reason in
+    ``faults`` of the result.
 
     Args:
         model, data: the model, and the samples with their labels.
         paths: paths of the modules in the model.
         at: ``"output"``, or ``"input"`` for a module's first argument.
         samples: maximum number of samples, drawn with ``seed``. None means all.
-        batch: number of samples in a forward pass.
+        batch: number of samples in a forward pass. None means all. A loader keeps its
+            own batches.
         mode: ``"eval"`` or ``"train"``.
         arrange: a function (module, output) -> features [n, ...]. Default: [n, d] on the CPU.
         clock: the time budget. If it is spent before the last batch, no path has features.
@@ -229,7 +232,7 @@ def features_of(
         subject: the client, whose model gives the features.
         paths: paths of the modules in the model.
         samples: maximum number of samples.
-        data: samples to read in place of the client's own.
+        data: the samples to read. Default: the client's own.
     """
     return collect(
         subject.model,
@@ -244,7 +247,14 @@ def features_of(
 
 
 def _select(batches: Sequence[Batch], chosen: Array) -> Iterator[Batch]:
-    """Yield the samples at the chosen positions, in the batches in which they came."""
+    """Yield the samples at the chosen positions, in the batches in which they came.
+
+    Batches without such a sample are left out.
+
+    Args:
+        batches: all samples.
+        chosen: positions among all samples, int [m], in ascending order.
+    """
     start = 0
     for x, y in batches:
         rows = torch.from_numpy(
@@ -275,7 +285,10 @@ def _spread(x: Array) -> tuple[Array, Array]:
 
 
 def standardise(train: Array, *others: Array) -> list[Array]:
-    """Return features in float64 with mean 0 and deviation 1 over the training samples; constant ones become 0."""
+    """Return features in float64 with mean 0 and deviation 1 over the training samples; constant ones become 0.
+
+    The list has the training samples [n, d], then the others [m, d] on the same scale.
+    """
     mean, deviation = _spread(train)
     scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=deviation > 0)
     return [(x.astype(np.float64) - mean) * scale for x in (train, *others)]
@@ -284,9 +297,18 @@ def standardise(train: Array, *others: Array) -> list[Array]:
 def reduce_to_span(train: Array, *others: Array) -> list[Array]:
     """Return features in the span of the training samples: [n, r], r <= n, with the same inner products.
 
-    The coordinates are along the eigenvectors of the n x n Gram matrix K = X X^T = U S U^T. They are U S^(1/2) for the
-    training samples and Z X^T U S^(-1/2) for others Z. The omitted part of the others is at a right angle to all
-    training samples. So no L2-regularised linear model has a weight there.
+    The coordinates are along the eigenvectors of the n x n Gram matrix K = X X^T = U S
+    U^T. They are U S^(1/2) for the training samples and Z X^T U S^(-1/2) for others Z.
+    The omitted part of the others is at a right angle to all training samples. So no
+    L2-regularised linear model has a weight there. If the training samples X are zero,
+    the result is one feature that is 0.
+
+    Args:
+        train: the training samples X, float64 [n, d].
+        others: further samples, each float64 [m, d].
+
+    Returns:
+        The coordinates of the training samples, then those of the others, in a list.
     """
     values, vectors = np.linalg.eigh(train @ train.T)
     in_span = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
@@ -303,8 +325,10 @@ def reduce_to_span(train: Array, *others: Array) -> list[Array]:
 def folds_of(y: Array, folds: int, seed: int, groups: Array | None = None) -> Array:
     """Return the fold of each sample, a number from 0 to ``folds`` - 1, int64 [n].
 
-    Folds have equal size (within one). Each class is spread evenly over them. With ``groups`` [n], such as patients,
-    this holds for the groups by their first label, and each group is in one fold.
+    Folds have equal size (within one). Each class is spread evenly over them. With
+    ``groups`` [n], such as patients, this holds for the groups by their first label,
+    and each group is in one fold. With fewer samples or groups than ``folds`` there are
+    as many folds as these.
 
     >>> labels = np.arange(37) % 3
     >>> fold = folds_of(labels, 5, seed=0)
@@ -343,8 +367,10 @@ def scatter_ratio(
     - m_y)(x_n - m_y)^T (Fisher's scatter matrices). The ratio is at least 0, without an upper bound. It is invariant to
     rotation, isotropic scale and offset. Classes that do not differ at all give about (C - 1) / (n - C), not 0.
 
-    The error is the jackknife's over ten parts of the samples, with each class spread evenly over them. It is None if
-    leaving out a part leaves no value. With ``groups`` [n], such as patients, each of them is in one part.
+    The error is the jackknife's over ten parts of the samples, with each class spread
+    evenly over them. It is None if leaving out a part leaves no value, or if there are
+    at most two parts. With ``groups`` [n], such as patients, each of them is in one
+    part. The seed draws the parts.
 
     Raises:
         NoValue: there is one class, or features are not finite, or do not vary at all or within the classes.
@@ -396,13 +422,13 @@ def scatter_ratio(
 
 
 PROBE = 512
-"""Samples of a probe set, all clients together."""
+"""The default number of samples of a probe set, all clients together."""
 
 # --- common samples --------------------------------------------------------------------------------------------
 
 
 def probe_set(data: FederatedData, n: int = PROBE) -> Batch:
-    """Return the first validation samples of every client, equally many: (x [m, ...], y [m]).
+    """Return the first validation samples of every client, equally many: (x [m, ...], y [m, ...]).
 
     There are about ``n`` in all, m <= n. If ``n`` does not divide evenly, the first clients give one more. A client
     with fewer gives all that it has.
@@ -422,12 +448,15 @@ def probe_set(data: FederatedData, n: int = PROBE) -> Batch:
 
 
 def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
-    """Return the first samples of each of several data sets, equally many, ``n`` in all.
+    """Return the first samples of several data sets, equally many: (x [m, ...], y [m, ...]).
 
-    A data set that is given twice counts once.
+    There are ``n`` in all. If ``n`` does not divide evenly, the first data sets give
+    one more. A data set with fewer gives all that it has. One that is given twice
+    counts once.
 
     Raises:
-        UsageError: there are fewer samples than sources, or samples have different shapes.
+        UsageError: ``n`` is below the number of sources, samples have different shapes,
+            or as :func:`diagnostics.measurement.batches`.
     """
     distinct_sources = list({id(source): source for source in sources}.values())
     if n < len(distinct_sources):
@@ -445,9 +474,21 @@ def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
 def probe_of(
     subjects: Sequence[ClientModel], probe: Data | None, samples: int, seed: int
 ) -> Tensor:
-    """Return the samples on which all models are compared: ``probe``, else the first samples of the clients.
+    """Return the samples x [m, ...] on which all models are compared: ``probe``, else the clients' first samples.
 
     They are read once.
+
+    Args:
+        subjects: the clients with their data.
+        probe: samples with any labels. None means the clients' own, equally many of
+            each.
+        samples: number of samples of all clients together; at least one of each is
+            taken.
+        seed: seed of the order of a loader that shuffles.
+
+    Raises:
+        UsageError: samples have different shapes, or as
+            :func:`diagnostics.measurement.batches`.
     """
     with torch_seeded(
         seed_of(seed, "diagnose", "probe")

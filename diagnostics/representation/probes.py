@@ -23,13 +23,17 @@ SAMPLES = 2000
 """Samples that a probe reads at most: of a client, and of all clients together for the pooled one."""
 
 Classify = Callable[[Array, Array, Array], Array]
-"""(training features, training labels, test features) -> predicted labels"""
+"""A function (training features, training labels, test features) -> predicted labels."""
 
 
 class Score(NamedTuple):
     """A value, its standard error, its number of samples, and a note on how it was found.
 
     Attributes:
+        value: the value. None if there is none.
+        error: its standard error. None if it is unknown.
+        n_samples: number of samples that gave the value.
+        note: text that is added to the rows' column ``estimator``. It may be empty.
         others: numbers to compare it with, by the end of a variant's name.
     """
 
@@ -48,7 +52,7 @@ class Part:
         client: the client's name.
         x, y: features [n, d], and labels [n].
         fold: the round of cross-validation that tests the sample; -1 for samples that only train.
-        groups: the group of each sample, such as a patient.
+        groups: the group of each sample, such as a patient, [n]. None without groups.
     """
 
     client: str
@@ -81,6 +85,11 @@ def logistic(
     free intercept. For two classes W is one vector. It does not change under a rotation. So features are reduced to the
     training samples' span if d > n. If all training samples have one class, all test samples get it.
 
+    Args:
+        x, y: features and labels of the training samples.
+        test: features of the test samples.
+        C: inverse strength of the regularisation. Higher means weaker.
+
     Warns:
         ConvergenceWarning: 1000 iterations were not enough.
     """
@@ -102,8 +111,11 @@ class ProbeOptions:
 
     Attributes:
         test: {client: data} that the probe is tested on. The subjects' data then only train.
-        folds: number of folds of the cross-validation without test data, at most the number of samples.
-        samples: maximum number of samples of each client, drawn with the seed. The pooled set has equally many of each.
+        folds: number of folds of the cross-validation without test data. With fewer
+            samples there are as many folds as samples.
+        samples: maximum number of samples of each client, drawn with the seed. The
+            pooled set has at most this many of all clients together, equally many of
+            each. The same limit holds for test data.
     """
 
     test: Mapping[str, Data] | None = None
@@ -242,7 +254,13 @@ def _judged(
     judge: Callable[[Sequence[Part]], tuple[Score, list[Score]]],
     parts: Sequence[Part | str],
 ) -> str | tuple[Score, list[Score]]:
-    """Return the scores of some clients' features, or why there are none."""
+    """Return the scores of some clients' features, or why there are none.
+
+    Args:
+        judge: clients' features -> the score of all, and each client's.
+        parts: the features of each client, or why it has none. One such reason is the
+            result.
+    """
     parts_with_features = [part for part in parts if isinstance(part, Part)]
     for part in parts:
         if isinstance(part, str):
@@ -259,9 +277,16 @@ def _judged(
 
 
 def _first(part: Part, count: int, probe: ProbeOptions | None, seed: int) -> Part:
-    """Return a client's first samples with folds, at most ``count``, and as many of given test data.
+    """Return some of a client's samples, at most ``count``, and as many of given test data.
 
-    Each class keeps its share.
+    They are drawn at random, and each class keeps about its share. Without test data
+    they get new folds.
+
+    Args:
+        part: the client's samples.
+        count: maximum number of samples, at least 1.
+        probe: how samples are held out. None means no folds.
+        seed: seed of the draw.
     """
     has_test = probe is not None and probe.test is not None
     rows = []
@@ -284,8 +309,12 @@ def _first(part: Part, count: int, probe: ProbeOptions | None, seed: int) -> Par
 def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
     """Return which predictions of a probe are right, [n] of bool for each part, and a note on its fits.
 
+    The predictions of a part are in the order of :meth:`Part.tested`. The note is empty
+    if all fits converged.
+
     Raises:
-        NoValue: there is nothing to train on or to tell apart.
+        NoValue: there are fewer than two samples, no training samples, or only one
+            class.
     """
     from sklearn.exceptions import ConvergenceWarning
 
@@ -343,7 +372,17 @@ def _rows(
     estimator: str,
     layer: Layer,
 ) -> list[Row]:
-    """Return the rows of the score of all clients in a result, or of number ``k``."""
+    """Return the row of one score at a layer, and a row of each number to compare it with.
+
+    Args:
+        scores_or_reason: the score of all clients and each client's. A text is the
+            reason that there is none. None means that the layer is unused.
+        k: number of the client whose score is taken. None means that of all clients.
+        variant: variant of the first row.
+        subject: the client of the rows. None means all clients (client "").
+        metric, estimator: columns of the rows.
+        layer: the layer.
+    """
     columns: dict[str, Any] = {"layer": layer.name, "variant": variant}
     if subject is not None:
         columns |= {"client": subject.client, "n_train": subject.n_train}
@@ -369,8 +408,10 @@ def _rows(
 def accuracy_error(hits: Array, groups: Array | None = None) -> float:
     """Return the standard deviation of an accuracy of k right in n.
 
-    It is sqrt(p (1 - p) / (n + 3)) with p = (k + 1) / (n + 2). With ``groups`` [n], such as patients, n and k are
-    divided by :func:`fl_core.statistics.design_effect`.
+    It is sqrt(p (1 - p) / (n + 3)) with p = (k + 1) / (n + 2), as of a beta
+    distribution. With ``groups`` [n], such as patients, n and k are divided by
+    :func:`fl_core.statistics.design_effect`. ``hits`` [n] says which predictions are
+    right.
 
     >>> hits = np.repeat([True, False], 50)
     >>> round(accuracy_error(hits), 3), round(accuracy_error(hits, np.arange(100) // 10), 3)

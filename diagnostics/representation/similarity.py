@@ -12,11 +12,11 @@ The radial kernel is exp(-||a - b||^2 / (2 s^2)). Its width s is ``bandwidth`` t
 different samples, each side's own (Kornblith et al. 2019, section 3). They use 0.2, 0.4 and 0.8. With ``"minibatch"``
 each batch has its own s.
 
-The other :class:`Measure` types compare the sides' directions, in float64.
+A :class:`Measure` compares the sides' directions, in float64.
 
 The package torch-cka is a cross-check of minibatch CKA (:func:`by_torch_cka`). It multiplies features in float32 before
 it centres them. If their mean is far from 0, its HSIC is a small difference of large sums. Its CKA may then differ from
-that in float64 by a fifth or more in a layer. Ours centres first.
+that in float64 by a fifth or more in a layer. This package centres first.
 
 All are invariant to rotation, isotropic scale and offset of either side. There is no value if one side is constant, not
 finite, or has fewer than 3 rows (``"minibatch"``: 4). With the radial kernel it is missing if more than half of the
@@ -58,15 +58,18 @@ from . import PAIRS
 from .features import PROBE, Arrange, collect, probe_of
 
 LEAST_SAMPLES = 4
-"""Samples that the unbiased HSIC needs."""
+"""The fewest samples from which the unbiased HSIC can be computed."""
 ESTIMATORS = ("full", "minibatch")
 BACKENDS = ("fedlayers", "torch_cka")
 BANDWIDTH = 0.4
-"""Of the radial kernel, as a fraction of the median distance between samples."""
+"""The default bandwidth of the radial kernel, as a fraction of the median distance of samples."""
 VARIANCE = 0.99
-"""Of the variance that SVCCA keeps."""
+"""The default share of the variance that the directions of SVCCA hold."""
 MARGIN = 2
-"""How far above the features' rounding a direction must lie to be one: a forward pass rounds more than once."""
+"""A direction counts if it lies this many times above the features' rounding.
+
+A forward pass rounds more than once.
+"""
 _CHUNK = 1 << 16  # entries of each Gram matrix that are in float64 at a time
 _SMALL = 1e-6  # a length whose squares, and those of its inverse, surely fit float32
 _PANEL = 64  # rows of a Gram matrix that are computed at a time
@@ -98,7 +101,8 @@ def check_features(total: Tensor, offset: Tensor, eps: float) -> Tensor:
 
     Args:
         total: the sum of squares.
-        offset: number of rows times the squared length of what was subtracted from each of them.
+        offset: number of rows times the squared length of the mean that was subtracted
+            from each.
         eps: resolution of the features' type.
 
     Raises:
@@ -124,6 +128,7 @@ def centred(
         least: the smallest number of rows that can be compared.
         what: what the rows are called in the message, in the plural.
         dtype: type of the result. Default: the features' own, and at least float32.
+            With at most 64 features it is always float64.
 
     Raises:
         NoValue: there are fewer than ``least`` rows, no features, or they are constant or not finite.
@@ -154,7 +159,10 @@ def centred(
 def gram_entries(
     x: Tensor, batches: Sequence[Place] | None = None, bandwidth: float | None = None
 ) -> Tensor:
-    """Return the entries of a side's centred Gram matrix. Two sides' inner product is their HSIC.
+    """Return the entries of a side's centred Gram matrix as a vector. Two sides' inner product is their HSIC.
+
+    The vector has n x n entries, or b x b for each batch of b samples. Its type is that
+    of the features, and at least float32.
 
     Args:
         x: features [n, d].
@@ -162,7 +170,9 @@ def gram_entries(
         bandwidth: the bandwidth of the radial kernel. None means the linear kernel.
 
     Raises:
-        NoValue: there is nothing to compare.
+        NoValue: there are too few samples, or the features are not finite, constant, or
+            constant within every batch. With the radial kernel also if more than half
+            of the samples' pairs are identical.
     """
     eps = torch.finfo(x.dtype).eps
     wide_type = torch.promote_types(x.dtype, torch.float32)
@@ -207,9 +217,12 @@ def _gram(x: Tensor) -> Tensor:
 
 
 def _radial(gram: Tensor, bandwidth: float) -> Tensor:
-    """Return the radial kernel's matrix from the linear one.
+    """Return the radial kernel's matrix [n, n] from the linear one.
 
-    Its width is a fraction of the median distance.
+    The kernel's width is ``bandwidth`` times the median distance between two samples.
+
+    Raises:
+        NoValue: more than half of the samples' pairs are identical.
     """
     n = len(gram)
     squares = gram.diagonal()
@@ -230,7 +243,7 @@ def _radial(gram: Tensor, bandwidth: float) -> Tensor:
 
 
 def _centre(gram: Tensor) -> Tensor:
-    """Centre rows and columns of a Gram matrix."""
+    """Return a Gram matrix with centred rows and columns."""
     means = gram.mean(0, dtype=torch.float64)
     shift = (means - means.mean() / 2).to(gram.dtype)
     return gram - shift - shift[:, None]
@@ -239,8 +252,13 @@ def _centre(gram: Tensor) -> Tensor:
 def _u_centre(gram: Tensor, eps: float) -> Tensor:
     """U-centre a Gram matrix [b, b] and divide by sqrt(b (b - 3)): inner products are then HSIC_1.
 
-    This form is the U-centring of Szekely and Rizzo 2014. It equals Song's estimator. The diagonal is left out. The
-    other entries of each row and column add up to 0.
+    This form is the U-centring of Szekely and Rizzo 2014. It equals Song's estimator.
+    The diagonal is left out. The other entries of each row and column add up to 0. If
+    only rounding is left, all entries are 0.
+
+    Args:
+        gram: the matrix, whose diagonal is set to 0 in place.
+        eps: resolution of the features' type.
     """
     b = len(gram)
     length_before = torch.linalg.vector_norm(gram)
@@ -275,7 +293,8 @@ class Measure:
         """Return features [n, d] under their map, [n, k] in float64. With [n, p, d], samples x positions are the rows.
 
         Raises:
-            NoValue: there is nothing to compare.
+            NoValue: there are fewer than 3 rows, no features, or they are constant or
+                not finite. Also if the map refuses them.
         """
         row_kind = "rows"
         if x.ndim == 2:
@@ -294,7 +313,8 @@ class Measure:
         """Return the value of two sides, or why there is none.
 
         Args:
-            a, b: the features of both sides under their maps, as :meth:`side` returns them.
+            a, b: the features of both sides under their maps, as :meth:`side` returns
+                them. They have no value if their numbers of rows differ.
         """
         if len(a) != len(b):
             return f"{len(a)} rows at one client and {len(b)} at the other"
@@ -309,6 +329,17 @@ def _whitening_map(
     With ``variance``, it covers the largest directions that hold this share. Independent errors of size s in an [n, d]
     matrix have no singular value above about s (sqrt n + sqrt d). Beneath :data:`MARGIN` times that, a direction may be
     the features' rounding. Beneath a second bound, it may be the rounding of the products.
+
+    Args:
+        gram: X^T X of the side, [d, d].
+        rows: number of rows n of X.
+        noise: rounding of the features (:func:`centred`).
+        variance: share of the variance, above 0 and at most 1. None means all
+            directions.
+
+    Raises:
+        NoValue: the directions fill the space of the rows, so that every correlation is
+            1.
     """
     values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0), vectors.flip(1)
@@ -417,9 +448,9 @@ def arrange_positions(module: nn.Module, output: Tensor, positions: str) -> Tens
 Spot = tuple[str, int]
 """Where features come from: the path of a module, and a client's number."""
 Faults = Mapping[Spot, str]
-"""Why features have no similarity to anything."""
+"""Why the features of a spot have no value, by spot."""
 Value = Callable[[Spot, Spot], float | str]
-"""The value of a pair of spots without fault, or why there is none."""
+"""A function from two spots without a fault to their value, or to why there is none."""
 
 
 @dataclass(frozen=True)
@@ -427,10 +458,13 @@ class CommonSamples:
     """The options of metrics that compare clients on the same samples.
 
     Attributes:
-        probe: the samples. Default: the first ``samples`` of the clients' own data, equally many of each.
+        probe: the samples. Default: the first samples of the clients' own data, equally
+            many of each.
+        samples: number of samples of all clients together, without ``probe``. At least
+            one of each client is taken.
 
     Raises:
-        UsageError: there is less than 1 sample.
+        UsageError: there is less than 1 sample (checked by ``Metric.settings``).
     """
 
     probe: Data | None = None
@@ -445,11 +479,13 @@ class SimilarityOptions(CommonSamples):
         positions: how positions of convolutions and token sequences are treated, and the rows' variant. With
             ``"flatten"`` channels and positions together are the features. With ``"samples"`` samples x positions are
             the rows and channels the features. With ``"mean"`` channels are averaged over the positions.
-        variant: ``"pairs"`` also compares each layer of one client with each layer of the other. These rows have the
-            variant ``pairs LAYER``, with the other's layer.
+        variant: ``"pairs"`` also compares each layer of one client with each layer of
+            the other. These rows have the variant ``pairs LAYER``, with the other's
+            layer. None compares equal layers alone.
 
     Raises:
-        UsageError: a treatment or variant is unknown, or they do not go together.
+        UsageError: ``positions`` is unknown, or does not go with ``variant``. Also an
+            unknown variant (checked by ``Metric.settings``).
     """
 
     positions: str = "flatten"
@@ -472,6 +508,8 @@ class LayerComparison:
 
     Attributes:
         metric: name in the rows.
+        measurement: the clients, the layers and the settings.
+        options: the samples, and what is compared.
     """
 
     metric: str
@@ -485,7 +523,11 @@ class LayerComparison:
 
     @cached_property
     def x(self) -> Tensor:
-        """Return the probe samples, the same for every model."""
+        """Return the probe samples [n, ...], the same for every model. They are read once.
+
+        Raises:
+            UsageError: as :func:`diagnostics.representation.features.probe_of`.
+        """
         return probe_of(
             self.subjects,
             self.options.probe,
@@ -495,7 +537,7 @@ class LayerComparison:
 
     @cached_property
     def paths(self) -> list[str]:
-        """Return the paths of the modules whose outputs are compared."""
+        """Return the sorted paths of the modules whose outputs are compared: those of used layers."""
         return sorted({layer.output for layer in self.measurement.layers if layer.used})
 
     def sides(
@@ -512,7 +554,12 @@ class LayerComparison:
             arrange: a function (module, output) -> features. Default: as the option ``positions`` says.
 
         Returns:
-            The stored results by (path, client's number), and why the others have none, by the same keys.
+            The stored results by (path, client's number), and why the others have none,
+            by the same keys. Spots that the time budget did not reach are among the
+            latter.
+
+        Raises:
+            UsageError: the probe does not fit a model.
         """
         paths, settings = self.paths if paths is None else paths, self.measurement
         positions = self.options.positions
@@ -616,6 +663,9 @@ def by_grams(
         comparison: the clients, the layers and the options.
         estimator: ``"full"`` or ``"minibatch"``.
         bandwidth: the bandwidth of the radial kernel. None means the linear kernel.
+
+    Raises:
+        UsageError: the batch is too small, or the probe does not fit the models.
     """
     places = None
     if estimator == "minibatch":
@@ -632,7 +682,7 @@ def by_grams(
 
 
 class _LayerOutput(nn.Module):
-    """A copy of a model that returns the output of one of its layers, in float32."""
+    """A copy of a model that computes in float32 and returns the output of one of its modules."""
 
     def __init__(self, model: nn.Module, path: str) -> None:
         super().__init__()
@@ -698,6 +748,9 @@ def by_directions(
 
     The function takes two such keys, and returns their value of ``measure``, or why there is none. If positions are
     rows, the features of one layer are in memory at a time.
+
+    Raises:
+        UsageError: the probe does not fit the models.
     """
     if comparison.options.positions != "samples":
         sides, faults = comparison.sides(measure.side)
@@ -715,10 +768,11 @@ def by_directions(
 def batch_bounds(n: int, batch: int) -> list[Place]:
     """Return (start, stop) of each batch of ``n`` samples for the unbiased HSIC, the stop excluded.
 
-    A last batch that is too small joins the one before it.
+    A last batch with fewer than :data:`LEAST_SAMPLES` joins the one before it. Without
+    samples the list is empty.
 
     Raises:
-        UsageError: the batch is too small.
+        UsageError: ``batch`` is below :data:`LEAST_SAMPLES`.
     """
     if batch < LEAST_SAMPLES:
         raise UsageError(
