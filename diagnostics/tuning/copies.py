@@ -1,4 +1,7 @@
-"""Copies of a model that clients train for a few epochs, and a choice between them that its scores never saw."""
+"""Copies of a model that clients train for a few epochs, and the choice of one of them.
+
+A copy is chosen on other samples than those that score it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ STREAM = "layer_tuning"
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Losses = Callable[[Tensor, Mask, Mask], tuple[Array, Array]]
-"""(outputs [n, C], fitted, scored) -> losses of the samples in both sets, by what is fitted on the first."""
+"""A function (outputs [n, C], fitted, scored) -> losses of the samples in both masks [n].
+
+If it fits something, it fits it on the first set of samples.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +53,8 @@ class Held:
     Attributes:
         y: labels of the samples, [n, ...].
         client: the number of each sample's client, int64 [n].
-        weight: weight of each sample, float64 [n]. A client's weights sum to its share of all training samples.
+        weight: weight of each sample, float64 [n]. A client's weights sum to its share
+            of the training samples of all clients with validation samples.
         group: the number of each sample's group, such as a patient, int64 [n]. A group has one client.
     """
 
@@ -59,6 +66,8 @@ class Held:
     @classmethod
     def of(cls, splits: Sequence[Split], n_train: Sequence[int]) -> Held:
         """Join the clients' validation samples, client after client.
+
+        If a client's samples have no groups, every sample of the federation is a group.
 
         Args:
             splits: each client's validation samples. A client may have none.
@@ -79,7 +88,15 @@ class Held:
         )
 
     def losses(self, loss: Loss, outputs: Tensor) -> Array:
-        """Return the log loss of each sample, or its training loss for other tasks, of outputs [..., n, C]."""
+        """Return the loss of each sample, float64 [n], or [P, n] for outputs [P, n, C].
+
+        It is the log loss for classes and several labels, and the training loss for
+        other tasks.
+
+        Args:
+            loss: the loss that trained the model.
+            outputs: outputs for all samples, [n, C] or [P, n, C].
+        """
         if outputs.ndim == 3:
             return np.stack([self.losses(loss, output) for output in outputs])
         if loss.task in (CLASSIFICATION, MULTILABEL):
@@ -88,7 +105,10 @@ class Held:
         return loss.per_sample(outputs, self.y).double().numpy()
 
     def right(self, outputs: Tensor) -> Array:
-        """Return 1.0 for each sample whose class is predicted right, else 0.0: [..., n] for outputs [..., n, C]."""
+        """Return 1.0 for each sample whose class is predicted right, else 0.0: [..., n] for outputs [..., n, C].
+
+        The labels must be classes.
+        """
         return (outputs.argmax(-1) == self.y).double().numpy()
 
 
@@ -101,8 +121,10 @@ class Tuner:
         training: the run's settings.
         clients: each client's training and validation samples.
         seed, round: seed and round of the run. With the client's number they seed batches and dropout.
-        starts: each client's initial weights, if they differ from the model's.
-        samples: training samples that a client uses at most.
+        starts: each client's initial weights, all tensors by name. Default: the model's
+            own.
+        samples: maximum number of training samples of a client, the first ones. None
+            means all.
         near: for each client the numbers of the sets of samples that its copy predicts. Default: its validation
             samples.
         beside: further sets of samples, numbered after the clients' validation samples.
@@ -141,7 +163,12 @@ class Tuner:
 
     @cached_property
     def start(self) -> Tensor:
-        """Return the outputs without further training, [n, C]."""
+        """Return the outputs without further training, [n, C], as :meth:`outputs` orders them.
+
+        Raises:
+            NonFiniteError: an output is not finite.
+            NoValue: the budget is spent.
+        """
         outputs = []
         with tree.one_thread():
             for client, weights in enumerate(self.starts):
@@ -154,7 +181,8 @@ class Tuner:
     ) -> Tensor:
         """Return the outputs [E, n, C] of the validation samples after training the named tensors alone.
 
-        With ``near`` n counts every pair of a client's model and a sample that it predicts.
+        They are in the order of the clients. With ``near`` n counts every pair of a
+        client's model and a sample that it predicts.
 
         Args:
             names: names of the tensors that are trained; the others stay as they are.
@@ -196,7 +224,7 @@ class Tuner:
             epochs: number of epochs, at least 1.
 
         Raises:
-            NonFiniteError: a loss or an output is not finite.
+            NonFiniteError: a loss is not finite.
             NoValue: the budget is spent.
         """
         with tree.one_thread():
@@ -205,7 +233,13 @@ class Tuner:
         return self.workspace.read()
 
     def with_new_statistics(self) -> Tensor:
-        """Return the outputs [n, C] with all batch statistics taken again from each client's training samples."""
+        """Return the outputs [n, C] with all batch statistics taken again from each client's training samples.
+
+        No weight is trained. The order is that of :meth:`outputs`.
+
+        Raises:
+            NoValue: the budget is spent.
+        """
         workspace, outputs = self.workspace, []
         norms = [
             norm
@@ -232,7 +266,14 @@ class Tuner:
     def _tune(
         self, client: int, names: frozenset[str], rate: float, epochs: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Yield the outputs of a client's validation samples after each number of epochs."""
+        """Yield a client's outputs [n, C] after each number of epochs in ``epochs``.
+
+        The model of the workspace is trained in place.
+
+        Raises:
+            NonFiniteError: a loss is not finite.
+            NoValue: the budget is spent.
+        """
         self.clock.check()
         workspace, settings = self.workspace, self.training
         samples, x, y = self.train[client]
@@ -278,7 +319,16 @@ class Tuner:
     def _outputs(
         self, client: int, frozen_outputs: Sequence[Tensor | None] = ()
     ) -> Tensor:
-        """Return the outputs of validation samples, from those of the frozen first layers if known."""
+        """Return the outputs [n, C] of the samples that a client's model predicts.
+
+        Args:
+            client: its position in ``clients``.
+            frozen_outputs: for each set of samples the outputs of the frozen first
+                layers, or None to compute them. It may be empty.
+
+        Raises:
+            NoValue: the budget is spent.
+        """
         workspace, outputs = self.workspace, []
         sets = self.near[client]
         with torch.no_grad(), in_mode(workspace.model, False):
@@ -303,7 +353,10 @@ def _finite(outputs: Tensor) -> Tensor:
 
 
 def _first(split: Split, most: int | None) -> Split:
-    """Return the first samples of a split, whose order has no meaning."""
+    """Return at most ``most`` first samples of a split, or all for None.
+
+    The order of a split has no meaning.
+    """
     if split.groups is None:
         groups = None
     else:

@@ -27,7 +27,10 @@ FINE_TUNING, LOCAL = "fine-tuning", "local training"
 LEAST_CLIENTS = 4
 """The fewest clients that can form groups (:mod:`diagnostics.groups`)."""
 HOTTEST = 20.0
-"""The highest temperature. Where most pairs of a model and a sample are wrong, a free one would leave no difference."""
+"""The highest temperature of the log losses.
+
+If most predictions are wrong, a temperature without a limit would leave no difference.
+"""
 FEW_CLIENTS = "needs two clients with validation samples"
 
 
@@ -56,8 +59,13 @@ def fine_tuned(
 
     Args:
         alone: each client's tensors after local training; None without them.
-        tuner_arguments: arguments of a :class:`Tuner` of the shared model. Without a
-            shared model ``starts`` has the clients' own weights.
+        tuner_arguments: arguments of a :class:`Tuner` of the shared model, without
+            ``near``. If there is no shared model, ``starts`` has the clients' own
+            weights.
+
+    Returns:
+        The losses by kind, client's model and sample, and a name for each kind. All
+        kinds of fine-tuning have one name.
 
     Raises:
         NonFiniteError: a loss or an output is not finite.
@@ -97,7 +105,11 @@ def cross_losses(
 ) -> CrossLosses:
     """Return the losses of clients' models on the validation samples of their blocks.
 
+    Losses on samples of other blocks are NaN. The others are those of
+    :func:`comparable_losses`.
+
     Args:
+        loss: the loss that trained the models.
         held: the validation samples.
         parts: blocks of clients.
         outputs: outputs of P kinds of models, [P, N, C]. The rows are those of the first client's model for the samples
@@ -135,8 +147,11 @@ def comparable_losses(
     Args:
         loss: the loss that trained the models.
         outputs: outputs of several models on their samples, one model after another, [N, C].
-        y: the labels of the samples [N].
+        y: the labels of the samples, [N, ...].
         sizes: number of samples of each model, whose sum is N.
+
+    Raises:
+        UsageError: an output is not finite, for classes or several labels.
     """
     if loss.task in (CLASSIFICATION, MULTILABEL):
         logits = loss.logits(outputs).double()
@@ -157,11 +172,15 @@ def comparable_losses(
 def pair_losses(
     loss: Loss, pairs: Sequence[tuple[Tensor, Tensor]], models: int
 ) -> Array:
-    """Return the comparable losses of each model on each sample, float64 [K, n].
+    """Return the losses of each model on each sample, float64 [K, n].
+
+    They are those of :func:`comparable_losses`. Labels at positions and losses from
+    Python have their training loss.
 
     Args:
+        loss: the loss that trained the models.
         pairs: outputs and labels of the first model on the samples of each client, then of the second one, and so on.
-        models: their number K.
+        models: the number K of models.
     """
     if loss.task in (POSITIONS, OWN):
         # outputs of different clients may have different shapes
@@ -174,6 +193,8 @@ def pair_losses(
 
 def rows_of(difference: Difference, kinds: Sequence[str]) -> list[Row]:
     """Return the rows of the metric ``clients_differ``: the answer (1 or 0), the p-value and the leads.
+
+    Leads are in nats. Without models of local training, their row has no value.
 
     Args:
         difference: the result of the test.

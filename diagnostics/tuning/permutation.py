@@ -15,9 +15,9 @@ from fl_core.statistics import SIGNIFICANCE
 
 PURPOSE = "clients_differ"
 DEALS = 999
-"""Deals of the samples. The smallest p-value is 1 / (DEALS + 1)."""
+"""The default number of random assignments. The smallest p-value is then 1 / (DEALS + 1)."""
 AT_ONCE = 50
-"""Deals that are scored at a time, which bounds the memory."""
+"""The most random assignments that are scored at a time, which bounds the memory."""
 ONE_BLOCK, BLOCK = 9, 5
 """Up to 9 clients are one block. More are drawn to blocks of at most 5."""
 
@@ -81,7 +81,7 @@ class Difference:
         return self.leads[self.kind]
 
     def text(self, loss_name: str = "log loss") -> str:
-        """Return the answer in one or two sentences, with the name of the loss."""
+        """Return the answer in two sentences, with the name of the loss."""
         p = f"{self.p_value:.3f}".lstrip("0")
         if self.shown:
             return (
@@ -97,7 +97,8 @@ class Difference:
 def blocks(clients: int, seed: int) -> list[list[int]]:
     """Return the clients' numbers in random blocks. Models of a block predict all validation samples of the block.
 
-    With several seeds take the blocks of the first one.
+    Up to 9 clients are one block. More are drawn to blocks of at most 5, about equal in
+    size. With several seeds take the blocks of the first one.
 
     >>> blocks(3, seed=0)
     [[0, 1, 2]]
@@ -180,7 +181,10 @@ def permutation_test(
 def _owners(
     seeds: Sequence[CrossLosses], parts: Sequence[Sequence[int]]
 ) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
-    """Return the client of each group that validates in a seed, and the position of each sample's group, by seed.
+    """Return the client of each validation group, and for each seed the group of each sample.
+
+    The first result is int64 [groups]. The second is a list with an array int64 [n] for
+    each seed, whose numbers are positions in the first.
 
     Raises:
         UsageError: as :func:`permutation_test`.
@@ -218,7 +222,14 @@ def _owners(
 def _deals(
     owner: NDArray[np.int64], parts: Sequence[Sequence[int]], seed: int, deals: int
 ) -> NDArray[np.int32]:
-    """Return each group's client, as it is in the first line and then in each deal, [deals + 1, groups]."""
+    """Return each group's client: the real one, then that of each random assignment, [deals + 1, groups].
+
+    Args:
+        owner: the client of each group, [groups].
+        parts: blocks of clients, within which groups are assigned.
+        seed: seed of the assignments.
+        deals: number of random assignments.
+    """
     assigned = np.tile(owner.astype(np.int32), (deals + 1, 1))
     draw = numpy_generator(seed, PURPOSE, "deals")
     for block in parts:
@@ -234,7 +245,16 @@ def _leads(
     parts: Sequence[Sequence[int]],
     assigned: NDArray[np.int32],
 ) -> Array:
-    """Return the lead of each kind (column) in each deal (line), by the clients of the samples, [deals + 1, n]."""
+    """Return the lead of each kind of models in each assignment, [assignments, kinds].
+
+    Args:
+        seed_losses: the losses in one seed.
+        parts: blocks of clients.
+        assigned: the client of each sample in each assignment, [assignments, n].
+
+    Raises:
+        UsageError: a loss within a block is not finite.
+    """
     leads = np.zeros((len(assigned), len(seed_losses.losses)))
     shares = np.zeros((len(assigned), 1))
     weight = seed_losses.weight

@@ -20,7 +20,7 @@ from fl_core.statistics import TAILS, Estimate, halves, stratified_mean
 from .copies import Array, Mask, Tuner, crosswise
 
 BY_CLIENT = 8
-"""The clients from which the error of a share is one over clients."""
+"""The number of clients from which the error of a share comes from draws of clients."""
 RESAMPLES = 1000
 
 
@@ -31,7 +31,13 @@ def every(layers: Sequence[Layer]) -> frozenset[str]:
 
 @dataclass(frozen=True, eq=False)
 class Gain:
-    """The gain of tuning a part over the shared model, for each validation sample, [n]: nats, and right predictions."""
+    """The gain of tuning a part over the shared model, for each validation sample.
+
+    Attributes:
+        nats: the fall of the loss, [n]. Higher is better.
+        right: 1 if tuning turns a wrong prediction into a right one, -1 for the
+            reverse, else 0, [n]. It is 0 for tasks without classes.
+    """
 
     nats: Array
     right: Array
@@ -41,7 +47,11 @@ class Profile:
     """Tunes parts of a shared model, and measures what each part gains.
 
     Args:
-        tuner: trains the copies.
+        tuner: trains the copies. Its validation samples are split into two random
+            halves.
+
+    Raises:
+        UsageError: the validation samples have a single group, so that a half is empty.
     """
 
     def __init__(self, tuner: Tuner) -> None:
@@ -55,6 +65,7 @@ class Profile:
 
         Raises:
             NonFiniteError: the run's rate diverges, too.
+            NoValue: the budget is spent.
         """
         rate = self.tuner.training.lr
         try:
@@ -89,7 +100,7 @@ class Profile:
         return Gain(start_losses - best_losses, right_gain)
 
     def mean(self, values: Array) -> Estimate:
-        """Return the mean over clients of values [n], weighted by training samples."""
+        """Return the mean over clients of values [n], weighted by training samples, with its error."""
         samples = self.tuner.held
         return stratified_mean(values, samples.weight, samples.group, samples.client)
 
@@ -98,8 +109,13 @@ class Profile:
 
         The error is a quarter of the width of a bootstrap's middle 95 %.
 
-        Each draw has exponential weights (Rubin 1981): of the groups within each client, or from 8 clients on of the
-        clients.
+        Each draw has exponential weights (Rubin 1981) of the groups within each client.
+        With 8 clients or more they are weights of the clients. If all draws agree, the
+        error is NaN. The degrees of freedom are always NaN.
+
+        Args:
+            part: the gain of the part.
+            whole: the gain of all layers together, whose mean is not 0.
         """
         samples, draws = self.tuner.held, numpy_generator(self.tuner.seed, "share")
         unit, stratum = samples.group, np.unique(samples.client, return_inverse=True)[1]
