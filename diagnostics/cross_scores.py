@@ -1,4 +1,4 @@
-"""Every client's model on every client's samples: who could use whose model."""
+"""Scores of each client's model on each client's samples: who could use whose model."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ class CrossScores(Displayed):
     """Scores of clients' models on each other's samples.
 
     Attributes:
-        table: a line for each model and client of the samples. Columns are ``model``, ``client``, the scores by name,
-            ``difference``, ``low``, ``high`` and ``p_value``. The difference is the model's mean loss minus that of the
-            client's own model, paired over samples. Intervals and p-values hold for all pairs together.
+        table: a line for each model and client of the samples. Columns are ``model``,
+            ``client``, the scores by name, ``difference``, ``low``, ``high`` and
+            ``p_value``. The difference is the model's mean loss minus that of the
+            client's own model, paired over samples. Intervals and p-values hold for all
+            pairs together. All four are NaN in the lines of a client's own model.
         score: the score to show.
         losses: the loss of each of K models at each sample of all clients, float64 [K, n]. A log loss has one
             temperature, from 1 to 20, for all pairs of a model and a sample.
@@ -151,9 +153,11 @@ def cross_scores(
 
     Args:
         models: a run's result, or {client: model}, as for :func:`fl.diagnose <diagnostics.measure.diagnose>`.
-        data: {client: samples}, likewise. Default for a result: its test samples.
+        data: {client: samples}, likewise. Default for a result: its test samples, which
+            every client must have.
         loss: as for :func:`fl.diagnose <diagnostics.measure.diagnose>`.
-        score: the score to show. Default: macro-F1, or R2 for numbers.
+        score: the score to show. Default: the task's main score, such as macro-F1 for
+            classes and R2 for numbers.
         batch: number of samples in a forward pass.
 
     Raises:
@@ -217,7 +221,12 @@ def cross_scores(
 def _scored(
     subject: ClientModel, subjects: list[ClientModel], criterion: Loss, batch: int
 ) -> list[dict[str, Any]]:
-    """Return the scores of one model on all clients' samples, with the loss of each sample."""
+    """Return the results of one model on all clients' samples, a dict for each client.
+
+    The keys are the scores by name, and ``model`` and ``client``, the names of the two
+    clients. Further keys are ``own``, whether these are the same client, ``losses``,
+    float64 [n], ``outputs`` and the labels ``y``.
+    """
     lines: list[dict[str, Any]] = []
     for sample_client in subjects:
         with (

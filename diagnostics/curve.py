@@ -1,4 +1,7 @@
-"""From rows to the curve that a rule reads, and how certain a decision on it is, by nulls and resampled clients."""
+"""The curve of layers that a rule reads, and checks of how certain its decision is.
+
+The checks repeat the decision on nulls, and on resampled clients.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,14 @@ class Curve:
 
     Attributes:
         metric, variant: the metric and the variant of the values.
-        names: the layers, L of them.
-        clients: client -> its values [L].
+        names: the names of the L layers.
+        clients: client -> its values [L]. For a metric of pairs they are the means over
+            the client's pairs.
         weights: client -> its weight: training samples, or 1 for a metric of pairs.
         combined: sum_c p_c v^c, [L], with p_c = w_c / sum w.
         seed: seed of the measurement, if the rows have one.
-        measured: (client,) or both clients of a pair -> the measured values [L].
+        measured: (client,) or both clients of a pair -> the measured values [L]. Those
+            of a pair are distances.
         errors: the same keys -> standard errors [L]. 0 means exact or unknown.
         redrawn: the same keys -> the values in each resample of the batches, [B, L]. Empty without resamples.
     """
@@ -58,7 +63,9 @@ class Curve:
         random: np.random.Generator,
         at: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """Return the averaged values of each of R resamples, [R, L]; NaN for one without any value.
+        """Return the weighted mean of clients' values in each of R resamples, [R, L].
+
+        Values are NaN for a resample in which no client or pair counts.
 
         Each client counts ``times`` times. Its values are those of one resample of its batches, which the fraction
         ``at`` selects. Without resamples, normal errors are added to its measured values. A pair weighs as the product
@@ -131,7 +138,7 @@ def curve_of(
 
     Args:
         layers: all layers of the model, from input to output.
-        table: rows of a diagnosis.
+        table: rows of a diagnosis. Rows of nulls are not read.
         metric: name of the metric.
         variant: the variant of the metric.
         pairs: for metrics whose code is missing here: name -> ``distance`` or ``similarity`` of two clients, as in a
@@ -239,7 +246,7 @@ def curve_of(
 def _resampled_values(
     resample_rows: pd.DataFrame, names: Sequence[str]
 ) -> dict[tuple[str, ...], list[list[float]]]:
-    """Return each client's resampled values, [B, L].
+    """Return each client's values in B resamples of its batches, {(client,): [B, L]}.
 
     A value is NaN if a resample lacks it.
     """
@@ -272,7 +279,11 @@ def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
 def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows, checked to hold each client (or pair) and layer once.
 
-    Several rounds, models or seeds are refused.
+    Equal rows count once. Rounds, models or seeds with equal values count as one, too.
+
+    Raises:
+        UsageError: rounds, models or seeds have different values, or a layer has two
+            values at one client or pair.
     """
     varying = [name for name in _CONTEXT if table[name].nunique(dropna=False) > 1]
     if varying:
@@ -310,7 +321,12 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
 def _value(
     row: Mapping[Any, Any] | None, layer: Layer, client: str, metric: str
 ) -> float:
-    """Return the value of a client's row of a layer, checked to be there."""
+    """Return the value of a client's row of a layer, checked to be there.
+
+    Raises:
+        UsageError: there is no row, or no value for a layer without trainable weights.
+        RunError: another layer has no value. The message gives the row's status.
+    """
     if row is None:
         raise UsageError(
             f"the rows hold no {metric} of layer {layer.name!r} at client {client!r}"
@@ -343,7 +359,7 @@ def _weight(rows: pd.DataFrame, client: str) -> float:
 def against_nulls(
     plan: LayerPlan, table: pd.DataFrame, decide: Callable[[pd.DataFrame], LayerPlan]
 ) -> LayerPlan:
-    """Return the plan with the decisions of ``decide`` on each null's rows in its evidence.
+    """Return the plan, with the decisions on each null's rows added to its evidence.
 
     The plan stays as it is if there are no such rows. The evidence's ``detail["null"]`` has these keys for each null:
 
@@ -351,12 +367,17 @@ def against_nulls(
     * ``same_draws``, ``draws``: number of draws with the same plan, and of all draws
     * ``kept``: whether models of the real data were measured on the null
 
-    These keys describe the first draw with a plan:
+    These keys describe the first draw with a plan, or the first draw if none has one:
 
     * ``shared``: the layers that it would share
     * ``values``, ``variant``: the curve in the plan's order, empty if the rule reads several, and its variant
     * ``decided``: whether there is a plan
     * ``status``: the plan's, or why there is no plan
+
+    Args:
+        plan: the plan from the rows of the measurement itself.
+        table: all rows, also those of nulls.
+        decide: a function that makes a plan of rows. It is called for each draw.
     """
     nulls = {
         null: [_decision(rows, decide) for rows in draws]
@@ -418,10 +439,12 @@ def stability(
 ) -> dict[str, Any]:
     """Return how often the decision stays the same when clients and their batches are drawn again.
 
-    The bootstrap has two stages. Each resample first draws the number of all clients, with replacement. Then it draws
-    one of the resamples of their batches (:mod:`diagnostics.null`). If the rows have no resamples, it adds
-    independent normal errors of the rows' standard errors, as far as they are known. It combines the values and
-    decides. A pair of clients counts as often as both were drawn. A client has no pair with itself.
+    The bootstrap has two stages. Each resample first draws the number of all clients,
+    with replacement. Then it draws one of the resamples of their batches
+    (:mod:`diagnostics.null`). If the rows have no resamples, it adds independent normal
+    errors of the rows' standard errors, as far as they are known. It combines the
+    values and decides. A pair of clients counts as the product of their counts. A
+    client has no pair with itself.
 
     Args:
         curve: the curve of all clients.
@@ -439,7 +462,8 @@ def stability(
         * ``of``: what was resampled, in words. It names the clients with resampled batches, unless all have them.
         * ``cuts``: layer -> share of the resamples in which it is the last one shared
         * ``agreement``: share of the resamples that decide as all clients do, 0 to 1
-        * ``undecided``: share without a decision, because a value was not above 0 or no pair of clients was drawn
+        * ``undecided``: share without a decision, because a value was not finite or not
+          above 0, or no pair of clients was drawn
     """
     clients = sorted(curve.clients, key=natural)  # their order changes no draw
     resampled_kinds = ["clients"] * (len(clients) > 1)

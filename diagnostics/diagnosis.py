@@ -43,7 +43,16 @@ from .report import Report
 def measure_models(models: Any, data: Any, request: Request) -> Report:
     """Measure the metrics of a request on clients' models, and return the report.
 
-    Models and data are those of :func:`diagnostics.measure.diagnose`.
+    If the request has nulls, the report also has the rows of their draws. The models
+    are left as they were.
+
+    Args:
+        models, data: as for :func:`diagnostics.measure.diagnose`.
+        request: the other arguments, checked. Its seed is 0 and its layers are blocks
+            unless it says otherwise.
+
+    Raises:
+        UsageError: as for :func:`diagnostics.measure.diagnose`.
     """
     request = replace(request, seed=request.seed or 0, by=request.by or "block")
     subjects, n_models = client_models(models, data, request)
@@ -128,7 +137,11 @@ def measure_models(models: Any, data: Any, request: Request) -> Report:
 def _common_layers(
     subjects: Sequence[ClientModel], request: Request
 ) -> tuple[Layer, ...]:
-    """Return the layers of the first model that all models have, by name and output."""
+    """Return the layers of the first model that all models have, by name and output.
+
+    Raises:
+        UsageError: the models have no layer in common.
+    """
     model = subjects[0].model
     names = tree.named_tensors(model).keys()
     first_layers, *other_models_layers = (
@@ -150,7 +163,17 @@ def _common_layers(
 
 
 def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[Row]:
-    """Return the rows of all metrics, in the order of the request."""
+    """Return the rows of all metrics, in the order of the request.
+
+    If the task or the spent budget rules a metric out, its rows have no value. Their
+    status has the reason.
+
+    Args:
+        request: the metrics with their options, and the layers to report.
+        shared: the settings that all metrics share.
+        n_models: the number of models that were given. Metrics of pairs compare these
+            alone: one model has no pairs, however many clients' data it is measured on.
+    """
     subjects, layers = shared.subjects, shared.layers
     names = [layer.name for layer in layers]
     reported_layers = {layer.name for layer in request.layers_to_report(layers)}
@@ -274,9 +297,10 @@ def _digest(clients: Mapping[str, str | None]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return an option as JSON.
+    """Return an option as a value that JSON can hold.
 
-    Data are replaced by their digest, and other values that JSON cannot hold by their type.
+    A torch type becomes its name, and a pair of tensors its digest. Any other value
+    that JSON cannot hold becomes the name of its class.
     """
     try:
         json.dumps(value, allow_nan=False)

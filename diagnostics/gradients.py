@@ -50,7 +50,15 @@ class Meter(Protocol):
 
 @dataclass(frozen=True)
 class Reading:
-    """The result of one client's pass: a meter, the numbers of samples and batches, and a fault (or "")."""
+    """The result of one client's pass over its data.
+
+    Attributes:
+        subject: the client.
+        meter: what a reader has accumulated.
+        n_samples, n_batches: the numbers of samples and batches that were read; 0 if
+            the budget ended the pass.
+        fault: why the client has no value; empty if it has one.
+    """
 
     subject: ClientModel
     meter: Any
@@ -110,7 +118,10 @@ def one_pass(measurement: Measurement, readers: Sequence[GradientReader]) -> lis
 def _read(
     subject: ClientModel, measurement: Measurement, readers: Sequence[GradientReader]
 ) -> list[Reading]:
-    """Pass over one client's data; return a reading for each of the readers."""
+    """Pass over one client's data, and return a reading for each of the readers.
+
+    If the budget ends before the last batch, they are the readings of :func:`_unread`.
+    """
     layers, loss, seed = measurement.layers, measurement.loss, measurement.seed
     model, epoch = subject.model, EpochMeter()  # one for all that read the whole
     meters = [reader.meter(layers) for reader in readers]
@@ -153,13 +164,19 @@ def _read(
 def _unread(
     subject: ClientModel, measurement: Measurement, readers: Sequence[GradientReader]
 ) -> list[Reading]:
-    """Return the readings of a client that the budget did not reach."""
+    """Return empty readings, for a client that the budget did not reach."""
     meters = [reader.meter(measurement.layers) for reader in readers]
     return [Reading(subject, meter, 0, 0, SPENT) for meter in meters]
 
 
 def _parameters(model: nn.Module, names: set[str]) -> Tree:
-    """Return the named floating parameters, with gradients switched on also for frozen layers."""
+    """Switch on gradients of the named floating parameters, and return them by name.
+
+    Parameters of frozen layers get gradients, too. The model is changed in place.
+
+    Raises:
+        UsageError: the model has no parameter of such a name.
+    """
     parameters = dict(model.named_parameters())
     for name in sorted(names):
         model_class = type(model).__name__
@@ -175,7 +192,7 @@ def _parameters(model: nn.Module, names: set[str]) -> Tree:
 
 
 def _gradients(value: Tensor, params: Tree) -> Tree:
-    """Return gradients in the parameters on which the loss depends."""
+    """Return the gradients by name, for the parameters on which the loss depends."""
     if not params or not value.requires_grad:
         return {}
     gradients = torch.autograd.grad(value, list(params.values()), allow_unused=True)
@@ -352,7 +369,12 @@ class Statistic:
         ]
 
     def _summary(self, meter: Any, layer: Layer) -> tuple[Tensor, Tensor | None, int]:
-        """Return values and standard errors of the variants, and the number of entries, for one layer."""
+        """Return one layer's values, their standard errors, and its number of entries.
+
+        There is a value for each variant. Values are NaN if no gradient reached the
+        layer. Errors are 0 for the gradient of the whole epoch. They are None for a
+        single batch, or for none.
+        """
         no_values = torch.full((len(self.variants),), torch.nan, dtype=torch.float64)
         if isinstance(meter, EpochMeter):
             grads = meter.gradients(layer, self.tensors)
@@ -386,7 +408,7 @@ class Noise:
     Attributes:
         n_samples: number of the client's samples.
         sizes: number of entries of each tensor that reaches the loss.
-        ways: how the norms were found, ``ghost`` or ``single``.
+        ways: how the norms of each such tensor were found, ``ghost`` or ``single``.
         faults: why a tensor has no norms, by its name.
         fault: why no tensor has norms; empty if some have.
         squares, sums: by tensor, the sum of squared norms, and the sum of gradients, float64.
@@ -415,10 +437,15 @@ class Noise:
 def gradient_noise(
     subject: ClientModel, measurement: Measurement, names: Collection[str]
 ) -> Noise:
-    """Sum a client's per-sample gradients and their squared norms for each tensor, in one pass over its data.
+    """Sum a client's per-sample gradients and their squared norms for each tensor.
+
+    If the budget ends the pass, the result has a ``fault``, and the sums of the samples
+    before it.
 
     Args:
-        names: exact names of the parameters to read.
+        subject: the client, with its model and data.
+        measurement: the loss, batch size, mode, seed and clock.
+        names: exact names of the parameters to read. Those of integers are left out.
     """
     model, data = subject.model, subject.data
     # squares of small gradients would vanish in half precision
@@ -460,7 +487,18 @@ def gradient_noise(
 def _add_batch(
     noise: Noise, run: Differentiable, x: Tensor, y: Tensor, index: int, n: int
 ) -> None:
-    """Add a batch, after ``n`` samples before it."""
+    """Add a batch to the sums of ``noise``, which is changed in place.
+
+    Args:
+        noise: the sums.
+        run: the client's model and loss.
+        x, y: the samples and labels of the batch.
+        index: the number of the batch, from 0.
+        n: the number of samples before it. It seeds the passes of single samples.
+
+    Raises:
+        NoValue: the budget is spent, or a loss is not finite.
+    """
     remaining_names = [name for name in noise.ways if name not in noise.faults]
     ghost_names = [name for name in remaining_names if noise.ways[name] == "ghost"]
     paths = list(dict.fromkeys(map(owner, ghost_names)))

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DEALS = 19
-"""Deals of the samples to clients. Chance shows groups in 1 of 20 federations of equal clients."""
+"""Number of random assignments of the samples to clients.
+
+With 19 of them, chance shows groups in 1 of 20 federations of equal clients.
+"""
 
 Array = NDArray[np.float64]
 
@@ -38,9 +41,11 @@ class Alike(Displayed):
             each other's models, the sum over both clients. The diagonal is 0. Values are around 0 for clients of the
             same distribution.
         groups: the group of each client, numbered from 1 in the order of clients. All are in group 1 if none are shown.
-        silhouette: the silhouette of the best grouping, from -1 to 1; higher is better separated. NaN without groups.
+        silhouette: the silhouette of the best grouping, from -1 to 1; higher is better
+            separated. It is NaN with fewer than 4 clients, or if all distances are
+            equal.
         nulls: the silhouette after each random assignment of samples to clients, up to the first that reaches
-            ``silhouette``.
+            ``silhouette``. Empty if that is NaN.
     """
 
     leads: pd.DataFrame
@@ -50,7 +55,10 @@ class Alike(Displayed):
 
     @property
     def significant(self) -> bool:
-        """Return whether no random assignment of samples to clients has groups that are as clear."""
+        """Return whether no random assignment of samples has groups that are as clear.
+
+        It is False without random assignments.
+        """
         return bool(self.nulls) and all(null < self.silhouette for null in self.nulls)
 
     @property
@@ -85,7 +93,13 @@ class Alike(Displayed):
         return Summary.of_frame(self.text(), table)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the leads as a heat map in the dendrogram's order. Dark pairs are alike; lines part the groups."""
+        """Draw the leads as a heat map in the dendrogram's order, and return its Axes.
+
+        Dark pairs are alike. Leads below 0 are drawn as 0. White lines part the groups.
+
+        Args:
+            ax: the Axes to draw on. Default: those of a new figure.
+        """
         from .plots.drawing import Panel, canvas, heat
 
         matrix = self.leads.loc[self.order, self.order].clip(lower=0)
@@ -132,7 +146,7 @@ def alike(
         names: names of the clients, [K].
         group: the number of each sample's group, such as a patient, [n]. Default: every sample is a group.
         seed: seed of the random assignments.
-        deals: number of random assignments of samples to clients.
+        deals: largest number of random assignments of samples to clients.
     """
     leads = _leads(losses, client)
     table = pd.DataFrame(leads, index=list(names), columns=list(names))
@@ -174,8 +188,9 @@ def best_grouping(distance: Array) -> tuple[NDArray[np.int64], float]:
     ([1, 1, 2, 2], 0.9)
 
     Args:
-        distance: distances between clients, at least 0, [clients, clients]. If all are equal there are no groups, and
-            the silhouette is NaN.
+        distance: distances between clients, at least 0, [clients, clients]. If all are
+            equal, or there are 2 clients, all clients are in group 1 and the silhouette
+            is NaN.
     """
     linkage_matrix = _tree(distance)
     best_groups, silhouette = np.ones(len(distance), dtype=np.int64), math.nan
@@ -195,7 +210,7 @@ def best_grouping(distance: Array) -> tuple[NDArray[np.int64], float]:
 
 
 def _leads(losses: Array, client: NDArray[np.int64]) -> Array:
-    """Return the lead of each pair of clients, [K, K]."""
+    """Return the lead of each pair of clients, [K, K] (:func:`alike`)."""
     is_of_client = client == np.arange(len(losses))[:, None]
     means = losses @ (is_of_client / is_of_client.sum(axis=1, keepdims=True)).T
     gaps = means - means.diagonal()
@@ -204,7 +219,10 @@ def _leads(losses: Array, client: NDArray[np.int64]) -> Array:
 
 
 def _distances(leads: Array) -> Array:
-    """Return the leads above the smallest lead of a pair, with 0 on the diagonal."""
+    """Return each pair's lead minus the smallest lead of all pairs, [K, K].
+
+    The diagonal is 0. Distances of the size of rounding errors are 0, too.
+    """
     pairs = ~np.eye(len(leads), dtype=bool)
     distance = np.where(pairs, leads - leads[pairs].min(), 0.0)
     return distance * (distance > 1e-12 * np.abs(leads).max())

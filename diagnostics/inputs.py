@@ -65,12 +65,16 @@ if TYPE_CHECKING:
 
 
 FEW = 32
-"""Samples whose outputs show whether a model ends in a softmax."""
+"""Largest number of samples whose outputs show whether a model ends in a softmax."""
 
 
 @contextmanager
 def _watch_modules(model: nn.Module, entered: list[tuple[str, Any]]) -> Iterator[None]:
-    """Keep in ``entered`` the modules that have begun and not ended, with their inputs."""
+    """List in ``entered`` the modules whose forward pass has begun and not ended.
+
+    Each entry is the module's path in ``model`` and its inputs. The path is empty for
+    modules outside the model. The list is changed in place, within the ``with`` block.
+    """
     paths = {module: path for path, module in model.named_modules()}
     begin = register_module_forward_pre_hook(
         lambda module, inputs: entered.append((paths.get(module, ""), inputs))
@@ -80,7 +84,11 @@ def _watch_modules(model: nn.Module, entered: list[tuple[str, Any]]) -> Iterator
 
 
 def _check_module(model: object) -> None:
-    """Check that a model is a module with real parameters. A class of modules is told to be called."""
+    """Check that a model is a module with real parameters.
+
+    Raises:
+        UsageError: it is not. For a class of modules the message advises to call it.
+    """
     if not isinstance(model, nn.Module):
         name, advice = getattr(model, "__name__", ""), "models first, then data"
         kind = type(model).__name__
@@ -98,7 +106,15 @@ def _check_module(model: object) -> None:
 def _check_same_clients(
     model_names: Sequence[str], models: int, data_names: Sequence[str], data: int
 ) -> None:
-    """Check that models and data are of the same clients, or that one of either is for all."""
+    """Check that models and data are of the same clients, or one of either is for all.
+
+    Args:
+        model_names, data_names: names of clients; empty if there are none.
+        models, data: the numbers of models and of sets of data.
+
+    Raises:
+        UsageError: a name has no data, or the numbers differ.
+    """
     if data_names:
         for name in model_names:
             check_known("client with data", name, data_names)
@@ -115,7 +131,12 @@ def _check_same_clients(
 def _check_same_tensors(
     first: Mapping[str, Any], client: str, other: Mapping[str, Any], other_client: str
 ) -> None:
-    """Check that two clients' models have tensors of the same names and shapes."""
+    """Check that two clients' models have tensors of the same names and shapes.
+
+    Raises:
+        UsageError: they have not. The message names both clients and the first
+            difference.
+    """
     descriptions = f"the model of client {client!r}", f"that of client {other_client!r}"
     try:
         tree.check_same(first, other, *descriptions)
@@ -131,7 +152,11 @@ def _paired(
 ) -> tuple[list[str], list[nn.Module], list[Any], int]:
     """Return the names of the clients, a model and data for each, and the number of models that were given.
 
-    One model serves all data, and one set of data all models.
+    One model serves all data, and one set of data all models. Clients without names are
+    called client_0, client_1 and so on.
+
+    Raises:
+        UsageError: a model is no module, data are missing, or numbers or names differ.
     """
     is_one_model = not isinstance(models, Mapping | Sequence)
     model_names, own_models = _names_and_items("models", models, is_one_model)
@@ -169,10 +194,12 @@ def client_models(
         request: the other arguments, checked.
 
     Returns:
-        The clients, and the number of models that were given.
+        The clients, and the number of models that were given. A client that the request
+        has no number of training samples for has 0.
 
     Raises:
-        UsageError: models and data differ in number or names, or models in their tensors.
+        UsageError: models and data differ in number or names, models differ in their
+            tensors, or data cannot be read.
     """
     federation_layout, seed, samples = None, request.seed or 0, request.samples
     n_train = request.n_train
@@ -230,12 +257,16 @@ def fit_outputs(
 ) -> tuple[list[ClientModel], Loss]:
     """Return the clients with models that return [n, outputs], and the loss that fits them.
 
-    All samples of a client are read once and counted. The first two pass through its model and the loss. If a metric
-    reads losses, the samples with the lowest and the highest label pass, too.
+    All samples of a client are read once. Their number replaces an ``n_train`` of 0.
+    The first two samples pass through the client's model and the loss. If a metric
+    reads losses or the loss is binary, the loss takes all labels, with the output of
+    the first sample. Floating labels of a binary loss become classes, int64 [n].
 
     Args:
         subjects: the clients with their models and data.
-        request: the arguments of the diagnosis. Its loss is used, if it has one.
+        request: the arguments of the diagnosis. Its loss is used if it has one.
+            Otherwise the model's own or a default is used
+            (:func:`fl_core.training.border.fit_loss`).
 
     Raises:
         UsageError: a model, the loss and the samples do not fit. The message names the client.
@@ -305,7 +336,11 @@ def fit_outputs(
 
 
 def _outputs(model: nn.Module, x: Tensor) -> Any:
-    """Return a model's output in its own form; an error names the module that fails."""
+    """Return a model's output in its own form, without gradients.
+
+    Raises:
+        UsageError: the forward pass failed. The message names the module that fails.
+    """
     entered: list[tuple[str, Any]] = []
 
     def blame(error: Exception) -> str:
@@ -350,7 +385,18 @@ def _loss_of(loss: Loss, z: Tensor, y: Tensor) -> Tensor:
 def _check_loss(
     model: nn.Module, x: Tensor, y: Tensor, loss: Loss, differentiates: bool
 ) -> Tensor:
-    """Return a model's outputs for samples, if a loss can be computed, and differentiated in the parameters."""
+    """Return a model's outputs for samples, after a check that a loss can be computed.
+
+    Args:
+        model: the model. If losses are differentiated, its parameters require gradients
+            afterwards.
+        x, y: the samples and their labels.
+        loss: the loss.
+        differentiates: whether the loss must also be differentiable in the parameters.
+
+    Raises:
+        UsageError: the loss cannot be computed or differentiated, or is constant.
+    """
     inputs: list[Tensor] = [p for p in model.parameters() if p.is_floating_point()]
     if differentiates and x.is_floating_point():
         # a reentrant checkpoint hides its parameters, but not x; the model may work in place on x
@@ -379,7 +425,8 @@ def _read(
 ) -> tuple[Data, Layout | None]:
     """Return one client's data as a pair or a loader of pairs of tensors, and their layout.
 
-    A Dataset's samples are its items, whatever its attributes are:
+    The layout says how several inputs are packed into one tensor; it is None for one
+    input. A Dataset's samples are its items, whatever its attributes are:
 
     >>> class Scaled(Dataset):
     ...     x, y = torch.ones(2, 3), torch.tensor([0, 1])
@@ -392,7 +439,13 @@ def _read(
             [0.2500, 0.2500, 0.2500]])
 
     Args:
+        data: the samples, in the forms of :func:`diagnostics.measure.diagnose`.
+        samples: maximum number of samples; None for all.
+        seed: the seed that draws them.
         labels: names of the model's classes, if labels are such names.
+
+    Raises:
+        UsageError: the data are of another form, or their values do not fit.
     """
     if isinstance(data, Split):
         labels = ()  # of a federation, so indices already
@@ -423,7 +476,12 @@ def _read(
 
 
 def _indices(y: Any, names: Sequence[str]) -> Tensor:
-    """Return labels as a tensor; those that are names of a run's classes as their indices."""
+    """Return labels as a tensor. Names of a run's classes become their indices.
+
+    Raises:
+        UsageError: labels are words and the run has no names, or none of its classes
+            has the name.
+    """
     values = as_array(y)
     are_words = values.dtype.kind in "UO"
     if are_words and not names:
@@ -449,7 +507,18 @@ def _joined(
     labels: Sequence[str],
     whole: bool,
 ) -> tuple[Data, Layout | None]:
-    """Return all batches of a loader, or one pair of the whole."""
+    """Return all batches of a loader as pairs of tensors, and their layout.
+
+    Args:
+        loader: the loader. It gives at least one batch.
+        samples: maximum number of samples of the whole; None for all.
+        seed: the seed that draws them.
+        labels: names of the model's classes, if labels are such names.
+        whole: whether to join the batches to one pair.
+
+    Raises:
+        UsageError: inputs have different shapes or kinds in two batches.
+    """
     batches_read = list(loader)
     if isinstance(batches_read[0], Mapping):  # sequences of several lengths are padded
         keys = batches_read[0].keys()
@@ -492,6 +561,9 @@ def _names_and_items(
     """Return names and items of a mapping, a sequence or a single item.
 
     Names are empty without a mapping.
+
+    Raises:
+        UsageError: there are no items.
     """
     if is_one_item:
         return [], [argument]

@@ -20,7 +20,7 @@ from fl_core.seeds import numpy_generator
 from fl_core.statistics import TAILS, Interval
 
 DEALS = 200
-"""How often groups are dealt to clients at random."""
+"""Number of random assignments of groups of samples to clients."""
 SMALL = 0.1
 """The least value of Cramér's V that is a small effect (Cohen 1988)."""
 Array = NDArray[Any]
@@ -31,7 +31,8 @@ class LabelShift(Displayed):
     """How far clients' label distributions differ.
 
     Attributes:
-        cramers_v: from 0 (equal distributions) to 1 (each class at one client), with an interval.
+        cramers_v: from 0 (equal distributions) to 1 (each class at one client), with
+            the interval of :func:`interval_of`.
         counts: training samples by client and class.
     """
 
@@ -97,9 +98,11 @@ def label_shift(data: Any) -> LabelShift:
 def interval_of(data: FederatedData) -> Interval:
     """Return Cramér's V of clients and classes of the training samples, without what chance adds.
 
-    Whole groups of samples, such as patients, are assigned to the clients at random :data:`DEALS` times. Their mean
-    association is subtracted as chance. The ends of the interval subtract its 2.5 % and 97.5 % quantiles in place of
-    the mean. A lower end of 0 means that chance alone may give as much.
+    Whole groups of samples, such as patients, are assigned to the clients at random
+    :data:`DEALS` times. If a client has no groups, single samples are assigned. The
+    mean :func:`association` of these assignments is subtracted as chance. The lower end
+    of the interval subtracts their 97.5 % quantile in place of the mean, and the upper
+    end their 2.5 % quantile. A lower end of 0 means that chance alone may give as much.
     """
     splits, classes = [client.train for client in data.clients], data.n_classes
     labels = np.concatenate([split.y.numpy() for split in splits])
@@ -133,6 +136,8 @@ def association(table: Array) -> float:
 
 def cramers_v(counts: Array, chance: float) -> float:
     """Return Cramér's V of clients and classes without what chance adds (Bergsma, 2013).
+
+    It is 0 if there is one client, or one class with samples.
 
     >>> cramers_v(np.array([[30.0, 0.0], [0.0, 30.0]]), 1 / 59), cramers_v(np.array([[30.0, 30.0], [9.0, 9.0]]), 0)
     (1.0, 0.0)

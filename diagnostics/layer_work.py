@@ -30,8 +30,10 @@ def step_work(
 ) -> dict[str, dict[str, float]]:
     """Return the FLOPs and the stored activations of each layer, for one forward and backward pass.
 
-    The result is {kind of :data:`WORK`: {layer: number}} for the samples ``x`` [n, ...] together. The model stays
-    unchanged. Gradients of frozen parameters and of the input are not computed, so they do not count.
+    The result is {kind of :data:`WORK`: {layer: number}} for the samples ``x`` [n, ...]
+    together. A layer without work of a kind is missing there. The model stays
+    unchanged. Gradients of frozen parameters and of the input are not computed, so they
+    do not count.
 
     Args:
         model: the network.
@@ -39,6 +41,9 @@ def step_work(
         layers: the layers of the network.
         mode: ``eval`` or ``train``.
         seed: seed of dropout.
+
+    Raises:
+        UsageError: the model returns no tensor.
     """
     ledger = Ledger(layers)
     work: dict[str, dict[str, float]] = {kind: {} for kind in WORK}
