@@ -38,7 +38,10 @@ from .measurement import one_line
 SUFFIXES = {".pt", ".pth", ".bin", ".ckpt", ".tar", ".pkl", ".npz", ".safetensors"}
 WHOLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ".index.json"
-"""Files of a folder of transformers, and the end of the name of one that lists several."""
+"""The files of weights in a folder of transformers are named :data:`WHOLE`.
+
+If there are several, an index lists them. Its name ends in :data:`INDEX`.
+"""
 WRAPPED = re.compile(
     r"(?<=\.)_(orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)\."
 )
@@ -75,6 +78,7 @@ def load_weights(
 
     Raises:
         UsageError: the file is of another kind, refused, damaged, or its tensors do not fit. Nothing is loaded.
+        CorruptError: a folder's file of JSON is damaged.
     """
     path, into = Path(path), plain(into)
     if by_position and path.suffix != ".npz":
@@ -98,7 +102,11 @@ def load_weights(
 
 
 def folder_kind(path: Path | str) -> str:
-    """Return in words what kind of weights a folder has (transformers, peft or torch); "" for other folders."""
+    """Return the kind of a folder of weights in words; empty for other folders.
+
+    It is ``a folder of transformers or peft``, or ``a folder of weights`` if all its
+    files end as files of weights do.
+    """
     path = Path(path)
     for name in ("adapter_config.json", *WHOLE):
         if (path / name).is_file() or (path / f"{name}{INDEX}").is_file():
@@ -117,6 +125,8 @@ def load_clients(
     by_position: bool = False,
 ) -> dict[int, dict[str, nn.Module]]:
     """Return the models of a folder by round and client. Without ``{round}`` in the pattern the round is 0.
+
+    Warnings are those of :func:`load_weights`.
 
     >>> import torch
     >>> from pathlib import Path
@@ -164,7 +174,15 @@ def load_clients(
 
 
 def _folder(path: Path, key: str) -> tuple[Tree, dict[str, Any] | None]:
-    """Return the tensors of a folder of transformers or peft, and the configuration of its adapters, if any."""
+    """Return the tensors of a folder of transformers or peft, and peft's configuration.
+
+    The configuration is None for a folder of transformers. A warning names files of
+    weights that are not read.
+
+    Raises:
+        UsageError: the folder has no such files, or its index has no map of tensors.
+        CorruptError: its file of JSON is damaged.
+    """
     folder = storage.Folder(path, links=True)
     if folder.has("adapter_config.json"):
         name = "adapter_model.safetensors"
@@ -197,7 +215,11 @@ def _folder(path: Path, key: str) -> tuple[Tree, dict[str, Any] | None]:
 
 
 def _json(folder: storage.Folder, name: str) -> dict[str, Any]:
-    """Return the object in a folder's file of JSON."""
+    """Return the object in a folder's file of JSON.
+
+    Raises:
+        CorruptError: the file is no JSON, or holds no object.
+    """
     with damaged(folder.path / name):
         content = storage.parsed_json(folder.read(name, storage.HEADER_BYTES))
         if not isinstance(content, dict):
@@ -206,7 +228,13 @@ def _json(folder: storage.Folder, name: str) -> dict[str, Any]:
 
 
 def _as_transformers(into: Any, tensors: Tree, path: Path) -> Tree:
-    """Return the tensors by the module's names, which transformers changes where it stores and loads them."""
+    """Return the tensors by the module's names, to which transformers translates them.
+
+    A tensor that the module lacks keeps its name, and becomes an empty tensor.
+
+    Raises:
+        UsageError: transformers cannot load the tensors into a module of this class.
+    """
     with one_line(f"{path} must fit the module"), torch_seeded(0):
         model, info = type(into).from_pretrained(
             None, config=into.config, state_dict=tensors, output_loading_info=True
@@ -224,19 +252,27 @@ _ADAPTER = re.compile(
 )
 """The names of a folder's adapters: a module's path, and a part of the adapter."""
 _HOW = "lora_alpha alpha_pattern r rank_pattern use_rslora use_dora fan_in_fan_out lora_bias feedforward_modules"
-"""Keys of a folder's configuration that say what its adapters compute. Targets are those of the tensors."""
+"""Keys of a folder's configuration that say what its adapters compute.
+
+The names of the tensors say which modules have adapters.
+"""
 _IDLE = """auto_mapping base_model_name_or_path bias exclude_modules inference_mode init_lora_weights
 init_ia3_weights layers_pattern layers_to_transform lora_dropout modules_to_save peft_type revision peft_version
 target_modules task_type"""
-"""Keys that the loaded tensors already answer."""
+"""Keys of a folder's configuration that the loaded tensors make superfluous."""
 
 
 def _with_adapters(
     into: nn.Module, tensors: Tree, config: dict[str, Any], path: Path
 ) -> Tree:
-    """Return the module's tensors with a folder's adapters merged by peft, and the tensors that it trained whole.
+    """Return the module's tensors with a folder's adapters merged by peft.
 
-    A module of peft gets the adapters themselves.
+    The folder's other tensors, which were trained whole, replace the module's own. If
+    the module is one of peft, its adapters get the folder's tensors, and nothing is
+    merged.
+
+    Raises:
+        UsageError: peft is not installed, or configuration or tensors do not fit.
     """
     config_path = f"{path}/adapter_config.json"
     try:
@@ -294,7 +330,17 @@ def _with_adapters(
 
 
 def _check_config(config: Mapping[str, Any], where: str, peft: Any) -> None:
-    """Refuse what would compute something else than is read here."""
+    """Refuse a configuration of adapters with settings that this module does not read.
+
+    Args:
+        config: the folder's configuration.
+        where: its path, for messages.
+        peft: the package peft.
+
+    Raises:
+        UsageError: the kind of adapters or a key is unknown, a module path is a regular
+            expression, or a rank or scale is not above 0.
+    """
     kind = config.get("peft_type", "LORA")
     if kind not in ("LORA", "IA3"):
         kind_text = printable(str(kind))
@@ -343,7 +389,12 @@ def _wrapped(
     where: str,
     peft: Any,
 ) -> Any:
-    """Return a copy of the module with adapters at the paths of the tensors."""
+    """Return a copy of the module with adapters, at the paths in the tensors' names.
+
+    Raises:
+        UsageError: an adapter does not fit a linear layer, the layer shares its weight,
+            or the rank is larger than the layer.
+    """
     modules = dict(into.named_modules())
     weights_of = [id(p) for _, p in into.named_parameters(remove_duplicate=False)]
     paths = {}
@@ -378,7 +429,14 @@ def _wrapped(
 
 
 def _arrays(path: Path, target: Tree, by_position: bool) -> Tree:
-    """Return the arrays of an ``.npz``, by their names or by the module's."""
+    """Return the arrays of an ``.npz`` as tensors, by their names or by position.
+
+    By position they get the names in ``target``, in its order.
+
+    Raises:
+        UsageError: an array does not hold numbers of at most 64 bits. By position, the
+            numbers of arrays and tensors differ. By name, the arrays have no names.
+    """
     headers = files.headers(path)
     names = list(headers)
     for name, (_, dtype) in headers.items():
@@ -411,7 +469,12 @@ def _arrays(path: Path, target: Tree, by_position: bool) -> Tree:
 def _fit(into: nn.Module, tensors: Tree, target: Tree, path: Path) -> Tree:
     """Return the tensors by the module's names, without what wrappers add to names.
 
-    What the module takes strictly is not asked further.
+    Tensors that the module lacks are left out, unless its own strict
+    ``load_state_dict`` takes them. A warning names them, and a prefix that was removed.
+
+    Raises:
+        UsageError: a tensor of the module is missing, two prefixes fit equally well, or
+            numbers have less than 16 bits.
     """
     versions = {
         WRAPPED.sub("", f"{module}.").removesuffix("."): version

@@ -80,7 +80,9 @@ def diagnose(
 ) -> Report:
     """Measure ``metrics`` on clients' models.
 
-    The models and torch's random state are left as they were.
+    The models and torch's random state are left as they were. If 2 to 12 clients have
+    own models and data by name, the summary begins with the result of
+    :func:`who_could_use`. With ``samples`` or a ``budget`` this is left out.
 
     >>> import torch
     >>> from torch import nn
@@ -176,7 +178,7 @@ def diagnose(
 
 
 MOST_CROSSED = 12
-"""Clients with models of their own, up to which a diagnosis begins with their scores on each other's samples."""
+"""The most clients whose models are scored on each other's samples in a diagnosis."""
 
 
 def who_could_use(models: Any, data: Any, loss: Any, batch: int) -> str:
@@ -209,10 +211,12 @@ def who_could_use(models: Any, data: Any, loss: Any, batch: int) -> str:
 def _models_in_memory(result: Any, metrics: str | Sequence[str]) -> Any:
     """Return the models to measure of a run without a directory: the locally trained ones.
 
-    They are those with which clients predict if all metrics read the shared model, or if the run did not keep others.
+    If all metrics read the shared model, they are the models with which clients
+    predict. The same holds if the run kept no locally trained models.
 
     Raises:
-        UsageError: only the latter are left, and they are equal.
+        UsageError: the run kept no locally trained models, and the clients' models are
+            equal.
     """
     prediction_models = result.models
     if model_for(metrics, "local") == "global":
@@ -267,6 +271,7 @@ def own_parts(
     """Return the user's own objects for a run, by name: ``data``, ``model`` and ``allow_code``, without missing ones.
 
     An object that is given again takes the place of that in the result of ``fl.run``.
+    An own model is joined with the loss.
 
     Args:
         models: the result of ``fl.run``, or something else, which holds no objects.
@@ -303,12 +308,14 @@ def diagnose_features(
     Args:
         features: {client: {layer: array [n, ...]}} of the same samples in the same order. Layers of one name are
             compared.
-        y: labels [n] of the samples, for probes and separability.
+        y: classes [n] of the samples, for probes and separability. Other metrics need
+            none. Floating labels are ignored.
         metrics: metrics that read features alone.
         arguments: further arguments of :func:`diagnose`.
 
     Raises:
-        UsageError: arrays have other numbers of samples, or a metric reads weights or losses.
+        UsageError: arrays have different numbers of samples, a metric reads weights or
+            losses, or it needs classes and ``y`` has none.
     """
     features_by_client: dict[str, dict[str, Tensor]] = {}
     for client, layers in features.items():
@@ -454,9 +461,10 @@ def diagnose_run(
     Args:
         path: a run directory.
         metrics: registry names, or ``package.module:function``.
-        round: a round with a checkpoint, ``"last"``, or ``"best"``: these models' best round under a stopping rule.
-            By default it is their best round under a stopping rule, else the last.
-            Metrics that train copies have the first stored round of at least 20 and of a tenth of all, else the last.
+        round: a round with a checkpoint, ``"last"``, or ``"best"``: these models' best
+            round under a stopping rule. By default it is their best round under a
+            stopping rule, else the last. If all metrics read the server's model, it is
+            the first stored round of at least 20 and of a tenth of all, else the last.
         which: ``local`` (after local training, before aggregation), ``personal`` or ``global``. A client without such a
             model was not sampled in that round. The header lists these clients under ``absent``.
         data, model, allow_code: your own, if the run was given them. See :func:`fl_core.run.runner.resume`.
@@ -541,10 +549,15 @@ def _at_models(
     command: str,
     knows_start: bool = False,
 ) -> Report:
-    """Diagnose models of a task's clients.
+    """Diagnose models of a task's clients, also on the nulls that the request names.
 
     Args:
+        task, models, context, command: as for :func:`diagnose_models`.
+        request: the other arguments, checked.
         knows_start: whether the task's model has the weights that training started from.
+
+    Raises:
+        UsageError: a client is not in the data, or as for :func:`diagnose`.
     """
     for name in models:
         check_known("client of the data", name, task.data.names)
@@ -565,10 +578,12 @@ def _with_nulls(
     request: Request,
     kept: bool = False,
 ) -> Report:
-    """Return a report with the rows of nulls.
+    """Return the report of a measurement, with the rows of the request's nulls, if any.
 
     Args:
+        task: the task of the measurement. A null changes its data.
         measured: (task, whether its models are trained, request) -> the report.
+        request: the arguments, with the nulls.
         kept: as in :func:`diagnostics.null.rows_of_nulls`.
     """
     nulls, real_request = request.null, replace(request, null=NO_NULLS)
@@ -643,7 +658,15 @@ def _of_start(
 def _of_first_training(
     task: Task, request: Request, clients: Sequence[str] | None, command: str
 ) -> Report:
-    """Train every client's first round from the common start, and measure the result."""
+    """Train each client's first round from the common start, and return a report on it.
+
+    The report also has the federation sensitivity of training. This is left out if that
+    metric was not asked for, or in other layers than the task's.
+
+    Args:
+        task, clients, command: as for :func:`diagnose_task`.
+        request: the other arguments, checked.
+    """
     if clients is None:
         training_arguments = {}
     else:
@@ -736,8 +759,15 @@ def _for_task(
     """Return the request completed by the task, and each metric's split of samples.
 
     Args:
+        task: the run's task. Its loss, seed and layers are used where the request has
+            none.
+        request: the arguments, checked.
+        clients: names of the clients that are measured.
         knows_start: whether the task's model has the weights of the common start.
         round: the round of the models.
+
+    Returns:
+        The request, and ``train``, ``validation`` or ``probe`` for each metric by name.
     """
     run_options = {"round": round, "training": Training.of(task.config.training)}
     options, splits = {}, {}

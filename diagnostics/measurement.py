@@ -40,8 +40,9 @@ def batches(
     Args:
         data: a pair (x, y) of tensors, an object with such ``x`` and ``y``, or a re-iterable loader of pairs.
         batch: samples per batch of a pair. None means all at once. A loader keeps its own batches.
-        model: the model that takes the batches. They are moved to its device and type. If it normalises over a batch, a
-            single sample joins the batch before it, as in training.
+        model: the model that takes the batches. They are moved to its device and type.
+            If it normalises over a batch, a single sample joins the batch before it, as
+            in training. Without a model they stay as they are.
 
     Raises:
         UsageError: there are no samples, lengths differ, values are not finite, or the data are an iterator that can be
@@ -202,11 +203,14 @@ SPENT = "left out: the budget was spent"
 """The status of what the budget did not reach."""
 
 Tick = Callable[[str], None]
-"""Called with a client's name when that client is done."""
+"""A function of a text. ``tick`` receives the name of a client that is done."""
 READING = 0.9
-"""Share of a budget for reading clients that are compared then. Those that were read in time have values."""
+"""Share of a budget in which clients are read, if a metric compares them afterwards."""
 FEW, LONG = 4, 5.0
-"""Turns after which the time of all is told, and the seconds from which it is."""
+"""The number of turns after which the remaining time is estimated.
+
+A longer remaining time than :data:`LONG` seconds is reported.
+"""
 
 
 class NoValue(Exception):
@@ -249,7 +253,7 @@ class Clock:
         return time.monotonic() > self.until
 
     def check(self) -> None:
-        """Raise an error if the budget is spent.
+        """Raise an error if the whole budget is spent. Shares of it do not count.
 
         Raises:
             NoValue: the budget is spent.
@@ -300,6 +304,8 @@ class Clock:
         100
 
         Args:
+            items: the items. Without a ``total`` they are counted, so they must be
+                re-iterable.
             total: expected sum of the items' sizes. Default: the number of items.
             size: a function that returns an item's size. Time is assumed proportional to it.
             share: whether each item gets a share of the remaining budget, by size.
@@ -338,7 +344,7 @@ class Clock:
 
 
 NO_LIMIT = Clock()
-"""The clock of a measurement without a budget, that tells nothing."""
+"""The clock of a measurement without a budget. It reports no progress."""
 
 
 @dataclass(frozen=True)
@@ -487,7 +493,10 @@ def why_unreadable(layer: Layer, tensors: str, reached: bool) -> str:
 
 
 def to_device(model: nn.Module, x: Tensor) -> Tensor:
-    """Move samples to the model's device, and to its type if they are floating."""
+    """Return samples on the model's device, and in its type if they are floating.
+
+    Samples for a model with several packed inputs keep their type.
+    """
     reference = next((p for p in model.parameters() if p.is_floating_point()), x)
     is_packed = isinstance(model, Adapter) and model.layout is not None
     casts = x.is_floating_point() and not is_packed
@@ -518,7 +527,14 @@ def example(model: nn.Module, data: Data, seed: int) -> Batch:
 def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Any:
     """Return a model's output with some of its tensors replaced.
 
-    A module with several names has each tensor once: torch would leave the replaced ones in it.
+    A tensor that several modules share is replaced in all of them. The model is left as
+    it was.
+
+    Args:
+        model: the model.
+        tensors: {name: tensor}, names as in ``named_parameters`` and ``named_buffers``.
+            Other names are ignored.
+        x: the samples, [n, ...].
     """
     named_tensors = (*model.named_parameters(), *model.named_buffers())
     name_of = {id(tensor): name for name, tensor in named_tensors}

@@ -4,15 +4,16 @@ A curve means little by itself, because the network and its initialisation shape
 what the labels mean, how clients differ, or the training. Model, batch size and client sizes stay the same. Measuring
 the same again shows how much of the curve remains.
 
-Rows of resampled batches: estimates of what a metric would give on other draws of a client's batches.
+The module also marks rows of resampled batches. They estimate what a metric would give
+on other draws of a client's batches. A client's batches are assigned in turn to at most
+:data:`PARTS` parts. A resample draws that many parts with replacement, and gives the
+metric's rows for them. This is the bootstrap of the batches (Efron 1979) in groups. So
+a sum is stored for each part instead of each batch.
 
-A client's batches are assigned in turn to at most :data:`PARTS` parts. A resample draws that many parts with
-replacement, and gives the metric's rows for them. This is the bootstrap of the batches (Efron 1979) in groups. So a
-sum is stored for each part instead of each batch.
-
-For a mean over k parts it shows (k - 1) / k of the variance, so few batches look more certain than they are. One part
-cannot be resampled. Only means over the steps have resamples, as federation sensitivity. Those of a gradient's length
-or variance would be biased: noise inflates them, and a resample inflates them once more.
+For a mean over k parts it shows (k - 1) / k of the variance, so few batches look more
+certain than they are. One part cannot be resampled. Only means over the steps have
+resamples, as federation sensitivity. Resamples of a gradient's length or variance would
+be biased: noise inflates these values, and a resample inflates them once more.
 """
 
 from __future__ import annotations
@@ -42,9 +43,15 @@ if TYPE_CHECKING:
     from .measurement import Data
 
 Groups = np.ndarray | None
-"""What each of all clients' samples belongs to, such as a patient. Groups are shuffled whole."""
+"""The group of each sample of all clients, such as a patient.
+
+Groups are shuffled whole. None means that single samples are shuffled.
+"""
 Shuffled = tuple[np.ndarray, np.ndarray]
-"""Which of all clients' samples, one after another, give the inputs at each place, and which the labels."""
+"""For each place, the sample that gives its inputs, and the one that gives its labels.
+
+Both are positions among the samples of all clients, one client after another.
+"""
 Retrain: TypeAlias = "Callable[[Mapping[str, Data]], Any]"
 """Trains on a null's data, {client: data}, and returns models as :func:`diagnostics.measure.diagnose` takes them."""
 
@@ -117,6 +124,7 @@ def null_data(
     (True, False)
 
     Args:
+        data: the federation.
         null: one of :data:`NULLS`. For ``fresh``, which changes models, the data are the same.
         seed: seed of the draw, together with its number ``draw`` (from 1).
 
@@ -153,7 +161,9 @@ def null_samples(
 ) -> dict[str, Data]:
     """Shuffle samples outside a federation, as :func:`null_data` does, and return them by client.
 
-    Samples are pairs (x, y) or loaders. A loader becomes a list of batches of the same sizes.
+    Samples are pairs (x, y), splits or loaders. A loader becomes a list of batches of
+    the same sizes. If all clients have groups, these are shuffled whole, and the
+    results are splits. Otherwise they are pairs.
 
     >>> import torch
     >>> data = {"a": (torch.zeros(3, 1), torch.tensor([0, 0, 0])), "b": (torch.ones(3, 1), torch.tensor([1, 1, 1]))}
@@ -198,7 +208,13 @@ def null_samples(
 
 
 def _read(data: Data, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int] | None]:
-    """Return all of a client's samples, and the lengths of its loader's batches; None for a pair."""
+    """Return all of a client's samples, and the lengths of its loader's batches.
+
+    The samples are x and y. The lengths are None for a pair.
+
+    Raises:
+        UsageError: batches of the loader have different shapes of samples.
+    """
     import torch
 
     from .measurement import batches, full_batch
@@ -233,7 +249,11 @@ def _shuffled(
     """Yield each client's samples on a null, in the order of their places, and these places.
 
     Args:
-        places: positions of all clients' samples, one client after another.
+        parts: the samples of each client in the split.
+        places: positions of all clients' samples in the source, one client after
+            another.
+        null: name of a null that shuffles.
+        split, seed, draw: name of the split, seed and number of the draw.
     """
     import torch
 
@@ -279,8 +299,15 @@ def on_null(
 ) -> tuple[Any, dict[str, Data], dict[str, dict[str, Any]]]:
     """Return models, data and metrics' options for measuring again on a null.
 
+    Data and options are returned as new dicts. Models are the same objects, unless they
+    are trained again or untrained.
+
     Args:
-        models, data, options, seed: as for :func:`diagnostics.measure.diagnose`.
+        models: one model for all clients, or {client: model}.
+        data: {client: samples}.
+        options: {metric: {option: value}}. The data of an option ``test`` are shuffled,
+            too.
+        seed: seed of the random draws.
         null: name of the null, one of :data:`NULLS`.
         draw: number of the draw, from 1.
         nulls: the requested nulls. They may have a function that trains models on the null's data.
@@ -370,7 +397,7 @@ def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
 
 
 def _permuted(draw: np.random.Generator, places: np.ndarray, groups: Groups) -> Shuffled:  # fmt: skip
-    """Return places in order, and in random order. Groups stay together in both."""
+    """Return positions in order and in random order, both [n]. Groups stay together."""
     if groups is None:
         return places, places[draw.permutation(len(places))]
     distinct_groups, group = np.unique(groups[places], return_inverse=True)
@@ -387,7 +414,17 @@ def _orders(
     draws: Callable[..., np.random.Generator],
     groups: Groups,
 ) -> Shuffled:
-    """Return the assignment of a null: the labels of all clients permuted, each client's, or all samples dealt anew."""
+    """Return for each place the samples that give its inputs and labels on a null.
+
+    ``labels`` permutes the labels of all clients, and ``labels_within`` those of each
+    client. ``clients`` assigns all samples at random.
+
+    Args:
+        null: name of a null that shuffles.
+        sizes: number of samples of each client.
+        draws: returns a random generator, for a client if its name is given.
+        groups: the group of each sample; None for single samples.
+    """
     places = np.arange(sum(sizes.values()))
     if null != "labels_within":
         inputs, labels = _permuted(draws(), places, groups)
@@ -432,7 +469,7 @@ _MARK = rf"null ({_NAMES}) (\d+)({_KEPT})?"
 def mark_null(
     table: pd.DataFrame, null: str, draw: int, kept: bool = False
 ) -> pd.DataFrame:
-    """Mark rows with a null's draw in their column ``model``: ``null labels 1``.
+    """Return the rows with a null's draw in their column ``model``: ``null labels 1``.
 
     Args:
         table: the rows.
