@@ -29,7 +29,10 @@ BENCHMARK = Path(__file__).with_name("benchmark.csv")
 BENCHMARK_SEEDS = 3
 """Seeds of a federation in the benchmark, at most."""
 LINE = ("metric", "rule", "rounds")
-"""What a line of the benchmark is: a metric, a rule, and the rounds before the measurement."""
+"""The columns that identify a line of the benchmark.
+
+They are the metric, the rule, and the number of rounds before the measurement.
+"""
 PUBLIC = (
     "known_labels",
     "known_neither",
@@ -60,9 +63,10 @@ def source_of(federation: str) -> str:
 def read_truth() -> pd.DataFrame:
     """Return the stored test scores: a row for each federation, seed and plan.
 
-    Columns are ``federation``, ``seed``, ``shared``, ``lr`` (the learning rate), ``accuracy`` in percent, ``loss`` and
-    ``seconds``. Scores are NaN where the run diverged. ``shared`` has the names of the shared layers, joined by ``+``;
-    it is empty for local training.
+    Columns are ``federation``, ``seed``, ``shared``, ``lr`` (the learning rate),
+    ``accuracy`` in percent, ``loss`` and ``seconds`` of processor time. Scores are NaN
+    where the run diverged. ``shared`` has the names of the shared layers, joined by
+    ``+``; it is empty for local training.
     """
     table = pd.read_csv(TRUTH, keep_default_na=False)
     for name in ("accuracy", "loss"):
@@ -95,7 +99,7 @@ class BenchmarkLine:
 
     @property
     def name(self) -> str:
-        """Return the rule, the metric and the round in words."""
+        """Return the rule, the metric and the number of rounds in words."""
         return f"{self.rule} of {self.metric} after {plural(self.rounds, 'round')}"
 
     @property
@@ -132,8 +136,9 @@ class BenchmarkLine:
 def read_benchmark() -> pd.DataFrame:
     """Return the stored table: a row for each metric, rule and number of rounds, a column for each federation.
 
-    Values are mean points lost, and NaN where a seed has no plan. Rules that always name the same plan, such as
-    ``fedavg``, have an empty metric and 0 rounds.
+    Values are mean points lost, and NaN where a seed has no plan. Rules that always
+    name the same plan, such as ``fedavg``, have an empty metric and 0 rounds. A further
+    column is ``plans`` (:class:`BenchmarkLine`).
     """
     table = pd.read_csv(BENCHMARK, keep_default_na=False)
     for name in table.columns.difference(["metric", "rule"]):
@@ -234,12 +239,12 @@ class Truth:
 
     @property
     def fedavg(self) -> float:
-        """Return the points lost by sharing all layers."""
+        """Return the points lost by sharing all layers; NaN if that run diverged."""
         return self.lost(self.layers)
 
     @property
     def head_local(self) -> float:
-        """Return the points lost by keeping the last layer local."""
+        """Return the points lost with a local last layer; NaN if that run diverged."""
         return self.lost(self.layers[:-1])
 
     @property
@@ -249,7 +254,10 @@ class Truth:
 
 
 def truth_of(federation: str, seed: int) -> Truth | None:
-    """Return the plans of a federation and seed; None if the table lacks one of them."""
+    """Return the plans of a federation and seed.
+
+    It is None if the table has no such seed, or lacks one of its plans.
+    """
     table = read_truth()
     seed_rows = table[(table["federation"] == federation) & (table["seed"] == seed)]
     if seed_rows.empty:
@@ -394,7 +402,7 @@ class Regret(Displayed):
             half: as for :meth:`mean`.
 
         Raises:
-            UsageError: no federation of the half has a line.
+            UsageError: no federation of the half has a line, or ``way`` is unknown.
         """
         self.mean(way, half)  # refuses what has no line
         rows = self._of_half(half)
@@ -410,7 +418,8 @@ class Regret(Displayed):
             way, half: as for :meth:`mean`.
 
         Raises:
-            UsageError: there are fewer than :data:`LEAST_SOURCES` sources.
+            UsageError: there are fewer than :data:`LEAST_SOURCES` sources, or ``way``
+                is unknown.
         """
         rows = self._of_half(half)
         source = rows["federation"].map(source_of)

@@ -1,4 +1,4 @@
-"""What is read: the report of a diagnosis, with rows and a header, and a plan in words."""
+"""The report of a diagnosis, with its rows and header, and a plan in words."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Report(Displayed):
     True
 
     Attributes:
-        table: all rows.
+        table: all rows, also those of nulls and of resampled batches.
+        header: the layers, the options, and digests of data and models, as JSON.
     """
 
     table: pd.DataFrame
@@ -60,16 +61,22 @@ class Report(Displayed):
 
     @cached_property
     def resamples(self) -> pd.DataFrame:
-        """Return the rows of resampled batches, if requested. See :mod:`diagnostics.null`."""
+        """Return the rows of resampled batches; empty without any.
+
+        See :mod:`diagnostics.null`.
+        """
         return split_resamples(self.table)[1].reset_index(drop=True)
 
     @cached_property
     def nulls(self) -> pd.DataFrame:
-        """Return the rows of nulls, if requested. Their column ``model`` names the null (:mod:`diagnostics.null`)."""
+        """Return the rows of nulls; empty without any.
+
+        Their column ``model`` names the null and its draw (:mod:`diagnostics.null`).
+        """
         return self.table[of_null(self.table)].reset_index(drop=True)
 
     def with_rows(self, *tables: pd.DataFrame) -> Report:
-        """Return the report with further rows."""
+        """Return a report with further rows. This one stays as it is."""
         return replace(self, table=pd.concat([self.table, *tables], ignore_index=True))
 
     @property
@@ -94,7 +101,11 @@ class Report(Displayed):
         """Return the values of one metric, layers x clients.
 
         A missing value is NaN, and the frame's status gives the reason. For a metric of pairs, a client's value is its
-        mean over the other clients. The default variant is the metric's first that was measured.
+        mean over the other clients. Of several rounds the last counts.
+
+        Args:
+            metric: name of the metric.
+            variant: name of the variant. Default: the metric's first that was measured.
 
         Raises:
             UsageError: a metric or variant was not measured, or a metric of pairs has no pair.
@@ -122,17 +133,23 @@ class Report(Displayed):
         )
 
     def plot(self, metric: str, ax: Axes | None = None) -> Axes:
-        """Draw one metric over the layers.
+        """Draw one metric over the layers, and return its Axes.
+
+        Nulls are drawn, too. Of several rounds the last counts.
+
+        Args:
+            metric: name of the metric.
+            ax: the Axes to draw on. Default: those of a new figure.
 
         Raises:
-            UsageError: the report has no such metric.
+            UsageError: the report has no such metric, or several values for one place.
         """
         self._rows(metric)
         tables = [last_round(table) for table in (self.frame, self.nulls) if len(table)]
         return plots.metric(pd.concat(tables, ignore_index=True), metric, ax)
 
     def write(self, path: Path | str) -> None:
-        """Write header and rows to a file of JSON lines."""
+        """Write header and all rows to a file of JSON lines."""
         schema.write(Path(path), self.header, schema.records(self.table))
 
     @classmethod
@@ -166,7 +183,11 @@ class Report(Displayed):
     def text(self, metrics: Sequence[str]) -> str:
         """Return the measured values of some metrics as text.
 
-        These are the clients' own values, or their medians for many clients or more than two variants.
+        These are the clients' own values, or their medians for many clients or more
+        than two variants. Of several rounds the last counts.
+
+        Raises:
+            UsageError: the report has no such metric.
         """
         variants: list[tuple[str, str]] = []
         for metric in metrics:
@@ -191,7 +212,12 @@ class Report(Displayed):
         return "\n\n".join(blocks)
 
     def _medians(self, variants: Sequence[tuple[str, str]]) -> str:
-        """Format the medians over clients, layers by metrics: the first metrics that fit, and a legend."""
+        """Format medians over clients as a table of layers by metrics, with a legend.
+
+        Args:
+            variants: pairs of a metric and its variant. The first ones that fit are
+                shown.
+        """
         with_clients = [pair for pair in variants if self._rows(*pair)["client"].any()]
         columns = {
             pair: self.values(*pair).median(axis=1) for pair in with_clients[:MANY]
@@ -223,11 +249,25 @@ class Report(Displayed):
         return replace(self, table=self.table[in_rounds].reset_index(drop=True))
 
     def layer_map(self, width: float = 16.0) -> Figure:
-        """Draw layers from top to bottom and rounds from left to right (:func:`diagnostics.plots.layer_map`)."""
+        """Draw layers from top to bottom and rounds from left to right.
+
+        See :func:`diagnostics.plots.layer_map`.
+
+        Args:
+            width: width of the picture in cm, 4 to 100.
+
+        Raises:
+            UsageError: the report has no metric of the map, or the width is out of
+                range.
+        """
         return plots.layer_map(self.header, self.table, width)
 
     def summary(self) -> Summary:
-        """Return the mean over clients of each metric's default variant, a line a layer."""
+        """Return the mean over clients of each metric's default variant, by layer.
+
+        Of several rounds the last counts. The reasons for missing values and the
+        conclusion follow.
+        """
         columns = {}
         for metric in dict.fromkeys(self.frame["metric"]):
             rows = self._rows(metric)
@@ -324,7 +364,10 @@ def last_round(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _usual(metric: str, present: Sequence[str]) -> str:
-    """Return the default variant: the first of the metric's that was measured."""
+    """Return the default variant of a metric, out of the variants that are present.
+
+    It is the first of the metric's own that is present, or else the first present one.
+    """
     return next(
         (name for name in facts_of(metric).variants if name in present), present[0]
     )
@@ -366,7 +409,10 @@ def open_diagnosis(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
 def explain(plan: LayerPlan, *, full: bool = False) -> str:
     """Describe a plan: its curve as a table, each client's own choice, and the decisions by other thresholds.
 
+    The result is a text of several lines. Parts without evidence are left out.
+
     Args:
+        plan: the plan, with its evidence.
         full: also show each client's own curve, how often the decision stays over resamples of the clients and their
             batches, the conclusion from each measured null, and the plan's cost in a round.
     """
@@ -468,7 +514,13 @@ def _table(plan: LayerPlan) -> str:
 
 
 def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
-    """List which clients choose which layer, one line per layer in the plan's order."""
+    """List which clients or thresholds choose which layer, in the order of layers.
+
+    Args:
+        choices: the chosen layer of each client or threshold.
+        plan: the plan.
+        unit: the word for what chooses, such as ``clients``, if each line counts them.
+    """
     labels = labels_of(plan.layers)
     width = max(len(labels[choice]) for choice in choices.values())
     lines = []

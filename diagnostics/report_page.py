@@ -15,8 +15,12 @@ from .select import RULES, select
 def cuts(report: Report, metric: str) -> pd.DataFrame:
     """Return the plan that each rule would name from a metric, a line a rule.
 
+    Rules that take the user's names are left out.
+
     Returns:
-        Columns ``rule``, ``shared`` and ``trust``: the benchmark's sentence, or why there is no plan.
+        Columns ``rule``, ``shared`` and ``trust``. ``shared`` has the shared layers in
+        words, ``none``, or ``no plan``. ``trust`` is the benchmark's sentence on the
+        rule, or why there is no plan.
     """
     lines = []
     for name, rule in RULES.members().items():
@@ -43,6 +47,12 @@ def report_page(report: Report, title: str = "Diagnosis") -> Page:
     >>> report = fl.measure.diagnose_task(fl.assemble(fl.RunConfig(dataset="heart")), ["federation_sensitivity"])
     >>> "fc1 by sensitivity_ratio" in report_page(report).html()
     True
+
+    A metric without a picture has the reason in its place.
+
+    Args:
+        report: the report.
+        title: title of the page.
 
     Raises:
         UsageError: a picture has several values for one place, such as those of several seeds.

@@ -189,7 +189,7 @@ ELSEWHERE = {
     "tsne": "Call fl.tsne(models, data).",
     "fisher": "Use grad_noise, the covariance of the samples' gradients.",
 }
-"""What takes the place of words that are no metrics."""
+"""Advice for words that are no metrics, by word."""
 
 
 def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:

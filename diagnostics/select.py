@@ -45,7 +45,11 @@ from .sensitivity import recorded_rows
 
 THRESHOLD = 1.2
 GIVEN = ("threshold", "k", "layers", "null")
-"""What a rule may take after the values: a number by :func:`select`, the layers' names, or curves of nulls."""
+"""The arguments that a rule may take after the values, by name.
+
+``threshold`` and ``k`` are those of :func:`select`. ``layers`` has the layers' names,
+and ``null`` the curves of nulls.
+"""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -59,7 +63,8 @@ class Rule:
             shared, from 1 to L, or their names. For names: (names) -> the same names.
         summary: one line.
         decides: whether it decides from one curve. If not, it takes the user's names.
-        lacks: (values, threshold) -> why the rule finds no cut and so shares all but the last layer.
+        lacks: (values, threshold) -> why the rule finds no cut and so shares all but
+            the last layer; empty if it finds one. None for rules that always find one.
         ratios: whether it reads ratios, so that all values must be above 0. If not, only their order matters.
 
     >>> from diagnostics.select import RULES
@@ -162,7 +167,14 @@ class Rule:
 def _from_function(function: Any, path: str) -> Rule:
     """Make a rule of a user's function without the decorator.
 
-    It is assumed to read one curve.
+    It is assumed to read ratios of one curve. A rule is returned as it is.
+
+    Args:
+        function: the function. The first line of its docstring becomes the summary.
+        path: its ``package.module:name``, for messages.
+
+    Raises:
+        UsageError: it is no function, or its arguments are not those of a rule.
     """
     if isinstance(function, Rule):
         return function
@@ -342,7 +354,7 @@ def manual(names: Sequence[str]) -> tuple[str, ...]:
 # --- a decision ------------------------------------------------------------------------------------------------
 
 THRESHOLDS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
-"""Thresholds whose decision stands in every plan's evidence, to show how much hangs on the one that was used."""
+"""Thresholds whose decisions a plan's evidence lists, next to the used one."""
 
 
 def select(
@@ -394,8 +406,10 @@ def select(
             ``"training"`` if the rows hold it. PLayer-FL decides on that one.
 
     Raises:
-        UsageError: a rule, metric, variant or layer is unknown; rows have no layers, or come from several rounds,
-            models or seeds; a layer in use can have no value.
+        UsageError: a rule, metric, variant or layer is unknown; rows have no layers, or
+            come from several rounds, models or seeds; a layer in use can have no value;
+            names of layers are missing for ``manual`` or given to another rule; or the
+            threshold is not above 0.
         RunError: a value could not be computed, or is not above 0 so that its ratio means nothing.
 
     Warns:
@@ -490,10 +504,11 @@ def _selected(
 def _check_asked(
     rule: str, threshold: float, layers: Sequence[str] | str | None
 ) -> None:
-    """Refuse missing arguments of :func:`select`, and arguments that the rule does not read.
+    """Check the threshold of :func:`select`, and that the names of layers fit the rule.
 
     Raises:
-        UsageError: the message names the rule and the argument.
+        UsageError: the threshold is not above 0, names are missing for a rule that
+            takes them, or another rule is given names.
     """
     names_layers = not RULES[rule].decides
     check_value("threshold", threshold, ABOVE_0)
@@ -537,7 +552,9 @@ def turned(values: Sequence[float], differs: str, ratios: bool) -> list[float]:
 
     Args:
         differs: the end of the scale at which clients differ, ``high``, ``low`` or empty.
-        ratios: whether ratios are read, so that 1 / value stands for a low value, and else -value.
+        ratios: whether ratios are read. If clients differ at the low end, a value is
+            then replaced by 1 / value, and 0 by infinity. Otherwise it is replaced by
+            -value.
 
     >>> turned([1.0, 4.0], "low", True), turned([1.0, 4.0], "low", False)
     ([1.0, 0.25], [-1.0, -4.0])
@@ -559,7 +576,22 @@ def _cut(
     k: int = 1,
     null: Sequence[Sequence[float]] = (),
 ) -> LayerPlan:
-    """Return the plan of a rule that reads one curve."""
+    """Return the plan of a rule that reads one curve, with its evidence.
+
+    Frozen layers are shared, too. A client without a vote gets a note in the status.
+
+    Args:
+        layers: all layers of the model.
+        curve: the measured curve.
+        rule: the rule.
+        threshold, k: as for :func:`select`.
+        evidence: the evidence so far.
+        null: one curve for each draw of each null, [draws, L].
+
+    Raises:
+        RunError: the rule names no valid layers, or reads ratios and a value is not
+            finite or not above 0.
+    """
     metric_facts = facts_of(curve.metric)
     end = (
         "" if metric_facts.pairs and not metric_facts.distance else metric_facts.differs
@@ -606,7 +638,16 @@ def _cut(
 
 
 def _with_benchmark(plan: LayerPlan, k: int, rounds: float) -> LayerPlan:
-    """Return the plan with the benchmark's sentence on its metric and rule in the evidence."""
+    """Return the plan with the benchmark's sentence in the evidence.
+
+    The sentence describes the plan's metric and rule. Without a line in the benchmark
+    it says so.
+
+    Args:
+        plan: the plan.
+        k: number of local layers, for the rule ``top``.
+        rounds: number of rounds before the measurement.
+    """
     rule = plan.why.rule
     if rule == "top" and k != 1:
         rule = f"top k={k}"
@@ -726,7 +767,16 @@ def _evidence(
 ) -> Evidence:
     """Return the evidence with the curve, and the decisions by other thresholds.
 
+    There are none for a rule that does not read ratios, or if a value is not above 0.
+
     Args:
+        evidence: the evidence so far.
+        layers: all layers of the model.
+        curve: the measured curve.
+        rule: the rule. If it has no threshold or returns names, ``sensitivity_ratio``
+            decides by the other thresholds.
+        end: the end of the metric's scale at which clients differ, as for
+            :func:`turned`.
         by_number: whether the rule returned a number of layers, so that it may decide by other thresholds.
     """
     cut: Callable[..., int] = sensitivity_ratio

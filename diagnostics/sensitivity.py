@@ -62,7 +62,8 @@ class SensitivityAccumulator:
             ``"mean_of_tensors"`` a layer is the plain mean of its tensors' own importances (the published figures).
 
     Raises:
-        UsageError: a choice is unknown. On the first update: no parameter of the layers is among the gradients.
+        UsageError: a choice is unknown. On an update: no parameter of the layers is
+            among the gradients.
     """
 
     def __init__(
@@ -159,10 +160,13 @@ class SensitivityAccumulator:
         return values / steps, weights
 
     def result(self) -> dict[str, Any]:
-        """Return JSON: ``layers`` that gradients reached, their ``importance`` and the number of ``steps``.
+        """Return the result as a dict for JSON.
 
-        An importance of null is not finite. For resamples, ``parts`` has the steps and importances of each part, and
-        the part's weight in a draw. Steps are assigned to parts in turn.
+        It has the ``layers`` that gradients reached, their ``importance`` and the
+        number of ``steps``. An importance is None if it is not finite. For resamples,
+        ``parts`` has the ``steps`` of each part. For each layer it has the part's
+        ``importance``, and its ``weights`` in a draw. Steps are assigned to parts in
+        turn.
         """
         values, weights = {}, []
         for layer, names in self._names.items():
@@ -204,7 +208,8 @@ def resample(result: Result, times: Sequence[int]) -> dict[str, Any]:
         times: how often each part counts, t_k.
 
     Returns:
-        ``layers``, ``importance`` and ``steps``, as in ``result``.
+        ``layers``, ``importance`` and ``steps``, as in ``result``. An importance is
+        None if that of a part is None.
     """
     parts = list(zip(times, result["parts"], strict=True))
     values: list[float | None] = []
@@ -303,7 +308,7 @@ class Sensitivity:
     of_tables: ClassVar[str] = "touched rows"
     """What the estimator says of embedding tables."""
     compares: ClassVar[bool] = False
-    """Its combined row is a mean."""
+    """False, because it does not compare clients. Its combined row is a mean."""
 
     def meter(self, layers: Sequence[Layer]) -> SensitivityAccumulator:
         return SensitivityAccumulator(layers, self.tensors, self.reduce)
@@ -405,7 +410,10 @@ class Sensitivity:
     def _client(
         self, layers: Sequence[Layer], client: _Client
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
-        """Return I [L], S [L], and why S has no value (or "") for one client."""
+        """Return one client's I [L] and S [L], and for each layer why S has no value.
+
+        The reason is empty for a layer with a value of S. Missing values are NaN.
+        """
         importance_by_layer = dict(
             zip(client.result["layers"], client.result["importance"], strict=True)
         )
@@ -509,7 +517,7 @@ def recorded_rows(
             :mod:`diagnostics.null`. Results without ``parts`` have none.
 
     Raises:
-        UsageError: a choice is unknown, or training cannot serve it.
+        UsageError: a choice is unknown, or a client has no training samples.
     """
     metric = _Recorded(tensors, reduce)
     check_fields(metric)

@@ -86,13 +86,15 @@ def through_time(
         draws: draws of the layer map's null, at least 2.
         out: the folder in which rows of a run are kept, round by round. A second call reads them. Default: next to the
             run, with ``-time`` after its name.
+        progress: show a bar of the rounds.
         live: draw what is measured so far in the notebook's cell, again at most once a second.
         options: further arguments of :func:`fl.diagnose <diagnostics.measure.diagnose>`; for your own code also
             ``own_model`` and ``allow_code``.
 
     Raises:
-        UsageError: as :func:`fl.diagnose <diagnostics.measure.diagnose>`, a round or a client is unknown, or ``out``
-            or ``clients`` is given for models from elsewhere.
+        UsageError: as :func:`fl.diagnose <diagnostics.measure.diagnose>`, a round or a
+            client is unknown, the run has no stored rounds, or ``out`` or ``clients``
+            is given for models from elsewhere.
     """
     check_value("draws", draws, LEAST_DRAWS)
     check_which(model)
@@ -219,6 +221,8 @@ def through_time(
 class Measuring(Listener):
     """A listener of a run that measures the locally trained models of a few clients, and records the rows.
 
+    If the metrics read the shared model, it measures the server's model at all clients.
+
     Args:
         task: the run's task. Its configuration names the metrics.
 
@@ -234,7 +238,11 @@ class Measuring(Listener):
             model_for(self.metrics, "local")
 
     def after_round(self, engine: Engine) -> None:
-        """Measure after every ``measure_every`` rounds of the schedule, and after the last one."""
+        """Measure the models if the schedule asks for it.
+
+        It does so after every ``measure_every`` rounds, and after the last one.
+        Nothing is measured if no client has a locally trained model.
+        """
         if not engine.done or not engine.schedule.measures(engine.done):
             return
         trees = dict(engine.clients.kept.get("local", {}))
@@ -258,7 +266,10 @@ class Measuring(Listener):
 
 
 def spaced(items: Sequence[Any], most: int) -> list[Any]:
-    """Return at most ``most`` items, evenly spaced, with the first and the last."""
+    """Return at most ``most`` items, evenly spaced, with the first and the last.
+
+    If ``most`` is 1, it is the first one.
+    """
     places = np.linspace(0, len(items) - 1, min(most, len(items))).round().astype(int)
     return [items[k] for k in places]
 
@@ -306,7 +317,10 @@ def _with_null(
 
 
 def _joined(report_a: Report, report_b: Report) -> Report:
-    """Return the rows of two reports of the same layers."""
+    """Return one report with the rows of two reports of the same layers.
+
+    Its header is the second one's, with the metrics of both.
+    """
     names = {**report_a.header["metrics"], **report_b.header["metrics"]}
     joined_report = report_a.with_rows(report_b.table)
     return replace(joined_report, header={**report_b.header, "metrics": names})
