@@ -1,4 +1,7 @@
-"""One global model, local training alone, and personal models close to the global one or to their own past."""
+"""One global model, local training, and personal models that are pulled to another.
+
+They stay close to the global model, to the clients' mean, or to their own past.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ from fl_core.errors import Positive
 class ProximalTerm(Algorithm):
     """Base of algorithms with a pull to the received model: loss + (pull / 2) ||w - w_received||^2.
 
-    Only trainable parameters are pulled. With a pull of 0 an algorithm trains as without, bit for bit.
+    Only trainable parameters are pulled. With a pull of 0 training is the same as
+    without the term, bit for bit.
     """
 
     def pull(self, index: int) -> float:
@@ -46,7 +50,10 @@ class ProximalTerm(Algorithm):
 
 
 class PersonalCopy(Algorithm):
-    """Base of algorithms whose clients keep a personal model next to their copy of the global one."""
+    """Base of algorithms whose clients keep a personal model next to their copy of the global one.
+
+    It begins as the initial model, and is evaluated as ``personal``.
+    """
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
@@ -78,7 +85,10 @@ class ServerMade(Algorithm):
     evaluates = "personal"
 
     def model_for(self, server: State, client: int, rnd: Round) -> Tree:
-        """Return the tensors that the server makes for a client and sends to it, by name."""
+        """Return the tensors that the server makes for a client and sends to it, by name.
+
+        An algorithm must define it; here it raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
@@ -109,7 +119,10 @@ class Local(Algorithm):
 
 @register
 class FedAvg(Algorithm):
-    """The average of locally trained copies, weighted by training samples (McMahan et al. 2017)."""
+    """The average of locally trained copies, weighted by training samples (McMahan et al. 2017).
+
+    If the run's ``weights`` is ``uniform``, all clients have the same weight.
+    """
 
     name = "fedavg"
     paper = "McMahan et al. 2017"
@@ -176,8 +189,14 @@ def with_term(
 ) -> tuple[Phase, ...]:
     """Return phases that minimise ``objective``, which adds a term of this strength to the loss.
 
-    With a strength of 0 the phases are returned unchanged. A zero gradient would not be
-    the same: it would apply weight decay to tensors that no forward pass reaches. An overflow times 0 would be NaN.
+    With a strength of 0 the phases are returned unchanged. A term times 0 would not be
+    the same. It would apply weight decay to tensors that no forward pass reaches, and
+    an overflow times 0 would be NaN.
+
+    Args:
+        phases: the phases of local training.
+        objective: name of the algorithm's method that gives the loss with the term.
+        strength: the factor of the term.
     """
     if strength == 0:
         return phases
@@ -292,7 +311,10 @@ class PFedSD(Algorithm):
         return with_term(super().phases(rnd, client), "distilled_loss", self.config.lam)
 
     def distilled_loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
-        """Return the loss of a batch plus the divergence from the teacher's predictions, a scalar."""
+        """Return the loss of a batch plus the divergence from the teacher's predictions, a scalar.
+
+        Without a teacher, as in a client's first round, it is the loss alone.
+        """
         teacher = ctx.trees.get(TEACHER)
         temperature = self.config.temperature
         if teacher is None:

@@ -1,7 +1,8 @@
 """Federated algorithms: what is trained, what is sent, how it is combined, what is evaluated.
 
-The defaults of :class:`Algorithm` are FedAvg. An algorithm overrides one to four of the hooks. Most of them return sets
-of tensor names from a :class:`~fl_core.plan.LayerPlan`, so most algorithms are a few lines.
+The defaults of :class:`Algorithm` are FedAvg. An algorithm overrides some of its hooks.
+What is trained and sent are sets of tensor names. A hook can take them from a
+:class:`~fl_core.plan.LayerPlan`, so many algorithms are a few lines.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fl_core.tree import Tree
 
 @dataclass
 class _Trees:
-    """Base of what consists of trees and plain data."""
+    """Base of :class:`State` and :class:`Message`: trees of tensors, and plain data."""
 
     trees: dict[str, Tree] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
@@ -40,6 +41,9 @@ class _Trees:
 
         Args:
             what: what made the trees, in words for messages.
+
+        Raises:
+            UsageError: there is such a tree or entry. The message names it.
         """
         for name, entry in self.trees.items():
             values = entry.values() if isinstance(entry, Mapping) else (None,)
@@ -92,7 +96,11 @@ class Message(_Trees):
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the tensors, plus 4 for every number in the meta data (numbers travel as float32)."""
+        """Return the bytes of the tensors, plus 4 for every number in the meta data.
+
+        A number counts as a float32; texts and truth values count nothing. Tensors
+        count as in :func:`fl_core.tree.n_bytes`.
+        """
         return sum(tree.n_bytes(t) for t in self.trees.values()) + 4 * _count_numbers(
             self.meta
         )
@@ -120,9 +128,9 @@ class Update:
 
     Attributes:
         client: the client's position.
-        weight: its weight in weighted means (:meth:`TaskInfo.weight`).
-        message: its message.
-        name: its name, for messages of errors.
+        weight: the client's weight in weighted means (:meth:`TaskInfo.weight`).
+        message: the message that the client sent.
+        name: the client's name, for error messages.
     """
 
     client: int
@@ -136,9 +144,11 @@ class Round:
     """A position in a run.
 
     Attributes:
-        index: the round, counted from 0.
+        index: the round, counted from 0. In an evaluation it is the number of completed
+            rounds.
         exchange: name of the exchange within the round (:meth:`Algorithm.exchanges`).
-        sampled: positions of the clients that take part, ascending.
+        sampled: positions of the clients that take part, ascending. It may be empty
+            where no exchange takes place, as in an evaluation.
     """
 
     index: int
@@ -153,7 +163,10 @@ class Observation:
     Attributes:
         metric: name of the number.
         value: the number.
-        client, client_b: positions of the clients that it describes, or None for all of them.
+        client: position of the client that it describes. None: the server, or all
+            clients.
+        client_b: position of the second client, if the number describes a pair, else
+            None.
         layer: name of the layer that it describes; empty for the whole model.
         variant: which of several numbers of that name it is; empty for the only one.
     """
@@ -179,7 +192,8 @@ class TaskInfo:
         norms: names of the parameters and buffers of batch normalisations.
         rounds: rounds of the whole run. 0 means not known.
         mean, std: of each channel, for the normalisation of images in 0..1.
-        blocks: paths of the residual blocks that a client may lack, from input to output.
+        blocks: paths of the residual blocks that a client may lack, from input to
+            output. Empty unless the algorithm :attr:`~Algorithm.needs_blocks`.
         unfreeze_at: (tensor, 0-based round from which it trains and travels) pairs.
         uniform: whether averages weigh clients equally.
         n_classes: outputs of the model. 0 means not known.
@@ -218,7 +232,10 @@ class TaskInfo:
         return range(len(self.n_train))
 
     def weight(self, client: int) -> int:
-        """Return a client's weight in a weighted mean: its training samples, or 1."""
+        """Return a client's weight in a weighted mean.
+
+        It is the number of its training samples, or 1 if :attr:`uniform`.
+        """
         if self.uniform:
             return 1
         return self.n_train[client]
@@ -227,6 +244,9 @@ class TaskInfo:
         """Return whether training may end after ``done`` rounds.
 
         It may after the last round, and after each round in which a stopping rule decides.
+
+        Args:
+            done: number of completed rounds.
         """
         return done == self.rounds or (
             self.may_stop_every > 0 and done > 0 and done % self.may_stop_every == 0
@@ -234,7 +254,7 @@ class TaskInfo:
 
     @property
     def parameters(self) -> frozenset[str]:
-        """Return the names of all parameters."""
+        """Return the names of all parameters of the model, frozen ones included."""
         return frozenset(parameters_in(self.layers))
 
     @property
@@ -248,11 +268,18 @@ class TaskInfo:
         return frozenset(chain.from_iterable(layer.frozen for layer in self.layers))
 
     def not_sent(self, rnd: Round) -> frozenset[str]:
-        """Return the names of the tensors that are not sent in this round: local ones, and layers not trained yet."""
+        """Return the names of the tensors that are not sent in this round.
+
+        These are :attr:`never_sent`, and the tensors of layers that do not train yet.
+        """
         return self.never_sent | self.not_yet_trained(rnd)
 
     def not_yet_trained(self, rnd: Round) -> frozenset[str]:
-        """Return the tensors of layers that are not trained yet. They keep the initial value and do not travel."""
+        """Return the names of the tensors whose layers do not train yet in this round.
+
+        These tensors keep the initial value and do not travel. Without
+        :attr:`unfreeze_at` there are none.
+        """
         return frozenset(name for name, since in self.unfreeze_at if rnd.index < since)
 
 
@@ -329,8 +356,9 @@ class Algorithm:
         config: values of :class:`Config`'s fields, as themselves or as text.
 
     Raises:
-        UsageError: an unknown key of the configuration, or a value that it cannot have. When a class is made: a
-            misspelt hook.
+        UsageError: an unknown key of the configuration, or a value that it cannot have.
+            When a class is made: a misspelt hook or one with other arguments, a
+            ``Config`` that is no dataclass, or an unknown :attr:`evaluates`.
 
     FedPer (Arivazhagan et al. 2019), complete: the plan's body travels, its head stays with each client.
 
@@ -422,6 +450,10 @@ class Algorithm:
     def method(self, phase: Phase, what: str) -> Callable[..., Any]:
         """Return the method of this algorithm that a phase names as its ``loss`` or as its ``step``.
 
+        Args:
+            phase: the phase.
+            what: the phase's field with the method's name, ``loss`` or ``step``.
+
         Raises:
             UsageError: there is no such method. The message names the nearest.
         """
@@ -438,6 +470,12 @@ class Algorithm:
 
     def call(self, hook: str, *args: object) -> Any:
         """Call a hook, check its result, and return it.
+
+        The state that ``client_update`` or ``aggregate`` has changed is checked too.
+
+        Args:
+            hook: name of the hook.
+            args: arguments of the hook.
 
         Raises:
             UsageError: the result has another type than the hook's in :class:`Algorithm`, trees are no dictionaries of
@@ -466,7 +504,10 @@ class Algorithm:
         return value
 
     def setup(self) -> None:
-        """Check the options against the task, and store what is fixed during a run. Default: do nothing."""
+        """Check the options against the task, and store what is fixed during a run. Default: do nothing.
+
+        Attributes can be set here, but not during a run (:func:`freeze`).
+        """
 
     def notes(self) -> list[str]:
         """Return warnings about this algorithm for this model and these clients, a plain line each. Default: none."""
@@ -512,8 +553,8 @@ class Algorithm:
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
         """Return the plan of an algorithm that splits the model, if none is given. Default: keep the last layer local.
 
-        With None the clients measure in the first round, and the plan is chosen from their measurements
-        (:mod:`fl_core.rounds.steering`).
+        If the result is None, the clients measure in the first round. The plan is then
+        chosen from their measurements (:mod:`fl_core.rounds.steering`).
         """
         return LayerPlan.all_but_last(layers)
 
@@ -540,7 +581,8 @@ class Algorithm:
     def submodel(self, rnd: Round, client: int) -> frozenset[str]:
         """Return the names of the tensors of the part of the model that this client has. Default: all.
 
-        Blocks that are not among them are left out of its forward pass; anything else cannot be missing.
+        Residual blocks and early exits without any of these tensors are left out of the
+        client's forward pass. No other tensors may be missing.
         """
         return self.task_info.tensors
 
@@ -570,7 +612,8 @@ class Algorithm:
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         """Return the names of the tensors that stay with the client between rounds, because they do not travel.
 
-        Layers that are not trained yet are left out.
+        Default: those of :meth:`submodel` that are not in :meth:`shared`. Layers that
+        are not trained yet are left out.
 
         Raises:
             UsageError: :meth:`shared` returns no set of names.
@@ -586,7 +629,10 @@ class Algorithm:
         return self.submodel(rnd, client).difference(shared_names, untrained_names)
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
-        """Return the message that the server sends to one client; the engine clones it."""
+        """Return the message that the server sends to one client; the engine clones it.
+
+        Default: the server's model, as far as it is :meth:`shared` with the client.
+        """
         return Message(
             {"model": tree.select(server.trees["model"], self.shared(rnd, client))}
         )
@@ -617,7 +663,15 @@ class Algorithm:
         return (Phase("train", names, epochs, step=self.step),)
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
-        """Return the local objective on one batch (x [b, ...], y [b, ...]): a scalar."""
+        """Return the local objective on one batch (x [b, ...], y [b, ...]): a scalar.
+
+        Default: the run's loss of the model's outputs and the labels.
+
+        Args:
+            params: the model's parameters by name. Those that train require gradients.
+            batch: samples and labels.
+            ctx: the client's context.
+        """
         x, y = batch
         return ctx.criterion(ctx.forward(params, x), y)
 
@@ -629,7 +683,11 @@ class Algorithm:
         rnd: Round,
         client: int,
     ) -> Message:
-        """Return the message that the client uploads after training; also updates the client's state.
+        """Update the client's state after training, and return the message to upload.
+
+        By default the state receives all trained trees, and of the model the
+        :meth:`local_tensors`. The message has the :meth:`uploaded` tensors of the
+        model, and the results of observers.
 
         Args:
             state: the client's state, which this hook may change.
@@ -650,7 +708,14 @@ class Algorithm:
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         """Update the server's state from the replies, one at a time in client order. Default: the weighted mean.
 
-        Each step of the iteration sends to a client and waits for its reply.
+        Each step of the iteration sends to a client and waits for its reply. By default
+        a tensor is averaged over the clients that sent it, by :attr:`Update.weight`. A
+        tensor that no client sent stays the same. Buffers follow their rules.
+
+        Args:
+            server: the server's state, which is changed.
+            updates: the clients' replies.
+            rnd: the round and its exchange.
         """
         mean = tree.Mean(self.task_info.buffers)
         for update in updates:
@@ -662,7 +727,9 @@ class Algorithm:
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         """Return the models of one client after a round, by name: ``global`` and/or ``personal``.
 
-        Tensors that it takes from ``server`` count as sent for the evaluation.
+        Default: one model named :attr:`evaluates`. It is the server's model, with the
+        tensors that the client has of its own. Tensors from ``server`` count as sent
+        for the evaluation.
 
         Args:
             server: the server's state.
@@ -705,7 +772,10 @@ class Algorithm:
 
 @cache
 def _returned(hook: str) -> type:
-    """Return the type of what a hook returns."""
+    """Return the class of a hook's result, from its annotation.
+
+    For ``dict[str, Tree]`` it is ``dict``.
+    """
     result_type = get_type_hints(getattr(Algorithm, hook))["return"]
     return get_origin(result_type) or result_type
 
@@ -713,8 +783,8 @@ def _returned(hook: str) -> type:
 def _check_hooks(algorithm: type[Algorithm]) -> None:
     """Refuse a hook with other arguments, and a misspelt one.
 
-    A method counts as misspelt if it is new and has a hook's parameters and nearly its name. Phases name their losses,
-    so these are left alone.
+    A method counts as misspelt if it is new and has a hook's parameters and nearly its
+    name. Methods with a name like ``loss`` are left alone, since phases may name them.
 
     Raises:
         UsageError: there is such a hook (the message names it), options are no dataclass, or evaluates is unknown.
@@ -756,15 +826,20 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
 
 
 def freeze(algorithm: Algorithm) -> None:
-    """Forbid setting attributes of an algorithm from now on.
+    """Forbid setting and deleting attributes of an algorithm from now on.
 
-    The object is copied to worker processes and built again when a run resumes. Attributes that it set would be lost.
+    A later attempt raises a UsageError. The object is copied to worker processes and
+    built again when a run resumes, and changed attributes would be lost.
     """
     vars(algorithm)["_frozen"] = True
 
 
 def read_config(algorithm: type[Algorithm], values: Mapping[str, Any]) -> Any:
-    """Return the algorithm's ``Config`` with these values.
+    """Return the algorithm's ``Config`` with these values. Other options have defaults.
+
+    Args:
+        algorithm: the class of the algorithm.
+        values: values by option, as themselves or as text.
 
     Raises:
         UsageError: an unknown key, or a value of the wrong type.
@@ -806,6 +881,8 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
 def register(algorithm: type[Algorithm]) -> type[Algorithm]:
     """Register an algorithm by its ``name``. It is a decorator of classes.
 
+    The class is returned unchanged.
+
     Raises:
         UsageError: another algorithm has that name, or it has none.
     """
@@ -824,7 +901,13 @@ def registry() -> dict[str, type[Algorithm]]:
 
 
 def find(name: str, options: Mapping[str, Any] | None = None) -> type[Algorithm]:
-    """Return the algorithm of that name with these options, or the class that ``package.module:Class`` names.
+    """Return the class of an algorithm by its name, or by ``package.module:Class``.
+
+    The options can decide the class (:meth:`Algorithm.for_options`).
+
+    Args:
+        name: the registered name, or the path of a class.
+        options: values of the algorithm's options; None means no options.
 
     Raises:
         UsageError: there is no such algorithm (the message names the nearest), or it cannot run with the options.
