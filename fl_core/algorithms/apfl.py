@@ -67,7 +67,11 @@ class APFL(PersonalCopy):
         return state
 
     def mixed_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """Make one step of both models, and of the client's share."""
+        """Take one step of the global model's copy w and of the client's model v.
+
+        With ``adapt`` the share alpha takes a step too. Without it, alpha = 0 leaves v
+        unchanged.
+        """
         v = ctx.scratch.setdefault(PERSONAL, clone(ctx.trees[PERSONAL]))
         share = ctx.scratch.setdefault(MIXTURE, clone(ctx.trees[MIXTURE]))
         alpha = float(share["alpha"])
@@ -100,7 +104,13 @@ class APFL(PersonalCopy):
         steps.descend(grads)
 
     def mixture(self, w: Tree, v: Tree, alpha: float) -> Tree:
-        """Return alpha v + (1 - alpha) w of the client's model v and the shared w, with running statistics of v."""
+        """Return alpha v + (1 - alpha) w of the client's model v and the shared w, with running statistics of v.
+
+        Args:
+            w: the tensors of the global model, or of the client's copy, by name.
+            v: the tensors of the client's own model, by name.
+            alpha: the share of v, from 0 to 1.
+        """
         parameters = self.task_info.parameters
         return {
             name: torch.lerp(w[name], v[name], alpha) if name in parameters else v[name]
@@ -129,9 +139,11 @@ class FedALA(OwnModel):
 
         W <- clip(W - rate * grad_W loss, 0, 1),  grad_W loss = grad_start loss * (received - own).
 
-    The first time, it makes at most ``first`` passes. It stops when the standard deviation of the loss over the last
-    ``window`` passes is below ``threshold``. Later it makes ``later`` passes. W stays with the client. Where the two
-    models are equal, as before a client's first training, there is nothing to learn.
+    The first time, the client makes at most ``first`` passes, and later at most
+    ``later``. The loss of a pass is that of its last batch. Passes end when the
+    standard deviation of this loss over the last ``window`` passes is below
+    ``threshold``. W stays with the client. Where the two models are equal, as before a
+    client's first training, there is nothing to learn.
 
     The personal model is the client's own after local training. With first = later = 0 training starts where FedAvg's
     does. The author's code makes at least ``window`` + 1 passes the first time, and has no limit ``first``. It
@@ -156,7 +168,11 @@ class FedALA(OwnModel):
         threshold: float = 0.1
 
     def adaptive(self, rnd: Round, client: int) -> tuple[str, ...]:
-        """Return the names of the parameters with weights for their entries: those of the last layers that travel."""
+        """Return the names of the parameters with weights for their entries, sorted.
+
+        These are the parameters of the last ``layers`` layers that train, as far as
+        they travel.
+        """
         trained_layers = [
             layer
             for layer in self.task_info.layers
@@ -215,7 +231,8 @@ class FedALA(OwnModel):
 
         Args:
             weights: the present W by tensor name.
-            received: the whole model that was received, by tensor name.
+            received: the whole model by tensor name, with the received tensors where
+                there are any, and the client's own elsewhere.
             own_model: the client's own tensors that W mixes.
             batch: samples and labels.
             ctx: the client's context.
@@ -298,7 +315,11 @@ class PerFedAvg(Algorithm):
         )
 
     def meta_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """Take one optimiser step on the loss after one adaptation step."""
+        """Take one optimiser step on the loss after one adaptation step.
+
+        The adaptation step uses another batch of the client. The optimiser then starts
+        from the parameters before it.
+        """
         start_params, alpha = _copy(steps.params), self._alpha(steps)
         if alpha:
             _move(steps.params, steps.gradients(steps.draw("inner")), -alpha)
@@ -329,7 +350,8 @@ class PFedMe(PersonalCopy):
     has a ``decay`` of 0.001, and the paper does not mention one. The server then sets the model to (1 - beta) w + beta
     mean(w_i).
 
-    The personal model is theta and the global one w. With lam = 0 and no weight decay the global model never changes.
+    The personal model is theta and the global one w. With lam = 0 and no weight decay
+    the global model's parameters never change.
 
     The paper weighs all clients equally. Here they are weighted by training samples unless the run's ``weights`` is
     ``uniform``.
@@ -352,7 +374,11 @@ class PFedMe(PersonalCopy):
         decay: float = 0.0
 
     def envelope_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """Take several steps of the personal model on a batch, then one step of the received model's copy."""
+        """Take several steps of the personal model, then one of the global model.
+
+        All use the same batch. The personal model takes ``inner_steps`` steps. Of the
+        global model the client trains a copy.
+        """
         config = self.config
         w = _copy(steps.params)
         grads = dict[str, Tensor]()

@@ -67,7 +67,10 @@ class Mixing(ServerMade):
         )
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
-        """Return a client's aggregation weights, [units, clients]. They are at least 0 and each row sums to 1."""
+        """Return a client's aggregation weights, [units, clients]. They are at least 0 and each row sums to 1.
+
+        An algorithm must define them; here it raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
@@ -92,7 +95,10 @@ class Mixing(ServerMade):
         return _slot(client) in server.trees
 
     def last_upload(self, server: State, client: int) -> Tree:
-        """Return a client's last upload, or the common initial model."""
+        """Return the tensors of a client's last upload by name, not copied.
+
+        For a client that has not replied yet it is the common initial model.
+        """
         if self.heard(server, client):
             return server.trees[_slot(client)]
         return server.trees["model"]
@@ -102,9 +108,12 @@ class Mixing(ServerMade):
     ) -> Tree:
         """Return the tensors that a client receives: sum_j weight_j theta_j, with the last uploads theta_j.
 
-        Sums are taken in float64.
+        Sums are taken in float64. Buffers follow their rules (:mod:`fl_core.buffers`).
 
         Args:
+            server: the server's state.
+            client: the client's position.
+            rnd: the round.
             skip: names of the units that are left out.
         """
         travels = self.shared(rnd, client)
@@ -159,7 +168,7 @@ class Grouped(Mixing):
     - ``groups``: the number of each client's group, in the order of clients. The default is one group.
 
     Raises:
-        UsageError: the number of groups differs from the number of clients.
+        UsageError: ``groups`` has another length than the number of clients.
     """
 
     name = "grouped"
@@ -260,7 +269,11 @@ class FedAMP(ProximalTerm, Keeping):
         return float(self.config.lam / self._alpha(index))
 
     def _alpha(self, index: int) -> float:
-        """Return a round's step size alpha_k, limited so that no client's weight on itself is negative."""
+        """Return a round's step size alpha_k.
+
+        If the algorithm is ``limited``, it is at most sigma / (N - 1) for N clients.
+        Then no client's weight on itself is negative.
+        """
         config = self.config
         step = float(config.alpha * config.decay ** (index // config.decay_every))
         n_others = max(1, len(self.task_info.clients) - 1)

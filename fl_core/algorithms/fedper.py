@@ -51,12 +51,20 @@ class Partial(Algorithm):
 
     @property
     def body(self) -> frozenset[str]:
-        """Return the names of the tensors of the shared layers."""
+        """Return the names of the tensors of the shared layers.
+
+        Raises:
+            RunError: there is no plan yet.
+        """
         return self._plan().body_tensors
 
     @property
     def head(self) -> frozenset[str]:
-        """Return the names of the tensors of the local layers."""
+        """Return the names of the tensors of the local layers.
+
+        Raises:
+            RunError: there is no plan yet.
+        """
         return self._plan().head_tensors
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
@@ -161,8 +169,9 @@ class FedLP(Algorithm):
 class FedRep(Partial):
     """Training of the head with the body frozen, then of the body with the head frozen (Collins et al. 2021).
 
-    The head trains for ``head_epochs`` epochs. By default these are all but one of the round's, as the authors have it.
-    The body trains for the rest. Both train for at least one epoch, so a round can be longer than the run's epochs. If
+    The head trains for ``head_epochs`` epochs. By default these are all but one of the
+    round's, as the authors have it, and at least one. The body trains for the rest, and
+    for at least one epoch. So a round can be longer than the run's epochs. If
     everything is shared this is FedAvg.
     """
 
@@ -417,8 +426,10 @@ class FedRoD(Algorithm):
     - loss(G(z) + gamma log c, y), the balanced softmax, for extractor and generic head.
     - loss(sg(G(z)) + P(sg(z)), y) for the personal head alone, where sg stops gradients.
 
-    The personal model predicts by G + P and the global one by G. P starts at zero, so a client's first prediction is
-    the generic head's.
+    The personal model predicts by G + P and the global one by G. P starts at zero, so a
+    client's first prediction is the generic head's. For a class without samples the
+    term gamma log c is the logarithm of the smallest normal number of the type, for
+    every gamma but 0.
     """
 
     name = "fedrod"

@@ -61,8 +61,8 @@ class ContrastiveBatch(NamedTuple):
 
     Attributes:
         x: the samples [b, ...].
-        y: their labels.
-        view: an augmented view of each sample.
+        y: their labels [b, ...].
+        view: an augmented view of each sample, [b, ...].
         keys: the contrastive feature of another view of each sample, [b, 128].
         buffers: running statistics by name, for a pass that must not change the model's.
     """
@@ -296,6 +296,8 @@ class FedPFT(Algorithm):
     ) -> Phase:
         """Return a training phase in which the attention (tau) has its own learning rate.
 
+        If both tasks train, its steps are :meth:`contrast_step`.
+
         Args:
             name: name of the phase.
             train: names of the tensors that train.
@@ -317,10 +319,15 @@ class FedPFT(Algorithm):
     def classify(
         self, params: Tree, batch: Any, ctx: Context, severed: bool = False
     ) -> Tensor:
-        """Return the classification loss of a batch (Eq. 3).
+        """Return the classification loss of a batch (Eq. 3), a scalar.
+
+        It is recorded as the part ``classify`` of the phase's loss.
 
         Args:
-            severed: whether the extractor gets no gradient of it.
+            params: the model's parameters by name.
+            batch: samples, labels, and any further parts.
+            ctx: the client's context.
+            severed: whether the extractor gets no gradient from this loss.
         """
         x, y = batch[:2]
         return ctx.part(
@@ -334,7 +341,12 @@ class FedPFT(Algorithm):
     ) -> Any:
         """Return the contrastive loss of a batch, or 0 if no phase trains both tasks.
 
-        Only tensors in ``live`` get gradients; None means all that train.
+        Args:
+            params: the model's parameters by name.
+            batch: the batch with its views (:class:`ContrastiveBatch`).
+            ctx: the client's context.
+            live: names of the parameters that get gradients; None means all that train.
+                With names, the pass leaves the model's running statistics unchanged.
         """
         if not self.both:
             return 0.0
@@ -361,7 +373,8 @@ class FedPFT(Algorithm):
     def adapt_loss(self, params: Tree, batch: object, ctx: Context) -> Tensor:
         """Return the loss of the adapt phase (Eq. 6).
 
-        It is contrastive for the contrast prompts Q, and classification for everything else.
+        It is the sum of the classification loss and the contrastive loss. The
+        contrastive loss gives gradients to the contrast prompts Q alone.
         """
         live_names = self.part_of("contrast_prompts")
         return self.classify(params, batch, ctx) + self.second(
@@ -373,7 +386,9 @@ class FedPFT(Algorithm):
     def draw_views(self, steps: Steps, batch: Batch, ctx: Context) -> ContrastiveBatch:
         """Return a batch with a view of each image, and with the key of another view.
 
-        Before, the weights that compute keys move towards the client's present weights, as in MoCo.
+        First the weights that compute keys move towards the client's present weights,
+        as in MoCo. The first call copies these weights and the client's queue to
+        ``ctx.scratch``.
         """
         key_model = ctx.scratch.get(KEY)
         if key_model is None:
@@ -394,7 +409,10 @@ class FedPFT(Algorithm):
         return ContrastiveBatch(x, y, view, keys, buffers)
 
     def enqueue(self, seen: ContrastiveBatch, ctx: Context) -> None:
-        """Replace the oldest keys in the client's queue by those of the batch ``seen``."""
+        """Replace the oldest keys in the client's queue by those of the batch ``seen``.
+
+        Of a batch larger than the queue only the last keys enter.
+        """
         queue = ctx.scratch[QUEUE]
         queue_size = len(queue["keys"])
         keys = seen.keys[-len(queue["keys"]) :]
@@ -410,7 +428,9 @@ class FedPFT(Algorithm):
     ) -> Tensor:
         """Return MoCo's loss of a batch: -log softmax of the other view's key among the queue's keys (FedPFT, Eq. 4).
 
-        All are unit vectors. The scores are divided by the temperature. ``seen`` is the batch with its view and keys.
+        It is the mean over the batch, a scalar, and recorded as the part ``contrast``.
+        Features and keys are unit vectors. The scores are divided by the temperature.
+        ``seen`` is the batch with its view and keys.
         """
         queue, config = ctx.scratch[QUEUE], self.config
         queue_keys = queue["keys"][: int(queue["filled"])]
@@ -426,7 +446,10 @@ class FedPFT(Algorithm):
         )
 
     def contrast_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """Take one optimiser step on a batch together with its views."""
+        """Take one optimiser step on a batch together with its views.
+
+        Then the batch's keys enter the client's queue.
+        """
         views = self.draw_views(steps, batch, ctx)
         steps.descend(steps.gradients(views))
         self.enqueue(views, ctx)
@@ -474,10 +497,11 @@ class FedPFT(Algorithm):
 class TwoStage(FedPFT):
     """Federated MoCo first, then prompted classification from its extractor (FedPFT, appendix E).
 
-    In the first half of the run's rounds phi and g learn the contrastive task on the extractor's features. Only these
-    two travel. Then FedPFT continues from that phi without its contrastive task. It
-    trains everything jointly, or by turns with ``alternate``. In this stage phi, tau and h travel. The rate of tau is
-    FedPFT's. The paper describes the second stage only by its task.
+    In the first half of the run's rounds phi and g learn the contrastive task on the
+    extractor's features. Only these two travel. Then FedPFT continues from that phi
+    without its contrastive task. It trains everything jointly, or in two phases with
+    ``alternate``. In this stage phi, tau and h travel. The rate of tau is FedPFT's. The
+    paper describes the second stage only by its task.
 
     Raises:
         UsageError: as for :class:`FedPFT`.

@@ -50,6 +50,10 @@ class Blockwise(Algorithm):
     - ``rank``, ``lora_alpha``, ``lora_dropout``: of the adapters, as in the paper's code.
     - ``weighted``: weight clients by their training samples (FedRA's text) instead of equally (its released code). That
       code also clips gradients at 10, the run's ``max_grad_norm=10``.
+
+    Raises:
+        UsageError: the model has no residual blocks, or ``lora_targets`` names no
+            layer.
     """
 
     needs_blocks = True
@@ -114,7 +118,13 @@ class AllLarge(Blockwise):
 
 @register
 class AllSmall(Blockwise):
-    """FedAvg on a model cut to its first ``depth`` blocks. The default is a quarter: FedRA's 3 of 12."""
+    """FedAvg on a model cut to its first ``depth`` blocks. The default is a quarter: FedRA's 3 of 12.
+
+    The number of blocks is rounded up.
+
+    Raises:
+        UsageError: ``depth`` is below 1 or above the number of the model's blocks.
+    """
 
     name = "allsmall"
     paper = "Su et al. 2024 (FedRA)"
@@ -152,7 +162,9 @@ class LimitedDepth(Blockwise):
     - ``random_depths``: draw every client's depth again each round, uniform from 1 to all blocks (FedRA, Table 4).
 
     Raises:
-        UsageError: depths that the model or the federation does not have.
+        UsageError: a depth is below 1 or above the number of blocks, there are more
+            depths than clients, both options are given, or the model has no residual
+            blocks.
     """
 
     @dataclass(frozen=True)
@@ -231,7 +243,11 @@ class LimitedDepth(Blockwise):
         server.meta[LATEST] = {"index": rnd.index, "sampled": list(rnd.sampled)}
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """Yield ``held`` for layers that can be missing: 1 if a client of the latest round had the layer, else 0."""
+        """Yield ``held`` for layers that can be missing: 1 if a client of the latest round had the layer, else 0.
+
+        There is one number for each such layer and each sampled client of that round.
+        Before the first aggregation there are none.
+        """
         if LATEST not in server.meta:
             return
         latest_round = Round(
@@ -286,7 +302,10 @@ class FedRA(LimitedDepth):
 
     @property
     def covers(self) -> bool:
-        """Return whether the clients of a round together hold every block."""
+        """Return whether a round's clients draw blocks so that together they hold all.
+
+        Few clients in a round, or small random depths, may still leave blocks out.
+        """
         return bool(self.config.allocation == "cover")
 
     def blocks_of(self, rnd: Round, client: int) -> tuple[int, ...]:
@@ -364,8 +383,9 @@ def draw_cover(
 ) -> dict[int, tuple[int, ...]]:
     """Draw the clients' blocks of a round so that together they hold every block (FedRA, Eq. 3).
 
-    Clients take their turns in random order. Each first draws from the blocks without a client. If it can hold more, it
-    draws the rest from the other blocks. If the clients together cannot hold every block, no block is drawn twice.
+    Clients draw in random order. Each first draws from the blocks that no client has
+    yet. If it can hold more, it draws the rest from the other blocks. If the clients
+    together cannot hold every block, no block is drawn twice.
 
     Args:
         depths: (client, number of its blocks) pairs of the round's clients.

@@ -1,4 +1,8 @@
-"""The first residual blocks for each client: DepthFL's teach each other, InclusiveFL's learn from larger clients."""
+"""Algorithms whose clients have only the first blocks: InclusiveFL and DepthFL.
+
+In InclusiveFL a client's last block also learns from clients with more blocks. In
+DepthFL classifiers at several depths of a client's model teach each other.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +98,17 @@ class InclusiveFL(LimitedDepth):
     def _distil_last_block(
         self, server: State, depth: int, group_mean: Tree, change: Tree
     ) -> Tree:
-        """Return the last block of a depth's group, moved by the deeper clients' mean change of the round before."""
+        """Return the last block of a depth's group, moved by the deeper clients' mean change of the round before.
+
+        Args:
+            server: the server's state, with the changes of the round before.
+            depth: number of blocks of the group's clients.
+            group_mean: the mean of the group's models, by tensor name.
+            change: the group's mean minus the server's model, by tensor name.
+
+        Returns:
+            The block's parameters by name. Without a deeper group there are none.
+        """
         deeper_depths = [
             r
             for r in range(depth + 1, len(self.task_info.blocks) + 1)
@@ -133,9 +147,10 @@ class DepthFL(LimitedDepth):
 
     where z_j has no gradient. The weight is w_t = exp(-5 (1 - min(t, R) / R)^2) with the 0-based round t.
 
-    As in FedRA's comparison, the model's own classifier follows the client's last block, whatever its depth. The client
-    also has the exits after its earlier blocks. Every tensor is averaged over its holders with equal weights. FedDyn's
-    terms in the authors' experiments are not included.
+    As in FedRA's comparison, the model's own classifier follows the client's last
+    block, whatever its depth. The client also has the exits after its earlier blocks.
+    Every tensor is averaged over the clients that have it, by default with equal
+    weights. FedDyn's terms in the authors' experiments are not included.
 
     - ``ramp``: R, by default 300. FedRA's code has 500.
     - ``distillation``: a factor of w_t. With 0 the classifiers do not teach each other.

@@ -83,7 +83,7 @@ class BorderedModel(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [n, C] of images [n, channels, height, width]."""
+        """Return outputs [n, outputs] of the inner model for images [n, C, H, W]."""
         return self.inner(self.border(x))
 
 
@@ -91,10 +91,11 @@ class BorderedModel(nn.Module):
 class PFedPT(Algorithm):
     """A personal frame of pixels on every image, for a common model (pFedPT; Li et al. 2023).
 
-    The frame is ``pad`` pixels wide. With pad = 2 it has 720 numbers for 3 x 32 x 32. It starts as standard normal
-    noise drawn for each client. A round first trains the frame for ``prompt_epochs`` with the model frozen. This uses
-    SGD with rates of its own, whatever the run's optimiser is. Then the model trains for the run's epochs with the
-    frame frozen.
+    The frame is ``pad`` pixels wide. With pad = 2 it has 720 numbers for 3 x 32 x 32.
+    It starts as standard normal noise drawn for each client. A round first trains the
+    frame for ``prompt_epochs`` with the model frozen. This uses SGD with ``prompt_lr``
+    and ``prompt_momentum``, whatever the run's optimiser is. Then the model trains for
+    the run's epochs with the frame frozen.
 
     While the frame trains, normalisations use the received statistics. In the authors' released code they are still
     updated.
@@ -209,7 +210,10 @@ class PFedGate(Algorithm):
             return Gated(model, shape, config.target, config.split)
 
     def gated_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """Take one optimiser step of the gate and of the model."""
+        """Take one optimiser step of the gate and of the model.
+
+        The gradients of each are clipped separately, at ``clip``.
+        """
         grads = steps.gradients(batch, clip=False)
         gate_grads = {
             name: grad for name, grad in grads.items() if name.startswith("gate.")

@@ -219,9 +219,10 @@ class PFedHN(ServerMade):
 class PFedLA(Mixing):
     """Layer-wise mixtures of all clients' models, with weights that a small network learns for each client.
 
-    The method is Alg. 1 and Eq. 6-11 of Ma et al. 2022. On the server client i has an embedding v and a network psi.
-    The network is three times (Linear, ReLU) of width ``hidden``, then one Linear head for each unit. A softmax over
-    all clients j gives the weights alpha[l, j] of unit l.
+    The method is Alg. 1 and Eq. 6-11 of Ma et al. 2022. On the server client i has a
+    network psi and an embedding v of ``embedding`` numbers. The network is three times
+    (Linear, ReLU) of width ``hidden``, then one Linear head for each unit. A softmax
+    over all clients j gives the weights alpha[l, j] of unit l.
 
     The client receives bar theta_i = sum_j alpha[l, j] theta_j and trains it. It replies with the result theta_i. That
     enters the other mixtures from the next round on. The change Delta = theta_i - bar theta_i updates v and psi by lr
@@ -294,7 +295,11 @@ class PFedLA(Mixing):
     def _train_hypernetworks(
         self, server: State, replies: list[Update], rnd: Round
     ) -> Iterator[tuple[str, Tree]]:
-        """Train the hypernetwork of each client that replied by one step, and yield the results."""
+        """Yield the hypernetwork of each client that replied, after one step.
+
+        It is a pair: the name of the client's tree at the server, and the new network.
+        The server's state stays unchanged.
+        """
         changes = []
         for update in replies:
             sent_model = self.model_for(server, update.client, rnd)
@@ -446,9 +451,13 @@ def _slot(client: int) -> str:
 
 
 def _modules(layers: Iterable[Layer], renewed: Sequence[str] = ()) -> Iterator[Layer]:
-    """Split each layer by the modules that own its tensors. A layer of one module keeps its name.
+    """Yield the parts of each layer, one for each module that owns tensors of it.
+
+    A part has the module's path as its name. A layer of a single module is left
+    unchanged.
 
     Args:
+        layers: the layers to split.
         renewed: paths of modules whose buffers follow from their other tensors, so that all are in one unit.
     """
     for layer in layers:

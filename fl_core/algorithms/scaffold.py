@@ -105,7 +105,11 @@ class Scaffold(ControlVariates):
         return message
 
     def corrected_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """Take one step along the gradient minus the client's variate plus the mean variate."""
+        """Take one step along the gradient minus the client's variate plus the mean variate.
+
+        The uncorrected gradient is added to a sum in ``ctx.scratch``, for the new
+        variate.
+        """
         grads = steps.gradients(batch)
         total_grads = ctx.scratch.setdefault(TOTAL, {})
         for name, grad in grads.items():

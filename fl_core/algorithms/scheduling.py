@@ -76,7 +76,10 @@ class FedLAMA(Algorithm):
         ]
 
     def intervals(self, server: State) -> dict[str, int]:
-        """Return the rounds between two averages of each layer, as chosen last, {layer: rounds}."""
+        """Return the rounds between two averages of each layer, as chosen last, {layer: rounds}.
+
+        A layer for which none was chosen yet has ``tau``.
+        """
         chosen_intervals = server.meta.get(INTERVALS, {})
         return {
             layer.name: chosen_intervals.get(layer.name, self.config.tau)
@@ -196,9 +199,10 @@ def long_layers(
 ) -> list[str]:
     """Return the layers to average less often by the cut criterion of FedLAMA.
 
-    Layers are taken by ascending discrepancy. The share delta_k of all discrepancy in the first k layers is the loss.
-    Here each layer's discrepancy is multiplied by its size. Their share lambda_k of all parameters is the saving.
-    Layers up to the first k with delta_k > 1 - lambda_k are long, as in the released code.
+    Layers are sorted by ascending discrepancy. The loss of the first k layers is their
+    share delta_k of all discrepancy, each layer's multiplied by its size. Their saving
+    is their share lambda_k of all parameters. With the least k for which delta_k > 1 -
+    lambda_k, the first k layers are returned, as in the released code.
 
     >>> sizes = {"a": 10, "b": 10, "c": 80}
     >>> long_layers({"a": 9.0, "b": 2.0, "c": 0.0}, sizes)  # c saves .8 for no loss, c and b .9 for .18
@@ -231,7 +235,7 @@ def long_layers(
 FROZEN = "frozen"  # a client's tree of layers that do not train yet
 TRAINED = "trained"  # the metric of rows that record which layers train
 WHOLE = (Mixing, PFedHN)
-"""Their server makes a whole model for each client, so no layer can be frozen."""
+"""Algorithms whose server has a whole model for each client. A schedule refuses them."""
 
 
 class Scheduled(Algorithm):
@@ -249,8 +253,10 @@ class Scheduled(Algorithm):
       base algorithm.
 
     Raises:
-        UsageError: the numbers of rounds and layers differ, or the base algorithm is unsuitable. That is a schedule, an
-            algorithm that chooses a plan while it trains, or one with a model for each client at the server.
+        UsageError: the numbers of rounds and layers differ, or the base algorithm is
+            unsuitable. That is a schedule, an algorithm that chooses a plan while it
+            trains, one with a model for each client at the server, or one that needs
+            residual blocks.
     """
 
     uses_plan = True
@@ -312,6 +318,8 @@ class Scheduled(Algorithm):
     def rounds_of(self, plan: LayerPlan) -> tuple[int, ...]:
         """Return the 0-based round from which each of :meth:`scheduled_layers` trains, in their order.
 
+        Without ``unfreeze`` they are spread evenly over the run's rounds, from 0 on.
+
         Raises:
             UsageError: ``unfreeze`` has another number of rounds than there are layers.
         """
@@ -366,7 +374,10 @@ class Scheduled(Algorithm):
         return message
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
-        """Yield the base algorithm's observations, and ``trained``: 1 if a layer trained in the last round, else 0."""
+        """Yield the base algorithm's observations, and ``trained``: 1 if a layer trained in the last round, else 0.
+
+        Before the first round there is no ``trained``.
+        """
         yield from super().observations(server, rnd)
         if rnd.index:
             phases = self.phases(Round(rnd.index - 1), 0)
@@ -381,14 +392,20 @@ class Scheduled(Algorithm):
 
 @cache
 def _on_top(schedule: Any, base: Any) -> Any:
-    """Return the schedule as a subclass of its base, whose options it has too."""
+    """Return a subclass of a schedule and its base algorithm, which has all options."""
     options = type("Config", (schedule.Config, base.Config), {})
     members: dict[str, Any] = {"Config": dataclass(frozen=True)(options)}
     return type(schedule.__name__, (schedule, base), members)
 
 
 def _made(schedule: type[Scheduled], *arguments: Any) -> Algorithm:
-    """Return a schedule from what is in its pickle."""
+    """Build a scheduled algorithm again from the contents of its pickle.
+
+    Args:
+        schedule: the class of the schedule.
+        arguments: facts of the task, plan and options, as :class:`Algorithm` takes
+            them.
+    """
     return schedule.for_options(arguments[-1])(*arguments)
 
 
