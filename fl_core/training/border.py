@@ -1,6 +1,7 @@
-"""What a model's outputs, labels and a loss may be together, and the loss that fits them.
+"""The loss for outputs and labels of any form, and checks that they fit each other.
 
-Runs and diagnoses ask here. :mod:`fl_core.models.adapter` says what inputs may be.
+Runs and measurements both use it. :mod:`fl_core.models.adapter` defines the possible
+inputs.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class FittedLoss(Loss):
 
     @property
     def classes(self) -> int:
-        """Return the number of classes of a position; 1 for numbers."""
+        """Return the number of classes of each label; 1 without an axis of classes."""
         if self.axis is None:
             return 1
         return self.shape[self.axis - 1]
@@ -84,6 +85,10 @@ class FittedLoss(Loss):
         """Return the constant output with the least loss on labels y, float64 [outputs].
 
         For classes it holds, at each position, the logarithms of the shares (n_k + 1) / (n + C) of the labels.
+        Labels that are ignored do not count. For other labels it is found by L-BFGS.
+
+        Args:
+            y: the labels, [n, ...].
         """
         if self.axis is not None:
             counts = torch.bincount(y[y != self.ignored], minlength=self.classes) + 1
@@ -138,7 +143,11 @@ class FittedLoss(Loss):
         return base
 
     def _pair(self, logits: Tensor, y: Tensor) -> tuple[Any, Tensor]:
-        """Return outputs and labels as the torch loss takes them."""
+        """Return outputs and labels as the torch loss takes them.
+
+        If there are as many labels as outputs, the labels get the shape of the outputs.
+        They get their type too, unless they are lists of classes.
+        """
         output = self._output(logits, y)
         if output.numel() != y.numel():
             return output, y
@@ -148,7 +157,10 @@ class FittedLoss(Loss):
         return output, y.to(output.dtype)
 
     def notes(self) -> list[str]:
-        """Return a note if a torch loss's mean over a batch is no mean over its samples."""
+        """Return a note if a torch loss's mean over a batch is no mean over its samples.
+
+        The result is a list, which is empty otherwise.
+        """
         ignored = getattr(self.base, "ignore_index", IGNORED)
         has_weights = isinstance(self.base, _COUPLED) and self.base.weight is not None
         reasons = {
@@ -166,6 +178,8 @@ class FittedLoss(Loss):
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Return predictions in the targets' unit: probabilities of soft labels, and rates of counts.
+
+        Outputs of other losses are returned unchanged.
 
         >>> soft = FittedLoss(nn.CrossEntropyLoss(), (2,))
         >>> soft.logits(torch.tensor([[0.0, 0.0]]))
@@ -243,6 +257,10 @@ class FittedLoss(Loss):
     def check_batch(self, z: Tensor, y: Tensor) -> None:
         """Check that outputs z and labels y fit each other, and that the loss returns one number for each sample.
 
+        Args:
+            z: flat outputs, [n, outputs].
+            y: labels, [n, ...].
+
         Raises:
             UsageError: a label is no class, sizes differ, or the loss has another shape than [n].
         """
@@ -274,6 +292,8 @@ def class_axis_of(output: Tensor, y: Tensor, given_axis: int | None = None) -> i
     1
 
     Args:
+        output: outputs in the model's own form, [n, C, ...] or [n, ..., C].
+        y: labels, [n, ...].
         given_axis: the axis, if several fit the sizes. A negative one counts from the end.
 
     Raises:
@@ -304,11 +324,16 @@ def class_axis_of(output: Tensor, y: Tensor, given_axis: int | None = None) -> i
 
 
 def _joined(output: Any, single: Callable[[], Any]) -> Layout | None:
-    """Return how several outputs lie side by side; None for one tensor, or a model's logits.
+    """Return how several outputs are laid out side by side in one flat tensor.
+
+    The result is None for one tensor, for an output with logits, and if too few parts
+    can be joined. These are two of a dict, or all and at least two of a tuple or list.
 
     Args:
-        single: gives the output of one sample. A part of another size then, such as similarities [n, n], is left out,
-            with a warning.
+        output: the output for a few samples, in the model's own form.
+        single: a function that returns the output for the first sample alone. A part is
+            left out if its size then differs, such as similarities [n, n]. A warning
+            names it.
     """
     is_mapping = isinstance(output, Mapping)
     if hasattr(output, "logits") or not isinstance(output, Mapping | tuple | list):
@@ -344,15 +369,17 @@ def fit_loss(
     class_axis: int | None = None,
     ignored: int = IGNORED,
 ) -> Loss:
-    """Return the loss of a model's outputs and labels.
+    """Return a loss in the form that fits a model's outputs and labels.
 
-    Without a loss it is cross-entropy for integers and mse for numbers.
+    If none is given, it is cross-entropy for integers and mse for numbers. A
+    :class:`FittedLoss` is returned unchanged.
 
     Args:
-        loss: a name, a loss of :mod:`fl_core.training.losses`, a torch module or a callable.
+        loss: a name, a loss of :mod:`fl_core.training.losses`, a torch module, a
+            callable, or None for the default.
         model: the model, whose class tells whether it predicts the next token.
         output: the output for the first samples, in the model's own form.
-        y: labels of the same samples.
+        y: labels of the same samples, [n, ...].
         single: a function that returns the output for the first sample alone.
         class_axis: the axis of the classes, if several fit the sizes.
         ignored: the label of positions that do not count.
@@ -427,7 +454,10 @@ def fit_loss(
 def adapted(model: nn.Module, output: Any, loss: Loss) -> Any:
     """Return the model in a form whose outputs are flat, [n, outputs], as the loss takes them.
 
+    A model whose outputs already have this form is returned itself.
+
     Args:
+        model: the model.
         output: the output for a few samples, in the model's own form.
         loss: the loss, as :func:`fit_loss` returns it.
     """
@@ -442,7 +472,7 @@ def adapted(model: nn.Module, output: Any, loss: Loss) -> Any:
 def fit_module(
     model: nn.Module, data: FederatedData, loss: Any
 ) -> tuple[nn.Module, Loss]:
-    """Return a user's module with flat outputs, and its loss of labels at positions or of several numbers.
+    """Return a user's module with flat outputs, and a loss in the form that fits them.
 
     With a loss of :mod:`fl_core.training.losses`, and one label or number for each sample, both are returned unchanged.
 

@@ -1,4 +1,7 @@
-"""Predictions of a model and the scores of one set of predictions. Nothing here trains or changes a model."""
+"""Predictions of a model, their scores and their calibration.
+
+Nothing here trains or changes a model.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,8 @@ def scores(
     The task of the loss decides which scores there are. :data:`fl_core.rows.TABLE` has their directions, and why a
     value may be missing. All are computed in float64. ``loss`` is the mean over samples.
 
-    **Classes**: logits [n, C] (or the loss's own form of them) and labels [n], with p = softmax(logits). All scores lie
-    between 0 and 1.
+    **Classes**: logits [n, C] (or the loss's own form of them) and labels [n], with p =
+    softmax(logits). All of these scores lie between 0 and 1.
 
     - ``accuracy``: the share of right predictions. Of equal logits the lowest class is the prediction.
     - ``macro_f1``: the mean F1 of the classes among the labels or predictions (PLayer-FL, Eq. A.4). A class that is
@@ -59,16 +62,17 @@ def scores(
     - ``auroc``: the probability that a sample of a class has a higher p of it than another sample (Hanley and McNeil
       1982). Ties count a half.
     - ``auprc``: average precision, sum_k (R_k - R_{k-1}) P_k over the distinct thresholds.
-    - ``ece``: expected calibration error, sum_b (n_b / n) |accuracy_b - mean top p_b|, over 15 intervals of equal width
-      of the top probability (Guo et al. 2017).
+    - ``ece``: expected calibration error, ``sum_b (n_b / n) |accuracy_b - mean top p_b|``,
+      over 15 intervals of equal width of the top probability (Guo et al. 2017).
 
     With two classes ``auroc`` and ``auprc`` describe ``positive``. With more they are the mean over the classes among
     the labels, each against the rest. They are NaN if all labels are equal. Samples are ranked by differences of
     logits, so equal p tie exactly.
 
-    **Numbers**: outputs z [n, 1] and targets y [n], or k of them a sample. Soft labels are compared with probabilities,
-    and counts with rates. ``accuracy`` is then the share of samples whose largest probability is at the largest label.
-    A loss from Python of other outputs has no score but its own.
+    **Numbers**: outputs z [n, 1] and targets y [n], or k of them a sample. Soft labels
+    are compared with probabilities, and counts with rates. For soft labels ``accuracy``
+    is the share of samples whose largest probability is at the largest label. A loss
+    from Python of other outputs has no score but its own.
 
     - ``mse``, ``mae``: the mean squared and absolute error.
     - ``r2``: 1 - sum (y - z)^2 / sum (y - mean y)^2, at most 1. It is NaN if all targets are equal.
@@ -82,7 +86,10 @@ def scores(
     **Labels at positions**, such as next tokens or pixels; those that are ignored do not count.
 
     - ``position_accuracy``: the share of right positions. ``perplexity``: exp of the mean -log p of their labels.
-    - ``mean_iou``: the mean over classes of |both| / |label or prediction| (Jaccard).
+    - ``mean_iou``: the mean over classes of ``|both| / |label or prediction|``
+      (Jaccard).
+
+    All three are NaN if no position counts.
 
     **Several labels**: outputs and labels of 0 and 1, both [n, C].
 
@@ -90,8 +97,8 @@ def scores(
 
     Args:
         outputs: a model's outputs, [n, outputs].
-        y: the samples' labels or targets.
-        loss: the loss, which converts outputs to logits.
+        y: the samples' labels or targets, [n, ...] in the form of the loss's task.
+        loss: the loss. It decides the task and converts outputs to logits.
         positive: index of the class that ``auroc`` and ``auprc`` of two classes describe.
         absent: indices of the classes that no client has.
 
@@ -176,6 +183,10 @@ def _rank(logits: Array, classes: Array) -> tuple[Array, Array]:
     where r sums exp(z_j - max z) over the others. Both its parts come from the sorted differences of logits, so that
     samples of equal p have equal numbers to the last bit.
 
+    Args:
+        logits: logits [n, C].
+        classes: indices of the K classes, [K].
+
     Returns:
         The order and the marks, both [K, n].
     """
@@ -191,7 +202,11 @@ def _rank(logits: Array, classes: Array) -> tuple[Array, Array]:
 
 
 def _sort(key: Array) -> tuple[Array, Array]:
-    """Rank as :func:`_rank` does, by a key [K, n]."""
+    """Order samples by each row of a key [K, n], the largest first, and mark ties.
+
+    Returns:
+        The order and the marks, both [K, n]. The last of equal keys has a mark.
+    """
     order = np.argsort(-key, axis=1)
     sorted_keys = np.take_along_axis(key, order, axis=1)
     is_last = np.ones(order.shape, dtype=bool)
@@ -200,7 +215,10 @@ def _sort(key: Array) -> tuple[Array, Array]:
 
 
 def _number_scores(predicted: Array, target: Array) -> dict[str, float]:
-    """Return ``mse``, ``mae`` and ``r2`` of predicted numbers. Constant targets have no r2 (NaN)."""
+    """Return ``mse``, ``mae`` and ``r2`` of predicted numbers, [n] or [n, ...].
+
+    For constant targets ``r2`` is NaN.
+    """
     errors = predicted - target
     spread = float(((target - target.mean(axis=0)) ** 2).sum())
     scores = {"mse": float((errors**2).mean()), "mae": float(np.abs(errors).mean())}
@@ -215,7 +233,9 @@ def _areas(
     """Return the area under the ROC curve and the average precision: the means over some classes.
 
     Args:
-        order, ends: as for :func:`_rank`. labels: [n]. classes: [K], each with samples of its own and others.
+        order, ends: the order and the marks that :func:`_rank` returns, both [K, n].
+        labels: the samples' classes, [n].
+        classes: indices of the K classes. Each has samples of its own and others.
     """
     n = len(labels)
     positive = labels[order] == classes[:, None]  # [K, n], the highest p first
@@ -239,7 +259,15 @@ def _areas(
 
 
 def _of_positions(outputs: Tensor, y: Tensor, loss: FittedLoss) -> dict[str, float]:
-    """Return the scores of positions that count, each as one sample."""
+    """Return the scores of labels at positions. Each position that counts is a sample.
+
+    They are NaN if no position counts.
+
+    Args:
+        outputs: flat outputs, [n, outputs].
+        y: labels, [n, ...].
+        loss: the loss, which names the label of positions that do not count.
+    """
     z, y = outputs.reshape(y.numel(), -1), y.reshape(-1)
     is_counted = y != loss.ignored
     z, y = z[is_counted], y[is_counted]
@@ -262,8 +290,8 @@ def _of_positions(outputs: Tensor, y: Tensor, loss: FittedLoss) -> dict[str, flo
 def concordance(risk: Array, time: Array, event: Array) -> float:
     """Return Harrell's concordance index of risks with times and events, each [n]; see :func:`scores`.
 
-    An event is 1 if it was seen at its time, and 0 if the sample was censored then. The index is NaN without comparable
-    pairs.
+    A higher risk predicts an earlier event. An event is 1 if it was seen at its time,
+    and 0 if the sample was censored then. The index is NaN without comparable pairs.
 
     >>> concordance(np.array([3.0, 2.0, 2.0]), np.array([1.0, 5.0, 5.0]), np.array([1, 1, 0]))
     0.8333333333333334
@@ -280,7 +308,14 @@ def concordance(risk: Array, time: Array, event: Array) -> float:
 
 
 def _of_labels(logits: Array, positive: Array) -> dict[str, float]:
-    """Return the mean areas over the labels [n, C] that vary."""
+    """Return ``macro_auroc`` and ``macro_auprc``, the mean areas over several labels.
+
+    Labels without both values, 0 and 1, are left out. Without any label both are NaN.
+
+    Args:
+        logits: logits [n, C].
+        positive: whether each label is 1, [n, C].
+    """
     areas = []
     for k in np.flatnonzero(positive.any(axis=0) & ~positive.all(axis=0)):
         order, ends = _sort(logits[:, k][None])
@@ -291,9 +326,11 @@ def _of_labels(logits: Array, positive: Array) -> dict[str, float]:
 
 
 def predict(model: nn.Module, x: Tensor, batch: int = SCORE_BATCH) -> Tensor:
-    """Return logits [n, C] of all samples [n, ...], without gradients, on the device of the samples.
+    """Return a model's outputs for samples [n, ...], such as logits [n, C].
 
-    At most ``batch`` samples are computed at a time. The module predicts in evaluation mode and gets its modes back.
+    They have no gradients. Model, samples and outputs are on one device. At most
+    ``batch`` samples are computed at a time. The module predicts in evaluation mode and
+    gets its modes back.
 
     Raises:
         UsageError: there are no samples.
@@ -305,16 +342,21 @@ def predict(model: nn.Module, x: Tensor, batch: int = SCORE_BATCH) -> Tensor:
 
 
 COLDEST, HOTTEST = 1e-3, 1e12
-"""The ends of the temperature. At the hottest nothing is left of outputs, also of the base rate's."""
+"""The smallest and the largest temperature of a calibration.
+
+At the largest nothing is left of the outputs."""
 
 
 def base_outputs(
     data: FederatedData, criterion: Loss, client: str | None = None
 ) -> Tensor:
-    """Return the outputs that predict best without features, from training samples, float64 [C].
+    """Return constant outputs that predict without features, float64 [outputs].
 
-    For classes they are the logarithms of the shares (n_k + 1) / (n + C), times the weights in the loss; for labels the
-    log odds of (n_k + 1) / (n + 2); for numbers their mean; and for survival 0.
+    They come from training samples. For classes they are the logarithms of the shares
+    (n_k + 1) / (n + C), times the weights in the loss. For several labels they are the
+    log odds of (n_k + 1) / (n + 2). For numbers they are the mean, and for survival 0.
+    A :class:`~fl_core.training.border.FittedLoss` has those of its ``base_rate``
+    instead, unless the labels are classes.
 
     Args:
         data: the federation with the training samples.
@@ -469,6 +511,8 @@ def calibration_of(
     output is not finite.
 
     Args:
+        data: the federation.
+        criterion: the loss, which converts outputs to logits.
         models: models by the client's name. Clients without one are left out.
         bases: the base rate's logits [C] (:func:`base_outputs`) by the client's name.
     """

@@ -1,4 +1,4 @@
-"""The loop of local training of every algorithm, the state of its optimiser, and tools for steps of its own.
+"""The loop of local training, the state of its optimiser, and the tools of a step.
 
 Clients of small perceptrons may train together instead (:mod:`fl_core.rounds.batched`).
 """
@@ -68,7 +68,7 @@ Entries = dict[
 def entries_of(stored: Tree, phase: Phase) -> Entries:
     """Return a phase's optimiser state from a tree of :func:`to_tree`, as {tensor: {optimiser key: value}}.
 
-    Entries of other phases are left out.
+    Entries of other phases are left out. The tensors are not copied.
     """
     prefix, entries = _prefix(phase), Entries()
     for slot, value in stored.items():
@@ -129,7 +129,9 @@ def restore(
 
 
 GATHERED = 1 << 26
-"""Bytes of samples that are copied into the order of their batches at once. That is faster than batch by batch."""
+"""Most bytes of samples that are copied into the order of their batches at once.
+
+That is faster than batch by batch."""
 
 
 def _prefix(phase: Phase) -> str:
@@ -154,8 +156,10 @@ def train(
 ) -> tuple[Tree, Tree]:
     """Run one phase from ``source`` on a client's training split.
 
-    Batches are drawn from the stream (run seed, "batches", round, client, ``phase.stream``). Modules such as dropout
-    draw from the stream "modules" with the same parts.
+    Batches are drawn from the stream (run seed, "batches", round, client,
+    ``phase.batch_stream``). Modules such as dropout draw from the stream "modules" with
+    the same parts. Nothing trains without samples, without epochs, or if no parameter
+    of the phase can train.
 
     Args:
         workspace: the model on its device, which gets the weights of ``source``.
@@ -172,12 +176,14 @@ def train(
         frozen: names of tensors that never train.
 
     Returns:
-        The trained tree, and the optimiser's state as a tree (empty unless ``training.keep_optimizer``).
+        The trained tree as a copy on the CPU, and the optimiser's state as a tree. The
+        state is empty unless ``training.keep_optimizer``, and if nothing trained.
 
     Raises:
         NonFiniteError: a loss or a trained tensor is NaN or infinite. The message names algorithm, round, client and
             phase, and the step or the layer.
-        UsageError: a loss is no tensor of one number, or the phase names an unknown observer.
+        UsageError: a loss is no tensor of one number, the phase names an unknown
+            observer, or ``source`` has other names or shapes than the model.
     """
     workspace.load(source, ctx.submodel)
     stream_parts = (ctx.round, ctx.client, phase.batch_stream)
@@ -267,7 +273,11 @@ def train(
 def _parameter_groups(
     phase: Phase, params: Tree, settings: Training
 ) -> list[dict[str, Any]]:
-    """Return the phase's groups of parameters, with that of the rest, for an optimiser with these settings."""
+    """Return an optimiser's groups of a phase's parameters, with their learning rates.
+
+    These are the groups of the phase, and one of all other parameters. Each is split by
+    :attr:`Training.rates`. Empty groups are left out.
+    """
     remaining, groups = dict(params), list[dict[str, Any]]()
     for group in (*phase.groups, Group(frozenset(params))):
         lr = group.lr
@@ -287,6 +297,7 @@ def clip_gradients(grads: Tree, most: float | None) -> dict[str, Tensor]:
     """Return gradients scaled down together to a Euclidean norm of at most ``most``, unless it is None.
 
     If the norm is not finite they stay unchanged, so that the error is found at its origin.
+    The given gradients are not changed.
     """
     if most is None or not grads:
         return dict(grads)
@@ -347,6 +358,7 @@ class Steps:
         """Return the gradients of the phase's loss on a batch, for the present parameters that the loss reaches.
 
         The loss receives the batch unchanged: samples and labels, and further parts if the algorithm's step adds any.
+        Its samples and their loss are added to :attr:`samples` and :attr:`loss`.
 
         Args:
             batch: samples [b, ...], their labels, and any further parts.
@@ -358,7 +370,7 @@ class Steps:
         Raises:
             NonFiniteError: the loss is NaN or infinite. The message names the layer of the largest weight, or says that
                 the batch has features that are not finite.
-            UsageError: the loss is no tensor of one number with a gradient.
+            UsageError: the loss is no tensor of one number that depends on what trains.
         """
         device_type, is_lower = (
             self.workspace.device.type,
@@ -412,7 +424,12 @@ class Steps:
         return f"The largest weight is {sizes[name]:.3g} in {layer_text}.{hint}"
 
     def plain(self, batch: Batch, ctx: Context) -> None:
-        """Take the optimiser's step along the loss's gradient. Observers get the gradient before it is clipped."""
+        """Take the optimiser's step along the loss's gradient. Observers get the gradient before it is clipped.
+
+        Args:
+            batch: samples [b, ...] and their labels.
+            ctx: the client's context, which is not used.
+        """
         self.descend(self.gradients(batch, clip=False), clip=True)
 
     def descend(self, grads: Tree, clip: bool = False) -> None:

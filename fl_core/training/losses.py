@@ -1,7 +1,8 @@
 """Losses by name, each with its mean over a batch and its value for every sample.
 
-A loss is an immutable value. Two with the same options are equal, and a loss can be pickled. All are computed from
-log-sigmoid and log-softmax, never from the logarithm of a probability. So values and derivatives of every order stay
+A loss is an immutable value. Two with the same options are equal, and a loss can be
+pickled. Losses of classes and labels are computed from log-sigmoid and log-softmax,
+never from the logarithm of a probability. So values and derivatives of every order stay
 finite and exact when a probability rounds to 0 or to 1.
 """
 
@@ -32,9 +33,9 @@ from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
 @dataclass(frozen=True)
 class Loss:
-    """Base of losses. Calling ``loss(logits [n, C], y [n])`` returns a scalar, the mean of :meth:`per_sample`.
+    """Base of losses. A call returns a scalar, the mean of :meth:`per_sample`.
 
-    Lower is better.
+    The arguments of a call are those of :meth:`per_sample`. Lower is better.
 
     Attributes:
         task: one of :data:`fl_core.rows.TASKS`. ``y`` holds class indices (int64 [n]), numbers (float32 [n]), times and
@@ -83,7 +84,10 @@ class Loss:
         return n_classes
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return the logits of all classes, [n, C], from a model's outputs. For numbers they are predictions [n, 1]."""
+        """Return the logits of all classes or labels, [n, C], from a model's outputs.
+
+        For numbers they are predictions [n, 1], for survival log hazards [n, 1].
+        """
         return outputs
 
     def of_logits(self) -> Loss:
@@ -92,6 +96,10 @@ class Loss:
 
     def check_batch(self, z: Tensor, y: Tensor) -> None:
         """Check that outputs z and targets y fit each other and the loss, because torch would broadcast other shapes.
+
+        Args:
+            z: a model's outputs, [n, outputs].
+            y: targets of the form that :attr:`task` has, with n rows.
 
         Raises:
             UsageError: shapes do not fit, there are no samples, or a label is no class index. The message gives the
@@ -373,9 +381,14 @@ class MultiLabel(Loss):
 class ClassWeighted(Loss):
     """A loss of classes, ``base``, in which each sample counts w_y times.
 
-    ``weights`` holds a number w above 0 for each class, in the order of classes.
-    The mean over a batch divides by its number of samples, not by the sum of their weights. So its expectation is the
-    weighted loss for every batch. The losses of clients add up to that of all samples.
+    ``weights`` holds a number w above 0 for each class, in the order of classes. The
+    mean over a batch divides by its number of samples, not by the sum of their weights.
+    So the mean over random batches is an unbiased estimate of the mean over all
+    samples. The mean over all clients' samples is the clients' mean, weighted by their
+    samples.
+
+    Raises:
+        UsageError: a weight is not above 0.
     """
 
     base: Loss
@@ -516,6 +529,8 @@ def balanced_weights(counts: Sequence[int], names: Sequence[str]) -> tuple[float
 def guessing_loss(criterion: Loss, n_classes: int) -> float:
     """Return the mean loss of equal logits over the classes, log C for cross-entropy. Without classes it is 0.
 
+    For several labels it is the loss of logits of 0.
+
     >>> round(guessing_loss(build("cross_entropy"), 4), 3), guessing_loss(build("mse"), 1)
     (1.386, 0.0)
     >>> round(guessing_loss(build("bce"), 2), 3)
@@ -540,10 +555,13 @@ def guessing_loss(criterion: Loss, n_classes: int) -> float:
 def build(name: str, **options: Any) -> Loss:
     """Return a loss by its name, of :data:`LOSSES`.
 
-    ``cross_entropy``, ``focal`` (gamma=2, alpha=1), ``player_focal`` (gamma=3, alpha=1), ``bce`` (two classes, one
-    output); of numbers ``mse``, ``mae`` and ``huber`` (delta=1); ``cox`` of survival; ``multilabel_bce`` of labels.
+    Losses of classes are ``cross_entropy``, ``focal`` (gamma=2, alpha=1),
+    ``player_focal`` (gamma=3, alpha=1) and ``bce`` (two classes, one output). Losses of
+    numbers are ``mse``, ``mae`` and ``huber`` (delta=1). ``cox`` is for survival, and
+    ``multilabel_bce`` for several labels. Options in brackets have their defaults.
 
     Args:
+        name: the loss's name.
         options: options of the loss; ``alpha`` is one number for all classes, or a list with one number for each class.
 
     Raises:

@@ -21,7 +21,10 @@ Batch = tuple[Tensor, Tensor]
 
 
 def _eager(kind: type[torch.optim.Optimizer]) -> type[Any]:
-    """Return an optimiser without the wrappers of ``torch.compile``. They import 750 modules, and slow each step."""
+    """Return a subclass of an optimiser without the wrappers of ``torch.compile``.
+
+    The wrappers import 750 modules, and slow each step.
+    """
     names = ("add_param_group", "zero_grad", "step")
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
     methods["step"] = torch.no_grad()(methods["step"])
@@ -54,7 +57,8 @@ class Training:
             tensors, in memory and in every checkpoint (:mod:`fl_core.training.loop`). Fine-tuning always begins with a
             new optimiser.
         precision: ``bf16`` computes a step's forward pass and loss under torch's autocast. All else is float32.
-        rates: (part of a tensor's name, factor of its learning rate) pairs, such as ("lora_B", 16).
+        rates: (part of a tensor's name, factor of its learning rate) pairs, such as
+            ("lora_B", 16). The first pair whose part is in the name counts.
     """
 
     epochs: int = 1
@@ -114,9 +118,12 @@ class Training:
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors of a phase, by their names in ``train``, with a learning rate of their own.
+    """Tensors of a phase with a learning rate of their own.
 
-    It is ``lr``, or the phase's rate divided by ``lr_divisor`` if ``lr`` is None.
+    Attributes:
+        train: names of the tensors.
+        lr: the learning rate. None means the phase's rate divided by ``lr_divisor``.
+        lr_divisor: divisor of the phase's rate.
     """
 
     train: frozenset[str]
@@ -146,6 +153,9 @@ class Phase:
         steps: the largest number of batches, if ``epochs`` passes have more.
         step: name of the algorithm's method that makes the step of a batch; default the optimiser's own step along
             the gradient of the loss. See :class:`fl_core.training.loop.Steps`.
+
+    Raises:
+        UsageError: ``max_grad_norm`` is not above 0.
     """
 
     name: str
@@ -213,9 +223,12 @@ class Context:
     """The facts and functions of a client, for hooks that run in the client's process.
 
     Attributes:
-        algorithm: the algorithm's name. round: the 0-based round. client: the client's position. n_train: number of its
-            training samples.
-        criterion: the run's loss of logits and labels.
+        algorithm: the algorithm's name.
+        round: the 0-based round. In fine-tuning it is the number of completed rounds.
+        client: the client's position.
+        client_name: the client's name, for messages.
+        n_train: number of the client's training samples.
+        criterion: the run's loss of the model's outputs and labels.
         forward: (parameters, x [n, ...]) -> logits [n, C] in the mode of the moment, which is training in
             ``client_start`` and in phases; see :meth:`fl_core.training.workspace.Workspace.forward`.
         infer: as ``forward``, in evaluation mode and without gradients, for a whole tree of parameters.

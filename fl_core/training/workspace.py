@@ -27,7 +27,8 @@ def memory_format(model: nn.Module, example: Tensor | None = None) -> str:
 
     Args:
         model: the model.
-        example: samples that the model takes. If they are no images [n, C, H, W], the layout is ``contiguous``.
+        example: samples that the model takes. If they are no images [n, C, H, W], the
+            layout is ``contiguous``. None: the model is not tried on samples.
     """
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return "contiguous"
@@ -53,6 +54,7 @@ class Workspace:
 
     Args:
         model: the model, which stays unchanged.
+        device: the device of the copy.
         memory: memory layout of images, ``contiguous`` or ``channels_last``. None means that of :func:`memory_format`.
     """
 
@@ -125,7 +127,12 @@ class Workspace:
     def hold(self, names: frozenset[str] | None = None) -> None:
         """Restrict the model to the submodel of the named tensors; None means the whole model.
 
-        Parts without any of these tensors are skipped (:func:`fl_core.models.extended.hold`).
+        Residual blocks and early exits without any of these tensors are skipped
+        (:func:`fl_core.models.extended.hold`).
+
+        Raises:
+            UsageError: a tensor is not named, and the forward pass cannot do without
+                it.
         """
         if names == self.live.keys():
             names = None
@@ -156,7 +163,9 @@ class Workspace:
         return tree.select(self.live, self.submodel or self.live)
 
     def forward(self, params: Tree, x: Tensor, **options: Any) -> Any:
-        """Return logits [n, C] of samples with these parameters, in the model's present mode.
+        """Return the model's outputs, such as logits [n, C], in its present mode.
+
+        Under autocast they are converted to float32.
 
         Args:
             params: parameters by name: :attr:`params` itself, or others that replace the model's.
@@ -211,12 +220,17 @@ class Workspace:
         self._ahead = x, outputs
 
     def infer(self, params: Tree, x: Tensor, **options: Any) -> Tensor:
-        """Return logits [n, C] with a whole tree, in evaluation mode without gradients, also during training.
+        """Return outputs, such as logits [n, C], in evaluation mode without gradients.
+
+        It can be called during training, too.
 
         Args:
             params: all tensors of the model by name.
             x: samples [n, ...].
             options: as for :meth:`forward`.
+
+        Raises:
+            UsageError: a parameter of the model or submodel is missing.
         """
         with in_mode(self.model, False), torch.no_grad():
             outputs: Tensor = self._call(params, x, options)
@@ -226,7 +240,8 @@ class Workspace:
         """Return the input [n, d] of the last linear layer for samples x, in the model's present mode.
 
         Raises:
-            UsageError: the model does not end in a linear layer.
+            UsageError: the model does not end in a linear layer, or a parameter is
+                missing.
         """
         if self._head is None:
             self._head = self.model.get_submodule(head_path(self.model, x[:1]))
@@ -242,7 +257,9 @@ class Workspace:
     def trains(self, names: frozenset[str]) -> Iterator[list[str]]:
         """Let exactly the named tensors have gradients in the ``with`` block, with the model in training mode.
 
-        It yields the names of the parameters that train, sorted. Those that the model's author froze are left out.
+        It yields the names of the parameters that train, sorted. Those that the model's
+        author froze are left out. A batch normalisation without any of the named
+        tensors runs in evaluation mode.
         """
         flags = {name: param.requires_grad for name, param in self.params.items()}
         trained_names = {
@@ -364,7 +381,8 @@ def in_chunks(first: nn.Sequential, x: Tensor) -> Tensor:
 def chain(module: nn.Module) -> list[nn.Module] | None:
     """Return the modules that a sequential model calls one after the other, or None for another model.
 
-    A hook may read or change what is between two modules. A model with one is another model.
+    A model with hooks gives None as well, since a hook may read or change what is
+    between two modules.
     """
     has_hooks = any(
         submodule._forward_hooks
@@ -385,7 +403,7 @@ def pool_first(model: nn.Module) -> None:
     """Swap each ReLU of a chain with the max pooling after it, in place, so that ReLU processes fewer values.
 
     The bits stay the same, since max(relu(x)) = relu(max(x)). Gradients agree too: they go to the first largest element
-    if it is above 0.
+    if it is above 0. A model that is no chain (:func:`chain`) is left unchanged.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2))
     >>> x, outputs, gradients = torch.randn(4, 1, 8, 8), [], []
