@@ -1,4 +1,7 @@
-"""The stopping rule of a run, from scores on validation samples alone. A checkpoint stores what it has seen."""
+"""The stopping rule of a run, from scores on validation samples alone.
+
+A checkpoint stores the rule with its scores so far.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from fl_core.errors import COUNT, MapOf, UsageError, check_known, plural, valida
 from fl_core.rows import SCORES, label_of, used_model
 
 WINDOW = 3
-"""Evaluations over which a score is smoothed: one and those before it."""
+"""Number of evaluations over which a score is averaged: one, and the two before it."""
 STATE = "stopping"
 """The key of the server's stored state that holds a stopping rule."""
 BEST_ROUND = "best_round"
@@ -26,6 +29,8 @@ FORM = {
 
 def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float:
     """Return the mean of (value, weight) pairs. It is NaN if a value is NaN, or without pairs.
+
+    It is NaN, too, if the weights sum to 0.
 
     >>> weighted_mean([(0.5, 30), (0.9, 10)])
     0.6
@@ -152,7 +157,7 @@ class StoppingRule:
 
     @property
     def best(self) -> dict[str, int]:
-        """Return the best round of each model that has one."""
+        """Return the best round of each model that has one, {model: round}."""
         best_rounds = {
             model: best_round(scores) for model, scores in sorted(self.scores.items())
         }
@@ -164,7 +169,10 @@ class StoppingRule:
 
     @property
     def main(self) -> str:
-        """Return the model that decides when to stop."""
+        """Return the name of the model that decides when to stop.
+
+        It is ``personal`` if such models have scores, else ``global``.
+        """
         return used_model(self.scores)
 
     @property

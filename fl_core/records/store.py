@@ -1,4 +1,6 @@
-"""The run directory: what a run keeps, checksummed, and what a reader gets back.
+"""The layout of a run directory, and its reader, which checks digests.
+
+The files are::
 
     partition.safetensors  start.safetensors   written before any training; the second if weights were given
     rows.jsonl                    header and rows, flushed after every round
@@ -9,8 +11,9 @@
     timing.jsonl                  wall-clock seconds; not covered, since no two runs agree on them
     lock                          held by the writer
 
-:mod:`fl_core.records.writing` writes it; here it is read, and torch imported only where tensors are returned. No
-pickle ever is read, and no link below it is followed.
+:mod:`fl_core.records.writing` writes the directory, and this module reads it. Torch is
+imported only where tensors are returned. No pickle is read, and no link below the
+directory is followed.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ START = "start.safetensors"  # of a run that does not start from its seed's weig
 BEGINNING = {CONFIG, PARTITION, START, ROWS, "timing.jsonl", "lock"}
 """The files that precede training. A directory with only some of them, and without config.json, is no run yet."""
 CODE = "code"
-"""The key of the server's stored state for the resumes with changed code: after which ``round``, and its digests."""
+"""The key of the server's stored state for the resumes with changed code.
+
+Each has the ``round`` after which the run was resumed, and the digests of ``code``."""
 FORMAT = "fedlayers.run/4"
 _COVERED = {"bytes": COUNT, "sha256": DIGEST}
 _STATE = {"blob": DIGEST, "trees": [str], "meta": dict}
@@ -111,7 +116,7 @@ V = TypeVar("V")
 
 @dataclass(eq=False)
 class _Lazy(Mapping[str, V]):
-    """Values that are read from their entries in a manifest when they are asked for."""
+    """Values by name that are read from a manifest's entries, again at each use."""
 
     _entries: Mapping[str, Mapping[str, Any]]
     _read: Callable[[Mapping[str, Any]], V]
@@ -419,14 +424,17 @@ class Run:
         return self.path / checkpoint_name(which)
 
     def plan(self) -> dict[str, Any] | None:
-        """Return the plan in use as plain data, or None.
+        """Return the plan in use as plain data, or None if there is none yet.
 
         It comes from the last checkpoint, or else from the configuration.
         """
         return self._meta().get("plan") or self.config.get("in_force")
 
     def _meta(self) -> dict[str, Any]:
-        """Return the plain data of the server at the last checkpoint, if there is one."""
+        """Return the plain data of the server's state at the last checkpoint.
+
+        They are empty without a checkpoint.
+        """
         if not self.rounds:
             return {}
         server: dict[str, Any] = self.manifest(self.rounds[-1])["states"]["server"]
@@ -496,7 +504,9 @@ class Run:
     def early_round(self) -> int:
         """Return the round after which layers are tuned.
 
-        It is the first stored round of at least 20 and a tenth of all rounds, else the last.
+        It is the first round with a checkpoint that is at least 20, and at least a
+        tenth of the planned rounds. Without one it is the last round with a checkpoint.
+        A run without checkpoints has no such round.
 
         >>> from types import SimpleNamespace
         >>> run = SimpleNamespace(rounds=[10, 20, 30, 40], config={"rounds": 300})
@@ -557,7 +567,16 @@ def commit() -> str:
 def _git(
     settings: Mapping[str, str], *command: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run git with settings that come before those of the repository. It fetches nothing."""
+    """Run git with settings that replace the repository's. It fetches nothing.
+
+    Args:
+        settings: values by the setting's name.
+        command: the arguments of git.
+
+    Raises:
+        OSError: git cannot be started.
+        TimeoutExpired: git runs for more than 10 seconds.
+    """
     variables = {"GIT_CONFIG_COUNT": str(len(settings)), "GIT_ALLOW_PROTOCOL": ""}
     for number, (key, value) in enumerate(settings.items()):
         variables |= {

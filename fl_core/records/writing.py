@@ -101,7 +101,7 @@ class Writer:
         return round_number
 
     def add_rows(self, new: Iterable[rows.Row]) -> None:
-        """Append rows without waiting for the disk."""
+        """Append rows without waiting for the disk. The next checkpoint covers them."""
         data = "".join(rows.dumps(record) + "\n" for record in new).encode()
         self.folder.append(ROWS, data)
         self.count(data)
@@ -118,7 +118,9 @@ class Writer:
         Tensors are stored by value. Those that share memory no longer do so after reading.
 
         Args:
-            changed: clients that may differ from the last checkpoint. The others are skipped. The default is all.
+            checkpoint: the states and models to save, with their round.
+            changed: names of the clients that may differ from the last checkpoint. The
+                tensors of the others are not written again. None means all clients.
         """
         states = {"server": self._put(checkpoint.server)}
         for name in checkpoint.clients:
@@ -169,10 +171,11 @@ def create(
     header: Mapping[str, Any],
     start: dict[str, Tensor] | None = None,
 ) -> Iterator[Writer]:
-    """Create a locked run directory with all that precedes training.
+    """Create a locked run directory with all that precedes training. Yield its writer.
 
-    ``config.json`` is written last. A directory without it is no run, and free for a new one. A refusal before the
-    first checkpoint removes what was written:
+    ``config.json`` is written last. A directory without it is no run, and free for a
+    new one. A UsageError in the ``with`` block before the first checkpoint removes what
+    was written:
 
     >>> with create("refused", {}, {}, {}):
     ...     raise UsageError("clients must have events")
@@ -183,6 +186,7 @@ def create(
     False
 
     Args:
+        path: the directory, which is created if it does not exist.
         config: the configuration and the environment.
         partition: the tensors of :meth:`fl_core.data.Partition.to_tree`.
         header: the header of the rows.
@@ -254,7 +258,9 @@ def check_free(path: Path) -> None:
 
 @contextmanager
 def reopen(path: Path | str) -> Iterator[Writer]:
-    """Open an existing run directory, locked, to resume it.
+    """Open an existing run directory, locked, to resume it, and yield its writer.
+
+    Incomplete files of a killed process are removed.
 
     Raises:
         UsageError: there is no run.
@@ -312,7 +318,11 @@ def clean(path: Path | str) -> int:
 
 
 def _removable(run: Run) -> list[str]:
-    """Return the files that can be removed next. A run without a checkpoint has none."""
+    """Return the files that can be removed next, as names relative to the directory.
+
+    These are checkpoints that are not needed. If there are none, they are the files of
+    tensors that no checkpoint names. A run without a checkpoint has nothing to remove.
+    """
     if not run.rounds:
         return []
     rule = run.stopping_rule()
@@ -344,7 +354,10 @@ def current_environment() -> dict[str, Any]:
 
 
 def versions() -> dict[str, Any]:
-    """Return ``versions``, {package: version}, and the version of ``python``. A run's numbers depend on them."""
+    """Return ``versions``, {package: version}, and the version of ``python``. A run's numbers depend on them.
+
+    The version of a package that is not installed is an empty text.
+    """
     return {
         "versions": {name: _version(name) for name in RECORDED},
         "python": platform.python_version(),
