@@ -29,7 +29,7 @@ from fl_core.tree import preserve_state
 
 
 def _product(a: Tensor, b: Tensor, *_: object, **__: object) -> int:
-    """Count the product of two vectors or matrices, or of two batches of matrices."""
+    """Return the FLOPs of a product of two vectors, matrices or batches of matrices."""
     return 2 * a.numel() * prod(b.shape[1:][-1:])
 
 
@@ -37,7 +37,10 @@ def _convolution(
     out: Tensor, x: Tensor, weight: Tensor, bias: object, stride: object, padding: object, dilation: object,
     transposed: bool, *_: object,
 ) -> int:  # fmt: skip
-    """Count a forward pass. The gradient of the input takes as many products, and so does that of the weight."""
+    """Return the FLOPs of a convolution's forward pass.
+
+    The gradient of the input takes as many, and so does that of the weight.
+    """
     positions = prod((x if transposed else out).shape[2:])
     return 2 * len(x) * positions * weight.numel()
 
@@ -45,7 +48,10 @@ def _convolution(
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
 ) -> int:
-    """Count softmax(Q K^T) V, without savings by a mask."""
+    """Return the FLOPs of the two products in softmax(Q K^T) V.
+
+    A mask saves nothing, and the softmax costs nothing.
+    """
     return (
         2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
     )
@@ -78,22 +84,29 @@ FORMULAS: dict[str, Any] = {
     },
     "flex_attention_backward": lambda *given, **_: 2 * _attention(*given),
 }
-"""Operation -> its FLOPs from its arguments. PyTorch has formulas of rare operations, and some wrong ones."""
+"""The function that returns an operation's FLOPs from its arguments, by operation.
+
+The function also gets the result, as ``out_val``. Another operation that may contain
+matrix products gets PyTorch's formula. Those here come first, since some of PyTorch's
+are wrong."""
 PRODUCTS = re.compile(
     r"(mm|mv|dot|qr|matmul|conv(?!ert)\w*|linear|attention|rnn|lstm|gru|linalg|solve|cholesky|eigh?"
     r"|trilinear|euclidean)(_|$)"
 )
-"""Words in names of operations that contain matrix products."""
+"""The pattern of names of operations that may contain matrix products."""
 POINTWISE = re.compile(r"thnn_|_norm$|_cross$|_diagonal$|_check_errors$")
-"""Operations among those that contain none."""
+"""The pattern of names that match :data:`PRODUCTS` without any matrix product."""
 VISIBLE = ("aten.", "prim.", "prims.", "profiler.")
-"""Namespaces of PyTorch itself. An operation of another one may contain anything."""
+"""Namespaces of PyTorch's own operations.
+
+An operation of another namespace may contain matrix products, whatever its name."""
 
 
 class FlopCounter(TorchDispatchMode):
-    """A sum of FLOPs, without PyTorch's sums by module.
+    """A counter of the FLOPs of all operations inside its ``with`` block.
 
-    The hooks of PyTorch's counter fail for modules that take a parameter. Such modules compute parametrised weights
+    It has no sums by module. The hooks that PyTorch's counter needs for them fail for
+    modules that take a parameter. Such modules compute parametrised weights
     (``torch.nn.utils.parametrizations``).
 
     Attributes:
@@ -148,6 +161,8 @@ def unfused(model: nn.Module, allow_tf32: bool = True) -> Iterator[None]:
     """Run recurrent networks operation by operation inside the block, not in one kernel.
 
     Args:
+        model: the model. If it has a recurrent module, cuDNN and oneDNN are off inside
+            the block. Otherwise they are on.
         allow_tf32: whether cuDNN may compute in TensorFloat-32 inside the block.
     """
     may_fuse = not any(isinstance(module, nn.RNNBase) for module in model.modules())
@@ -162,8 +177,12 @@ def unfused(model: nn.Module, allow_tf32: bool = True) -> Iterator[None]:
 def count_flops(model: nn.Module) -> Iterator[FlopCounter]:
     """Count the FLOPs of all operations inside the block, and warn after it of operations without a formula.
 
-    The ``with`` statement gives the counter, whose ``total`` is the number. Recurrent networks and transformers run
-    operation by operation, not in one fused kernel.
+    The ``with`` statement gives the counter, whose ``total`` is the number. Recurrent
+    networks and transformers run operation by operation, not in one fused kernel. An
+    error inside the block leaves no warning.
+
+    Args:
+        model: the model that runs inside the block.
     """
     mha = torch.backends.mha
     fast_path = mha.get_fastpath_enabled()
@@ -193,6 +212,8 @@ def training_flops(
     computations outside the model's own pass are not counted, such as views and keys of a second task or a teacher.
 
     Args:
+        workspace: the model on its device. Afterwards it holds the ``present`` tensors,
+            and their values are unchanged.
         shape: shape of one sample.
         trained: names of the tensors that are trained. All others are frozen.
         present: names of the tensors of a submodel. None means the whole model.
@@ -221,7 +242,7 @@ Node = Any  # torch.autograd.graph.Node
 
 
 def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
-    """Return the bytes that are sent for each layer if it is shared, by its name.
+    """Return the bytes that a client sends for each layer if it is shared, by name.
 
     Buffers count, and frozen tensors do not.
     """
@@ -237,7 +258,8 @@ class Ledger:
     """A record of which layer ran when, by the sequence numbers of autograd's graph nodes.
 
     Args:
-        layers: the model's layers in forward order. What runs before any of them counts for the first one.
+        layers: the model's layers in forward order. What runs before any of them counts
+            for the first one that the forward pass uses.
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
@@ -275,6 +297,10 @@ def module_layers(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
 
     It is the layer of all the module's tensors. If these belong to several layers, it is the layer of the first own
     tensor. A module with nothing but tied tensors is charged to the layer that has them.
+
+    A module without tensors has no entry. Neither has one whose tensors belong to
+    several layers, if none of them is its own. The whole model only has an entry if all
+    tensors belong to a single layer.
     """
     layer_of: dict[str, str] = {}
     for layer in layers:
@@ -380,6 +406,8 @@ def round_cost(
     It counts the FLOPs of each set of trained tensors once, however many rounds have it.
 
     Args:
+        algorithm: the algorithm, with its plan if it uses one.
+        workspace: the algorithm's model on its device.
         shape: shape of one sample.
         batch: samples per batch.
 
@@ -446,7 +474,8 @@ def plan_cost(plan: LayerPlan, costs: pd.DataFrame) -> dict[str, float]:
           in the shared ones
 
     Raises:
-        UsageError: costs are missing, in whole or for a layer of the plan.
+        UsageError: costs are missing, in whole or for a layer of the plan, or a layer
+            has two different costs.
     """
     rows = costs[(costs["metric"] == "layer_cost") & costs["value"].notna()]
     if rows.empty:

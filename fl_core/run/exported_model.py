@@ -57,7 +57,9 @@ from fl_core.tree import Tree
 
 FORMAT = "fedlayers.model/1"
 SHOWN = 8
-"""The most samples, and classes, of predictions as text."""
+"""The most samples that predictions show as text.
+
+With more classes than this they show no probabilities."""
 _FORM = {
     "model": {
         "outputs": COUNT,
@@ -83,10 +85,12 @@ class ExportedModel(Displayed):
 
     Attributes:
         path: the file of weights. The JSON file has the same name followed by ``.json``.
-        about: the contents of the JSON file: ``model`` (callable, options, seed, and the algorithm that extended it),
-            ``inputs`` (how raw samples are prepared), ``classes``, ``temperature`` (by which logits are divided, fitted
-            on the clients' validation samples), ``base_rate`` (a number for each class that is then added to the
-            logits), ``layers``, ``plan``, ``run`` (id, round, client, digests), and ``file``.
+        about: the contents of the JSON file: ``model`` (callable, options, seed, and
+            the algorithm that extended it), ``inputs`` (how raw samples are prepared),
+            ``classes``, ``temperature`` (by which logits are divided, fitted on the
+            clients' validation samples), ``base_rate`` (a number for each class that is
+            then added to the logits; empty without classes), ``layers``, ``plan``,
+            ``run`` (id, round, client, digests), and ``file``.
     """
 
     path: Path
@@ -176,7 +180,10 @@ def export(
         data, model, loss, allow_code: as for :func:`fl_core.run.runner.resume`.
 
     Raises:
-        UsageError: the run, round, model or client does not exist; or the file exists or has another format's suffix.
+        UsageError: the run, round, model or client does not exist, or no client is
+            named and their models differ. Or samples have several inputs, or labels
+            that do not give the task alone, such as labels at positions. Or the file
+            exists or has another format's suffix.
         CorruptError: stored files are damaged.
     """
     out = Path(out)
@@ -277,6 +284,11 @@ def write(out: Path, about: dict[str, Any], content: bytes) -> ExportedModel:
 def read(path: Path | str) -> ExportedModel:
     """Read an export of :func:`export` from the JSON file next to the weights.
 
+    The weights themselves are read by :meth:`ExportedModel.model`.
+
+    Args:
+        path: the file of weights.
+
     Raises:
         UsageError: the file does not exist, another version of this package wrote it, or it does not describe a model.
         CorruptError: it was edited or damaged.
@@ -354,7 +366,9 @@ def predict_samples(
     """Predict prepared samples. See :func:`predict` for arguments and errors.
 
     Args:
+        exported: the exported model.
         samples: the samples from :meth:`fl_core.data.inputs.Inputs.samples`.
+        model, allow_code: as for :meth:`ExportedModel.model`.
     """
     adapted_model = adapt(exported.model(model=model, allow_code=allow_code))
     with tree.one_thread():
@@ -406,6 +420,9 @@ def describe_model(
     task: Task, trained: nn.Module, plan: object, run: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the description of a model, as in its JSON file.
+
+    It lacks the entries ``temperature`` and ``base_rate``, the digest of the code, and
+    ``file``. The functions that write a model add these.
 
     Args:
         task: the task of the model's run.
@@ -459,8 +476,9 @@ def built_from(
 ) -> nn.Module:
     """Return the model that an export describes, with its weights.
 
-    Names and shapes of the weights are compared before the first forward pass. A small file can therefore not make a
-    huge model. Samples of more than :data:`TRIAL` numbers get no test pass.
+    Names and shapes of the weights are compared before the first forward pass. A small
+    file can therefore not make a huge model. Samples of more than :data:`TRIAL` numbers
+    get no test pass. A warning says if the model's code has changed since the export.
 
     Args:
         path: path of the file of weights, for messages.
@@ -549,8 +567,12 @@ def built_from(
 def check_free(out: Path) -> None:
     """Refuse a file of weights that cannot be written or is there already.
 
+    Args:
+        out: the file of weights. Its JSON file, ``out``.json, must not exist either.
+
     Raises:
-        UsageError: it cannot be written or exists. The message names the path.
+        UsageError: one of the two exists, the folder is a run or a file, or the suffix
+            is another one than ``.safetensors``. The message names the path.
     """
     if out.suffix not in ("", ".safetensors"):
         raise UsageError(
@@ -569,7 +591,7 @@ def check_one(digests: Mapping[str, str], way: str = "") -> None:
 
     Args:
         digests: the digest of each client's model, by name.
-        way: another way than a client's name, which ends the message.
+        way: what the caller may pass in place of a client's name. It ends the message.
 
     Raises:
         UsageError: two digests differ.
@@ -586,7 +608,8 @@ class Predictions(Displayed):
     """A model's predictions for new samples.
 
     Attributes:
-        samples: numbers from 0 in a table, array or list; paths within a folder of images.
+        samples: a name for each of the n samples. It is the number from 0 in a table,
+            an array or a list, and the path within a folder of images.
         classes: names of the C classes. Empty means that the model predicts a number.
         outputs: the model's outputs, float32 [n, C]. They are [n, 1] for one logit of the second of two classes, or for
             a predicted number, in the targets' unit.
@@ -616,7 +639,7 @@ class Predictions(Displayed):
         These are the outputs. For a single output of two classes they are 0 and the output.
 
         Raises:
-            UsageError: the model predicts a number.
+            UsageError: the model has no classes, as it predicts a number or a hazard.
         """
         if not self.classes:
             raise UsageError(
@@ -633,6 +656,9 @@ class Predictions(Displayed):
 
         Logits are divided by the temperature, and the base rate is added. Then the softmax is taken over classes, or
         for multilabel the sigmoid of each logit.
+
+        Raises:
+            UsageError: as :attr:`logits`.
         """
         base_rate = torch.tensor(self.base_rate or (0.0,), dtype=torch.float64)
         logits = self.logits.double() / self.temperature + base_rate
@@ -645,8 +671,13 @@ class Predictions(Displayed):
         """Return the class of each sample: the one with the largest logit, for ties the first.
 
         For multilabel these are all labels with a logit above 0, with commas between them.
+        The text is empty if there is none.
 
-        These are the classes that scores of runs count. A rare class may have a smaller probability.
+        Scores of runs count these classes. Since probabilities include the base rate,
+        another class may have a larger one.
+
+        Raises:
+            UsageError: as :attr:`logits`, unless the task is multilabel.
         """
         if self.task == MULTILABEL:
             return tuple(
@@ -658,7 +689,11 @@ class Predictions(Displayed):
         )
 
     def summary(self) -> Summary:
-        """Return the number of samples, and a line for each of the first samples, with probabilities of few classes."""
+        """Return the number of samples, and a line for each of the first samples.
+
+        At most :data:`SHOWN` samples have a line. It has probabilities if there are at
+        most that many classes.
+        """
         lead = f"Predictions for {plural(len(self.samples), 'sample')}"
         if len(self.samples) > SHOWN:
             lead += f"; the first {SHOWN}"
@@ -669,10 +704,11 @@ class Predictions(Displayed):
         """Return a table with a line for each sample.
 
         Its columns are ``sample``, the ids, ``unlike training`` if there are notes, ``clipped`` if a number was,
-        ``predicted``, and ``SCORE CLASS`` for each class.
+        ``predicted`` (the class or the number), and ``SCORE CLASS`` for each class.
 
         Args:
-            scores: one of :data:`SCORES`: ``probability``, ``logit`` or ``none``. It is ignored for predicted numbers.
+            scores: one of :data:`SCORES`: ``probability``, ``logit`` or ``none``, which
+                leaves the scores out. Predicted numbers have no scores.
 
         Raises:
             UsageError: ``scores`` is unknown.

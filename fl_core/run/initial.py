@@ -27,7 +27,9 @@ from fl_core.tree import Tree, copied
 
 SHARED, PERSONAL = "shared", "personal"
 WRAPPED = ".base_layer"
-"""The end of the path of a module that peft wraps. The wrapper gives its representation."""
+"""The end of the path of a module inside a wrapper of peft.
+
+The wrapper's output is the representation of the module's layer."""
 
 
 class BaseModel(NamedTuple):
@@ -53,6 +55,8 @@ class ExtendedModel:
         cuts: whether the algorithm may have removed tensors of the base model, and with them whole layers.
 
     Attributes:
+        names: the base model's names of tensors, each with the name in the extended
+            model. Removed tensors are missing.
         added: the new layers.
         personal: names of the tensors among them that never travel.
 
@@ -102,7 +106,8 @@ class ExtendedModel:
         """Return the layers of the extended model in the order of their first use.
 
         Args:
-            plain: the base model's layers. They get their tensors' new names.
+            plain: the base model's layers. They get their tensors' new names. A layer
+                whose tensors were all removed is left out.
         """
         layers = [
             *(
@@ -121,6 +126,9 @@ class ExtendedModel:
 
     def plan(self, plan: LayerPlan) -> LayerPlan:
         """Transfer a plan for the base model to the extended one. A plan for the extended model stays unchanged.
+
+        The added layers that are not personal join the shared ones. In the evidence
+        they have no value.
 
         Raises:
             UsageError: it was made for another model.
@@ -184,7 +192,15 @@ class ExtendedModel:
                 self.personal |= set(layer.tensors)
 
     def _adapt(self, name: str) -> str:
-        """Return an original tensor of the module around a new tensor: the nearest module that has any."""
+        """Return the base model's name of a tensor whose layer a new tensor joins.
+
+        It belongs to the nearest module around the new tensor that has original
+        tensors.
+
+        Raises:
+            TypeError: there is no such module, or its original tensors come from
+                unrelated modules.
+        """
         path = _owner(name)
         while path:
             old_names = [
@@ -225,7 +241,10 @@ class ExtendedModel:
         return tuple(self.names[name] for name in names if name in self.names)
 
     def _output(self, layer: Layer) -> str:
-        """Return the path of the module that now gives the layer's representation."""
+        """Return the path of the module that now gives the layer's representation.
+
+        It is empty if no module does, as for a layer without one in the base model.
+        """
         paths = self._now(
             name for name in layer.tensors if is_inside(name, layer.output)
         )
@@ -244,7 +263,9 @@ def extend(
 
     Args:
         config: a resolved configuration.
-        model: the base model.
+        data: the federation, whose samples the extended model must take.
+        model: the base model. It may be changed in place, and shares its tensors with
+            the extended model.
         criterion: the loss, which sets the number of outputs.
 
     Raises:
@@ -286,6 +307,8 @@ def wrapped(
     """Return a model with the parts that an algorithm adds, such as heads or adapters.
 
     Args:
+        model: the model without them, which may be changed in place.
+        algorithm: the algorithm's class.
         options: the algorithm's options.
         batchnorm: the configuration's ``batchnorm``. ``drop`` removes the running statistics of the added parts, too.
         how: ``shape``, ``n_classes`` and ``seed``, as for :meth:`fl_core.algorithms.base.Algorithm.wrap_model`.
@@ -373,7 +396,13 @@ def start(
 def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
     """Return a run's common model, its vocabulary, and what its clients kept.
 
-    What they kept is a bool, whether they kept running statistics, and names of layers.
+    Returns:
+        The tensors of the common model by name. The words of its texts, or None for
+        other data. Whether clients kept the running statistics of batch normalisations.
+        The names of the layers that clients kept, which are none for a global model.
+
+    Raises:
+        UsageError: the run has adapters, or no common model.
     """
     run = store.Run(path)
     config = run.config
@@ -423,10 +452,15 @@ def _keep_classifier(
 
 
 def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
-    """Copy a state dict into ``model``. ``where`` is the name of the state dict in error messages.
+    """Copy a state dict into ``model`` in place.
 
     The module's own strict ``load_state_dict`` comes first, with its hooks. Where it refuses, tensors are matched by
     name. Tied tensors may be stored under any of their names, or under several names if the values agree.
+
+    Args:
+        model: the model.
+        stored: the state dict.
+        where: the name of the state dict in error messages.
 
     Raises:
         UsageError: a name or shape does not fit, or tied tensors have different values. The

@@ -32,10 +32,11 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def digests(task: Task) -> dict[str, str]:
-    """Return the digests of the user's code in a task.
+    """Return the digests of the user's code in a task, by part.
 
-    Parts are algorithm, model, loss, dataset, partition, rule and options. A part without the user's code has no
-    entry. ``layers`` is the digest of the printed text of the user's model.
+    Parts are ``algorithm``, ``model``, ``loss``, ``dataset``, ``partition``, ``rule``
+    and ``option NAME``. A part without the user's code has no entry. ``layers`` is the
+    digest of the printed text of the user's model.
     """
     config = task.config
     objects_by_key = {
@@ -57,7 +58,9 @@ def digests(task: Task) -> dict[str, str]:
 def of_model(model: nn.Module, model_given: object, named: str) -> dict[str, str]:
     """Return the digests ``model`` of a model's user code and ``layers`` of the printed model.
 
-    The first is missing without the user's code. Both are missing for a model of this package or of a library.
+    The first is missing without the user's code, as for a module of a library's
+    classes. Both are missing for a model of this package or of a library that the run
+    names.
 
     Args:
         model: the built model.
@@ -125,7 +128,10 @@ def _definition(thing: Any) -> Any:
 
 
 def _is_own(thing: object) -> bool:
-    """Return whether code belongs to no installed package and not to this one."""
+    """Return whether code is the user's own.
+
+    It is not if it belongs to this package, to an installed one or to Python's library.
+    """
     module = str(thing.__module__)
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     packages = {*PACKAGES, *sys.stdlib_module_names, "builtins"} - {"__main__"}
@@ -135,7 +141,11 @@ def _is_own(thing: object) -> bool:
 
 
 def _compiled(function: types.FunctionType) -> tuple[list[str], list[Any]]:
-    """Return a function's compiled code with the plain values that it takes from outside, and what else it takes."""
+    """Return texts of a function's compiled code and constants, and what else it uses.
+
+    The constants include plain values of its module and its closure. What else it uses
+    are the functions and classes that it names.
+    """
     codes = [function.__code__]
     for code in codes:  # and the functions within it
         codes += [
@@ -169,7 +179,10 @@ def _compiled(function: types.FunctionType) -> tuple[list[str], list[Any]]:
 
 
 def _text(value: object) -> str:
-    """Return a plain value as text: sets in one order, and without addresses."""
+    """Return a plain value as text that is the same in every process.
+
+    Sets are sorted, and addresses removed. The text of another value is empty.
+    """
     if isinstance(value, frozenset):
         return repr(sorted(map(_text, value)))
     if isinstance(value, tuple):
@@ -206,7 +219,7 @@ def code_of(config: Mapping[str, Any]) -> dict[str, str]:
 def code_in(config: RunConfig) -> set[str]:
     """Return the names of the user's code and the model options in a configuration, as ``allow_code`` takes them.
 
-    A command whose user names them allows them by that.
+    A user who writes them into a configuration has thereby allowed them.
     """
     options = config.model.model_options.items()
     return {
@@ -216,7 +229,10 @@ def code_in(config: RunConfig) -> set[str]:
 
 
 def allowed_code(allow_code: str | Collection[str]) -> set[str]:
-    """Return the code that a caller allows as a set of names; one name may come without a list."""
+    """Return the code that a caller allows as a set of names.
+
+    A single name may come without a list. The set is empty if nothing is allowed.
+    """
     return set(as_list("allow_code", allow_code, empty=True))
 
 
@@ -235,7 +251,9 @@ _FETCHING = {
 """Words within the names of options by which a model may load something."""
 
 _DEEP, _MANY, _LARGE = 4, 10_000, 1_000_000
-"""Limits of an option's value: nested lists, values of a list, and size. Libraries loop over a depth of any size."""
+"""Limits of an option's value: depth of lists, length of a list, and absolute value.
+
+They matter since libraries build networks of any size that an option names."""
 
 _SIMPLE = f"must be a number of at most {_LARGE:,}, true, false, or a list of these"
 
@@ -249,8 +267,14 @@ def check_allowed_options(
 ) -> None:
     """Check that a file or a server chooses only options for sizes and rates.
 
+    Their values are numbers, truth values, None or short lists of these. An option
+    whose name suggests that it loads something must be false. Options in ``allowed``
+    may have any value.
+
     Args:
         where: the source of the options, for the message.
+        model: the model's name, for the message.
+        options: the model's options, by name.
         allowed: options that the user has confirmed, as :func:`format_option` writes them.
         weights: whether tensors replace the pretrained weights, which then are not loaded.
 
@@ -285,7 +309,11 @@ def format_option(key: str, value: object) -> str:
 
 
 def _is_plain(value: object, deep: int = 0) -> bool:
-    """Return whether a value is None, a number that is not too large, a truth value, or a short list of these."""
+    """Return whether an option's value is plain.
+
+    It is None, a truth value, a number that is not too large, or a short list of these.
+    Lists may be nested. ``deep`` is the number of lists around the value.
+    """
     if isinstance(value, list | tuple):
         return (
             deep < _DEEP
@@ -296,7 +324,14 @@ def _is_plain(value: object, deep: int = 0) -> bool:
 
 
 def changed_code(run: Run, task: Task) -> list[str]:
-    """Return the parts of a run's own code that were edited since it trained."""
+    """Return the parts of a run's own code that have changed since it trained.
+
+    They were edited, added or removed.
+
+    Args:
+        run: the stored run.
+        task: the task of the run as it is built now.
+    """
     return changed_parts(run.code(), digests(task))
 
 
@@ -304,6 +339,7 @@ def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> 
     """Check that the user allows all code that a file names, before it is imported.
 
     Args:
+        path: the file, for the message.
         needed: ``package.module:name`` by its key in the file.
         code: the allowed names.
 
