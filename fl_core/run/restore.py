@@ -59,13 +59,18 @@ _BESIDE = [
     "files",
     "rows",
 ]
-"""What a run's config.json has next to the configuration."""
+"""The keys of a run's config.json that are no keys of its configuration."""
 
 
 def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | None]:
     """Return the configuration of a run and the plan given to it, from its ``config.json``.
 
-    Settings of an earlier version get their present form, with the columns that the run used.
+    The plan is None if the run was given none. Settings of an earlier version get their
+    present form, with the columns that the run used.
+
+    Args:
+        stored: the contents of ``config.json``, from
+            :attr:`fl_core.records.store.Run.config`.
     """
     settings = {name: value for name, value in stored.items() if name not in _BESIDE}
     path = Path(str(settings.get("dataset")))
@@ -104,10 +109,14 @@ def task_of(
 ) -> Task:
     """Rebuild the task of a run directory, with its initial weights and partition.
 
+    A federation from Python keeps its own splits instead. Nothing is downloaded.
+
     Args:
+        run: the stored run.
         trained: whether its model gets trained weights, so that no others are loaded for it.
         data_root: the folder of the datasets' files, in place of the stored one.
-        given: the user's own data and model.
+        given: the user's own ``data``, ``model`` and ``loss``. ``data`` is required,
+            and may be None.
 
     Raises:
         CorruptError: the run's files are damaged or have other contents.
@@ -138,7 +147,13 @@ def task_of(
 
 
 def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stored partition and the fitted preprocessing, as :func:`assemble` takes them."""
+    """Return the stored partition and preprocessing, as :func:`assemble` takes them.
+
+    The preprocessing is None if the run stores none.
+
+    Raises:
+        CorruptError: one of them is damaged.
+    """
     with damaged(run.path / "partition.safetensors", UsageError):
         partition = Partition.from_tree(run.partition())
     preprocessing = stored.get("preprocessing")
@@ -306,6 +321,8 @@ def check_same_start(task: Task, path: Path, weights: bool) -> None:
 def changes(began: Mapping[str, Any]) -> list[str]:
     """Return versions that differ from an earlier environment, such as ``torch 2.14.0 (now 2.14.1)``.
 
+    A package that was or is not installed is ``missing``.
+
     Args:
         began: the environment, as from :func:`fl_core.records.writing.versions`.
     """
@@ -359,10 +376,13 @@ def load_models(
     True
 
     Args:
+        path: the run directory.
         round: a round with a checkpoint, ``"last"``, or ``"best"``: these models' best round under a stopping rule.
             None = ``best`` if the run has a stopping rule, else ``last``.
-        which: ``local`` (after local training, before aggregation; the clients sampled in that round), ``personal``
-            (fine-tuned if the algorithm does this), or ``global``.
+        which: ``local`` (after local training, before aggregation), ``personal``
+            (fine-tuned if the algorithm does this), or ``global``. A run stores
+            ``local`` models of at most :data:`~fl_core.rounds.engine.LOCAL_MODELS`
+            clients that trained in that round and replied.
         data, model, loss, allow_code: as in :func:`fl_core.run.runner.resume`.
 
     Raises:
@@ -379,9 +399,12 @@ def load_models(
 
 
 def with_labels(model: Any, names: Sequence[str], loss: Loss) -> nn.Module:
-    """Return the model with the names of its classes as ``label_names``, and its ``training_loss``.
+    """Set a model's ``label_names`` and ``training_loss``, and return the model.
 
-    The names are in the order of its outputs.
+    Args:
+        model: the model.
+        names: the names of its classes, in the order of its outputs.
+        loss: the loss that it was trained with.
     """
     model.label_names, model.training_loss = tuple(names), loss
     labelled_model: nn.Module = model
@@ -400,7 +423,11 @@ def load_rounds(
         rounds: numbers, ``last`` or ``best``. With several models ``best`` is the best round of the one that decides
             when to stop. None means the round of :meth:`~fl_core.records.store.Run.used_round`.
         which: names of models. The first one that the round has is taken.
-        own: ``data``, ``model`` and ``allow_code``, as for :func:`load_models`.
+        own: ``data``, ``model``, ``loss`` and ``allow_code``, as for
+            :func:`load_models`.
+
+    Raises:
+        UsageError, CorruptError: as :func:`load_models`, when the iterator gets there.
     """
     for kind in which:
         check_known("model", kind, MODELS)
@@ -429,7 +456,15 @@ def _trees_of_first(
     task: Task,
     order: Sequence[str],
 ) -> tuple[str, dict[str, tree.Tree]]:
-    """Return the first of some kinds of models that a checkpoint has, and its whole models by client."""
+    """Return the first kind in ``order`` that a checkpoint has models of, with these.
+
+    The models are tensors by name, by client.
+
+    Raises:
+        CorruptError: the algorithm cannot make models from the stored states.
+        UsageError: there is no model of these kinds, or a client's model is only a
+            part.
+    """
     with damaged(
         run.checkpoint_path(checkpoint.round), Exception
     ):  # what a hook raises for states that do not fit
@@ -454,7 +489,14 @@ def _trees_of_first(
 def trees_of(
     checkpoint: Checkpoint, algorithm: Algorithm
 ) -> dict[str, dict[str, tree.Tree]]:
-    """Return the models of a checkpoint by kind and client. The algorithm is the run's, under its plan."""
+    """Return the models of a checkpoint by kind and client.
+
+    A stored model comes before one that the algorithm makes from the states.
+
+    Args:
+        checkpoint: the checkpoint.
+        algorithm: the run's algorithm, with its plan.
+    """
     trees = {kind: dict(source) for kind, source in checkpoint.models.items()}
     for name, state in checkpoint.clients.items():
         for kind, values in algorithm.models(
@@ -467,7 +509,13 @@ def trees_of(
 def _task_to_read(
     run: Run, allow_code: str | Collection[str] = (), **objects: Any
 ) -> Task:
-    """Return the task of a finished or interrupted run, for reading its models."""
+    """Return the task of a finished or interrupted run, for reading its models.
+
+    A warning names parts of the user's code that have changed since the run trained.
+
+    Raises:
+        UsageError, CorruptError: as :func:`load_models`.
+    """
     objects = {"data": None, "model": None, **objects}
     check_own(run.path, run.config, allow_code, True, **objects)
     task = task_of(run, trained=True, **objects)
@@ -481,7 +529,7 @@ def _task_to_read(
 
 
 def copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:
-    """Return a copy of a model with the tensors of a tree."""
+    """Return a copy of a model with the values of a tree of tensors."""
     model_copy = tree.copied(model)
     tree.load(model_copy, source)
     return model_copy

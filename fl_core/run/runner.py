@@ -103,7 +103,7 @@ class Execution:
     Attributes:
         progress: whether a progress bar is shown.
         until: the round after which the run stops with a checkpoint. :func:`resume` continues, and the end has the same
-            bits.
+            bits. None means the last round.
         save_seconds: least time between two checkpoints. Those of the last and the best round are written at once.
         log: further loggers that receive the rows, or their classes as ``package.module:Class``.
         trained_by: a function (client runner) that makes the executor of clients. By default they train in this
@@ -143,7 +143,11 @@ def run(
     """Train to the end, into a run directory if ``out`` is given, and return the engine with its final state.
 
     Args:
-        instruments: a function that returns what measures layers and chooses a plan. It is called if the run does so.
+        config: the run's configuration.
+        out: the run directory, new or empty. None keeps nothing on disk.
+        instruments: a function that returns what measures layers and chooses a plan. It
+            is called if the run measures, chooses a plan, or names another rule than
+            the default.
         data, loaded, model, plan: as for :func:`fl_core.run.task.assemble`; ``initial`` is its ``start``.
         command: the user's command, for the record.
         announce: show the table of columns and the notes on the data.
@@ -156,6 +160,7 @@ def run(
     Raises:
         UsageError: something in the configuration is unknown or does not fit, or ``out`` is not free. Nothing is
             written then.
+        BusyError: another process is writing to ``out``.
         NonFiniteError, RunError: training diverged or failed. The directory keeps its last checkpoint.
     """
     end_unguarded()
@@ -295,6 +300,10 @@ def check_device(name: str, task: Task | None = None) -> None:
     In bfloat16 a CPU's convolutions have wrong gradients on small maps, and write past their memory
     (https://github.com/pytorch/pytorch/issues/169688). So no weight may have three or more dimensions there.
 
+    Args:
+        name: the device's name, such as ``cuda``.
+        task: the task whose precision is checked. None checks the device alone.
+
     >>> check_device("meta")  # which has no numbers
     Traceback (most recent call last):
         ...
@@ -336,7 +345,10 @@ def check_device(name: str, task: Task | None = None) -> None:
 
 
 def _fits_memory(task: Task, model: tree.Tree) -> bool:
-    """Return whether a model of each client may stay in memory after the run, beside those of the algorithm."""
+    """Return whether one model of each client may stay in memory after the run.
+
+    Together they may have at most :data:`KEPT_BYTES` bytes.
+    """
     return len(task.data.clients) * tree.n_bytes(model) <= KEPT_BYTES
 
 
@@ -404,7 +416,13 @@ def _execute(
 
 @dataclass
 class Progress(Listener):
-    """The number of rounds done and their pace, on a bar."""
+    """A listener that shows the number of completed rounds and their pace on a bar.
+
+    Attributes:
+        title: the text before the bar.
+        begun: the number of rounds that were complete when the run began or resumed.
+        bar: the bar; None before the run.
+    """
 
     title: str
     begun: int = 0
@@ -478,7 +496,13 @@ def listeners_of(
 
 
 def _measuring(task: Task, instruments: Instruments) -> list[Listener]:
-    """Return what measures the layers while a task trains, if its configuration asks for it."""
+    """Return the listener that measures the layers while a task trains, in a list.
+
+    The list is empty if the configuration asks for no measurement.
+
+    Raises:
+        UsageError: it asks for one, and the instruments cannot measure during a run.
+    """
     if not task.config.execution.measure:
         return []
     if instruments.measuring is None:
@@ -489,10 +513,17 @@ def _measuring(task: Task, instruments: Instruments) -> list[Listener]:
 
 
 def _used(instruments: MakesInstruments, task: Task) -> Instruments:
-    """Return the instruments of a task, empty ones if it neither chooses a plan nor measures nor names a rule.
+    """Return the instruments of a task.
+
+    They are empty if the task measures nothing, chooses no plan, and has the default
+    rule.
+
+    Args:
+        instruments: the function that makes instruments.
+        task: the task.
 
     Raises:
-        UsageError: its device is not there, or not in its precision.
+        UsageError: PyTorch cannot use the task's device here, or not in its precision.
     """
     config = task.config
     if not task.data.elsewhere:  # sites check their own
@@ -522,14 +553,21 @@ def train_first_round(
 ) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
     """Train the first round, and return each client's local model and the observers' results for its first epoch.
 
-    PLayer-FL measures in the same training: the same batches, the same bits.
+    A run of PLayer-FL measures in this same training: the same batches give the same
+    bits.
 
     Args:
-        observers: objects that measure during local training, by name.
+        task: the task. Every client trains the whole model in the first exchange of
+            PLayer-FL, whatever the task's algorithm and plan.
+        observers: makers of the observers of local training, by name. The one named
+            ``federation_sensitivity`` measures, and is required.
         clients: names of the clients to train. The default is all.
 
     Returns:
-        The models by client, and each client's measurement by client.
+        The models by client, and by client the measurement of the first epoch. A
+        measurement is a dict with ``layers``, their ``importance``, and what else the
+        observer reports. ``client`` is the client's position, and ``weight`` its number
+        of training samples.
 
     Raises:
         UsageError: there is no such client or device.

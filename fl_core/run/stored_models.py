@@ -33,7 +33,9 @@ FORMAT = "fedlayers.models/1"
 RECOMMENDED = "recommended"
 """The name of the models that a choice recommends. Others have the name of their baseline."""
 FALLBACK = "fallback"
-"""The name of the same, with training alone for the clients whose validation loss is lower alone."""
+"""The name of the recommended models with a fallback to local training.
+
+A client whose validation loss is lower with local training has its local model."""
 _FORM = {
     "about": dict,
     "clients": MapOf(
@@ -60,11 +62,12 @@ def store(
         about: the description from :func:`fl_core.run.exported_model.describe_model`, with a temperature.
         models: the trained models by client.
         bases: numbers that are added to each client's calibrated logits, [C] by client.
+            They are not stored if the task has no classes.
         task, model, allow_code: the task, the model from Python and the allowed code, to check that the description
-            rebuilds the models.
+            rebuilds the first client's model.
 
     Raises:
-        UsageError: the description gives other models, or none.
+        UsageError: the description gives another model, or none.
     """
     files = Folder(folder)
     keys: list[str] = []
@@ -122,8 +125,14 @@ def export(
         client: the model's client. None if all clients have the same model, or for a folder with all of them.
         run: ``which``, ``round``, ``data``, ``model``, ``loss`` and ``allow_code`` of a run.
 
+    Returns:
+        The exported model, or a dict of exported models by client if a folder was
+        written.
+
     Raises:
-        UsageError: there is no such run, choice, model or client; or the file exists.
+        UsageError: there is no such run, choice, model or client, or the file exists.
+            Or no client is named and one file cannot hold clients' models that differ.
+            Or an argument of a run is given for a choice, or one of a choice for a run.
         CorruptError: stored files are damaged.
     """
     out, folders = Path(out), (Path(path), Path(path) / "race")  # a study's is in race
@@ -178,7 +187,11 @@ def export(
 
 
 def _files(out: Path, names: Sequence[str], client: str | None) -> list[Path]:
-    """Return the files of some clients' models: one, or a file each in a folder."""
+    """Return the file of each named client's model.
+
+    It is ``out`` itself for a single ``client``, else a file in the folder ``out``.
+    Names that give the same file name get their position in it.
+    """
     if client is not None:
         return [out]
     stems = [file_name(name) for name in names]
@@ -190,7 +203,9 @@ def _files(out: Path, names: Sequence[str], client: str | None) -> list[Path]:
 
 
 def file_name(client: str) -> str:
-    """Return a file name for a client's model.
+    """Return a file name for a client's model, without a suffix.
+
+    It has an underscore for each character but letters, digits, ``_``, ``.`` and ``-``.
 
     >>> file_name("St. Mary's / east")
     'St._Mary_s___east'
@@ -201,7 +216,19 @@ def file_name(client: str) -> str:
 def _stored(
     choice: Path, folder: Folder, baseline: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the description of a choice's models, and what is known of each client."""
+    """Return the description of a choice's models, and each client's entry.
+
+    Args:
+        choice: the folder of the choice.
+        folder: the folder of its models.
+        baseline: the baseline's name, :data:`FALLBACK`, or empty for the recommended
+            model.
+
+    Raises:
+        UsageError: the choice has no such models. The message says what can be
+            exported.
+        CorruptError: a file is damaged.
+    """
     stems = [name[:-5] for name in folder.names() if name.endswith(".json")]
     baseline_names = [name for name in stems if name not in (RECOMMENDED, FALLBACK)]
     if baseline == FALLBACK:
@@ -244,7 +271,8 @@ def predict(
 ) -> Predictions | dict[str, Predictions]:
     """Predict new samples with an exported model, or with a folder of exported models, one for each client.
 
-    See :func:`fl_core.run.exported_model.predict`.
+    See :func:`fl_core.run.exported_model.predict`. A model that was exported for all
+    clients predicts the samples of clients without a model of their own.
 
     >>> import fedlayers as fl, numpy as np
     >>> import tempfile
@@ -261,7 +289,8 @@ def predict(
         ids, model, allow_code: as for :func:`fl_core.run.exported_model.predict`.
 
     Returns:
-        The predictions, by client for a folder of models. Those of one table have the numbers of its rows.
+        The predictions. They are a dict by client for a folder of models, and for a
+        folder of clients' samples. Those of one table have the numbers of its rows.
 
     Raises:
         UsageError: there is no such model, the samples differ in kind from training, a table has no column of clients,
@@ -293,7 +322,17 @@ def predict(
 
 
 def _predict_files(folder: Path, models: Mapping[str, Path], **arguments: Any) -> Any:
-    """Predict each client's file or folder of samples, named after it, with the client's model."""
+    """Predict the samples of each client with the client's model.
+
+    An entry of ``folder`` is a file or folder of samples, named after its client.
+
+    Returns:
+        The predictions by client. The model of "" predicts entries of other names.
+
+    Raises:
+        UsageError: the folder is empty, or an entry has the name of no client with a
+            model.
+    """
     predictions = ByName("client")
     for entry in sorted(folder.glob("[!.]*")):
         stem = entry.stem
@@ -317,7 +356,16 @@ def _predict_rows(
     """Predict each row of a table with the model of its client. The table is read once.
 
     Args:
-        path: the folder of the models. exports: the exported model of each client; the one of "" is for all others.
+        path: the folder of the models.
+        exports: the exported model of each client. The one of "" is for all other
+            clients.
+        new: the table of new samples, its path, or that of an .npz file.
+        ids: as for :func:`predict`.
+        how: ``model`` and ``allow_code``, as for :func:`predict`.
+
+    Raises:
+        UsageError: the models prepare rows differently, or a row is of a client without
+            a model.
     """
     first_model, *other_models = exports.values()
     if any(exported.inputs != first_model.inputs for exported in other_models):

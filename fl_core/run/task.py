@@ -68,8 +68,9 @@ from fl_core.tree import Tree
 class Task(Displayed):
     """The objects that a configuration names: data, model, layers, criterion, and the algorithm's arguments.
 
-    ``own`` has the data and the model from Python that the task was made of. ``start`` has the base model's initial
-    weights, if they are not the seed's. ``said`` has notes from building the task.
+    ``own`` has the data and the model from Python that the task was made of, or None
+    for each. ``start`` has the base model's initial weights; it is None if the seed
+    drew them. ``said`` has notes from building the task.
     """
 
     config: RunConfig
@@ -92,7 +93,14 @@ class Task(Displayed):
         )
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
-        """Return the configured algorithm with the plan that it derives from the given one."""
+        """Return the configured algorithm with the plan that it makes of a given one.
+
+        Args:
+            plan: the plan. None gives the algorithm without a plan.
+
+        Raises:
+            UsageError: the algorithm cannot use the plan.
+        """
         name = self.config.federation.algorithm
         options = self.config.federation.options
         algorithm = find(name, options)(self.task_info, None, options)
@@ -104,7 +112,8 @@ class Task(Displayed):
         """Return a runner of the task's clients.
 
         Args:
-            observers: objects that measure during local training, by name.
+            observers: makers of the observers of local training, by name. None means
+                none.
         """
         config, adapt = self.config, self.config.model.adapt
         rates = lora.parse(adapt).factors if adapt else ()
@@ -140,7 +149,11 @@ class Task(Displayed):
             earlier_notes.add(note)
 
     def notes(self) -> list[str]:
-        """Return warnings on unusual data, clients of one class, the targets' scale, and the plan."""
+        """Return notes from building the task, on its plan, and on unusual data.
+
+        The algorithm's own notes are among them. Unusual are, for instance, clients of
+        one class or the scale of targets. Data that are elsewhere have no notes.
+        """
         algorithm = self.algorithm(self.plan)
         own_notes = [
             *(() if algorithm.plan is None else algorithm.plan.notes()),
@@ -357,7 +370,14 @@ def load(
 
 
 def _as_in_torch(data: FederatedData, module: nn.Module) -> FederatedData:
-    """Return data from Python with integers as token ids if the user's module takes them, and labels as indices."""
+    """Return data from Python in the form that the user's module takes.
+
+    Integers become token ids if the module does not take them as numbers. Labels that
+    are whole numbers become indices of the outputs, if the module has two or more.
+
+    Raises:
+        UsageError: a label is no index of an output.
+    """
     check_real(module)
     data = _with_ids(data, module)
     outputs = models.outputs_of(module, data.shape)
@@ -380,7 +400,11 @@ def _built_by_user(
 ) -> tuple[nn.Module, FederatedData]:
     """Return the user's module, or what the user's function builds for the data, and the data that it takes.
 
-    Lazy layers that follow an embedding take whole numbers as token ids.
+    A module is returned as it is, with the same data. If the function fails, or its
+    module does not take integers as numbers, they become token ids.
+
+    Raises:
+        UsageError: the function builds no module for the data.
     """
     if isinstance(module_or_builder, nn.Module):
         return module_or_builder, data
@@ -420,7 +444,11 @@ def build(
         notes: a list to which notes are added.
 
     Returns:
-        The model, and its initial weights if they are not the seed's.
+        The model, and its initial weights. They are None if the seed drew them.
+
+    Raises:
+        UsageError: the model cannot be built or does not fit the data, or the initial
+            weights do not fit the model.
     """
     model_name = str(config.model.model)
     options = config.model.model_options
@@ -472,8 +500,16 @@ def _with_stopping(
 ) -> tuple[RunConfig, list[str]]:
     """Return the configuration without patience if a client has too few validation samples, and a note.
 
+    Otherwise the configuration stays unchanged, and the list of notes is empty.
+
     Args:
-        given_patience: the patience that the user gave.
+        config: the configuration.
+        data: the federation.
+        given_patience: the patience that the user gave; None for the default.
+
+    Raises:
+        UsageError: the user gave a patience, and samples are too few. Or the task has
+            no score of the name in ``monitor``.
     """
     if config.federation.monitor is not None:
         check_score(config.federation.monitor, data.task)
@@ -501,7 +537,14 @@ def _adapt(
     layers: tuple[Layer, ...],
     notes: list[str],
 ) -> tuple[nn.Module, tuple[Layer, ...]]:
-    """Return the model and its layers with the adapters that a configuration names, if any."""
+    """Return the model and its layers with the adapters that a configuration names, if any.
+
+    Notes on layers without adapters are added to ``notes``.
+
+    Raises:
+        UsageError: the model has adapters of its own, or cannot have these. Or clients
+            keep the statistics of batch normalisations.
+    """
     if config.model.adapt is None:
         return model, layers
     adapters = lora.parse(config.model.adapt)
@@ -532,7 +575,12 @@ def _task_info(
     layers: tuple[Layer, ...],
     never_sent: frozenset[str],
 ) -> TaskInfo:
-    """Return what an algorithm knows of its task."""
+    """Return what an algorithm knows of its task.
+
+    Args:
+        never_sent: names of tensors that never travel. Frozen tensors are added to
+            them, and running statistics if clients keep these.
+    """
     if config.model.batchnorm == "local":
         never_sent |= statistics_of(model)
     never_sent = never_sent.union(*(layer.frozen for layer in layers))
@@ -559,7 +607,14 @@ def _task_info(
 
 
 def _with_stack(config: RunConfig, criterion: Loss, model: nn.Module) -> RunConfig:
-    """Return the configuration with on or off for auto: whether clients train in one batched pass."""
+    """Return the configuration with ``stack`` set to on or off.
+
+    It is on if clients train in one batched pass.
+
+    Raises:
+        UsageError: ``stack`` is on with a loss or precision that does not allow it. Or
+            workers are to train, and the loss or the model cannot be sent to them.
+    """
     stack = config.execution.stack
     precision = config.training.precision
     # which a sum of single samples' losses does not allow
@@ -577,7 +632,14 @@ def _with_stack(config: RunConfig, criterion: Loss, model: nn.Module) -> RunConf
 
 
 def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
-    """Return the loss that a configuration names, with its class weights, or the model's own from Python."""
+    """Return the loss that a configuration names, with its class weights, or the model's own from Python.
+
+    If the preprocessing standardises the targets, the loss does so, too.
+
+    Raises:
+        UsageError: the loss does not fit the task, its classes or its weights. Or a
+            loss from Python is missing, or has options or weights.
+    """
     training = config.training
     options, weights = training.loss_options or {}, weights_of(training.class_weights)
     if training.loss == OWN:
@@ -619,7 +681,11 @@ def _is_plan(config: RunConfig) -> bool:
 def _check_plan(
     algorithm: type[Algorithm], config: RunConfig, plan: LayerPlan | None
 ) -> None:
-    """Check that a plan is given once, as an object or by its path, to an algorithm that uses one."""
+    """Check that a plan is given at most once, as an object or in the configuration.
+
+    Raises:
+        UsageError: it is given twice, or the algorithm uses no plan.
+    """
     plan_name = config.federation.plan
     if plan_name is not None and plan is not None:
         second_plan = f"plan={plan_name!r}"
@@ -642,6 +708,9 @@ def _check_steps_of_adapters(data: FederatedData, batch: int) -> None:
     """Check that each client makes two steps, so that both factors of its adapters have gradients.
 
     In the first step the factor B is zero, so that A has no gradient.
+
+    Raises:
+        UsageError: a client's training samples fit into one batch.
     """
     small_clients = [
         client.name for client in data.clients if len(client.train) <= batch
@@ -654,7 +723,14 @@ def _check_steps_of_adapters(data: FederatedData, batch: int) -> None:
 
 
 def _check_outputs(algorithm: type[Algorithm], criterion: Loss, n_classes: int) -> None:
-    """Check that the loss has one output for each class, for an algorithm that compares logits."""
+    """Check that a loss has an output for each class.
+
+    Algorithms that compare logits need this.
+
+    Raises:
+        UsageError: the task is neither classification nor regression, or the loss has
+            another number of outputs than there are classes.
+    """
     if criterion.task not in (CLASSIFICATION, REGRESSION):
         raise UsageError(
             f"{algorithm.name} must have classes; got task {criterion.task}. Use another algorithm."
@@ -667,9 +743,10 @@ def _check_outputs(algorithm: type[Algorithm], criterion: Loss, n_classes: int) 
 
 
 def _made_up(config: RunConfig, own: object, data: FederatedData) -> list[str]:
-    """Return a warning if samples are partitioned over artificial clients by default.
+    """Return a warning in a list if samples have artificial clients by default.
 
-    There is none if a partition or a number of clients is given.
+    The list is empty for a dataset by name or function, a federation and natural
+    clients, and if a partition or a number of clients is given.
     """
     dataset_name = config.data.dataset
     if (
