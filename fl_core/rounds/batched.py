@@ -32,16 +32,16 @@ from fl_core.training.workspace import chain
 from fl_core.tree import Tree
 
 TOGETHER = 50
-"""Clients that are trained together. More bring no gain."""
+"""The most clients that train together. More bring no gain."""
 LARGEST = 100_000
-"""Parameters of a model from which training one by one is faster on a CPU."""
+"""The number of parameters from which training one by one is faster on a CPU."""
 
 
 def stacks(model: nn.Module, device: str, wanted: str = "auto") -> bool:
     """Return whether clients are trained together.
 
     The rule is fixed, since stacking changes the order of sums and so the rounding. It is True only for a chain of
-    Linear, ReLU and Flatten on a CPU.
+    Linear, ReLU and Flatten on a CPU, without buffers or tied weights.
 
     Args:
         model: the model.
@@ -82,7 +82,10 @@ class BatchedClients(Serial):
                 yield outcome
 
     def _outcomes(self, generators: list[Parts]) -> list[ClientReply | Exception]:
-        """Advance all requests to their next phase and train it, until every request has its reply."""
+        """Return the reply or the error of each request, in order.
+
+        All requests are advanced to their next phase, which is trained, until they end.
+        """
         runs = dict(enumerate(generators))
         outcomes: dict[int, ClientReply | Exception] = {}
         answers: dict[int, tuple[Tree, Tree] | None] = dict.fromkeys(runs)
@@ -106,7 +109,11 @@ class BatchedClients(Serial):
         return [outcomes[k] for k in range(len(generators))]
 
     def _together(self, parts: dict[int, Part]) -> dict[int, tuple[Tree, Tree]]:
-        """Train the phases that can be stacked and return their results by request."""
+        """Train the phases that can be stacked, and return their results by request.
+
+        A result is the trained tree and the optimiser's state to keep. Other phases
+        have none here: the caller trains them one by one.
+        """
         groups: dict[tuple[Any, ...], list[int]] = {}
         for k, part in parts.items():
             if self._allows(part):
@@ -210,7 +217,10 @@ def _finite(*values: Tensor) -> list[bool]:
 
 @dataclass(frozen=True)
 class _Batches:
-    """The batches of all clients, padded with samples of weight 0. Clients with the most steps come first."""
+    """The batches of all clients in one phase, drawn as one by one.
+
+    They are padded with samples of weight 0. Clients with the most steps come first.
+    """
 
     order: list[int]  # positions of the clients
     steps: list[int]  # of each, descending
@@ -272,7 +282,12 @@ class _Batches:
     def iterate(
         self, start: int, end: int, left: int
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield samples [left, b, d], labels and weights [left, b] of some steps, for the first ``left`` clients."""
+        """Yield the samples, labels and weights of each of some steps.
+
+        They are those of the first ``left`` clients: samples [left, b, d], labels
+        [left, b, ...] and weights [left, b]. The steps are from ``start`` to before
+        ``end``.
+        """
         size = left * self.indices.shape[2] * self.x[0].nbytes or 1
         # steps whose samples are fetched at once, to save time
         steps_at_once = loop.GATHERED // size or 1
@@ -312,8 +327,13 @@ def _descend(
     """Train the stacked weights ``values`` [clients, ...] in place and return each client's loss, summed over samples.
 
     Args:
+        operations: the model's operations, from :func:`_perceptron`.
+        values: all tensors of the model by name, [clients, ...].
         state: the optimiser's state of the trained tensors of all clients, [clients, ...], changed in place. It is
             complete at the end only if ``training`` keeps it.
+        batches: the clients' batches, in the order of the clients in ``values``.
+        training: the settings of the phase.
+        criterion: the loss.
     """
     totals = torch.zeros(len(batches.order), dtype=torch.float64)
     max_norm = training.max_grad_norm
@@ -368,7 +388,11 @@ def _descend(
 
 
 def _age(part: Part) -> tuple[float, ...]:
-    """Return a client's step counts in Adam's state, which corrects a tensor's means by one count for all clients."""
+    """Return a client's step counts in the optimiser's state, in order of tensor names.
+
+    Clients with other counts cannot train together: Adam corrects a tensor's means by
+    one count for all. The result is empty without such counts.
+    """
     entries = loop.entries_of(part.optimizer, part.phase)
     counts = (state["step"] for _, state in sorted(entries.items()) if "step" in state)
     return tuple(map(float, counts))
@@ -394,7 +418,11 @@ def _stack_states(clients: list[Entries], params: dict[str, Tensor]) -> Entries:
 
 
 def _clip_each(grads: list[Tensor], max_norm: float) -> None:
-    """Clip each client's gradients [clients, ...] to a norm of at most ``max_norm``, in place."""
+    """Clip each client's gradients [clients, ...] in place.
+
+    The norm of all gradients of a client together is then at most ``max_norm``. If it
+    is not finite, they stay.
+    """
     norms = torch.stack(
         [torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads]
     ).norm(dim=0)
@@ -409,7 +437,13 @@ def _clip_each(grads: list[Tensor], max_norm: float) -> None:
 def _forward(
     operations: list[tuple[str, str] | None], values: dict[str, Tensor], x: Tensor
 ) -> Tensor:
-    """Return logits [clients, b, C] of samples [clients, b, d]."""
+    """Return the logits [clients, b, C] of samples [clients, b, d].
+
+    Args:
+        operations: the model's operations, from :func:`_perceptron`.
+        values: the weights by name, [clients, ...].
+        x: the samples.
+    """
     for operation in operations:
         if operation is None:
             x = x.relu()
@@ -426,7 +460,8 @@ def _forward(
 def _perceptron(model: nn.Module) -> list[tuple[str, str] | None] | None:
     """Return the names of weight and bias of each Linear and None for each ReLU, in order.
 
-    The result is None if the model has any other module.
+    The result is None if the model has any other module than these and Flatten, no
+    Linear, a buffer, or tied weights.
     """
     modules = chain(model)
     names = {module: name for name, module in model.named_modules()}

@@ -1,7 +1,8 @@
-"""Where the clients live: requests to them, the runner that makes replies of these, and the clients' states.
+"""Requests to clients, the runner that answers them, and clients' states and models.
 
-The engine sends requests and receives messages and numbers. What else a client has stays here: where clients live adds
-to a request what its runner needs of the client, and removes from the reply what must stay.
+The engine sends requests, and receives messages and numbers. States and models stay
+with :class:`LocalClients`. It adds to a request what the runner needs of the client,
+and removes the client's state and models from the reply.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ class TrainRequest:
     """A request to take part in one exchange.
 
     Attributes:
+        client: the client's position.
+        rnd: the round, the exchange's name, and the sampled clients.
+        message: the server's message to the client.
         score: splits on which to score the locally trained model.
         keep: whether the client's backend stores that model, under the name ``local``.
         state: the client's state, which its backend adds for a worker.
@@ -65,8 +69,12 @@ class _ModelsRequest:
     """A request about a client's models after ``done`` rounds.
 
     Attributes:
-        server: the server's state. The client's backend makes models of it for a worker.
-        models: these models. received: bytes of the server's tensors in them.
+        client: the client's position.
+        done: the number of completed rounds.
+        server: the server's state. The client's backend makes ``models`` of it and of
+            the client's state. A worker gets an empty state in its place.
+        models: the client's models by name.
+        received: bytes of the server's tensors in them.
     """
 
     client: int
@@ -94,7 +102,7 @@ class ClientReply:
     Attributes:
         client: the client's position.
         message: the message to the server; None if it was lost. The client has then returned to its state before the
-            request.
+            request. It is empty where no training was asked for.
         scores: {model: {split: {metric: value}}}.
         work: steps, samples and mean losses of training, by "phase/quantity".
         observations: the algorithm's numbers about the client's evaluated model.
@@ -284,7 +292,10 @@ class ClientRunner:
         return ClientReply(request.client, work=ctx.work, models={TUNED: tree})
 
     def _score(self, request: ScoreRequest) -> Parts:
-        """Score a client's models, and note the algorithm's numbers about its evaluated one."""
+        """Score a client's models, and return the reply.
+
+        Its observations are the algorithm's numbers about the client's evaluated model.
+        """
         yield from ()  # no phases
         reply = ClientReply(request.client)
         for name, tree in request.models.items():
@@ -481,6 +492,11 @@ class LocalClients:
         executor: the executor that does the work.
         initial: the model before the first round.
         dropout: the probability that a client's reply is lost in a round (:func:`is_lost`).
+
+    Attributes:
+        states: every client's state by name, from :meth:`begin` on.
+        kept: the stored models of the current round, by kind (``local`` or
+            ``personal``) and client.
     """
 
     def __init__(
@@ -587,7 +603,12 @@ class LocalClients:
         )
 
     def _fill(self, request: ClientRequest) -> ClientRequest:
-        """Return a request with what a worker needs of the client: its state, or its models."""
+        """Return a copy of a request with what a worker needs of the client.
+
+        That is the client's state for training, and else its models without the
+        server's state. A request whose reply will be lost asks for no scores and no
+        model.
+        """
         client = request.client
         state = self.states[self.names[client]]
         if isinstance(request, TrainRequest):
@@ -606,7 +627,10 @@ class LocalClients:
         return replace(request, server=State(), models=models, received=n_received)
 
     def _take(self, request: ClientRequest, reply: ClientReply) -> None:
-        """Keep the local part of a reply and remove it there."""
+        """Store the state and models of a reply here, and remove them from the reply.
+
+        A lost reply gets no message, and its state is dropped.
+        """
         name = self.names[request.client]
         if not isinstance(request, TrainRequest):
             reply.received = request.received

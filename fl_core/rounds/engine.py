@@ -77,7 +77,11 @@ class Schedule:
         return done % self.eval_every == 0 or done == self.rounds
 
     def saves(self, done: int) -> bool:
-        """Return whether a checkpoint is due after ``done`` rounds. One that comes too early is left out."""
+        """Return whether a checkpoint is due after ``done`` rounds.
+
+        The run still leaves it out if less than ``save_seconds`` have passed since the
+        one before, unless training stops here.
+        """
         return done % self.checkpoint_every == 0 or done == self.end
 
     def measures(self, done: int) -> bool:
@@ -86,9 +90,10 @@ class Schedule:
         return interval > 0 and (done % interval == 0 or done == self.rounds)
 
     def keeps_local(self, done: int) -> bool:
-        """Return whether locally trained models of the round after which ``done`` rounds are complete are stored.
+        """Return whether locally trained models of the ``done``-th round are stored.
 
-        A checkpoint, a measurement of the layers or the result needs them.
+        A checkpoint, a measurement of the layers or the result needs them. Rounds are
+        counted from 1 here.
         """
         may_end = done == self.end or (self.may_stop and self.evaluates(done))
         if self.keeps_last and may_end:
@@ -176,6 +181,12 @@ class Engine:
         clients: the clients, in this process or at sites.
         schedule: the rounds, and which of them have an evaluation or a checkpoint.
         listeners: listeners that record, save and stop, in the order in which they are called.
+
+    Attributes:
+        server: the server's state.
+        done: the number of completed rounds.
+        stopped: whether the stopping rule has ended the run.
+        names: the clients' names, by position.
     """
 
     def __init__(
@@ -216,7 +227,7 @@ class Engine:
 
     @tree.one_thread()
     def run(self) -> None:
-        """Run the remaining rounds, until the last one or the end by the stopping rule.
+        """Run the remaining rounds, until the last one, a pause or an early stop.
 
         Raises:
             NonFiniteError: training or aggregation met NaN or infinity; earlier checkpoints stay.
@@ -322,7 +333,10 @@ class Engine:
         self.tell("after_exchange", rnd)
 
     def measure(self, clients: tuple[int, ...], keep: bool = False) -> None:
-        """Run PLayer-FL's measuring exchange alone. The server's state then has the clients' measurements.
+        """Run PLayer-FL's measuring exchange alone.
+
+        The server's state then has the clients' measurements in its ``meta``, by the
+        key :data:`~fl_core.algorithms.fedper.MEASURED`.
 
         Args:
             clients: positions of the clients.
@@ -346,7 +360,10 @@ class Engine:
         self.ask(rnd, requests)
 
     def evaluate(self) -> None:
-        """Score every client's models on validation and test samples."""
+        """Score every client's models on validation and test samples.
+
+        The scores go to the listeners.
+        """
         rnd = Round(self.done, EVALUATE, tuple(range(len(self.names))))
         requests = (ScoreRequest(k, self.done, self.server) for k in rnd.sampled)
         self.ask(rnd, requests)
@@ -385,7 +402,11 @@ class Engine:
             getattr(listener, moment)(self, *facts)
 
     def listener(self, kind: type[Heard]) -> Heard:
-        """Return the run's first listener of a class or a subclass of it. There must be one."""
+        """Return the run's first listener of a class or a subclass of it.
+
+        Raises:
+            StopIteration: there is none.
+        """
         return next(
             listener for listener in self.listeners if isinstance(listener, kind)
         )
@@ -398,6 +419,8 @@ class Engine:
 
     def adopt(self, plan: LayerPlan) -> None:
         """Continue with the algorithm made again with a chosen plan, which is stored in the server's state.
+
+        A warning gives each note on the plan.
 
         Raises:
             UsageError: the algorithm cannot use such a plan.
@@ -426,6 +449,9 @@ class Engine:
 
 
 def _joined(first: list[Update], others: Iterator[Update]) -> Iterator[Update]:
-    """Yield all updates in order; none is kept here."""
+    """Yield the update in a list of one, then the others.
+
+    The list is emptied, so that no update stays in memory here.
+    """
     yield first.pop()
     yield from others

@@ -308,19 +308,29 @@ class Trackio(Logger):
 
 
 class Wandb(Trackio):
-    """Rows in Weights & Biases. Nothing leaves this machine unless WANDB_MODE is online."""
+    """Rows in Weights & Biases. The environment variable WANDB_MODE is its mode.
+
+    Without it the mode is ``offline``, and nothing leaves this machine.
+    """
 
     package = "wandb"
 
     def begin(self, run: LoggedRun) -> None:
-        """Begin a run of the project ``fedlayers`` with the run's id, so that a resumed run continues it."""
+        """Begin a run of the project ``fedlayers`` with the run's id, so that a resumed run continues it.
+
+        A run without a directory has no id, and always begins a new one.
+        """
         mode = os.environ.get("WANDB_MODE", "offline")
         self.options = {"mode": mode, "id": run.id[:16] or None}
         super().begin(run)
 
 
 class Tensorboard(Logger):
-    """Rows as event files in a folder next to the run, named after it with ``-tensorboard``."""
+    """Rows as event files in a folder next to the run.
+
+    The folder is named after the run directory with ``-tensorboard``. Without one it is
+    ``fedlayers-tensorboard`` in the working directory.
+    """
 
     def __init__(self) -> None:
         _package("tensorboard")
@@ -376,6 +386,8 @@ class Recorder(Listener):
     Args:
         data: the clients and sizes for the rows.
         columns: columns with the same value in every row.
+        timer: the timer, which counts the time of writing rows.
+        writer: the writer of the run directory; None for a run without one.
         loggers: loggers that receive every round's rows once they are complete.
         config: the run's configuration, for the loggers.
 
@@ -437,7 +449,10 @@ class Recorder(Listener):
             self.rows = []
 
     def frame(self) -> pd.DataFrame:
-        """Return the rows that are not yet in a run directory as a tidy table."""
+        """Return the rows that are not yet in a run directory as a tidy table.
+
+        Without a directory these are all rows of the run.
+        """
         last_frame = rows.frame(self.rows)
         if not self._frames:
             return last_frame
@@ -506,7 +521,9 @@ class Costs(Listener):
 
     Args:
         flops: (trained tensors, tensors of the client's part of the model) -> FLOPs of training on one sample.
-        base: bytes of the frozen model that every client receives once, for adapters.
+        recorder: the listener that records the rows.
+        base: bytes of the frozen model that every client receives once, for adapters; 0
+            without one.
         variant: the variant of all rows, if these are not the costs of the run's own rounds.
     """
 

@@ -42,11 +42,15 @@ class EarlyStopping(Listener):
     The rule is stored in the server's state.
 
     Args:
+        rule: the stopping rule. A resumed run's is replaced by the stored one.
+        recorder: the listener that records the rows.
         keeps_best: whether the best models are kept in memory, for a run without a directory.
 
     Attributes:
         best: the server's state and the clients' main models at the best round so far.
-        local: the clients' locally trained models at their best round so far, by name.
+            It is None before the first one, or if they are not kept.
+        local: the clients' locally trained models at their best round so far, by name;
+            empty if they are not kept.
     """
 
     rule: StoppingRule
@@ -231,7 +235,9 @@ class Divergence(Listener):
     def reason_for(self, client: str, loss: float) -> str:
         """Return why a loss has diverged, or an empty text if it has not or is not finite.
 
-        Losses that are not finite raise NonFiniteError in :func:`fl_core.training.loop.train`.
+        Losses that are not finite raise NonFiniteError in
+        :func:`fl_core.training.loop.train`. No loss diverges if the client's initial
+        loss was not finite, or the limit is not above 0.
 
         Args:
             client: the client's name.
@@ -248,7 +254,13 @@ class Divergence(Listener):
     def _check(
         self, engine: Engine, reply: ClientReply, done: int, loss: float, **columns: str
     ) -> None:
-        """Record, and report once, a loss that has diverged."""
+        """Record a loss if it has diverged, and warn of the first such loss of the run.
+
+        Args:
+            done: number of completed rounds.
+            loss: the client's loss.
+            columns: further columns of the row, such as the model and the split.
+        """
         name = engine.names[reply.client]
         reason = self.reason_for(name, loss)
         if not reason or self._recorder is None:
@@ -293,7 +305,10 @@ def check_end(run: Run, done: int) -> None:
 Measurement = dict[str, Any]
 
 Decide = Callable[..., LayerPlan]
-"""Makes a plan of layers and clients' measurements, each with ``client``, ``weight``, ``layers``, ``importance``."""
+"""A function that makes a plan from the layers and the clients' measurements.
+
+A measurement has ``client``, ``weight``, ``layers`` and ``importance``. The keywords are
+``names``, ``rule``, ``threshold``, ``seed`` and ``data``."""
 
 
 @dataclass(frozen=True)
@@ -302,9 +317,12 @@ class Instruments:
 
     Attributes:
         observers: by name, functions that make the observers of local training.
-        decide: the function that chooses a plan from measurements.
-        check_rule: a function that raises UsageError for the name of a rule that ``decide`` does not have.
-        measuring: a function of a task that returns the listener that measures the layers while a run trains.
+        decide: the function that chooses a plan from measurements. Without it a run
+            that must choose is refused.
+        check_rule: a function that raises UsageError for the name of a rule that
+            ``decide`` does not have. Without it no name is checked.
+        measuring: a function of a task that returns the listener that measures the
+            layers while a run trains. Without it a run that measures is refused.
     """
 
     observers: Observers = field(default_factory=dict)

@@ -46,17 +46,19 @@ ALLOCATOR = {
 
 Otherwise it returns the memory and every page faults again. They are read when a process starts."""
 SAFE = {"PYTHONSAFEPATH": "1"}
-"""A process does not look for modules in the working directory first, where a stranger's file could have any name."""
+"""Settings of a process that does not look for modules in the working directory first.
+
+A stranger's file there could have the name of any module."""
 
 
 class Child:
-    """A process that this one has started, and the stream between the two. It has one thread.
+    """A process that this one has started, and the stream between the two.
 
-    It ignores Ctrl-C, which a terminal sends to both processes.
+    It never gets Ctrl-C, which a terminal sends to all of its processes.
 
     Args:
         serve: the function that it runs, with its end of the socket as the argument.
-        settings: environment variables of the process.
+        settings: environment variables of the process, next to those of this one.
         last: an empty dict, if both ends store the tensors of the last message and equal ones are not sent again
             (:func:`send`). With None every message is sent whole.
     """
@@ -202,7 +204,7 @@ class Workers:
 
     @contextmanager
     def _living(self, child: Child) -> Iterator[None]:
-        """Report a worker that has ended."""
+        """Raise the error of :func:`ended` if the worker ends inside the block."""
         try:
             yield
         except LOST:
@@ -427,7 +429,8 @@ def receive(stream: Stream, last: Sent | None = None) -> Any:
         last: as for :func:`send` at the other end.
 
     Raises:
-        EOFError: the stream has ended.
+        ConnectionError, EOFError, UnpicklingError: the stream has ended, perhaps within
+            a message.
     """
     forms, changed_keys, size = pickle.load(stream)
     tensors: dict[int, Tensor] = {}
@@ -458,7 +461,7 @@ def _fill(stream: Stream, memory: memoryview) -> None:
     """Fill memory from a stream.
 
     Raises:
-        EOFError: the stream ends before.
+        EOFError: the stream ends before the memory is full.
     """
     if stream.readinto(memory) < len(memory):
         raise EOFError
@@ -497,7 +500,11 @@ def answer_of(client_runner: ClientRunner, request: ClientRequest) -> tuple[str,
 
 
 def portable(error: Exception) -> Exception:
-    """Return an error for another process with its traceback as a note, or its text if it cannot be pickled."""
+    """Return an error that can be sent to another process.
+
+    It is the same error, which gets its traceback as a note. If that cannot be pickled,
+    it is a RunError with its type and text.
+    """
     traceback_text = "".join(traceback.format_exception(error))
     note = f"in a worker process:\n{traceback_text}"
     error.add_note(note)
