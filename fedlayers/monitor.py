@@ -43,7 +43,7 @@ class Monitor:
     [2, 4]
 
     Args:
-        data: {client: probe samples}, as of :func:`fl.diagnose <diagnostics.measure.diagnose>`.
+        data: {client: probe samples}, as for :func:`fl.diagnose <diagnostics.measure.diagnose>`.
         metrics: names of metrics, by default those of the layer map.
         every: the number of rounds from one measurement to the next.
         samples: the largest number of samples of each client.
@@ -83,10 +83,12 @@ class Monitor:
 
         Args:
             models: {client: model} of clients that took part. Others have no rows in this round.
-            round: counts from 1. It must grow.
+            round: the number of the round, from 1. It must be above that of the last
+                measurement.
 
         Raises:
-            UsageError: the round was measured before, the models have other layers than before, or as
+            UsageError: the round is not above the last measured one, a client is not in
+                the data, the models have other layers than before, or as
                 :func:`fl.diagnose <diagnostics.measure.diagnose>`.
         """
         check_type("models", models, dict, "Name each client.")
@@ -128,7 +130,10 @@ class Monitor:
         Args:
             client: name of the client, as in the data.
             model: its model after the round.
-            round: counts from 1.
+            round: the number of the round, from 1.
+
+        Raises:
+            UsageError: the client is not in the data, or as :meth:`step`.
         """
         check_known("client", client, self.data)
         if round % self.every:
@@ -139,7 +144,10 @@ class Monitor:
             self.step(self._waiting.pop(round), round)
 
     def layer_map(self, **map_arguments: Any) -> Figure:
-        """Draw the layers from top to bottom and the rounds from left to right, as :meth:`Report.layer_map`.
+        """Draw the layers from top to bottom and the rounds from left to right.
+
+        Args:
+            map_arguments: as for :meth:`diagnostics.report.Report.layer_map`.
 
         Raises:
             UsageError: nothing was measured yet, or none of the metrics that a map draws.
@@ -153,7 +161,18 @@ class Monitor:
     # --- in the loops of others ---
 
     def trainer_callback(self, client: str, round: int | None = None) -> Any:
-        """Return a callback for a client's ``transformers.Trainer``. Without ``round`` each epoch counts as a round."""
+        """Return a callback for a client's ``transformers.Trainer``.
+
+        It calls :meth:`add`.
+
+        Args:
+            client: name of the client, as in the data.
+            round: the number of the round that this training is. The model is added at
+                its end. None adds it after each epoch, which counts as a round.
+
+        Raises:
+            ImportError: transformers is not installed.
+        """
         from transformers import TrainerCallback
 
         def at_end(args: Any, state: Any, control: Any, **how: Any) -> None:
@@ -164,7 +183,18 @@ class Monitor:
         return callback
 
     def lightning_callback(self, client: str, round: int | None = None) -> Any:
-        """Return a callback for a client's ``lightning.Trainer``. Without ``round`` each epoch counts as a round."""
+        """Return a callback for a client's ``lightning.Trainer``.
+
+        It calls :meth:`add`.
+
+        Args:
+            client: name of the client, as in the data.
+            round: the number of the round that this training is. The model is added at
+                its end. None adds it after each epoch, which counts as a round.
+
+        Raises:
+            ImportError: lightning is not installed.
+        """
         from lightning.pytorch import Callback
 
         def at_end(trainer: Any, module: nn.Module) -> None:
@@ -177,8 +207,17 @@ class Monitor:
     def watch(self, strategy: Any, model: nn.Module) -> Any:
         """Let a strategy of ``flwr.serverapp.strategy`` measure what its clients send, and return it.
 
-        A client's reply has its tensors by name, and the metric :data:`PARTITION`. Tensors that do not travel are
-        those of ``model``.
+        The strategy is changed in place: it measures each round that is due before it
+        aggregates. A client's reply has its tensors by name, and the metric
+        :data:`PARTITION`. Replies without content are not measured.
+
+        Args:
+            strategy: the strategy.
+            model: the network. Tensors that do not travel are those of this one.
+
+        Raises:
+            UsageError: during a round, if a reply lacks the metric or has another
+                number, or as :meth:`step`.
         """
         aggregate = strategy.aggregate_train
 

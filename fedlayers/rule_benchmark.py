@@ -70,15 +70,23 @@ def regret(
     True
 
     Args:
-        rule: one of :data:`RULES <diagnostics.select.RULES>`, ``package.module:function``, or without ``metric`` a
-            function of a :class:`run <fedlayers.run_result.RunResult>` that returns the shared layers or a plan.
+        rule: one of :data:`RULES <diagnostics.select.RULES>`,
+            ``package.module:function``, or a function. With ``metric`` the function is
+            a rule (:func:`fl.rule <diagnostics.select.rule>`). Without it, it takes a
+            :class:`run <fedlayers.run_result.RunResult>`, and returns the shared layers
+            or a plan.
         metric: what the rule reads. Default for a rule by name: federation sensitivity.
         rounds: rounds that are trained before the measurement.
         federations: names of federations. The default is all whose samples are available. Federations whose files are
             missing are listed as left out.
-        seeds: the number of seeds of each federation, from the first on.
+        seeds: the number of seeds of each federation, from the first on. One with
+            fewer in the table is scored on those, and the reason is listed.
         options: ``k``, ``threshold`` and ``variant`` of :func:`select <diagnostics.select.select>`. A rule that takes
             ``null`` gets the null of permuted labels.
+
+    Returns:
+        The points lost, with a row for each federation and seed. A seed whose training
+        or rule fails is listed as left out, with the error.
 
     Raises:
         UsageError: a rule, metric, federation or option is unknown, the rule does not decide by itself, or a number is
@@ -161,7 +169,10 @@ def start_of(federation: str) -> dict[str, Any]:
 
 @cache
 def pretrained() -> TemporaryDirectory[str]:
-    """Return a temporary folder with a run of the base model. It is made once, and removed when the process ends."""
+    """Return a temporary folder with a run of the base model in its subfolder ``base``.
+
+    It is made once, and removed when the process ends.
+    """
     folder = TemporaryDirectory()
     run(dataset=BASE, algorithm="fedavg", out=f"{folder.name}/base", progress=False)
     return folder
@@ -188,7 +199,7 @@ def measured_run(federation: str, seed: int, rounds: int, out: str) -> RunResult
 
 
 def available() -> tuple[list[str], dict[str, str]]:
-    """Return the federations whose samples are available, and why each other one is not.
+    """Return the federations with available samples, and why each other one has none.
 
     Some need files below the data root, which the environment variable ``FEDLAYERS_DATA_ROOT`` names.
     """

@@ -123,11 +123,14 @@ class RunResult(Displayed):
     def local_models(self) -> dict[str, nn.Module]:
         """Return each client's module after its local training in the last round, before aggregation.
 
-        Under a stopping rule it is the one of the best round. Diagnoses measure these modules. Clients that did not
-        train in that round are missing. The dict is empty if the run did not keep the modules.
+        Under a stopping rule it is the one of the best round. Diagnoses measure these
+        modules. Clients that did not train in that round are missing. A run keeps the
+        modules of at most :data:`~fl_core.rounds.engine.LOCAL_MODELS` clients. The dict
+        is empty if it kept none in memory.
 
         Raises:
-            UsageError: a client holds a part of a model.
+            UsageError: a client holds a part of a model, or the run directory has no
+                such models.
         """
         if self.path is not None:
             return restore.load_models(self.path, **self.own)[0]
@@ -141,7 +144,11 @@ class RunResult(Displayed):
         return self._modules(self.engine.clients.kept.get("local", {}))
 
     def _modules(self, trees: Mapping[str, tree.Tree]) -> dict[str, nn.Module]:
-        """Return copies of the network with each client's tensors."""
+        """Return copies of the network with each client's tensors, by client.
+
+        Raises:
+            UsageError: a client has only a part of the model.
+        """
         client_runner = self.engine.clients.client_runner
         module = client_runner.workspace.model
         modules = ByName("client")
@@ -160,7 +167,11 @@ class RunResult(Displayed):
         return modules
 
     def _best(self) -> Sequence[tree.Tree] | None:
-        """Return each client's model of the best round; None without a stopping rule."""
+        """Return each client's main model of the best round, in the clients' order.
+
+        The result is None without a stopping rule, without a best round yet, or if the
+        best models were not kept.
+        """
         rule = rule_of(self.engine)
         if rule is None or rule.main not in rule.best:
             return None
@@ -177,7 +188,15 @@ class RunResult(Displayed):
         """Draw a score over the rounds, the mean over clients (:func:`diagnostics.plots.runs.learning`).
 
         Args:
-            metric: default macro-F1, for a regression R2.
+            metric: name of the score. If it is empty, the task's main score is drawn,
+                such as macro-F1 for classes and R2 for numbers.
+            ax: the axes. None makes a new figure.
+
+        Returns:
+            The axes with the curve.
+
+        Raises:
+            UsageError: the rows have no such score.
         """
         from diagnostics import plots
 
@@ -189,7 +208,8 @@ class RunResult(Displayed):
     def own(self) -> dict[str, Any]:
         """Return the data and the model from Python that the run directory does not hold, by argument name.
 
-        It is empty for a run without a directory, and if the configuration names both.
+        The dict is empty for a run without a directory, and if the configuration names
+        both.
         """
         names = () if self.path is None else Run(self.path).config["own"]
         return {name: getattr(self, name) for name in names}
@@ -198,6 +218,7 @@ class RunResult(Displayed):
         """Measure the layers after the stored rounds, and draw them (:func:`diagnostics.plots.layer_map`).
 
         Args:
+            width: width of the picture in cm.
             map_arguments: arguments of :func:`fl.through_time <diagnostics.through_time.through_time>`.
 
         Raises:
@@ -208,7 +229,7 @@ class RunResult(Displayed):
         return through_time(self, **map_arguments).layer_map(width)
 
     def summary(self) -> Summary:
-        """Return the scores on test samples, and the plan."""
+        """Return a table of scores on test samples, with the plan if there is one."""
         layers = None if self.plan is None else self.plan.by_layer()
         return Summary.of_frame(repr(self), self.scores, layers)
 
@@ -247,7 +268,11 @@ def final_rows(
     """Return the rows of a run on test samples after a round.
 
     Args:
+        frame: all rows of the run.
+        round: the number of completed rounds.
         best: the best round of each model under a stopping rule, in place of ``round``.
+            A model that it lacks has its rows before the first round. None or an empty
+            one leaves ``round`` in force.
     """
     round_of_model = round
     if best:
@@ -265,7 +290,8 @@ def scores_text(
 
     Args:
         frame: the rows of a run.
-        best: the best round of each model under a stopping rule, in place of ``round``.
+        round: the number of completed rounds.
+        best: as for :func:`final_rows`.
     """
     last_rows = final_rows(frame, round, best)
     title = f"test split, round {round}"
@@ -341,7 +367,10 @@ class Live:
             self.draw()
 
     def draw(self) -> None:
-        """Draw a line for each algorithm that the rows name."""
+        """Draw the main score over the rounds, a line for each algorithm in the rows.
+
+        Nothing is drawn before the first rows.
+        """
         from diagnostics import plots
 
         if not self.frames:
@@ -380,7 +409,10 @@ class LiveRun(Logger):
             self.close(finished=False)
 
     def close(self, finished: bool) -> None:
-        """Draw the picture with all rows so far."""
+        """Give all rows so far to the picture, which draws them if it is a second old.
+
+        Without rows it does nothing, and ``finished`` makes no difference.
+        """
         if self.rows:
             frame = rows.frame(self.rows)
             label = self.label or frame["algorithm"]

@@ -133,14 +133,17 @@ def resume(
     1
 
     Args:
+        out: the run directory.
         live, log, backend: as for :func:`run`.
-        options: ``data``, ``model``, ``allow_code``, ``allow_changed_code``, ``data_root`` and ``progress``, as for
-            :func:`fl_core.run.runner.resume`.
+        options: ``data``, ``model``, ``loss``, ``allow_code``, ``allow_changed_code``,
+            ``data_root`` and ``progress``, as for :func:`fl_core.run.runner.resume`.
 
     Raises:
-        UsageError: there is no run, or its own data, model or code are missing from the call.
+        UsageError: there is no run, an option is unknown, its own data or model are
+            missing from the call, or its code is not allowed or was edited.
         BusyError: the run is in progress.
         CorruptError: stored files are damaged.
+        DivergedError, RunError: as for :func:`run`.
     """
     from fl_core.records.store import Run
 

@@ -54,7 +54,9 @@ PERIOD = 1.0
 REACHED = 10.0
 """Seconds to wait for an answer from the cluster's address."""
 STARTS = 3
-"""How often a cluster of this machine is started. On a busy machine its parts may be late."""
+"""How often a start of a cluster on this machine is tried.
+
+On a busy machine its parts may be late."""
 AHEAD = 4
 """Number of file batches that a node may have ready."""
 
@@ -195,6 +197,8 @@ def _on_node(
 def connect(address: str) -> tuple[Any, bool]:
     """Connect to a cluster. Return Ray's module, and whether this call connected it and must end it.
 
+    Ray is left as it is if this process is connected already, whatever the address.
+
     Args:
         address: the cluster, HOST:PORT; empty for this machine's, or else a new one.
 
@@ -276,14 +280,16 @@ def _first(error: BaseException) -> str:
 class Actors:
     """A pool of actors on a Ray cluster. Each trains clients.
 
-    There is one actor per free CPU, or per free GPU for a run on GPUs, and at most one per client. Each receives the
-    model once. Each request brings a client's message, state and samples. Results have the same bits as in one process.
-    This process puts each client's samples into Ray's store as one object, which nodes copy. If a node is lost, its
-    clients are trained by other actors, from copies of these objects.
+    There is one actor per free CPU, or per free GPU for a run on GPUs, at most one per
+    client, and at least one. Each receives the model once. Each request brings a
+    client's message, state and samples. Results have the same bits as in one process.
+    This process puts each client's samples into Ray's store as one object, which nodes
+    copy. If a node is lost, its clients are trained by other actors, from copies of
+    these objects.
 
     Args:
         client_runner: the runner that each actor copies.
-        address: the cluster, HOST:PORT; empty for this machine's.
+        address: the cluster, HOST:PORT; empty for this machine's, or else a new one.
 
     Raises:
         UsageError: Ray is not installed, no cluster answers, or a node has another version of this package.
@@ -336,7 +342,15 @@ class Actors:
             actor.use.remote(packed)
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
-        """Yield replies in the order of the requests. A free actor takes the next request."""
+        """Yield replies in the order of the requests.
+
+        A free actor takes the next request. A warning says if an actor is lost. Another
+        one then takes its request.
+
+        Raises:
+            WorkerError: the last actor is lost. An error in a request is raised in the
+                place of its reply.
+        """
         errors = self._ray.exceptions
 
         def begin(actor: Any, request: ClientRequest) -> Any:
@@ -369,7 +383,10 @@ class Actors:
         )
 
     def close(self) -> None:
-        """End the actors, and the cluster if it was started here."""
+        """End the actors, and the connection to the cluster if this object made it.
+
+        A cluster that was started here ends with the connection.
+        """
         for actor in getattr(self, "_actors", ()):
             self._ray.kill(actor)
         if self._ours:
@@ -393,7 +410,11 @@ class _Actor:
         self._client_runner.use(pickle.loads(packed))
 
     def run(self, packed: bytes, samples: bytes) -> bytes:
-        """Run a packed request on its client's packed samples, and return the packed reply."""
+        """Run a packed request on its client's packed samples, and return the answer.
+
+        The answer is packed, and has the form of
+        :func:`fl_core.rounds.workers.answer_of`.
+        """
         request, clients = pickle.loads(packed), [*self._data.clients]
         clients[request.client] = pickle.loads(samples)
         self._client_runner.data = replace(self._data, clients=tuple(clients))
@@ -405,10 +426,12 @@ def clients_on(place: str, execution: ExecutionConfig) -> MakesExecutor:
 
     Args:
         place: ``ray`` or ``ray:HOST:PORT``.
-        execution: the run's execution settings, with one process and ``stack="off"``.
+        execution: the run's execution settings, with at most one worker, and ``stack``
+            not on.
 
     Raises:
-        UsageError: an unknown name, a name together with workers or a stack, Ray is missing, or no cluster answers.
+        UsageError: the name is unknown or is ``local:N``, several workers or a stack
+            are set, Ray is missing, or no cluster answers.
     """
     check_backend(place)
     kind, _, address = place.partition(":")

@@ -77,11 +77,21 @@ class Job(Protocol):
         """Run the job in this process, and return its value."""
 
     def sent_to(self, path: Path | None) -> Job:
-        """Return the same job for another machine; ``path`` is its directory there."""
+        """Return the same job for another machine.
+
+        Args:
+            path: the job's directory there. None while it is not known.
+        """
 
 
 class Result(NamedTuple):
-    """The outcome of a job: its value, or the exception that ended it."""
+    """The outcome of a job: its value, or the exception that ended it.
+
+    Attributes:
+        work: the job.
+        value: what it returned; None after an exception.
+        error: the exception, or None.
+    """
 
     work: Any
     value: Any = None
@@ -114,7 +124,10 @@ class Backend(ABC):
     def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:
         """Run all jobs, and yield each job with its result, in order of completion.
 
+        An exception in a job is its result's ``error``, and the other jobs go on.
+
         Args:
+            works: the jobs. The next one is taken when there is room for it.
             watch: receives short progress messages.
         """
 
@@ -219,7 +232,10 @@ class Answer(NamedTuple):
 
 
 def answer_job(work: Job) -> Answer:
-    """Run a job, and return its value or its exception, with the warnings."""
+    """Run a job, and return its value or its exception, with the texts of its warnings.
+
+    The warnings are those of class UserWarning, each text once.
+    """
     with warnings.catch_warnings(record=True) as warnings_caught:
         warnings.simplefilter("always", UserWarning)
         try:
@@ -239,7 +255,9 @@ class Event(NamedTuple):
 
     Attributes:
         handle: the job's handle from :meth:`WorkerPool.begin`.
-        lost: which process or node was lost, in words.
+        answer: the answer; None in another report.
+        parcel: some files of the job's directory; None in another report.
+        lost: which process or node was lost, in words; empty in another report.
     """
 
     handle: Any
@@ -321,14 +339,17 @@ class WorkerPool(Backend, Generic[H]):
 
     @abstractmethod
     def events(self, running: dict[H, Job]) -> Sequence[Event]:
-        """Wait briefly for events of the running jobs. The list may be empty."""
+        """Wait briefly for events of the running jobs, and return them.
+
+        The list may be empty.
+        """
 
     @abstractmethod
     def words(self, running: dict[H, Job]) -> str:
         """Return the running jobs in a few words, for the progress line."""
 
     def end(self, handle: H) -> None:
-        """Release what a finished job used."""
+        """Release what a finished or lost job used."""
 
     def stop(self, running: dict[H, Job]) -> None:
         """Stop jobs at once; their results are not needed."""
@@ -373,7 +394,7 @@ RAY = "ray"
 PERIOD = 1.0
 """Seconds between checks for other work."""
 AT_ONCE = 0.1
-"""Seconds for a process to end. One that ended by itself has its own exit code.
+"""Seconds for a process to end before it is killed.
 
 A run directory stays valid whenever its writer dies."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

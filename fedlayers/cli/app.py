@@ -60,14 +60,20 @@ MENDED_BY = {
     "EROFS": "make that file system writable",
     "EXDEV": "keep that folder on one file system",
 }
-"""The remedy for an error of the operating system, by the names of its number."""
+"""The remedy for errors of the operating system, by their names, such as ENOSPC."""
 ABOUT = (
     "Measure which layers to federate and which to keep local, and check the choice."
 )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the program. An error gives one line, and exit code 2 for usage, 1 for a failure, 128 + N for signal N."""
+    """Run the program. An error gives one line, and exit code 2 for usage, 1 for a failure, 128 + N for signal N.
+
+    Several faults of a table give a line each.
+
+    Args:
+        argv: the words after the program's name. None takes those of this process.
+    """
     # a terminal may lack letters, and a stream may be closed
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -155,7 +161,11 @@ def _main(words: Sequence[str]) -> None:
 
 
 def _way_out(error: Exception, command: Command) -> str:
-    """Return what the user can do after damage or an error of the system: the remedy, and how to continue."""
+    """Return what the user can do after damage or an error of the operating system.
+
+    The text ends the message: it is the remedy, and how to continue. It is empty if
+    neither is known, or if the message of damage already has a remedy.
+    """
     import errno
 
     if isinstance(error, CorruptError):

@@ -1,4 +1,7 @@
-"""Commands on tables, stored runs, plans and models: check, verify, runs, clean, export, predict, plan."""
+"""Commands on tables, stored runs, plans and models, and the command of lists.
+
+They are check, verify, runs, clean, export, predict, plan and list.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 
 
 MOST_CLIENTS, MOST_CLASSES = 20, 10
-"""The maximum numbers of clients and of classes that a command counts."""
+"""The most clients, and the most classes, whose counts ``check`` prints."""
 
 
 class Check(Command):
@@ -238,7 +241,13 @@ class Clean(OfFolder):
 
 
 def _below(path: Path) -> list[Path]:
-    """Return the run directories in a folder, at any depth, and the folder itself if it is one."""
+    """Return the run directories in a folder, at any depth, and the folder itself if it is one.
+
+    Every folder with a ``config.json`` counts.
+
+    Raises:
+        UsageError: there is none.
+    """
     paths = sorted(file.parent for file in path.rglob("config.json"))
     if not paths:
         raise wrong_kind(path, "DIR", "a run, or a folder with runs")
@@ -246,7 +255,12 @@ def _below(path: Path) -> list[Path]:
 
 
 def _describe(path: Path, below: Path) -> dict[str, str]:
-    """Return the columns of a run: its algorithm, its rounds, and its test scores after the last evaluation."""
+    """Return the texts of a run's line by column.
+
+    They are its path in the folder ``below``, its size, algorithm, seed and rounds, and
+    its test scores after the last evaluation. A damaged run has path, size and
+    ``status``, and possibly some of the others.
+    """
     from fl_core.records.store import Run
 
     size = sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
@@ -265,7 +279,11 @@ def _describe(path: Path, below: Path) -> dict[str, str]:
 
 
 def _scores(run: Run) -> dict[str, str]:
-    """Return each model's score, the mean over clients weighted by training samples."""
+    """Return each model's main score at the last evaluation as text, by column.
+
+    It is the mean over clients on test samples, weighted by training samples. Clients
+    whose samples cannot give the score are left out.
+    """
     from fl_core.rows import client_mean, main_score, without_score
 
     rows = run.rows()[1]

@@ -1,4 +1,7 @@
-"""The commands that measure layers, choose among them, and draw: diagnose, select, plot, map."""
+"""The commands that measure layers, choose among them, score rules, and draw.
+
+They are diagnose, select, regret, plot and map.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ NEEDS = {
     "null_draws": ("null",),
     "groups": ("dir",),
 }
-"""Flags of diagnose that have no meaning without one of others."""
+"""Flags of diagnose that need another flag, each with those of which one is enough."""
 
 
 class OfRun(ConfiguredCommand):
@@ -74,8 +77,8 @@ class OfRun(ConfiguredCommand):
 class Diagnose(OfRun):
     """Measure every layer on every client.
 
-    It measures the models of a run. With --dataset it first trains each client for one epoch, and measures these
-    models.
+    It measures the models of a run. With --dataset it first trains each client for one
+    round, and measures these models.
 
     Next: fedlayers select DIR, fedlayers plot DIR
 
@@ -225,7 +228,12 @@ class Diagnose(OfRun):
         return {"notes": notes, "rows": records(report.frame)}
 
     def alike(self) -> str:
-        """Return a text on groups of similar clients, by the models of the last round on validation samples."""
+        """Return a text on groups of similar clients.
+
+        They are found from the losses of the last round's local models on each other's
+        validation samples. Clients without a model or without such samples are left
+        out.
+        """
         from diagnostics.cross_scores import cross_scores
         from fl_core.run.restore import load_models
 

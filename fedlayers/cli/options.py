@@ -99,7 +99,10 @@ class Command:
 
 
 def load(module: str) -> None:
-    """Import a module with torch. Garbage collection is off meanwhile, which saves a sixth of the time."""
+    """Import a module that imports torch, unless torch is imported already.
+
+    Garbage collection is off meanwhile, which saves a sixth of the time.
+    """
     if "torch" not in sys.modules:
         gc.disable()
         import_module(module)
@@ -166,6 +169,7 @@ def read_config(file: Path, command: str, foreign: Collection[str]) -> dict[str,
     """Return the values of a configuration file by field. They replace the defaults of the flags.
 
     Args:
+        file: the file, in TOML with a table for each group of keys.
         command: the name of the command.
         foreign: keys for which the command has no flag.
 
@@ -519,7 +523,7 @@ ONE_VALUE = {
 """Flags of one value, each with the command and the option that take several, and how a value looks, unless it is a
 name."""
 OF_SEVERAL = {"--seeds": "compare", "--algorithms": "compare"}
-"""Flags that other commands have."""
+"""Flags that other commands have, each with the command that a message names."""
 
 
 def _check_one_value(words: Sequence[str], flags: Collection[str]) -> None:
@@ -549,7 +553,17 @@ def _check_one_value(words: Sequence[str], flags: Collection[str]) -> None:
 
 
 def _as_option(option: str, value: str, flags: Collection[str]) -> list[str]:
-    """Return how an option of an algorithm or of a model is written, with the names of those that have it."""
+    """Return how an option of an algorithm or of a model is written, for a message.
+
+    Args:
+        option: the option's name.
+        value: its value, as text.
+        flags: the flags of the command.
+
+    Returns:
+        A text for algorithms and one for models that have the option, with their names.
+        The list is empty if none has it, or the command takes no model.
+    """
     stored_lists = json.loads(Path(__file__).with_name("lists.json").read_bytes())
     takes_several = "--algorithms" in flags
     option_texts = []
@@ -639,6 +653,7 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
     """Return fields of a dataclass as tyro reads them. A flag that is not given is None, or an empty list of options.
 
     Args:
+        kind: the dataclass.
         hidden: fields without a flag.
         helps: whether help is asked for, which shows the fields' docstrings.
     """
@@ -709,6 +724,8 @@ def _value(kind: Any, words: Sequence[str], *, commas: bool = False) -> Any:
     """Return the value of a flag from the words after it.
 
     Args:
+        kind: the type of the value.
+        words: the words, as they were typed.
         commas: whether commas divide words, too.
 
     Raises:
@@ -745,7 +762,7 @@ def descriptions(kind: type) -> dict[str, str]:
 
 @cache
 def _descriptions(module: str) -> dict[str, dict[str, str]]:
-    """Return those of a module's own fields, by class."""
+    """Return the docstrings beneath fields in a module, {class: {field: text}}."""
     descriptions: dict[str, dict[str, str]] = {}
     for kind in ast.parse(inspect.getsource(sys.modules[module])).body:
         if isinstance(kind, ast.ClassDef):

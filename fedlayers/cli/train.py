@@ -1,4 +1,7 @@
-"""Commands that train: one algorithm (run, resume), or many runs (choose, compare, tune, study)."""
+"""Commands that train: one algorithm (run, resume), or many runs.
+
+Those are choose, compare, tune, study and demo.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,8 @@ def print_result(result: RunResult, out: Path) -> None:
         out: the run directory.
 
     Raises:
-        DivergedError: its last evaluation shows models that have diverged.
+        DivergedError: models have diverged at the last evaluation, or under a stopping
+            rule at the best round. The scores are printed before.
     """
     from fedlayers.run_result import scores_text
     from fl_core.models.building import LIBRARIES, wants_weights
