@@ -1,1 +1,1 @@
-"""Measures the Hessian of single layers: exact traces, estimates with their errors, eigenvalues."""
+"""The Hessian of single layers: exact traces, estimates with their errors, eigenvalues."""

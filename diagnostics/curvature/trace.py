@@ -359,7 +359,7 @@ def by_pyhessian(
         probes: number of random vectors.
 
     Raises:
-        NoValue: PyHessian gives no finite value.
+        NoValue: PyHessian fails, for instance without a second derivative.
     """
     from pyhessian import hessian
 

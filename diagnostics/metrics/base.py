@@ -100,7 +100,12 @@ class Metric(Facts):
         return {field.name: hints[field.name] for field in fields(self.options_type)}
 
     def why_not(self, task: str) -> str:
-        """Return why the metric has no value for a task, or ""."""
+        """Return why the metric has no value for a task, or "" if it can have one.
+
+        Args:
+            task: the kind of task, such as ``classification``
+                (:data:`fl_core.rows.TASKS`).
+        """
         if self.classes and task != CLASSIFICATION:
             return f"not applicable: it needs classes [n]; got {task}"
         if self.separable and task == SURVIVAL:

@@ -123,7 +123,10 @@ def as_label(name: object) -> str:
 
 
 def check_letters(axes: Sequence[Axes]) -> None:
-    """Warn of letters that no installed font has. matplotlib draws them as boxes."""
+    """Warn of letters that the fonts of the texts lack. matplotlib draws them as boxes.
+
+    Nothing is checked if the texts have no East Asian or later letters.
+    """
     texts: list[Text] = []
     for artist in chain.from_iterable(ax.findobj(Text) for ax in axes):
         if isinstance(artist, Text) and not artist.get_text().isascii():
@@ -174,7 +177,13 @@ def literal(axes: Sequence[Axes]) -> None:
 
 @dataclass(frozen=True)
 class Panel:
-    """One Axes of a grid, and whether it has axis labels below and at its left."""
+    """One Axes of a grid, and whether it has axis labels.
+
+    Attributes:
+        ax: the Axes.
+        below: whether it has labels below.
+        beside: whether it has labels at its left.
+    """
 
     ax: Axes
     below: bool
@@ -408,7 +417,12 @@ def arm_colours(names: Sequence[str]) -> list[str]:
 def client_style(k: int, names: Sequence[str]) -> dict[str, Any]:
     """Return matplotlib's colour, marker and label of client number ``k`` among ``names``.
 
-    Many clients look alike and share one entry in the legend.
+    More than :data:`MOST_CLIENTS` clients look alike and share one entry in the legend.
+    The name "" has the label ``all clients``.
+
+    Args:
+        k: the client's position in ``names``, from 0.
+        names: the names of all clients in the picture.
     """
     if len(names) > MOST_CLIENTS:
         return {

@@ -155,7 +155,7 @@ PANEL = 4.0
 WIDTH = Bound("from 4 to 100", lambda width: PANEL <= width <= 100)
 INK, BAND, SHADE, FAINT = COLOURS[0], "0.80", "0.93", "0.55"
 MARGIN = 0.1
-"""The part of a lane above and below its values."""
+"""The share of a lane that stays empty above its values, and the same below them."""
 HATCH: dict[str, Any] = {
     "facecolor": "none",
     "edgecolor": "0.7",

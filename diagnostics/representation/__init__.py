@@ -1,4 +1,7 @@
-"""Compares clients' representations layer by layer: measures, passes over probe samples, and rows."""
+"""Comparisons of clients' representations layer by layer, probes of features, and t-SNE."""
 
 PAIRS = "pairs"
-"""The variant of rows that compare different layers, followed by the name of the second client's layer."""
+"""The first word of the variant of rows that compare any layer with any other.
+
+The name of the second client's layer follows it.
+"""

@@ -1,4 +1,4 @@
-"""Features of all clients embedded in a plane by t-SNE, class centres there, and scores of separation."""
+"""Features of all clients embedded in a plane by t-SNE, and class centres there."""
 
 from __future__ import annotations
 
@@ -186,6 +186,12 @@ def embed(
     have no meaning, neither by themselves nor between two pictures. With few samples, the perplexity is at most a third
     of their number less one. The one that is used is ``frame.attrs["perplexity"]``.
 
+    Args:
+        pooled: the features, of at least 4 samples.
+        perplexity: about how many neighbours of a sample count.
+        iterations: number of steps, at least 250.
+        seed: seed of t-SNE.
+
     Raises:
         UsageError: there are fewer than 4 samples or 250 iterations, the perplexity is not above 0, or features do not
             vary.
@@ -227,6 +233,9 @@ def centroids(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the mean position of each client's samples of each class.
 
     Rows have client, class, x, y and the number n of samples.
+
+    Args:
+        frame: the samples, as :func:`embed` returns them.
     """
     groups = frame.groupby(["client", "class"], sort=False)
     return groups.agg(x=("x", "mean"), y=("y", "mean"), n=("x", "size")).reset_index()

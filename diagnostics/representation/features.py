@@ -41,7 +41,12 @@ Arrange = Callable[[nn.Module, Tensor], Tensor]
 
 
 def flattened(module: nn.Module, z: Tensor) -> Tensor:
-    """Return an output as [n, d] on the CPU, in float32 or float64."""
+    """Return an output as [n, d] on the CPU; float64 keeps its type, others become float32.
+
+    Args:
+        module: the module that gave the output, which is not used.
+        z: the output, [n, ...].
+    """
     z = z.reshape(len(z), -1).cpu()
     if z.dtype == torch.float64:
         return z
@@ -450,8 +455,8 @@ def probe_set(data: FederatedData, n: int = PROBE) -> Batch:
 def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
     """Return the first samples of several data sets, equally many: (x [m, ...], y [m, ...]).
 
-    There are ``n`` in all. If ``n`` does not divide evenly, the first data sets give
-    one more. A data set with fewer gives all that it has. One that is given twice
+    There are at most ``n`` in all. If ``n`` does not divide evenly, the first data sets
+    give one more. A data set with fewer gives all that it has. One that is given twice
     counts once.
 
     Raises:

@@ -388,7 +388,11 @@ There is no value if one side spans all n - 1 directions, as with n - 1 features
 def svcca_measure(variance: float = VARIANCE) -> Measure:
     """Return SVCCA: :data:`CCA` of the fewest principal directions of each side that hold this share of its variance.
 
-    See Raghu et al. 2017. The value is invariant to rotation, isotropic scale and offset, but not to any linear map.
+    See Raghu et al. 2017. The value is invariant to rotation, isotropic scale and
+    offset, but not to every linear map.
+
+    Args:
+        variance: the share, above 0 and at most 1.
     """
     return Measure(partial(_whitening_map, variance=variance), _mean_correlation)
 
@@ -396,24 +400,35 @@ def svcca_measure(variance: float = VARIANCE) -> Measure:
 # --- clients ---------------------------------------------------------------------------------------------------
 
 POSITIONS = ("flatten", "samples", "mean")
-"""What becomes of an activation's positions: features of their own, rows beside the samples, or one mean."""
+"""How an activation's positions are treated.
+
+They are features of their own, rows together with the samples, or averaged.
+"""
 
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm)
 _ONE_DIMENSIONAL = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d)
 
 
 def along_one(module: nn.Module) -> bool:
-    """Return True if a module convolves in one dimension, so that its output with three axes is [n, d, positions]."""
+    """Return True if a module contains a one-dimensional convolution, batch or instance norm.
+
+    An output with three axes is then [n, d, positions].
+    """
     return any(
         isinstance(submodule, _ONE_DIMENSIONAL) for submodule in module.modules()
     )
 
 
 def by_position(module: nn.Module, output: Tensor) -> Tensor:
-    """Return an output as [n, *positions, d], features last; without positions [n, d].
+    """Return an output with its features last, [n, ..., d]; without positions [n, d].
 
-    With three axes the features are the last one (tokens). After a one-dimensional convolution or batch norm they are
-    the second one. With more axes they are the second one (maps). After a Linear or LayerNorm they are the last one.
+    An output with three axes has its features last (tokens), or second after
+    one-dimensional convolutions and norms (:func:`along_one`). An output with more axes
+    has them second (maps), or last after a Linear or LayerNorm.
+
+    Args:
+        module: the module that gave the output.
+        output: the output, [n, ...].
     """
     if output.ndim < 3:
         return output.reshape(len(output), -1)

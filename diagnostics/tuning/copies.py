@@ -35,7 +35,7 @@ from ..measurement import NO_LIMIT, Clock
 EPOCHS = (1, 2, 4)
 """Epochs after which a copy is scored. The model without further training is always a choice, too."""
 SAMPLES = 200
-"""Training samples that a client uses at most."""
+"""The default maximum number of training samples of a client."""
 STREAM = "layer_tuning"
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -93,7 +93,8 @@ def fine_tuned(
 def compared(alone: Sequence[Tree] | None = None, **tuner_arguments: Any) -> Difference:
     """Fine-tune a shared model at each client, and test by the losses whether clients differ.
 
-    The arguments and errors are those of :func:`fine_tuned`.
+    The arguments and errors are those of :func:`fine_tuned`. Further errors are those
+    of :func:`~.permutation.permutation_test`.
     """
     losses, _ = fine_tuned(alone, **tuner_arguments)
     parts = blocks(len(tuner_arguments["clients"]), tuner_arguments["seed"])
