@@ -270,8 +270,9 @@ class PerFedAvg(Algorithm):
     first-order approximation, FO. It leaves out the factor I - alpha H(w) of v. With alpha = 0 this is FedAvg of rate
     beta.
 
-    The personal model is the global one after one step of plain descent with rate alpha. It uses a batch of the
-    client's training samples and is repeated at every evaluation.
+    The personal model is the global one after one step of plain descent with rate
+    alpha. It uses a batch of the client's training samples and is repeated at every
+    evaluation. By default alpha is the run's learning rate.
 
     The paper weighs all clients equally. Here they are weighted by training samples unless the run's ``weights`` is
     ``uniform``.

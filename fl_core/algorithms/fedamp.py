@@ -293,8 +293,9 @@ class HeurFedAMP(FedAMP):
     the softmax of sigma cos(w_i, w_j). Distances between deep networks are far beyond FedAMP's sigma, so that every
     client would be alone. Directions remain comparable.
 
-    There is no limit on alpha_k. As in the public code that the defaults come from, ``start`` is ``cloud``. The pull is
-    so weak there that a client that starts from its own model hardly learns from others.
+    There is no limit on alpha_k. As in the public code that the defaults come from,
+    ``start`` is ``cloud`` by default. With these defaults the pull is weak. A client
+    that starts from its own model hardly learns from others.
 
     Raises:
         UsageError: as :class:`FedAMP`, or self_weight above 1.
@@ -339,10 +340,12 @@ class FedFomo(Keeping):
     are divided by their sum and give theta_i + sum_j w_j (theta_j - theta_i). Without a positive weight the client
     keeps theta_i. Then it trains as usual.
 
-    The client uploads its model and the weights. The server divides the weights by the sum of their absolute values,
-    since their plain sum can be near 0. It adds them to the client's affinities. The models of highest affinity are
-    sent, with ties broken at random. Each place is filled at random with probability ``epsilon``. It falls by
-    ``epsilon_step`` a round. Nothing is sent down in the first round.
+    The client uploads its model and the weights. The server divides the weights by the
+    sum of their absolute values, since their plain sum can be near 0. It adds them to
+    the client's affinities. The models of highest affinity are sent, with ties broken
+    at random. Each place is filled at random with probability ``epsilon``. This
+    probability falls by ``epsilon_step`` a round, down to 0. Nothing is sent down in
+    the first round.
 
     The released code divides by the sum of absolute differences instead of the paper's distance.
 
@@ -572,7 +575,10 @@ class FedCAC(ServerMade):
         }
 
     def model_for(self, server: State, client: int, rnd: Round) -> Tree:
-        """Return a client's merged model: critical parameters from similar clients, the others from all."""
+        """Return a client's merged model: critical parameters from similar clients, the others from all.
+
+        A client without a mask has not taken part yet. It gets the global model.
+        """
         average_model = tree.select(server.trees["model"], self.shared(rnd, client))
         mask = server.trees.get(f"mask/{client}")
         if mask is None:

@@ -37,7 +37,7 @@ _LANGUAGE = ("ForCausalLM", "LMHeadModel")
 
 @dataclass(frozen=True)
 class FittedLoss(Loss):
-    """A loss of any outputs and labels, as a loss of flat outputs [n, outputs].
+    """A loss of flat outputs [n, outputs] for outputs and labels of any shape.
 
     Training takes the mean over a batch: for a torch loss, what that loss itself returns. Scores and metrics take
     :meth:`per_sample`: a sample's loss is the mean over its entries, or over its positions that count. A torch loss
@@ -47,11 +47,13 @@ class FittedLoss(Loss):
     Attributes:
         base: a loss of :mod:`fl_core.training.losses`, a torch loss, or a callable.
         shape: shape of one sample's output, as the model gives it.
-        axis: the axis of the classes in a batch's outputs, if each position has a label.
-        kind: the task: one of :data:`fl_core.rows.TASKS`, or labels at positions, or a loss from Python.
+        axis: the axis of the classes in a batch's outputs; None without such an axis.
+        kind: the task: one of :data:`fl_core.rows.TASKS`, or
+            :data:`~fl_core.rows.POSITIONS`, or :data:`~fl_core.rows.OWN`.
         ignored: the label of positions that do not count.
         next_tokens: whether the output at a token is compared with the next label.
-        joined: how several outputs lie side by side, which a callable takes as a dict or tuple.
+        joined: the layout of several outputs side by side in the flat ones, which a
+            callable takes as a dict or tuple. None for a single output.
     """
 
     base: Any
