@@ -33,14 +33,17 @@ from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 OWN_STEP = 1000
-"""Gradients of a batch, at most, that an algorithm's own step takes. pFedMe takes ``inner_steps``, others up to three.
-A site that lies below it changes its own rows of work alone, so the number need not be close."""
+"""The most gradients of a batch that an algorithm's own step takes.
+
+pFedMe takes ``inner_steps``, and others up to three. A wrong count below it changes
+only that site's rows of work, so the number need not be close.
+"""
 TIMES_MEDIAN = 1_000.0
-"""How often an update's norm may be the median of the others."""
+"""The largest ratio of an update's norm to the median norm of the others."""
 LEAST_UPDATES = 3
-"""Updates from which norms are compared."""
+"""The fewest updates whose norms are compared."""
 CLIP = 10.0
-"""Times the median norm to which a longer update can be shortened."""
+"""The ratio to the median norm to which a longer update can be shortened."""
 PERFECT = ("accuracy", "macro_f1", "balanced_accuracy")
 """Scores of which each is 1 if and only if the others are."""
 REPLY = {
@@ -97,6 +100,8 @@ def reply_of(
     most_bytes: int,
 ) -> ClientReply:
     """Return a site's reply if its numbers and tensors are possible.
+
+    Its message is None if the client's message counts as lost in this round.
 
     Args:
         site: the site's name.
@@ -158,7 +163,17 @@ def _check_work(
     algorithm: Algorithm,
     data: FederatedData,
 ) -> None:
-    """Check steps, samples and losses of the phases that were asked."""
+    """Check steps, samples and losses of the phases that were asked.
+
+    Args:
+        work: the site's numbers, by "phase/quantity".
+        request: the request that it answers.
+        algorithm: the algorithm, which names the phases.
+        data: the federation without samples, for the client's size.
+
+    Raises:
+        UsageError: a phase was not asked, or a number is not possible.
+    """
     phases: Sequence[Phase] = ()
     if isinstance(request, TrainRequest):
         phases = algorithm.phases(request.rnd, request.client)
@@ -191,7 +206,14 @@ def _check_scores(
     clients: LocalClients,
     data: FederatedData,
 ) -> None:
-    """Check that all scores that were asked are there and are possible, and no others."""
+    """Check that all scores that were asked are there and are possible, and no others.
+
+    A score may be NaN if the client's samples cannot give it.
+
+    Raises:
+        UsageError: scores are missing, were not asked, lie outside their range, or do
+            not fit each other or the number of samples.
+    """
     evaluated_model = clients.algorithm.evaluates
     models, splits = {LOCAL, TUNED, "global", evaluated_model}, set(SCORED)
     if not isinstance(request, ScoreRequest):
@@ -243,6 +265,9 @@ def _check_message(
     """Check that tensors and numbers are finite, and that the model's are all that were asked, and no others.
 
     A tensor of any tree whose name the model has must have the model's shape.
+
+    Raises:
+        UsageError: the message does not fit. The error names the tensor or the number.
     """
     initial = clients.initial
     names = clients.algorithm.uploaded(request.rnd, request.client)
@@ -281,7 +306,7 @@ def _check_message(
 
 
 def _numbers(value: object) -> Iterator[float]:
-    """Yield all numbers in some JSON."""
+    """Yield all numbers in a value of JSON, also in its lists and objects."""
     if isinstance(value, (dict, list)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _numbers(item)
@@ -301,10 +326,12 @@ def check_forms(replies: Mapping[str, ClientReply], last: Form) -> Form:
     of the last round counts.
 
     Args:
+        replies: the reply of each site, by name. Replies without a message are not
+            compared.
         last: the form of the last round. It is empty before.
 
     Returns:
-        The form of most replies in this round.
+        The form of most replies in this round, or ``last`` if none has a message.
 
     Raises:
         UsageError: a reply has another form. The message names its site, or all sites if no form is the commonest.
@@ -343,7 +370,10 @@ def check_forms(replies: Mapping[str, ClientReply], last: Form) -> Form:
 
 
 def _form(message: Message) -> Form:
-    """Return the names, shapes and types of a message."""
+    """Return the form of a message (:func:`check_forms`).
+
+    The model's tensors are left out, since each client can be asked for others.
+    """
     form: Form = {f"tree {kind}": "a tree" for kind in message.trees}
     for kind, tensors in message.trees.items():
         if kind == "model":
@@ -372,7 +402,7 @@ def check_norms(
     """Return the norm of each site's update, by name, and refuse one that is far larger than the others.
 
     An update is the reply of a training request minus the message that was sent. Fewer than :data:`LEAST_UPDATES` are
-    not compared.
+    not compared. Replies without a message have no norm.
 
     Args:
         requests, replies: the request and the reply of each site, by name.
@@ -425,7 +455,10 @@ def clip(
 
 
 def _norm(sent: Message, received: Message) -> float:
-    """Return the norm of what a client has changed. A tensor that was not sent counts whole."""
+    """Return the Euclidean norm of the difference between two messages.
+
+    A received tensor that was not sent, or has another shape, counts as a whole.
+    """
     total = 0.0
     sent_tensors = merge_trees(sent.trees)
     for name, tensor in merge_trees(received.trees).items():

@@ -84,7 +84,9 @@ def facts(site: Site, packet: Packet) -> Packet:
 
 
 def begin(site: Site, packet: Packet) -> Packet:
-    """Build the task of a run once, compare its model with the server's, and store the run's description.
+    """Build and check the task of a run, and store the run's description.
+
+    The model is compared with that of the server.
 
     Args:
         site: the site.
@@ -96,7 +98,8 @@ def begin(site: Site, packet: Packet) -> Packet:
         An empty packet.
 
     Raises:
-        UsageError: the initial model differs from the server's.
+        UsageError: the initial model differs from the server's, or the site lacks its
+            device.
     """
     job, start = packet.head, packet.trees["start"]
     task = _task(site, job, start)
@@ -349,7 +352,15 @@ def _task(site: Site, job: dict[str, Any], start: Tree) -> Task:
 def _models(
     algorithm: Algorithm, head: dict[str, Any], sent: Tree, state: State
 ) -> dict[str, Tree]:
-    """Return the client's models of a template: the parts that were sent, and the client's own."""
+    """Return the client's models by name, from tensors of the server and its own.
+
+    Args:
+        algorithm: makes the models if the request has no template.
+        head: the head of the request. ``models`` is the template of
+            :class:`~fedlayers.flower.clients.SiteClients`, or None.
+        sent: the tensors that the server has sent.
+        state: the client's state.
+    """
     if head["models"] is None:
         return algorithm.models(State({"model": sent}), state, Round(head["done"]))
     return {

@@ -50,7 +50,7 @@ from fl_core.tree import Tree
 POLL = 0.3
 """Seconds between two requests for replies."""
 TRIES = 5
-"""How often a site is asked if its supernode or its process is lost each time."""
+"""How often a site is asked, if its supernode or its process is lost each time."""
 FACT_BYTES = 2**24
 EXTRA_TREES = 16
 """The largest number of trees of the model's size in a reply, next to one for each client."""
@@ -74,7 +74,7 @@ class Sites:
         nodes: Flower's number of each site, by name, in alphabetical order.
         facts: the description of the first site's data.
         samples: the number of samples of each site, by name.
-        largest: the site with the largest update of the last exchange.
+        largest: the site with the largest update of the last exchange; empty before it.
     """
 
     grid: Grid
@@ -129,6 +129,11 @@ class Sites:
         Args:
             seed: the run's seed.
             split_seed: the seed that draws the test samples, if it is another one.
+
+        Raises:
+            UsageError: a site's description is not possible, or does not fit the
+                others.
+            RunError: a site fails.
         """
         key = seed, split_seed
         if key not in self._common:
@@ -166,6 +171,10 @@ class Sites:
         Args:
             run: the run's name at the sites. A run without a directory gets a new name.
             others: ignored; these are arguments of clients in this process.
+
+        Raises:
+            UsageError: a site's model differs, or its data do not fit.
+            RunError: a site fails.
         """
         clients = SiteClients(self, task, run or uuid4().hex)
         config = task.config.to_json()
@@ -186,7 +195,11 @@ class Sites:
         return clients
 
     def clients_of(self, run: Run, checkpoint: Checkpoint, task: Task) -> SiteClients:
-        """Return the clients of a stored run after a checkpoint's round. Their states are at the sites."""
+        """Return the clients of a stored run after a checkpoint's round.
+
+        Their states are at the sites. Training with these clients changes no stored
+        state.
+        """
         clients = SiteClients(self, task, run.id, store=False)
         algorithm = restore.check(run, checkpoint, task)
         clients.begin(algorithm)
@@ -231,7 +244,18 @@ class Sites:
     def _replies(
         self, kind: str, packets: Mapping[str, Packet], end: float
     ) -> Iterator[tuple[str, RecordDict]]:
-        """Yield replies until a time. A site whose process or supernode is lost is asked again."""
+        """Yield (site, contents of its reply) until a time, in order of arrival.
+
+        A site whose process or supernode is lost is asked again. Replies that no
+        request asked for are left out, with a warning.
+
+        Args:
+            kind, packets: as for :meth:`ask`.
+            end: the time to stop at, as of ``time.monotonic``.
+
+        Raises:
+            RunError: a site was lost :data:`TRIES` times.
+        """
         name_by_message: dict[str, str] = {}
         tries = Counter[str]()
         unasked_names, missing = list(packets), set(packets)
@@ -312,7 +336,16 @@ class SiteClients(LocalClients):
         return SiteClients(self.sites, self.task, self.run_name, store=False)
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
-        """Yield the replies in the requests' order, once all are there."""
+        """Yield the replies in the requests' order, once all are there or time is over.
+
+        A client whose site did not reply in time has a reply that is marked as missing.
+        Each training reply gets two observations: the norm of its update, and its share
+        of the weights. Long updates are shortened if the sites clip.
+
+        Raises:
+            UsageError: a reply is not possible, or differs too much from the others.
+            RunError: a site fails, or too few reply in time.
+        """
         requests_of = {self.names[request.client]: request for request in requests}
         packets = {
             name: self._packet(name, site_request)
@@ -390,7 +423,7 @@ class SiteClients(LocalClients):
         return packets
 
     def _packet(self, name: str, request: ClientRequest) -> Packet:
-        """Return a request as a packet. The client's tensors are named in it, for the site to fill in."""
+        """Return a request as a packet, with names in place of the client's tensors."""
         algorithm = self.algorithm
         meta = self.states[name].meta
         config = self.task.config.federation
@@ -423,8 +456,13 @@ class SiteClients(LocalClients):
     ) -> tuple[dict[str, dict[str, Any]] | None, Tree]:
         """Return the client's models by the names of their parts, and the parts that come from the server.
 
-        A part of the client's own is the pair of its tree and its name. If an algorithm computes with those, the site
-        gets the server's model and calls the algorithm itself. Then there is no template.
+        A part of the client's own is the pair of its tree and its name. Parts from the
+        server have numbers as names. If an algorithm computes with a client's tensors,
+        the first result is None. The site then gets the server's model and calls the
+        algorithm itself.
+
+        Raises:
+            UsageError: the client's state lacks what the algorithm reads.
         """
         parts: dict[int, Any] = {}
         state = self.algorithm.client_state(self.initial, request.client)

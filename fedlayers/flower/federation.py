@@ -84,10 +84,11 @@ Keys = TypeVar("Keys")
 
 
 def read_keys(path: Path, kind: type[Keys]) -> Keys:
-    """Read a TOML file into the dataclass ``kind``.
+    """Return the object of the dataclass ``kind`` that a TOML file describes.
 
     Raises:
-        UsageError: a key is unknown or missing, or a value has another type.
+        UsageError: the file cannot be read, a key is unknown or missing, or a value has
+            another type or is out of range.
     """
     values, hints = read_toml(path, TOML_BYTES), get_type_hints(kind)
     with about(str(path)):
@@ -191,7 +192,7 @@ FACTS = {
     "clip": str,
 }
 KEPT = ("task", "classes", "target", "tokens", "mean", "std", "images", "columns")
-"""Facts that every site needs of the others."""
+"""The keys of :data:`FACTS` that every site receives as those of the federation."""
 DESCRIPTION = {
     "sizes": [COUNT],
     "digest": str,
@@ -205,11 +206,14 @@ Ends = tuple[tuple[float, ...], tuple[float, ...]]
 """The lower and the upper fences of a table's columns."""
 MOST_SAMPLES = 10**9
 FAR = 10.0
-"""Standard deviations between means of a column from which a site is noted."""
+"""Standard deviations between means of a column from which a warning names the site.
+
+The ratio of two standard deviations has the same limit.
+"""
 MOST_MOMENT = 1e300
 """The largest sum of squared differences of a column."""
 LARGEST = 1e30
-"""The largest loss, and the largest of other numbers. Float32 holds it."""
+"""The largest size of a loss or another number from a site. Float32 holds it."""
 
 
 def checked(site: str, values: Mapping[str, Any], form: object) -> dict[str, Any]:
@@ -285,7 +289,8 @@ def widest(
 ) -> Ends | None:
     """Return the lowest lower and the highest upper fence of each column over all sites; None if no site has fences.
 
-    Fences are the ends of a column's usual values, beyond which cells are clipped.
+    Fences are the ends of a column's usual values, beyond which cells are clipped. If
+    no site has fences for a column, its ends are those of float32.
 
     Args:
         facts: the facts of one site, with the shape of a sample.
@@ -319,7 +324,9 @@ def settled(
 ) -> tuple[Ends, dict[str, dict[str, Any]]]:
     """Return the fences of the columns that are clipped, and the sites' descriptions with moments after clipping.
 
-    A column with too many cells beyond its fences (:data:`MOST_OUTSIDE`) is not clipped.
+    A column with too many cells beyond its fences (:data:`MOST_OUTSIDE`) is not
+    clipped. A warning names columns with clipped cells. Both fences are empty if no
+    column has them.
 
     Args:
         facts: the facts of one site.
@@ -405,7 +412,21 @@ def _check_moments(
 def _preparation(
     facts: Mapping[str, Any], sites: Mapping[str, Mapping[str, Any]], ends: Ends
 ) -> Preprocessing | None:
-    """Return the preparation of all sites' tables together, from their words and moments (Chan et al. 1983)."""
+    """Return the preparation of all sites' tables together.
+
+    It comes from the sites' words and moments (Chan et al. 1983). It is None for data
+    that need none. A warning names a site whose column has a far mean or standard
+    deviation.
+
+    Args:
+        facts: the facts of one site.
+        sites: the description of each site, by name.
+        ends: the lower and upper fences; empty without clipping.
+
+    Raises:
+        UsageError: a site's moments are not possible, or no site has a value in a
+            column.
+    """
     is_prepared = facts["scale"] != "none" or facts["impute"] != "none"
     if not is_prepared and not any(facts["worded"]) and not ends[0]:
         return None

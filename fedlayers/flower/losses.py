@@ -1,4 +1,7 @@
-"""The losses of one seed whose samples are at sites: what the server asks of them, and how it reads the replies."""
+"""The losses of one seed whose samples are at sites.
+
+The server requests sums of them, and checks the replies.
+"""
 
 from __future__ import annotations
 
@@ -183,7 +186,10 @@ class SiteLosses(SeedLosses):
 
     @cached_property
     def base_rate(self) -> Predictor:
-        """Return the predictor that knows how often each client's training samples have each class."""
+        """Return the predictor without features, from each client's training samples.
+
+        A run must have been finished before (:meth:`finish`).
+        """
         return self._predictor(
             BASE_RATE, [head["base"] for head in self.heads.values()]
         )

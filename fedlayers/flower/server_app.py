@@ -269,6 +269,13 @@ def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run config names.
 
     Flower prints an error that is raised here, and marks the run as failed. The error is one line, without a traceback.
+
+    Args:
+        grid: Flower's grid, which connects the sites.
+        context: Flower's context, whose run config names the server's TOML file.
+
+    Raises:
+        RunError: the run failed, or its file or configuration does not fit.
     """
     try:
         path = Path(str(context.run_config.get(RUN_KEY, "")))

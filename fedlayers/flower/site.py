@@ -48,7 +48,10 @@ from fl_core.storage import (
 
 
 def supernode() -> str:
-    """Return the process id of the supernode, which is the parent of this process's parent."""
+    """Return the process id of the supernode, the parent of this process's parent.
+
+    It is empty on systems without ``/proc``.
+    """
     stat = Path(f"/proc/{os.getppid()}/stat")
     if stat.exists():
         return stat.read_text().rpartition(")")[2].split()[1]
@@ -95,9 +98,13 @@ class Site:
 
     Args:
         path: the path of the site's TOML file.
-        number: the number of the client whose samples the site holds, in a simulation. The site gets the client's name.
+        number: the number of the client whose samples the site holds, in a simulation.
+            The site gets the client's name. None outside of a simulation.
 
     Attributes:
+        name: the client's name.
+        file: the keys of the TOML file.
+        folder: the folder of the site's states, next to the TOML file.
         source: the site's samples, read from its own files.
 
     >>> lines = [f"{k % 7},{k % 2}" for k in range(20)]
@@ -139,7 +146,14 @@ class Site:
             return source
 
     def _own(self, source: Source) -> Source:
-        """Return the samples of this site's client, if the data name clients."""
+        """Return the samples of this site's client.
+
+        They are all samples if the data name no clients. In a simulation the site's
+        name becomes that of the client.
+
+        Raises:
+            UsageError: a sample has several inputs, or the data have no such client.
+        """
         if getattr(source.shape, "layout", None):
             raise UsageError("samples over sites must have one input; got several.")
         if source.owner is None:
@@ -155,7 +169,12 @@ class Site:
         return source.take(np.flatnonzero(source.owner == number))
 
     def _common(self, source: Source) -> Source:
-        """Return the samples with the classes and the words of the whole federation."""
+        """Return the samples with the classes and the words of the whole federation.
+
+        Raises:
+            UsageError: a class is unknown, or ``classes`` or ``vocabulary`` does not
+                fit the task.
+        """
         class_names = self.file.classes
         vocabulary = self.file.vocabulary
         if class_names is not None:
@@ -203,6 +222,8 @@ class Site:
         """Return the sizes of the client's splits, their digest and classes, and what a table's preparation needs.
 
         The keys are those of DESCRIPTION of :mod:`fedlayers.flower.federation`.
+        ``moments`` is None for data that are neither scaled nor filled, and ``fences``
+        for data that are not clipped.
 
         Args:
             number: the client's number in the federation.
@@ -278,7 +299,15 @@ class Site:
         }
 
     def _moments(self, values: Floats, train: Integers) -> list[list[float]]:
-        """Return the count, mean and sum of squared differences of each column, and of the targets of a regression."""
+        """Return the moments of each column, [3][columns].
+
+        They are the count, the mean, and the sum of squared differences from the mean.
+        Missing values do not count. The targets of a regression are the last column.
+
+        Args:
+            values: the columns of the training samples, [n, d].
+            train: the positions of these samples, [n].
+        """
         source = self.source
         if source.task == REGRESSION:
             values = np.column_stack([values, source.y[train].astype(np.float64)])
@@ -327,7 +356,16 @@ class Site:
         return len(np.intersect1d(first_split, other_split))
 
     def _split(self, number: int, seed: int, split_seed: int | None) -> list[Integers]:
-        """Split as one machine does (:func:`fl_core.data.partitions.make`)."""
+        """Return the positions of train, validation and test samples.
+
+        Each split is in ascending order. They are the same as on one machine
+        (:func:`fl_core.data.partitions.make`).
+
+        Args:
+            number: the client's number in the federation.
+            seed: the run's seed.
+            split_seed: the seed that draws the test samples; None for the run's.
+        """
         source = self.source
         first_seed = split_seed
         if first_seed is None:
@@ -444,7 +482,10 @@ class States:
             }
 
     def save_outputs(self, models: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Store the outputs of models by name and split. They replace those of the same names."""
+        """Store the outputs of models by name and split.
+
+        They replace all earlier outputs of the run.
+        """
         tensors, names = dict[str, Tensor](), dict[str, dict[str, str]]()
         for name, splits in models.items():
             names[name] = {split: f"{name}-{split}" for split in splits}
@@ -454,7 +495,11 @@ class States:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the folder, and check that the supernode of this process still runs."""
+        """Lock the folder, and check that the supernode of this process still runs.
+
+        Raises:
+            RunError: the supernode has ended, or another process has the lock.
+        """
         with self.files.locked():
             if supernode() != STARTED_BY:
                 raise RunError("the supernode has ended: nothing is written.")
