@@ -1,4 +1,4 @@
-"""The answer of a decision: one frozen object, and its words. No sentence of a decision is written elsewhere."""
+"""The answer of a decision: one frozen object, and its headline, bullets and table."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class Line(NamedTuple):
         way: the way's name.
         action: ``share_all``, ``share_some`` or ``alone``; empty for the base rate and for pooled models.
         value: the way's test score as it is printed, shares in percent.
-        difference: ``value`` minus the value of the recommended way.
+        difference: ``value`` minus the value of the recommended way, or else of the
+            base rate.
         low, high: the ends of the difference's 95 % interval, which holds for all lines together; NaN if unknown.
         error: the standard error of the difference; NaN if unknown.
     """
@@ -86,7 +87,8 @@ class Answer(Displayed):
     Attributes:
         action: ``share_all``, ``share_some``, ``alone``, or ``none`` if no way is better than the base rate.
         way: the name of what to use; empty for ``none``.
-        plan: the layers of your network to share; None for a simple model and for a linear one.
+        plan: the layers of your network to share; None for a way without a plan, such
+            as a simple model.
         fine_tuning, rate: epochs that every client trains after the last round, and their learning rate.
         network: the name of the best way of your network, which has a plan in ``plans/``; empty without one.
         lines: every way, the recommended one first: its score, and its difference to the recommended one.
@@ -94,7 +96,10 @@ class Answer(Displayed):
             of each other action.
         also_good: at most two lines of other actions within one standard error, those that do not federate first.
         pooled: the line of a model of all rows together, if it is shown to be better.
-        clients: for each client with test samples, whether it gains or loses against local training.
+        clients: ``gains``, ``loses`` or ``none shown`` for each client with samples in
+            ``split``. A client gains if the way is shown to have a lower loss than both
+            local training and the client's own linear model. It loses if one of these
+            is shown to have a lower loss than the way.
         fallback: the clients whose validation loss is shown to be lower alone.
         differ: whether clients differ; None if it was not tested.
         alike: groups of clients, if they stand out.
@@ -103,7 +108,7 @@ class Answer(Displayed):
         split: the split that is scored.
         digits: digits after the decimal point.
         samples, smallest: the number of samples in this split, and the smallest difference that they can show.
-        task: the kind of task.
+        task: the kind of task, of :data:`fl_core.rows.TASKS`.
         seeds: the seeds of the runs.
         cost: ``bytes_a_round`` of a client, ``rounds``, ``full_runs``, ``bytes`` of all clients, and ``seconds``.
         rates: the learning rates in words, if any were tried.
@@ -179,7 +184,11 @@ class Answer(Displayed):
         return Summary.of_frame(self.headline(), self.shown(), layers)
 
     def shown(self) -> pd.DataFrame:
-        """Return :meth:`table` with its numbers formatted as text."""
+        """Return the ways as a table of text, with a note on each difference.
+
+        Columns are ``way``, the score, the difference to the recommended way with its
+        interval, and ``note``.
+        """
         return table(self)
 
     def to_json(self) -> dict[str, Any]:
@@ -245,6 +254,8 @@ def _plain(line: Line) -> dict[str, Any]:
 def describe(way: str, task: str) -> str:
     """Return a way in words, as the object of a comparison.
 
+    Unknown names stay as they are.
+
     >>> describe("local", "classification"), describe("linear_local", "survival")
     ('local training', 'a Cox regression of each client')
     """
@@ -266,7 +277,11 @@ def describe(way: str, task: str) -> str:
 
 
 def score_name(answer: Answer) -> str:
-    """Return the name of the score that ranks: the log loss of classes, else the loss, or the named score."""
+    """Return the name of the score that ranks the ways.
+
+    It is the log loss of classes or labels, else the loss, or the named score. A score
+    that is a share has its unit, %, after the name.
+    """
     if answer.score != "loss":
         unit = ""
         if TABLE[answer.score].share:
@@ -369,7 +384,7 @@ def _headline_rivals(answer: Answer) -> list[Line]:
 
 
 def _what_to_do(answer: Answer) -> str:
-    """Return the first sentence without its end."""
+    """Return the headline's first sentence, without a full stop."""
     task_kind, way = answer.task, answer.way
     if answer.action == ALONE:
         way_text = describe(way, task_kind)
@@ -397,7 +412,7 @@ def _what_to_do(answer: Answer) -> str:
 
 
 def layer_names(names: tuple[str, ...]) -> str:
-    """Return a few layers by name, and many by their number.
+    """Return a few layers by name, and many by their number; ``its layers`` for none.
 
     >>> layer_names(("fc1", "fc2")), layer_names(("a", "b", "c", "d"))
     ('fc1 and fc2', '4 layers')
@@ -509,7 +524,10 @@ def text(answer: Answer) -> str:
 
 
 def table(answer: Answer) -> pd.DataFrame:
-    """Return the table as text: each way, its score, and its difference to the recommended one."""
+    """Return the table as text: each way, its score, its difference, and a note on it.
+
+    The difference is that to the recommended way, or else to the base rate.
+    """
     rows = []
     for line in answer.lines:
         gap = ""

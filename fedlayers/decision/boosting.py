@@ -16,9 +16,9 @@ from fl_core.rows import MULTILABEL, REGRESSION, SURVIVAL
 Array = NDArray[Any]
 
 MODEL = "sklearn:boosted_trees"
-"""The name of the models in descriptions."""
+"""The name of the models in descriptions of stored models."""
 OPTIONS = {"trees": TREES, "depth": DEPTH}
-"""The options of the models in descriptions."""
+"""The options of the models in descriptions of stored models."""
 MOST_ROWS = 20_000
 """Rows in one fit, at most."""
 
@@ -66,7 +66,8 @@ def fit_boosting(
         y: classes [n]; labels of 0 and 1 [n, C]; or numbers [n], standardised if the task's outputs are.
         kind: the task of :data:`fl_core.rows.TASKS`.
         n_classes: the number C of classes or labels.
-        class_weights: the weight of each class's samples, [C].
+        class_weights: the weight of each class's samples, [C]; None for equal weights.
+            Only a task with classes reads it.
         seed: draws the samples and columns of each tree.
     """
     # takes long to import
@@ -129,7 +130,12 @@ def _write(
     with one wrong sample of probability p has 1/p.
 
     Args:
-        raw: the model's raw outputs. Samples ``x`` give what the trees are added to.
+        module: the module, which is changed in place.
+        columns: numbers of the outputs.
+        model: the fitted model of scikit-learn.
+        raw: a function that returns the fitted model's raw outputs for samples.
+        x: samples [n, d]. The module's constants are set such that its outputs for them
+            equal the raw ones, except in bounded leaves.
     """
     for stage, trees in enumerate(model.estimators_):
         for column, estimator in zip(columns, trees, strict=True):

@@ -176,7 +176,7 @@ def answered(trained: Trained) -> Answer:
 
 
 def _plan_of(trained: Trained, name: str) -> LayerPlan | None:
-    """Return the plan of a way, with its fine-tuning and the evidence."""
+    """Return a way's plan with its fine-tuning and evidence; None without a plan."""
     question = trained.question
     plan = question.way(name).plan
     if plan is None:
@@ -214,8 +214,9 @@ def _groups(trained: Trained) -> tuple[tuple[str, ...], ...]:
 def cost_of(trained: Trained, workers: int, began: float) -> dict[str, float]:
     """Return the cost of a decision by name.
 
-    Keys are ``bytes_a_round`` (of one client), ``rounds``, ``full_runs`` (of the network), ``bytes`` (of all clients in
-    all rounds) and ``seconds``.
+    Keys are ``bytes_a_round`` (of one client with FedAvg), ``rounds``, ``full_runs``
+    (the rounds and fine-tuning as a number of full runs), ``bytes`` (of all clients in
+    all rounds) and ``seconds``. Runs of the linear model count in the seconds alone.
 
     Args:
         trained: the trained ways.
@@ -239,7 +240,8 @@ def cost_of(trained: Trained, workers: int, began: float) -> dict[str, float]:
 def store(answer: Answer, out: Path) -> Answer:
     """Write the files of an answer below ``out``: models, plans, and last ``choice.json``. Return the answer.
 
-    Models and ``plan.json`` of an earlier answer are removed.
+    Models and ``plan.json`` of an earlier answer are removed. Over sites no models are
+    written, since they stay there.
     """
     trained = answer.trained
     if trained is not None:

@@ -218,13 +218,20 @@ def table_of(
     """Return the table of losses of trained runs, their rows, and why runs have no score, by name.
 
     Args:
+        jobs: the runs, which have ended.
         score: the score that ranks the runs.
         split: the split whose samples are scored. Others are not read.
-        failed: {run: why it has no result}. If given, runs without a finite score join them.
+        failed: {run: why it has no result}. If given, runs without a finite score join
+            them. It is not changed.
         baselines: add the simple models (:mod:`fedlayers.decision.simple`).
 
     Warns:
         UserWarning: the clients of an algorithm hold parts of the model, so that it has no loss.
+
+    Raises:
+        UsageError: an output of classes or labels is not finite, and ``failed`` is
+            None.
+        NonFiniteError: an output of another task is not finite.
     """
     parts: dict[tuple[int, str, str], Part] = {}
     frames, missing = [], dict(failed or {})
@@ -280,7 +287,8 @@ def _scored(
         split: the split of the part.
 
     Raises:
-        UsageError: an output is not finite.
+        UsageError: an output of classes or labels is not finite.
+        NonFiniteError: an output of another task is not finite.
     """
     frame, has_probabilities = job.rows, losses.kind in PROBABLE
     if has_probabilities:
@@ -478,7 +486,14 @@ def tune(
 def _table(
     tried: pd.DataFrame, losses: LossTable, failed: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Return the trials with their mean scores over seeds; NaN, and why, if a run of theirs failed."""
+    """Return the trials with the columns ``value``, ``failed`` and ``best``.
+
+    Args:
+        tried: a line for each trial, with its ``arm``, ``algorithm`` and settings.
+        losses: the scores of the trials that have a result. ``value`` is the mean over
+            seeds, and NaN for other trials.
+        failed: why a trial has no result, by its arm; empty text for others.
+    """
     table = tried.drop(columns="arm")
     present_ways = set(losses.ways)
     table["value"] = [

@@ -60,17 +60,20 @@ class Comparison(Displayed):
             (:func:`headline`).
         training: the local training in words, per algorithm if they differ.
         losses: the table of the score that ranks, for intervals of differences; None without intervals.
-        score: the score by which algorithms are ranked, one of :data:`fl_core.rows.SCORES`; default macro-F1, for a
-            regression R2.
+        score: the score by which algorithms are ranked, one of
+            :data:`fl_core.rows.SCORES`. Default: the task's main score, such as
+            macro-F1 for classes and R2 for numbers.
         scores: one value per run and metric: the headline model on the test split, combined over clients by training
             samples (columns algorithm, seed, model, metric, value).
-        table: one line per algorithm: each metric's mean and 95 % interval over seeds, then fairness, incentive and
-            mean rank (by the score). Baselines (:mod:`fedlayers.decision.losses`) have no rank.
+        table: one line per algorithm: each metric's mean and 95 % interval over seeds,
+            then fairness, incentive and mean rank (by the score). Baselines
+            (:mod:`fedlayers.decision.simple`) have no rank.
         unranked: why there are no ranks; "" if there are.
         clients: the mean over seeds for each algorithm, client and metric; NaN if a seed has no value,
             and left out if the client's samples cannot give the score.
         left_out: a line for each shown score that some clients' samples cannot give. It is the mean over the others.
-        positive: the class of two whose AUROC and AUPRC are scored, as in the rows; also in the table.
+        positive: the class of two whose AUROC and AUPRC are scored, as in the rows;
+            also in the table. Empty without one.
 
     Raises:
         UsageError: no finished run, or rows without the score.
@@ -225,7 +228,13 @@ class Comparison(Displayed):
         return table
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw each algorithm's mean score with its interval (:func:`diagnostics.plots.runs.comparison`)."""
+        """Draw each algorithm's mean score with its interval, and return the Axes.
+
+        See :func:`diagnostics.plots.runs.comparison`.
+
+        Args:
+            ax: the Axes to draw on. Default: those of a new figure.
+        """
         from diagnostics import plots
 
         score = self.score

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 def store_models(out: Path, answer: Answer, trained: Trained) -> None:
     """Store each client's model of the recommended way, of the simple ways and of the fallback, in the first seed.
 
-    The files are in the folder ``models`` below ``out``. Models of an earlier answer are removed. A model that cannot
-    be built again from a description is left out, with a warning.
+    The files are in the folder ``models`` below ``out``. Models of an earlier answer
+    are removed. A model that cannot be built again from a description is left out, with
+    a warning. Models of samples with several inputs are left out without one.
     """
     question = trained.question
     seed, folder = question.seeds[0], out / "models"
@@ -99,7 +100,15 @@ def _mixed(trained: Trained, one: Predictor, clients: tuple[str, ...]) -> Predic
 def _store_simple(
     folder: Path, name: str, losses: SeedLosses, one: Predictor, choice: str
 ) -> None:
-    """Store each client's simple model."""
+    """Store each client's simple model.
+
+    Args:
+        folder: the folder of the models.
+        name: the name of the stored models in it.
+        losses: the samples of the first seed.
+        one: the predictor, with a model for each client.
+        choice: the name of the decision's folder, for the description.
+    """
     model, options = "linear", dict[str, Any]()
     if one.name.startswith("boosting"):
         model, options = MODEL, OPTIONS
@@ -125,7 +134,14 @@ def _store_simple(
 def _described(
     trained: Trained, way: str
 ) -> tuple[dict[str, nn.Module], Task, dict[str, Any]]:
-    """Return a way's models in the first seed after their fine-tuning, their task, and their description."""
+    """Return a way's models in the first seed, their task, and their description.
+
+    The models are those after fine-tuning.
+
+    Raises:
+        UsageError: clients hold parts of the model, or it cannot be built again from a
+            description.
+    """
     seed = trained.question.seeds[0]
     losses, finished_run = trained.question.losses[seed], trained.runs[way][seed]
     tuning = trained.tuning[way]
@@ -160,7 +176,10 @@ def _store(
     models: Mapping[str, nn.Module],
     about: dict[str, Any],
 ) -> None:
-    """Store clients' models with the calibration with which they are scored."""
+    """Store clients' models with the calibration with which they are scored.
+
+    The calibration is added to the description ``about`` in place.
+    """
     about["temperature"], weight = losses.calibration(one)
     bases = {client: weight * base for client, base in losses.bases.items()}
     base = weight * evaluate.base_outputs(losses.task.data, losses.task.criterion)

@@ -1,4 +1,7 @@
-"""The jobs of a study: every arm with every seed is one run. A backend trains them. Clear errors come before that."""
+"""The jobs of a study: every way with every seed is one run. A backend trains them.
+
+Invalid values and folders with other runs are refused before any training.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +154,10 @@ class TrainingJob:
 
     @cached_property
     def best_round(self) -> int | None:
-        """Return the best round of its run's main model under its stopping rule; None without a rule."""
+        """Return the best round of its run's main model under its stopping rule.
+
+        It is None without a rule, or if the model has no best round.
+        """
         rule = store.Run(self.path).stopping_rule()
         if rule is None:
             return None
@@ -203,7 +209,14 @@ class TrainingJob:
             )
 
     def with_weights(self) -> TrainingJob:
-        """Return the job with its pretrained weights loaded, if its configuration names any."""
+        """Return the job with its pretrained weights loaded, if there are any.
+
+        The configuration names them. A run that has begun needs none.
+
+        Raises:
+            UsageError: the model comes from Python and cannot be sent to another
+                process.
+        """
         if self.model is not None:
             check_sendable(self.model)
             return self
@@ -233,7 +246,12 @@ class TrainingJob:
         )
 
     def sent_to(self, path: Path | None) -> TrainingJob:
-        """Return the same job for another machine, with its folder there if one is given."""
+        """Return the same job for another machine.
+
+        Args:
+            path: the job's folder there. With None the job keeps its folder. It then
+                has all defaults in its configuration, and is marked as ``away``.
+        """
         if path is not None:
             return replace(self, path=path)
         # its paths do not depend on the folder one is in
@@ -301,7 +319,8 @@ def assembled(
 
     Args:
         task: a task whose data are shared by the runs of its seed.
-        announced: tables and notes that were announced before; others are announced once.
+        announced: tables and notes that were announced before; others are announced
+            once, and added to it. With None nothing is announced.
         stored: whether directories with other runs are refused.
 
     Raises:
@@ -331,8 +350,13 @@ def train(
     configuration does not say how often to save.
 
     Args:
+        jobs: the runs.
+        place: the backend.
         tell: receives a line when a quarter of the runs is done, and one for each run that diverged. Without it
             divergence is an error like any other: it ends the other runs and is raised.
+
+    Raises:
+        RunError: a run failed. Errors of other kinds are raised as they are, too.
     """
     failed: dict[str, str] = {}
 
@@ -379,13 +403,16 @@ def open_backend(
     """Open a backend by name and close it at the end. An open one stays open. No name means this process.
 
     Args:
-        workers: the configuration's number of workers. With a backend by name it must be 0.
+        backend: an open backend, its name, or an empty text for this process.
+        workers: the configuration's number of workers. With a backend by name it must
+            be at most 1.
         parallel: without a name, train the runs side by side in ``workers`` processes, each run without workers.
         progress: show the progress of the runs that are trained there.
         live: draw the runs in the notebook's cell, at most once a second.
 
     Raises:
-        UsageError: an unknown name, a package that is not installed, or workers as well.
+        UsageError: an unknown name, a package that is not installed, or several workers
+            as well.
     """
     end_unguarded()
     if parallel and workers > 1 and not backend:
@@ -473,7 +500,7 @@ def study_folder(out: Path | str) -> Path:
     """Return the output folder of a study.
 
     Raises:
-        UsageError: it is a run or a file.
+        UsageError: it is a run, a file, or the root of all folders.
         CorruptError: there is a link below the folder.
     """
     out = Path(out)

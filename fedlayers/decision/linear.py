@@ -10,7 +10,10 @@ from fl_core.models.tokens import TokenShape
 
 MODEL = "linear"
 COUNTS = 1024
-"""Counts of words over sites, at most, to which words are hashed. A vocabulary of any size sends as little."""
+"""The number of word counts over sites.
+
+Words are hashed to them, so a larger vocabulary does not make messages larger.
+"""
 
 
 def linear_model_of(data: FederatedData) -> dict[str, Any] | str:

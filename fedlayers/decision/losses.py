@@ -78,7 +78,12 @@ def once(method: Method) -> Method:
 
 
 class Loaded(NamedTuple):
-    """The models of a run's round by client, their kind, and their task."""
+    """The models of a run's round by client, their kind, and their task.
+
+    Attributes:
+        round: the number of the round.
+        kind: the kind of the models, such as ``personal`` or ``global``.
+    """
 
     round: int
     kind: str
@@ -87,7 +92,10 @@ class Loaded(NamedTuple):
 
 
 THIRD = 1 / 3
-"""The rate of fine-tuning, times the run's. FedAvg also fine-tunes at its own rate."""
+"""The learning rate of fine-tuning as a factor of the run's.
+
+FedAvg and the linear model also fine-tune at the run's own rate.
+"""
 
 
 class Tuning(NamedTuple):
@@ -112,9 +120,11 @@ class FinishedRun:
 
     Attributes:
         tuned: a predictor for each amount of fine-tuning. Amounts that diverged are missing.
-        learned_nothing: whether its training loss is not below that of the base rate, before fine-tuning.
+        learned_nothing: whether its training loss is not below that of the base rate,
+            before fine-tuning. It is False for numbers and survival.
         loaded: the run's models; None if they are at sites.
         last: the models of the last round, for tests that need models which were not selected on validation samples.
+            Without blocks they are the models of ``loaded``.
         cross: for each amount of fine-tuning the outputs of the last round's models, client by client. Each client's
             model predicts the validation samples of all clients of its block. Blocks are the argument ``parts`` of
             :meth:`SeedLosses.finish`. Empty without blocks.
@@ -129,7 +139,7 @@ class FinishedRun:
 
     @property
     def lr(self) -> float:
-        """Return the learning rate of the run."""
+        """Return the learning rate of the run; 0 if it has none."""
         return float(self.job.resolved.training.lr or 0)
 
     def rate(self, tuning: Tuning) -> float:
@@ -146,6 +156,14 @@ class SeedLosses:
     Args:
         task: the FedAvg task of this seed.
         only: the client whose samples are here, if the others' samples are at their sites.
+
+    Attributes:
+        kind: the kind of task, of :data:`fl_core.rows.TASKS`.
+        class_weights: the weight of each class, float64 [C]; None without weights.
+        sizes: the number of training samples of each client.
+        bases: the outputs of each client's base rate, float64 [C].
+        labels: by split, the labels [n, ...] of each client that has samples in it.
+        samples: by split, a line for each sample: ``client``, ``group`` and ``weight``.
     """
 
     def __init__(self, task: Task, only: str = "") -> None:
@@ -267,7 +285,7 @@ class SeedLosses:
             job: the run, which has ended.
             amounts: the amounts of fine-tuning.
             parts: blocks of clients, lists of their numbers. A client's models predict the validation samples of its
-                whole block.
+                whole block. Without blocks they predict the client's own samples alone.
 
         Raises:
             UsageError: the clients hold parts of the model, so that none predicts alone.
@@ -339,7 +357,11 @@ class SeedLosses:
 
     @cached_property
     def base_rate(self) -> Predictor:
-        """Return the predictor that knows how often each client's training samples have each class."""
+        """Return the predictor without features, from each client's training samples.
+
+        It predicts the share of each class or label, the mean of numbers, or equal
+        hazards.
+        """
         return self.predictor(
             BASE_RATE, lambda client, x: self.bases[client].expand(len(x), -1)
         )
@@ -426,7 +448,12 @@ class SeedLosses:
     def losses(self, one: Predictor, split: str) -> Outputs:
         """Return the loss of each sample of a split, float64 [n] by client, for the outputs of a predictor.
 
-        On validation samples the calibration is cross-fitted: each half is calibrated by a fit on the other half.
+        Probabilities are calibrated. On validation samples the calibration is
+        cross-fitted: each half is calibrated by a fit on the other half. Numbers and
+        survival have the loss of training.
+
+        Raises:
+            UsageError: probabilities cannot be calibrated (:meth:`calibration`).
         """
         outputs, y, base = self._joined(one, split)
         sizes = [
@@ -463,7 +490,8 @@ class SeedLosses:
 
         Args:
             client: the client's name.
-            y: labels of the samples, [n]. Weights follow the class weights, if any.
+            y: labels of the samples, [n, ...]. Weights follow the class weights, if
+                any.
         """
         weights = torch.ones(len(y), dtype=torch.float64)
         if self.class_weights is not None:
@@ -472,7 +500,7 @@ class SeedLosses:
 
     @property
     def splits(self) -> list[str]:
-        """Return the splits with samples: validation and test."""
+        """Return those of the two splits, validation and test, that have samples."""
         return [split for split in (VALIDATION, TEST) if self.labels[split]]
 
     def overlap(self, first: SeedLosses, split: str) -> float:
@@ -498,6 +526,10 @@ class SeedLosses:
             one: the predictor.
             split: validation or test.
             score: the name of the score, one of :data:`fl_core.rows.SCORES`.
+
+        Raises:
+            UsageError: probabilities cannot be calibrated (:meth:`calibration`).
+            NonFiniteError: another output is not finite.
         """
         draws = self._draws(one, split, score)
         names = {name: number for number, name in enumerate(self.sizes)}
@@ -567,14 +599,20 @@ class SeedLosses:
         return evaluate.scores(outputs.float(), y, criterion, *known_classes)
 
     def scores(self, one: Predictor, split: str = TEST) -> dict[str, float]:
-        """Return a predictor's scores: means over the clients that have them, weighted by training samples."""
+        """Return a predictor's scores by name: means over the clients that have them.
+
+        Clients are weighted by training samples. A score that no client has is NaN.
+        """
         table = self.by_client(one, split)
         sizes = pd.Series(self.sizes).reindex(table.index)
         means = table.mul(sizes, axis=0).sum() / table.notna().mul(sizes, axis=0).sum()
         return dict(means)
 
     def mean_loss(self, one: Predictor, split: str) -> float:
-        """Return the loss of :meth:`scores` alone, which is much cheaper than all scores."""
+        """Return the loss of :meth:`scores` without its other scores.
+
+        This takes less time. The loss is NaN if no client has one.
+        """
         total = size = 0.0
         for client, losses in self.losses(one, split).items():
             weights = self.weights(client, self.labels[split][client])
@@ -616,13 +654,16 @@ def outputs_after(
 ) -> dict[Tuning, Tensor]:
     """Return the raw outputs [n, C] of a tuner's samples, before and after some amounts of fine-tuning.
 
-    Amounts that diverge are left out.
+    Amounts of at least one epoch that diverge are left out.
 
     Args:
         tuner: trains the copies.
         task: the run's task, whose layers are all fine-tuned.
         amounts: the amounts of fine-tuning. No fine-tuning is always added.
         lr: the learning rate of the run.
+
+    Raises:
+        NonFiniteError: the outputs before fine-tuning are not finite.
     """
     names, outputs = every(task.layers), {Tuning(): tuner.start}
     for factor in dict.fromkeys(amount.factor for amount in amounts if amount.epochs):

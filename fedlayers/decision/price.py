@@ -118,9 +118,16 @@ def estimate_cost(
 def measured_cost(
     task: Task, jobs: Sequence[TrainingJob], workers: int, tuning_epochs: int = 0
 ) -> Cost:
-    """Return the cost of runs from their rows and clocks, and of fine-tuning. Earlier training counts as well.
+    """Return the cost of runs from their rows and clocks.
 
-    The arguments are those of :func:`estimate_cost`.
+    Training in earlier calls counts as well. Fine-tuning counts in ``full_runs`` alone.
+    Runs that failed before their first round have no cost.
+
+    Args:
+        task: the FedAvg task, which has the rounds and the epochs of a full run.
+        jobs: the runs, which have ended.
+        workers: the number of runs that trained side by side.
+        tuning_epochs: epochs of fine-tuning of all clients together.
     """
     rounds, sent_bytes, seconds = 0, 0.0, 0.0
     for job in jobs:

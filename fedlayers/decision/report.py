@@ -160,7 +160,7 @@ def client_losses(answer: Answer) -> pd.DataFrame:
 
 
 def _add_learning(page: Page, out: Path, answer: Answer) -> None:
-    """Add the curves of all runs."""
+    """Add the learning curves of all runs to a page, if the answer has its runs."""
     if answer.trained is None:
         return
     frames = []
@@ -382,7 +382,7 @@ GLOSSARY = {
     "validation sample": "A sample that is not trained on and that choices are judged by.",
     "way": "An algorithm with the layers that it shares, or a simple model.",
 }
-"""Terms of a report, for readers from other fields."""
+"""The meanings of a report's terms, by term."""
 
 
 def overview(task: Task, answer: Answer) -> list[str]:

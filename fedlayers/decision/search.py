@@ -47,6 +47,7 @@ class Range:
     """All numbers from ``low`` to ``high``, such as ``1e-4..1e-1:log``, rounded to four digits.
 
     Attributes:
+        low, high: the ends of the range.
         log: whether numbers are drawn uniformly in the logarithm.
     """
 
@@ -55,7 +56,10 @@ class Range:
     log: bool = False
 
     def at(self, share: float) -> float:
-        """Return the number at a share, 0 to 1, of the way from ``low`` to ``high``."""
+        """Return the number at a share, 0 to 1, of the way from ``low`` to ``high``.
+
+        With ``log`` the share is that of the logarithms.
+        """
         if self.log:
             number = self.low * (self.high / self.low) ** share
         else:
@@ -70,8 +74,15 @@ Search = tuple[Any, ...] | Range
 def parse_search(key: str, text: Any) -> Search:
     """Parse the search of a key: ``LOW..HIGH``, ``LOW..HIGH:log``, values between commas, or a list.
 
+    The result is a :class:`Range`, or a tuple of values.
+
+    Args:
+        key: name of the key, for messages.
+        text: the search.
+
     Raises:
-        UsageError: no numbers, a reversed range, or a repeated value.
+        UsageError: a range has no numbers at its ends or is reversed, or there is no
+            value, or a repeated one.
 
     >>> parse_search("lr", "1e-4..1e-1:log").at(1 / 3)
     0.001
@@ -160,6 +171,11 @@ def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
     A point's values depend on the key's name and the point's number, but not on the algorithm. All algorithms therefore
     try the same learning rates. A search with more trials begins with the same trials.
 
+    Args:
+        space: the search of each key.
+        trials: largest number of points.
+        seed: seed of the random draws.
+
     >>> space = {"lr": parse_search("lr", "0.01..1:log"), "mu": parse_search("mu", "0.1,1")}
     >>> points(space, 2, seed=0) == points(space, 5, seed=0)[:2]
     True
@@ -223,8 +239,10 @@ class Tuned(Displayed):
         trials: number of settings that were tried, by algorithm.
         score, dataset, rounds, seeds: the conditions of the tuning.
         version: the version of this package.
-        table: a line per trial, by algorithm: the values tried, ``value`` (the score, mean over seeds; NaN if a run
-            failed), ``best`` (whether it is the algorithm's choice), and ``failed`` (why, if it did). A file has none.
+        table: a line per trial, by algorithm: the values tried, ``value`` (the score,
+            mean over seeds; NaN if a run failed), ``best`` (whether it is the
+            algorithm's choice), and ``failed`` (why, if it did). It is empty if the
+            object was read from a file.
     """
 
     settings: Settings
@@ -279,7 +297,14 @@ class Tuned(Displayed):
     ) -> tuple[Settings, Settings]:
         """Return the settings and the options of a comparison's algorithms, tuned and given ones together.
 
+        Both are dicts by algorithm. The first has tuned keys of local training, for
+        tuned algorithms alone. The second has options, for all algorithms.
+
         Args:
+            config: the comparison's configuration.
+            algorithms: names of the algorithms.
+            seeds: the comparison's seeds.
+            options: the given options, by algorithm.
             own: data and model from Python, as in :class:`fl_core.config.Own`.
 
         Warns:

@@ -45,7 +45,7 @@ BASELINES = {
 """The baselines by name, in words. Linear models are ``linear`` of :mod:`fl_core.models`; boosting is for tables."""
 Array = NDArray[Any]
 Weights = tuple[Array, Array]
-"""Of a linear model: [C, d], and [C] without features."""
+"""The slopes [C, d] and the constants [C] of a linear model."""
 
 
 def predictors(
@@ -56,8 +56,9 @@ def predictors(
 ) -> Iterator[Predictor]:
     """Fit the baselines of a federation. Settings are chosen by validation loss.
 
-    A client whose training samples have one class is predicted by its base rate. Samples with several inputs have no
-    baseline but the base rate.
+    A client whose training samples have one class is predicted by its base rate. The
+    base rate is the only baseline of samples with several inputs, and of data that set
+    the ``kind`` of task, such as classes at positions. Boosting is for tables alone.
 
     Args:
         losses: the samples of a seed.
@@ -99,7 +100,7 @@ def predictors(
 
 
 def _samples(losses: SeedLosses, names: Sequence[str]) -> tuple[Tensor, Array]:
-    """Return the training samples of some clients together."""
+    """Return the training samples of some clients: x [n, ...] and labels [n, ...]."""
     parts = [
         client.train for client in losses.task.data.clients if client.name in names
     ]
@@ -114,7 +115,15 @@ def _samples(losses: SeedLosses, names: Sequence[str]) -> tuple[Tensor, Array]:
 def _linear(
     losses: SeedLosses, name: str, groups: Sequence[Sequence[str]]
 ) -> Predictor:
-    """Fit one linear model for each group of clients, with each penalty, and return the best penalty's."""
+    """Fit one linear model for each group of clients, and return their predictor.
+
+    Of the penalties, the one with the least validation loss is used for all groups.
+
+    Args:
+        losses: the samples of the seed.
+        name: name of the predictor.
+        groups: the names of the clients in each group.
+    """
     data, modules_by_penalty = (
         losses.task.data,
         [dict[str, nn.Module]() for _ in PENALTIES],
@@ -154,7 +163,14 @@ def _of_modules(
 def _scaled_features(
     template: nn.Module, x: Tensor, scaled: bool
 ) -> tuple[Any, Array, Array]:
-    """Return what the linear layer sees, standardised, with centre and scale. Counts of words are sparse and stay."""
+    """Return the inputs of the linear layer [n, d], and their centre and scale.
+
+    Args:
+        template: the linear model, whose features are computed.
+        x: the samples [n, ...].
+        scaled: whether to standardise the inputs. If not, as for counts of words, they
+            are a sparse matrix, the centre is 0 and the scale 1.
+    """
     from scipy import sparse
 
     layer = template.get_submodule("features")
@@ -172,7 +188,14 @@ def _scaled_features(
 
 
 def _fit(losses: SeedLosses, x: Any, y: Array, penalty: float) -> Weights:
-    """Fit a linear model of scaled features."""
+    """Fit the linear model of the task to scaled features, and return its weights.
+
+    Args:
+        losses: the samples of the seed.
+        x: the features [n, d].
+        y: the labels [n, ...].
+        penalty: inverse strength of the ridge penalty.
+    """
     from sklearn.linear_model import Ridge
 
     if losses.kind == SURVIVAL:
@@ -193,7 +216,11 @@ def _fit(losses: SeedLosses, x: Any, y: Array, penalty: float) -> Weights:
 def _logistic(
     x: Any, y: Array, classes: int, penalty: float, weights: Tensor | None = None
 ) -> Weights:
-    """Fit logistic regression. A class that is absent, or alone, has the logarithm of its smoothed share."""
+    """Fit a logistic regression, and return its weights.
+
+    An absent class has slopes of 0, and as its constant the logarithm of its smoothed
+    share. The same holds for all classes if only one is present.
+    """
     from sklearn.linear_model import LogisticRegression
 
     present_classes = np.unique(y)
@@ -240,7 +267,10 @@ def _module(
 
 
 def _cox(losses: SeedLosses, x: Array, y: Array, penalty: float) -> Array:
-    """Fit a linear Cox model with the loss of training and a ridge penalty."""
+    """Fit a linear Cox model with the loss of training and a ridge penalty.
+
+    The result has the slopes, [1, d]. They are 0 if no sample has an event.
+    """
     inputs, targets = torch.from_numpy(x).double(), torch.from_numpy(y).double()
     weights = nn.Parameter(torch.zeros(x.shape[1], 1, dtype=torch.float64))
     optimizer = torch.optim.LBFGS(

@@ -112,9 +112,12 @@ def study(
     ``table.csv`` and, for a stopped call, the runs so far: the same call resumes.
 
     Args:
-        seeds: a number of seeds, or a list.
-        arms, data, model, score, tune_rates, baselines, backend, progress, live, keys: as of
-            :func:`~fedlayers.decision.choose.choose`. Algorithms by name are ways, too.
+        config: the configuration of the runs.
+        out: the output folder, by default ``out/study`` as for the command.
+        seeds: a number of seeds, or a list. The default is 5.
+        arms, data, model, score, tune_rates, baselines, backend, progress, live, keys:
+            as for :func:`~fedlayers.decision.choose.choose`. Algorithms by name are
+            ways, too.
 
     Raises:
         UsageError: an unknown name or an invalid value, or a folder with another study; nothing is written then.

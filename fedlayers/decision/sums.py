@@ -80,9 +80,11 @@ def sums_of_halves(
 ) -> list[list[list[float]]]:
     """Return two sums of a client's weighted validation losses, for each half and temperature, [2][T][2].
 
-    The halves are those of :attr:`SeedLosses.dealt`, the temperatures those of :func:`temperatures_of`. The first of
-    the two sums is over the label's loss. The second is over the mean loss of the other classes, which softened targets
-    need (:func:`fl_core.training.evaluate.soft_targets`). It is 0 if outputs are no probabilities.
+    The halves are those of :attr:`SeedLosses.dealt`, the temperatures those of
+    :func:`temperatures_of`. The first of the two sums is over the label's loss. The
+    second is over the mean loss of the other classes, which softened targets need
+    (:func:`fl_core.training.evaluate.soft_targets`). It is 0 if outputs are no
+    probabilities. All sums are 0 if the client has no validation samples.
     """
     temperatures = temperatures_of(losses.kind)
     if client not in losses.labels[VALIDATION]:
@@ -122,7 +124,10 @@ def other_losses(outputs: Tensor, y: Tensor, label_losses: Tensor) -> Tensor:
 
 
 def weights_of_halves(losses: SeedLosses, client: str) -> list[list[float]]:
-    """Return the sums of a client's validation weights, and of their squares, in each half [2][2]."""
+    """Return the sums of validation weights and of their squares, in each half [2][2].
+
+    They are those of one client, and 0 if it has no validation samples.
+    """
     if client not in losses.labels[VALIDATION]:
         return [[0.0, 0.0], [0.0, 0.0]]
     half = losses.dealt[client]
@@ -134,7 +139,7 @@ def weights_of_halves(losses: SeedLosses, client: str) -> list[list[float]]:
 def labels_of_halves(losses: SeedLosses, client: str) -> list[list[int]]:
     """Return the distinct labels of a client's validation samples in each half, [2][labels].
 
-    Both lists are empty if outputs are no probabilities.
+    Both lists are empty if outputs are no probabilities, or without validation samples.
     """
     if client not in losses.labels[VALIDATION] or losses.kind not in PROBABLE:
         return [[], []]
@@ -159,8 +164,10 @@ def group_sums(
         ways: the predictor of each way, with its temperatures.
 
     Returns:
-        ``draws``, the number of groups; ``sums`` [K + 1] of these numbers over the groups; and ``products``
-        [K + 1, K + 1], the sums over the groups of the products of any two numbers.
+        ``draws``, the number of groups; ``sums`` [K + 1] of these numbers over the
+        groups; and ``products`` [K + 1, K + 1], the sums over the groups of the
+        products of any two numbers. All are 0 if the client has no samples in the
+        split.
     """
     size = len(ways) + 1
     if client not in losses.labels[split]:
@@ -221,7 +228,16 @@ def calibration(
 
 
 def _coolest(sums: Array, weights: Array, labels: set[int]) -> int:
-    """Return the place of the temperature with the least softened loss; of equal ones the lowest."""
+    """Return the place of the temperature with the least softened loss.
+
+    Of equal ones the lowest counts. With a single label it is :data:`NEUTRAL`. With a
+    single temperature it is 0.
+
+    Args:
+        sums: sums over the label's loss and over that of other classes, [T, 2].
+        weights: the sum of the samples' weights, and of their squares, [2].
+        labels: the labels that occur.
+    """
     if len(sums) == 1:
         return 0
     if len(labels) < 2:

@@ -161,7 +161,10 @@ class LossTable:
 
     @cached_property
     def ways(self) -> tuple[str, ...]:
-        """Return the names of the ways with a part in each seed and split, and the base rate."""
+        """Return the names of the ways with a part in each seed and split.
+
+        The base rate is among them, if the table has it.
+        """
         names = dict.fromkeys(way for _, way, _ in self.parts)
         required_parts: list[tuple[int, str]] = []
         for seed in self.seeds:
@@ -201,9 +204,13 @@ class LossTable:
         )
 
     def by_client(self, one: str, other: str, split: str) -> dict[str, Estimate]:
-        """Return the result of :meth:`gain` for each client with samples, by name.
+        """Return the gain of one way over another at each client, by the client's name.
 
-        The arguments are those of :meth:`gain`. The score must be a mean over samples.
+        Clients without samples in a seed are left out. The spread over seeds is pooled
+        over the clients. The score must be a mean over samples.
+
+        Args:
+            one, other, split: as for :meth:`gain`.
         """
         gains_of, spreads = {}, []
         for number, name in enumerate(self.clients):
@@ -229,7 +236,11 @@ class LossTable:
     def _above(
         self, seed: int, one: str, other: str, split: str, client: int | None = None
     ) -> Estimate | None:
-        """Return by how much the first way is better in one seed, with the error over groups within clients."""
+        """Return by how much the first way is better than the other in one seed.
+
+        The error is that over groups within clients. The result is None if there are no
+        samples.
+        """
         first_part, second_part = (self.parts[seed, way, split] for way in (one, other))
         difference = first_part.above(second_part, client)
         if difference is None:
@@ -240,6 +251,7 @@ class LossTable:
         """Return the standard deviation of a difference over seeds, pooled over pairs of ways.
 
         Ways that are worse than the base rate are left out, so that one that broke down says nothing of the others.
+        The result is 0 with a single seed, or with fewer than two ways.
         """
         if len(self.seeds) == 1:
             return Estimate(math.nan, 0.0, 1.0)
@@ -257,7 +269,12 @@ class LossTable:
 
 
 def _pooled(within: Sequence[Estimate]) -> Estimate:
-    """Return the mean variance and freedom over the samples of a seed."""
+    """Return the sampling error in one seed, from an estimate for each seed.
+
+    The error is the root of the mean variance, and the freedom the mean one. Estimates
+    without a spread count with a variance of 0. If none has a spread, all numbers are
+    NaN.
+    """
     usable_estimates = [
         estimate for estimate in within if not math.isnan(estimate.error)
     ]
@@ -298,8 +315,10 @@ def candidates(table: LossTable, ways: Sequence[str]) -> list[str]:
 def recommended(table: LossTable, ways: Sequence[str]) -> str | None:
     """Return the way with the best mean validation score, but FedAvg unless it is beaten; None without a candidate.
 
-    FedAvg with fine-tuning is the default. The best way must be better than FedAvg by more than half a standard error
-    of their paired difference. If the difference or its error is unknown, FedAvg stays.
+    FedAvg with fine-tuning is the default. The best way must be better than FedAvg by
+    more than half a standard error of their paired difference. If the difference or its
+    error is unknown, FedAvg stays. If FedAvg is no candidate (:func:`candidates`), the
+    best way is named.
 
     Args:
         table: the scores of the ways.

@@ -104,7 +104,7 @@ LINEAR_FACTORS = (1.0, 5.0, 25.0)
 COUNT = 4
 """How many rates are tried by default for your own data."""
 LOWER = 0.3
-"""The rate at which a way that diverged trains again, times its rate."""
+"""The factor of the learning rate if a way diverged or learned nothing."""
 THREE_SEEDS = 1e12
 """Training FLOPs of a FedAvg run up to which three seeds are the default: about 20 s of one core.
 
@@ -115,7 +115,7 @@ GROUPS = "groups"
 MOST_PAIRED = 30
 """The most clients whose models are compared pair by pair."""
 PLAN_ALGORITHM = "fedper"
-"""The algorithm that uses the cuts if the configuration's uses no plan."""
+"""The algorithm that trains plans, if the configuration's algorithm uses no plan."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def make_question(
     tell: Tell,
     one_split: bool = True,
 ) -> Question:
-    """Check the arguments of :func:`choose` before any training, and return them as one object.
+    """Check the arguments of a decision before training, and return them as one object.
 
     Args:
         config, out, arms, seeds, tune_rates: as for :func:`~fedlayers.decision.choose.choose`.
@@ -311,6 +311,9 @@ def with_linear(question: Question) -> Question:
 def with_evaluations(config: RunConfig, own: Own) -> RunConfig:
     """Return the configuration of a decision's runs, evaluated after every tenth of the rounds by default.
 
+    With a stopping rule, evaluations are at most
+    :data:`fl_core.config.STOPPING_INTERVAL` rounds apart.
+
     >>> with_evaluations(RunConfig(dataset="heart", rounds=100), Own(data=None, model=None)).execution.eval_every
     10
     """
@@ -385,8 +388,10 @@ def rates_of(
     ()
 
     Args:
+        config: the configuration. A rate that it names is kept.
         default: the rate of the configuration without a search.
         count: number of rates to try, or 0 for no search. None: the default number.
+        tell: receives a line if a rate is kept although rates were to be tried.
         from_python: whether the data come from Python, in place of the configuration's.
 
     Raises:
@@ -468,7 +473,10 @@ class Trained:
         return EPOCHS[-1] * len(self.question.seeds) * sum(map(len, factors))
 
     def table(self, score: str = "") -> LossTable:
-        """Return the table of losses, or of another score."""
+        """Return the table of a score. Default: the score that ranks the ways.
+
+        It has the splits in which each seed has samples.
+        """
         question, score = self.question, score or self.question.score
         parts: dict[tuple[int, str, str], Part | SumPart] = {}
         predictors_by_seed = {
@@ -576,7 +584,15 @@ def _best_rate(
 ) -> float:
     """Train a way at each rate for a tenth of the rounds, the best to the end, and return the best one's rate.
 
-    If all diverge, a lower one is tried.
+    If all diverge, a lower one is tried. The runs are added to ``trained``.
+
+    Args:
+        trained: what is trained so far.
+        way: the way.
+        rates: the learning rates.
+        finalists: how many of them train to the end.
+        place: the backend.
+        tell: receives a line for each step.
 
     Raises:
         RunError: the lower one diverged, too.
@@ -643,8 +659,18 @@ def _train_way(
 ) -> None:
     """Train a way in all seeds.
 
-    If it diverges or learns nothing, it trains once more at a lower rate. If both rates have a result, the one with the
-    better mean validation score counts.
+    If it diverges or learns nothing, it trains once more at a lower rate, unless the
+    configuration names its rate. If both rates have a result, the one with the better
+    mean validation score counts. Results and failures are added to ``trained``.
+
+    Args:
+        trained: what is trained so far.
+        way: the way.
+        lr: the learning rate; None for the configuration's.
+        parts: blocks of clients, as for
+            :meth:`~fedlayers.decision.losses.SeedLosses.finish`.
+        place: the backend.
+        tell: receives a line for each step.
     """
     question = trained.question
     used_rate = lr or float(question.task.config.training.lr or 0)
@@ -687,7 +713,10 @@ def _train_way(
 
 
 def _worth(trained: Trained, runs: Mapping[int, FinishedRun], amount: Tuning) -> float:
-    """Return the mean validation score over the seeds after an amount of fine-tuning; of two the higher is better."""
+    """Return the mean validation score over the seeds after an amount of fine-tuning.
+
+    It is higher for better runs, also for a loss. An unknown score is minus infinity.
+    """
     losses = trained.question.losses
     values = [
         losses[seed].worth(finished_run.tuned[amount])
@@ -713,7 +742,14 @@ def _best_tuning(
 
 
 def differing(trained: Trained) -> Difference | None:
-    """Test whether clients differ, by local training and by fine-tuning from the shared model; None where unknown."""
+    """Test whether clients differ, and return the result.
+
+    The models come from local training and from fine-tuning the shared model.
+
+    The result is None if clients are at sites, a run of FedAvg or local training is
+    missing, or the test cannot be made. ``not_tried`` of the question then has the
+    reason, unless a run is missing.
+    """
     fedavg_runs, local_runs = trained.runs.get(FEDAVG), trained.runs.get("local")
     question = trained.question
     if question.over_sites:
@@ -744,7 +780,16 @@ def _cross(
     local_run: FinishedRun,
     parts: Sequence[Sequence[int]],
 ) -> CrossLosses:
-    """Return the losses of clients' models on each other's validation samples, with groups that all seeds have."""
+    """Return the losses of clients' models on each other's validation samples.
+
+    Groups of samples have the same numbers in all seeds.
+
+    Args:
+        losses: the samples of the seed.
+        shared_run, local_run: the runs of FedAvg and of local training in this seed.
+        parts: blocks of clients. A model's losses are known for the samples of its
+            block.
+    """
     clients = losses.task.data.clients
     amounts = [Tuning(n, THIRD) for n in EPOCHS]
     kinds = [
@@ -773,7 +818,11 @@ def _groups(losses: SeedLosses) -> NDArray[np.int64]:
 
 
 def _find_alike(trained: Trained) -> Alike | None:
-    """Return which clients are alike, by their local training in the first seed; None where that is unknown."""
+    """Return which clients are alike, by their local training in the first seed.
+
+    The result is None if clients are at sites, fewer than 4 or more than 30, without a
+    run of local training, or if one has no validation samples.
+    """
     from diagnostics.groups import alike  # imports scikit-learn
 
     question = trained.question

@@ -164,7 +164,12 @@ def _digits(ends: Sequence[tuple[float, float]]) -> int:
 def _rivals(
     table: LossTable, way: str, names: Sequence[str], actions: Mapping[str, str]
 ) -> list[str]:
-    """Return the ways with which the recommended one is compared in words; each is chosen by validation samples."""
+    """Return the ways with which the recommended one is compared in words, each once.
+
+    They are local training, the best simple model, the best way of each other action
+    and FedAvg. If a way is recommended, the base rate follows. The best is that by
+    validation samples.
+    """
 
     def best(ways: Sequence[str]) -> list[str]:
         present_ways = [name for name in ways if name in table.ways and name != way]
@@ -202,7 +207,11 @@ def _also_good(lines: Sequence[Line], action: str, way: str) -> tuple[Line, ...]
 
 
 def _pooled_line(table: LossTable, lines: Sequence[Line], way: str) -> Line | None:
-    """Return the best pooled model by validation samples, if it is shown to be better than the recommended way."""
+    """Return the line of the best pooled model, if it is shown to be better.
+
+    It must be better than the recommended way. The best is that by validation samples.
+    The result is None if it is not better, or no way is recommended.
+    """
     pooled_lines = [line for line in lines[1:] if line.way in POOLED]
     if not pooled_lines or not way:
         return None
@@ -218,7 +227,9 @@ def _pooled_line(table: LossTable, lines: Sequence[Line], way: str) -> Line | No
 def _clients(losses: LossTable, way: str, split: str) -> dict[str, str]:
     """Return what is shown of each client against local training and its own linear model, corrected by Holm.
 
-    A client loses if one of them is shown to have a lower loss, and gains if it is shown to beat all of them.
+    A client loses if one of them is shown to have a lower loss than the way. It gains
+    if the way is shown to have a lower loss than both. The recommended way is not
+    compared with itself. Clients without samples are left out.
     """
     rivals: list[str] = [
         name
@@ -262,7 +273,11 @@ def _fallback(losses: LossTable, way: str) -> tuple[str, ...]:
 
 
 def _smallest(table: LossTable, lines: Sequence[Line]) -> float:
-    """Return the smallest difference to local training that these samples would have shown; NaN without an interval."""
+    """Return the smallest difference to local training that the samples would show.
+
+    It is half the width of the interval. Without local training the difference to
+    FedAvg counts, or else that to the base rate. It is NaN without any interval.
+    """
     for reference_way in ("local", FEDAVG, BASE_RATE):
         for line in lines[1:]:
             if line.way == reference_way and math.isfinite(line.high):

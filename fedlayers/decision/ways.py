@@ -23,7 +23,7 @@ from fl_core.registry import is_outside
 
 Names = tuple[str, ...]
 Ways = str | Sequence[str | LayerPlan] | None
-"""Further ways, by name."""
+"""Further ways: one or several names or plans; None for no further ones."""
 CUTS: dict[str, Callable[[Names], Names]] = {
     "fedavg": lambda names: names,
     "local": lambda names: (),
@@ -41,7 +41,7 @@ FROZEN = ("fedbabu", {"finetune_epochs": 0})
 SHARE_ALL, SHARE_SOME, ALONE, NONE = "share_all", "share_some", "alone", "none"
 """What a decision may recommend."""
 ELSEWHERE = "not asked over sites"
-"""Why a question that compares single samples, or exports models, has no answer there."""
+"""Why what compares single samples or exports models is left out over sites."""
 _COUNTED = re.compile(r"(first|last|frozen)_([0-9]+)")
 
 
@@ -72,7 +72,10 @@ class Way:
 
     @property
     def action(self) -> str:
-        """Return the action of the way: ``share_all``, ``share_some`` or ``alone``."""
+        """Return the action of the way: ``share_all``, ``share_some`` or ``alone``.
+
+        A way without a plan shares all, unless its algorithm is ``local``.
+        """
         if self.plan is None:
             return ALONE if self.algorithm == "local" else SHARE_ALL
         shared = [name in self.plan.shared for name in self.plan.trainable]
@@ -249,6 +252,10 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
 
 
 def _checked(plan: LayerPlan, layers: Sequence[Layer]) -> LayerPlan:
-    """Return a plan that fits, without fine-tuning: it is chosen again."""
+    """Return the plan without its fine-tuning, which a decision chooses itself.
+
+    Raises:
+        UsageError: the plan has other tensors than the layers.
+    """
     plan.check_tensors(tensors_in(layers))
     return plan.with_shared(plan.shared, detail={})
