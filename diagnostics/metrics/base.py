@@ -45,7 +45,7 @@ from ..measurement import (
 from . import Facts, PlotStyle
 
 DEFAULT = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity")
-"""The metrics that are measured if none is named."""
+"""Names of the metrics that are measured if none is named."""
 METRIC_ALIASES = {
     "hessian_eigensum": "hessian_trace",
     "eigenvalues": "hessian_spectrum",
@@ -73,7 +73,8 @@ class Metric(Facts):
     The other attributes are those of :class:`~diagnostics.metrics.Facts`.
 
     Attributes:
-        compute: (:class:`~diagnostics.measurement.Measurement`) -> rows, or (measurement, options) -> rows.
+        compute: a function (measurement) -> rows, or (measurement, options) -> rows, of
+            a :class:`~diagnostics.measurement.Measurement`.
         options_type: a frozen dataclass, the type of ``options``. Types of fields may state bounds
             (:mod:`fl_core.errors`). Its ``__post_init__`` refuses other values out of range.
             Its method ``check(measurement)`` refuses values that do not fit the layers, batch or mode.
@@ -119,7 +120,8 @@ class Metric(Facts):
             options: values by name. Options that are left out have their defaults.
 
         Raises:
-            UsageError: the message names the metric, the option, its value and the allowed values.
+            UsageError: an option is unknown, of another type, or out of range. The
+                message names the metric, the option, its value and the allowed values.
         """
         types = self.option_types
         for name, value in options.items():
@@ -140,7 +142,8 @@ class Metric(Facts):
             settings: the options, as :meth:`settings` returns them.
 
         Raises:
-            UsageError: the message names the metric, the option, its value and the allowed values.
+            UsageError: an option does not fit. The message names the metric, the
+                option, its value and the allowed values.
         """
         if hasattr(settings, "check"):
             with about(self.name):
@@ -317,11 +320,13 @@ def layer_metric(
 ) -> Callable[[LayerFunction], LayerFunction]:
     """Register a formula of one layer as a metric under its own name.
 
-    Use it as a decorator. The function takes (model, layer, probe), and options as for :func:`metric` if it has any.
-    It is called once for each client and layer, with the client's model in eval mode, the layer and the client's
-    :class:`LayerProbe`. It returns a number. If ``variants`` are named, it returns a dict of a number or a
-    :class:`NoValue` for each. If a layer has no value, it raises ``NoValue("why")``. It may not change the model. A
-    layer outside the forward pass has no value, unless only weights are read.
+    Use it as a decorator, which returns the function. The function takes (model, layer,
+    probe), and options as for :func:`metric` if it has any. It is called once for each
+    client and layer, with the client's model in eval mode, the layer and the client's
+    :class:`LayerProbe`. It returns a number. If ``variants`` are named, it returns a
+    dict of a number or a :class:`NoValue` for each. If a layer has no value, it raises
+    ``NoValue("why")``. It may not change the model. A layer outside the forward pass
+    has no value, unless only weights are read.
 
     Args:
         description: one line on what is measured.
@@ -452,7 +457,9 @@ def _call(
     budget is spent, the formula is not called, and the result is a ``NoValue``.
 
     Raises:
-        UsageError: it fails, or returns something else. The message names the metric, the layer and the client.
+        UsageError: the formula fails, or returns a value that is neither a finite
+            number nor a ``NoValue``. The message names the metric, the layer and the
+            client.
     """
     client, seed = probe.subject.client, probe.measurement.seed
     place = f"metric {formula.name!r} at layer {layer.name!r} of client {client!r}"

@@ -91,7 +91,8 @@ class KernelOptions(SimilarityOptions):
         """Check that a batch is large enough for the estimator ``"minibatch"``.
 
         Raises:
-            UsageError: the measurement's batch is too small.
+            UsageError: the estimator is ``"minibatch"``, and the measurement's batch
+                has fewer than 4 samples.
         """
         if self.estimator == "minibatch":
             measures.batch_bounds(0, measurement.batch or measures.LEAST_SAMPLES)
@@ -155,8 +156,8 @@ def cka(measurement: Measurement, options: Cka) -> list[Row]:
     compared with each layer of the other.
     :func:`~diagnostics.plots.layers.cka_matrices` draws these.
 
-    Every model sees the same samples in the same order. A
-    loader is read once, so it may shuffle. If one forward pass calls a module several times, its last call counts.
+    Every model sees the same samples in the same order. A loader is read once, so it
+    may shuffle. If one forward pass calls a module several times, its last call counts.
 
     Memory: one model's features of all layers. Each model and layer has n x n numbers (``"minibatch"``: n x batch).
     With ``positions="samples"`` it is the features of one layer and all models.
@@ -503,7 +504,8 @@ def output_disagreement(measurement: Measurement, options: CommonSamples) -> lis
     """Return three rows a pair of clients on how their predictions differ, at the last layer that is used.
 
     * ``classes``: the share of samples whose predicted classes differ, in [0, 1]
-    * ``probabilities``: the mean of (1/2) sum_c |p_c - q_c|, in [0, 1]
+    * ``probabilities``: the mean over samples of (1/2) sum_c |p_c - q_c|, in [0, 1],
+      for the clients' probabilities p and q of the classes
     * ``chance``, the null of ``classes``: what predictions of the same frequencies f and g give if they do not depend
       on the sample, 1 - sum_c f_c g_c
 

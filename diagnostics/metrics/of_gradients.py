@@ -388,9 +388,10 @@ def federation_sensitivity(measurement: Measurement, options: Sensitivity) -> li
 
     I_l = (1 / n_l) sum (w g)^2 has the variant ``"importance"``. It is averaged over
     the data's batches, while the weights w stay fixed. S_l has the variant ``"after"``.
-    It is S_l = F_l / F_1 with F_l = sum_{k <= l} I_k (PLayer-FL, Eq. 2). S_l is 1 at
-    the first layer and never falls. The measurement's layers must be all layers of the
-    network, because the sums start at the first.
+    It is S_l = F_l / F_1 with F_l = sum_{k <= l} I_k (PLayer-FL, Eq. 2). The first
+    layer is the first one with trainable weights. S_l is 1 there and never falls. The
+    combined S_l is the clients' mean, weighted by training samples. The measurement's
+    layers must be all layers of the network, because the sums start at the first.
 
     Memory: one batch's activations and gradients, and for each tensor one number for each part of the batches.
 

@@ -263,12 +263,13 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
       epochs for all clients, which may be 0, has the least mean log loss on one half. G_k(S) is the fall of the log
       loss on the other half, and the same with the halves exchanged. It is neither weighted by class nor calibrated.
       Other tasks have their training loss.
-    - *Rows*: ``fall`` in nats and ``gain`` in points of accuracy by client and layer,
-      and of the network; those of ``all`` layers and of ``statistics`` (no weight
-      trains, batch statistics are taken again) have no layer; ``share`` is G(S) /
-      G(all), G the mean by training samples, where a difference is shown. Its error is
-      a quarter of the width of a bootstrap's middle 95 %. The bootstrap draws samples
-      (groups) within clients. With 8 clients or more it draws clients.
+    - *Rows*: ``fall`` in nats and ``gain`` in points of accuracy, by client and layer,
+      and over all clients. Rows of ``all`` layers and of ``statistics`` have no layer.
+      For ``statistics`` no weight trains, and batch statistics are taken again.
+      ``share`` is G(S) / G(all), with G the mean by training samples, where a
+      difference is shown. Its error is a quarter of the width of a bootstrap's middle
+      95 %. The bootstrap draws samples (groups) within clients. With 8 clients or more
+      it draws clients.
     - *Shown*: where ``clients_differ`` says so of fine-tuning. Its null is exact. Samples that are assigned to clients
       at random before tuning would not give an exact one, because the shared model was trained on the real clients.
 

@@ -93,7 +93,7 @@ def finite_entries(tensors: Sequence[Tensor], what: str, layer: Layer) -> Tensor
         layer: the layer, for the message.
 
     Raises:
-        NoValue: they are not finite.
+        NoValue: an entry is not finite.
     """
     vector = entries(tensors)
     if not vector.isfinite().all():
@@ -114,9 +114,10 @@ def weight_magnitude(
 ) -> dict[str, float]:
     """Return the mean absolute value and the length of a layer's n weights w.
 
-    The values are ``mean_abs`` = (1/n) sum_j |w_j| and ``l2`` = ||w||_2. Both are at least 0. Magnitude pruning gives a
-    layer's weights this importance (Han et al. 2015; Li et al. 2017). A layer without
-    weights, or with weights that are not finite, has no value.
+    The values are ``mean_abs`` = (1/n) sum_j |w_j| and ``l2`` = ||w||_2. Both are at
+    least 0. Magnitude pruning gives a layer's weights this importance (Han et al. 2015;
+    Li et al. 2017). A layer without weights, or with weights that are not finite, has
+    no value.
 
     Memory: one layer's weights of one client at a time, in float64.
     """

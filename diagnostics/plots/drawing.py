@@ -154,7 +154,7 @@ def check_letters(axes: Sequence[Axes]) -> None:
 def literal(axes: Sequence[Axes]) -> None:
     """Show dollar signs in texts of the Axes as they are, so that matplotlib reads no formula there.
 
-    Numbers on an axis are left as they are. Letters that no installed font has cause a
+    Numbers on an axis are left as they are. Letters that the texts' fonts lack cause a
     warning (:func:`check_letters`).
     """
     check_letters(axes)
@@ -294,7 +294,8 @@ def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
         keys: the columns that name a place.
 
     Raises:
-        UsageError: the message names the place, and the columns by which to filter the rows.
+        UsageError: a place has several values. The message names the place, and the
+            columns by which to filter the rows.
     """
     repeated_rows = rows[rows.duplicated(list(keys), keep=False)]
     if repeated_rows.empty:

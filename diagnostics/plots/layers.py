@@ -250,7 +250,8 @@ def cka_matrices(
         The Axes of the heat maps. Missing values are grey, and a note gives the reason.
 
     Raises:
-        UsageError: there are no pairs, a pair and layer have several values, or there are too few Axes.
+        UsageError: the metric or variant does not exist, there are no pairs, a pair and
+            layer have several values, or there are too few Axes.
     """
     rows = of_metric(frame, metric)
     if variant == PAIRS:

@@ -1,9 +1,10 @@
 """Pictures of what to share: a plan, and the layer map with a panel for each question about sharing.
 
-The map has layers down and rounds across. A panel holds one number a layer and round. Its band says what the number
-would be if clients did not differ. It comes from the same model on samples that were
-assigned to the clients at random. Without a difference, all points of a map lie inside
-their bands with a probability of 95 %. So a point outside is more than chance.
+The map has layers down and rounds across. A panel holds one number a layer and round.
+Its band says what the number would be if clients did not differ. The band comes from
+the same model on samples that were assigned to the clients at random. Without a
+difference, all points of a map lie inside their bands with a probability of 95 %. So a
+point outside is more than chance.
 """
 
 from __future__ import annotations

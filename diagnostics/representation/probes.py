@@ -116,6 +116,10 @@ class ProbeOptions:
         samples: maximum number of samples of each client, drawn with the seed. The
             pooled set has at most this many of all clients together, equally many of
             each. The same limit holds for test data.
+
+    Raises:
+        UsageError: there are fewer than 2 folds or samples (checked by
+            ``Metric.settings``).
     """
 
     test: Mapping[str, Data] | None = None

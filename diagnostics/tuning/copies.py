@@ -113,7 +113,9 @@ class Held:
 
 
 class Tuner:
-    """Trains copies of a model at each client with the run's optimiser and loss, in the same batches for all parts.
+    """A trainer of copies of a model at each client, with the run's optimiser and loss.
+
+    A client's batches are the same whatever part of the model is trained.
 
     Args:
         model: the model that all clients begin with.

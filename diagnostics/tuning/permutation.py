@@ -56,7 +56,7 @@ class Difference:
             models at the client's validation samples, mean over seeds.
         standardised: the leads minus their means over the random assignments, divided by their standard deviations. The
             mean is not 0 if clients with more samples have better models.
-        kind: the kind with the largest standardised lead.
+        kind: the position in ``leads`` of the kind with the largest standardised lead.
         smallest: the smallest lead of this kind that would have been significant.
         samples: number of validation samples, summed over seeds.
         seeds: number of seeds.
@@ -121,13 +121,15 @@ def permutation_test(
 ) -> Difference:
     """Test whether clients differ in more than their samples.
 
-    The lead of a client's own model over the others of its block is sum_i w_i (mean over other models of their loss at
-    sample i - own loss). A client's samples have the weight of its training samples, together. The null assigns whole
-    groups to clients at random, within a block, and each client keeps its number of groups. A sample then has the
-    weight of its new client. The assignment is the same for all seeds: a group is assigned once, and takes part in each
-    seed in which it is a validation group. A client without a sample in an assignment takes no part in it. Leads are
-    added over seeds. Each kind's lead is standardised by its own null, and the statistic is the largest (Westfall and
-    Young 1993).
+    The lead of a client's own model over the others of its block is sum_i w_i (mean
+    over other models of their loss at sample i - own loss). A client's samples have the
+    weight of its training samples, together. The null assigns whole groups to clients
+    at random, within a block, and each client keeps its number of groups. A sample then
+    has the weight of its new client. The assignment is the same for all seeds: a group
+    is assigned once, and takes part in each seed in which it is a validation group. A
+    client without a sample in an assignment takes no part in it. Leads are averaged
+    over seeds. Each kind's lead is standardised by its own null, and the statistic is
+    the largest (Westfall and Young 1993).
 
     With one seed the test is exact, whatever the models learned: if clients have the same distribution, their samples
     are exchangeable. A difference does not say that local layers help.
@@ -144,8 +146,9 @@ def permutation_test(
         deals: number of random assignments.
 
     Raises:
-        UsageError: fewer than two clients have samples, a loss within a block is not finite, or a group has
-            two clients.
+        UsageError: no block has two clients with samples, a loss within a
+            block is not finite, a group has two clients, or groups are missing with
+            several seeds.
     """
     parts = parts or [range(len(seeds[0].share))]
     owner, groups = _owners(seeds, parts)

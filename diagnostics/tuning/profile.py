@@ -44,7 +44,7 @@ class Gain:
 
 
 class Profile:
-    """Tunes parts of a shared model, and measures what each part gains.
+    """The gains of a shared model's parts, each tuned alone at every client.
 
     Args:
         tuner: trains the copies. Its validation samples are split into two random
@@ -105,7 +105,7 @@ class Profile:
         return stratified_mean(values, samples.weight, samples.group, samples.client)
 
     def share(self, part: Gain, whole: Gain) -> Estimate:
-        """Return the mean gain of a part divided by that of the whole network.
+        """Return the mean gain of a part in nats, divided by that of the whole network.
 
         The error is a quarter of the width of a bootstrap's middle 95 %.
 
