@@ -303,7 +303,15 @@ class _Batches:
 
 
 def _close_up(values: Tensor, per_epoch: list[int], order: list[int]) -> Tensor:
-    """Join the epochs of each client without gaps: [epochs, steps, clients, b] -> [all steps, clients, b]."""
+    """Join the epochs of each client without gaps: [epochs, steps, clients, b] -> [all steps, clients, b].
+
+    A client's steps that are left over at the end are 0.
+
+    Args:
+        values: the values of all epochs.
+        per_epoch: each client's steps in an epoch.
+        order: positions of the clients in ``per_epoch``, along the axis of clients.
+    """
     epochs, most_steps, *_ = values.shape
     joined_steps = values.new_zeros(epochs * most_steps, *values.shape[2:])
     for position, k in enumerate(order):

@@ -171,7 +171,10 @@ class ClientRunner:
         self.algorithm: Algorithm
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what another process builds a runner of that gives the same bits."""
+        """Return the class and the arguments with which pickle rebuilds this runner.
+
+        A rebuilt runner gives the same bits.
+        """
         model, device = self.workspace.model, str(self.workspace.device)
         arguments = (model, self.data, self.training, self.criterion, self.observers)
         return ClientRunner, (*arguments, device, self.workspace.memory)
@@ -629,7 +632,7 @@ class LocalClients:
     def _take(self, request: ClientRequest, reply: ClientReply) -> None:
         """Store the state and models of a reply here, and remove them from the reply.
 
-        A lost reply gets no message, and its state is dropped.
+        A lost reply gets None as its message, and its state is dropped.
         """
         name = self.names[request.client]
         if not isinstance(request, TrainRequest):

@@ -80,7 +80,7 @@ class Schedule:
         """Return whether a checkpoint is due after ``done`` rounds.
 
         The run still leaves it out if less than ``save_seconds`` have passed since the
-        one before, unless training stops here.
+        one before, unless training stops here or a model has its best round.
         """
         return done % self.checkpoint_every == 0 or done == self.end
 

@@ -215,8 +215,8 @@ class LoggedRun:
 class Logger:
     """A receiver of a run's rows as they are recorded. Your own logger is a subclass.
 
-    It is created without arguments before anything of the run is written. A later error ends the run, which can be
-    resumed.
+    A logger that is named by its class is created without arguments, before anything of
+    the run is written. A later error ends the run, which can be resumed.
 
     >>> import fedlayers as fl
     >>> class Printed(fl.Logger):

@@ -129,7 +129,11 @@ class EarlyStopping(Listener):
 
 @dataclass
 class Saver(Listener):
-    """A listener that writes the checkpoints of a run."""
+    """A listener that writes the checkpoints of a run.
+
+    It writes those that the schedule names, unless one comes too early after the one
+    before. After the last round and each best round it writes one at once.
+    """
 
     _writer: Writer
     _timer: Timer
@@ -165,7 +169,9 @@ DIVERGENCE = "divergence"
 """The metric of a row without a value. Its status states how far a client's loss exceeds the limit in that round."""
 
 TIMES = 20.0
-"""A loss has diverged above 20 times the larger of the client's initial loss and the uniform predictor's."""
+"""A loss has diverged if it is over this many times a reference.
+
+The reference is the larger of the client's initial loss and the uniform predictor's."""
 
 
 @dataclass

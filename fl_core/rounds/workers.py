@@ -88,7 +88,11 @@ class Child:
         return self.link.fileno()
 
     def send(self, message: object) -> None:
-        """Send an object that can be pickled to the process."""
+        """Send an object that can be pickled to the process.
+
+        Raises:
+            ConnectionError: the process has ended.
+        """
         send(self.stream, message, self.last)
 
     def receive(self) -> Any:
@@ -177,7 +181,8 @@ class Workers:
         No worker is left with an unread answer, however the iteration ends.
 
         Raises:
-            WorkerError: a worker has ended. An error in a request is raised in the place of its reply.
+            WorkerError, UsageError: a worker has ended (:func:`ended`). An error in a
+            request is raised in the place of its reply.
         """
         busy: dict[Child, tuple[Child, int, ClientRequest]] = {}
         try:
@@ -332,7 +337,7 @@ def stream_of(link: socket.socket) -> Stream:
 def environment(settings: Mapping[str, str]) -> Iterator[None]:
     """Give processes that start in the ``with`` block these environment variables, {name: value}.
 
-    This process has them too until the block ends.
+    This process has them too until the block ends. Then it has its earlier ones again.
     """
     earlier_environment = dict(os.environ)
     os.environ.update(settings)

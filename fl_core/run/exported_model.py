@@ -117,7 +117,7 @@ class ExportedModel(Displayed):
 
     @property
     def task(self) -> str:
-        """Return the task from :data:`fl_core.rows.TASKS`."""
+        """Return the name of the task, one of :data:`fl_core.rows.TASKS`."""
         return str(self.about["task"])
 
     @property
@@ -405,6 +405,8 @@ def of_run(
 ) -> dict[str, Any]:
     """Return the entries ``plan`` and ``run`` of a model's description.
 
+    The plan is None for a run without one.
+
     Args:
         which: the kind of model: ``personal``, ``global`` or ``local``.
         client: the model's client, or None if all clients have it.
@@ -610,9 +612,11 @@ class Predictions(Displayed):
     Attributes:
         samples: a name for each of the n samples. It is the number from 0 in a table,
             an array or a list, and the path within a folder of images.
-        classes: names of the C classes. Empty means that the model predicts a number.
-        outputs: the model's outputs, float32 [n, C]. They are [n, 1] for one logit of the second of two classes, or for
-            a predicted number, in the targets' unit.
+        classes: names of the C classes. Empty means that the model predicts a number or
+            a hazard.
+        outputs: the model's outputs, float32 [n, C]. They are [n, 1] for one logit of
+            the second of two classes, for a hazard, or for a predicted number in the
+            targets' unit. The number is float64 if training standardised the targets.
         ids: the cells of columns that identify a table's records, by column.
         task: one of :data:`fl_core.rows.TASKS`. For survival the output is the log relative hazard: higher is earlier.
             For multilabel the classes are labels, each with a logit of its own.

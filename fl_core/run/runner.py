@@ -249,9 +249,11 @@ def resume(
         execution: options of :class:`Execution`.
 
     Raises:
-        UsageError: there is no run, or its own data, model or code is missing or was edited.
+        UsageError: there is no run, an option is unknown, or the run's own data, model
+            or code is missing or was edited.
         BusyError: it is running.
         CorruptError: stored files are damaged.
+        NonFiniteError, RunError: as for :func:`run`.
     """
     for name in execution:
         if name in KEYS and not hasattr(Execution, name):

@@ -225,7 +225,7 @@ def assemble(
         loaded: the configuration's own data, if they are loaded already.
         partition: a stored partition in place of a new draw.
         preprocessing: the stored fitted numbers of a table's preparation.
-        plan: a plan in place of the file that the configuration names.
+        plan: a plan. The configuration must then name none.
         start: stored initial weights, in place of those that the configuration's ``init`` names.
 
     A function may build lazy layers, which get their shapes from the samples. The samples of this example are token
