@@ -90,7 +90,7 @@ def regret(
 
     Raises:
         UsageError: a rule, metric, federation or option is unknown, the rule does not decide by itself, or a number is
-            below 1.
+            too small.
     """
     for name in options:
         check_known("option of regret", name, OPTIONS)

@@ -80,7 +80,8 @@ class Job(Protocol):
         """Return the same job for another machine.
 
         Args:
-            path: the job's directory there. None while it is not known.
+            path: the job's directory there. None while it is not known, before sending:
+                the job then keeps its directory.
         """
 
 

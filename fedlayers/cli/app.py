@@ -230,9 +230,10 @@ def parse_command(words: Sequence[str]) -> Command:
 
 
 class _Printable:
-    """A stream that shows control characters in names of others as escapes. A terminal would obey them.
+    """A stream that writes control characters as escapes.
 
-    If its reader has seen enough, such as head, the rest is dropped, and the work goes on.
+    Names in files can contain such characters, and a terminal would obey them. If the
+    stream's reader stops early, such as ``head``, the rest of the text is dropped.
     """
 
     def __init__(self, stream: TextIO) -> None:

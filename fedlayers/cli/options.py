@@ -218,9 +218,11 @@ KINDS: dict[Any, str] = {
     bool: "True or False",
 }
 COMMAS = ("algorithms", "arms", "metrics", "null", "federations")
-"""Lists of names without a comma. One may stand between them in place of a blank."""
+"""Flags with lists of names that contain no comma.
+
+A comma may separate the names in place of a blank."""
 SWITCH = {"": True, "True": True, "False": False}
-"""A switch means yes alone, and yes or no by the word after it."""
+"""The value of a switch by the word after it. Without a word the switch is on."""
 
 
 def parse(
@@ -305,7 +307,7 @@ def parse(
 
 
 def _refusal(text: str, words: Sequence[str], name: str, command: type[Command]) -> str:
-    """Return the parser's message as one of ours.
+    """Return the message of tyro on wrong flags in the form of this package's errors.
 
     >>> from fedlayers.cli.train import Tune
     >>> text = "Required options. Missing from fedlayers tune: --search NAME [NAME ...] (required). For options, run it"
@@ -483,7 +485,7 @@ NAMED = {
     "metrics": ("--metrics",),
     "models": ("--model",),
 }
-"""The flags that take names of a kind."""
+"""The flags that take names, by the kind of the names."""
 
 
 @cache
