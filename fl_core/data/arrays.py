@@ -48,9 +48,9 @@ def features(x: Array, missing: bool = False) -> Array:
     """Return features after a check: uint8 images, or else finite numbers [n, ...].
 
     Images are uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3], and stay uint8. Other
-    integers and booleans must be a table [n, d]. A table becomes float64, unless it came
-    as float32 or float16. All other numbers become float32. No numbers are rescaled.
-    Floats [n, H, W, C] are turned to [n, C, H, W] with a warning, see
+    integers and booleans must be a table [n, d]. A table becomes float64, unless it
+    came as float32 or float16. All other numbers become float32. No numbers are
+    rescaled. Floats [n, H, W, C] are turned to [n, C, H, W] with a warning, see
     :func:`channels_first`.
 
     Args:
@@ -162,9 +162,9 @@ def owners(
         ``names`` stay in their order.
 
     Raises:
-        DataFault: a value is neither text nor a whole number, a name is empty, one number
-            has two spellings, a number is no index of ``names``, or text comes with
-            ``names``.
+        DataFault: a value is neither text nor a whole number, a name is empty, one
+            number has two spellings, a number is no index of ``names``, or text comes
+            with ``names``.
     """
     if is_text(values):
         if names is not None:
@@ -309,9 +309,9 @@ def answers(
         names: names of the classes or labels. None means that they follow from ``y``.
 
     Returns:
-        Class indices [n] with the names of the classes, labels of 0 and 1 [n, L] with the
-        names of the labels, targets [n], or times and events [n, 2]. For regression and
-        survival the names are empty.
+        Class indices [n] with the names of the classes, labels of 0 and 1 [n, L] with
+        the names of the labels, targets [n], or times and events [n, 2]. For regression
+        and survival the names are empty.
 
     Raises:
         DataFault: the check of the task fails, or ``names`` are given for regression or
@@ -332,8 +332,8 @@ def answers(
 def task_of_entries(y: Array, task: str) -> str:
     """Return the task of labels from Python with several numbers for each sample.
 
-    In a classification whole numbers are labels at positions, unless they are one-hot. In
-    a classification floats are targets of a regression, unless all are 0 or 1. In a
+    In a classification whole numbers are labels at positions, unless they are one-hot.
+    In a classification floats are targets of a regression, unless all are 0 or 1. In a
     regression floats are always its targets.
 
     >>> task_of_entries(np.array([[3, 1], [0, 2]]), CLASSIFICATION)
@@ -344,7 +344,8 @@ def task_of_entries(y: Array, task: str) -> str:
         task: the requested task, one of :data:`fl_core.rows.TASKS`.
 
     Returns:
-        The task, or "" for all other labels, such as those of one number for each sample.
+        The task, or "" for all other labels, such as those of one number for each
+        sample.
     """
     if y.ndim < 2 or y.shape[1:] == (1,) or y.dtype.kind not in "iuf":
         return ""
@@ -362,8 +363,11 @@ def task_of_entries(y: Array, task: str) -> str:
 def finite_entries(y: Array) -> Array:
     """Return labels with several numbers for each sample: whole numbers as int64, and floats as float32.
 
+    Args:
+        y: numbers [n, ...]. The result has the same shape.
+
     Raises:
-        DataFault: a number is not finite.
+        DataFault: a number is not finite in float32.
     """
     targets_array = y.astype(np.float32 if y.dtype.kind == "f" else np.int64)
     is_bad = ~np.isfinite(targets_array).reshape(len(y), -1)
@@ -378,8 +382,8 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
 
     Indices are int64 [n]. Without ``names`` the classes are the distinct labels in
     ascending order. Their names are the labels' text. Labels may be text, see
-    :func:`written_classes`. With ``names`` a text must be one of them, and a number must
-    be the index of one.
+    :func:`written_classes`. With ``names`` a text must be one of them, and a number
+    must be the index of one.
 
     >>> [labels(np.array([-1, 1, -1], dtype=kind))[1] for kind in (int, float, str)]
     [('-1', '1'), ('-1', '1'), ('-1', '1')]
@@ -393,8 +397,9 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
     fl_core.data.faults.DataFault: each sample must have a label; got nan (1 of 3 rows). Remove the others.
 
     Raises:
-        DataFault: a label is missing, is not a whole number or is not among ``names``; -1
-            is one of other labels than -1 and 1; or fewer than two classes have samples.
+        DataFault: a label is missing, is not a whole number or is not among ``names``;
+            -1 is one of other labels than -1 and 1; or fewer than two classes have
+            samples.
     """
     check_flat(y)
     if is_text(y):
@@ -444,8 +449,8 @@ def written_classes(cells: pd.Categorical) -> list[str]:
         cells: the labels, from :func:`fl_core.data.values.texts_of`.
 
     Raises:
-        DataFault: a cell is empty or a mark such as NA, there is a word among numbers, a
-            number is not whole, or a number has two spellings, such as 007 and 7.
+        DataFault: a cell is empty or a mark such as NA, there is a word among numbers,
+            a number is not whole, or a number has two spellings, such as 007 and 7.
     """
     refuse_where(is_marked(cells), cells, LABELLED)
     names = sorted({word.strip() for word in cells.categories})
@@ -463,8 +468,8 @@ def targets(y: Array) -> NDArray[np.float32 | np.float64]:
     They are float64 if different values would be equal in float32.
 
     Raises:
-        DataFault: a value is missing, is no number or is not finite in float32, or there
-            are several targets for a sample or no samples.
+        DataFault: a value is missing, is no number or is not finite in float32, or
+            there are several targets for a sample or no samples.
     """
     if y.ndim == 2 and len(y):
         raise DataFault(
@@ -494,8 +499,9 @@ def events(y: Array) -> NDArray[np.float32]:
             sample.
 
     Raises:
-        DataFault: another shape, a time below 0, another event than 0 and 1, no event at all, or different times that
-            are equal in float32.
+        DataFault: another shape, a value that is no finite number, a time below 0,
+            another event than 0 and 1, no event at all, or different times that are
+            equal in float32.
     """
     if y.ndim != 2 or y.shape[1] != 2 or not len(y):
         got_shape = list(y.shape)
@@ -524,7 +530,7 @@ def events(y: Array) -> NDArray[np.float32]:
 def several_labels(
     y: Array, names: Sequence[str] | None = None
 ) -> tuple[NDArray[np.float32], Names]:
-    """Return labels of 0 and 1 as float32 [n, L] after a check, with the L labels' names.
+    """Return labels of 0 and 1 as float32 [n, L] after a check, and the labels' names.
 
     Args:
         y: the labels [n, L], as numbers or text.
@@ -559,8 +565,8 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
     """Return the labels of several parts as one array, and a function that names a row of it in messages.
 
     Args:
-        parts: the labels [n, ...] of each part, by the part's name in messages. There must
-            be at least one part. The shape [n, 1] counts as [n].
+        parts: the labels [n, ...] of each part, by the part's name in messages. There
+            must be at least one part. The shape [n, 1] counts as [n].
 
     Raises:
         UsageError: some labels are text and others are not, or the parts differ in the number of labels of a sample.

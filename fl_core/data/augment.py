@@ -19,8 +19,8 @@ GREY = (0.2989, 0.587, 0.114)  # of ITU-R 601, as in torchvision
 AREA, GREYED, JITTER = (0.2, 1.0), 0.2, 0.4
 """MoCo's range of a crop's share of the area, probability of grey, and colour strength.
 
-Brightness, contrast and saturation change by up to this share, and the hue by up to this
-part of its circle.
+Brightness, contrast and saturation change by up to this share, and the hue by up to
+this part of its circle.
 """
 
 
@@ -40,8 +40,8 @@ class MoCoViews:
     Saturation, hue and grey apply to images of three channels only.
 
     Attributes:
-        mean, std: one number for each channel, by which the images were normalised. Empty
-            means that they were not.
+        mean, std: one number for each channel, by which the images were normalised.
+            Empty means that they were not.
     """
 
     mean: tuple[float, ...] = ()
@@ -181,7 +181,9 @@ def grey(x: Tensor) -> Tensor:
 
 
 def _rotate_hue(x: Tensor, by: Tensor) -> Tensor:
-    """Rotate the images' hue by a part of its circle, with fixed saturation and value (Smith 1978: hexagonal cone).
+    """Rotate the images' hue by a part of its circle, with fixed saturation and value.
+
+    The model of colours is the hexagonal cone (Smith 1978).
 
     Args:
         x: colour images [n, 3, H, W].

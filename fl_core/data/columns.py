@@ -79,7 +79,7 @@ class ColumnTable(Displayed):
         return "\n".join(aligned([summary.columns, *summary.rows]))
 
     def with_inputs(self, words: Mapping[str, Sequence[str]]) -> ColumnTable:
-        """Return a table that counts the inputs of columns of words by their known words.
+        """Return a table that counts the inputs of columns of words by known words.
 
         Such a column makes one input for each known word, and one for all other words.
 

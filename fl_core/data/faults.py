@@ -26,8 +26,8 @@ def place_in(parts: Sequence[tuple[str, int, Place]]) -> Place:
     from :func:`row_of_array`.
 
     Args:
-        parts: for each part its name, its number of rows, and the function that names its
-            rows.
+        parts: for each part its name, its number of rows, and the function that names
+            its rows.
     """
 
     def place(row: int) -> str:
@@ -51,8 +51,8 @@ class DataFault(UsageError):
         rule: the rule that the data break, in words.
         line: a line of pandas that repairs the table, or an empty text.
         ways: other repairs, each a sentence with its settings, which may be empty. The
-            message proposes the line first, if there is one, and then each way. From the
-            second proposal on each one begins with "Or".
+            message proposes the line first, if there is one, and then each way. From
+            the second proposal on each one begins with "Or".
         row: the number of the faulty row, from 0, or None.
     """
 
@@ -81,7 +81,8 @@ class DataFault(UsageError):
     def repair(self) -> dict[str, Any]:
         """Return the settings of the first of ``ways``.
 
-        They are empty if there is no way, or if the first is a sentence without settings.
+        They are empty if there is no way, or if the first is a sentence without
+        settings.
         """
         if self.ways:
             return self.ways[0][1]
@@ -90,8 +91,8 @@ class DataFault(UsageError):
     def at(self, where: str, place: Place = row_of_array) -> DataFault:
         """Return a new fault whose message begins with ``where`` and the faulty row.
 
-        The new fault has no ``row``, since its message names it. If no row is known, the
-        message begins with ``where`` only.
+        The new fault has no ``row``, since its message names it. If no row is known,
+        the message begins with ``where`` only.
 
         Args:
             where: the data's name.

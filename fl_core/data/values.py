@@ -40,7 +40,8 @@ def text_of(value: Any) -> str:
 def texts_of(values: Cells | Array | pd.Series) -> pd.Categorical:
     """Return values as text, in Unicode's composed form. A missing value becomes an empty text.
 
-    Each distinct text is one category of the result. A Categorical is returned as it is.
+    Each distinct text is one category of the result. A Categorical is returned as it
+    is.
 
     >>> list(texts_of(np.array([1.0, np.nan, 2.5])))
     ['1', '', '2.5']

@@ -43,13 +43,16 @@ SOME = 0.05
 TRUTHS = {"true", "false", "yes", "no"}
 """Words that are no marks of a missing cell, in small letters."""
 STRAY = 5
-"""The maximum number of different words among numbers that may be marks of missing cells."""
+"""The maximum number of different words among numbers that may be marks of missing
+cells."""
 DIFFERENT = 6
-"""The minimum number of different words of one form, such as dates, that show this form."""
+"""The minimum number of different words of one form, such as dates, that show this
+form."""
 EXACT = 2**53
 """The largest whole number up to which float64 keeps all digits."""
 UNITS = 3
-"""The maximum number of different units in a column of measurements with several units."""
+"""The maximum number of different units in a column of measurements with several
+units."""
 SAMPLE = 2000
 """Words or rows that are looked at first."""
 
@@ -61,7 +64,8 @@ class Described:
     Attributes:
         name: the column's name.
         kind: number, words, refused or left out; or its role: client, group, label, text.
-        cells: float64 [n], NaN where one is missing; or text, empty where one is missing.
+        cells: float64 [n], NaN where one is missing; or text, empty where one is
+            missing.
         odd: what is unusual about the column; empty if nothing is.
         fault: why the column is refused, or None.
         emptied: the rows in which the repair of the fault leaves no value, bool [n]; None without a fault.
@@ -81,7 +85,7 @@ class Described:
 
     @cached_property
     def ends(self) -> tuple[float, float]:
-        """Return the least and the largest number of a column of numbers, NaN without any."""
+        """Return the least and the largest number of the column, NaN without any."""
         return float(np.fmin.reduce(self.cells)), float(np.fmax.reduce(self.cells))
 
     @property
@@ -169,8 +173,8 @@ def roles_of(
         where: the table's name, for messages.
 
     Raises:
-        UsageError: a column has two roles, a list of columns names one that is not there or
-            has a role, or features are listed for a table of texts.
+        UsageError: a column has two roles, a list of columns names one that is not
+            there or has a role, or features are listed for a table of texts.
     """
     roles: dict[str, str] = {}
     faults: list[DataFault] = []
@@ -216,7 +220,15 @@ def roles_of(
 def _lacking_fault(
     key: str, name: str, header: Sequence[str], how: Reading, where: str
 ) -> DataFault:
-    """Return the fault of a role whose column is not there, with those that may have it."""
+    """Return the fault of a role whose column is missing, with likely columns.
+
+    Args:
+        key: the setting of the role, such as ``client_column``.
+        name: the column's name in this setting.
+        header: the names of the table's columns.
+        how: the settings.
+        where: the table's name, for the message.
+    """
     rule = f"{key} must be one of the {len(header)} columns of {where}; got {name!r}."
     parts = name.split(BETWEEN)
     ways: list[Way | str] = []
@@ -244,7 +256,7 @@ _NUMERIC = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
 DAY = "pd.Timedelta(days=1)"
 DAY_0 = "pd.Timestamp('1970-01-01 12:00', tz='UTC')"
 FIRST_DAY, LAST_DAY = 19_000_101, 21_001_231
-"""Whole numbers between which 20240131 may be a date."""
+"""The least and the largest whole number that may be a date, as 20240131 is."""
 NOON = pd.Timestamp("1970-01-01 12:00", tz="UTC")
 """Noon, so that days have a fraction, and no date looks like the number of its row."""
 
@@ -348,8 +360,9 @@ def _inexact(name: str, column: pd.Series, how: Reading) -> Described:
 def _texts(name: str, cells: pd.Categorical, how: Reading) -> Described:
     """Return the description of a column of text: words, or refused with a repair.
 
-    It is words if fewer than a share :data:`SOME` of its cells are numbers, and its words
-    are no dates, measurements or the like. A column without any value counts as numbers.
+    It is words if fewer than a share :data:`SOME` of its cells are numbers, and its
+    words are no dates, measurements or the like. A column without any value counts as
+    numbers.
     """
     counts = np.bincount(cells.codes, minlength=len(cells.categories))
     words = pd.Series(cells.categories, dtype=object)
@@ -420,7 +433,7 @@ def _as_words(name: str, cells: pd.Categorical, how: Reading) -> list[Way]:
 def _worded(
     name: str, cells: pd.Categorical, how: Reading, odd: Sequence[str] = ()
 ) -> Described:
-    """Return the description of a column of words, refused if they do not serve as categories.
+    """Return the description of a column of words, refused if they are no categories.
 
     They must be few, come again, and differ by more than case or blanks.
 
@@ -522,7 +535,9 @@ def least_alike(words: Collection[str]) -> float:
 def days_of(words: pd.Series, column: str) -> dict[str, pd.Series]:
     """Return the time spans of a column of dates or times, by each pandas expression that reads all of its words.
 
-    Expressions that read the same spans as an earlier one are left out.
+    The span of a date is the time since :data:`NOON`. Expressions that read the same
+    spans as an earlier one are left out. The dictionary is empty if no expression reads
+    all words.
 
     Args:
         words: the different words of the column.
@@ -570,9 +585,9 @@ def dates_fault(name: str, words: Sequence[str]) -> DataFault | None:
 def measures_fault(name: str, cells: pd.Categorical) -> DataFault | None:
     """Return the fault of a column of numbers with a unit or other signs, or None.
 
-    Most of the words must be a number with one unit or sign, and :data:`DIFFERENT` of them must differ. Codes such as
-    ``NYHA2`` and ``ward 3`` are words. The fault's line makes plain numbers of the cells. If that is not clear, it
-    leaves the column out.
+    Most of the words must be a number with one unit or sign, and :data:`DIFFERENT` of
+    them must differ. Codes such as ``NYHA2`` and ``ward 3`` are words. The fault's line
+    makes plain numbers of the cells. If that is not clear, it leaves the column out.
 
     >>> measures_fault("v", pd.Categorical([f"{k},5" for k in range(9)])).line
     "table['v'] = pd.to_numeric(table['v'].astype(str)....str.replace('.', '').str.replace(',', '.'))"
@@ -688,7 +703,8 @@ IDENTIFIERS = (
 )
 """Last words of the names of columns that identify rows, or what several rows belong to."""
 FEW = 10
-"""Different values from which a column named as an identifier is one. A visit's number has fewer."""
+"""Different values from which a column named as an identifier is one. A visit's
+number has fewer."""
 ROWS = 20
 """The maximum mean number of rows for each value of a column named as an identifier.
 
@@ -719,8 +735,8 @@ def identifies(column: Described, owner: Integers | None = None) -> bool:
 
     Whole numbers do if they differ in all of at least :data:`ROWS` rows and some of the
     first are above :data:`LARGE` in magnitude. They also do if they count more than
-    :data:`MANY_ROWS` rows (:func:`counts_rows`). Whole numbers or words do if the column's
-    name says so (:func:`is_named_as_identifier`) and it has many values.
+    :data:`MANY_ROWS` rows (:func:`counts_rows`). Whole numbers or words do if the
+    column's name says so (:func:`is_named_as_identifier`) and it has many values.
 
     >>> rows = np.arange(120.0)
     >>> [identifies(Described("v", NUMBER, cells)) for cells in (rows, 7 * rows[::-1] + 4000, rows // 3, rows / 7)]
@@ -728,7 +744,8 @@ def identifies(column: Described, owner: Integers | None = None) -> bool:
 
     Args:
         column: the column.
-        owner: the client of each row [n]. Each client may number its own records. None means one client.
+        owner: the client of each row [n]. Each client may number its own records. None
+            means one client.
     """
     cells, filled = column.cells, ~column.lacking
     if isinstance(cells, np.ndarray):
@@ -780,9 +797,11 @@ def by_clients(cells: Cells, owner: Integers | None) -> Integers:
 CLEAR = 0.99
 """Share of labels from which a column gives them away."""
 LEVELS = 20
-"""Different values up to which the labels of each value are counted, and the least number of rows."""
+"""Different values up to which the labels of each value are counted, and the least
+number of rows."""
 KNOWN = 10
-"""The minimum number of a client's values that are compared with those of the others."""
+"""The minimum number of a client's values that are compared with those of the
+others."""
 
 
 def outside_fences(cells: Floats, owner: Integers | None) -> str:
@@ -820,8 +839,9 @@ REPEATED = 3
 def mark_of_nines(column: Described) -> float | None:
     """Return a number of nines that stands for missing values, such as -999 or 9999, or None.
 
-    It is the least or the largest number, and occurs at least :data:`REPEATED` times. It is further from the other
-    values than these are from each other, or the only one below 0. A 9 is no mark, but -9 and 99 may be.
+    It is the least or the largest number, and occurs at least :data:`REPEATED` times.
+    It is further from the other values than these are from each other, or the only one
+    below 0. A 9 is no mark, but -9 and 99 may be.
 
     >>> amounts = np.append(np.arange(60.0), [-9.0, -9.0, -9.0])
     >>> mark_of_nines(Described("dose", NUMBER, amounts)), mark_of_nines(Described("dose", NUMBER, abs(amounts)))
@@ -846,8 +866,9 @@ def mark_of_nines(column: Described) -> float | None:
 def gives_away(cells: Cells, y: NDArray[Any]) -> bool:
     """Return whether a column gives the class away.
 
-    It does if each of its few values has one class, or if a threshold splits two classes. One sample in a hundred may
-    be an exception. No column does if there are fewer than :data:`LEVELS` samples, or if nearly all have one class.
+    It does if each of its few values has one class, or if a threshold splits two
+    classes. One sample in a hundred may be an exception. No column does if there are
+    fewer than :data:`LEVELS` samples, or if nearly all have one class.
 
     >>> y = np.arange(60) % 3
     >>> gives_away(2.0 * y, y), gives_away(np.arange(60.0), (np.arange(60) > 20).astype(int)), gives_away(y % 2, y)
@@ -885,7 +906,8 @@ def unlike_clients(cells: Cells, owner: Integers, names: Sequence[str]) -> str:
     >>> unlike_clients(values, np.repeat([0, 1], 20), ("a", "b"))
     "no value at 'a' (1 to 1.49) is in the range of the others: another unit?"
 
-    The remark names the first such client. Clients with fewer than :data:`KNOWN` values do not count.
+    The remark names the first such client. Clients with fewer than :data:`KNOWN` values
+    do not count.
 
     Args:
         cells: the column, numbers or text [n].
@@ -909,9 +931,10 @@ def unlike_clients(cells: Cells, owner: Integers, names: Sequence[str]) -> str:
 
 
 def _unlike_ranges(cells: Floats, owner: Integers, names: Sequence[str]) -> str:
-    """Return the remark on a client whose range of numbers is below or above all others; else empty.
+    """Return a remark on a client whose range of numbers is below or above all others.
 
-    The arguments are those of :func:`unlike_clients`. A client with a single value has no range.
+    It is empty if there is none. The arguments are those of :func:`unlike_clients`. A
+    client with a single value has no range.
     """
     sampled = slice(None, None, len(owner) // SAMPLE or 1)
     for rows in (sampled, slice(None)):  # more rows only widen the ranges
@@ -939,7 +962,8 @@ def _unlike_ranges(cells: Floats, owner: Integers, names: Sequence[str]) -> str:
 GROUPS = 30
 """Different values from which a column may name groups, whatever its name."""
 PAIRS, MOST_PAIRS = 20, 2000
-"""The minimum and the maximum number of pairs of rows with one value that are compared."""
+"""The minimum and the maximum number of pairs of rows with one value that are
+compared."""
 BLOCKS, BLOCK = 8, 500
 """Blocks of rows that are looked at first, and the rows of each."""
 OTHERS, MOST_OTHERS = 3, 40
@@ -947,7 +971,10 @@ OTHERS, MOST_OTHERS = 3, 40
 NEAR = 0.5
 """Distance of two rows of a group at most, as a share of that of two random rows."""
 ALIKE = 0.95
-"""Share of the other columns in which rows of a group must be near."""
+"""Share of the other columns in which rows of a group must be near.
+
+It is also the least share of equal labels by which rows of neighbouring values count as
+alike."""
 CHANCE = 1e-6
 """The largest probability of equal labels by chance."""
 
@@ -974,7 +1001,8 @@ def binds_rows(
         cells: the column, numbers or text [n].
         y: labels or targets [n, ...].
         others: the other columns of numbers, [n] each, NaN where one is missing.
-        owner: the client of each row [n], since one value at two clients is two groups. None means one client.
+        owner: the client of each row [n], since one value at two clients is two groups.
+            None means one client.
     """
     numeric = isinstance(cells, np.ndarray)
     has_few_words = isinstance(cells, pd.Categorical) and len(cells.categories) < GROUPS
@@ -1011,7 +1039,7 @@ def binds_rows(
         return float((y[one] == y[other]).reshape(len(one), -1).all(axis=1).mean())
 
     def gap(values: Floats, one: Integers, other: Integers) -> float:
-        """Return the mean distance of pairs of rows in a column, without missing values."""
+        """Return the mean distance of pairs of rows, without missing values."""
         gaps = np.abs(values[one] - values[other])
         return float(np.nansum(gaps) / max(np.count_nonzero(~np.isnan(gaps)), 1))
 
@@ -1020,7 +1048,7 @@ def binds_rows(
     measured = [k for k, far in enumerate(usual) if far > 0]
 
     def bound(step: int) -> tuple[bool, bool]:
-        """Return whether rows of values ``step`` places apart have one label, and whether they are near.
+        """Return whether rows of values ``step`` apart have one label, and are near.
 
         Step 0 means rows with the same value, and step 1 rows with neighbouring values.
         Both answers are false for too few pairs.

@@ -63,7 +63,9 @@ from fl_core.rows import CLASSIFICATION, MULTILABEL
 ROWS = 1024
 """Rows that are written together."""
 MOST_NUMBERS, MOST_CLASSES = 20, 100
-"""Different numbers, or words, up to which labels are classes without being asked about."""
+"""The maximum numbers of different numbers and of different words that labels may have.
+
+Labels with more are refused, unless their column is among the ``categories``."""
 FEW_CLASSES = 10
 """The maximum number of classes whose words look like dates or measurements."""
 TEXTS = (".csv", ".tsv")
@@ -120,7 +122,8 @@ class Findings(UsageError):
     def _changed(self) -> dict[str, Any]:
         """Return the settings other than the defaults.
 
-        If a label column is not in the table, ``label_column`` is the placeholder ``COLUMN``.
+        If a label column is not in the table, ``label_column`` is the placeholder
+        ``COLUMN``.
         """
         settings = self.reading.changed
         labels = {*self.reading.labels}
@@ -130,9 +133,10 @@ class Findings(UsageError):
 
     @property
     def repairs(self) -> list[str]:
-        """Return the lines of pandas of all faults, each once, in the order of the faults.
+        """Return the lines of pandas of all faults, each once, in their order.
 
-        If there are any and a column's name is not ASCII, :data:`COMPOSED` is the first.
+        If there are any and a column's name is not ASCII, :data:`COMPOSED` is the
+        first.
         """
         lines = [getattr(fault, "line", "") for fault in self.faults]
         distinct = [line for line in dict.fromkeys(lines) if line]
@@ -206,9 +210,10 @@ def find_faults(
     the table, column 'label', row 58 (rows count from 0): labels must be numbers or words; got 'x1' (1 of 60 rows)...
 
     Args:
-        data: the path of a table, a .jsonl file or several tables, or a table in memory.
+        data: the path of a table, a .jsonl file or several tables, or a DataFrame.
         reading: the settings.
-        name: name of the dataset. Empty means the path, or ``the table`` for one in memory.
+        name: name of the dataset. Empty means the path, or ``the table`` for one in
+            memory.
     """
     table = _Table(data, reading)
     source = None
@@ -231,9 +236,10 @@ def read_table(
     Samples are features [n, d] in the order of their columns, or texts. Classes are whole numbers or words.
 
     Args:
-        data: the path of a table, a .jsonl file or several tables, or a table in memory.
+        data: the path of a table, a .jsonl file or several tables, or a DataFrame.
         reading: the settings.
-        name: name of the dataset. Empty means the path, or ``the table`` for one in memory.
+        name: name of the dataset. Empty means the path, or ``the table`` for one in
+            memory.
 
     Raises:
         UsageError: the table's only fault, or :class:`Findings` for several.
@@ -253,7 +259,8 @@ class _Table:
         data: the path of the table, or the table itself.
         how: the settings, which never change.
         faults: the faults so far.
-        opened: the table as it was opened, or None before :meth:`read` or if that failed.
+        opened: the table as it was opened, or None before :meth:`read` or if that
+            failed.
         columns: the description of each column, by name.
         texts: the cells of label columns of text, by name, as far as they are known.
         source: the samples, as far as they are known.
@@ -346,7 +353,7 @@ class _Table:
 
     @contextmanager
     def checked(self, name: str) -> Iterator[None]:
-        """Record a :class:`DataFault` that the ``with`` block raises, as a fault of a column.
+        """Record a :class:`DataFault` of the ``with`` block as a fault of a column.
 
         The block then ends without an error.
         """
@@ -402,7 +409,8 @@ class _Table:
     def _check_labelled(self) -> bool:
         """Return whether each of the remaining rows has its labels.
 
-        Rows without are a fault, or are left out with a warning for ``drop_missing_labels``.
+        Rows without are a fault, or are left out with a warning for
+        ``drop_missing_labels``.
 
         Raises:
             UsageError: each row lacks a label.
@@ -474,7 +482,7 @@ class _Table:
     # --- clients, groups and identifiers ---------------------------------------------------------------------------
 
     def _add_clients(self) -> None:
-        """Add the clients and the groups of the rows to the source, or record a fault in their names."""
+        """Add the clients and groups of the rows, or record a fault in their names."""
         for name, role in self.roles.items():
             if role not in ("client", "group") or not len(self.columns[name].cells):
                 continue
@@ -553,7 +561,7 @@ class _Table:
     # --- missing values --------------------------------------------------------------------------------------------
 
     def _refuse_gaps(self) -> None:
-        """Leave out columns without a value at some client, and refuse other missing numbers.
+        """Leave out columns without a value at some client, and refuse other gaps.
 
         For ``fill_missing_columns`` the columns stay. Missing numbers are no fault if
         ``impute`` fills them. A column of numbers without any value is always refused.
@@ -643,9 +651,9 @@ class _Table:
             column.odd += [text for text in oddities if text]
 
     def _marking(self, column: Described) -> str:
-        """Return a remark on a number such as -999 that seems to mark missing values, and warn of it.
+        """Return a remark on a number such as -999 that may mark missing values.
 
-        The remark is empty, without a warning, if there is no such number.
+        A warning says the same. Without such a number the remark is empty.
         """
         mark, name = mark_of_nines(column), column.name
         if mark is None:
@@ -662,9 +670,9 @@ class _Table:
         return f"{mark:.0f} far from the others in {count}: missing?"
 
     def _binding(self, name: str, cells: Cells, others: Sequence[Any]) -> str:
-        """Return a remark if rows with the same value of a column belong together, and warn of it.
+        """Return a remark if rows with the same value of a column belong together.
 
-        Otherwise the remark is empty, and there is no warning.
+        A warning says the same. Otherwise the remark is empty.
         """
         if not binds_rows(cells, self.source.y, others, self.source.owner):
             return ""
@@ -675,7 +683,7 @@ class _Table:
         return "its rows belong together: a patient's?"
 
     def _add_texts(self) -> None:
-        """Add the codes of texts. A warning names columns of numbers that nothing reads."""
+        """Add the codes of texts, and warn of columns of numbers that nothing reads."""
         name = self.how.text_column
         numeric = self.frame.select_dtypes(["number", "bool"])
         left_out = [
@@ -787,9 +795,9 @@ def _target_fault(column: Described) -> DataFault | None:
 def class_fault(column: Described, how: Reading) -> DataFault | None:
     """Return the fault of a label column whose cells are no classes, or None.
 
-    Classes are few. They are all whole numbers, or none of them is a number. A column in
-    ``categories`` may have any classes. If the task predicts numbers, the cells must be
-    numbers instead.
+    Classes are few. They are all whole numbers, or none of them is a number. A column
+    in ``categories`` may have any classes. If the task predicts numbers, the cells must
+    be numbers instead.
 
     >>> cells = pd.Categorical(["4", "f", "r", "4"])
     >>> print(class_fault(Described("label", "label", cells), Reading()))
@@ -873,8 +881,9 @@ def new_rows(
         way: advice on how to write new samples, for errors.
 
     Raises:
-        DataFault: a cell is no number, or a column is written in another form, such as dates. The message names the
-            column, and the first bad row where there is one.
+        DataFault: a cell is no number, or a column is written in another form, such as
+            dates. The message names the column, and the first bad row where there is
+            one.
     """
     features: list[Array] = []
     named = replace(PLAIN, columns=list(columns))

@@ -200,9 +200,15 @@ def open_table(
 def _as_then(
     frame: pd.DataFrame, earlier: Mapping[str, Any], how: Reading
 ) -> pd.DataFrame:
-    """Return a table with the cells that an earlier version made of it.
+    """Return a copy of a table with the cells that an earlier version made of it.
 
-    Dates are days since 1970, words have small letters and single blanks, and labels are numbers.
+    Dates become days since 1970, words get small letters and single blanks, and labels
+    become numbers. Each of these is done only if the earlier settings ask for it.
+
+    Args:
+        frame: the table as pandas has read it.
+        earlier: settings as in :class:`fl_core.data.reading.Earlier`.
+        how: the present settings, which name the columns of labels and texts.
     """
     frame = frame.copy(deep=False)
     folded, dates = earlier.get("fold_case", False), earlier.get("date_columns", ())
@@ -231,9 +237,10 @@ def _as_then(
 def _joined(
     folder: Path, files: Sequence[Path], how: Reading, texts: Sequence[str]
 ) -> Opened:
-    """Open several files, and join their rows. A new first column names the file of each row.
+    """Open several files, and join their rows.
 
-    A file that has the column of clients itself is a recorded fault.
+    A new first column names the file of each row. A file that has the column of clients
+    itself is a recorded fault.
 
     Raises:
         UsageError: a file is not readable, or has no rows.
@@ -277,8 +284,8 @@ def _open_file(
         several: whether the file is one of several.
 
     Raises:
-        UsageError: the file is not readable, or ``csv`` has options for a single file of
-            another suffix.
+        UsageError: the file is not readable, or ``csv`` has options for a single file
+            of another suffix.
     """
     kind, path_text = path.suffix.lower(), repr(str(path))
     if kind not in (PARQUET, JSONL):
@@ -381,13 +388,15 @@ class Csv:
         return f"pd.read_csv({arguments})"
 
     def _refuse(self, rule: str, **options: Any) -> None:
-        """Record a rule that the file breaks, and read on with the options that repair it."""
+        """Record a rule that the file breaks, and set the options that repair it."""
         self.rules.append(rule)
         self.given_options |= options
         self.options |= options
 
     def _find_encoding(self) -> None:
-        """Find the encoding of the file. Another one than that of the settings is a fault.
+        """Find the encoding of the file.
+
+        Another one than that of the settings is a fault.
 
         Raises:
             UsageError: the file is no text.
@@ -469,7 +478,7 @@ class Csv:
         return None
 
     def _check_separator(self, header: str) -> None:
-        """Record a fault if only another separator makes several columns of a header."""
+        """Record a fault if only another separator gives a header several columns."""
         other = max(SEPARATORS, key=header.count)
         if self.options["sep"] not in header and other in header:
             rule = f"must have more than one column; got the header {header.strip()!r}."
@@ -534,7 +543,8 @@ class Csv:
     def _at_once(self, **more: Any) -> pd.DataFrame:
         """Return the rows that pandas reads with these options, under :meth:`_checked`.
 
-        If pandas finds parts of a column with different types, it reads all rows at once.
+        If pandas finds parts of a column with different types, it reads all rows at
+        once.
         """
         with self._checked():
             try:
@@ -559,7 +569,7 @@ class Csv:
 
     @contextmanager
     def _checked(self) -> Iterator[None]:
-        """Raise an error for what pandas would mend, and name the line that it cannot read.
+        """Raise an error for what pandas would mend or cannot read, with its line.
 
         Raises:
             UsageError: the file is empty, or pandas cannot read it without mending it.
@@ -589,10 +599,11 @@ class Csv:
         return self._at_once(header=None, nrows=rows, dtype="object", na_values=[""])
 
     def _types(self, header: Sequence[str], first: pd.DataFrame) -> dict[int, str]:
-        """Return the type of each column whose cells keep their spelling, by its number from 0.
+        """Return the types of columns whose cells keep their spelling, by number.
 
-        These are the columns that the settings name, words, and codes such as 007. So are
-        numbers with a sign between thousands at a wrong place, which pandas would leave out.
+        Numbers count from 0. These are the columns that the settings name, words, and
+        codes such as 007. So are numbers with a sign between thousands at a wrong
+        place, which pandas would leave out.
         """
         types = {}
         sign, point = self.options.get("thousands"), self.options.get("decimal", ".")
@@ -623,8 +634,8 @@ class Csv:
         """Return whether the file seems to have decimal commas.
 
         Some column must have commas in numbers, not all of them before three digits. No
-        column of numbers may have fractions. The answer is no if the settings have a sign
-        for decimals or thousands.
+        column of numbers may have fractions. The answer is no if the settings have a
+        sign for decimals or thousands.
         """
         if {"decimal", "thousands"} & self.options.keys():
             return False
@@ -641,7 +652,7 @@ class Csv:
     # --- lines -----------------------------------------------------------------------------------------------------
 
     def _check_lines(self, frame: pd.DataFrame) -> None:
-        """Check each line if the file has another number of separators than its cells need.
+        """Check each line if the file has too few or too many separators for its cells.
 
         Raises:
             UsageError: as for :meth:`_refuse_lines`.
@@ -659,7 +670,9 @@ class Csv:
         return sum(int(np.count_nonzero(block == sign[0])) for block in blocks)
 
     def _lines(self) -> Iterator[tuple[int, int, list[str]]]:
-        """Yield first and last line and the cells of every row that is not blank, header first.
+        """Yield first and last line and the cells of each row, header first.
+
+        Blank rows are skipped.
 
         Raises:
             UsageError: Python's reader cannot read a line.
@@ -776,11 +789,13 @@ def _json_lines(path: Path) -> tuple[pd.DataFrame, Sequence[int]]:
 
 
 def _parquet(path: Path, excluded: Collection[str]) -> pd.DataFrame:
-    """Return the rows of a .parquet file. Columns in ``excluded`` may have any type, and are empty.
+    """Return the rows of a .parquet file.
+
+    Columns in ``excluded`` may have any type, and are empty.
 
     Raises:
-        UsageError: the file is not readable, or another column is neither numbers, truth
-            values, times nor texts.
+        UsageError: the file is not readable, or another column is neither numbers,
+            truth values, times nor texts.
     """
     file = formats.open_parquet(path, excluded)
     names = [name for name in file.schema_arrow.names if not _UNNAMED.fullmatch(name)]
