@@ -35,9 +35,10 @@ class Split:
 
     Attributes:
         x: contiguous float32 [n, ...]. Texts are int64 token ids [n, length].
-        y: class indices, int64 [n]; targets, float32 [n], or float64 if float32 would merge
-            different ones; times and events, float32 [n, 2]; labels of 0 and 1, float32
-            [n, L]; or labels at positions and several targets, int64 or float32 [n, ...].
+        y: class indices, int64 [n]; targets, float32 [n], or float64 if float32 would
+            merge different ones; times and events, float32 [n, 2]; labels of 0 and 1,
+            float32 [n, L]; or labels at positions and several targets, int64 or float32
+            [n, ...].
         groups: the number of what each sample belongs to, such as a patient, int64 [n].
             None means no groups.
     """
@@ -80,8 +81,8 @@ class FederatedData(Displayed):
     Attributes:
         name: registry name or path.
         shape: shape of one sample; images are (C, H, W), texts a :class:`fl_core.models.tokens.TokenShape`.
-        classes: names of the classes in the order of class indices, or of the labels. It is empty if numbers, events
-            or labels at positions are predicted.
+        classes: names of the classes in the order of class indices, or of the labels.
+            It is empty if numbers, events or labels at positions are predicted.
         clients: the clients, in order.
         partition: the client and split of each sample.
         source_digest: SHA-256 of the samples, independent of their partition.
@@ -96,8 +97,10 @@ class FederatedData(Displayed):
         empty: indices of the classes without any sample. It is used only if the samples
             are on another machine (:attr:`elsewhere`).
         indices: whether labels came from Python as whole numbers without names.
-        integers: whether rows [n, d] came from Python as integers, which may be token ids.
-        kind: the task, if the labels' shape and classes do not show it. Otherwise empty.
+        integers: whether rows [n, d] came from Python as integers, which may be token
+            ids.
+        kind: the task, if the labels' shape and classes do not show it. Otherwise
+            empty.
     """
 
     name: str
@@ -205,7 +208,7 @@ class FederatedData(Displayed):
         )
 
     def without_samples(self) -> FederatedData:
-        """Return the same data with meta tensors, which have the samples' sizes and no numbers.
+        """Return the same data with meta tensors, which have sizes and no numbers.
 
         Groups are left out. ``empty`` keeps the classes without any sample.
         """
@@ -283,7 +286,8 @@ class FederatedData(Displayed):
         """Count the samples of each client (rows) by class or label (columns).
 
         Data without names of classes or labels, such as those of a regression or for
-        survival, have one column, ``samples``. Other data must not be :attr:`elsewhere`.
+        survival, have one column, ``samples``. Other data must not be
+        :attr:`elsewhere`.
 
         Args:
             split: ``train``, ``validation`` or ``test``.
@@ -310,8 +314,8 @@ class FederatedData(Displayed):
     def copies_note(self) -> str:
         """Return a warning about test samples that nearly copy training samples, or "".
 
-        Only samples of numbers are examined. The text is "" for images, texts, columns of
-        words, several inputs, samples with groups, and samples on another machine.
+        Only samples of numbers are examined. The text is "" for images, texts, columns
+        of words, several inputs, samples with groups, and samples on another machine.
         """
         splits = self._splits()
         all_floats = all(split_rows.x.is_floating_point() for split_rows in splits)
@@ -332,7 +336,10 @@ class FederatedData(Displayed):
 
     @cached_property
     def training_digest(self) -> str:
-        """Return a digest over every client's training samples, as a diagnosis of tensors in memory records it."""
+        """Return one digest over the names and the training samples of all clients.
+
+        A diagnosis records it for data in memory.
+        """
         return digest_of(
             {
                 client.name: tree.digest({"x": client.train.x, "y": client.train.y})
@@ -351,14 +358,14 @@ def gather(
 ) -> FederatedData:
     """Build a federation's tensors from a source and a partition.
 
-    The vocabulary of texts comes from all clients' training samples together, unless the
-    source brings it. A table's preprocessing is fitted on the same samples.
+    The vocabulary of texts comes from all clients' training samples together, unless
+    the source brings it. A table's preprocessing is fitted on the same samples.
 
     Args:
         source: all samples.
         partition: the client and split of each sample.
-        preprocessing: a stored preparation of a table, used in place of a fitted one. None
-            means that it is fitted.
+        preprocessing: a stored preparation of a table, used in place of a fitted one.
+            None means that it is fitted.
 
     Raises:
         UsageError: the partition was made for another source, or a table cannot be
@@ -402,9 +409,11 @@ def split_of(source: Source, indices: np.ndarray) -> Split:
 LARGE = 1e4
 """The largest feature without a warning. Beyond it a step with an ordinary learning rate is too long."""
 USUAL = 2 / 3
-"""Share of samples above which one of two classes is the usual one."""
+"""Share of training samples in the positive class above which a warning proposes the
+other."""
 REPEATED = 0.01
-"""Share of validation or test samples equal to training samples from which they are reported."""
+"""Share of validation or test samples above which equality to training samples is
+reported."""
 SPREAD = 100.0
 """The largest standard deviation of targets without a warning. The smallest is its inverse."""
 
@@ -412,7 +421,8 @@ SPREAD = 100.0
 def notes(data: FederatedData, alone: bool = False) -> list[str]:
     """Return warnings about a federation's clients, names, classes, scale and repeated samples.
 
-    They also report many unknown words in texts. The list is empty if nothing is unusual.
+    They also report many unknown words in texts. The list is empty if nothing is
+    unusual.
 
     Args:
         alone: whether clients train locally on purpose, so that no warning says so.
@@ -516,9 +526,9 @@ def _of_classes(data: FederatedData) -> Iterator[str]:
     """Yield warnings about rare classes, renumbered labels, and the positive class.
 
     A class is rare if it has no sample, or one. Whole numbers other than 0..C-1 are
-    renumbered. AUROC and AUPRC describe the positive one of two classes. A warning says so
-    if more than a share :data:`USUAL` of training samples have this class, unless the user
-    chose it. Other tasks than classification have no such warnings.
+    renumbered. AUROC and AUPRC describe the positive one of two classes. A warning says
+    so if more than a share :data:`USUAL` of training samples have this class, unless
+    the user chose it. Other tasks than classification have no such warnings.
     """
     if data.task != CLASSIFICATION:
         return

@@ -40,28 +40,34 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
       may have ``classes``, the names of labels 0..C-1. Image arrays are uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3]
       and are scaled to 0..1. Float arrays are not scaled. Their channels come first, or are moved there from the end.
       Tables are [n, d].
-    * A folder: ``client/class/*`` or ``class/*`` with images (:data:`fl_core.data.reading.IMAGES`). Names are sorted.
-      Other files are named in a warning, and folders named train, val and test are splits. Images are turned as their
-      EXIF orientation says, and transparent ones are laid on white. All must have one size, unless ``image_size`` crops
-      and scales them, and are scaled to 0..1. If every image is grey they have one channel, otherwise three.
-    * ``.csv`` with a header: a label column of whole numbers or words, a column that names the client, and features,
-      numbers or words. Without a ``client`` column there are no natural clients. With a ``text`` column the samples are
-      these texts as token ids. Columns of features are then ignored.
+    * A folder: ``client/class/*`` or ``class/*`` with images
+      (:data:`fl_core.data.reading.IMAGES`). Names are sorted. Other files are named in
+      a warning, and folders named train, val and test are splits. Images are turned as
+      their EXIF orientation says, and transparent ones are laid on white. All must have
+      one size, unless ``image_size`` crops and scales them, and are scaled to 0..1. If
+      every image is grey they have one channel, otherwise three.
+    * ``.csv`` with a header: a label column of whole numbers or words, a column that
+      names the client, and features, numbers or words. Without a ``client`` column
+      there are no natural clients. With a ``text`` column the samples are these texts
+      as token ids. Columns of features are then ignored.
     * ``.tsv``: the same. An Excel file is refused.
     * ``.parquet``: the same. An index without a name is ignored.
     * A folder of such tables, or their paths with commas between them. Each file is a client with the file's name.
-    * ``.jsonl``: the same, with one object per line, such as the keys text, label and, optionally, client.
+    * ``.jsonl``: the same, with one object per line, such as the keys text, label and,
+      optionally, client.
 
-    For other tasks than classification labels are numbers (:func:`fl_core.data.arrays.answers`).
+    For other tasks than classification labels are numbers
+    (:func:`fl_core.data.arrays.answers`).
 
     Args:
         path: the file or folder, or several tables with commas between their paths.
-        reading: the names of columns and other settings. Those that have no meaning for the data must have their
-            defaults.
+        reading: the names of columns and other settings. Those that have no meaning for
+            the data must have their defaults.
 
     Raises:
-        UsageError: the path is none of these, a setting has no meaning for it, or some content does not fit. The
-            message names the file, array or column, and the first bad row.
+        UsageError: the path is none of these, a setting has no meaning for it, or some
+            content does not fit. The message names the file, array or column, and the
+            first bad row.
     """
     for file in tables.files_of(path) or [path]:
         if not file.is_dir():
@@ -210,8 +216,8 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Return shape and type of each array of an .npz file, without reading the arrays.
 
     Raises:
-        UsageError: the path is no such file, it has an array twice, an array claims more
-            bytes than it has, or the file is far larger unpacked.
+        UsageError: the path is no such file, it has an array twice, an array claims
+            more bytes than it has, or the file is far larger unpacked.
     """
     shapes, n_bytes = {}, 0
     readable_file = about(
@@ -269,8 +275,8 @@ def read_images(path: Path, size: int | None = None) -> Source:
 
     Args:
         path: the folder.
-        size: crop each image to a square at its centre, and scale it to this many pixels a
-            side. None means that all images must have one size.
+        size: crop each image to a square at its centre, and scale it to this many
+            pixels a side. None means that all images must have one size.
 
     Raises:
         UsageError: the layout differs, or an image is unreadable or has another size.
@@ -307,7 +313,8 @@ SPLIT_FOLDERS = (
     *("train", "training", "dev", "val", "valid", "validation", "validate"),
     *("holdout", "eval", "test", "testing"),
 )
-"""Names of folders that are splits. The last one of those that are there is the test set."""
+"""Names of folders that are splits, in their order. Of several that exist the last
+is the test set."""
 
 
 class _Header(NamedTuple):
@@ -338,12 +345,12 @@ def pixels(
 
     Args:
         files: the image files, at least one.
-        gray: whether the images must be grey. None means as they are. If false, grey ones
-            get three equal channels.
+        gray: whether the images must be grey. None means as they are. If false, grey
+            ones get three equal channels.
         where: the folder named in an error about their size in memory. None means the
             folder of the first file.
-        side: crop each image to a square at its centre, and scale it to this many pixels a
-            side. None means that all must have one size.
+        side: crop each image to a square at its centre, and scale it to this many
+            pixels a side. None means that all must have one size.
 
     Returns:
         The images, [n, H, W] if all are grey and ``gray`` is not false, otherwise
@@ -412,8 +419,8 @@ def _header(file: Path) -> _Header:
     """Return the header of an image file, without decoding pixels.
 
     Raises:
-        UsageError: the file is unreadable, has too many scans, or has more than 8 bits a
-            channel.
+        UsageError: the file is unreadable, has too many scans, or has more than 8 bits
+            a channel.
     """
     with _decoded(file) as image:
         if image.format in ("JPEG", "MPO"):
@@ -455,13 +462,15 @@ def _all_gray(headers: Sequence[_Header]) -> bool:
 def list_images(path: Path) -> pd.DataFrame:
     """Return image files in a frame with the columns ``client``, ``label``, ``file`` and ``split``.
 
-    Rows are sorted by client and label. Two Unicode forms of one name are one class. Without clients the client is an
-    empty text. If all folders of clients are named as splits, among them train, they are splits and no clients. The
-    split is then ``train`` or ``test``, and otherwise an empty text.
+    Rows are sorted by client and label. Two Unicode forms of one name are one class.
+    Without clients the client is an empty text. If all folders of clients are named as
+    splits, among them train, they are splits and no clients. The split is then
+    ``train`` or ``test``, and otherwise an empty text.
 
     Raises:
-        UsageError: the folder has no images, or another layout than ``class/*`` or ``client/class/*``; or some folders
-            are named as splits (:data:`SPLIT_FOLDERS`) where classes or clients are expected.
+        UsageError: the folder has no images, or another layout than ``class/*`` or
+            ``client/class/*``; or some folders are named as splits
+            (:data:`SPLIT_FOLDERS`) where classes or clients are expected.
     """
     class_files = images_in(path, "[!.]*/[!.]*")
     client_files = images_in(path, "[!.]*/[!.]*/[!.]*")

@@ -123,8 +123,8 @@ class Inputs:
 
         Args:
             data: the federation.
-            reading: the settings by which its tables or texts were read, and by which new
-                ones will be.
+            reading: the settings by which its tables or texts were read, and by which
+                new ones will be.
         """
         return cls(
             tuple(data.shape),
@@ -182,8 +182,8 @@ class Inputs:
         """Return the inputs from the dictionary of :meth:`to_json`.
 
         Raises:
-            UsageError: a key is unknown, a value has another type, or the shape is not that
-                of the prepared columns or of images.
+            UsageError: a key is unknown, a value has another type, or the shape is not
+                that of the prepared columns or of images.
         """
         if isinstance(values.get("reading"), Mapping):  # else refused below
             values = {**values, "reading": current(values["reading"])[0]}
@@ -208,15 +208,17 @@ class Inputs:
         """Return new samples, from a path or from memory, in the form that the model takes.
 
         Args:
-            new: a .csv, .tsv or .parquet table, whose columns other than the features are ignored; an .npz file with an
-                array ``x``; a folder of images, at any depth; texts in a table or a .jsonl file; or, in memory, a
+            new: a .csv, .tsv or .parquet table, whose columns other than the features
+                are ignored; an .npz file with an array ``x``; a folder of images, at
+                any depth; texts in a table or a .jsonl file; or, in memory, a
                 DataFrame, an array [n, ...], or a sequence of texts.
             ids: columns that identify a table's records. None means columns with a usual name, such as ``id``, that are
                 not features.
 
         Raises:
-            UsageError: the data differ in kind or shape from the training data, or ``ids`` name no columns of a table.
-                The message names the file, column or line.
+            UsageError: the data differ in kind or shape from the training data, or
+                ``ids`` name no columns of a table. The message names the file, column
+                or line.
         """
         if ids is not None:
             ids = as_list("ids", ids, empty=True)
@@ -232,10 +234,12 @@ class Inputs:
             new: the path of a table or of an .npz file, or a DataFrame.
 
         Returns:
-            The positions of the rows, from 0, by the client's name. Names are in ascending order.
+            The positions of the rows, from 0, by the client's name. Names are in
+            ascending order.
 
         Raises:
-            UsageError: the samples are no table, there is no such column, or a row has no client.
+            UsageError: the samples are no table, there is no such column, or a row has
+                no client.
         """
         name = self.reading.client_column
         path = None
@@ -452,7 +456,7 @@ class Inputs:
         return Samples(tuple(names or map(str, rows)), source.tensor(np.array(rows)))
 
     def _source(self, x: Array, words: Names | None = None) -> Source:
-        """Return the samples as a dataset in which all labels are 0, since none is known."""
+        """Return the samples as a dataset with labels of 0, since none is known."""
         return Source(
             "new samples",
             x,

@@ -90,21 +90,22 @@ def load(
         partition: one of :data:`PARTITIONS`, such as ``iid``, ``dirichlet`` and ``natural``, or your own as
             ``package.module:Class``.
         alpha, classes_per_client, samples_per_client, dominance: options of some partitions.
-        max_samples: size of the pool that is partitioned, the first in file order (see :meth:`Source.first`). Without
-            a value in the recipe, None means all samples.
+        max_samples: size of the pool that is partitioned, the first in file order (see
+            :meth:`Source.first`). Without a value in the recipe, None means all
+            samples.
         seed: seed of the partition.
         split_seed: seed of the partition over clients and of the test samples, if ``seed`` shall draw only training and
             validation samples.
         splits: shares of train, validation and test. None means the partition's, usually 0.64, 0.16, 0.20.
         indices: a stored partition to use again, in place of its arguments and the seed.
-        preprocessing: stored fitted numbers to use again with ``indices``. Without a stored partition they are ignored,
-            and new numbers are fitted.
+        preprocessing: stored fitted numbers to use again with ``indices``. Without a
+            stored partition they are ignored, and new numbers are fitted.
         reading: fields of :class:`fl_core.data.reading.Reading`, such as ``client_column``, ``exclude_columns`` and
             ``scale``.
 
     Raises:
-        UsageError: an unknown dataset, missing or bad files, a partition that does not fit, or one of its arguments
-            together with ``indices``.
+        UsageError: an unknown dataset, missing or bad files, a partition that does not
+            fit, or one of its arguments together with ``indices``.
         RunError: a download failed.
     """
     source, defaults = opened(dataset, data_root, download, max_samples, **reading)
@@ -147,8 +148,8 @@ def opened(
     """Return a dataset's samples before their partition, and its default settings. Arguments are those of :func:`load`.
 
     Raises:
-        UsageError: an unknown dataset, missing or bad files, a setting that is unknown or does not fit,
-            or more ``max_samples`` than there are.
+        UsageError: an unknown dataset, missing or bad files, a setting that is unknown
+            or does not fit, or more ``max_samples`` than there are.
         RunError: a download failed.
     """
     settings = Reading.with_keys(reading)
@@ -182,8 +183,8 @@ def recipe(
     passed to it. ``reading`` is as in :func:`load`.
 
     Raises:
-        UsageError: the argument is not a name, a function, or an existing path of a known kind, or its samples are read
-            and do not fit.
+        UsageError: the argument is not a name, a function, or an existing path of a
+            known kind, or its samples are read and do not fit.
     """
     settings = Reading.with_keys(reading)
     if isinstance(dataset, Source):
@@ -202,8 +203,8 @@ def recipe(
 def _read(dataset: Location, reading: Reading) -> tuple[Source, list[str]]:
     """Return the samples of a path, and the warnings that reading them gave.
 
-    The result for the last path stays in memory, since a study has many runs on one file.
-    It is used again until the settings, or the time or size of a file, change.
+    The result for the last path stays in memory, since a study has many runs on one
+    file. It is used again until the settings, or the time or size of a file, change.
     """
     path, reading = path_of(dataset), replace(reading, scale=None)
     candidates = sorted(path.rglob("*")) if path.is_dir() else files_of(path) or [path]
@@ -229,12 +230,12 @@ _READ: dict[str, tuple[Source, list[str]]] = {}
 def _open(
     name: str, data_root: Location | None, download: bool, task: str = CLASSIFICATION
 ) -> tuple[Source, Recipe]:
-    """Return a named dataset's samples, with its own default settings or the general ones.
+    """Return a named dataset's samples, with its own or the general default settings.
 
     Raises:
         UsageError: its function has a required parameter other than ``data_root`` and
-            ``download``, returns a federation or invalid samples, or has no targets for the
-            task.
+            ``download``, returns a federation or invalid samples, or has no targets for
+            the task.
     """
     member = DATASETS[name]
     known_arguments = {"data_root": data_root, "download": download}
@@ -291,11 +292,13 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
         data: {client: samples}, or samples alone, which a partition assigns to clients. Samples are a pair (x, y) of
             tensors or arrays, a Dataset or a DataLoader. x may be a tuple or dict of several inputs. Or a pandas
             DataFrame, read like a table in a file.
-        reading: the task, whether numbers may be missing, and for a frame also the names of its columns. For other
-            data the settings of columns must have their defaults.
+        reading: the task, whether numbers may be missing, and for a frame also the
+            names of its columns. For other data the settings of columns must have their
+            defaults.
 
     Raises:
-        UsageError: it is none of these, its samples are invalid, or a setting has no meaning for them.
+        UsageError: it is none of these, its samples are invalid, or a setting has no
+            meaning for them.
     """
     if isinstance(data, (FederatedData, Source)):
         return data
@@ -380,8 +383,9 @@ def from_clients(
         groups: {client: group of each sample}, such as patients with several samples. No group is in two splits.
 
     Raises:
-        UsageError: a row is invalid, clients differ in form, a client has too few samples or is missing from
-            ``groups``, or scaling does not fit the data. The message names the client, and the row where there is one.
+        UsageError: a row is invalid, clients differ in form, a client has too few
+            samples or is missing from ``groups``, or scaling does not fit the data. The
+            message names the client, and the row where there is one.
     """
     reading = Reading(scale=scale, impute=impute, task=task)
     if classes is not None:
@@ -542,13 +546,13 @@ def note_parts(batch: Any, where: str) -> None:
 def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
     """Return the inputs and the labels of samples, each stacked to arrays [n, ...].
 
-    Several inputs are a dict or a tuple of arrays, as in the samples. If samples have an
-    ``attention_mask``, their sequences may differ in length. They are padded at the end:
-    inputs with 0, and labels with :data:`fl_core.models.adapter.IGNORED`.
+    Several inputs are a dict or a tuple of arrays, as in the samples. If samples have
+    an ``attention_mask``, their sequences may differ in length. They are padded at the
+    end: inputs with 0, and labels with :data:`fl_core.models.adapter.IGNORED`.
 
     Args:
-        rows: the samples, each a pair, a tuple that ends with the label, or a dict with the
-            key ``labels`` or ``label``.
+        rows: the samples, each a pair, a tuple that ends with the label, or a dict with
+            the key ``labels`` or ``label``.
         where: the data's name, for messages.
 
     Raises:
@@ -601,7 +605,7 @@ def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
 
 
 def _collated(collate: Any, samples: Any, where: str) -> tuple[Any, Any]:
-    """Return inputs and labels of all samples as one batch of a loader's ``collate_fn``.
+    """Return inputs and labels of all samples as one batch of a ``collate_fn``.
 
     The function draws from a fixed seed.
 
@@ -624,7 +628,7 @@ def _collated(collate: Any, samples: Any, where: str) -> tuple[Any, Any]:
 
 
 def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
-    """Return the samples of a loader as a dataset, in an order that does not depend on chance.
+    """Return the samples of a loader as a dataset, in an order without chance.
 
     Raises:
         UsageError: the loader's sampler does not show which samples it takes.

@@ -16,8 +16,8 @@ MARKS = (
     *("", "na", "n/a", "nan", "null", "none", "?", ".", "-", "nat", "<na>", "#n/a"),
     *("#na", "#div/0!", "#value!", "#ref!", "#name?", "#num!", "#null!"),
 )
-"""Marks of a missing cell, in small letters. In a table such a cell is no label, client or
-group, unless its column is among the ``categories``."""
+"""Marks of a missing cell, in small letters. In a table such a cell is no label,
+client or group, unless its column is among the ``categories``."""
 _NUMBER = re.compile(
     r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf(?:inity)?)|nan",
     re.IGNORECASE,
@@ -57,7 +57,8 @@ def nearly_equal(words: Iterable[str]) -> list[list[str]]:
 def is_number(cell: str) -> bool:
     """Return whether a cell is a plain number: digits with an optional sign, point and exponent.
 
-    Infinity (``inf``) and ``nan`` are numbers, too. Blanks around a number do not count.
+    Infinity (``inf``) and ``nan`` are numbers, too. Blanks around a number do not
+    count.
 
     >>> [is_number(cell) for cell in ("-1.5e3", " 7 ", "10_20", "1,5", "0x10", "1e", "1 000")]
     [True, True, False, False, False, False, False]

@@ -20,9 +20,11 @@ from fl_core.errors import UsageError, spelled
 NEAR = 5
 """Rows of the file within which a nearest training row is a neighbour."""
 NEIGHBOURS, TIMES = 0.1, 20.0
-"""The least share of test rows with a neighbour as their nearest row, and the least multiple of the chance of it."""
+"""For a warning, the least share of test rows whose nearest training row is a
+neighbour, and the least multiple of the share that chance gives."""
 RANK, CLOSE, COPIES = 10, 0.3, 0.5
-"""A copy's distance is below ``CLOSE`` of the distance of rank ``RANK``. ``COPIES`` is the least share of copies."""
+"""A test row is a copy if its least distance is below the share ``CLOSE`` of its
+distance of rank ``RANK``. For a warning ``COPIES`` is the least share of copies."""
 LEAST_COLUMNS = 3
 """Columns from which copies are counted. With one or two, most nearest distances are below ``CLOSE`` by chance."""
 MOST_TESTED = 2_000
@@ -121,9 +123,10 @@ def near_copies(
 def copies_of(source: Source) -> NearCopies:
     """Return how near a table's test rows are to its training rows, in the default split with seed 0.
 
-    The split is that of the natural clients if the table has them, or else that of one client with all rows. The
-    partition of the run is not used. A missing number is replaced by its column's mean over training rows. All shares
-    are 0 for images, for columns of words, for samples with groups, and for too few rows to split.
+    The split is that of the natural clients if the table has them, or else that of one
+    client with all rows. The partition of the run is not used. A missing number is
+    replaced by its column's mean over training rows. All shares are 0 for images and
+    texts, for columns of words, for samples with groups, and for too few rows to split.
     """
     has_words = source.words is not None or any(source.categories)
     if has_words or source.is_image or source.groups is not None or not source.x.size:
@@ -145,7 +148,7 @@ def copies_of(source: Source) -> NearCopies:
 
 
 def rows_of(partition: Partition, split: str) -> Integers:
-    """Return the positions of all clients' samples of a split in the source, ascending."""
+    """Return the positions of all clients' samples of a split, each once, ascending."""
     client_rows = [splits[split] for splits in partition.indices.values()]
     return np.unique(np.concatenate(client_rows))
 
@@ -153,8 +156,8 @@ def rows_of(partition: Partition, split: str) -> Integers:
 def _nearest(train: Floats, test: Floats) -> Iterator[tuple[slice, Floats, Integers]]:
     """Yield slices of the test rows with their nearest training rows.
 
-    Each comes with the :data:`RANK` least distances of its rows, ascending [n, RANK], and
-    with the positions of their nearest training rows [n].
+    Each comes with the :data:`RANK` least distances of its rows, ascending [n, RANK],
+    and with the positions of their nearest training rows [n].
     """
     block_rows = min(BLOCK, len(train))
     test_step = max(1, NUMBERS // block_rows)

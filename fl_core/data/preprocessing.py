@@ -17,7 +17,8 @@ from fl_core.data.values import Array, Bools, Cells, Floats, texts_of
 from fl_core.errors import UsageError, listing, read_as
 
 MOST_LISTED = 10_000
-"""The maximum number of categories of a column, so that files of runs and models stay small."""
+"""The maximum number of categories of a column, so that files of runs and models
+stay small."""
 Categories = tuple[Names, ...]
 """The words of each column. A column of numbers has none."""
 
@@ -73,8 +74,8 @@ def recode(x: Array, words: Categories, target: Categories) -> Array:
 def one_hot(x: NDArray[np.float32], words: Categories) -> NDArray[np.float32]:
     """Return rows in which each column of words becomes a column for each word, and one for all other words.
 
-    A word is given as its index, and any other word as the index after the last. Without
-    columns of words the rows are returned as they are.
+    A word is given as its index, and any other word as the index after the last.
+    Without columns of words the rows are returned as they are.
 
     >>> one_hot(np.array([[7, 0], [8, 2]], dtype=np.float32), ((), ("f", "m"))).tolist()
     [[7.0, 1.0, 0.0, 0.0], [8.0, 0.0, 0.0, 1.0]]
@@ -94,7 +95,8 @@ FIXED = "fixed"
 REACH = 10.0
 """Distance of a fence from the nearer quartile, in distances between the quartiles."""
 NEAR = 1.5
-"""Distance of a clipped value from the nearer quartile, in distances between the quartiles."""
+"""Distance of a clipped value from the nearer quartile, in distances between the
+quartiles."""
 LEAST = 20
 """The minimum number of values other than the commonest that can give fences.
 
@@ -132,16 +134,16 @@ class Preprocessing:
         fill: the value for missing numbers in each column. Empty means that none may be missing.
         centre, spread: for each column the number that is subtracted, and then the divisor. Empty means no scaling.
         categories: the words of each column that become columns. A column of numbers has none. Empty means all numbers.
-        low, high: the 1 % and 99 % quantiles of each column's training samples, to compare new rows with. Empty means
-            no comparison.
+        low, high: the 1 % and 99 % quantiles of each column's training samples, to
+            compare new rows with. Empty means no comparison.
         target: the training targets' mean and standard deviation, if a model predicts (target - mean) / deviation.
             Otherwise empty.
         lowest, highest: the fences of each column. Values outside are clipped (:func:`clipped`) before anything else.
             Empty means that nothing is clipped.
 
     Raises:
-        UsageError: parts differ in their number of columns or are incomplete, or a column
-            has more than :data:`MOST_LISTED` categories.
+        UsageError: parts differ in their number of columns or are incomplete, or a
+            column has more than :data:`MOST_LISTED` categories.
     """
 
     columns: Names = ()
@@ -256,13 +258,15 @@ class Preprocessing:
     def oddities(self, x: Array) -> dict[str, tuple[str, Bools]]:
         """Return the columns of new rows [n, d] that differ from the training samples.
 
-        The keys are the columns' names in quotation marks, or their numbers from 0. The values say how they differ, and
-        in which rows, bool [n]. The dictionary is empty if no column differs.
+        The keys are the columns' names in quotation marks, or their numbers from 0. The
+        values say how they differ, and in which rows, bool [n]. The dictionary is empty
+        if no column differs.
 
-        Let q1 and q99 be the 1 % and 99 % quantiles of the training samples, and w their distance. A column is odd in
-        one of these cases: a word was not seen; a share above :data:`ODD` lies outside [q1 - 3 w, q99 + 3 w]; more than
-        half of the values, and more than five, lie outside [q1, q99]; or all values are missing and filled. Numbers
-        without stored quantiles are not examined.
+        Let q1 and q99 be the 1 % and 99 % quantiles of the training samples, and w
+        their distance. A column is odd in one of these cases: a word was not seen; a
+        share above :data:`ODD` lies outside [q1 - 3 w, q99 + 3 w]; more than half of
+        the values, and more than five, lie outside [q1, q99]; or all values are missing
+        and filled. Numbers without stored quantiles are not examined.
         """
         faults = {}
         for k, values in enumerate(x.T):
@@ -303,8 +307,8 @@ class Preprocessing:
         """Return the preprocessing from the dictionary of :meth:`to_json`.
 
         Raises:
-            UsageError: a key is unknown, a value has another type, parts differ in their number of columns, or a column
-                has too many categories.
+            UsageError: a key is unknown, a value has another type, parts differ in
+                their number of columns, or a column has too many categories.
         """
         preparation: Preprocessing = read_as(cls, values, "a preprocessing")
         return preparation
@@ -313,9 +317,10 @@ class Preprocessing:
 def fence(values: Floats) -> tuple[float, float]:
     """Return the fences of a client's values [n]: :data:`REACH` quartile distances below and above the quartiles.
 
-    If the quartiles are equal, they are taken again without the commonest value. At least :data:`LEAST` values must
-    remain. If these quartiles are equal, too, the commonest value and this one take their place. Columns of 0 and 1
-    have the quartiles 0 and 1 if each of the two occurs :data:`LEAST` times.
+    If the quartiles are equal, they are taken again without the commonest value. At
+    least :data:`LEAST` values must remain. If these quartiles are equal, too, the
+    commonest value and this one take their place. Columns of 0 and 1 have the quartiles
+    0 and 1 if each of the two occurs :data:`LEAST` times.
 
     >>> fence(np.arange(101.0)), fence(np.repeat([0.0, 1.0], [9, 2]))
     ((-475.0, 575.0), (3.4028234663852886e+38, -3.4028234663852886e+38))
@@ -323,8 +328,9 @@ def fence(values: Floats) -> tuple[float, float]:
     (-10.0, 11.0)
 
     Returns:
-        The lower and the upper fence. Without fences the lower one is :data:`NO_FENCE`, and the upper one is its
-        negative, so that neither changes a minimum or maximum over clients.
+        The lower and the upper fence. Without fences the lower one is :data:`NO_FENCE`,
+        and the upper one is its negative, so that neither changes a minimum or maximum
+        over clients.
     """
     no_fences = NO_FENCE, -NO_FENCE
     # most columns that are not yes and no show it at once
@@ -428,11 +434,11 @@ def fitted(
     categories: Categories = (),
     owner: NDArray[np.int64] | None = None,
 ) -> Preprocessing:
-    """Return a preprocessing fitted on training samples by scikit-learn's imputer and scalers.
+    """Return a preprocessing fitted by scikit-learn's imputer and scalers.
 
-    Numbers are clipped first, then filled, then scaled. A constant column has spread 1. A
-    column with more than a share :data:`MOST_OUTSIDE` of its cells outside its fences is
-    not clipped.
+    Numbers are clipped first, then filled, then scaled. A constant column has spread 1.
+    A column with more than a share :data:`MOST_OUTSIDE` of its cells outside its fences
+    is not clipped.
 
     Args:
         x: training samples [n, d] of all clients together. Missing values are NaN.

@@ -20,8 +20,9 @@ from fl_core.errors import (
 from fl_core.rows import CLASSIFICATION, MULTILABEL, SURVIVAL, TASKS
 
 SCALES = ("none", "standard", "minmax", "robust", "imagenet")
-"""Scaling of columns of numbers: none, to mean 0 and deviation 1, to 0..1, or by median and
-quartiles. The method ``imagenet`` scales colour images by ImageNet's mean and deviation."""
+"""Scaling of columns of numbers: none, to mean 0 and deviation 1, to 0..1, or by
+median and quartiles. The method ``imagenet`` scales colour images by ImageNet's mean
+and deviation."""
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The mean and the standard deviation of ImageNet's channels in 0..1."""
 IMPUTES = ("none", "mean", "median", "most_frequent")
@@ -39,7 +40,7 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif")
 MAC = "__MACOSX"
 """A folder in archives of a Mac, without data."""
 BETWEEN = ","
-"""What stands between the files in the name of a dataset that has several."""
+"""The separator of several paths of one dataset, and of several label columns."""
 
 
 def holds_images(path: Path) -> bool:
@@ -136,7 +137,8 @@ class Reading:
         """Return settings from values by name. Those that are left out have their defaults.
 
         Raises:
-            UsageError: a key is unknown or of an earlier version, or a value is invalid.
+            UsageError: a key is unknown or of an earlier version, or a value is
+                invalid.
         """
         check_removed(keys)
         for key in keys:
@@ -201,15 +203,17 @@ class Reading:
             raise UsageError(f"{what}. Leave out {listing(changed_keys)}{way}.")
 
     def check_plain(self, what: str) -> None:
-        """Refuse settings of columns, texts and image files for data that have none of them.
+        """Refuse settings of columns, texts and image files for data without them.
 
-        Only ``scale``, ``impute``, ``clip`` and ``task`` may differ from their defaults.
+        Only ``scale``, ``impute``, ``clip`` and ``task`` may differ from their
+        defaults.
 
         Args:
             what: the data, with which the message begins.
 
         Raises:
-            UsageError: another key does not have its default. The message names the keys.
+            UsageError: another key does not have its default. The message names the
+                keys.
         """
         accepted = [
             key for key in READING if key not in ("scale", "impute", "clip", "task")
@@ -260,8 +264,8 @@ def csv_options(csv: Mapping[str, Any]) -> dict[str, Any]:
     fl_core.errors.UsageError: unknown option of csv 'engine': known: sep, decimal, ...
 
     Raises:
-        UsageError: an option is unknown, a value is invalid, or two options have one sign.
-            The message names what is possible.
+        UsageError: an option is unknown, a value is invalid, or two options have one
+            sign. The message names what is possible.
     """
     if not isinstance(csv, Mapping):
         raise UsageError(f"csv must be options of pandas.read_csv; got {csv!r}.")
@@ -399,10 +403,13 @@ def check_removed(keys: Iterable[str]) -> None:
 def current(
     stored: Mapping[str, Any], is_csv: bool = True
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return stored settings in their present form, and the names of removed ones that were not the default.
+    """Return stored settings in their present form, and the names of removed ones.
 
-    Settings of an earlier version are recognised by their key ``separator``. That version took more marks as missing
-    cells, and changed cells as :class:`Earlier` says. Other settings are copied, and have no removed ones.
+    Removed settings are named only if they did not have their default.
+
+    Settings of an earlier version are recognised by their key ``separator``. That
+    version took more marks as missing cells, and changed cells as :class:`Earlier`
+    says. Other settings are copied, and have no removed ones.
 
     >>> current({"separator": ";", "keep_ids": False, "word_columns": ["dose"], "impute": "mean"})
     ({'impute': 'mean', 'categories': ['dose'], 'csv': {...'sep': ';'}}, ['separator', 'word_columns'])

@@ -1,4 +1,4 @@
-"""The registry of datasets, their default settings, the shape of texts, and the folder of the datasets' files."""
+"""The registry of datasets, their default settings, and the places of their files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Recipe:
         batch_size: samples per batch.
         epochs: local epochs per round.
         rounds: rounds of a run, at most.
-        patience: evaluations without a better score after which a run stops. 0 means never.
+        patience: evaluations without a better score after which a run stops. 0 means
+            never.
         lr, optimizer, optimizer_options: the optimiser of local training.
         keep_optimizer: whether a client's optimiser has its state of the round before.
         loss, loss_options: the loss of local training.
@@ -91,7 +92,8 @@ The paper starts from a language model's table of 768 columns. A fresh table lea
 
 
 PATIENCE = 10
-"""Evaluations without a better validation score after which a run on your own data stops.
+"""Evaluations without a better validation score after which a run on your own data
+stops.
 
 See the figure ``decision.tuned``."""
 
@@ -109,9 +111,10 @@ def general(
 ) -> Recipe:
     """Return the default settings for data that bring none.
 
-    Data with natural clients use them. Others are partitioned by Dirichlet(0.5) over 5 clients. Images get a
-    convolutional network, texts a small transformer, and everything else a multilayer perceptron. Other tasks than
-    classification have the losses of :data:`LOSS_OF`. Their partition without natural clients is ``iid``.
+    Data with natural clients use them. Others are partitioned by Dirichlet(0.5) over 5
+    clients. Images get a convolutional network, texts a small transformer, and
+    everything else a multilayer perceptron. Other tasks than classification have the
+    losses of :data:`LOSS_OF`. Their partition without natural clients is ``iid``.
 
     Args:
         shape: shape of one sample.
@@ -232,12 +235,12 @@ def datasets() -> dict[str, Recipe]:
 def path_of(dataset: Location) -> Path:
     """Return the path of a dataset that is no registered name: a file, a folder, or several tables.
 
-    Several tables are one path with commas between their names. Tables that come with the
-    package are found without a checkout, too.
+    Several tables are one path with commas between their names. Tables that come with
+    the package are found without a checkout, too.
 
     Raises:
-        UsageError: the path does not exist, is an address, or is one of several that are
-            not all tables.
+        UsageError: the path does not exist, is an address, or is one of several that
+            are not all tables.
     """
     path, name = Path(dataset), str(dataset)
     # os.path.exists is False for a name that is too long, where Path.exists raises

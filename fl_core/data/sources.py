@@ -75,10 +75,11 @@ class Source:
         name: registry name or path.
         x: uint8 images [n, H, W] or [n, H, W, C], which :meth:`tensor` scales; or float32 [n, ...], not scaled; or a
             table, float64 or float32 [n, d]; or int64 codes [n, length] of ``words``, or a tokenizer's ids.
-        y: class indices, int64 [n]; targets, float32 [n]; times and events, float32 [n, 2]; labels of 0 and 1,
-            float32 [n, C]; or labels at positions and several targets, int64 or float32 [n, ...]. Targets that float32
-            would merge are float64.
-        classes: names of the classes or labels. If empty, ``y`` holds targets, or times and events.
+        y: class indices, int64 [n]; targets, float32 [n]; times and events,
+            float32 [n, 2]; labels of 0 and 1, float32 [n, L]; or labels at positions
+            and several targets, int64 or float32 [n, ...]. Targets that float32 would
+            merge are float64.
+        classes: names of the classes or labels. Empty for all other targets.
         owner: index of each sample's natural client, int64 [n], or None without natural clients.
         owner_names: names of the natural clients. Empty without them.
         is_train: false for samples of the official test set, bool [n], or None without one.
@@ -99,8 +100,8 @@ class Source:
         indices: whether labels are whole numbers from Python without names.
         integers: whether rows [n, d] came as integers from Python, which may be token ids.
         layout: how several inputs lie side by side in ``x``, or None for one input.
-        kind: the task, if ``y`` does not say it alone: labels at positions, or several numbers a sample. Otherwise
-            empty.
+        kind: the task, if ``y`` does not say it alone: labels at positions, or several
+            numbers a sample. Otherwise empty.
 
     Raises:
         UsageError: a name of a class or client, or a word, is no valid UTF-8.
@@ -144,7 +145,7 @@ class Source:
 
     @property
     def labels(self) -> Integers:
-        """Return class indices, int64 [n]. For other tasks than classification all are 0."""
+        """Return class indices, int64 [n]. They are 0 if the task is another one."""
         y = self.y if self.task == CLASSIFICATION else np.zeros(len(self))
         return y.astype(np.int64, copy=False)
 
@@ -156,8 +157,9 @@ class Source:
     def counts(self) -> pd.DataFrame:
         """Count the samples of each natural client (rows) by class.
 
-        For other tasks than classification there is a column ``samples``. For survival there is also a column
-        ``events``, and for multilabel one for each label. Without natural clients there is one row, ``all``.
+        For other tasks than classification there is a column ``samples``. For survival
+        there is also a column ``events``, and for multilabel one for each label.
+        Without natural clients there is one row, ``all``.
         """
         owner = self.owner
         if owner is None:
@@ -179,9 +181,11 @@ class Source:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of a sample from :meth:`tensor`: (C, H, W) for images, a :class:`TokenShape` for texts.
+        """Return the shape of a sample from :meth:`tensor`.
 
-        For several inputs it is a :class:`~fl_core.models.adapter.PackedShape`, with their layout and some samples.
+        It is (C, H, W) for images, and a :class:`TokenShape` for texts.
+        For several inputs it is a :class:`~fl_core.models.adapter.PackedShape`, with
+        their layout and some samples.
         """
         if self.tokenizer:
             return TokenShape(self.x.shape[1:], self.tokenizer.tokens, self.tokenizer)
@@ -201,15 +205,15 @@ class Source:
 
     @property
     def prepares(self) -> bool:
-        """Return whether a table's numbers will be filled or scaled."""
+        """Return whether there is a method for filling or scaling a table's numbers."""
         return (self.scale, self.impute) != ("none", "none")
 
     def with_methods(self, scale: str, impute: str) -> Source:
         """Return the source with methods for scaling and filling its numbers. Nothing is fitted yet.
 
         Args:
-            scale: one of :data:`fl_core.data.reading.SCALES`. ``imagenet`` is for colour images alone, and sets their
-                ``mean`` and ``std``.
+            scale: one of :data:`fl_core.data.reading.SCALES`. ``imagenet`` is for
+                colour images alone, and sets their ``mean`` and ``std``.
             impute: one of :data:`fl_core.data.reading.IMPUTES`.
 
         Raises:
@@ -235,7 +239,11 @@ class Source:
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 over all arrays and names. Equal digests mean the same samples in the same order."""
+        """Return the SHA-256 over arrays, names of classes and clients, and scaling.
+
+        Words of texts and tables count, too. Equal digests mean the same samples in the
+        same order. The names of the source and of a table's columns do not count.
+        """
         names: list[Any] = [self.classes, self.owner_names, self.mean, self.std]
         if self.words is not None:
             names.append(self.words)
@@ -261,8 +269,8 @@ class Source:
     def tensor(self, indices: Integers) -> Tensor:
         """Return the samples at ``indices`` as a contiguous tensor, float32 [n, ...].
 
-        Images are scaled to 0..1, and normalised as (x - mean) / std if the source has a mean. Texts are int64 token
-        ids [n, length].
+        Images are scaled to 0..1, and normalised as (x - mean) / std if the source has
+        a mean. Texts are int64 token ids [n, length].
         """
         import torch
 
@@ -286,11 +294,13 @@ class Source:
     ) -> Source:
         """Return the source prepared by its training samples: a table filled and scaled, texts encoded.
 
-        A column of words becomes one column for each word in these samples, and one for all others. Texts get a
-        vocabulary of the words that occur at least :data:`LEAST_COUNT` times in these samples. It has at most
-        :data:`MOST_WORDS` words, by falling frequency and then in alphabetical order. Rarer words train the row of the
-        unknown word. If a regression's table is scaled, the mean and deviation of its training targets are kept, too.
-        A source that needs no preparation, or has one, is returned as it is.
+        A column of words becomes one column for each word in these samples, and one for
+        all others. Texts get a vocabulary of the words that occur at least
+        :data:`LEAST_COUNT` times in these samples. It has at most :data:`MOST_WORDS`
+        words, by falling frequency and then in alphabetical order. Rarer words train
+        the row of the unknown word. If a regression's table is scaled, the mean and
+        deviation of its training targets are kept, too. A source that needs no
+        preparation, or has one, is returned as it is.
 
         Args:
             train: positions of the training samples.
@@ -299,7 +309,8 @@ class Source:
                 the quartiles of each client (:func:`fl_core.data.preprocessing.fences`). None means one client.
 
         Raises:
-            UsageError: a column to fill has no value in a training sample, or a value is missing and not filled.
+            UsageError: a column to fill has no value in a training sample, or a value
+                is missing and not filled.
         """
         if self.words is not None and not self.tokenizer and not self.fixed_words:
             first_code, x = len(SPECIAL), self.x[train].reshape(-1)
@@ -438,7 +449,8 @@ def source_of_parts(
     Args:
         parts: {name for messages: (x, y)}.
         name: name of the data.
-        classes: names of the classes or labels. None means that they follow from the labels.
+        classes: names of the classes or labels. None means that they follow from the
+            labels.
         missing: whether a table's features may be NaN.
         task: one of :data:`fl_core.rows.TASKS`.
 
@@ -548,7 +560,8 @@ def encode(
         length: number of codes of a text, the first of which marks the start. Longer texts are cut, and shorter ones
             padded. A tokenizer has its own length.
         where: the data's name, for a warning that many texts are cut. Empty means no warning.
-        tokenizer: the tokenizer of a transformers folder. None means the tokens of :func:`tokens_of`.
+        tokenizer: the tokenizer of a transformers folder. None means the tokens of
+            :func:`tokens_of`.
 
     Raises:
         DataFault: a text is blank. The message names the first.

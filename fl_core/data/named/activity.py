@@ -107,7 +107,7 @@ def write_file(archive: Path | str, path: Path | str) -> None:
 
     Args:
         archive: the folder with ``train`` and ``test``, each with ``Inertial Signals``.
-        path: ``har.npz`` below the data root.
+        path: ``har.npz`` below the data root. An existing file is replaced.
 
     Raises:
         UsageError: a file is missing, or has another form.
@@ -160,14 +160,17 @@ def bouts(x: Array, y: Integers, person: Integers) -> tuple[Integers, Integers]:
 
 
 def _side(archive: Path, side: str) -> tuple[Array, Integers, Integers]:
-    """Return windows, float32 [n, channels, steps], class indices and persons of one folder of the archive.
+    """Return windows, class indices and persons of one folder of the archive.
+
+    Windows are float32 [n, channels, steps]. The others are int64 [n].
 
     Args:
         archive: the archive's folder.
         side: one of :data:`SIDES`.
 
     Raises:
-        UsageError: a file is missing, is no table of numbers, or does not fit the others.
+        UsageError: a file is missing, is no table of numbers, or does not fit the
+            others.
     """
     signals = [f"Inertial Signals/{channel}_{side}.txt" for channel in CHANNELS]
     names = [*signals, f"y_{side}.txt", f"subject_{side}.txt"]
@@ -200,7 +203,8 @@ def _table(file: Path, columns: int) -> Array:
     """Return a file of numbers with spaces between them, float64 [n, columns].
 
     Raises:
-        UsageError: the file has another number of columns, or a cell is no finite number.
+        UsageError: the file has another number of columns, or a cell is no finite
+            number.
     """
     check_size(file, file.stat().st_size)
     requirement = f"{file} must have rows of {columns} finite numbers"

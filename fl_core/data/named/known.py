@@ -29,12 +29,12 @@ CLIENTS, SAMPLES = 6, 240
 """Clients of a federation of digits, and training and validation samples of each. The other digits are test samples of
 every client."""
 CLOTHES = {"clients": 5, "samples": 138, "test": 300}
-"""Clients of a federation of Fashion-MNIST, training and validation samples of each, and
-test samples. 110 of a client's 138 samples are for training."""
+"""Clients of a federation of Fashion-MNIST, training and validation samples of each,
+and test samples. 110 of a client's 138 samples are for training."""
 
 
 def coded_labels(y: Array, client: int, classes: int) -> Array:
-    """Return class indices [n] that a client's own code has replaced.
+    """Return class indices [n] after a client's own code has renamed them.
 
     The code is a fixed random permutation of the classes. If there are two classes,
     clients with an odd number exchange them, and the others keep them.
@@ -83,9 +83,10 @@ def federation(
     samples: int,
     test: int | None = None,
 ) -> Source:
-    """Return samples with natural clients, each of which changes its samples in a known way.
+    """Return samples with natural clients, which are changed in a known way.
 
-    The draw of samples is fixed. All clients have the same test samples before the change.
+    The draw of samples is fixed. All clients have the same test samples before the
+    change.
 
     Args:
         plain: the samples before the change.

@@ -203,10 +203,11 @@ def airline_tweets(data_root: Location | None) -> Source:
 BASE_AIRLINES = ("United", "US Airways")
 """Airlines of :func:`tweets_base`. The others are those of :func:`tweets_adapters`."""
 TWEET_TOKENS, TWEET_SAMPLES, TWEET_TESTS = 16, 138, 400
-"""Tokens of a tweet. For each airline of :func:`tweets_adapters`, the number of training and
-validation samples, and the maximum number of test samples."""
+"""Tokens of a tweet. For each airline of :func:`tweets_adapters`, the number of
+training and validation samples, and the maximum number of test samples."""
 LEAST_USED = 3
-"""The minimum number of tweets to :data:`BASE_AIRLINES` that have a word of the vocabulary."""
+"""The minimum number of tweets to :data:`BASE_AIRLINES` that have a word of the
+vocabulary."""
 TWEET_BLOCKS: dict[str, Any] = {
     "clients": None,
     "partition": "natural",

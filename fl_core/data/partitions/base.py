@@ -44,9 +44,10 @@ SPLITS = ("train", "validation", "test")
 class Partitioning:
     """Base of ways to partition data over clients: frozen dataclasses whose fields are their options.
 
-    A subclass has a ``name`` and overrides :meth:`assign`. A partition never depends on the samples ``x``. It depends
-    on the labels, the natural clients, the groups, the official test set, the options and the seed. The same call
-    gives the same positions on every machine. An option's annotation may have a :class:`fl_core.errors.Bound`.
+    A subclass has a ``name`` and overrides :meth:`assign`. A partition never depends on
+    the samples ``x``. It depends on the labels, the natural clients, the groups, the
+    official test set, the options and the seed. The same call gives the same positions
+    on every machine. An option's annotation may have a :class:`fl_core.errors.Bound`.
 
     >>> from dataclasses import dataclass
     >>> import numpy as np
@@ -633,8 +634,9 @@ def make(
         options: options of the kind, such as ``alpha``. None means the default.
 
     Raises:
-        UsageError: a kind or option is unknown, a value is out of range, the kind does not fit the data's task or
-            groups, or a client has too few samples to divide.
+        UsageError: a kind or option is unknown, a value is out of range, the kind does
+            not fit the data's task or groups, or a client has too few samples to
+            divide.
     """
     member, settings = PARTITIONS[kind], {}
     accepted = options_of(member)

@@ -76,9 +76,11 @@ class WithAlpha(Partitioning):
 class Dirichlet(WithAlpha):
     """Label skew: each class is shared out in proportions from a symmetric Dirichlet over clients.
 
-    ``alpha`` is its concentration. With a smaller one clients differ more. Counts are rounded down, and the last client
-    takes the rest of a class (PLayer-FL, appendix). Samples within a class are drawn at random. All proportions are
-    drawn again until every client has ``min_size`` samples, at most 1,000 times.
+    ``alpha`` is its concentration. With a smaller one clients differ more. Counts are
+    rounded down, and the last client takes the rest of a class (PLayer-FL, appendix).
+    Samples within a class are drawn at random. All proportions are drawn again until
+    every client has 10 samples (``min_size``). After 1,000 draws without success there
+    is an error.
     """
 
     name = "dirichlet"
@@ -112,11 +114,12 @@ class Dirichlet(WithAlpha):
 class CappedDirichlet(WithAlpha):
     """Label skew by a Dirichlet, with a bound on the clients' sizes (as PFLlib's code does it).
 
-    ``alpha`` is its concentration. With a smaller one clients differ more. Each class is shared out in turn, in
-    proportions from a Dirichlet over clients. A client that already has an even share of all samples gets none of the
-    next class. Then the proportions are scaled up for the others. All is drawn again, at most 1,000 times, until every
-    client has enough samples. Enough are 40, four of PFLlib's batches of 10, or half of an even share if that is less.
-    Jang and Choi (2024) probably use it.
+    ``alpha`` is its concentration. With a smaller one clients differ more. Each class
+    is shared out in turn, in proportions from a Dirichlet over clients. A client that
+    already has an even share of all samples gets none of the next class. Then the
+    proportions are scaled up for the others. All is drawn again, at most 1,000 times,
+    until every client has enough samples. Enough are 40, four of PFLlib's batches of
+    10, or half of an even share if that is less. Jang and Choi (2024) probably use it.
     """
 
     name = "capped_dirichlet"
@@ -136,8 +139,10 @@ class CappedDirichlet(WithAlpha):
 class Pathological(Partitioning):
     """Samples of a few classes only for every client (McMahan et al. 2017): ``classes_per_client``.
 
-    Every class has nearly the same number of clients, to within one. Its samples are split evenly between them. If
-    the clients together take fewer classes than there are, random classes are left out.
+    Every class has nearly the same number of clients, to within one. Its samples are
+    split evenly between them. If the clients together take fewer classes than there
+    are, random classes are left out. A class with fewer samples than
+    clients of it is an error.
     """
 
     name = "pathological"
@@ -201,7 +206,10 @@ def class_holders(
 @partition
 @dataclass(frozen=True)
 class Natural(Partitioning):
-    """Feature skew: one client for each natural client of the data, with its own official test samples."""
+    """Feature skew: one client for each natural client of the data, with its own official test samples.
+
+    Without an official test set the samples of each client are split at random.
+    """
 
     name = "natural"
     natural = True
@@ -244,9 +252,11 @@ class Natural(Partitioning):
 class NaturalDirichlet(WithAlpha):
     """Feature and label skew: each natural client's samples go to several clients that differ in labels as well.
 
-    ``alpha`` is the concentration of the Dirichlet over a natural client's parts. With a smaller one they differ more.
-    Its samples are shared out as in ``capped_dirichlet``, and its official test samples among its own parts. A natural
-    client has five parts by default, each of at least 10 samples. FedRA's 30 clients are made so.
+    ``alpha`` is the concentration of the Dirichlet over a natural client's parts. With
+    a smaller one they differ more. Its samples are shared out as in
+    ``capped_dirichlet``, and its official test samples among its own parts. A natural
+    client has five parts by default, each of at least 10 samples. FedRA's 30 clients
+    are made so.
     """
 
     name = "natural_dirichlet"
@@ -322,7 +332,7 @@ def _capped(
     min_size: int,
     what: str,
 ) -> list[Integers]:
-    """Return each client's positions in ``labels``, drawn by capped Dirichlet proportions.
+    """Return each client's positions, drawn by capped Dirichlet proportions.
 
     A client with an even share of all samples gets none of the next class. The draw is
     repeated until every client has ``min_size`` samples (:func:`_large_enough`).

@@ -139,9 +139,10 @@ class _PFedLA(Partitioning):
 class NonIID1(_PFedLA):
     """pFedLA's non-IID_1: clients of equal size, each with samples of a few classes only.
 
-    - ``classes_per_client``: 4 by default, and 12 for 100 classes or more. If there are fewer classes, it is all.
-    - ``samples_per_client``: by default a hundredth of all, at most 700. It is the same for 10 and 100 clients. For
-      more clients it is an even share of all.
+    - ``classes_per_client``: 4 by default, and 12 for 100 classes or more. If there are
+      fewer classes, it is all.
+    - ``samples_per_client``: by default a hundredth of all, at most 700. It is the same
+      for 10 and 100 clients. For more clients it is an even share of all.
     """
 
     name = "non_iid_1"
@@ -153,7 +154,8 @@ class NonIID1(_PFedLA):
 class NonIID2(_PFedLA):
     """pFedLA's non-IID_2: clients of equal size, most of whose samples have a few classes, the rest any other.
 
-    - ``classes_per_client``: 2 by default, and 6 for 100 classes or more. If there are fewer classes, it is all.
+    - ``classes_per_client``: 2 by default, and 6 for 100 classes or more. If there are
+      fewer classes, it is all.
     - ``dominance``: share of a client's samples from these classes, 0.5 by default. The paper does not state it.
     - ``samples_per_client``: as in ``non_iid_1``.
     """
