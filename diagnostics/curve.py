@@ -140,7 +140,7 @@ def curve_of(
         layers: all layers of the model, from input to output.
         table: rows of a diagnosis. Rows of nulls are not read.
         metric: name of the metric.
-        variant: the variant of the metric.
+        variant: the variant of the metric. Default: see above.
         pairs: for metrics whose code is missing here: name -> ``distance`` or ``similarity`` of two clients, as in a
             diagnosis's header. A metric that is not listed is a similarity.
 

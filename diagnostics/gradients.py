@@ -410,7 +410,7 @@ class Noise:
         sizes: number of entries of each tensor that reaches the loss.
         ways: how the norms of each such tensor were found, ``ghost`` or ``single``.
         faults: why a tensor has no norms, by its name.
-        fault: why no tensor has norms; empty if some have.
+        fault: why no sums count, such as a spent budget; empty if they do.
         squares, sums: by tensor, the sum of squared norms, and the sum of gradients, float64.
     """
 

@@ -209,7 +209,8 @@ READING = 0.9
 FEW, LONG = 4, 5.0
 """The number of turns after which the remaining time is estimated.
 
-A longer remaining time than :data:`LONG` seconds is reported.
+It is estimated earlier if half of the work is done. More than :data:`LONG` seconds are
+reported.
 """
 
 

@@ -512,7 +512,8 @@ def recorded_rows(
         layers: all layers of the network, in order.
         tensors, reduce: as for :class:`SensitivityAccumulator`.
         n_train: training samples of each client: its weight, and the samples that one epoch saw.
-        sizes: scalars of each parameter, for the rows' ``n_params``.
+        sizes: number of entries of each parameter, for the rows' ``n_params``. Without
+            them the rows have none.
         resamples: how many resamples of each client's steps to add, drawn with ``seed``; see
             :mod:`diagnostics.null`. Results without ``parts`` have none.
 

@@ -59,7 +59,8 @@ class Line(NamedTuple):
     Attributes:
         way: the way's name.
         action: ``share_all``, ``share_some`` or ``alone``; empty for the base rate and for pooled models.
-        value: the way's test score as it is printed, shares in percent.
+        value: the way's score in the answer's split as it is printed, shares in
+            percent.
         difference: ``value`` minus the value of the recommended way, or else of the
             base rate.
         low, high: the ends of the difference's 95 % interval, which holds for all lines together; NaN if unknown.
@@ -92,8 +93,8 @@ class Answer(Displayed):
         fine_tuning, rate: epochs that every client trains after the last round, and their learning rate.
         network: the name of the best way of your network, which has a plan in ``plans/``; empty without one.
         lines: every way, the recommended one first: its score, and its difference to the recommended one.
-        better_than: the lines of local training, the best simple model of each client, the base rate, and the best way
-            of each other action.
+        better_than: the lines of local training, the best simple model of each client,
+            the best way of each other action, FedAvg and the base rate.
         also_good: at most two lines of other actions within one standard error, those that do not federate first.
         pooled: the line of a model of all rows together, if it is shown to be better.
         clients: ``gains``, ``loses`` or ``none shown`` for each client with samples in
@@ -102,16 +103,19 @@ class Answer(Displayed):
             is shown to have a lower loss than the way.
         fallback: the clients whose validation loss is shown to be lower alone.
         differ: whether clients differ; None if it was not tested.
-        alike: groups of clients, if they stand out.
+        alike: groups of clients, if they stand out; else empty.
         new_client: the way whose shared model fits a client that joins later; empty without one.
         score: the score that ranks the ways.
-        split: the split that is scored.
+        split: the split that is scored: ``test``, or ``validation`` without test
+            samples.
         digits: digits after the decimal point.
-        samples, smallest: the number of samples in this split, and the smallest difference that they can show.
+        samples, smallest: the number of samples in this split, and the smallest
+            difference that they can show; NaN if unknown.
         task: the kind of task, of :data:`fl_core.rows.TASKS`.
         seeds: the seeds of the runs.
         cost: ``bytes_a_round`` of a client, ``rounds``, ``full_runs``, ``bytes`` of all clients, and ``seconds``.
-        rates: the learning rates in words, if any were tried.
+        rates: the learning rates in words, if any were tried. In a dry run it has the
+            estimated cost.
         not_tried: why a way was not tried or has no result, by name.
         next: a command that exports the recommended way; empty without one.
         layers: the shared and the local layers of the recommended plan, as people read them.
@@ -307,7 +311,11 @@ def difference(answer: Answer, line: Line, reverse: bool = False) -> str:
     >>> difference(one, other), difference(one, other, reverse=True)
     ('0.72 higher [0.39, 1.02]', '0.72 lower [0.39, 1.02]')
 
+    Without an interval its brackets are left out.
+
     Args:
+        answer: the answer, which has the digits.
+        line: a line of the answer.
         reverse: state the recommended way against the line, in place of the line against the recommended way.
     """
     sign = -1 if reverse else 1

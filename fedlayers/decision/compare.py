@@ -488,6 +488,8 @@ def _table(
 ) -> pd.DataFrame:
     """Return the trials with the columns ``value``, ``failed`` and ``best``.
 
+    ``best`` is True for the trial with the best value of each algorithm.
+
     Args:
         tried: a line for each trial, with its ``arm``, ``algorithm`` and settings.
         losses: the scores of the trials that have a result. ``value`` is the mean over

@@ -448,7 +448,10 @@ def _named(name: str) -> Backend:
 
 
 def task_kind(config: RunConfig, own: Own) -> str:
-    """Return the kind of task of a configuration's loss, of :data:`fl_core.rows.TASKS`."""
+    """Return the kind of task, of :data:`fl_core.rows.TASKS`.
+
+    It is that of the data from Python, or else that of the dataset's default loss.
+    """
     if own["data"] is not None:
         return str(own["data"].task)
     return LOSSES[str(resolve(config.with_keys(loss=None), **own).training.loss)].task

@@ -51,7 +51,7 @@ class Predictor:
     Attributes:
         outputs: by split, validation or test, its outputs on each client's samples. Clients without samples are
             missing.
-        models: a simple way's model of each client, by client.
+        models: a simple way's model of each client, by client; empty for others.
         known: results that were computed before (:func:`once`).
     """
 
@@ -401,7 +401,11 @@ class SeedLosses:
 
     @cached_property
     def halves(self) -> NDArray[np.int64] | None:
-        """Return the half, 0 or 1, of each validation sample; None if all are in one half."""
+        """Return the half, 0 or 1, of each validation sample, int64 [n].
+
+        Samples are those of all clients, one client after another. The result is None
+        if all are in one half.
+        """
         halves = np.concatenate([*self.dealt.values(), np.zeros(0, np.int64)])
         return halves if len(np.unique(halves)) > 1 else None
 

@@ -1,7 +1,7 @@
 """Sums that a client sends in place of its losses: at stated temperatures, and over groups of samples.
 
 They are all that the rule needs (:class:`fedlayers.decision.table.SumPart`). No loss of one sample is among them,
-unless a client has one sample.
+unless a client has a single sample in a split, or in a half of its validation samples.
 """
 
 from __future__ import annotations

@@ -316,7 +316,12 @@ def measure(site: Site, packet: Packet) -> Packet:
 def _restored(
     site: Site, head: dict[str, Any]
 ) -> tuple[States, Task, int, Algorithm, State]:
-    """Return the states of a request's run, its task, the client's number, the algorithm and the client's state."""
+    """Return what a request needs, from the site's files and the request's head.
+
+    It is the stored states of the run, the task, the client's number, the algorithm,
+    and the client's state. A client without a stored state begins with the algorithm's
+    initial one.
+    """
     states = States(site.folder, head["run"])
     job, start = states.job()
     task = _task(site, job, start)

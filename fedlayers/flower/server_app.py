@@ -155,10 +155,11 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:
 def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answer:
     """Train ways over sites, and recommend one, as on one machine (:func:`fedlayers.decision.choose.choose`).
 
-    No loss of one sample leaves a site. Each site replies twice: with sums of losses at given temperatures, and with
-    sums and products over groups of samples (:mod:`fedlayers.decision.sums`). The base rate and FedAvg of a linear
-    model are among the ways. Simple models of each client are not, and tests that compare single samples are left out.
-    A finished way is not trained again.
+    Losses leave a site as sums alone. Each site replies twice: with sums of losses at
+    given temperatures, and with sums and products over groups of samples
+    (:mod:`fedlayers.decision.sums`). The base rate and FedAvg of a linear model are
+    among the ways. Simple models of each client are not, and tests that compare single
+    samples are left out. A finished way is not trained again.
 
     Args:
         sites: the connected sites.

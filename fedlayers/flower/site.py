@@ -94,7 +94,10 @@ OF_SOURCE = (
 
 
 class Site:
-    """One site with its samples. Their split depends on the client's number alone, as in a run on all data together.
+    """One site with its samples.
+
+    Their split depends on the client's number and the seeds alone, as in a run on all
+    data together.
 
     Args:
         path: the path of the site's TOML file.
