@@ -45,7 +45,7 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
       a warning, and folders named train, val and test are splits. Images are turned as
       their EXIF orientation says, and transparent ones are laid on white. All must have
       one size, unless ``image_size`` crops and scales them, and are scaled to 0..1. If
-      every image is grey they have one channel, otherwise three.
+      every file has one channel of grey they have one channel, otherwise three.
     * ``.csv`` with a header: a label column of whole numbers or words, a column that
       names the client, and features, numbers or words. Without a ``client`` column
       there are no natural clients. With a ``text`` column the samples are these texts
@@ -345,8 +345,8 @@ def pixels(
 
     Args:
         files: the image files, at least one.
-        gray: whether the images must be grey. None means as they are. If false, grey
-            ones get three equal channels.
+        gray: whether the images must be stored with one channel of grey. None means as
+            they are. If false, grey ones get three equal channels.
         where: the folder named in an error about their size in memory. None means the
             folder of the first file.
         side: crop each image to a square at its centre, and scale it to this many
