@@ -24,7 +24,7 @@ FORM = {
     "metrics": [str],
     "models": MapOf(MapOf(MapOf((float, None)))),
 }
-"""What :meth:`StoppingRule.to_json` writes."""
+"""The form of what :meth:`StoppingRule.to_json` writes."""
 
 
 def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float:
@@ -121,7 +121,7 @@ def best_round(scores: Mapping[str, Mapping[int, float]]) -> int | None:
 
 
 class StoppingRule:
-    """Stops a run when its main model no longer improves on validation samples.
+    """A rule that ends a run when its main model stops improving on validation samples.
 
     A score is the mean over clients by training samples, smoothed over three evaluations. The main model is
     ``personal`` where clients have one, else ``global``. Every model has a best round of its own, one for all clients
@@ -177,7 +177,10 @@ class StoppingRule:
 
     @property
     def stops(self) -> bool:
-        """Return whether the main model has not improved for ``patience`` evaluations."""
+        """Return whether the main model has not improved for ``patience`` evaluations.
+
+        Evaluations after its best round count, or all of them if it has no best round.
+        """
         best_number = self.best.get(self.main, 0)
         rounds = self.scores.get(self.main, {}).get(self.metrics[0], {})
         return (

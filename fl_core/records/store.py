@@ -193,7 +193,8 @@ class Run:
         A line that was begun after the last checkpoint and not finished is left out.
 
         Raises:
-            CorruptError: another line is damaged.
+            CorruptError: the file is missing, or another line is damaged.
+            UsageError: the first line is no header of this version.
         """
         path = self.folder.file(ROWS)
         storage.check_size(path, self.folder.size(ROWS), fault=CorruptError)
@@ -316,7 +317,8 @@ class Run:
         """Check every byte of the run that a digest covers.
 
         Returns:
-            A line for each checked part; the last has the number of rounds with a checkpoint.
+            A line for each checked part, as text. The last line has the last round with
+            a checkpoint, and says whether the run is finished.
 
         Raises:
             CorruptError: a file differs from what was written. The message names the first.
@@ -488,8 +490,9 @@ class Run:
     def used_round(self, model: str | None = None) -> int | str:
         """Return the round of the models that are used if no round is named.
 
-        It is a model's best round under a stopping rule, and ``last`` without one. A model without a best round has
-        that of the model that decides when to stop.
+        It is a model's best round under a stopping rule, and ``last`` without one. A
+        model without a best round has that of the model that decides when to stop. If
+        that one has none either, it is ``last``.
 
         Args:
             model: as for :meth:`best_round`.

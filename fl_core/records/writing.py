@@ -297,8 +297,9 @@ def unnamed_blobs(run: Run) -> list[str]:
 def clean(path: Path | str) -> int:
     """Remove all checkpoints of a run but the last, the best and the early one. Return the number of freed bytes.
 
-    A stopping rule names the best ones. At the early one layers are tuned. The run can be resumed, but models of
-    other rounds are gone.
+    A stopping rule names the best ones. The early one is that of
+    :attr:`Run.early_round`. Tensors that no checkpoint names any more are removed too.
+    The run can be resumed, but models of other rounds are gone.
 
     Raises:
         UsageError: there is no run.

@@ -238,7 +238,8 @@ class Context:
         score: (whole tree, words for messages) -> its ``loss``, ``accuracy`` and further scores on the client's
             validation split.
         reference: the tensors that the client received, or else began with, on the training device.
-        labels: labels of the client's training samples, int64 [n_train], on the training device.
+        labels: labels of the client's training samples, [n_train, ...], on the training
+            device.
         trees: further trees that it received or has in its state, on the training device; empty until training begins.
         submodel: names of the tensors that the client has; None means all.
         finetuning: whether the client fine-tunes after ``round`` rounds, in place of training in the next one.

@@ -1,4 +1,7 @@
-"""A model skeleton on a device: trees are loaded into it, trained or evaluated, and read out again."""
+"""A copy of a model on a device, for training and evaluation.
+
+Trees of weights are loaded into it and read out again.
+"""
 
 from __future__ import annotations
 
