@@ -62,17 +62,20 @@ LOSSES = (
     "multilabel_bce",
 )
 CLASS_WEIGHTS = ("none", "balanced")
-"""Weights of classes in the loss, next to W,W,...: none, or such that every class has the same total weight."""
+"""Named class weights of the loss: none, or balanced, which gives every class the same total weight.
+
+A configuration may have numbers W,W,... instead.
+"""
 MOST_TURNS = 1_000_000
 """The largest number of rounds, and of epochs."""
 ROUNDS = Bound(f"from 1 to {MOST_TURNS:,}", lambda value: 1 <= value <= MOST_TURNS)
 EPOCHS = Bound(f"from 0 to {MOST_TURNS:,}", lambda value: 0 <= value <= MOST_TURNS)
 OWN = "own"
-"""The name of a model and of a loss in the configuration of a run that are given from Python."""
+"""The name in a configuration of a model or a loss that is given from Python."""
 
 
 class Mark(Enum):
-    """The purpose of a key, in addition to its type."""
+    """A mark of a configuration key, in addition to its type. The value says what it means."""
 
     CODE = "may name code, package.module:name"
     DRAW = "an option of the partition over clients"
@@ -122,7 +125,10 @@ class DataConfig(Reading):
     """Positive class of two, for AUROC and AUPRC. Default: the second."""
 
     def load_options(self) -> dict[str, Any]:
-        """Return the keys that are arguments of :func:`fl_core.data.load`, with their values."""
+        """Return the keys that are options of :func:`fl_core.data.load`, with their values.
+
+        These are all keys of the group but ``dataset`` and ``positive``.
+        """
         keys = vars(self).items()
         return {key: v for key, v in keys if key not in ("dataset", "positive")}
 
@@ -238,10 +244,12 @@ class ExecutionConfig:
 
 @dataclass(frozen=True, init=False, repr=False)
 class RunConfig(Displayed):
-    """The configuration of one run: five groups of keys. A value None means the dataset's default.
+    """The configuration of one run: five groups of keys.
 
-    Data and a model from Python are no part of it, but are passed next to it (:class:`Own`). Keys are given flat,
-    because a key's name is unique over the groups. :func:`resolve` fills in defaults.
+    A value None means the default that the key's description names, often the
+    dataset's. Data and a model from Python are no part of it, but are passed next to it
+    (:class:`Own`). Keys are given flat, because a key's name is unique over the groups.
+    :func:`resolve` fills in defaults.
 
     >>> config = RunConfig(dataset="digits", algorithm="fedprox", options={"mu": 0.01}, clients=3)
     >>> config.federation.algorithm, config.with_keys(lr=0.1).training.lr
@@ -256,6 +264,12 @@ class RunConfig(Displayed):
     Traceback (most recent call last):
         ...
     fl_core.errors.UsageError: tokenizer must be that of the model /a; got another. Leave out tokenizer='/b'.
+
+    Args:
+        given: values of keys by name. Omitted keys have their defaults.
+
+    Raises:
+        UsageError: a key is unknown, or a value has another type or is invalid.
     """
 
     data: DataConfig
@@ -316,14 +330,14 @@ class RunConfig(Displayed):
         weights_of(self.training.class_weights)
 
     def flat(self) -> dict[str, Any]:
-        """Return the value of each key, without the groups."""
+        """Return a new dictionary with the value of each key by its name, without the groups."""
         values: dict[str, Any] = {}
         for group in GROUPS:
             values |= vars(getattr(self, group))
         return values
 
     def summary(self) -> Summary:
-        """Return the keys that differ from their defaults."""
+        """Return a table of the keys that differ from their defaults: group, key and value."""
         defaults = RunConfig().flat()
         keys = [
             [KEYS[key].group, key, value]
@@ -335,11 +349,18 @@ class RunConfig(Displayed):
         )
 
     def value(self, key: str) -> Any:
-        """Return the value of a key by its name."""
+        """Return the value of a key by its name.
+
+        Raises:
+            KeyError: the key is unknown.
+        """
         return getattr(getattr(self, KEYS[key].group), key)
 
     def with_keys(self, **keys: Any) -> Self:
-        """Return the configuration with other values of these keys.
+        """Return a new configuration with other values of some keys.
+
+        Args:
+            keys: the new values by name. Other keys stay the same.
 
         Raises:
             UsageError: a key is unknown, or a value is invalid.
@@ -347,7 +368,7 @@ class RunConfig(Displayed):
         return type(self)(**{**self.flat(), **keys})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the keys as a dictionary for JSON."""
+        """Return the value of each key by its name, as a deep copy for JSON."""
         return copy.deepcopy(self.flat())
 
 
@@ -358,7 +379,7 @@ GROUPS: dict[str, type] = {
     "federation": FederationConfig,
     "execution": ExecutionConfig,
 }
-"""The groups of a configuration's keys."""
+"""The class of each group of a configuration's keys, by the group's name."""
 
 
 class Key(NamedTuple):
@@ -399,7 +420,7 @@ KEYS = dict(_keys())
 
 
 def marked(mark: Mark) -> list[str]:
-    """Return the keys that carry a mark."""
+    """Return the names of the keys that carry a mark."""
     return [name for name, key in KEYS.items() if mark in key.marks]
 
 
@@ -422,11 +443,16 @@ def with_own(
 
     Args:
         config: None for the default one.
-        data: as for :func:`fl_core.data.loading.as_data`. The configuration's keys say how a table is read.
-        model: a module, a callable that builds one, or a name.
+        data: as for :func:`fl_core.data.loading.as_data`. The configuration's keys say
+            how a table is read. None means the configuration's dataset.
+        model: a module, or a callable that builds one. A name becomes the
+            configuration's model. None means the configuration's model.
+        keys: values of configuration keys by name. ``loss`` may also be a callable,
+            which needs a model.
 
     Raises:
-        UsageError: a key is unknown, a value is invalid, or the data or the model are of another kind.
+        UsageError: a key is unknown, a value is invalid, a callable loss has no model,
+            or the data or the model are of another kind.
     """
     if not isinstance(loss := keys.get("loss"), str | None):
         from fl_core.models.building import with_loss
@@ -454,7 +480,8 @@ def weights_of(class_weights: str) -> tuple[float, ...] | str | None:
     (None, 'balanced', (1.0, 2.5))
 
     Raises:
-        UsageError: the text is neither ``balanced`` nor a list of numbers.
+        UsageError: the text is neither ``none``, ``balanced`` nor numbers with commas
+            between them.
     """
     if class_weights in CLASS_WEIGHTS:
         if class_weights == CLASS_WEIGHTS[0]:
@@ -488,16 +515,22 @@ OF_RECIPE = (
 def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig:
     """Return the configuration with the dataset's defaults, after a check of names and numbers.
 
-    Data from Python bring their name and defaults. They and the model are as in :class:`Own`. A key that is given keeps
-    its value, also a zero:
+    Data from Python bring their own name and defaults. Paths of files become absolute.
+    A key that is given keeps its value, also a zero:
 
     >>> given = {"epochs": 0, "weight_decay": 0.0, "amsgrad": False, "loss_options": {}, "rounds": 40, "eval_every": 7}
     >>> found = resolve(RunConfig(dataset="heart", loss="focal", **given))
     >>> {key: found.value(key) for key in given} == given, found.execution.checkpoint_every
     (True, 2)
 
+    Args:
+        config: the configuration, in which None stands for a default.
+        data, model: the data and the model from Python, as in :class:`Own`.
+
     Raises:
-        UsageError: a value is invalid, or a key about reading or partitioning data is set for a federation from Python.
+        UsageError: a value is invalid, the optimiser has no use for a key, the model
+            ``own`` is not given, or a key about reading or partitioning data is set for
+            a federation from Python.
     """
     if isinstance(data, datasets.FederatedData):
         config = config.with_keys(
@@ -583,7 +616,8 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
 def with_pixels(config: RunConfig) -> RunConfig:
     """Return the configuration with the ``image_size`` of its model, for a model ``hf:FOLDER`` and a folder of images.
 
-    Any other configuration is returned unchanged, and so is one that has an ``image_size``.
+    Any other configuration is returned unchanged. So is one that has an ``image_size``,
+    or whose model has no square images.
 
     Raises:
         UsageError: the model's config.json is missing, too large, or no JSON.
@@ -644,12 +678,17 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
 
 
 def is_file(dataset: str) -> bool:
-    """Return whether a dataset is a path of a file or folder, or several paths, and not a name."""
+    """Return whether a dataset is one or several paths: neither a known name nor ``package.module:name``."""
     return dataset not in DATASETS and not is_outside(dataset)
 
 
 def absolute(key: str, path: Path | str) -> str:
-    """Return the absolute path of a key's file or folder. A dataset may be several files, with commas between them."""
+    """Return the absolute path of a key's file or folder. A dataset may be several files, with commas between them.
+
+    Args:
+        key: the name of the key. Only ``dataset`` may have several files.
+        path: the key's value. A text that exists as one path is not split at commas.
+    """
     several_files = key == "dataset" and not Path(path).exists()
     paths = str(path).split(BETWEEN) if several_files else [path]
     return BETWEEN.join(str(Path(path_text).absolute()) for path_text in paths)

@@ -1,4 +1,4 @@
-"""What is shown: objects as text and in a notebook, and names that others chose, so that no program runs them."""
+"""Display of objects as text and in notebooks. Untrusted names are escaped, so that no program runs them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LINES = 12
-"""The most lines of an object as text."""
+"""The most lines of an object as text, without the text at its end."""
 ROWS = 20
 """The most rows of a table in a notebook. A line says how many more there are."""
 
@@ -30,7 +30,8 @@ class Summary:
     Attributes:
         lead: one sentence or several, each on its own line.
         columns, rows: one table. Without columns there is none.
-        layers: for each layer from input to output, whether it is shared. It is empty without a plan.
+        layers: for each layer from input to output, whether it is shared. It is empty
+            without a plan. Only :meth:`html` shows it.
         end: a text below the table.
     """
 
@@ -44,7 +45,13 @@ class Summary:
     def of_frame(
         cls, lead: str, frame: Any, layers: Any = None, end: str = ""
     ) -> Summary:
-        """Return the summary of a pandas table. Its index makes the first columns, unless it only numbers the rows."""
+        """Return the summary of a pandas table. Its index makes the first columns, unless it only numbers the rows.
+
+        Args:
+            lead, end: as the attributes.
+            frame: the table.
+            layers: as the attribute. None means no layers.
+        """
         if list(frame.index) != list(range(len(frame))):
             frame = frame.reset_index()
         rows = list(frame.itertuples(index=False, name=None))
@@ -62,7 +69,9 @@ class Summary:
     def html(self) -> str:
         """Return the summary as plain HTML, without script. Its colours follow the page's.
 
-        There is no SVG: JupyterLab removes its tags from a notebook that it does not trust yet.
+        A table has at most :data:`ROWS` rows, and a line says how many more there are.
+        There is no SVG: JupyterLab removes its tags from a notebook that it does not
+        trust yet.
         """
         html_parts = ["<br>".join(map(in_html, self.lead.split("\n")))]
         boxes = []
@@ -105,7 +114,7 @@ class Displayed:
     """An object that shows its :meth:`summary` as text and in a notebook."""
 
     def summary(self) -> Summary:
-        """Return the contents of the object's display."""
+        """Return the contents of the object's display. Subclasses define it."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -134,7 +143,8 @@ def aligned(rows: Sequence[Any]) -> list[str]:
 MANY = 8
 """The largest number of clients that are shown or named one by one.
 
-Of more only the lowest, the median and the highest are shown."""
+Of more clients only the lowest, the median and the highest are shown.
+"""
 _FORMULA = "=+-@＝＋－＠"
 """Signs that begin a formula in a spreadsheet."""
 _SPLIT = re.compile(r'(;[\s"]*)(?=[' + re.escape(_FORMULA) + "])")
@@ -145,7 +155,7 @@ _TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _NUMBERS = re.compile(
     r"[-+±\d.,;:%\[\] ]+|[-+]?(inf|nan|[\d.]+e[-+]?\d+)", re.IGNORECASE
 )
-"""Texts of digits and signs alone: numbers, and numbers with their interval."""
+"""A pattern of texts of digits and signs alone, such as numbers with their interval, and of inf and nan."""
 _LONGEST = 60
 
 
@@ -207,13 +217,17 @@ _WORDS = rf"(?:(?:{_WORD})(?:: |, )?)*"
 _SETTING = re.compile(
     rf"(?<![\w'\"])([a-z_]+)=(\[{_WORDS}\]|\{{{_WORDS}\}}|{_WORD})(, (?=[a-z_]+=))?"
 )
-"""A keyword of Python with its value, and the comma before another."""
+"""A pattern of a keyword of Python with its value, and of the comma before another keyword."""
 _NAME = re.compile(r"(?<![\w'\"`./\\=\[(-])[a-z][a-z_]*(?![\w'\"`/\\=\[(-]|\.\w)")
-"""A word that stands alone, which may name an argument of Python."""
+"""A pattern of a word that stands alone. It may name an argument of Python."""
 
 
 def with_flags(text: str, flags: Mapping[str, str]) -> str:
     """Return an error message with flags of the command line in place of keyword arguments of Python.
+
+    A keyword with its value is replaced wherever it stands. A keyword without a value
+    is replaced at the beginning, before ``must``, or if it has an underscore. A list
+    becomes words, a dictionary NAME=VALUE, and True only the flag.
 
     >>> flags = {"label_column": "--label", "exclude": "--exclude", "keep_ids": "--keep-ids", "options": "--option"}
     >>> with_flags("Pass label_column='died at', exclude=['id', 'no'], keep_ids=True.", flags)
@@ -224,7 +238,7 @@ def with_flags(text: str, flags: Mapping[str, str]) -> str:
     "--exclude must be names, not 'label_column'. Leave out --keep-ids."
 
     Args:
-        flags: the flag of each keyword.
+        flags: the flag of each keyword. Other keywords stay as they are.
     """
 
     def as_flag(setting: re.Match[str]) -> str:
@@ -256,7 +270,7 @@ def with_flags(text: str, flags: Mapping[str, str]) -> str:
 
 
 def in_html(text: str) -> str:
-    """Return text for an element or an attribute of HTML.
+    """Return text escaped for an element or an attribute of HTML, on one printable line.
 
     >>> in_html("<script>")
     '&lt;script&gt;'
@@ -267,7 +281,9 @@ def in_html(text: str) -> str:
 def in_csv(value: object) -> Any:
     """Return a cell of a CSV table. An apostrophe is put before a text that a spreadsheet would compute.
 
-    Spreadsheets may split a text at semicolons, so each part gets an apostrophe if it needs one.
+    Spreadsheets may split a text at semicolons, so each part gets an apostrophe if it
+    needs one. Control characters become escapes. A value that is no text is returned as
+    it is.
 
     >>> in_csv("=cmd()"), in_csv("-1"), in_csv(-1)
     ("'=cmd()", '-1', -1)
@@ -288,7 +304,9 @@ def in_csv(value: object) -> Any:
 
 
 def csv_bytes(table: pd.DataFrame, **options: object) -> bytes:
-    """Return a table as a CSV file without its index. The options are those of ``to_csv``.
+    """Return the bytes of a table as a CSV file, without its index.
+
+    Texts and names of columns are made safe for spreadsheets (:func:`in_csv`).
 
     >>> import pandas as pd
     >>> table = pd.DataFrame({"class": ["-1", "+1", None], "x": [-0.5, None, 2.0]})
@@ -296,6 +314,10 @@ def csv_bytes(table: pd.DataFrame, **options: object) -> bytes:
     True
     >>> csv_bytes(table, float_format="%.2f").splitlines()[1]
     b'-1,-0.50'
+
+    Args:
+        table: the table, which is not changed.
+        options: further arguments of pandas' ``DataFrame.to_csv``.
     """
     safe_table = table.set_axis([in_csv(name) for name in table.columns], axis=1)
     safe_table = safe_table.apply(
@@ -310,6 +332,9 @@ def csv_bytes(table: pd.DataFrame, **options: object) -> bytes:
 
 def in_file_name(text: str) -> str:
     """Return a file name for a text. A changed name ends in a digest, so that names stay distinct.
+
+    Other characters than letters, digits and a few signs become underscores. A long
+    text is cut.
 
     >>> in_file_name("macro_f1_clients"), in_file_name("../x")
     ('macro_f1_clients', 'x-d6b96a97')

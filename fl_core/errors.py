@@ -45,7 +45,7 @@ PACKAGES = ("fl_core", "diagnostics", "fedlayers")
 
 
 LONGEST = 2000
-"""Signs of a message at most. Longer ones, which quote a file of somebody else, lose their middle."""
+"""Characters of a message at most. A longer one loses its middle."""
 
 
 class Shortened(Exception):
@@ -95,7 +95,10 @@ UNGUARDED = 93
 
 
 def end_unguarded() -> None:
-    """End a worker process that imports the user's script, if the script starts training at its import."""
+    """End this process with :data:`UNGUARDED` if it is a worker that still imports the user's script.
+
+    It is called where training starts. In any other process it has no effect.
+    """
     import multiprocessing  # with sockets, which messages alone do without
 
     if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -135,6 +138,10 @@ def plural(count: int, noun: str) -> str:
 
     >>> plural(1, "round"), plural(3000, "round")
     ('1 round', '3,000 rounds')
+
+    Args:
+        count: the number.
+        noun: the noun in the singular. Its plural must end in an added s.
     """
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
@@ -174,8 +181,14 @@ def check_known(kind: str, name: str, names: Iterable[str]) -> str:
     unknown name 'conv11': did you mean 'conv1'? known: conv1, fc1
     unknown name 'x': known: '.', ''
 
+    Args:
+        kind: the word for what is named, for the message.
+        name: the name to check.
+        names: the known names.
+
     Raises:
-        UsageError: it is unknown. The message names the kind, the nearest valid name, and the known ones.
+        UsageError: the name is unknown. The message has the kind, the nearest known
+            name, and the known ones.
     """
     names = list(names)
     if name in names:
@@ -191,7 +204,7 @@ def check_known(kind: str, name: str, names: Iterable[str]) -> str:
 
 
 EVERY = ("all", "*")
-"""Words for all names, which no list of names takes."""
+"""Words for all names. Where they are no known name, the error asks for each name that is meant."""
 MEANT = {
     "train": "run",
     "fit": "run",
@@ -225,7 +238,7 @@ MEANT = {
     "delimiter": "sep",
     "separator": "sep",
 }
-"""Names by the words of other tools. A word counts where its name is among the known ones."""
+"""Names of this project by the words of other tools. A word counts where its name is among the known ones."""
 CLOSE = 0.6
 """Similarity of two names, from 0 to 1, from which one is proposed for the other."""
 
@@ -283,6 +296,10 @@ class ByName(dict[str, Any]):
 
     Args:
         kind: the word for what a key names, such as ``client``.
+        values: the contents.
+
+    Raises:
+        UnknownName: a key that is looked up is unknown.
     """
 
     def __init__(
@@ -303,7 +320,9 @@ class ByName(dict[str, Any]):
 
 
 def readable(name: str) -> str:
-    """Return a name for a printed list of names. It is in quotes if it has a comma, or no letter or digit.
+    """Return a name for a printed list of names.
+
+    It is in quotes if it has a comma, or neither a letter, a digit nor an underscore.
 
     >>> print(listing(map(readable, ["fc1", ".", ",", "", "a, b"])))
     fc1, '.', ',', '', 'a, b'
@@ -316,19 +335,23 @@ def readable(name: str) -> str:
 def as_list(
     name: str, listed: Any, *, empty: bool = False, distinct: bool = False
 ) -> tuple[Any, ...]:
-    """Return the values of an argument that takes a list. A single text, number or other object is a list of one.
+    """Return the values of an argument that takes a list, as a tuple.
 
-    None is an empty list. An array gives Python's numbers.
+    A single text, number or other object is a list of one. None is an empty list. An
+    array gives Python's numbers.
 
     >>> as_list("metrics", "cka"), as_list("rounds", 1), as_list("rounds", range(2))
     (('cka',), (1,), (0, 1))
 
     Args:
         name: name of the argument, for the message.
-        empty, distinct: whether the list may be empty, and whether repeated values are refused.
+        listed: the argument's value.
+        empty: whether the list may be empty.
+        distinct: whether repeated values are refused.
 
     Raises:
-        UsageError: there is no value, or a value is repeated.
+        UsageError: there is no value unless ``empty``, or a value is repeated with
+            ``distinct``.
     """
     listed = listed.tolist() if hasattr(listed, "tolist") else listed  # an array
     if listed is None:
@@ -361,9 +384,10 @@ def about(
     fl_core.errors.UsageError: heart.csv: a row is missing
 
     Args:
+        what: the text before the message. A colon follows it.
         kind: the types of errors that are changed. Others pass.
         raised: the type of the error that is raised in their place.
-        way: advice that ends the message.
+        way: advice that ends the message, which is then one line.
     """
     try:
         yield
@@ -472,7 +496,8 @@ class Dialect(NamedTuple):
 def short_value(value: object) -> str:
     """Return a value for an error message.
 
-    A long or complex value is shown by its type alone, to hide clients' data.
+    A text, number or path of at most 80 characters is written out, and so is None. Any
+    other value is shown by its type alone, to hide clients' data.
     """
     text = ""
     if isinstance(value, str | int | float | Path | None):
@@ -494,7 +519,7 @@ _PYTHON = Dialect(
 _NUMPY = _PYTHON._replace(
     stands_for=_PYTHON.stands_for | {int: Integral, float: Real}  # type: ignore[operator]
 )
-"""Arguments, without and with numbers of NumPy."""
+"""Arguments of Python with numbers of NumPy, next to :data:`_PYTHON` without them."""
 _JSON: Dialect = Dialect(
     {},
     {list: "a list", dict: "an object", MapOf: "an object", NoneType: "null"},
@@ -502,7 +527,7 @@ _JSON: Dialect = Dialect(
 )
 _LISTS = (list, tuple, Sequence, Collection)
 _IT = "it"
-"""A value without a name."""
+"""The word for a value without a name."""
 
 
 def _alternatives(hint: object) -> tuple[Any, ...]:
@@ -514,9 +539,13 @@ def _alternatives(hint: object) -> tuple[Any, ...]:
 def fits(value: object, hint: object, dialect: Dialect = _NUMPY) -> bool:
     """Return whether a value has an annotated type, or is within a :class:`Bound`.
 
-    A single value is accepted for a list. A truth value is no number.
+    A single value is accepted for a Sequence or a Collection, but not for a list or a
+    tuple. The items of an iterator are not checked. A truth value is no number. An
+    annotation that is no class, such as Literal, accepts any value.
 
     Args:
+        value: the value.
+        hint: the annotation, or a bound.
         dialect: the types that are accepted for a type. By default these are Python's and NumPy's.
     """
     if isinstance(hint, Bound):
@@ -560,7 +589,7 @@ def _words(hint: object, dialect: Dialect) -> str:
 def _must_be(
     name: str, hints: Sequence[object], value: object, dialect: Dialect
 ) -> str:
-    """Return the sentence that a value has none of these types and bounds."""
+    """Return the error's sentence that a value has none of these types and bounds, without a full stop."""
     rule = " or ".join(_words(hint, dialect) for hint in hints)
     value_text = dialect.shown(value)
     return f"{name} must be {rule}; got {value_text}"
@@ -579,7 +608,7 @@ NUMBER = Bound(  # whole numbers beyond all floats are none
     "a finite number",
     lambda value: fits(value, int | float, _JSON) and abs(value) <= sys.float_info.max,
 )
-"""Bounds on what JSON stores."""
+"""The last of three bounds on values that JSON stores, after :data:`COUNT` and :data:`DIGEST`."""
 
 
 # --- arguments ---
@@ -598,6 +627,9 @@ def check_type(
     fl_core.errors.UsageError: lr must be float or none; got 'fast'.
 
     Args:
+        name: the value's name, for the message.
+        value: the value.
+        hint: the annotation, one type or several with bars between them.
         way: what to do, for the message.
         numpy: whether a number may be NumPy's.
 
@@ -615,8 +647,9 @@ def check_type(
 def checked(function: Function) -> Function:
     """Return a function that first checks its arguments by its annotations.
 
-    One value may stand for a list. Annotations that name a type for type checkers alone are not checked. The function
-    runs with gradients, outside of inference mode, and with float32 as torch's default type.
+    One value may stand for a Sequence or a Collection. Annotations that name a type for
+    type checkers alone are not checked. The function runs with gradients, outside of
+    inference mode, and with float32 as torch's default type.
 
     >>> @checked
     ... def train(rounds: int, out: Path | str = "run", layers: Sequence[str] = ()) -> None: ...
@@ -634,7 +667,8 @@ def checked(function: Function) -> Function:
     fl_core.errors.UsageError: train(): missing a required argument: 'rounds'
 
     Raises:
-        UsageError: an argument has another type, or is missing or unknown. The message names it.
+        UsageError: from the returned function, if an argument has another type, or is
+            missing or unknown. The message names it.
     """
     signature = inspect.signature(function)
 
@@ -707,7 +741,7 @@ _WAYS = {
     "config": "Name a dataset by dataset=, or pass samples as data=.",
     "silos": "Give {client: (x, y)}.",
 }
-"""What to do about an argument of another type, by its name."""
+"""Advice for the error on an argument of another type, by the argument's name."""
 
 
 def _check_argument(name: str, value: object, hint: object) -> None:
@@ -764,6 +798,9 @@ def check_value(name: str, value: Any, bound: Bound, way: str = "") -> None:
     """Check that a value is a finite number within a bound.
 
     Args:
+        name: the value's name, for the message.
+        value: the value.
+        bound: the bound.
         way: what to do, for the message.
 
     Raises:
@@ -784,12 +821,14 @@ def check_values(
     """Check values by name against the bounds in the annotations of a class or a function. None is not checked.
 
     Args:
-        stated: the class or function.
-        where: the beginning of an error message.
-        way: what to do, for the message.
+        values: the values by name. Those without a bound are ignored.
+        stated: the class or function. Its bounds are :class:`Bound` and :class:`OneOf`.
+        where: the beginning of the message about a :class:`Bound`.
+        way: what to do, for that message.
 
     Raises:
-        UsageError: a value is out of bounds. The message names the first.
+        UsageError: a value is out of bounds, or none of the valid names. The message
+            names the first.
     """
     for name, bound in _bounds(stated):
         value = values.get(name)
@@ -805,7 +844,11 @@ def check_fields(options: object, where: str = "") -> None:
     """Check the fields of a dataclass object against their annotations, as :func:`check_values` does.
 
     Args:
-        where: the beginning of an error message.
+        options: the dataclass object.
+        where: the beginning of the message about a :class:`Bound`.
+
+    Raises:
+        UsageError: as for :func:`check_values`.
     """
     check_values(vars(options), type(options), where)
 
@@ -832,6 +875,9 @@ OPTION_BOUNDS = {
 
 def read_options(name: str, config: type, values: Mapping[str, Any]) -> Any:
     """Return a dataclass of options with the given values. Numbers and lists may be texts.
+
+    A list as a text has commas between its values. The text ``none`` means None where
+    the type allows it.
 
     Args:
         name: name of what has the options, for messages.
@@ -890,9 +936,11 @@ def validate(value: object, form: object, name: str = "") -> str:
     """Describe the first place where a value does not have the expected form, or return ``""``.
 
     Args:
-        form: a type; None; :data:`COUNT`, :data:`DIGEST` or :data:`NUMBER`; several forms as a tuple; ``[form]``
-            for a list of any length; :class:`MapOf`; or a dictionary of forms by name. There a ``?`` marks optional
-            names, and other names may have any value.
+        value: the value.
+        form: a type; None; :data:`COUNT`, :data:`DIGEST` or :data:`NUMBER`; a tuple of
+            forms, one of which must hold; ``[form]`` for a list of any length;
+            :class:`MapOf`; or a dictionary of forms by name. There a ``?`` marks
+            optional names, and other names may have any value.
         name: name of the value, for the text.
     """
     return next(_faults(value, form, name), "")
@@ -936,7 +984,9 @@ def read_as(kind: Any, value: Any, what: str, name: str = "") -> Any:
     """Rebuild an object from the result of :func:`dataclasses.asdict`. Lists become tuples where the type has them.
 
     Args:
-        kind: a dataclass, a tuple, a dictionary, a plain type, or one of these or None.
+        kind: a dataclass, a tuple, a list, a dictionary, a plain type, or one of these
+            or None.
+        value: the stored value.
         what: what has the value, for messages, such as ``a plan``.
         name: name of the value within it.
 

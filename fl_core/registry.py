@@ -1,9 +1,10 @@
 """Registries of named members that anybody can add as one file: algorithms, metrics, rules, datasets and models.
 
-A member's name comes from one of three places:
+A member comes from one of three places:
 
-- A module of the package's folder, or the one module. All are imported when a registry is first read.
-- ``package.module:attribute`` in place of a name.
+- A module of the registry's package, or its single module. All are imported when a
+  registry is first read.
+- A module of the user, if ``package.module:attribute`` is given in place of a name.
 - A decorator that ran in this process.
 """
 
@@ -31,7 +32,8 @@ class Registry(Displayed, Generic[Member]):
     Args:
         kind: the kind of a member in error messages.
         package: the package with the modules of the members, such as ``fl_core.algorithms``, or a single module.
-        adopt: a function (object, name) -> member, for objects from outside without the decorator.
+        adopt: a function (object, name) -> member, for objects from outside without the
+            decorator. It refuses an object of another kind by a UsageError.
 
     >>> from fl_core.algorithms.base import ALGORITHMS
     >>> "fedavg" in ALGORITHMS
@@ -41,7 +43,7 @@ class Registry(Displayed, Generic[Member]):
     """
 
     of_kind: ClassVar[dict[str, Registry[Any]]] = {}
-    """The registries that this process has loaded."""
+    """The registries that this process has loaded, by their kind."""
 
     def __init__(
         self, kind: str, package: str, adopt: Callable[[Any, str], Member]
@@ -58,6 +60,8 @@ class Registry(Displayed, Generic[Member]):
         """Register a member. Decorators call this.
 
         Args:
+            name: the member's name.
+            member: the member.
             made_from: the class or function under the decorator. The same one may be added again, for instance by a
                 notebook's cell that is executed twice.
 
@@ -119,8 +123,9 @@ class Registry(Displayed, Generic[Member]):
         """Return the member of a name, or the attribute at ``package.module:attribute``.
 
         Raises:
-            UsageError: the name is unknown (the message has the nearest one), cannot be imported, is not such a
-                member, or is the member itself.
+            UsageError: the name is unknown (the message has the nearest one), cannot be
+                imported, or names an object of another kind. Or it is no text, such as
+                the member itself.
         """
         if not isinstance(name, str):
             proper_name = getattr(name, "name", getattr(name, "__name__", "its name"))
@@ -149,7 +154,7 @@ class Registry(Displayed, Generic[Member]):
         return self.adopt(member, name)
 
     def summary(self) -> Summary:
-        """Return a table of the names, with a line of description each."""
+        """Return a table of the names, with one line of description for each member."""
         lines = list(self.summaries().items())
         lead = f"{len(lines)} {self.kind}s"
         return Summary(lead, [self.kind, ""], lines)
@@ -187,7 +192,9 @@ class Registry(Displayed, Generic[Member]):
     def families(self) -> dict[str, list[str]]:
         """Return lists of the members' names by the first line of their module's docstring.
 
-        The lists are in the order of the modules' names. Each list is sorted.
+        The lists are in the order of the modules' names. The names of one module are
+        sorted. Members of modules without a docstring are listed under
+        ``From other packages``.
         """
         origins = {name: self._origins.get(name, ("", "")) for name in self.names()}
         names_by_subject: dict[str, list[str]] = {}
@@ -200,12 +207,15 @@ class Registry(Displayed, Generic[Member]):
 
 
 def first_line(text: str | None) -> str:
-    """Return the first line of a docstring, or an empty text."""
+    """Return the first line of a docstring, or an empty text if there is none."""
     return (text or "").strip().partition("\n")[0]
 
 
 def is_outside(name: str) -> bool:
-    """Return whether a name is the place of the user's own code, ``package.module:attribute``."""
+    """Return whether a name has the form ``package.module:attribute``, as the user's own code has.
+
+    Nothing is imported. So a name such as ``timm:resnet18`` has this form, too.
+    """
     module, colon, attribute = name.partition(":")
     return bool(colon) and all(
         part.isidentifier() for part in (*module.split("."), *attribute.split("."))
@@ -213,7 +223,10 @@ def is_outside(name: str) -> bool:
 
 
 def _way(kind: str, path: str) -> str:
-    """Return what to write instead of a file's name with a name in it, or of a member's name with a value."""
+    """Return advice on a path such as ``models.py:net``, or on a model's name with a value, such as ``mlp:64``.
+
+    The advice is empty for other paths.
+    """
     file, _, name = path.partition(":")
     if kind == "model" and file in Registry.of_kind.get(kind, ()):
         value = name if name.isdecimal() else "VALUE"
@@ -227,6 +240,8 @@ def _way(kind: str, path: str) -> str:
 
 def import_object(kind: str, path: str) -> Any:
     """Return the object at ``package.module:attribute``. Modules in the working directory are found last.
+
+    Errors in the imported module itself keep their types.
 
     Args:
         kind: the word for the object in messages, such as ``model``.
