@@ -23,9 +23,9 @@ LARGEST = "largest"
 SMALLEST = "smallest"
 OF_LARGEST_CLIENT = "of the largest client"
 CONSTANT = "constant"
-"""Equal at all clients, else the mean is refused."""
+"""The rule of a buffer that must be equal at all clients. Otherwise the mean is refused."""
 RENEWED = "renewed"
-"""Averaged, then computed again from the module's other tensors."""
+"""The rule of a buffer that is averaged, then computed again from the module's other tensors."""
 
 _STATISTICS = {"running_mean": AVERAGED, "running_var": AVERAGED}
 _FIXED_SCALE = {"scale": CONSTANT, "zero_point": CONSTANT}
@@ -70,10 +70,13 @@ RULES: Mapping[str, Mapping[str, str]] = {
     "EvoNorm2dB2": {"running_var": AVERAGED},
     "InplaceAbn": _STATISTICS,
 }
-"""The rule of each buffer of a class and of its subclasses. A subclass's own row comes first."""
+"""The rules of buffers by their names, in a row for each class name.
+
+A row also holds for subclasses. A subclass's own row comes first.
+"""
 
 TOLERANCE = 1e-6
-"""Largest relative change of a weight in the last power iteration."""
+"""Largest change of a weight's entry in the last power iteration, relative to the largest entry."""
 MOST_ITERATIONS = 1000
 """Power iterations at most: two singular values that are nearly equal converge slowly."""
 _REAL = torch.float64, torch.float32, torch.float16, torch.bfloat16
@@ -116,7 +119,8 @@ class BufferRules:
     """The rules of a model's buffers by name, and the buffers that are computed again after a mean.
 
     Attributes:
-        by_name: the rule of a buffer, one of the words in :data:`RULES`.
+        by_name: the rule of each buffer that has one, by its name in the model. A rule
+            is one of the words in :data:`RULES`.
         renewals: the modules whose buffers are computed again.
     """
 
@@ -124,9 +128,11 @@ class BufferRules:
     renewals: tuple[_Renewal, ...] = ()
 
     def rule(self, name: str, tensor: Tensor) -> str:
-        """Return a tensor's rule. By default floats are averaged, and of integers the largest is taken.
+        """Return a tensor's rule: that of its name, or else the default (:func:`default_rule`).
 
-        A tensor of a type that has no mean must be the same at all clients.
+        Args:
+            name: the tensor's name in the model.
+            tensor: the tensor. Its type and layout give the default rule.
         """
         rule = self.by_name.get(name)
         if rule is not None:
@@ -134,13 +140,20 @@ class BufferRules:
         return default_rule(tensor)
 
     def renew(self, tree: dict[str, Tensor]) -> None:
-        """Compute buffers of the rule :data:`RENEWED` again from a tree's other tensors, and replace them in it."""
+        """Compute buffers of the rule :data:`RENEWED` again from a tree's other tensors, and replace them in it.
+
+        Buffers of a module that lacks a tensor in the tree stay unchanged.
+        """
         for renewal in self.renewals:
             renewal.apply(tree)
 
 
 def default_rule(tensor: Tensor) -> str:
     """Return the rule of a tensor without a row in :data:`RULES`.
+
+    Dense floats of 16 bits or more are averaged. Of dense signed integers, unsigned
+    bytes and truth values the largest is taken. Any other tensor must be equal at all
+    clients.
 
     >>> default_rule(torch.ones(2)), default_rule(torch.tensor(3)), default_rule(torch.ones(1, dtype=torch.complex64))
     ('averaged', 'largest', 'constant')
@@ -157,8 +170,8 @@ def default_rule(tensor: Tensor) -> str:
 def rules_of(model: nn.Module) -> BufferRules:
     """Return the rules of a model's buffers: those that its modules' classes have in :data:`RULES`.
 
-    Masks of ``torch.nn.utils.prune`` are constant. The vectors of the older ``torch.nn.utils.spectral_norm`` are
-    renewed.
+    Buffers without a row are left out. Masks of ``torch.nn.utils.prune`` are constant.
+    The vectors of the older ``torch.nn.utils.spectral_norm`` are renewed.
     """
     by_name: dict[str, str] = {}
     renewals: list[_Renewal] = []
@@ -190,6 +203,8 @@ def buffers_without_rule(model: nn.Module) -> list[str]:
 
 def training_notes(before: nn.Module, after: nn.Module) -> list[str]:
     """Return a note on averaged buffers without a row in :data:`RULES` that training changes, as a list of at most one.
+
+    Only persistent floating buffers count. Without such a change the list is empty.
 
     Args:
         before, after: a model, and a copy of it after a pass in training mode.
@@ -257,6 +272,10 @@ def equal(a: Tensor, b: Tensor) -> bool:
 def check_constant(name: str, first: Tensor, other: Tensor) -> None:
     """Check that two clients have the same values of a buffer that has no mean.
 
+    Args:
+        name: the buffer's name, for the message.
+        first, other: the buffer at the two clients.
+
     Raises:
         UsageError: the values differ.
     """
@@ -270,6 +289,11 @@ def check_constant(name: str, first: Tensor, other: Tensor) -> None:
 
 def check_shape(model: nn.Module, name: str, before: Tensor, after: Tensor) -> None:
     """Check that a forward pass has not resized a buffer of a model.
+
+    Args:
+        model: the model, whose class is named in the message.
+        name: the buffer's name, for the message.
+        before, after: the buffer before and after the pass.
 
     Raises:
         UsageError: the buffer has another shape. The message names it.
@@ -322,7 +346,7 @@ def _is_renewed(module: nn.Module, rows: Mapping[str, str]) -> bool:
 
 
 def _recompute(module: Any) -> None:
-    """Compute a module's renewed buffers from its other tensors."""
+    """Compute a module's renewed buffers from its other tensors, in place."""
     if isinstance(module, ParametrizationList):
         module.train()
         _until_equal(module.forward)

@@ -36,6 +36,8 @@ _WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
 def tensor_in_layer(tensor: str, layers: Iterable[Layer]) -> str:
     """Return a tensor's name with that of its layer, for an error message.
 
+    The layer of a tensor that is in none of the layers is ``?``.
+
     >>> tensor_in_layer("fc1.weight", [Layer("fc1", ("fc1.weight", "fc1.bias"))])
     "'fc1.weight' (layer 'fc1')"
     """
@@ -48,10 +50,12 @@ def layers_of(
 ) -> tuple[Layer, ...]:
     """Return the layers of ``model``, ordered by first use in a forward pass of ``example``.
 
-    Every parameter and persistent buffer is in exactly one layer. A container's own parameter, such as a class token or
-    a position table, joins the last layer that started before its first use. Layers that the pass does not reach come
-    last, with ``used=False``. If all parameters of a model are frozen, none is marked as frozen: then training was only
-    switched off.
+    Every parameter and persistent buffer is in exactly one layer. A container's own
+    parameter, such as a class token or a position table, joins the last layer that
+    started before its first use. Layers that the pass does not reach come last, with
+    ``used=False``. The factors A and B of peft's adapters become two layers of their
+    own. If all parameters of a model are frozen, none is marked as frozen: then
+    training was only switched off.
 
     >>> import torch
     >>> from torch import nn
@@ -69,7 +73,8 @@ def layers_of(
             groups of timm's matcher if it has one. ``"module"`` makes every module that owns tensors a layer.
 
     Raises:
-        UsageError: ``by`` is unknown, a group names no module, or the model has no tensors.
+        UsageError: ``by`` is unknown, a group names no module, or the model has no
+            tensors. Errors of the forward pass keep their types.
     """
     check_known("way of grouping layers", by, WAYS)
     model = plain(model)
@@ -172,9 +177,10 @@ def frozen_tensors(model: nn.Module) -> set[str]:
 
 
 def frozen_of(layer: Layer, frozen: set[str]) -> Layer:
-    """Return a layer that names its frozen tensors. If all its parameters are frozen, its buffers are too.
+    """Return a copy of a layer that names its frozen tensors. If all its parameters are frozen, its buffers are too.
 
     Args:
+        layer: the layer.
         frozen: the names of all frozen tensors of the model.
     """
     all_frozen = bool(layer.parameters) and frozen.issuperset(layer.parameters)
@@ -200,12 +206,15 @@ def _owner(name: str) -> str:
 
 
 def is_inside(name: str, path: str) -> bool:
-    """Return whether a tensor or module is the module at a path, or in it."""
+    """Return whether a tensor or module is the module at a path, or in it. Everything is in the path ``""``."""
     return path == "" or name == path or name.startswith(path + ".")
 
 
 def _other_names(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, list[str]]:
-    """Return the further names that each tensor has in the state dict: of itself, or of one with the same storage."""
+    """Return the further names of each tensor in the state dict: of itself, or of a tensor that shares its memory.
+
+    A tensor without a further name has an empty list, and so has one that is not dense.
+    """
     names_by_storage: dict[int, list[str]] = {}
     state = model.state_dict(keep_vars=True)
     dense_tensors = {
@@ -226,7 +235,7 @@ def _other_names(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, list
 
 
 def _holders(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, set[str]]:
-    """Return the modules that have each tensor: one, or several for a tied tensor."""
+    """Return the paths of the modules that have each tensor, by its name: one, or several for a tied tensor."""
     named_tensors = [
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
@@ -240,7 +249,16 @@ def _holders(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, set[str]
 def _units(
     model: nn.Module, tensors: dict[str, Tensor], by: str
 ) -> dict[str, str | None]:
-    """Return the unit (module path) of each tensor, or None for a parameter directly in a container."""
+    """Return the unit (module path) of each tensor, or None for a tensor directly in a container.
+
+    Args:
+        model: the model.
+        tensors: its tensors by name.
+        by: the way of grouping, as for :func:`layers_of`.
+
+    Raises:
+        UsageError: a path in the model's ``layer_groups`` is no module.
+    """
     modules = dict(model.named_modules())
     declared_paths = as_list(
         "layer_groups", getattr(model, "layer_groups", ()), empty=True
@@ -288,7 +306,8 @@ def _units(
 def _transformer_blocks(model: nn.Module) -> list[str]:
     """Return the paths of the blocks and embeddings of models of transformers, also inside your own; none for others.
 
-    The blocks are those that transformers itself never splits over devices.
+    The blocks are those that transformers itself never splits over devices. Without
+    any, the modules of each ModuleList of a single class are the blocks.
     """
     outer_models: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
@@ -312,7 +331,19 @@ def _transformer_blocks(model: nn.Module) -> list[str]:
 
 
 def _timm_groups(model: Any, tensors: dict[str, Tensor]) -> dict[str, str]:
-    """Return timm's own groups (stem, blocks, head), each named by the module path that its tensors share."""
+    """Return the name of each tensor's group by timm's own matcher (stem, blocks, head).
+
+    A group has the name of the module path that its tensors share (:func:`_own_path`).
+    Without such a path, the first group is named ``stem`` and any other after its first
+    tensor.
+
+    Args:
+        model: a model with timm's ``group_matcher``.
+        tensors: its tensors by name.
+
+    Returns:
+        A dict from a tensor's name to the name of its group.
+    """
     from timm.models._manipulate import group_with_matcher
 
     groups = group_with_matcher(
@@ -329,7 +360,15 @@ def _timm_groups(model: Any, tensors: dict[str, Tensor]) -> dict[str, str]:
 
 
 def _own_path(names: Sequence[str], tensors: Iterable[str], least: float) -> str:
-    """Return the deepest module path that has only named tensors, and at least this fraction of them, or ""."""
+    """Return the module path that contains most of the named tensors and no others, or ``""``.
+
+    Of several such paths the deepest is taken.
+
+    Args:
+        names: names of tensors.
+        tensors: names of all tensors of the model.
+        least: the fraction of the named tensors that the path must contain.
+    """
     counts = _count_tensors(names)
     all_counts = _count_tensors(tensors)
     common_paths = [
@@ -343,7 +382,7 @@ def _own_path(names: Sequence[str], tensors: Iterable[str], least: float) -> str
 
 
 def _count_tensors(names: Iterable[str]) -> dict[str, int]:
-    """Count the named tensors below each module path."""
+    """Return the number of named tensors in each module, by its path. The model itself is left out."""
     counts: dict[str, int] = {}
     for name in names:
         path_parts = _owner(name).split(".")
@@ -355,9 +394,13 @@ def _count_tensors(names: Iterable[str]) -> dict[str, int]:
 
 
 def _norm_joins(model: nn.Module, trace: _Trace, units: set[str]) -> dict[str, str]:
-    """Return which normalisations join the last Linear or convolution before them, by equal numbers of channels.
+    """Return which normalisations join the last weighted module before them, by equal numbers of channels.
 
-    Both must be units of their own. Groups stay unchanged.
+    A weighted module is a Linear, a convolution or a MultiheadAttention. Both modules
+    must be units of their own. Groups stay unchanged.
+
+    Returns:
+        A dict from a normalisation's path to the path of the module that it joins.
     """
     modules = dict(model.named_modules())
     joins: dict[str, str] = {}
@@ -415,7 +458,7 @@ def _output(
 
 @dataclass
 class _Trace:
-    """The first use of modules and tensors in a forward pass, numbered over both."""
+    """The first use of modules and tensors in a forward pass, numbered together in the order of use."""
 
     called: dict[str, int]  # module path -> its first call
     touched: dict[
@@ -428,7 +471,10 @@ class _Trace:
 
 
 class _Touches(TorchFunctionMode):
-    """Records when a function first computes a tensor from one of the model's (reading its shape does not count)."""
+    """A mode that records when a function first computes a tensor from one of the model's.
+
+    Reading a shape does not count.
+    """
 
     def __init__(self, names: dict[int, str], trace: _Trace) -> None:
         super().__init__()

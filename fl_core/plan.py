@@ -55,10 +55,12 @@ class Layer:
         output: path of the module whose output is the layer's representation.
         used: whether a forward pass of the example reaches the layer.
         tables: the parameters that are embedding tables. A batch affects only the rows that it looks up.
-        frozen: the tensors that no training changes: parameters that the model's author froze (``requires_grad`` is
-            False), and buffers of modules or layers with no others.
+        frozen: the tensors that no training changes: parameters that the model's author
+            froze (``requires_grad`` is False), and buffers of modules or layers whose
+            parameters are all frozen.
         also: further names of the layer's tensors in the model's state dict, where weights are tied.
-        kind: class of the module, if its name is only a number, as in a Sequential. People read it; plans leave it out.
+        kind: class of the module, if its name is only a number, as in a Sequential. It
+            is for display, and no stored plan has it.
     """
 
     name: str
@@ -87,7 +89,7 @@ class Layer:
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Return the names of the parameters that are not biases."""
+        """Return the names of the parameters that are not biases, as far as their names tell."""
         biases = re.compile(r"(^|\.)bias[^.]*$|bias$")
         return tuple(name for name in self.parameters if not biases.search(name))
 
@@ -142,7 +144,8 @@ class Evidence:
 
     Attributes:
         rule: name of the rule, with ``metric``, ``variant`` and ``threshold`` as applied.
-        values: the combined metric of each layer, in the plan's order.
+        values: the combined metric of each layer, in the plan's order; None for a layer
+            without a value.
         clients: each client's own values, in the same order.
         weights: each client's weight in the combination (training samples).
         votes: for each client, the last shared layer that its own values would choose.
@@ -173,7 +176,12 @@ class Evidence:
     race: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return the evidence as a few lines of text. The list is empty if nothing was measured or raced."""
+        """Return the evidence as a few lines of text.
+
+        First comes the outcome of a race, or else the metric's values. The settings,
+        the nulls, a benchmark and a status other than ``ok`` follow. Without any of
+        these the list is empty.
+        """
         lines = list(self.race[:MANY])
         if not lines and self.metric:
             metric_text = self.metric
@@ -214,7 +222,7 @@ class Evidence:
         return [printable(line) for line in lines]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the evidence as plain data for JSON."""
+        """Return the evidence as plain data for JSON. Without a race it has no key ``race``."""
         data = asdict(self)
         if not data["race"]:
             del data["race"]
@@ -225,7 +233,8 @@ class Evidence:
 class LayerPlan(Displayed):
     """A plan: ``layers`` from input to output, and the names of the ``shared`` ones.
 
-    The shared layers are the body, the others the head. Either may be empty. The body need not be the first layers.
+    The shared layers are the body, the others the head. Either may be empty. The body
+    need not be the first layers. Shared names are put in the order of the layers.
     ``why`` has the reasons for the plan.
 
     >>> layers = [Layer(name, (f"{name}.weight", f"{name}.bias")) for name in ("conv1", "conv2", "fc")]
@@ -241,7 +250,8 @@ class LayerPlan(Displayed):
     True
 
     Raises:
-        UsageError: a shared name is not a layer, or a layer or tensor is named twice.
+        UsageError: an item of ``layers`` is no :class:`Layer`, a shared name is not a
+            layer, or a layer or tensor is named twice.
     """
 
     layers: tuple[Layer, ...]
@@ -312,7 +322,8 @@ class LayerPlan(Displayed):
         Without fine-tuning both are 0. Earlier versions stored them as ``own_epochs`` and ``own_rate``.
 
         Raises:
-            UsageError: the stored epochs are no whole number from 0 to 1000, or the stored rate is not above 0.
+            UsageError: the stored epochs are no whole number from 0 to 1000, or the
+                rate of such epochs is not above 0 and finite.
         """
         detail = self.why.detail
         epochs = detail.get("fine_tuning", detail.get("own_epochs", 0))
@@ -458,7 +469,15 @@ class LayerPlan(Displayed):
         )
 
     def with_shared(self, shared: str | Iterable[str], **why: Any) -> LayerPlan:
-        """Return a plan with the same layers and other shared ones. Keywords replace fields of the evidence."""
+        """Return a plan with the same layers and other shared ones. Keywords replace fields of the evidence.
+
+        Args:
+            shared: names of the shared layers, or a single name.
+            why: new values of fields of :class:`Evidence`.
+
+        Raises:
+            UsageError: a name is not a layer, or is repeated.
+        """
         return LayerPlan(
             self.layers, as_list("shared", shared, empty=True), replace(self.why, **why)
         )
@@ -466,7 +485,8 @@ class LayerPlan(Displayed):
     def with_first(self, count: int, **why: object) -> LayerPlan:
         """Return a plan that shares the first ``count`` layers that train, and the frozen ones.
 
-        Frozen layers have the same values at all clients. Keywords replace fields of the evidence.
+        Frozen layers have the same values at all clients. Keywords replace fields of
+        the evidence. If fewer layers train, all are shared.
         """
         return self.with_shared(
             (*self.trainable[:count], *frozen_in(self.layers)), **why
@@ -486,7 +506,11 @@ class LayerPlan(Displayed):
         self.check_tensors(named_tensors(model))
 
     def check_tensors(self, names: Iterable[str]) -> None:
-        """Check as :meth:`check_fits` does, for the tensor names of a model."""
+        """Check that a model's tensors, given by their names, are exactly the plan's.
+
+        Raises:
+            UsageError: as for :meth:`check_fits`.
+        """
         plan_names = {*tensors_in(self.layers)}
         model_names = set(names)
         if plan_names != model_names:
@@ -509,8 +533,15 @@ class LayerPlan(Displayed):
         >>> LayerPlan.all_but_last(layers).to("fl4health")
         ['fc1.weight', 'fc1.bias']
 
+        A warning says if the form has no place for the plan's fine-tuning.
+
+        Args:
+            form: a name in :data:`FORMS`.
+
         Raises:
-            UsageError: an unknown form, or ``peft`` for a plan without adapters.
+            UsageError: an unknown form, ``peft`` for a plan without adapters, or
+                ``names`` or ``nvflare`` for a plan that shares a tensor under one name
+                and keeps it local under another.
         """
         content = FORMS[check_known("form of a plan", form, FORMS)](self)
         epochs, rate = self.fine_tuning
@@ -614,7 +645,7 @@ class LayerPlan(Displayed):
 
 
 def _stored(layer: Layer) -> dict[str, Any]:
-    """Return a layer as a plan stores it."""
+    """Return a layer as a plan stores it: without its class, and without an empty ``also``."""
     data = asdict(layer)
     del data["kind"]
     if not layer.also:
@@ -662,14 +693,22 @@ def _named(plan: LayerPlan) -> dict[str, Any]:
 
 
 def _for_nvflare(plan: LayerPlan) -> dict[str, Any]:
-    """Return a filter of task results. It excludes what stays local."""
+    """Return the description of a filter of task results. It excludes what stays local.
+
+    Raises:
+        UsageError: a tensor travels under one name and stays under another.
+    """
     local_names = _named(plan)["local"]["tensors"]
     path = "nvflare.app_common.filters.exclude_vars.ExcludeVars"
     return {"path": path, "args": {"exclude_vars": local_names}}
 
 
 def _for_peft(plan: LayerPlan) -> dict[str, list[str]]:
-    """Return the modules that have adapters, and the others that train."""
+    """Return the paths of the modules that have adapters, and of the others that train.
+
+    Raises:
+        UsageError: no layer that trains is an adapter.
+    """
     modules: dict[str, bool] = {}
     for layer in plan.layers:
         for weight in layer.weights if layer.name in plan.trainable else ():
@@ -695,8 +734,9 @@ FORMS: dict[str, Callable[[LayerPlan], Any]] = {
 }
 """The forms of a plan for other frameworks.
 
-- ``names``: tensors and modules that are shared, those that stay local, and fine-tuning with its rate, if any. The
-  others have no place for fine-tuning, and a warning says so.
+- ``names``: tensors and modules that are shared, those that stay local, and fine-tuning
+  with its rate, if any. The other forms have no place for fine-tuning, and a warning
+  says so.
 - ``flower``: the tensors to put into an ``ArrayRecord``. ``fl4health``: the same, for a ``FixedLayerExchanger``.
 - ``nvflare``: the filter ``ExcludeVars`` of the task ``train``, for results.
 - ``peft``: ``target_modules`` and ``modules_to_save`` of a ``LoraConfig``.

@@ -74,7 +74,11 @@ def full_state(model: nn.Module) -> Tree:
 
 
 def load(module: nn.Module, tree: Mapping[str, Tensor]) -> None:
-    """Copy a tree into a module, strictly: the keys must be exactly the module's.
+    """Copy a tree into a module's tensors, strictly: the keys must be exactly the module's.
+
+    Args:
+        module: the module, which is changed in place.
+        tree: the new values.
 
     Raises:
         UsageError: keys or shapes differ. The message names the first of them.
@@ -86,13 +90,18 @@ def load(module: nn.Module, tree: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def assign(targets: Mapping[str, Tensor], tree: Mapping[str, Tensor]) -> None:
-    """Copy a tree's values into the tensors of the same names."""
+    """Copy a tree's values into the tensors of the same names.
+
+    Args:
+        targets: the tensors, which are changed in place.
+        tree: the values. It must have all names of the targets. Others are ignored.
+    """
     for name, target in targets.items():
         target.copy_(tree[name])
 
 
 def clone(tree: Mapping[str, Tensor]) -> Tree:
-    """Return a deep copy: contiguous tensors that share no memory with the original."""
+    """Return a deep copy without gradients: contiguous tensors that share no memory with the original."""
     return {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in tree.items()
@@ -100,7 +109,7 @@ def clone(tree: Mapping[str, Tensor]) -> Tree:
 
 
 def copy_to_cpu(tree: Mapping[str, Tensor]) -> Tree:
-    """Return a deep copy on the CPU."""
+    """Return a deep copy on the CPU, without gradients: contiguous tensors, also of a tree that is there already."""
     return {
         name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, t in tree.items()
@@ -125,7 +134,7 @@ def select(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
 
 
 def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
-    """Return ``a - b`` for each floating entry. Integer counters are left out.
+    """Return ``a - b`` for each floating entry. Other entries, such as integer counters, are left out.
 
     Raises:
         UsageError: the trees have other keys or shapes than each other.
@@ -137,7 +146,10 @@ def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """Return the Euclidean distance of two trees over all floating entries, in float64.
 
-    It is 0 for equal trees.
+    It is 0 for equal trees, and for trees without floating entries.
+
+    Raises:
+        UsageError: the trees have other keys or shapes than each other.
     """
     differences = subtract(a, b)
     return (
@@ -150,7 +162,11 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 
 def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Return the inner product over all floating entries, summed in float64 in sorted order of names."""
+    """Return the inner product over all floating entries, summed in float64 in sorted order of names.
+
+    Raises:
+        UsageError: the trees have other keys or shapes than each other.
+    """
     check_same(a, b)
     return sum(
         float((a[name].double() * b[name].double()).sum())
@@ -160,7 +176,13 @@ def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 
 def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Return the cosine of the angle between two trees, -1 to 1, or 0 if one of them is zero."""
+    """Return the cosine of the angle between two trees, -1 to 1, or 0 if one of them is zero.
+
+    It is taken over all floating entries (:func:`dot`).
+
+    Raises:
+        UsageError: the trees have other keys or shapes than each other.
+    """
     sizes = (dot(a, a) * dot(b, b)) ** 0.5
     if sizes:
         return dot(a, b) / sizes
@@ -168,12 +190,12 @@ def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 
 os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
-"""A fork has none of its parent's threads, and would wait for them for ever."""
+"""A forked process uses one thread. It has none of its parent's threads, and would wait for them for ever."""
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch with one thread inside the block, since the order of sums and so their bits depend on threads."""
+    """Run torch with one thread inside the block, since the bits of sums depend on the number of threads."""
     thread_count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -185,7 +207,8 @@ def one_thread() -> Iterator[None]:
 def n_bytes(tree: Mapping[str, Tensor]) -> int:
     """Return the number of bytes of a tree in a message.
 
-    A bool mask costs one bit per entry, and integer counters cost nothing.
+    A bool mask costs one bit per entry, and integer counters cost nothing. Bits are
+    rounded up to whole bytes.
     """
     bits = 0
     for tensor in tree.values():
@@ -197,7 +220,7 @@ def n_bytes(tree: Mapping[str, Tensor]) -> int:
 
 
 def digest(tree: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 over names, types, shapes and bytes, in sorted order of names.
+    """Return the SHA-256 over names, types, shapes and bytes, in sorted order of names, as hexadecimal digits.
 
     Equal digests mean equal bits.
     """
@@ -265,6 +288,11 @@ def first_nonfinite(
     >>> first_nonfinite({"mask": torch.tensor([0.0, -torch.inf])}, {"mask": torch.tensor([0.0, -torch.inf])})
     >>> first_nonfinite({"mask": torch.tensor([0.0, -torch.inf])}, {})
     'mask'
+
+    Args:
+        tree: the tensors to check.
+        before: the tensors of an earlier time. One that is missing here, or has another
+            shape, counts as finite.
     """
     for name, tensor in tree.items():
         if not is_finite(tensor):
@@ -281,7 +309,7 @@ def first_nonfinite(
 
 
 _CHOICES = LARGEST, SMALLEST, CONSTANT, OF_LARGEST_CLIENT
-"""Rules by which one client's values are taken."""
+"""Rules that choose among the values of clients instead of averaging them."""
 
 
 class Mean:
@@ -296,7 +324,8 @@ class Mean:
     number of trees, memory holds two sums of each entry and one product.
 
     Args:
-        rules: the rules of the model's buffers.
+        rules: the rules of the model's buffers. None means the default rule for every
+            tensor.
     """
 
     def __init__(self, rules: BufferRules | None = None) -> None:
@@ -312,7 +341,8 @@ class Mean:
         """Add a tree with a weight above 0, usually the client's number of training samples.
 
         Raises:
-            UsageError: the weight is not positive, a shape differs from an earlier tree's, or a constant differs.
+            UsageError: the weight is not above 0 and finite, a shape differs from an
+                earlier tree's, or a buffer that must be constant differs.
         """
         if not (weight > 0 and math.isfinite(weight)):
             raise UsageError(
@@ -338,7 +368,11 @@ class Mean:
             self._close_group()
 
     def result(self) -> Tree:
-        """Return the mean, in the trees' own types. It is empty before anything is added."""
+        """Return the mean, in the trees' own types. It is empty before anything is added.
+
+        Call it after the last tree, since it ends the current group. A buffer that is
+        taken from one tree is not copied.
+        """
         self._close_group()
         means = {
             key: _in_type(total / self._weight[key], self._dtype[key])
@@ -350,7 +384,10 @@ class Mean:
         return means
 
     def _chosen(self, key: str, rule: str, tensor: Tensor, weight: float) -> Tensor:
-        """Return which values of a key count, of those so far and a further tree's."""
+        """Return the values of a key that count by a rule, among those so far and those of a further tree.
+
+        The largest and the smallest are taken for each entry.
+        """
         total = self._total.get(key)
         if total is None:
             self._largest[key] = weight
@@ -394,11 +431,14 @@ def mean(
     ([[8, 9], [8, 9]], [True, False])
 
     Args:
+        trees: the trees. Without any, the mean is empty.
         weights: a weight for each tree, above 0.
-        rules: the rules of the model's buffers.
+        rules: the rules of the model's buffers. None means the default rule for every
+            tensor.
 
     Raises:
         UsageError: a weight is not above 0 and finite, a shape differs, or a constant buffer differs.
+        ValueError: there are more trees than weights, or fewer.
     """
     accumulator = Mean(rules)
     for tree, weight in zip(trees, weights, strict=True):
@@ -446,7 +486,10 @@ def preserve_state(*models: nn.Module) -> Iterator[None]:
 
 
 def make_dense(model: nn.Module) -> list[Any]:
-    """Switch embeddings with sparse gradients to dense ones of the same values, and return these modules."""
+    """Switch embeddings with sparse gradients to dense ones, in place, and return these modules.
+
+    The gradients have the same values. The list is empty if there are no such modules.
+    """
     sparse: list[Any] = [m for m in model.modules() if getattr(m, "sparse", 0) is True]
     for module in sparse:
         module.sparse = False
