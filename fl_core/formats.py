@@ -1,4 +1,4 @@
-"""Bounds of tables and images of others: the memory that a file takes is computed before it is read.
+"""Bounds on tables and images from untrusted files: the memory that a file takes is computed before it is read.
 
 :mod:`fl_core.storage` opens the files, and bounds JSON, TOML, safetensors and archives.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COLUMNS = 2**16
 """Columns of a table at most."""
 ROW_BYTES, CELL_BYTES = 160, 40
-"""Bytes that preparing a table takes for each row, and for each of its cells, whatever is stored of them."""
+"""Bytes that preparing a table takes for each row, and for each of its cells, whatever they contain."""
 FOOTER_BYTES = 2**26
 """Bytes of a Parquet file's list of columns at most; a column takes about 200 in each group of rows."""
 _PLAIN = (
@@ -37,14 +37,22 @@ _PLAIN = (
 def check_table(path: Path, rows: int, columns: int) -> None:
     """Refuse a table before its rows are read, if they would take far more memory than the file has bytes.
 
+    The rows take :data:`ROW_BYTES` each, and :data:`CELL_BYTES` for each cell.
+
     >>> check_table(Path(__file__), rows=20, columns=100_000)
     Traceback (most recent call last):
         ...
     fl_core.errors.UsageError: ... must have at most 65,536 columns; got 100,000. Leave some out.
 
+    Args:
+        path: the file's path.
+        rows, columns: the numbers of the table's rows and columns.
+
     Raises:
-        UsageError: they would, or there are more than :data:`COLUMNS` columns. The message names the file, and the
-            setting of :func:`fl_core.storage.check_unpacked` that allows more memory.
+        UsageError: the rows would take far more memory, there are more than
+            :data:`COLUMNS` columns, or the path is no regular file. The message names
+            the file, and for memory also the setting of
+            :func:`fl_core.storage.check_unpacked` that allows more.
     """
     if columns > COLUMNS:
         raise UsageError(
@@ -74,11 +82,13 @@ def open_parquet(path: Path, excluded: Collection[str] = ()) -> ParquetFile:
     Rows, columns and pages are bounded before any page is unpacked. :func:`read_parquet` then reads them.
 
     Args:
+        path: the file's path.
         excluded: columns that may have any type, as they are not read.
 
     Raises:
-        UsageError: the file cannot be read, a column is nested or binary, or the rows would take far more memory than
-            the file has bytes.
+        UsageError: pyarrow is not installed, the file cannot be read, a column is
+            nested or binary, or the rows would take far more memory than the file has
+            bytes.
     """
     size = storage.check_regular(path)
     with _readable_parquet(path):
@@ -142,9 +152,14 @@ def page_bytes(path: Path, metadata: FileMetaData) -> int:
 
     The reader takes this memory for a page, and never more. The sizes in the file's list of columns may be too low.
 
+    Args:
+        path: the file's path.
+        metadata: the file's list of columns, as pyarrow has read it.
+
     Raises:
-        ValueError, IndexError, RecursionError: a page is damaged, or its texts are written as differences, of which a
-            few bytes stand for long texts.
+        ValueError, LookupError, RecursionError: a page is damaged, there are too many
+            pages, or texts are written as differences. A few bytes of these stand for
+            long texts.
     """
     n_bytes = 0
     with (
@@ -185,12 +200,24 @@ DIFFERENCES = 7
 PAGE_COPIES = 3
 """Copies of a page's bytes while it is read."""
 MIN_PAGES, PAGE_LEAST = 50_000, 100
-"""Pages of a file at most: so many, and one for each 100 of its bytes."""
+"""Pages of a file at most are ``MIN_PAGES``, and one for each ``PAGE_LEAST`` of its bytes."""
 _Fields = dict[int, Any]
 
 
 def _struct(data: mmap.mmap, position: int) -> tuple[_Fields, int]:
-    """Return the numbers and structures of a structure in Thrift's compact form, by field, and where it ends."""
+    """Return the fields of a structure in Thrift's compact form by number, and the position behind it.
+
+    Only whole numbers and inner structures are returned. Other fields are skipped.
+
+    Args:
+        data: the file's bytes.
+        position: where the structure begins.
+
+    Raises:
+        ValueError: a field has a type that no header of a page has, or a number has too
+            many bytes.
+        IndexError: the file ends within the structure.
+    """
     fields: _Fields = {}
     number = 0
     while head := data[position]:
@@ -219,7 +246,7 @@ def _struct(data: mmap.mmap, position: int) -> tuple[_Fields, int]:
 
 
 def _whole(data: mmap.mmap, position: int) -> tuple[int, int]:
-    """Return a signed number, which is stored with its sign in the last bit."""
+    """Return the signed number at a position, whose sign is the last bit, and the position behind it."""
     number, position = _varint(data, position)
     return (number >> 1) ^ -(number & 1), position
 
@@ -236,14 +263,18 @@ def _varint(data: mmap.mmap, position: int) -> tuple[int, int]:
 
 
 def check_plain(path: Path, field: Any) -> None:
-    """Refuse a column of Arrow that is nested, binary, or of a type of its own.
+    """Refuse a column of Arrow whose values are not numbers, truth values, times or texts.
+
+    Such a column is nested or binary, for example. A dictionary counts as the type of
+    its values.
 
     Args:
         path: the file's path, for the message.
         field: the column, a ``pyarrow.Field``.
 
     Raises:
-        UsageError: the column is of such a type. The message names both.
+        UsageError: the values are of another type. The message names the file, the
+            column and the type.
     """
     from pyarrow import types
 
@@ -260,7 +291,7 @@ def check_plain(path: Path, field: Any) -> None:
 SCANS = 100
 """Scans of a JPEG at most. Each takes the time of the whole image, and encoders write about ten."""
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
-"""What begins a part of a JPEG. Zeros and numbers of restarts follow 255 within pixels."""
+"""The two bytes that begin a part of a JPEG. Within pixels 0 or the number of a restart follows 255."""
 _ALONE, _END, _SCAN = (b"\x01", b"\xd8"), b"\xd9", b"\xda"
 
 
@@ -291,7 +322,7 @@ def check_scans(data: bytes) -> None:
 
 
 COPIES = 4
-"""Images of its own size that are in memory while one is prepared."""
+"""Copies of an image, in its own size, that are in memory while it is prepared."""
 
 
 def check_images(
@@ -311,7 +342,8 @@ def check_images(
         channels: number of channels of the prepared images.
 
     Raises:
-        UsageError: an image, or all together, would take far more memory than their files have bytes.
+        UsageError: an image, or all together, would take far more memory than their
+            files have bytes. The message names the file, or the folder.
     """
     file_sizes = [os.stat(file).st_size for file in files]
     n_pixels = [width * height for width, height in sizes]

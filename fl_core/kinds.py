@@ -1,4 +1,4 @@
-"""What a path is that a user named, and the command that takes it: a run, a decision, a diagnosis, models, a table."""
+"""Kinds of paths that a user names, such as a run or a table, and the commands that take them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ NEXT = {
     Kind.FILE: "Name another path.",
     Kind.FOLDER: "Name another path. fedlayers runs {path} lists the runs in it.",
 }
-"""What a path of a kind is good for."""
+"""Advice on a path of each kind in a wrong place, such as a command that takes it.
+
+The texts have places for the path, and for the runs inside a folder.
+"""
 TOWARDS = {
     (
         "diagnosis",
@@ -67,11 +70,13 @@ TOWARDS = {
     ("table", Kind.RUN): "It was trained already: fedlayers plot {path}.",
     ("data", Kind.RUN): "It was trained already: fedlayers plot {path}.",
 }
-"""What to do with a path of a kind where something else is needed, by what is needed."""
+"""Advice by what is needed and the kind of the path that was named. It takes precedence over :data:`NEXT`."""
 
 
 def kind_of(path: Path | str) -> Kind:
-    """Return the kind of a path, by the names of its files.
+    """Return the kind of a path, by its name and the names of files in it or next to it.
+
+    No file is opened.
 
     >>> kind_of("nowhere").value
     'nothing there'
@@ -117,7 +122,8 @@ CORRECT = "Correct its path."
 def near_path(path: Path | str) -> str:
     """Return the advice on a path that does not exist: the nearest name in the last folder that exists.
 
-    Without a near name it is :data:`CORRECT`.
+    A file of that name with the suffix ``.safetensors`` is nearest. Without a near name
+    it is :data:`CORRECT`.
     """
     path = Path(path)
     folder = next(ancestor for ancestor in (path, *path.parents) if ancestor.is_dir())
@@ -139,6 +145,7 @@ def wrong_kind(path: Path | str, needed: str, rule: str) -> UsageError:
     run must be a directory with a config.json; got 'nowhere', nothing there. Correct the path. ...
 
     Args:
+        path: the path that was named.
         needed: the kind of path: ``run``, ``diagnosis``, ``exported model``, ``table`` or ``data``.
         rule: what the path must be, in words.
     """

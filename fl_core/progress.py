@@ -63,7 +63,11 @@ class Lines:
         pass
 
     def update(self, n: float = 1) -> None:
-        """Add ``n`` steps that are done, and write a line if they complete another tenth."""
+        """Add ``n`` steps that are done, and write a line if they complete another tenth.
+
+        There is no line if the last one is less than a second old, except at the end
+        with ``leave``.
+        """
         done_before = self.done
         self.done = self.done + n
         time_now = time.monotonic()
@@ -162,10 +166,14 @@ def progress_bar(
 ) -> Lines | tqdm[NoReturn]:
     """Return the progress of some work, to be used in a ``with`` statement.
 
+    It is a bar on a terminal or in a notebook, and :class:`Lines` elsewhere.
+
     Args:
-        total: the number of steps. ``initial`` of them are done already.
-        what: the name of the work. ``unit`` is that of one step.
+        total: the number of steps.
+        what: the name of the work.
+        unit: the name of one step, in the singular.
         shown: whether anything is written.
+        initial: the number of steps that are done already.
         leave: whether the bar stays on the terminal at the end, or the last line of short work is written.
     """
     if shown and not (sys.stderr.isatty() or in_notebook()):
@@ -229,9 +237,16 @@ def end_on_signals(
 ) -> Iterator[None]:
     """Let signals within the block end this process, with the text of ``goes_on`` as its last line.
 
-    Within an import the process ends at once, since an exception could be swallowed or changed there. Elsewhere
-    ``KeyboardInterrupt`` is raised, so that workers end and files are closed. Signals stay as they are if they are
-    ignored, as in a shell's background, or belong to another thread.
+    Within an import the process ends at once, since an exception could be swallowed or
+    changed there. Elsewhere ``KeyboardInterrupt`` is raised, so that workers end and
+    files are closed. Signals stay as they are if they are ignored, as in a shell's
+    background, or if another thread than the main one runs the block.
+
+    Args:
+        goes_on: a function that returns how to continue, such as a command.
+
+    Raises:
+        SystemExit: a signal came. The exit code is 128 plus its number.
     """
 
     def interrupted(number: int, frame: FrameType | None) -> None:
@@ -260,7 +275,11 @@ def end_on_signals(
 
 @contextmanager
 def delay_signals() -> Iterator[None]:
-    """Delay signals in this process until the block ends. Processes started inside never get a terminal's signals."""
+    """Delay signals in this process until the block ends. Processes started inside never get a terminal's signals.
+
+    The first of the delayed signals is then raised. If an error ends the block, they
+    have no effect.
+    """
     signals: list[int] = []
     earlier_handlers = {
         number: signal.signal(number, lambda number, frame: signals.append(number))
@@ -295,7 +314,10 @@ def _end_at_once(number: int, goes_on: str) -> NoReturn:
 
 
 def end_with_parent() -> None:
-    """End this process as soon as the one that started it has ended."""
+    """End this process as soon as the one that started it has ended.
+
+    It has no effect in a process that multiprocessing did not start.
+    """
     import multiprocessing  # here alone: who starts no processes goes without
     from multiprocessing.connection import wait
 

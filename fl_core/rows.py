@@ -76,7 +76,10 @@ def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any)
 
     Args:
         metric: name of the metric.
-        columns: further columns of :data:`COLUMNS`, by name.
+        value: the number. A number that is not finite is stored as None.
+        status: ``ok``, or why there is no value.
+        columns: further columns of :data:`COLUMNS`, by name. A ``stderr`` that is not
+            finite is stored as None.
 
     Raises:
         KeyError: a column is not in the schema.
@@ -132,7 +135,10 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
 
 
 def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the rows of several frames of :func:`frame` as one frame, in order. Some frame must have a row.
+    """Return the rows of several frames of :func:`frame` as one frame, in order.
+
+    Raises:
+        ValueError: no frame has a row.
 
     >>> one = frame([row("loss", 0.5, client="a")])
     >>> joined([one, one[:0], one])["value"].tolist()
@@ -155,7 +161,12 @@ def write(path: Path, header: dict[str, Any], rows: Iterable[Row]) -> None:
     """Write a file of rows atomically: a reader sees the old file or the new one, never a part.
 
     Args:
+        path: the file's path. Missing folders are made.
         header: entries of the header line. The schema is added to them.
+        rows: the rows, from :func:`row`.
+
+    Raises:
+        ValueError: a number is NaN or infinite.
     """
     lines = [dumps({"schema": SCHEMA, **header}), *(dumps(record) for record in rows)]
     write_atomically(Path(path), ("\n".join(lines) + "\n").encode())
@@ -167,8 +178,10 @@ def read(
     """Return the header of a file of rows, and the frame of its rows.
 
     Args:
-        complete: for a file that is being appended to, the bytes that must be valid. An incomplete last line after them
-            is not read.
+        path: the file's path.
+        complete: for a file that is being appended to, the bytes that must be valid. An
+            incomplete last line after them is not read. None means that the whole file
+            must be valid.
 
     Raises:
         UsageError: the file does not exist, is not a rows file, or has another version's schema.
@@ -194,6 +207,7 @@ def check_rows(what: Path | str, lines: Iterable[Any]) -> pd.DataFrame:
 
     Args:
         what: the file or sender of the rows, for errors.
+        lines: the rows.
 
     Raises:
         CorruptError: a row has other columns or types than the schema, or a value that contradicts its status or is
@@ -220,7 +234,11 @@ def _frame(path: Path | str, lines: Iterable[Row]) -> pd.DataFrame:
 
 
 def _check_values(path: Path | str, table: pd.DataFrame) -> None:
-    """Refuse values that no row has: one beyond its score's range, or one that does not fit its status."""
+    """Refuse a value beyond its score's range or against its status, and infinite values or standard errors.
+
+    Raises:
+        CorruptError: there is such a value. The message has the first.
+    """
     value = table["value"]
     lowest, highest = (
         table["metric"].map({name: score.ends[k] for name, score in TABLE.items()})
@@ -295,7 +313,7 @@ TASKS = (CLASSIFICATION, REGRESSION, SURVIVAL, MULTILABEL)
 POSITIONS = "labels at positions"
 """The task of a sequence or an image whose positions have a class each. Data from Python have it."""
 OWN = "own loss"
-"""The task of a loss from Python of other outputs and labels, which has no other score."""
+"""The task of a loss from Python whose outputs or labels fit no other task. The loss is its only score."""
 
 
 def task_of(dimensions: int, classes: Sequence[str]) -> str:
@@ -319,10 +337,11 @@ class Score:
 
     Attributes:
         label: its name in tables and pictures.
-        higher_is_better: otherwise lower is.
+        higher_is_better: whether a higher value is better. Otherwise a lower one is.
         share: whether it is between 0 and 1 and shown in percent.
         task: one of :data:`TASKS`, or :data:`POSITIONS`. The loss belongs to all tasks, and has :data:`OWN`.
-        missing: the reason if it has no value.
+        missing: the reason in a row if the samples give no value. It is empty for a
+            score that always has a value.
         range: its least and greatest value, if it is not a share.
     """
 
@@ -397,7 +416,10 @@ SELECTION = {
     POSITIONS: ("loss",),
     OWN: ("loss",),
 }
-"""The scores that select a run's best round, and so its end: the least sum of ranks, ties by the first."""
+"""The scores that select a run's best round, and so its end, by task.
+
+The round with the least sum of ranks is best. The first score decides ties.
+"""
 
 
 SHOWN = {
@@ -408,9 +430,9 @@ SHOWN = {
     POSITIONS: ("position_accuracy", "mean_iou", "loss"),
     OWN: ("loss",),
 }
-"""The scores in a comparison's printed table, unless another is asked for."""
+"""The scores in a comparison's printed table by task, unless another score is asked for."""
 MAIN = {task: names[0] for task, names in SHOWN.items()}
-"""The score for ranking algorithms and judging races, next to the loss."""
+"""The score for ranking algorithms and judging races by task, next to the loss."""
 
 
 OF_CLASS = ("auroc", "auprc")
@@ -418,7 +440,7 @@ OF_CLASS = ("auroc", "auprc")
 
 
 def scores_of(task: str) -> list[str]:
-    """Return the names of the scores of a kind of task.
+    """Return the names of the scores of a kind of task. The loss belongs to every task.
 
     >>> scores_of("survival")
     ['loss', 'c_index']
@@ -430,7 +452,8 @@ def check_score(name: str, task: str) -> str:
     """Return a score's name if it belongs to that kind of task.
 
     Raises:
-        UsageError: it does not. The message names it, the nearest, and the known ones.
+        UsageError: the score does not belong to it. The message names the score, the
+            nearest, and the known ones.
     """
     return check_known(f"score of {task}", name, scores_of(task))
 
@@ -447,7 +470,7 @@ def main_score(there: Container[str]) -> str:
 
 
 def selecting_scores(task: str, named: str | None = None) -> tuple[str, ...]:
-    """Return the scores that select the best round of a kind of task, or only the named one.
+    """Return the scores that select the best round of a kind of task, or only the named one if there is a name.
 
     >>> selecting_scores("regression"), selecting_scores("classification"), selecting_scores("survival", "loss")
     (('loss',), ('macro_f1', 'loss'), ('loss',))
@@ -459,6 +482,9 @@ def selecting_scores(task: str, named: str | None = None) -> tuple[str, ...]:
 
 def why_missing(name: str, value: float) -> str:
     """Return the status of a row for a score's value: ``ok``, or why it is not finite.
+
+    A NaN has the score's own reason, if it has one. Any other value is called
+    ``not finite``.
 
     >>> why_missing("auroc", 0.7), why_missing("auroc", float("nan")), why_missing("loss", float("inf"))
     ('ok', 'the samples are all of one class', 'not finite')
@@ -476,7 +502,7 @@ USED = ("personal", "global")
 
 
 def used_model(models: Container[str]) -> str:
-    """Return which of its models a client uses: the personal one if there is one, else the global one."""
+    """Return which of its models a client uses: ``personal`` if it is among the names, else ``global``."""
     if USED[0] in models:
         return USED[0]
     return USED[1]
@@ -487,6 +513,9 @@ def without_score(table: pd.DataFrame) -> pd.Series:
 
     Such a score, as AUROC of one class, is missing for every model and in every round. A value that is missing since
     a model diverged does not count.
+
+    Args:
+        table: rows of one or several runs, for all models and rounds.
     """
     keys = [table[name] for name in ("seed", "split", "client", "metric")]
     is_never_there = table["value"].isna().groupby(keys, dropna=False).transform("all")
@@ -502,7 +531,7 @@ def client_mean(table: pd.DataFrame, lacking: pd.Series) -> float:
     """Return the mean of clients' values, weighted by training samples. It is NaN if all rows are left out.
 
     Args:
-        table: rows of one score.
+        table: rows of one score, with ``n_train``.
         lacking: whether each row is left out (:func:`without_score`), with the index of the table.
     """
     from fl_core import statistics  # with pandas, which others go without
@@ -517,7 +546,8 @@ def left_out(lacking: pd.DataFrame) -> list[str]:
     """Return a line for each score and reason: the clients without a value, their seeds, and the reason.
 
     Args:
-        lacking: rows without a value, as :func:`without_score` marks them.
+        lacking: the rows that :func:`without_score` marks. Without any, there are no
+            lines.
     """
     lines = []
     for (name, reason), rows in lacking.groupby(["metric", "status"], sort=False):
@@ -530,7 +560,7 @@ def left_out(lacking: pd.DataFrame) -> list[str]:
 
 
 def of_class(name: str, positive: str) -> str:
-    """Return the suffix ``of CLASS`` for a score of the positive class; empty for other scores.
+    """Return the suffix ``of CLASS`` for a score of the positive class; empty for other scores or without a class.
 
     >>> of_class("auroc", "died"), of_class("macro_f1", "died")
     (" of 'died'", '')
@@ -541,7 +571,7 @@ def of_class(name: str, positive: str) -> str:
 
 
 def positive_in(rows: pd.DataFrame) -> str:
-    """Return the class that the rows name as positive; empty for none or several."""
+    """Return the class that rows of AUROC and AUPRC name as positive; empty for none or several."""
     classes = {
         str(name)
         for name in rows.loc[rows["metric"].isin(OF_CLASS), "variant"].unique()

@@ -42,17 +42,17 @@ from fl_core.errors import INSIDE, UsageError, check_value
 from fl_core.seeds import numpy_generator
 
 LEVEL = 0.95
-"""Of every interval, unless an argument names another."""
+"""The confidence level of every interval, unless an argument names another."""
 TAILS = (0.025, 0.975)
 """The quantiles at the ends of an interval at :data:`LEVEL`."""
 SIGNIFICANCE = 0.05
-"""The p-value up to which something is called shown."""
+"""The largest p-value at which a difference counts as significant."""
 
 Values: TypeAlias = Sequence[float] | NDArray[np.floating[Any]] | pd.Series
 
 
 class Interval(NamedTuple):
-    """An estimate and the ends of its 95 % confidence interval. Ends that cannot be computed are NaN."""
+    """An estimate and the ends of its confidence interval, by default at 95 %. Ends that cannot be computed are NaN."""
 
     value: float
     low: float
@@ -86,7 +86,13 @@ class Estimate(NamedTuple):
         return float(2 * stdtr(self.free, -abs(self.value) / self.error))
 
     def interval(self, comparisons: int = 1, level: float = LEVEL) -> Interval:
-        """Return Student's t interval. The arguments are those of :func:`mean_interval`."""
+        """Return Student's t interval. Its ends are NaN if the values show no spread.
+
+        Args:
+            comparisons: number of intervals that shall hold together at this level
+                (Bonferroni).
+            level: between 0 and 1.
+        """
         from scipy.special import stdtrit
 
         half_width = (
@@ -98,15 +104,19 @@ class Estimate(NamedTuple):
 def combine(values: Values, weights: Values) -> float:
     """Return the weighted mean of clients' values, sum_c p_c m_c with p_c = w_c / sum w.
 
+    It is NaN if a value is missing or not finite, whatever its weight.
+
     >>> combine([1.0, 3.0], [1, 3]), combine([1.0, math.nan], [1, 3])
     (2.5, nan)
 
     Args:
-        values: one for each client.
+        values: one for each client. A Series may have another order of clients than the
+            weights' Series.
         weights: the clients' numbers of training samples, at least 0, not all 0.
 
     Raises:
-        UsageError: lengths differ, there are no values, a weight is negative, or the weights sum to 0.
+        UsageError: lengths or clients differ, there are no values, a weight is negative
+            or not finite, or the weights sum to 0.
     """
     m, w = _align(values=values, weights=weights)
     if not (np.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
@@ -123,13 +133,16 @@ def mean_interval(
 ) -> Interval:
     """Return the mean with Student's t interval, mean -+ t(p, n - 1) s / sqrt(n). One value has no interval (NaN).
 
+    If a value is missing or not finite, the mean and the ends are NaN.
+
     This is the interval for any number of blocks. With 4 to 36 normal values it covers the mean in 95 %. A percentile
     bootstrap covers it in 80 % with 4 values, 85 % with 6, 93 % with 24. Skewed values lower both.
 
     Here p is (1 + level) / 2, 0.975 by default. At level 0.9 each end is a one-sided 95 % bound. Two one-sided tests of
     an equivalence need this.
 
-    It is that of SciPy's t-test. Two values 1 apart have a half width of t(0.975, 1) / 2 = 12.7062 / 2:
+    The interval is that of SciPy's t-test. Two values 1 apart have a half width of
+    t(0.975, 1) / 2 = 12.7062 / 2:
 
     >>> values = [2, 4, 4, 4, 5, 5, 7, 9]
     >>> [round(end, 4) for end in mean_interval(values)]
@@ -141,6 +154,7 @@ def mean_interval(
     [0.5, -5.8531, 6.8531]
 
     Args:
+        values: one for each block, such as a seed.
         comparisons: number of intervals that shall hold together at this level (Bonferroni). It divides 1 - p.
         level: between 0 and 1.
 
@@ -164,8 +178,9 @@ def mean_interval(
 def paired(scores: pd.DataFrame, pairs: Sequence[tuple[Any, Any]]) -> pd.DataFrame:
     """Return the differences of pairs of columns, with simultaneous 95 % intervals.
 
-    The intervals are those of :func:`mean_interval`, with Bonferroni's correction. There is none if all differences are
-    equal.
+    The intervals are those of :func:`mean_interval`, with Bonferroni's correction for
+    the number of pairs. Their ends are NaN for a single seed, and if all differences
+    are equal. Without a seed the difference is NaN, too.
 
     Args:
         scores: a row for each seed, a column for each thing that is compared. A seed without one of two values is left
@@ -173,7 +188,8 @@ def paired(scores: pd.DataFrame, pairs: Sequence[tuple[Any, Any]]) -> pd.DataFra
         pairs: names of two columns each.
 
     Returns:
-        A line for each pair: ``value``, ``low``, ``high`` and the number of seeds ``n``.
+        A line for each pair, first column minus second: ``value``, ``low``, ``high``
+        and the number of seeds ``n``.
     """
     rows = []
     for column_a, column_b in pairs:
@@ -206,7 +222,9 @@ def halves(
 
     Args:
         groups: the group of each sample; without groups the number of each sample.
-        strata: the client's number of each sample. A group belongs to one stratum.
+        strata: the client's number of each sample. A group belongs to one stratum. None
+            means one client for all.
+        seed: the seed of the draw.
 
     Raises:
         UsageError: all groups are in one half, such as a single one.
@@ -239,6 +257,7 @@ def halves_of_one(
     Args:
         groups: the group of each sample; without groups the number of each sample.
         number: the client's number, from 0.
+        seed: the seed of the draw.
     """
     distinct_groups, group = np.unique(groups, return_inverse=True)
     order = numpy_generator(seed, "halves", number).permutation(len(distinct_groups))
@@ -276,7 +295,7 @@ def stratified_mean(
     [(nan, nan, 1.0), (nan, nan, 1.0), (nan, nan, 1.0)]
 
     Args:
-        values: a number for each sample.
+        values: a number for each sample, [n] with n at least 1.
         weights: at least 0, not all 0; equal by default.
         groups: the group of each sample, within its stratum. Every sample is one by default.
         strata: the stratum of each sample. There is one by default.
@@ -337,6 +356,8 @@ class GroupSums(NamedTuple):
 def mean_of_sums(sums: GroupSums) -> Estimate:
     """Return :func:`stratified_mean` from sums over groups alone, for samples that are on another machine.
 
+    The weights need not sum to 1. The error can differ in the last digits.
+
     >>> groups = np.array([[0.5, 0.25], [1.5, 0.25]]).T  # the weighted values of two groups, in two strata
     >>> weight = np.full((2, 2), 0.25)
     >>> given = [(weight).sum(0), groups.sum(0), (weight**2).sum(0), (groups**2).sum(0), (weight * groups).sum(0)]
@@ -365,8 +386,14 @@ def _of_strata(
 ) -> Estimate:
     """Return the estimate of strata with these numbers of draws and sums of squared deviations.
 
+    Error and degrees of freedom are NaN if the values are equal, or a stratum has a
+    single draw.
+
     Args:
-        least: a standard error that is not larger is that of equal values.
+        mean: the weighted mean of all samples.
+        draws: the number of draws of each stratum.
+        squares: the sum of squared weighted deviations of each stratum's draws.
+        least: a standard error up to this size counts as that of equal values.
     """
     degrees = draws - 1
     if not degrees.all():
@@ -387,10 +414,12 @@ def mean_over_seeds(
 ) -> Estimate:
     """Return the mean over seeds of paired differences, with the variance over seeds and that over samples.
 
-    The variance over few seeds is estimated poorly. So it is averaged with the pooled one, each weighted by its degrees
-    of freedom. It is at least the variance over the samples that seeds do not share. The variance over shared samples
-    is added once. The degrees of freedom are Welch's (1947). One seed has the variance over samples alone, so its
-    result holds for that run only.
+    The variance over few seeds is estimated poorly. So it is averaged with the pooled
+    one, each weighted by its degrees of freedom. It is at least the variance over the
+    samples that seeds do not share. The variance over shared samples is added once. The
+    degrees of freedom are Welch's (1947). One seed has the variance over samples alone,
+    so its result holds for that run only. Error and degrees of freedom are NaN if
+    nothing varies.
 
     >>> pooled = Estimate(0.0, 0.2, 6.0)
     >>> found = mean_over_seeds(np.array([0.3, 0.5, 0.4]), Estimate(0.4, 0.1, 80.0), pooled, overlap=0.5)
@@ -398,7 +427,7 @@ def mean_over_seeds(
     (0.4, 0.126, 12.6)
 
     Args:
-        differences: one for each seed.
+        differences: one for each seed, at least one.
         sampled: an estimate whose ``error`` is that over the samples of one seed.
         pooled: an estimate whose ``error`` is the standard deviation of such differences over seeds, pooled over all
             pairs.
@@ -455,7 +484,8 @@ def simultaneous(estimates: Sequence[Estimate]) -> pd.DataFrame:
         estimates: all differences that are compared. One without a spread has p-value 1 and no interval.
 
     Returns:
-        Columns ``difference``, ``low``, ``high`` and ``p_value``.
+        A row for each estimate, in order: ``difference``, ``low``, ``high`` and
+        ``p_value``.
     """
     intervals = [estimate.interval(len(estimates)) for estimate in estimates]
     table = pd.DataFrame(intervals, columns=["difference", "low", "high"], dtype=float)
@@ -509,11 +539,16 @@ def design_effect(values: NDArray[Any], groups: NDArray[Any]) -> float:
 def share_interval(successes: int, trials: int, effect: float = 1.0) -> Interval:
     """Return a share, 0 to 1, with Wilson's 95 % interval (Wilson, 1927). For dependent trials it is too narrow.
 
+    An ``effect`` above 1 widens it for them.
+
     >>> [round(end, 2) for end in share_interval(8, 15)]
     [0.53, 0.3, 0.75]
 
     Args:
-        effect: the :func:`design_effect`. The number of trials is divided by it.
+        successes: number of trials that succeeded.
+        trials: number of trials.
+        effect: the :func:`design_effect` of groups of trials. The number of trials is
+            divided by it.
 
     Raises:
         UsageError: there are no trials, or more successes than trials.
@@ -534,6 +569,8 @@ def share_interval(successes: int, trials: int, effect: float = 1.0) -> Interval
 
 def fairness(values_per_client: Values) -> float:
     """Return the population variance over clients, (1/C) sum_c (P_c - mean P)^2 (PLayer-FL, Eq. A.5). Lower is fairer.
+
+    It is NaN if a value is missing or not finite.
 
     >>> fairness([1.0, 3.0]), fairness([2.0, 2.0])
     (1.0, 0.0)
@@ -585,6 +622,7 @@ def ranks(table: pd.DataFrame, higher_is_better: bool) -> pd.Series:
 
     Args:
         table: algorithms (rows) by datasets or seeds (columns).
+        higher_is_better: whether a higher value is better.
 
     >>> import pandas as pd
     >>> table = pd.DataFrame([[0.9, 0.7], [0.8, 0.7], [0.1, 0.2]], index=list("abc"))
@@ -606,7 +644,11 @@ def ranks(table: pd.DataFrame, higher_is_better: bool) -> pd.Series:
 def _align(**values_by_name: Values) -> list[NDArray[np.float64]]:
     """Return values as float64 vectors of equal length (at least 1).
 
-    Series are put in the order of the first one's index.
+    Series are put in the order of the first Series' index.
+
+    Raises:
+        UsageError: lengths differ, there are no values, or Series have other or
+            repeated clients.
     """
     order: pd.Index | None = None
     vectors = []

@@ -1,8 +1,8 @@
 """Stored files: written atomically, with a digest, never reached through links, and read within limits of memory.
 
-This is also the door for files of others: :func:`opened` takes regular files alone. A large file, a packed file that
-unpacks to far more, and deep JSON are refused before they fill the memory. :mod:`fl_core.formats` has the bounds of
-tables, arrays and images.
+Untrusted files are read here, too: :func:`opened` takes regular files alone. A large
+file, a packed file that unpacks to far more, and deep JSON are refused before they fill
+the memory. :mod:`fl_core.formats` has the bounds of tables and images.
 
 >>> parsed_json('{"layers": ["fc1", "fc2"]}')
 {'layers': ['fc1', 'fc2']}
@@ -56,12 +56,20 @@ def sha(data: bytes) -> str:
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:
-    """Return data as the bytes of JSON that are stored: indented by 1, with a line end."""
+    """Return data as the bytes of JSON that are stored: indented by 1, with a line end.
+
+    Raises:
+        ValueError: a number is NaN or infinite.
+    """
     return json.dumps(data, indent=1, allow_nan=False).encode() + b"\n"
 
 
 def sign(data: Mapping[str, Any]) -> bytes:
-    """Return the bytes of JSON with an added last entry ``sha256``: the digest of all other entries."""
+    """Return the bytes of JSON with an added last entry ``sha256``: the digest of all other entries' bytes of JSON.
+
+    Raises:
+        ValueError: a number is NaN or infinite.
+    """
     return json_bytes({**data, "sha256": sha(json_bytes(data))})
 
 
@@ -80,12 +88,21 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write data as JSON atomically: a reader sees the old contents or the new ones."""
+    """Write data as JSON atomically: a reader sees the old contents or the new ones.
+
+    Raises:
+        ValueError: a number is NaN or infinite. Nothing is written then.
+    """
     write_atomically(path, json_bytes(data))
 
 
 def check_version(path: Path | str, stored: object, wanted: str) -> bool:
     """Return whether a stored format is ``wanted``, such as ``"fedlayers.plan/2"``, and not of another kind.
+
+    Args:
+        path: the file, or words for what was stored, for the message.
+        stored: the format in the file.
+        wanted: the kind and the version that this version of the package reads.
 
     Raises:
         UsageError: another version of this package has written it. The message names the file and both formats.
@@ -139,7 +156,7 @@ def check_no_links(folder: Path) -> None:
 
 
 NAME_BYTES, PATH_BYTES = 255, 1000
-"""Bytes of the name of a file or folder at most, as systems take them, and of several within each other."""
+"""The largest number of bytes in the name of a file or folder, and in all names of a relative path."""
 
 
 def is_file_name(name: str) -> bool:
@@ -166,6 +183,7 @@ class Folder:
     The directory's own path may contain links. Links, pipes and devices below it are refused without waiting for them.
 
     Args:
+        path: path of the directory, which need not exist.
         links: whether links below it are followed, as in a user's cache of models.
 
     Raises:
@@ -178,7 +196,10 @@ class Folder:
         self.links = links
 
     def file(self, name: str) -> Path:
-        """Return the path of a file's name, after a check that no link, pipe or device is in the way."""
+        """Return the path of a file's name, after a check that no link, pipe or device is in the way.
+
+        The file need not exist.
+        """
         parts = name.split("/")
         if not is_file_name(name):
             shown = name[:NAME_BYTES]
@@ -296,6 +317,8 @@ class Folder:
         """Write a file so that a reader sees the old contents or the new, and a power cut keeps one of them.
 
         Args:
+            name: the file's relative name. Its last folder is made if it is missing.
+            data: the file's contents.
             lasting: whether the file's name is on the disk, too, when this returns. Otherwise :meth:`sync` its folder.
         """
         path = self.file(name)
@@ -496,6 +519,9 @@ def tensor_sizes(path: Path) -> dict[str, int]:
 def check_header(data: bytes) -> None:
     """Refuse the beginning of a safetensors file whose header would take far more memory than it has bytes.
 
+    Args:
+        data: the beginning of the file, with the whole header, or the whole file.
+
     Raises:
         ValueError: the header is too long, or has too many values.
     """
@@ -519,16 +545,22 @@ Each of them takes about 64 bytes of memory, however short it is written.
 BYTES_EACH = 4
 _STRUCTURE = "[{,:"
 _VALUE = re.compile(r'(?:[^"\[{,:]++|"(?:[^"\\]++|\\.)*+"?)*+(?:[\[{,:]|\Z)', re.DOTALL)
-"""All up to the next sign of structure that is in no string, or up to the end. It takes no memory of its own."""
+"""A pattern of the text up to the next sign of structure outside of strings, or up to the end.
+
+A match takes no memory of its own.
+"""
 _NESTING = frozenset((dict, list))
 _NESTED = f"JSON that is nested more than {DEEPEST} times"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 UNPACKED = 2**28
 """Bytes that a packed file may unpack to, however small it is."""
 UNPACKED_VARIABLE = "FEDLAYERS_UNPACKED"
-"""The environment variable that sets another number, such as ``6e9``, for data that are meant."""
+"""The environment variable that replaces :data:`UNPACKED` by another number of bytes, such as ``6e9``."""
 RATIO = 100
-"""Bytes beyond that to which one byte of a packed file may unpack: measured numbers and pictures do not reach 10."""
+"""Bytes to which each byte of a packed file may unpack, where that is more than :data:`UNPACKED`.
+
+Measured numbers and pictures do not reach 10.
+"""
 
 
 def memory() -> int:
@@ -571,9 +603,13 @@ def check_regular(path: Path | str, most: int | None = None) -> int:
 
     Nothing is opened, so that no pipe is waited for.
 
+    Args:
+        path: the file's path.
+        most: the largest allowed number of bytes. The default is the machine's memory.
+
     Raises:
-        UsageError: the path is no regular file, or the file has more than ``most`` bytes, by default the machine's
-            memory, or far more than the disk holds of it.
+        UsageError: the path is no regular file, or the file has more than ``most``
+            bytes, or far more than the disk holds of it.
     """
     try:
         status = os.stat(path)
@@ -700,11 +736,14 @@ def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:
     """Refuse a packed file before it is unpacked, if that would take far more bytes than the file has.
 
     Args:
+        path: the file's path, for the message.
         packed: size of the file in bytes.
         unpacked: number of bytes that it would take.
 
     Raises:
-        UsageError: it would. The message names the file, both sizes, and a setting that allows them.
+        UsageError: it would take more than :func:`most_unpacked` and :data:`RATIO`
+            times its size, or more than this machine's memory. The message names the
+            file and the sizes. In the first case it has the setting that allows them.
     """
     check_size(f"{path}, unpacked,", unpacked)
     if unpacked > max(most_unpacked(), RATIO * packed):
@@ -721,7 +760,7 @@ def most_unpacked() -> int:
     """Return the bytes that a small packed file may unpack to: :data:`UNPACKED`, or as the environment says.
 
     Raises:
-        UsageError: the environment has no number of bytes.
+        UsageError: the value of :data:`UNPACKED_VARIABLE` is no number.
     """
     text = os.environ.get(UNPACKED_VARIABLE, "")
     if not text:
@@ -745,11 +784,11 @@ DAMAGED = (
     *(RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error, struct.error),
     *(SyntaxError, tokenize.TokenError),  # of an array's header, written as Python
 )
-"""What reading a damaged archive, or a file in it, raises."""
+"""The types of errors that reading a damaged archive, or a file in it, can raise."""
 
 
 class _Bounded(io.BufferedReader):
-    """A file of which no part larger than :data:`DIRECTORY_BYTES` is read at once while it is bounded."""
+    """A file of which no part larger than :data:`DIRECTORY_BYTES` is read at once while ``bounded`` is True."""
 
     bounded = True
 
@@ -767,6 +806,7 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     Raises:
         DAMAGED: it is no zip archive, its list has more than :data:`DIRECTORY_BYTES` bytes or :data:`ENTRIES` files, or
             a file is packed in another way than :data:`PACKINGS`.
+        UsageError: as for :func:`check_regular`.
     """
     check_regular(path)
     with _Bounded(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:
