@@ -38,8 +38,11 @@ ARRAYS = (Tensor, np.ndarray, pd.DataFrame, pd.Series)
 def check_real(model: nn.Module) -> None:
     """Refuse complex parameters, sparse or quantised buffers, tensors without numbers, and modules without Python code.
 
+    Buffers that no state dict has may be sparse or quantised.
+
     Raises:
-        UsageError: the message names the tensor, or the module.
+        UsageError: the model has one of these. The message names the tensor, or the
+            module.
     """
     for path, module in model.named_modules():
         is_exported = isinstance(module, torch.fx.GraphModule) and "train" in vars(
@@ -80,7 +83,7 @@ def check_real(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """How several inputs lie side by side in one tensor.
+    """The places, shapes and types of several inputs that lie side by side in one tensor.
 
     Attributes:
         keys: names of the inputs of a dict. None for inputs by position.
@@ -118,7 +121,11 @@ class Layout:
         return (), dict(zip(self.keys, inputs, strict=True))
 
     def join(self, output: Any) -> Tensor:
-        """Return several outputs, a dict or a sequence of tensors, side by side as [n, width]."""
+        """Return several outputs, a dict or a sequence of tensors, side by side as [n, width].
+
+        Only the layout's keys of a dict, or as many of a sequence as the layout has,
+        are joined.
+        """
         outputs = [output[key] for key in self.keys or range(len(self.shapes))]
         return torch.cat([tensor.reshape(len(tensor), -1) for tensor in outputs], 1)
 
@@ -137,6 +144,9 @@ class PackedShape(tuple[int, ...]):
 
 def as_array(values: Any) -> np.ndarray[Any, Any]:
     """Return a tensor, a list, an array or a part of a table as an array. Masked entries are NaN.
+
+    Masked integers become floats. Masked texts become objects. A tensor or an array may
+    share its memory.
 
     >>> as_array(np.ma.masked_equal([1, 9], 9))
     array([ 1., nan])
@@ -165,10 +175,11 @@ def check_tables(pairs: Mapping[str, Any]) -> None:
     """Refuse parts of tables that do not belong together.
 
     Args:
-        pairs: {name: (x, y)}. Other data are not checked.
+        pairs: {name: (x, y)}. Only pandas' frames and series are checked.
 
     Raises:
-        UsageError: x and y of a pair have other rows or another order, or two x have other columns.
+        UsageError: x and y of a pair have other rows or another order, or two x have
+            other columns or another order of columns.
     """
     first_columns: tuple[str, list[Any]] | None = None
     for name, pair in pairs.items():
@@ -202,6 +213,8 @@ def check_tables(pairs: Mapping[str, Any]) -> None:
 
 def tensor(values: Any) -> Tensor:
     """Return an array or a list of numbers as a tensor; float64 arrays and bfloat16 as float32.
+
+    A tensor of another type than bfloat16, also a float64 tensor, is returned as it is.
 
     NumPy has no bfloat16:
 
@@ -237,7 +250,9 @@ def tensor(values: Any) -> Tensor:
 def pack(x: Any) -> tuple[Tensor, Layout | None]:
     """Return several inputs as one tensor [n, d], and their layout; the layout is None for a single tensor or array.
 
-    Integers alone stay integers. Mixed with others they are exact in float64.
+    Integers alone are packed as int64. With floats among the inputs all are float64,
+    which is exact for integers up to 2 ** 53. A single tensor or array has no layout,
+    and is returned as by :func:`tensor`.
 
     >>> x, layout = pack({"tokens": torch.tensor([[1, 2]]), "age": torch.tensor([0.5])})
     >>> x, layout.unpack(x, torch.float32)[1]["tokens"]
@@ -303,7 +318,7 @@ def split_labels(batch: Any) -> tuple[Any, Any]:
 
 
 def is_batch(data: Any) -> bool:
-    """Return whether data are a dict of inputs with their labels under the key :data:`LABELS`.
+    """Return whether data are a dict of inputs with their labels, a tensor or an array, under :data:`LABELS`.
 
     Hugging Face's loaders give batches in this form.
     """
@@ -317,6 +332,12 @@ def output_of(output: Any, model: nn.Module) -> Tensor:
     """Return a model's output as a tensor: itself, its ``.logits`` or ``["logits"]``, or the first tensor of a tuple.
 
     If the model's loss takes several outputs, they are returned side by side, [n, width].
+
+    Args:
+        output: what the model returned. A dict of a single tensor counts as that
+            tensor.
+        model: the model, whose ``form`` has the layout of several outputs, if a loss
+            takes them.
 
     Raises:
         UsageError: it is none of these, such as a dict of several tensors without ``logits``.
@@ -345,7 +366,15 @@ def output_of(output: Any, model: nn.Module) -> Tensor:
 def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
     """Return warnings about a model for its user, from two passes in evaluation mode.
 
-    They report modules that are not registered, several output tensors, and passes that differ.
+    They report modules that are not registered, several output tensors, and passes that
+    differ. Without such a fault the list is empty.
+
+    Args:
+        model: the model, which must be in evaluation mode.
+        x: the samples of the two passes, [n, ...].
+
+    Raises:
+        UsageError: as for :func:`output_of`.
     """
     with torch.no_grad():
         output, second_output = (
@@ -378,7 +407,10 @@ def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
 
 
 def _unregistered(model: nn.Module) -> list[str]:
-    """Return the attributes that hold modules with parameters in a Python list, tuple or dict alone."""
+    """Return the paths of attributes with modules in a Python list, tuple or dict whose parameters are not the model's.
+
+    Attributes whose names begin with an underscore are not searched.
+    """
     registered_ids = set(map(id, model.parameters()))
     paths = []
     for path, module in model.named_modules():
@@ -407,11 +439,18 @@ class Adapter(nn.Module):
     """A mixin for the class of a model that takes one packed tensor and returns [n, outputs].
 
     Its instances are copies of a module that share its tensors, modules and hooks (:func:`adapt`).
+
+    Attributes:
+        layout: how the inputs lie in the packed tensor. None means that the model takes
+            the tensor itself.
     """
 
     layout: Layout | None
     form: int | Layout | None
-    """The axis of the classes, or how the outputs that one loss takes lie side by side."""
+    """The axis of the classes, or the layout of several outputs that one loss takes.
+
+    None means an output that is only flattened.
+    """
     patched: Callable[..., Any] | None = None
     """A ``forward`` that was set on the module itself, as hooks of libraries do."""
 
@@ -466,9 +505,10 @@ def adapt(
             [2., 2., 2.]])
 
     Args:
+        model: the model, which is not changed.
         layout: how the inputs lie in the packed tensor (:func:`pack`). None means that the model takes the tensor.
-        form: the axis of the classes in the model's output, or how the outputs that one loss takes lie side by side.
-            None means an output that is only flattened.
+        form: the axis of the classes in the model's output, or the layout of several
+            outputs that one loss takes. None means an output that is only flattened.
     """
     adapted_model: Any = copy.copy(model)
     model_class = type(model)
@@ -490,7 +530,10 @@ def adapt(
 
 
 def original(model: Any) -> Any:
-    """Return the module inside an adapted model; other models are returned as they are."""
+    """Return a module as it was before :func:`adapt`; other models are returned as they are.
+
+    It shares its tensors, modules and hooks with the adapted model.
+    """
     if not isinstance(model, Adapter):
         return model
     plain_model: Any = object.__new__(type(model).__bases__[1])

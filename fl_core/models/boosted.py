@@ -21,10 +21,13 @@ class BoostedTrees(nn.Module):
         depth: number of questions before a leaf, at most.
 
     Attributes:
-        nodes: float64 [trees, C, 5, nodes]. The five rows are the nodes to the left and to the right, the feature, its
-            threshold and the value. A leaf has -1 on both sides. A feature at most the threshold leads to the left.
+        nodes: float64 [trees, C, 5, nodes]. The five rows are the nodes to the left and
+            to the right, the feature, its threshold and the value. A leaf has -1 on
+            both sides. A feature at most the threshold leads to the left, and a larger
+            or missing one (NaN) to the right.
         base: the outputs before any tree is added, float64 [C].
-        absent: the logarithm of the share of a class without training samples, float64 [C]. 0 for other outputs.
+        absent: the logarithm of the share that a class without training samples gets,
+            float64 [C]. 0 for other outputs.
 
     Raises:
         UsageError: samples are no rows of numbers.

@@ -121,7 +121,10 @@ Options = dict[str, Any]
 LARGEST = 2**26
 """Numbers of one sample, at most."""
 TRIAL = 2**22
-"""Numbers of one sample, at most, to try a model that a file describes. A colour image of 1182 x 1182 has so many."""
+"""Numbers of one sample, at most, to try a model that a file describes.
+
+A colour image of 1182 x 1182 is just below it.
+"""
 
 
 def build(
@@ -135,9 +138,11 @@ def build(
 ) -> nn.Module:
     """Build a model by its name, on the CPU and in training mode.
 
-    Equal arguments give equal weights, bit for bit. The model maps float32 [n, *shape] to logits [n, n_classes]. For
-    texts the input is token ids, int64 [n, length]. No activation works in place. A model may declare ``layer_groups``,
-    the paths of the modules that form one layer each. The papers' networks do.
+    Equal arguments give equal weights, bit for bit. The model maps samples, float32
+    [n, ...], to outputs [n, n_classes], which are logits for classes and labels. Texts
+    are token ids, int64 [n, length]. No activation works in place. A model may declare
+    ``layer_groups``, the paths of the modules that form one layer each. The papers'
+    networks do.
 
     >>> from fl_core import models
     >>> model = models.build("mlp", shape=(1, 8, 8), n_classes=10, options={"sizes": (16,)})
@@ -149,18 +154,22 @@ def build(
     fl_core.errors.UsageError: vit: depth must be an integer from 1 to 100,000; got 1000000000. Leave it out for ...
 
     Args:
-        name: one of :func:`describe`: a registered name, ``timm:NAME``, ``torchvision:NAME`` or
-            ``package.module:callable`` (called with ``shape`` and ``n_classes`` if it has parameters of these names).
-            Or such a callable itself.
+        name: one of :func:`describe`: a registered name, ``timm:NAME``,
+            ``torchvision:NAME``, ``hf:FOLDER`` or ``package.module:callable`` (called
+            with ``shape`` and ``n_classes`` if it has parameters of these names). Or
+            such a callable itself, or ``sklearn:NAME`` for tensors that scikit-learn
+            fits.
         shape: shape of one sample. Images have (channels, height, width) and tables (features,). Texts have a
             :class:`fl_core.models.tokens.TokenShape`, which is (length,) with the number of ``tokens``.
         n_classes: number of the model's outputs.
         seed: seed of the weights.
         options: options of the model.
-        trial: whether to check the output for noise. A model with lazy layers is always checked: it gets its shapes.
+        trial: whether to check the model's output for noise. A model with lazy layers
+            is always checked, since the check gives these layers their shapes.
 
     Raises:
-        UsageError: the name or an option is unknown, the shape does not fit, or the output is not [n, n_classes].
+        UsageError: the name or an option is unknown, the shape does not fit, the
+            weights exceed this machine's memory, or the output is not [n, n_classes].
     """
     shape = _check_shape(shape)
     model_options = dict(options or {})
@@ -224,6 +233,12 @@ def bounded(name: str) -> Iterator[None]:
     Traceback (most recent call last):
         ...
     fl_core.errors.UsageError: model wide must have weights of at most ... memory; got more. Make it smaller.
+
+    Args:
+        name: the model's name, for the message.
+
+    Raises:
+        UsageError: the weights exceed the memory.
     """
     most_bytes = storage.memory()
     size = 0
@@ -248,10 +263,15 @@ def bounded(name: str) -> Iterator[None]:
 def with_loss(model: Any, loss: Any) -> Any:
     """Attach a loss from Python to a model, outside of its state. Without a loss the model stays as it is.
 
-    The result is a copy of a module. For a name or a callable it is a callable that builds the model.
+    The result is a shallow copy of a module. For a name or a callable it is a callable
+    that builds the model.
+
+    Args:
+        model: a module, a name, or a callable that builds a module.
+        loss: a callable, or None for no loss from Python.
 
     Raises:
-        UsageError: there is no model.
+        UsageError: there is a loss, but no model.
     """
     if loss is None:
         return model
@@ -273,12 +293,20 @@ def copy_user_model(
 ) -> nn.Module:
     """Return a copy of the user's module after a check that it fits, or the module that the user's callable builds.
 
+    It is on the CPU and in training mode. Modules that their author put in evaluation
+    mode are marked for :func:`fl_core.tree.train`.
+
     Args:
         model: the user's module, or a name or callable as for :func:`build`.
         shape: shape of one sample.
         n_classes: number of outputs.
         trial: as for :func:`build`.
-        built: ``seed`` and ``options`` of :func:`build`, for a callable.
+        built: ``seed`` and ``options`` of :func:`build`, for a callable. A module
+            ignores them.
+
+    Raises:
+        UsageError: the module does not fit, or cannot be copied. For a callable as for
+            :func:`build`.
     """
     if not isinstance(model, nn.Module):
         if hasattr(model, OWN_LOSS):
@@ -297,10 +325,19 @@ def copy_user_model(
 
 
 def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
-    """Return a fixed example input to trace a model: ``n`` samples of standard normal noise, float32 [n, *shape].
+    """Return a fixed example input to trace a model: ``n`` samples of standard normal noise, float32 [n, ...].
 
-    Texts are random token ids, int64, that begin with the start token and have no padding. Several inputs are those of
-    real samples.
+    Texts are random token ids, int64, that begin with the start token and have no
+    padding. Several inputs are those of real samples, which are repeated if there are
+    fewer.
+
+    Args:
+        shape: shape of one sample.
+        n: number of samples.
+
+    Raises:
+        UsageError: a side of the shape is no integer above 0, or a sample has more than
+            :data:`LARGEST` numbers.
     """
     shape = _check_shape(shape)
     generator = torch_generator(0, "example")
@@ -329,10 +366,17 @@ def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[str]:
     """Return notes on a user's model: probabilities for logits, several tensors, passes that differ, what cannot train.
 
-    The model sees noise, twice in each mode, and is restored. Two passes in training mode begin at one seed and the
-    same persistent buffers, so they differ only by what a run cannot restore. A parameter cannot train if no gradient
-    reaches it in either mode. A classifier's outputs may be probabilities if all lie in [0, 1], and either each
-    sample's sum to 1 or their mean is near 1/2, as that of an untrained sigmoid.
+    The model sees noise, twice in each mode, and is restored. Two passes in training
+    mode begin at one seed and the same persistent buffers, so they differ only by what
+    a run cannot restore. A parameter cannot train if no gradient reaches it in either
+    mode. A classifier's outputs may be probabilities if all lie in [0, 1], and either
+    each sample's sum to 1 or their mean is near 1/2, as that of an untrained sigmoid.
+    Without a fault the list is empty.
+
+    Args:
+        model: the model.
+        shape: shape of one sample.
+        task: the kind of task, of :data:`fl_core.rows.TASKS`.
 
     Raises:
         UsageError: gradients cannot be computed, or training changes a buffer that has no mean.
@@ -395,7 +439,12 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
 
 
 def _check_no_torchvision(name: str) -> None:
-    """Refuse a name of torchvision's models without its library."""
+    """Refuse a name of torchvision's models without its library.
+
+    Raises:
+        UsageError: torchvision has a model of this name. The message has the name with
+            its library.
+    """
     from torchvision.models import list_models
 
     if name in list_models():
@@ -408,7 +457,8 @@ def _check_no_torchvision(name: str) -> None:
 def probability_notes(outputs: Tensor, task: str) -> list[str]:
     """Return a note if a classifier's outputs [n, C] look like probabilities, which the loss would take as logits.
 
-    For a ``task`` of :data:`fl_core.rows.TASKS` without classes or labels there is none.
+    Otherwise the list is empty, and also for a ``task`` of :data:`fl_core.rows.TASKS`
+    without classes or labels.
     """
     in_range = bool(((outputs >= 0) & (outputs <= 1)).all())
     sums_near_1 = (outputs.sum(1) - 1).abs() < 1e-4
@@ -428,7 +478,12 @@ def probability_notes(outputs: Tensor, task: str) -> list[str]:
 def outputs_of(model: nn.Module, shape: tuple[int, ...]) -> int | None:
     """Return the number of outputs of a user's module, or None if it does not take samples of this shape.
 
-    It is 1 for a module with several output tensors, which only a loss of its own can take.
+    It counts all numbers of a sample's output. It is 1 for a module with several output
+    tensors, which only a loss of its own can take. The module itself stays as it is.
+
+    Args:
+        model: the module.
+        shape: shape of one sample.
     """
     try:
         with torch.no_grad(), torch_seeded(0):
@@ -444,13 +499,17 @@ def outputs_of(model: nn.Module, shape: tuple[int, ...]) -> int | None:
 def check_fit(
     name: str, model: nn.Module, shape: tuple[int, ...], n_classes: int
 ) -> nn.Module:
-    """Check that a model maps [n, *shape] to [n, n_classes], in training mode and in evaluation mode.
+    """Check that a model maps samples [n, ...] to [n, n_classes], in training mode and in evaluation mode.
 
     Args:
         name: the model's name, for messages.
+        model: the model.
+        shape: shape of one sample.
+        n_classes: number of outputs.
 
     Returns:
-        The model; adapted if it returns ``.logits``, ``["logits"]``, a tuple, or numbers [n].
+        The model in training mode; adapted if it returns ``.logits``, ``["logits"]``, a
+        tuple, or numbers [n].
 
     Raises:
         UsageError: the model fails on such samples, or its outputs have another shape.
@@ -498,6 +557,9 @@ def fitting(model: nn.Module, x: Tensor, name: str = "") -> Iterator[None]:
         model: the model.
         x: the samples, [n, ...].
         name: the model's name, for the message. Default: its class.
+
+    Raises:
+        UsageError: an error came in the block. A UsageError stays as it is.
     """
     try:
         yield
@@ -521,7 +583,7 @@ def fitting(model: nn.Module, x: Tensor, name: str = "") -> Iterator[None]:
 
 
 def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that can keep running statistics, by path."""
+    """Return the modules that can keep running statistics, by path: batch and instance normalisations."""
     return {
         name: m
         for name, m in model.named_modules()
@@ -544,14 +606,17 @@ def normalises_batches(model: nn.Module, training: bool) -> bool:
 def tensors_of(path: str, module: nn.Module) -> frozenset[str]:
     """Return the names in the model of a module's parameters and persistent buffers.
 
+    Tied tensors have all their names.
+
     Args:
         path: the module's path in the model.
+        module: the module.
     """
     return frozenset(f"{path}.{key}".lstrip(".") for key in module.state_dict())
 
 
 def statistics_of(model: nn.Module) -> frozenset[str]:
-    """Return the names of a model's running statistics."""
+    """Return the names of a model's running statistics, and of the counters of batches next to them."""
     names: list[str] = []
     for path, norm in batch_norms(model).items():
         names += [f"{path}.{key}" for key, _ in norm.named_buffers()]
@@ -559,7 +624,10 @@ def statistics_of(model: nn.Module) -> frozenset[str]:
 
 
 def drop_statistics(model: nn.Module) -> None:
-    """Remove running statistics from batch normalisations, so that they normalise by each batch, also in prediction."""
+    """Remove running statistics from batch normalisations, so that they normalise by each batch, also in prediction.
+
+    The model is changed in place. Instance normalisations lose theirs, too.
+    """
     for module in batch_norms(model).values():
         module.track_running_stats = False  # type: ignore[assignment]
         for key in ("running_mean", "running_var", "num_batches_tracked"):
@@ -567,7 +635,13 @@ def drop_statistics(model: nn.Module) -> None:
 
 
 def without_weights(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without timm's option that loads weights, for a model that receives trained ones."""
+    """Return the options without timm's option that loads weights, for a model that receives trained ones.
+
+    Args:
+        model: the model's name. The options of models other than timm's are returned
+            unchanged, as a copy.
+        options: the model's options.
+    """
     return {
         key: value
         for key, value in options.items()
@@ -576,7 +650,11 @@ def without_weights(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def wants_weights(model: str | None, options: Mapping[str, Any]) -> bool:
-    """Return whether building a model with these options would load pretrained weights."""
+    """Return whether building a model with these options would load pretrained weights.
+
+    A model ``hf:FOLDER`` always does, and one of timm with the option
+    :data:`PRETRAINED`. None is no name, and does not.
+    """
     return str(model).startswith("hf:") or (
         str(model).startswith("timm:")
         and str(options.get(PRETRAINED, False)).lower() != "false"
@@ -673,9 +751,15 @@ def from_timm(
     network. It may also be the path of a file of weights. timm adapts weights to other classes and channels. In a ViT
     it also adapts them to other image sizes.
 
+    Args:
+        name: timm's name of the model.
+        shape: shape of an image, (channels, height, width).
+        n_classes: number of outputs.
+        options: ``pretrained``, and further arguments of the model.
+
     Raises:
-        UsageError: the name or an option is unknown, the samples are no images, or the weights are not available or do
-            not fit.
+        UsageError: the name or an option is unknown, the samples are no images, or the
+            weights are not available or do not fit.
     """
     import timm
 
@@ -718,7 +802,12 @@ def _check_loaded(model: Any, fresh: nn.Module) -> None:
     """Check that pretrained weights set every layer except the classifier, since timm does not warn.
 
     Args:
+        model: the model with pretrained weights.
         fresh: the same model without them, from the same random state.
+
+    Raises:
+        UsageError: a tensor with several values is the same in both. The message names
+            it.
     """
     heads = model.get_classifier()
     modules = heads if isinstance(heads, tuple) else (heads,)
@@ -739,7 +828,17 @@ def _check_loaded(model: Any, fresh: nn.Module) -> None:
 
 
 def _pretrained_arguments(full: str, name: str, wanted: Any) -> Options:
-    """Return timm's arguments for pretrained weights. A model without any is refused: timm would start it at random."""
+    """Return timm's arguments for pretrained weights. A model without any is refused: timm would start it at random.
+
+    Args:
+        full: the model's name with its library, for messages.
+        name: timm's name of the model.
+        wanted: the value of the option: true, false, or the path of a file of weights.
+
+    Raises:
+        UsageError: timm has no such weights, the file cannot be read, or the value is
+            another one.
+    """
     import timm
 
     choice = str(wanted).lower()
@@ -816,7 +915,17 @@ def from_sklearn(
 def _call_maker(
     model: str, make: Builder, options: Options, size: Options
 ) -> nn.Module:
-    """Call ``make(**size, **options)``, without ``size`` if the function has no such parameter."""
+    """Call ``make(**size, **options)``, without ``size`` if the function has no such parameter.
+
+    Args:
+        model: the model's name, for messages.
+        make: the function that builds the model.
+        options: the model's options.
+        size: the argument for the image's size, or an empty dict.
+
+    Raises:
+        UsageError: an option is unknown, or the model cannot be built with them.
+    """
     try:
         if size:
             with suppress(TypeError):
@@ -842,4 +951,4 @@ LIBRARIES: dict[str, Builder] = {
     "hf": from_transformers,
     "sklearn": from_sklearn,
 }
-"""What builds the models of a library, by the beginning of their names."""
+"""The function that builds the models of a library, by the beginning of their names."""

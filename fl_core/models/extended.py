@@ -35,7 +35,8 @@ class Transform(nn.Module):
     the paper's Table 10 counts. Without prompts it is an affine map of f.
 
     Args:
-        width: the width d. heads: number of heads, which must divide the width.
+        width: the width d.
+        heads: number of heads, which must divide the width.
 
     Raises:
         UsageError: ``heads`` does not divide the width.
@@ -72,7 +73,7 @@ class Transform(nn.Module):
         return (scores / math.sqrt(query.shape[-1])).softmax(-1)
 
     def forward(self, features: Tensor, prompts: Tensor | None = None) -> Tensor:
-        """Transform features [n, d] with prompts [k, d] into features [n, d]."""
+        """Transform features [n, d] with prompts [k, d], or None for no prompts, into features [n, d]."""
         weights = self.attention(features, prompts)
         values = weights[..., :1] * self._split(self.value(features))
         if prompts is not None:
@@ -89,9 +90,12 @@ class Prompted(nn.Module):
     """An extractor, an attention over the client's prompts, and a classifier, with an optional contrastive task.
 
     Args:
-        body, head: extractor and classifier of a model.
+        body: the extractor, from samples to features [n, d].
+        head: the classifier, a linear layer of the features.
         transform: the attention between them.
-        prompts: initial values [k, d] of ``prompts`` and ``contrast_prompts``, of the two tasks. Either may be missing.
+        prompts: initial values [k, d] by the names ``prompts`` and
+            ``contrast_prompts``, for the classification and the contrastive task.
+            Either may be missing.
         project: whether there is a contrastive task, a linear map of the features to :data:`CONTRAST_WIDTH` numbers.
         direct: whether the contrastive task uses the extractor's features directly.
     """
@@ -122,7 +126,10 @@ class Prompted(nn.Module):
     ) -> Tensor:
         """Return logits [n, C], or unit vectors [n, 128] for ``task="contrast"``.
 
-        With ``severed`` the body receives no gradient.
+        Args:
+            x: the samples, [n, ...].
+            task: ``classify`` or ``contrast``. The latter needs ``project``.
+            severed: whether the body receives no gradient.
         """
         features = self.body(x)
         if severed:
@@ -140,7 +147,8 @@ class Prompted(nn.Module):
         """Return the attention weights of each sample's feature for itself and the prompts, averaged over heads.
 
         Returns:
-            ``prompts`` and ``contrast_prompts``, if the model has them, with weights [n, 1 + k] each.
+            Weights [n, 1 + k] under ``prompts`` and under ``contrast_prompts``. A name
+            is missing if the model has no such prompts.
         """
         features, weights = self.body(x), {}
         for name in PROMPTS:
@@ -174,7 +182,7 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
         self.variances = nn.Parameter(torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise images [n, C, H, W]."""
+        """Return the normalised images [n, C, H, W]. In training mode the running statistics are updated."""
         statistics: list[tuple[Tensor, Tensor]] = []
         for dims in ((2, 3), (1, 2, 3), (0, 2, 3)):
             variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
@@ -215,7 +223,9 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
 class Gate(nn.Module):
     """A network that scores a model's blocks of weights for a batch, from 0 to 1.
 
-    Its layers are normalisation, linear layer, normalisation and sigmoid.
+    Its layers are normalisation, linear layer, normalisation and sigmoid. The first
+    normalisation is :class:`SwitchableNorm` for images, and batch normalisation for
+    other samples.
 
     Args:
         shape: shape of one sample. Three sides mean an image.
@@ -329,7 +339,7 @@ class Gated(nn.Module):
         return is_kept
 
     def _entry_factors(self, scales: Tensor) -> Iterator[Tensor]:
-        """Yield the factor of every entry of each tensor, in the tensor's shape."""
+        """Yield the factors of the entries of each parameter tensor, in its shape, from those of the blocks."""
         position = 0
         for sizes, parameter in zip(
             self.blocks.values(), self.inner.parameters(), strict=True
@@ -345,7 +355,10 @@ class Gated(nn.Module):
 def head_path(model: nn.Module, example: Tensor, exact: bool = True) -> str:
     """Return the path of the linear layer whose output is the model's own, before an adapter reshapes it.
 
+    It is ``""`` for a model that is a linear layer itself.
+
     Args:
+        model: the model.
         example: a batch that the model takes.
         exact: whether the layer must give the output itself. If not, the linear layer that runs last will do.
 
@@ -390,9 +403,12 @@ def head_path(model: nn.Module, example: Tensor, exact: bool = True) -> str:
 def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]:
     """Split a model into feature extractor and classifier, such that ``head(body(x))`` equals ``model(x)``.
 
-    The model itself becomes the extractor. An identity replaces its last linear layer.
+    The model is changed and becomes the extractor. An identity replaces its last linear
+    layer, also if an error follows. A model that is a linear layer itself stays, and
+    its extractor is a new identity.
 
     Args:
+        model: the model.
         example: a batch that the model takes.
 
     Raises:
@@ -439,8 +455,9 @@ class TwoHeads(nn.Module):
         """Return logits [n, C] of the personal prediction.
 
         Args:
-            both: return the pair of generic and personal logits instead. The latter has a gradient for the personal
-                head only.
+            x: the samples, [n, ...].
+            both: whether to return the pair of generic and personal logits instead. In
+                the pair, personal logits have a gradient for the personal head only.
         """
         features = self.body(x)
         generic = self.generic(features)
@@ -467,7 +484,7 @@ class Optional(nn.Module):
 
 
 class Blocks(nn.Sequential, Optional):
-    """A chain of residual blocks. An absent one passes its input on."""
+    """A chain of residual blocks. An absent block passes its input on."""
 
     def forward(self, x: Tensor) -> Tensor:
         for _, block in self.present():
@@ -478,7 +495,10 @@ class Blocks(nn.Sequential, Optional):
 def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
     """Leave residual blocks and early exits out of the forward pass if they have none of the named tensors.
 
-    With None as ``names`` the forward pass has all of them again.
+    Args:
+        model: the model, whose containers of blocks and exits are changed.
+        names: names of the tensors that a client has. With None the forward pass has
+            all blocks and exits again.
 
     Raises:
         UsageError: a tensor is not named but cannot be left out. The message names the first ones.
@@ -512,7 +532,11 @@ def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
 
 
 class BlockList(nn.ModuleList, Optional):
-    """A list of residual blocks that the model calls itself, one after the other. Absent ones are not in its loop."""
+    """A list of residual blocks that the model calls itself, one after the other.
+
+    Absent blocks are in no loop over the list and in no slice of it. A number still
+    counts all blocks.
+    """
 
     def __iter__(self) -> Iterator[nn.Module]:
         return (block for _, block in self.present())
@@ -524,12 +548,15 @@ class BlockList(nn.ModuleList, Optional):
 
 
 def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
-    """Return the model with residual blocks that can be left out.
+    """Change a model such that its residual blocks can be left out, and return it.
 
-    They are the longest chain of modules of one class, under any name, whose outputs have the shapes of their inputs:
-    a ``torch.nn.Sequential``, or a ``torch.nn.ModuleList`` that the model loops over. Of equal chains the first counts.
+    They are the longest chain of modules of one class, under any name, whose outputs
+    have the shapes of their inputs: a ``torch.nn.Sequential``, or a
+    ``torch.nn.ModuleList`` that the model loops over. Of equal chains the first counts.
+    A chain of one block must have the path ``blocks``.
 
     Args:
+        model: the model.
         example: a batch that the model takes.
 
     Raises:
@@ -563,7 +590,10 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
 
 
 def _can_be_left_out(model: nn.Module, blocks: Any, example: Tensor) -> bool:
-    """Return whether a model runs its blocks in order, each with an output of its input's shape, or none of them."""
+    """Return whether a model runs each of its blocks once, in order, and also runs without any of them.
+
+    Each output must have the shape of its block's input.
+    """
     names = [name for name, _ in blocks.named_children()]
     calls: list[tuple[str, bool]] = []
 
@@ -596,7 +626,10 @@ def _can_be_left_out(model: nn.Module, blocks: Any, example: Tensor) -> bool:
 
 
 def paths_of_blocks(model: nn.Module) -> tuple[str, ...]:
-    """Return the paths of the blocks that can be left out, from input to output. Most models have none."""
+    """Return the paths of the blocks that can be left out, from input to output.
+
+    There are none in a model that :func:`with_optional_blocks` has not changed.
+    """
     chains = (
         (path, module)
         for path, module in model.named_modules()
@@ -630,7 +663,8 @@ class Exits(nn.Module):
         example: a batch that the model takes.
 
     Raises:
-        UsageError: there is no such block, or it is the last one.
+        UsageError: a number in ``after`` is that of no block, or of the last one. Or
+            the model does not end in a linear layer.
     """
 
     def __init__(
@@ -665,10 +699,12 @@ class Exits(nn.Module):
         )
 
     def forward(self, x: Tensor, every: bool = False) -> Any:
-        """Return logits [n, C].
+        """Return logits [n, C] of the last classifier, or the mean of all with ``ensemble``.
 
         Args:
-            every: return those of every present classifier instead, from input to output, [classifiers, n, C].
+            x: the samples, [n, ...].
+            every: whether to return the logits of every present classifier instead,
+                from input to output, [classifiers, n, C]. The last are the model's own.
         """
         if not (every or self.ensemble):
             return self.model(x)
@@ -682,7 +718,7 @@ class Exits(nn.Module):
         return logits.mean(0)
 
     def _features(self, x: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Return what each present classifier reads, by its number, and the model's own logits."""
+        """Return the features that each present early classifier reads, by its number, and the model's own logits."""
         model: Any = self.model
         numbers = [number for number, _ in self.exits.present()]
         if not (
@@ -708,7 +744,13 @@ class Exits(nn.Module):
         return features, last_logits
 
     def _without(self, x: Tensor, number: int) -> Tensor:
-        """Return what the model's own classifier reads without the blocks behind one."""
+        """Return the input of the model's own classifier when the blocks after the given number are left out.
+
+        Args:
+            x: the samples, [n, ...].
+            number: how many of the first blocks take part, unless they are absent
+                anyway.
+        """
         blocks: Any = self.model.get_submodule(self._chain)
         absent_before = blocks.absent
         names = [name for name, _ in blocks.named_children()]
@@ -734,7 +776,9 @@ class Classifiers(nn.ModuleDict, Optional):
 def last_layers(model: nn.Module) -> list[str]:
     """Return the path within a block of the last linear or 2D convolutional layer of each of its parts.
 
-    In a ViT these are ``attn.proj`` and ``mlp.fc2``, in an MLP-Mixer ``mlp_tokens.fc2`` and ``mlp_channels.fc2``.
+    The first block that can be left out is taken, and a model must have one. Its parts
+    are its direct children. In a ViT these are ``attn.proj`` and ``mlp.fc2``, in an
+    MLP-Mixer ``mlp_tokens.fc2`` and ``mlp_channels.fc2``.
     """
     block = model.get_submodule(paths_of_blocks(model)[0])
     linear_paths = (

@@ -39,7 +39,7 @@ OURS = {
     *("model_type", "transformers_version", "_name_or_path", "name_or_path"),
     *("dtype", "torch_dtype", "num_labels", "id2label", "label2id", "problem_type", "pad_token_id"),
 }  # fmt: skip
-"""Keys that the task answers, and those that say where a configuration comes from."""
+"""Keys that are ignored: the task answers them, or they say where a configuration comes from."""
 OLDER = {
     *("rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor", "rotary_pct"),
     *("rotary_emb_base", "global_rope_theta", "local_rope_theta", "sliding_window_pattern"),
@@ -69,9 +69,10 @@ def from_transformers(
         options: must be empty.
 
     Raises:
-        UsageError: there are options. Or the samples are not of its tokenizer and no images, or have other channels or
-            another size. Or a key of its configuration loads code, or the folder has no such model or not all of its
-            weights.
+        UsageError: there are options, or transformers is not installed. Or the samples
+            are neither texts read by the folder's tokenizer nor images, or the images
+            have other channels or another size. Or a key of the configuration loads
+            code, or the folder has no such model or not all of its weights.
     """
     full_name = f"hf:{folder}"
     check_options(f"model {full_name!r}", options, ())
@@ -138,6 +139,8 @@ def configuration(
 ) -> Any:
     """Return the configuration of a folder, of a class that transformers itself has.
 
+    A warning names the keys that this class does not declare. They are left out.
+
     Args:
         files: the folder, with its :data:`CONFIG`.
         n_classes: number of outputs.
@@ -145,6 +148,8 @@ def configuration(
 
     Raises:
         UsageError: a key loads code, a number is beyond its bound, or transformers has no such model.
+        CorruptError: the file is missing, too large, or no regular file.
+        ValueError: the file is no JSON.
     """
     from transformers import CONFIG_MAPPING
 
@@ -183,7 +188,9 @@ def configuration(
 
 
 def check_entries(where: str, entries: Any, key: str = "") -> None:
-    """Refuse keys of a configuration that load code, and numbers beyond their bounds, at any depth.
+    """Refuse keys of a configuration that load code, and integers beyond their bounds, at any depth.
+
+    A key that loads code may be true, false or null.
 
     >>> check_entries("config.json", {"num_hidden_layers": 12, "vocab_size": 128_256, "auto_map": None})
     >>> check_entries("config.json", {"text_config": {"_attn_implementation": "somebody/kernel"}})
@@ -197,7 +204,8 @@ def check_entries(where: str, entries: Any, key: str = "") -> None:
         key: the key of that value.
 
     Raises:
-        UsageError: there is such a key or number, or a list is too long. The message names the key.
+        UsageError: there is such a key or integer, or a list is too long. The message
+            names the key.
     """
     if isinstance(entries, dict):
         for name, value in entries.items():
@@ -229,7 +237,8 @@ def check_entries(where: str, entries: Any, key: str = "") -> None:
 def check_pixels(full: str, model: nn.Module, shape: tuple[int, ...]) -> None:
     """Check that a model of transformers takes images of these channels and this size.
 
-    A model that takes any size has no fixed one, whatever its configuration says.
+    The size in the configuration counts only if the model fails on images of another
+    size.
 
     Args:
         full: the model's name, for messages.
@@ -260,7 +269,10 @@ def check_pixels(full: str, model: nn.Module, shape: tuple[int, ...]) -> None:
 
 @contextmanager
 def _one_line(what: str) -> Iterator[None]:
-    """Report any error of a library in one line of at most 300 signs."""
+    """Turn any error in the ``with`` block into a UsageError that begins with ``what``.
+
+    The text of a library's error becomes one line of at most 300 characters.
+    """
     try:
         yield
     except UsageError as error:
@@ -273,7 +285,11 @@ def _one_line(what: str) -> Iterator[None]:
 
 @contextmanager
 def _bounded(name: str) -> Iterator[None]:
-    """Refuse a model with more than :data:`MODULES` parameters and buffers while it is built."""
+    """Refuse a model with more than :data:`MODULES` parameters and buffers while it is built in the ``with`` block.
+
+    Raises:
+        UsageError: there are more tensors. The message names the model.
+    """
     from torch.nn.modules.module import (
         register_module_buffer_registration_hook,
         register_module_parameter_registration_hook,
@@ -301,10 +317,15 @@ def _bounded(name: str) -> Iterator[None]:
 
 
 def _check_stored(planned: nn.Module, stored: int, files: storage.Folder) -> None:
-    """Refuse a model whose body has more numbers than are stored, and buffers that take far more memory.
+    """Refuse a model whose body has more numbers than are stored, or that takes far more memory than its file.
+
+    Args:
+        planned: the model without memory, on the device meta.
+        stored: the number of numbers in the file of weights.
+        files: the folder.
 
     Raises:
-        UsageError: it has. The message has both numbers.
+        UsageError: the model is too large. The message has both numbers or sizes.
     """
     parameters = planned.named_parameters()
     needed_size = sum(p.numel() for key, p in parameters if _is_body(planned, key))
@@ -319,7 +340,7 @@ def _check_stored(planned: nn.Module, stored: int, files: storage.Folder) -> Non
 
 
 def _is_body(model: Any, key: str) -> bool:
-    """Return whether a tensor must be stored: it is of the model without classifier and pooler."""
+    """Return whether a tensor must be stored, since it belongs to the model without classifier and pooler."""
     return key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key
 
 

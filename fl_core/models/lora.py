@@ -74,7 +74,7 @@ class Lora:
 
     @property
     def factors(self) -> tuple[tuple[str, float], ...]:
-        """Return (part of a tensor's name, factor of its learning rate) pairs."""
+        """Return pairs (part of a tensor's name, factor of its learning rate), one for each entry of ``rates``."""
         return tuple(numbers_of("rates", self.rates, float).items())
 
 
@@ -139,11 +139,15 @@ def with_adapters(
     the last layer of a language model.
 
     Args:
+        model: the model.
+        lora: the adapters.
         layers: the layers of the model without adapters.
         example: a batch that the model takes.
+        seed: the run's seed.
 
     Raises:
-        UsageError: peft is not installed, a target is no linear layer, or the model does not end in one.
+        UsageError: peft is not installed, the model has adapters already or no linear
+            layer to adapt, a target is unknown, or ``r`` is too large.
     """
     head = head_path(model, example, exact=False)
     outputs = getattr(model, "get_output_embeddings", lambda: None)()
@@ -172,11 +176,17 @@ def has_adapters(model: nn.Module) -> bool:
 def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
     """Add adapters by peft to a model, drawn from the seed, and return the model.
 
-    Only the adapters and the classifier, at the path ``head``, train then.
+    The model is changed. Only the adapters and the classifier train then.
+
+    Args:
+        model: the model.
+        lora: the adapters.
+        head: the path of the classifier.
+        seed: the run's seed.
 
     Raises:
-        UsageError: peft is not installed, the model has adapters already, a target is no linear layer, or a rank is too
-            large.
+        UsageError: peft is not installed, the model has adapters already or no linear
+            layer to adapt, a target is unknown, or ``r`` is too large.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -212,7 +222,16 @@ def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
 
 
 def _parts(layer: Layer, name_by_path: Mapping[str, str], live: Tree) -> list[Layer]:
-    """Return what trains of a layer: the factors A and B of its adapters, and tensors that are not frozen."""
+    """Return the layers of what trains of a layer: the factors A, the factors B, and tensors that are not frozen.
+
+    A layer without adapters and with frozen tensors alone gives none.
+
+    Args:
+        layer: the layer of the model without adapters.
+        name_by_path: the weight's former name of each module with adapters, by the
+            module's path.
+        live: the tensors of the model with adapters.
+    """
     adapter_paths = [
         path for path, name in name_by_path.items() if name in layer.tensors
     ]
@@ -239,7 +258,17 @@ def _parts(layer: Layer, name_by_path: Mapping[str, str], live: Tree) -> list[La
 
 
 def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
-    """Return the module paths of the layers that get adapters."""
+    """Return the module paths of the layers that get adapters.
+
+    Args:
+        model: the model.
+        lora: the adapters.
+        head: the path of the classifier, which gets none.
+
+    Raises:
+        UsageError: there is no layer to adapt, a target is unknown, or ``r`` is above
+            the largest width of a target.
+    """
     left_prefixes = tuple(f"{path}." for path in left_out(model))
     attention_prefixes = tuple(
         f"{path}."
@@ -287,7 +316,7 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
 
 
 def _ends(path: str) -> list[str]:
-    """Return the ends of a module path, the whole first."""
+    """Return all ends of a module path between its dots, from the whole path to its last name."""
     path_parts = path.split(".")
     return [".".join(path_parts[k:]) for k in range(len(path_parts))]
 
@@ -295,7 +324,8 @@ def _ends(path: str) -> list[str]:
 def left_out(model: nn.Module) -> list[str]:
     """Return the module paths of linear maps that get no adapters.
 
-    These are grouped convolutions, which peft could not merge, attention in one piece and parametrised weights.
+    These are grouped convolutions, which peft could not merge,
+    ``torch.nn.MultiheadAttention``, and linear layers with parametrised weights.
     """
     return [
         path
@@ -307,7 +337,15 @@ def left_out(model: nn.Module) -> list[str]:
 
 
 def _freeze(model: nn.Module, head: str | None) -> None:
-    """Turn all tensors that do not train into buffers outside of the state dict. Each module keeps their names."""
+    """Turn all tensors that do not train into buffers outside of the state dict, in place.
+
+    Each module has their names in its attribute ``frozen_base``. Tied tensors stay one.
+
+    Args:
+        model: the model with adapters.
+        head: the path of the classifier, whose tensors stay as they are. None means
+            that there is none.
+    """
     frozen_by_id: dict[int, Tensor] = {}  # tied tensors stay one
     for path, module in model.named_modules():
         if path == head:
@@ -341,7 +379,7 @@ def _freeze(model: nn.Module, head: str | None) -> None:
 def merged(model: nn.Module) -> nn.Module:
     """Return a copy with the adapters added to the base, so that all tensors have their names without adapters.
 
-    A model without a base is returned as it is.
+    A model without a frozen base is returned as it is, not copied.
     """
     if not tree.frozen_base(model):
         return model

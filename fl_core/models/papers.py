@@ -59,7 +59,7 @@ class Block(nn.Module):
         self.shortcut = nn.Sequential(shortcut_layers)  # empty if the shapes agree
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [n, n_in, h, w] to [n, n_out, h / stride, w / stride]."""
+        """Map [n, n_in, h, w] to [n, n_out, h / stride, w / stride], with sides rounded up."""
         hidden = relu(self.norm1(self.conv1(x)))
         return relu(self.norm2(self.conv2(hidden)) + self.shortcut(x))
 
@@ -148,10 +148,12 @@ def cifar_cnn(
 ) -> Layered:
     """5 conv + 2 fc for CIFAR-10 (PLayer-FL); images of any size.
 
-    Five 3x3 convolutions with padding 2 have 64-128-256-512-512 channels. Max pooling after the second and the fourth
-    halves height and width. Dropout follows each. Global average pooling and 100 hidden units come next. Weights are
-    Kaiming-normal (fan-in, ReLU) and biases zero. It has 3,963,094 parameters for 3 x 32 x 32 and 10 classes. ``width``
-    is as in ``fmnist_cnn``. ``dropout`` is the share of values that are dropped, from 0 to below 1.
+    Five 3x3 convolutions with padding 2 have 64-128-256-512-512 channels. Max pooling
+    after the second and the fourth halves height and width. Dropout follows each
+    convolution. Global average pooling and 100 hidden units come next. Weights are
+    Kaiming-normal (fan-in, ReLU) and biases zero. It has 3,963,094 parameters for
+    3 x 32 x 32 and 10 classes. ``width`` multiplies channels and hidden units.
+    ``dropout`` is the share of values that are dropped, from 0 to below 1.
     """
     *channels, hidden_width = _scale(width, 64, 128, 256, 512, 512, 100)
     return _kaiming(
@@ -174,10 +176,11 @@ def cifar_cnn(
 def isic_cnn(shape: Shape, n_classes: int) -> Layered:
     """5 conv + 2 fc for Fed-ISIC (PLayer-FL); images of 8 x 8 or larger.
 
-    Five 3x3 convolutions have 32-64-128-256-512 channels. After each of the last three, max pooling halves height and
-    width, and dropout follows. Global average pooling and 256 hidden units come next. Weights are Kaiming-normal
-    (fan-in, ReLU) and biases zero. It has 1,700,932 parameters for 3 channels and 4 classes. The paper's images have
-    200 x 200 pixels.
+    Five 3x3 convolutions have 32-64-128-256-512 channels. After each of the last three,
+    max pooling halves height and width, and dropout of 0.2 follows. Global average
+    pooling and 256 hidden units come next. Weights are Kaiming-normal (fan-in, ReLU)
+    and biases zero. It has 1,700,932 parameters for 3 channels and 4 classes. The
+    paper's images have 200 x 200 pixels.
     """
     return _kaiming(
         _cnn(
@@ -245,6 +248,9 @@ def heart_mlp(shape: Shape, n_classes: int) -> Layered:
 
     It has 50-20-20 hidden units. Weights are Kaiming-normal (fan-in, ReLU) and biases zero. It has 2,095 parameters for
     10 features and 5 classes.
+
+    Raises:
+        UsageError: samples are no rows of a table.
     """
     if len(shape) != 1:
         raise UsageError(
@@ -260,6 +266,12 @@ def mlp(
     """Fully connected layers with ReLU, hidden widths sizes=(64, 32); samples of any shape, flattened.
 
     Weights are Kaiming-normal (fan-in, ReLU) and biases zero. With ``sizes=()`` it is multinomial logistic regression.
+
+    Args:
+        sizes: widths of the hidden layers. One integer means one hidden layer.
+
+    Raises:
+        UsageError: a width is no integer from 1 to 100,000.
     """
     if isinstance(sizes, int):
         sizes = (sizes,)
@@ -347,10 +359,20 @@ def _cnn(
     """Return a chain of square convolutions and fully connected layers.
 
     Args:
-        hidden: widths of the fully connected layers. The last are the classes.
+        name: the model's name, for messages.
+        shape: shape of an image, (channels, height, width).
         smallest: the least height and width of an image.
+        kernel: side of a convolution.
+        channels: output channels of the convolutions.
+        hidden: widths of the fully connected layers. The last are the classes.
+        padding: padding of the convolutions.
         pooled, dropped: 1-based numbers of the convolutions with max pooling, and with dropout.
+        dropout: share of values that are dropped, from 0 to below 1.
         flat: flatten the last maps. Otherwise they are averaged over all positions.
+        norm: whether batch normalisation follows each convolution.
+
+    Raises:
+        UsageError: samples are no images, or too small.
     """
     n_channels, *sides = image_shape(name, shape, smallest)
     widths = [n_channels, *channels]
@@ -393,6 +415,11 @@ class TokenEmbedding(nn.Module):
     """An embedding of token ids [n, T] as the sum of a row for the token and one for its position, [n, T, width].
 
     Rows have length 1 at first. The token row of padding is 0.
+
+    Args:
+        tokens: number of token ids.
+        length: largest number T of tokens of a sample.
+        width: numbers of a token's vector.
     """
 
     def __init__(self, tokens: int, length: int, width: int) -> None:
@@ -522,7 +549,7 @@ class TextBlock(nn.Module):
 
 
 class TextBlocks(nn.Module):
-    """A transformer from token ids [n, T] to logits [n, C], which classifies the mean over positions.
+    """A transformer from token ids [n, T] to logits [n, C], which classifies the mean over positions without padding.
 
     Args:
         tokens: number of token ids.
@@ -561,10 +588,15 @@ def text_blocks(
 ) -> TextBlocks:
     """A transformer of ``depth`` blocks; texts.
 
-    It has the layers embedding, one for each block, and head. A token's vector has ``width`` numbers. A block has one
-    attention head and hidden layers four times as wide, with a normalisation after each. The classifier reads the mean
-    over positions. Linear weights are Kaiming-normal (fan-in, ReLU), biases zero, and rows of the tables have length 1.
+    It has the layers embedding, one for each block, and head. A token's vector has
+    ``width`` numbers. A block has one attention head and a feed-forward layer with a
+    hidden width four times as large. A normalisation follows each of the two. The
+    classifier reads the mean over positions without padding. Linear weights are
+    Kaiming-normal (fan-in, ReLU), biases zero, and rows of the tables have length 1.
     There is no dropout.
+
+    Raises:
+        UsageError: samples are no texts.
     """
     shape = text_shape("text_blocks", shape)
     return TextBlocks(shape.tokens, shape[0], n_classes, depth, width)
@@ -610,6 +642,10 @@ def vit(
     It is timm's, with a class token and hidden layers four times as wide. A patch's vector has ``width`` numbers, a
     multiple of the number of attention ``heads``. ``patch`` is the side of a patch. It must divide the image's sides.
     By default there are about 8 x 8 patches. The other defaults are ViT-Ti's.
+
+    Raises:
+        UsageError: samples are no images, ``heads`` does not divide ``width``, or
+            ``patch`` does not divide the sides.
     """
     from timm.models.vision_transformer import VisionTransformer
 
@@ -636,6 +672,10 @@ def mixer(
 
     It is timm's. A patch's vector has ``width`` numbers. Layers that mix tokens are half as wide as a patch's vector.
     Layers that mix channels are four times as wide. ``patch`` is as in ``vit``.
+
+    Raises:
+        UsageError: samples are no images, or ``patch`` does not divide the image's
+            sides.
     """
     from timm.models.mlp_mixer import MlpMixer
 
@@ -652,7 +692,17 @@ def mixer(
 def _cut(
     name: str, shape: Shape, patch: int | None
 ) -> tuple[int, tuple[int, int], int]:
-    """Return channels, (height, width), and side of a patch, for images of this shape."""
+    """Return channels, (height, width), and side of a patch, for images of this shape.
+
+    Args:
+        name: the model's name, for messages.
+        shape: shape of an image, (channels, height, width).
+        patch: the side of a patch. None means the smallest that divides the sides and
+            gives at most 8 patches a side, or else the largest that divides them.
+
+    Raises:
+        UsageError: samples are no images, or the patch does not divide their sides.
+    """
     channels, height, width = image_shape(name, shape)
     divisor = math.gcd(height, width)
     if patch is None:

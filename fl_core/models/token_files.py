@@ -39,38 +39,45 @@ PROCESSORS = (
 )
 MODELS = ("BPE", "Unigram", "WordLevel", "WordPiece")
 PATTERN = 1000
-"""Signs of a regular expression at most."""
+"""Characters of a regular expression, or of a text that replaces others, at most."""
 PARTS = 50
-"""Steps of a sequence of them at most, and tokens that a template adds."""
+"""Steps of a tokenizer at most. A template may have four times as many entries and tokens."""
 GROWTH = 1000
-"""Times its length that a text may have after all replacements."""
+"""The largest factor by which all replacements together may lengthen a text."""
 TOKENS = 2**22
 """Token ids at most. The largest vocabularies have a sixteenth."""
 PADS = (
     *("[PAD]", "<pad>", "<|pad|>", "<|finetune_right_pad_id|>"),
     *("<|endoftext|>", "<|end_of_text|>", "</s>"),
 )
-"""Names of tokens for padding. The last ones end texts, and serve where a tokenizer puts none there itself."""
+"""Names of tokens for padding, the preferred first. The last three end texts.
+
+A token that the tokenizer itself adds to texts is not used.
+"""
 SAMPLES = (
     *("a", "So good! It's 1,234.56 in 2024.\n\n  Ünïcödé 好的 😀", "a" * 2000),
     *(" " * 2000, "1" * 2000, "aA1 !?" * 400, "\n\t" * 1000, "\u0301" * 1000),
 )
-"""Texts that must not end the process, also long ones of one sign."""
+"""Texts that must not end the process, also long ones of one character."""
 START = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from fl_core.models.token_files import main; main(int(sys.argv[1]))"
 )
 """Code that the process starts with. It finds modules in the folders that it is given, and nowhere else."""
 SECONDS, MEGABYTES = 8, 256
-"""Time of the processor and memory of a process that reads a small file. A larger one gets more."""
+"""Seconds of processor time and megabytes of memory of a process that reads a small file. A larger one gets more."""
 
 
 def facts(content: bytes) -> dict[str, int]:
     """Return a tokenizer file's number of ``tokens``, id of padding ``pad``, and ``length`` of a sample.
 
+    Args:
+        content: the file's bytes.
+
     Raises:
-        UsageError: a part is of no known kind or beyond a bound, the file is no tokenizer, has no padding, or the
-            process that tried it ended.
+        UsageError: a part is of no known kind or beyond a bound, the file is no
+            tokenizer or has no padding, the process that tried it ended or took too
+            long, or the library tokenizers is not installed.
     """
     counts: dict[str, int] = _facts(content)
     return counts
@@ -115,8 +122,8 @@ def _facts(content: bytes) -> dict[str, int]:
 def _paths() -> list[str]:
     """Return the folders where modules are found here, but not the working directory, nor that of the script.
 
-    Both may hold a stranger's files, such as a ``tokenizers.py`` next to a model. They count last, and only if the
-    packages stand there.
+    Both may hold untrusted files, such as a ``tokenizers.py`` next to a model. They
+    come last, and only if the packages are installed there.
     """
     script = getattr(sys.modules["__main__"], "__file__", None) or ""
     open_folders = {Path.cwd(), Path(script).resolve().parent}
@@ -163,7 +170,7 @@ def arrange(tokenizer: Any, length: int, pad: int) -> None:
 
 
 def check_ids(rows: list[list[int]], length: int, tokens: int) -> None:
-    """Refuse ids of another length, or that the tokenizer does not have.
+    """Refuse texts with another number of ids, or with an id that the tokenizer does not have.
 
     Args:
         rows: the ids of each text.
@@ -298,7 +305,7 @@ def tried(content: bytes) -> dict[str, int]:
 
 
 def _rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of the texts that a tokenizer takes: one may have no token for what it does not know."""
+    """Return the ids of each text. Texts on which the tokenizer fails, as without a token for them, are left out."""
     rows = []
     for text in texts:
         with suppress(Exception):  # a panic is none
@@ -307,7 +314,12 @@ def _rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 
 def _limit(what: int, most: int) -> None:
-    """Lower a limit of this process. One that is lower already, as on a cluster, stays: it cannot be raised."""
+    """Lower a limit of this process. One that is lower already, as on a cluster, stays: it cannot be raised.
+
+    Args:
+        what: the limit, one of ``resource``'s constants.
+        most: its new value, in that limit's unit.
+    """
     _, hard_limit = resource.getrlimit(what)
     if hard_limit != resource.RLIM_INFINITY:
         most = min(most, hard_limit)
@@ -317,8 +329,8 @@ def _limit(what: int, most: int) -> None:
 def main(size: int) -> None:
     """Read a tokenizer of ``size`` bytes from standard input, and write JSON to standard output.
 
-    The JSON has the facts of :func:`tried`, or the key ``fault`` with a message. Limits of time and memory grow with
-    the size.
+    The JSON has the facts of :func:`tried`, or the key ``fault`` with a message. Limits
+    on the time and memory of this process are lowered first. They grow with the size.
     """
     _limit(resource.RLIMIT_CPU, SECONDS + size // 2**20)
     _limit(resource.RLIMIT_CORE, 0)

@@ -24,7 +24,7 @@ SPECIAL = ("<pad>", "<unknown>", "<start>")
 FILE = "tokenizer.json"
 """The file of a tokenizer, and the only one that is read."""
 MOST_BYTES = 2**26
-"""Bytes of it at most. Those of the largest vocabularies have about half."""
+"""Bytes of a tokenizer's file at most. Those of the largest vocabularies have about half."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class Tokenizer:
         """Return the tokenizer of a folder.
 
         Raises:
-            UsageError: its file is missing, larger than :data:`MOST_BYTES`, no tokenizer, or has no padding.
+            UsageError: its file is missing, larger than :data:`MOST_BYTES`, no
+                tokenizer, or has no padding. Or the library tokenizers is not
+                installed.
         """
         with about(f"{folder}/{FILE} must be a tokenizer", Exception):
             content = storage.Folder(folder, links=True).read(FILE, MOST_BYTES)
@@ -91,6 +93,9 @@ class Tokenizer:
 
 def pixels_of(config: Mapping[str, Any]) -> int | None:
     """Return the side of the square images of a configuration of transformers, or None.
+
+    It is None for images of other sides, and without a whole number above 0 under
+    ``image_size``.
 
     >>> [pixels_of({"image_size": size}) for size in (224, [32, 32], [32, 48], "large")], pixels_of({})
     ([224, 32, None, None], None)

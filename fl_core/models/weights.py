@@ -229,7 +229,8 @@ def _check_archive(archive: zipfile.ZipFile, path: Path) -> str:
     """Return the folder of an archive's pickle.
 
     Raises:
-        ValueError: the archive is packed, claims more than the file has, or is no file of torch.save.
+        ValueError: the archive is packed, claims more than the file has, is no file of
+            torch.save, or has bytes in another order.
     """
     entries = archive.infolist()
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
@@ -249,10 +250,17 @@ def _check_archive(archive: zipfile.ZipFile, path: Path) -> str:
 
 @dataclass
 class _Parser:
-    """The values of pickles, of which only tensors, texts, numbers, lists and dictionaries are built.
+    """A reader of pickles that builds only tensors, texts, numbers, lists, tuples and dictionaries.
+
+    Other objects become stubs. Limits hold for all pickles of one file together.
 
     Args:
-        most: bytes that all storages may have.
+        most: bytes that a storage may have.
+
+    Attributes:
+        opcodes: number of opcodes so far.
+        names: names of functions and classes so far.
+        storages: the storages so far, by their keys.
     """
 
     most: int
@@ -346,7 +354,11 @@ class _Parser:
         return new_storage
 
     def _built(self, kind: Any, arguments: Any) -> Any:
-        """Return what a name makes of arguments: a tensor, a dictionary, a list for a set, or a stub."""
+        """Return what a name makes of arguments: a tensor, a dictionary, its first argument, or a stub.
+
+        Raises:
+            ValueError: ``kind`` is no name, or a tensor has no storage.
+        """
         if not isinstance(kind, Stub):
             raise ValueError("it calls what is no name")
         if kind.name == _SUBCLASS:
@@ -376,6 +388,12 @@ class _Parser:
 def _flags(arguments: Any) -> frozenset[str]:
     """Return which of conj and neg a stored view has.
 
+    Args:
+        arguments: the last arguments of a tensor: none, or a dictionary of flags.
+
+    Raises:
+        ValueError: another flag is set.
+
     >>> sorted(_flags([{"conj": True, "neg": False}])), _flags([])
     (['conj'], frozenset())
     >>> _flags([{"swizzled": True}])
@@ -393,12 +411,17 @@ def _flags(arguments: Any) -> frozenset[str]:
 def _fill(target: Any, items: list[Any]) -> None:
     """Extend a list or a dictionary. Only texts are keys, since a nested tuple can take for ever to hash.
 
+    Entries of other keys are dropped, and so are the items of a stub.
+
     >>> _fill(list(), [1]), _fill(Stub("c"), [1])
     (None, None)
     >>> _fill({1}, [2])
     Traceback (most recent call last):
         ...
     ValueError: it adds to what is no list or dictionary
+
+    Raises:
+        ValueError: the target is neither of them, and no stub.
     """
     if isinstance(target, list):
         target.extend(items)
@@ -414,7 +437,11 @@ def _weights(
 ) -> tuple[dict[str, _Strided], dict[str, dict[str, Any]]]:
     """Return the tensors of a module, or of a state dict within the dictionaries around it, and modules' versions.
 
-    Names begin with the key of the dictionary that was meant.
+    Names begin with ``key``, if a dictionary of that name was opened.
+
+    Args:
+        stored: the value of the pickle.
+        key: the name of one of several dictionaries of tensors, or an empty text.
 
     Raises:
         ValueError: there are none, too many, or some that are not dense.
@@ -483,7 +510,11 @@ def _is_state(value: Any) -> bool:
 
 
 def _tables(module: Any) -> list[dict[str, Any]]:
-    """Return the tables of a state dict or of a module."""
+    """Return the tables of a state dict or of a pickled module; none for another value.
+
+    A state dict is its own table. A module has its parameters, buffers and inner
+    modules.
+    """
     if isinstance(module, dict):
         return [module]
     state = None
@@ -497,7 +528,16 @@ def _tables(module: Any) -> list[dict[str, Any]]:
 def _filled(
     views: Mapping[str, _Strided], read: Callable[[str], bytes]
 ) -> dict[str, Tensor]:
-    """Return the tensors with their numbers. A storage is read once."""
+    """Return the tensors with their numbers. A storage is read once.
+
+    Args:
+        views: the tensors by name.
+        read: a function that returns the bytes of a storage by its key.
+
+    Raises:
+        ValueError: a tensor reads beyond its storage, or a storage has another size
+            than it claims.
+    """
     storage_tensors: dict[str, Tensor] = {}
     tensors = {}
     for name, tensor in views.items():
@@ -523,7 +563,14 @@ def _filled(
 
 
 def _check(name: str, tensor: _Strided) -> None:
-    """Refuse a tensor that has more elements than are stored, or that reads beyond them."""
+    """Refuse a tensor that has more elements than are stored, or that reads beyond them.
+
+    A view that repeats stored numbers may have up to :data:`REPEATED` elements.
+
+    Raises:
+        ValueError: there is such a fault, or the tensor has no valid shape. The message
+            names the tensor.
+    """
     data_storage, offset, size, stride, dtype, _ = tensor
     if not (type(size) is type(stride) is tuple and len(size) == len(stride)):
         raise ValueError(f"{name!r} has no shape")
