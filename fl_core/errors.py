@@ -1043,10 +1043,12 @@ def _missing(kind: Any, values: Mapping[str, Any]) -> str:
 
 
 def check_stored(path: Path, contents: object, form: object) -> None:
-    """Refuse the contents of a stored file that do not have a form.
+    """Check that the contents of a stored file have the expected form.
 
     Args:
-        form: as for :func:`validate`.
+        path: the file, for the message.
+        contents: the parsed contents.
+        form: the expected form, as for :func:`validate`.
 
     Raises:
         CorruptError: the contents have another form. The message names the file and the first fault.

@@ -304,7 +304,9 @@ def _units(
 
 
 def _transformer_blocks(model: nn.Module) -> list[str]:
-    """Return the paths of the blocks and embeddings of models of transformers, also inside your own; none for others.
+    """Return the paths of the blocks and embeddings of transformers' models, also inside a user's model.
+
+    There are none without such a model.
 
     The blocks are those that transformers itself never splits over devices. Without
     any, the modules of each ModuleList of a single class are the blocks.

@@ -463,7 +463,7 @@ class LayerPlan(Displayed):
 
     @classmethod
     def last(cls, layers: Sequence[Layer]) -> LayerPlan:
-        """Return a plan that shares only the last layer that trains, the classifier."""
+        """Return a plan that shares only the last layer that trains, the classifier; no layer if none trains."""
         return cls(
             tuple(layers), cls(tuple(layers), ()).trainable[-1:], Evidence(rule="last")
         )

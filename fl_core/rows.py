@@ -596,7 +596,11 @@ def label_of(name: str, positive: str = "") -> str:
 
 
 def column_of(name: str) -> str:
-    """Return the heading of a column for a score's values from :func:`in_column`, such as ``macro-F1 %``."""
+    """Return the heading of a column for a score's values from :func:`in_column`, such as ``macro-F1 %``.
+
+    Raises:
+        KeyError: the name is none of :data:`TABLE`.
+    """
     if TABLE[name].share:
         label = label_of(name)
         return f"{label} %"
@@ -608,6 +612,9 @@ def in_column(name: str, value: float) -> str:
 
     >>> in_column("macro_f1", 0.617), in_column("r2", -0.332)
     ('61.7', '-0.332')
+
+    Raises:
+        KeyError: the name is none of :data:`TABLE`.
     """
     if TABLE[name].share:
         return f"{100 * value:.1f}"
@@ -619,5 +626,8 @@ def in_points(name: str, value: float) -> str:
 
     >>> in_points("macro_f1", 0.06), in_points("r2", 0.06)
     ('6.0 points', '0.060')
+
+    Raises:
+        KeyError: the name is none of :data:`TABLE`.
     """
     return in_column(name, value) + " points" * TABLE[name].share

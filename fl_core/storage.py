@@ -249,9 +249,10 @@ class Folder:
             raise CorruptError(f"{path} is missing") from error
 
     def read(self, name: str, most: int | None = None) -> bytes:
-        """Read an existing file.
+        """Return the bytes of an existing file.
 
         Args:
+            name: the file's relative name.
             most: the largest allowed number of bytes. The default is the machine's memory.
 
         Raises:
@@ -660,7 +661,7 @@ def read_bytes(path: Path | str, most: int | None = None) -> bytes:
 def read_text(path: Path, most: int | None = None) -> str:
     """Return the text of a regular file that a user names, as UTF-8 of at most ``most`` bytes.
 
-    Every line end becomes a newline.
+    Every line end becomes a newline. By default the machine's memory is the limit.
 
     Raises:
         UsageError: as for :func:`check_regular`.

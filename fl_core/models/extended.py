@@ -210,7 +210,12 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, n: int) -> None:
-        """Update the running statistics as batch normalisation does, with unbiased variance and a batch count."""
+        """Update the running statistics as batch normalisation does, with unbiased variance and a batch count.
+
+        Args:
+            mean, variance: the batch's mean and biased variance of each channel.
+            n: the number of values of a channel in the batch.
+        """
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.momentum is not None

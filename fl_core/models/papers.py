@@ -68,10 +68,15 @@ class Block(nn.Module):
 def resnet8(shape: Shape, n_classes: int) -> Layered:
     """ResNet of 3 blocks for CIFAR-10 (FedPFT); images of any size.
 
-    The stem is a 7x7 convolution with stride 2 and a 3x3 max pooling. Blocks have 64-128-256 channels. The second and
-    the third halve height and width. Global average pooling and one linear layer follow. Convolutions are
-    Kaiming-normal (fan-out, ReLU). There are 1,232,704 parameters before the classifier. With running statistics and
-    their counters there are 1,235,401 numbers.
+    It maps images [n, channels, height, width] to logits [n, C]. The stem is a 7x7
+    convolution with stride 2 and a 3x3 max pooling. Blocks have 64-128-256 channels.
+    The second and the third halve height and width. Global average pooling and one
+    linear layer follow. Convolutions are Kaiming-normal (fan-out, ReLU). There are
+    1,232,704 parameters before the classifier. With running statistics and their
+    counters there are 1,235,401 numbers. Both counts are for 3 channels.
+
+    Raises:
+        UsageError: samples are no images.
     """
     return _resnet("resnet8", shape, n_classes, (64, 128, 256))
 
@@ -80,8 +85,12 @@ def resnet8(shape: Shape, n_classes: int) -> Layered:
 def resnet10(shape: Shape, n_classes: int) -> Layered:
     """ResNet of 4 blocks for CIFAR-100 and Tiny-ImageNet (FedPFT); images of any size.
 
-    It is ``resnet8`` with a fourth block of 512 channels. There are 4,905,792 parameters before the classifier. With
-    running statistics and their counters there are 4,911,564 numbers.
+    It is ``resnet8`` with a fourth block of 512 channels. There are 4,905,792
+    parameters before the classifier. With running statistics and their counters there
+    are 4,911,564 numbers. Both counts are for 3 channels.
+
+    Raises:
+        UsageError: samples are no images.
     """
     return _resnet("resnet10", shape, n_classes, (64, 128, 256, 512))
 
@@ -122,10 +131,14 @@ Dropout = Annotated[float, BELOW_1]
 def fmnist_cnn(shape: Shape, n_classes: int, *, width: Width = 1.0) -> Layered:
     """3 conv + 2 fc for FashionMNIST and EMNIST (PLayer-FL); images of 8 x 8 or larger.
 
-    Three 5x5 convolutions have 64-128-256 channels. Max pooling after each halves height and width. Global average
-    pooling and 100 hidden units follow. Weights are Kaiming-normal (fan-in, ReLU) and biases zero. It has 1,052,758
-    parameters for 1 x 28 x 28 and 10 classes. ``width`` multiplies channels and hidden units. Time grows with about its
-    square.
+    It maps images [n, channels, height, width] to logits [n, C]. Three 5x5 convolutions
+    have 64-128-256 channels. Max pooling after each halves height and width. Global
+    average pooling and 100 hidden units follow. Weights are Kaiming-normal (fan-in,
+    ReLU) and biases zero. It has 1,052,758 parameters for 1 x 28 x 28 and 10 classes.
+    ``width`` multiplies channels and hidden units. Time grows with about its square.
+
+    Raises:
+        UsageError: samples are no images, or smaller ones.
     """
     *channels, hidden_width = _scale(width, 64, 128, 256, 100)
     return _kaiming(
@@ -148,12 +161,16 @@ def cifar_cnn(
 ) -> Layered:
     """5 conv + 2 fc for CIFAR-10 (PLayer-FL); images of any size.
 
-    Five 3x3 convolutions with padding 2 have 64-128-256-512-512 channels. Max pooling
-    after the second and the fourth halves height and width. Dropout follows each
-    convolution. Global average pooling and 100 hidden units come next. Weights are
-    Kaiming-normal (fan-in, ReLU) and biases zero. It has 3,963,094 parameters for
-    3 x 32 x 32 and 10 classes. ``width`` multiplies channels and hidden units.
-    ``dropout`` is the share of values that are dropped, from 0 to below 1.
+    It maps images [n, channels, height, width] to logits [n, C]. Five 3x3 convolutions
+    with padding 2 have 64-128-256-512-512 channels. Max pooling after the second and
+    the fourth halves height and width. Dropout follows each convolution. Global average
+    pooling and 100 hidden units come next. Weights are Kaiming-normal (fan-in, ReLU)
+    and biases zero. It has 3,963,094 parameters for 3 x 32 x 32 and 10 classes.
+    ``width`` multiplies channels and hidden units. ``dropout`` is the share of values
+    that are dropped, from 0 to below 1.
+
+    Raises:
+        UsageError: samples are no images.
     """
     *channels, hidden_width = _scale(width, 64, 128, 256, 512, 512, 100)
     return _kaiming(
@@ -176,11 +193,15 @@ def cifar_cnn(
 def isic_cnn(shape: Shape, n_classes: int) -> Layered:
     """5 conv + 2 fc for Fed-ISIC (PLayer-FL); images of 8 x 8 or larger.
 
-    Five 3x3 convolutions have 32-64-128-256-512 channels. After each of the last three,
-    max pooling halves height and width, and dropout of 0.2 follows. Global average
-    pooling and 256 hidden units come next. Weights are Kaiming-normal (fan-in, ReLU)
-    and biases zero. It has 1,700,932 parameters for 3 channels and 4 classes. The
-    paper's images have 200 x 200 pixels.
+    It maps images [n, channels, height, width] to logits [n, C]. Five 3x3 convolutions
+    have 32-64-128-256-512 channels. After each of the last three, max pooling halves
+    height and width, and dropout of 0.2 follows. Global average pooling and 256 hidden
+    units come next. Weights are Kaiming-normal (fan-in, ReLU) and biases zero. It has
+    1,700,932 parameters for 3 channels and 4 classes. The paper's images have 200 x 200
+    pixels.
+
+    Raises:
+        UsageError: samples are no images, or smaller ones.
     """
     return _kaiming(
         _cnn(
@@ -202,10 +223,14 @@ def isic_cnn(shape: Shape, n_classes: int) -> Layered:
 def scheduling_cnn(shape: Shape, n_classes: int) -> Layered:
     """2 conv + 2 fc of the papers on Vanilla and Anti scheduling; images of 16 x 16 or larger.
 
-    Two 5x5 convolutions without padding have 32-64 channels. Max pooling after each halves
-    height and width. 512 hidden units follow. Initialisation is PyTorch's default. The size
-    of fc1 grows with the image. With 10 classes it has 582,026 parameters for 1 x 28 x 28
-    and 878,538 for 3 x 32 x 32.
+    It maps images [n, channels, height, width] to logits [n, C]. Two 5x5 convolutions
+    without padding have 32-64 channels. Max pooling after each halves height and width.
+    512 hidden units follow. Initialisation is PyTorch's default. The size of fc1 grows
+    with the image. With 10 classes it has 582,026 parameters for 1 x 28 x 28 and
+    878,538 for 3 x 32 x 32.
+
+    Raises:
+        UsageError: samples are no images, or smaller ones.
     """
     return _cnn(
         "scheduling_cnn",
@@ -223,11 +248,15 @@ def scheduling_cnn(shape: Shape, n_classes: int) -> Layered:
 def pfedla_cnn(shape: Shape, n_classes: int) -> Layered:
     """LeNet of pFedLA and pFedHN: 2 conv + 3 fc; images of 16 x 16 or larger.
 
-    Two 5x5 convolutions without padding have 16-32 channels. Max pooling after each halves
-    height and width. 120-84 hidden units follow. Initialisation is PyTorch's default. With
-    10 classes it has 85,822 parameters for 1 x 28 x 28, and 121,278 for 3 x 32 x 32. Colour
-    images have batch normalisation after each convolution, before its ReLU, and grey ones
-    do not, as in the paper.
+    It maps images [n, channels, height, width] to logits [n, C]. Two 5x5 convolutions
+    without padding have 16-32 channels. Max pooling after each halves height and width.
+    120-84 hidden units follow. Initialisation is PyTorch's default. With 10 classes it
+    has 85,822 parameters for 1 x 28 x 28, and 121,278 for 3 x 32 x 32. Images of 3
+    channels have batch normalisation after each convolution, before its ReLU. Others,
+    such as grey ones, do not, as in the paper.
+
+    Raises:
+        UsageError: samples are no images, or smaller ones.
     """
     return _cnn(
         "pfedla_cnn",
@@ -246,8 +275,9 @@ def pfedla_cnn(shape: Shape, n_classes: int) -> Layered:
 def heart_mlp(shape: Shape, n_classes: int) -> Layered:
     """4 fc for Fed-Heart (PLayer-FL); tables.
 
-    It has 50-20-20 hidden units. Weights are Kaiming-normal (fan-in, ReLU) and biases zero. It has 2,095 parameters for
-    10 features and 5 classes.
+    It maps rows [n, features] to logits [n, C]. It has 50-20-20 hidden units. Weights
+    are Kaiming-normal (fan-in, ReLU) and biases zero. It has 2,095 parameters for 10
+    features and 5 classes.
 
     Raises:
         UsageError: samples are no rows of a table.
@@ -265,7 +295,8 @@ def mlp(
 ) -> Layered:
     """Fully connected layers with ReLU, hidden widths sizes=(64, 32); samples of any shape, flattened.
 
-    Weights are Kaiming-normal (fan-in, ReLU) and biases zero. With ``sizes=()`` it is multinomial logistic regression.
+    It maps samples [n, ...] to outputs [n, C]. Weights are Kaiming-normal (fan-in,
+    ReLU) and biases zero. With ``sizes=()`` it is multinomial logistic regression.
 
     Args:
         sizes: widths of the hidden layers. One integer means one hidden layer.
@@ -309,6 +340,9 @@ class WordCounts(nn.Module):
 @model
 def linear(shape: Shape, n_classes: int, *, counts: Size | None = None) -> Layered:
     """One linear layer; tables, images (averaged down to 32 x 32), texts (counts of words).
+
+    It maps samples [n, ...] to outputs [n, C]. Only sides above 32 are averaged. The
+    weights have PyTorch's default initialisation.
 
     - ``counts``: the largest number of counts of a text. With fewer counts than words, words share a count. By default
       each word has its own.
@@ -588,12 +622,12 @@ def text_blocks(
 ) -> TextBlocks:
     """A transformer of ``depth`` blocks; texts.
 
-    It has the layers embedding, one for each block, and head. A token's vector has
-    ``width`` numbers. A block has one attention head and a feed-forward layer with a
-    hidden width four times as large. A normalisation follows each of the two. The
-    classifier reads the mean over positions without padding. Linear weights are
-    Kaiming-normal (fan-in, ReLU), biases zero, and rows of the tables have length 1.
-    There is no dropout.
+    It maps token ids [n, T] to logits [n, C]. It has the layers embedding, one for each
+    block, and head. A token's vector has ``width`` numbers. A block has one attention
+    head and a feed-forward layer with a hidden width four times as large. A
+    normalisation follows each of the two. The classifier reads the mean over positions
+    without padding. Linear weights are Kaiming-normal (fan-in, ReLU), biases zero, and
+    rows of the tables have length 1. There is no dropout.
 
     Raises:
         UsageError: samples are no texts.
@@ -639,9 +673,11 @@ def vit(
 ) -> nn.Module:
     """Vision transformer (Dosovitskiy et al. 2021) of ``depth`` blocks; images of any size.
 
-    It is timm's, with a class token and hidden layers four times as wide. A patch's vector has ``width`` numbers, a
-    multiple of the number of attention ``heads``. ``patch`` is the side of a patch. It must divide the image's sides.
-    By default there are about 8 x 8 patches. The other defaults are ViT-Ti's.
+    It maps images [n, channels, height, width] to logits [n, C]. It is timm's, with a
+    class token and hidden layers four times as wide. A patch's vector has ``width``
+    numbers, a multiple of the number of attention ``heads``. ``patch`` is the side of a
+    patch. It must divide the image's sides. By default there are about 8 x 8 patches.
+    The other defaults are ViT-Ti's.
 
     Raises:
         UsageError: samples are no images, ``heads`` does not divide ``width``, or
@@ -670,8 +706,10 @@ def mixer(
 ) -> nn.Module:
     """MLP-Mixer (Tolstikhin et al. 2021) of ``depth`` blocks; images of any size.
 
-    It is timm's. A patch's vector has ``width`` numbers. Layers that mix tokens are half as wide as a patch's vector.
-    Layers that mix channels are four times as wide. ``patch`` is as in ``vit``.
+    It maps images [n, channels, height, width] to logits [n, C]. It is timm's. A
+    patch's vector has ``width`` numbers. Layers that mix tokens are half as wide as a
+    patch's vector. Layers that mix channels are four times as wide. ``patch`` is as in
+    ``vit``.
 
     Raises:
         UsageError: samples are no images, or ``patch`` does not divide the image's
