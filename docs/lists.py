@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from diagnostics.metrics import STORED
-from fedlayers.cli import folders
+from fedlayers.cli import options
 from fl_core import config, data, keys
 from fl_core.algorithms.base import defaults_of
 from fl_core.data.registry import general
@@ -294,7 +294,7 @@ def main(*paths: Path) -> None:
     KEYS_FILE.write_text(typed_keys(), encoding="utf-8")
     write_json(STORED, facts())
     listings = {what: make() for what, make in LISTINGS.items()}
-    write_json(folders.STORED, listings)
+    write_json(options.STORED, listings)
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def near_path(path: Path | str) -> str:
     path = Path(path)
     folder = next(ancestor for ancestor in (path, *path.parents) if ancestor.is_dir())
     missing_part, *deeper_parts = path.relative_to(folder).parts
-    names = os.listdir(folder)
+    names = [name for name in os.listdir(folder) if name != missing_part]
     nearest_name = nearest(missing_part, names)
     if f"{missing_part}.safetensors" in names:
         nearest_name = f"{missing_part}.safetensors"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlayers.cli.options import FLAGS, Command, check_file
+from fedlayers.cli.options import FLAGS, Command, check_file, stored_lists
 from fl_core.config import KEYS, RunConfig
 from fl_core.data.reading import Reading
 from fl_core.display import with_flags
@@ -483,8 +483,6 @@ class Plan(Command):
 # --- lists of what there is by name -----------------------------------------------------------------------------
 
 WIDTH = 110
-STORED = Path(__file__).with_name("lists.json")
-"""The texts of all listings. A test compares them with what they describe."""
 
 
 class List(Command):
@@ -513,13 +511,9 @@ def listing_of(what: str) -> str:
     Raises:
         UsageError: there is no such list.
     """
-    import json
-
-    stored_lists = json.loads(STORED.read_bytes())
+    lists = stored_lists()
     texts = []
-    for title, entries_by_name in stored_lists[
-        check_known("listing", what, stored_lists)
-    ].items():
+    for title, entries_by_name in lists[check_known("listing", what, lists)].items():
         entries = _entries(entries_by_name)
         texts.append(f"{title}\n{entries}".strip("\n"))
     return "\n\n".join(texts)

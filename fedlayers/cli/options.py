@@ -178,7 +178,7 @@ def read_config(file: Path, command: str, foreign: Collection[str]) -> dict[str,
             command has no flag for.
     """
     values: dict[str, Any] = {}
-    if kind_of(file.parent) is Kind.RUN:
+    if file.name == "config.json" and kind_of(file.parent) is Kind.RUN:
         raise UsageError(
             f"--config must be a file of TOML; got {str(file)!r} of a run. Write one by --print-config, or continue "
             f"the run: fedlayers resume {file.parent}."
@@ -488,11 +488,21 @@ NAMED = {
 """The flags that take names, by the kind of the names."""
 
 
+STORED = Path(__file__).with_name("lists.json")
+"""The texts of all listings. A test compares them with what they describe."""
+
+
+@cache
+def stored_lists() -> dict[str, dict[str, dict[str, str]]]:
+    """Return the lists of ``fedlayers list``, by kind, family and name, as ``make lists`` wrote them."""
+    lists: dict[str, dict[str, dict[str, str]]] = json.loads(STORED.read_bytes())
+    return lists
+
+
 @cache
 def _listed(kind: str) -> frozenset[str]:
     """Return the names of algorithms, metrics or models."""
-    stored_lists = json.loads(Path(__file__).with_name("lists.json").read_bytes())
-    return frozenset(chain.from_iterable(stored_lists[kind].values()))
+    return frozenset(chain.from_iterable(stored_lists()[kind].values()))
 
 
 def _check_unflagged(words: Sequence[str], known: Collection[str]) -> None:
@@ -566,11 +576,12 @@ def _as_option(option: str, value: str, flags: Collection[str]) -> list[str]:
         A text for algorithms and one for models that have the option, with their names.
         The list is empty if none has it, or the command takes no model.
     """
-    stored_lists = json.loads(Path(__file__).with_name("lists.json").read_bytes())
     takes_several = "--algorithms" in flags
     option_texts = []
     for kind, flag in (("algorithms", "--option"), ("models", "--model-option")):
-        texts = dict(chain.from_iterable(map(dict.items, stored_lists[kind].values())))
+        texts = dict(
+            chain.from_iterable(map(dict.items, stored_lists()[kind].values()))
+        )
         option_keys = [
             k for k, text in texts.items() if re.search(rf"\b{option}=", text)
         ]

@@ -180,11 +180,9 @@ def grows_with_training(frame: pd.DataFrame) -> Finding:
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     measured_parts = list(parts(frame))
-    dataset_moments = [(dataset, moment) for dataset in NETWORKS for moment in MOMENTS]
-    titles = [
-        f"{NETWORKS[dataset].title}, {SHORT[moment]}"
-        for dataset, moment in dataset_moments
-    ]
+    titles = []
+    for network in NETWORKS.values():
+        titles += [f"{network.title}, {SHORT[moment]}" for moment in MOMENTS]
     shares = pd.DataFrame(np.nan, index=titles, columns=list(QUANTITIES))
     count_texts = pd.DataFrame("–", index=titles, columns=shares.columns)
     findings = [in_final_models(measured_parts), grows_with_training(frame)]

@@ -32,7 +32,7 @@ from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.table.describe import likely_columns
 from fl_core.display import ROWS, Displayed, Summary
-from fl_core.errors import UsageError, listing, plural, spelled, warn
+from fl_core.errors import UsageError, about, listing, plural, spelled, warn
 from fl_core.layers import Layer, layers_of
 from fl_core.models import lora
 from fl_core.models.adapter import OWN_LOSS, check_real
@@ -298,7 +298,7 @@ def assemble(
     _check_batches(model, data, config)
     if plan is None and config.federation.plan not in (None, AUTO):
         plan = plan_at(str(config.federation.plan))
-        if _is_plan(config):
+        if _is_plan(config.federation.plan):
             config = config.with_keys(plan=None)  # the task has the plan itself
     if plan is None and algorithm.uses_plan and config.federation.plan is None:
         plain_algorithm = algorithm(task_info, None, config.federation.options)
@@ -483,8 +483,11 @@ def plan_at(path: str) -> LayerPlan:
     Raises:
         UsageError: there is no plan at the path, or the run has none.
     """
-    if path.startswith("{"):
-        return LayerPlan.from_json(parsed_json(path))
+    if _is_plan(path):
+        rule = "plan must be a file, a run, or a plan as JSON"
+        with about(rule, ValueError, way="Correct its path."):
+            content = parsed_json(path)
+        return LayerPlan.from_json(content)
     if not Path(path).is_dir():
         return LayerPlan.load(path)
     stored = Run(path).plan()
@@ -673,9 +676,9 @@ def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
 # --- checks ----------------------------------------------------------------------------------------------------
 
 
-def _is_plan(config: RunConfig) -> bool:
-    """Return whether a configuration holds a plan itself, as JSON, and not the path of one."""
-    return str(config.federation.plan).startswith("{")
+def _is_plan(text: str | None) -> bool:
+    """Return whether a configuration's ``plan`` is a plan itself, as JSON, and not the path of one."""
+    return str(text).startswith("{")
 
 
 def _check_plan(
@@ -689,7 +692,7 @@ def _check_plan(
     plan_name = config.federation.plan
     if plan_name is not None and plan is not None:
         second_plan = f"plan={plan_name!r}"
-        if _is_plan(config):
+        if _is_plan(config.federation.plan):
             second_plan = "another one in the configuration"
         raise UsageError(
             f"plan must be given once; got an object and {second_plan}. Choose one."

@@ -161,10 +161,9 @@ DOORS = {
 OWN = {
     "fl_core.storage", "fl_core.formats", "fl_core.registry.attach", "diagnostics.metrics._stored",
     "diagnostics.plots.page.Page.html", "diagnostics.regret.read_truth", "diagnostics.regret.read_benchmark",
-    "fedlayers.cli.folders.listing_of",
+    "fedlayers.cli.options.stored_lists",
     "fedlayers.cli.options.check_file", "fedlayers.flower.site.supernode", "fl_core.data.named",
     "fl_core.data.loading.load", "fedlayers.flower.site.Site._read", "fl_core.rounds.workers.receive",
-    "fedlayers.cli.options._as_option", "fedlayers.cli.options._listed",
 }  # fmt: skip
 """The doors themselves, files of the package or of the system, and calls of a reader below."""
 ROWS = {

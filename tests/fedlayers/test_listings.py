@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from docs import lists
-from fedlayers.cli import folders
+from fedlayers.cli import folders, options
 from fl_core.algorithms.base import ALGORITHMS
 
 
@@ -27,7 +27,7 @@ def shown(text, name):
 def test_everything_registered_is_listed_once(what):
     """``make lists`` brings the stored file up to date."""
     text, listing = folders.listing_of(what), lists.LISTINGS[what]()
-    stored = json.loads(folders.STORED.read_text())[what]
+    stored = json.loads(options.STORED.read_text())[what]
     assert all(
         about.items() <= listing[title].items() for title, about in stored.items()
     )

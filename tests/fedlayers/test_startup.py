@@ -9,7 +9,7 @@ import pytest
 
 from diagnostics.measure import diagnose_run
 from fedlayers.cli.app import COMMANDS
-from fedlayers.cli.folders import STORED
+from fedlayers.cli.options import STORED
 from fl_core.config import RunConfig
 from fl_core.data.named import small
 from fl_core.run import runner

@@ -136,6 +136,8 @@ TYPED = {
     "select out": "got 'out', a decision",
     "plot nowhere": "got 'nowhere', nothing there",
     "plot out": "got 'out', a decision",
+    "plot icu.csv/b": "Correct the path.",
+    "run heart --algorithm fedper --plan {bad": "plan must be a file, a run, or a plan as JSON",
     "plot icu.csv": "fedlayers diagnose --dataset icu.csv",
     "export nowhere": "got 'nowhere', nothing there",
     "export r1": "fedlayers export r1 --out model.safetensors",

@@ -630,9 +630,8 @@ class _Table:
                 continue
             oddities: list[str] = []
             if name in numeric:
-                oddities.append(self._marking(column))
-                if not oddities[0]:
-                    oddities[0] = outside_fences(numeric[name], source.owner)
+                outside = outside_fences(numeric[name], source.owner)
+                oddities.append(self._marking(column) or outside)
             if (
                 feature
                 and source.task == CLASSIFICATION
