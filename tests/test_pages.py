@@ -71,7 +71,10 @@ def test_a_question_on_the_code_is_answered_by_at_most_two_files():
     page = (ROOT / "docs/code.md").read_text()
     before, _, _ = page.partition("\n## ")
     rows = re.findall(r"(?m)^\| (?!question|to change|---)(.+) \| (.+) \|$", before)
-    counts = [len(re.findall(r"`[\w/]+(?:\.py|/)`", files)) for _, files in rows]
+    counts = [
+        len(re.findall(r"`[\w./]+(?:\.(?:py|yml|toml|mplstyle)|/)`", files))
+        for _, files in rows
+    ]
     assert len(counts) >= 24
     assert {*counts} == {1, 2}
     assert sorted(counts)[len(counts) // 2] == 1
