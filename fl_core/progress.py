@@ -277,8 +277,7 @@ def end_on_signals(
 def delay_signals() -> Iterator[None]:
     """Delay signals in this process until the block ends. Processes started inside never get a terminal's signals.
 
-    The first of the delayed signals is then raised. If an error ends the block, they
-    have no effect.
+    The first of the delayed signals is then raised, also if an error ends the block.
     """
     signals: list[int] = []
     earlier_handlers = {
@@ -293,8 +292,8 @@ def delay_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, earlier_mask)
         for number, handler in earlier_handlers.items():
             signal.signal(number, handler)
-    if signals:
-        signal.raise_signal(signals[0])
+        if signals:
+            signal.raise_signal(signals[0])
 
 
 def _heard() -> list[signal.Signals]:

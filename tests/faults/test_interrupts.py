@@ -236,12 +236,20 @@ def test_what_was_there_before_is_there_after():
         signal.signal(signal.SIGINT, earlier)
 
 
-def test_an_interrupt_that_is_held_back_comes_at_the_end(monkeypatch):
+@pytest.mark.parametrize("fault", [None, OSError("no process")])
+def test_an_interrupt_that_is_held_back_comes_at_the_end(fault):
     earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
     reached = []
+
+    def interrupt_and_fail():
+        reached.extend(os.kill(os.getpid(), signal.SIGINT) or [1])
+        if fault:
+            raise fault
+
     try:
-        with pytest.raises(KeyboardInterrupt), progress.delay_signals():
-            reached.extend(os.kill(os.getpid(), signal.SIGINT) or [1])
+        with pytest.raises(KeyboardInterrupt) as caught, progress.delay_signals():
+            interrupt_and_fail()
+        assert caught.value.__context__ is fault
         assert reached
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
