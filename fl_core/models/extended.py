@@ -137,9 +137,7 @@ class Prompted(nn.Module):
         if task == "classify":
             return self.head(self.transform(features, self._tokens("prompts")))
         assert self.projection is not None
-        if self.direct:
-            features = features
-        else:
+        if not self.direct:
             features = self.transform(features, self._tokens("contrast_prompts"))
         return normalize(self.projection(features))
 
@@ -408,9 +406,9 @@ def head_path(model: nn.Module, example: Tensor, exact: bool = True) -> str:
 def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]:
     """Split a model into feature extractor and classifier, such that ``head(body(x))`` equals ``model(x)``.
 
-    The model is changed and becomes the extractor. An identity replaces its last linear
-    layer, also if an error follows. A model that is a linear layer itself stays, and
-    its extractor is a new identity.
+    The model is changed and becomes the extractor: an identity replaces its last linear
+    layer. A model that is refused, or is a linear layer itself, stays as it is. The
+    latter's extractor is a new identity.
 
     Args:
         model: the model.
@@ -426,7 +424,13 @@ def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]
         body = model if path else nn.Identity()
         if path:
             model.set_submodule(path, nn.Identity())
-        if not torch.equal(head(body(example)), model_output):
+        try:
+            is_same = torch.equal(head(body(example)), model_output)
+        except Exception:  # of any kind: the model needs more of the layer
+            is_same = False
+        if not is_same:
+            if path:
+                model.set_submodule(path, head)
             model_class = type(model).__name__
             raise UsageError(
                 f"{model_class} must use its last linear layer {path!r} only once. Choose another model."
@@ -616,18 +620,19 @@ def _can_be_left_out(model: nn.Module, blocks: Any, example: Tensor) -> bool:
 
     hooks = {name: note(name) for name in names}
     with with_hooks(blocks, hooks), in_mode(model, False), torch.no_grad():
-        model(example)
-        runs_all = calls == [(name, True) for name in names]
-        calls.clear()
-        if runs_all:
-            blocks.absent = frozenset(names)
-            try:
-                model(example)
-            except Exception:  # of any kind: the model needs its blocks
+        try:
+            model(example)
+            runs_all = calls == [(name, True) for name in names]
+            if not runs_all:
                 return False
-            finally:
-                blocks.absent = frozenset()
-    return runs_all and not calls
+            calls.clear()
+            blocks.absent = frozenset(names)
+            model(example)
+        except Exception:  # of any kind: the model needs its blocks, or their container
+            return False
+        finally:
+            blocks.absent = frozenset()
+    return not calls
 
 
 def paths_of_blocks(model: nn.Module) -> tuple[str, ...]:

@@ -7,7 +7,13 @@ import torch
 from torch import nn
 
 import fedlayers as fl
-from fl_core.models.extended import Exits, hold, paths_of_blocks, with_optional_blocks
+from fl_core.models.extended import (
+    Exits,
+    hold,
+    paths_of_blocks,
+    split_head,
+    with_optional_blocks,
+)
 from tests.made import normal
 
 X = normal(4, 6)
@@ -98,12 +104,60 @@ def test_early_classifiers_read_what_the_own_one_would(kind):
     assert torch.equal(logits[-1], plain(X))
 
 
+class Stack(nn.Sequential):
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)
+
+
+class Called(Chained):
+    """The same, with blocks that run by a method of their container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = Stack(*self.stages)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.final(self.stages.run(self.stem(x))))
+
+
+class Twice(Chained):
+    """A last layer that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.stem(self.stem(x))
+
+
+class Scaled(Chained):
+    """A last layer whose weight is read elsewhere, too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.stem(x) * self.head.weight.mean())
+
+
 @pytest.mark.parametrize(
-    "kind", [Counted, lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))]
+    ("extend", "kind", "message"),
+    [
+        (with_optional_blocks, Counted, "residual blocks: a Sequential"),
+        (
+            with_optional_blocks,
+            lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)),
+            "residual blocks",
+        ),
+        (with_optional_blocks, Called, "residual blocks"),
+        (split_head, Twice, "'stem' only once"),
+        (split_head, Scaled, "'head' only once"),
+    ],
 )
-def test_a_model_without_a_chain_is_refused(kind):
-    with pytest.raises(fl.UsageError, match="must have residual blocks: a Sequential"):
-        with_optional_blocks(kind().eval(), X)
+def test_a_model_that_cannot_be_extended_is_refused_and_stays(extend, kind, message):
+    model = made(kind)
+    modules = dict(model.named_modules())
+    with pytest.raises(fl.UsageError, match=message):
+        extend(model, X)
+    assert dict(model.named_modules()) == modules
 
 
 @pytest.mark.parametrize("algorithm", ["fedra", "depthfl", "inclusivefl"])
