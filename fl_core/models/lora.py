@@ -26,7 +26,7 @@ from fl_core.errors import (
     needs_package,
     read_options,
 )
-from fl_core.layers import PARTS, Layer
+from fl_core.layers import PARTS, Layer, is_inside
 from fl_core.models.extended import head_path
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.tree import Tree
@@ -90,11 +90,16 @@ def numbers_of(key: str, entries: Iterable[str], kind: Any) -> dict[str, Any]:
         kind: the type of the numbers, int or float.
 
     Raises:
-        UsageError: an entry has another form, or its number is not above 0.
+        UsageError: an entry has another form, its number is not above 0, or a name is
+            there twice.
     """
     numbers: dict[str, Any] = {}
     for entry in entries:
         name, _, number = entry.rpartition(":")
+        if name in numbers:
+            raise UsageError(
+                f"{key} of adapt must have each name once; got {name!r} twice. Leave one out."
+            )
         with suppress(ValueError):
             numbers[name] = kind(number)
         if not name or not 0 < numbers.get(name, 0) < math.inf:
@@ -147,7 +152,7 @@ def with_adapters(
 
     Raises:
         UsageError: peft is not installed, the model has adapters already or no linear
-            layer to adapt, a target is unknown, or ``r`` is too large.
+            layer to adapt, a target is unknown, or a rank is too large.
     """
     head = head_path(model, example, exact=False)
     outputs = getattr(model, "get_output_embeddings", lambda: None)()
@@ -186,7 +191,7 @@ def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
 
     Raises:
         UsageError: peft is not installed, the model has adapters already or no linear
-            layer to adapt, a target is unknown, or ``r`` is too large.
+            layer to adapt, a target is unknown, or a rank is too large.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -199,20 +204,24 @@ def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
     paths = _target_paths(model, lora, head)
     ranks = numbers_of("rank_pattern", lora.rank_pattern, int)
     path_ends = sorted({*chain.from_iterable(map(_ends, paths))})
-    for target in ranks:
+    for target, rank in ranks.items():
         check_known("target of rank_pattern", target, path_ends)
+        target_paths = [path for path in paths if target in _ends(path)]
+        _check_rank(f"rank_pattern of {target!r}", rank, model, target_paths)
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             # its fused pass in evaluation would use the weights without adapters
             module.activation_relu_or_gelu = 0
+    # peft takes each target as a regular expression
+    rank_pattern = {re.escape(target): rank for target, rank in ranks.items()}
     config: Any = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha or lora.r,
         lora_dropout=lora.dropout,
         # a list would also take longer paths with these ends
         target_modules="|".join(re.escape(path) for path in paths),
-        rank_pattern=ranks,
-        alpha_pattern={} if lora.alpha else ranks,
+        rank_pattern=rank_pattern,
+        alpha_pattern={} if lora.alpha else rank_pattern,
     )
     with torch_seeded(seed_of(seed, "adapters")):
         adapted_model: nn.Module = inject_adapter_in_model(config, model)
@@ -269,7 +278,7 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
         UsageError: there is no layer to adapt, a target is unknown, or ``r`` is above
             the largest width of a target.
     """
-    left_prefixes = tuple(f"{path}." for path in left_out(model))
+    left_paths = left_out(model)
     attention_prefixes = tuple(
         f"{path}."
         for path, module in model.named_modules()
@@ -280,7 +289,7 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
         for path, module in model.named_modules()
         if _is_linear(module)
         and path != head
-        and not f"{path}.".startswith(left_prefixes)
+        and not any(is_inside(path, left_path) for left_path in left_paths)
     }
     paths_by_target = {
         ALL: list(suitable_modules),
@@ -307,12 +316,35 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
         widest_paths.update(
             paths_by_target[check_known("target of adapt", target, paths_by_target)]
         )
-    n_widest = max(suitable_modules[path].weight[0].numel() for path in widest_paths)
-    if lora.r > n_widest:
-        raise UsageError(
-            f"r of adapt must be at most {n_widest}, the largest width of a target; got {lora.r}. Lower it."
-        )
+    _check_rank("r of adapt", lora.r, model, widest_paths)
     return [path for path in suitable_modules if path in widest_paths]
+
+
+def _check_rank(name: str, rank: int, model: nn.Module, paths: Iterable[str]) -> None:
+    """Refuse a rank above the largest number of inputs of the layers that get it.
+
+    Args:
+        name: the setting, for the message.
+        rank: the rank.
+        model: the model.
+        paths: the module paths of the layers. There is at least one.
+
+    Raises:
+        UsageError: the rank is larger.
+    """
+    widths = [_width(model.get_submodule(path)) for path in paths]
+    if rank > max(widths):
+        raise UsageError(
+            f"{name} must be at most {max(widths)}, the largest width of a target; got {rank}. Lower it."
+        )
+
+
+def _width(module: Any) -> int:
+    """Return the number of inputs of one output of a linear or convolutional layer."""
+    weight: Tensor = module.weight
+    if isinstance(module, _LINEAR):
+        return weight[0].numel()
+    return len(weight)  # that of transformers' Conv1D is [inputs, outputs]
 
 
 def _ends(path: str) -> list[str]:

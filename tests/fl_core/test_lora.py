@@ -9,6 +9,7 @@ from torch import nn
 import fedlayers as fl
 from fl_core import models, tree
 from fl_core.layers import sizes
+from fl_core.models import lora
 from fl_core.plan import LayerPlan
 from fl_core.run.runner import assemble, run
 from fl_core.training import evaluate
@@ -167,6 +168,18 @@ def test_the_factors_have_own_rates_in_each_precision(precision, monkeypatch):
             assemble(config, data=TOY, model=net)
 
 
+def test_a_dot_in_a_rank_pattern_is_a_dot_of_the_path():
+    model = nn.ModuleDict({"a": nn.Sequential(nn.Linear(4, 4)), "a_0": nn.Linear(4, 4)})
+    adapted = lora.adapt(
+        nn.Sequential(model, nn.Linear(4, 2)),
+        lora.Lora(2, rank_pattern=("a.0:1",)),
+        "1",
+        seed=0,
+    )
+    ranks = [len(p) for name, p in adapted.named_parameters() if "lora_A" in name]
+    assert ranks == [1, 2]
+
+
 def test_ranks_differ_by_target_and_what_gets_no_adapter_is_named():
     config = ADAPTED.with_keys(adapt="lora:r=2,targets=fc1+fc2,rank_pattern=fc2:1")
     task = assemble(config, data=TOY, model=network("plain"))
@@ -175,7 +188,7 @@ def test_ranks_differ_by_target_and_what_gets_no_adapter_is_named():
     }
     assert [shape[0] for shape in shapes.values()] == [2, 1]
     for key, entries in (
-        ("rank_pattern", ("fc9:1", "fc2", "fc2:0")),
+        ("rank_pattern", ("fc9:1", "fc2", "fc2:0", "fc2:9", "fc2:1+fc2:2")),
         ("rates", ("lora_C:2", "lora_B", "lora_B:0")),
     ):
         for entry in entries:
