@@ -165,7 +165,9 @@ def build(
         seed: seed of the weights.
         options: options of the model.
         trial: whether to check the model's output for noise. A model with lazy layers
-            is always checked, since the check gives these layers their shapes.
+            is always checked, since the check gives these layers their shapes. The
+            package's own models check the shape of images and tables themselves, and
+            are tried with texts only.
 
     Raises:
         UsageError: the name or an option is unknown, the shape does not fit, the
@@ -173,11 +175,6 @@ def build(
     """
     shape = _check_shape(shape)
     model_options = dict(options or {})
-    layout = getattr(shape, "layout", None)
-    if layout and name in MODELS.own:
-        raise UsageError(
-            f"data of several inputs must have a model of your own, or hf:FOLDER for texts; got {name!r}."
-        )
     if type(n_classes) is not int or n_classes < 1:
         raise UsageError(f"n_classes must be at least 1; got {n_classes!r}.")
     if isinstance(name, str):
@@ -186,6 +183,13 @@ def build(
         build_function, label = (
             name,
             getattr(name, "__qualname__", type(name).__name__),
+        )
+    own_builder = MODELS.own.get(label)
+    is_own = own_builder is not None and build_function in (None, own_builder)
+    layout = getattr(shape, "layout", None)
+    if layout and is_own:
+        raise UsageError(
+            f"data of several inputs must have a model of your own, or hf:FOLDER for texts; got {label!r}."
         )
     source, colon, library_name = label.partition(":")
     with torch_seeded(seed_of(seed, "model")), bounded(label):
@@ -200,7 +204,7 @@ def build(
                     build_function = MODELS[label]
                 else:
                     build_function = import_object("model", label)
-            if label in MODELS.own:
+            if is_own:
                 advice = "Leave it out for the default."
                 check_values(model_options, build_function, f"{label}: ", advice)
             model = call_builder(label, build_function, shape, n_classes, model_options)
@@ -212,11 +216,8 @@ def build(
             setattr(module, "inplace", False)  # noqa: B010 (mypy takes a module's attributes for tensors)
     make_dense(model)
     model.train()
-    trial &= (
-        build_function is not None
-        or label not in MODELS.own
-        or isinstance(shape, TokenShape)
-    )
+    if is_own and not isinstance(shape, TokenShape):
+        trial = False  # their builders refuse what they cannot take
     has_lazy = any(map(is_lazy, (*model.parameters(), *model.buffers())))
     if trial or has_lazy:
         model = check_fit(label, model, shape, n_classes)
@@ -484,11 +485,17 @@ def outputs_of(model: nn.Module, shape: tuple[int, ...]) -> int | None:
     Args:
         model: the module.
         shape: shape of one sample.
+
+    Raises:
+        UsageError: the module cannot be copied, or the shape is one that
+            :func:`example` refuses.
     """
+    samples = example(shape)
+    model_copy = copied(plain(model)).cpu().eval()
+    adapted_model = adapt(model_copy, getattr(shape, "layout", None))
     try:
         with torch.no_grad(), torch_seeded(0):
-            model_copy = copied(plain(model)).cpu().eval()
-            output = adapt(model_copy, getattr(shape, "layout", None))(example(shape))
+            output = adapted_model(samples)
     except UsageError:  # several outputs, which its own loss takes
         return 1
     except Exception:  # of any kind: check_fit names it
@@ -619,7 +626,7 @@ def statistics_of(model: nn.Module) -> frozenset[str]:
     """Return the names of a model's running statistics, and of the counters of batches next to them."""
     names: list[str] = []
     for path, norm in batch_norms(model).items():
-        names += [f"{path}.{key}" for key, _ in norm.named_buffers()]
+        names += [f"{path}.{key}".lstrip(".") for key, _ in norm.named_buffers()]
     return frozenset(names)
 
 

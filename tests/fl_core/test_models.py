@@ -195,6 +195,25 @@ def test_pretrained_weights_of_a_file_are_fitted_and_start_a_timm_model(tmp_path
 # refusals
 
 
+def test_own_models_are_tried_with_texts_only(monkeypatch):
+    """Their builders refuse other samples that do not fit. A pass of large images costs seconds."""
+    tried, check_fit = [], models.check_fit
+    monkeypatch.setattr(
+        "fl_core.models.building.check_fit",
+        lambda *args: tried.append(args[0]) or check_fit(*args),
+    )
+    for name, shape in (
+        ("mlp", TABLE),
+        ("resnet8", COLOUR),
+        ("text_blocks", TEXT),
+        (lambda n_classes: nn.Linear(10, n_classes), TABLE),
+        ("torchvision:shufflenet_v2_x0_5", COLOUR),
+    ):
+        models.build(name, shape, 3)
+    names = [name.rpartition(".")[2] for name in tried]
+    assert names == ["text_blocks", "<lambda>", "torchvision:shufflenet_v2_x0_5"]
+
+
 def test_bad_requests_are_named():
     vit = "timm:vit_tiny_patch16_224"
     base, squeeze = "timm:vit_base_patch16_18x2_224", "torchvision:squeezenet1_1"

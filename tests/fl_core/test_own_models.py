@@ -11,6 +11,7 @@ from torch import nn
 from diagnostics.measure import instruments
 from fl_core import models
 from fl_core.algorithms import Message, registry
+from fl_core.models.building import statistics_of, tensors_of
 from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, every_other, refuses
 from tests.made import Wired
@@ -129,6 +130,22 @@ OUTPUTS = {
         r"no gradient reaches 1\.weight, 1\.bias",
     ),
 }
+
+
+def test_a_model_that_is_one_normalisation_keeps_its_statistics_by_name():
+    norm = nn.BatchNorm1d(3)
+    names = statistics_of(norm)
+    assert names == tensors_of("", norm) - {"weight", "bias"}
+    assert statistics_of(nn.Sequential(norm)) == {f"0.{name}" for name in names}
+
+
+def test_outputs_are_counted_unless_the_module_cannot_be_copied():
+    pair = Wired(lambda m, x: {"a": m.fc(x), "b": x}, fc=nn.Linear(3, 2))
+    counts = [models.outputs_of(m, (3,)) for m in (nn.Linear(3, 2), pair, nn.GRU(2, 2))]
+    assert counts == [2, 1, None]
+    pair.draws = (k for k in ())
+    with refuses(r"copy\.deepcopy"):
+        models.outputs_of(pair, (3,))
 
 
 @pytest.mark.parametrize("seed", range(3))
