@@ -240,6 +240,13 @@ class FederatedData(Displayed):
         """
         return any(client.train.y.is_meta for client in self.clients)
 
+    def _check_here(self) -> None:
+        """Refuse samples that are on another machine."""
+        if self.elsewhere:
+            raise UsageError(
+                f"samples of {self.name} must be on this machine; got only their sizes. Read them at the clients."
+            )
+
     @property
     def task(self) -> str:
         """Return the task: one of :data:`fl_core.rows.TASKS`, or ``kind`` if that is set."""
@@ -286,18 +293,20 @@ class FederatedData(Displayed):
         """Count the samples of each client (rows) by class or label (columns).
 
         Data without names of classes or labels, such as those of a regression or for
-        survival, have one column, ``samples``. Other data must not be
-        :attr:`elsewhere`.
+        survival, have one column, ``samples``.
 
         Args:
             split: ``train``, ``validation`` or ``test``.
 
         Raises:
-            UsageError: an unknown split.
+            UsageError: an unknown split, or there are classes and the samples are
+                :attr:`elsewhere`.
         """
         if not self.classes:
             sizes = {client.name: len(client.split(split)) for client in self.clients}
             return pd.DataFrame({"samples": sizes})
+        check_known("split", split, SPLITS)
+        self._check_here()
         labels = [client.split(split).y.cpu() for client in self.clients]
         several_labels = self.task == MULTILABEL
         counts = [

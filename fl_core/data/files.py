@@ -23,12 +23,14 @@ from fl_core.data.names import Names, composed
 from fl_core.data.reading import IMAGES, PLAIN, Reading, images_in
 from fl_core.data.sources import Source, check_lengths, source_of_parts
 from fl_core.data.table import prepare, read as tables
-from fl_core.data.values import Array, refuse_where
+from fl_core.data.values import Array, is_marked, refuse_where, texts_of
 from fl_core.errors import UsageError, about, check_known, listing, spelled, warn
 from fl_core.kinds import Kind, kind_of, wrong_kind
 from fl_core.rows import CLASSIFICATION
 
 OWNER_KEYS = ("client", "domain", "center")
+OWNED = "each sample must have a client"
+FILL = "Fill it, or write whole numbers and their names in an array client_names."
 
 
 def read(path: Path, reading: Reading = PLAIN) -> Source:
@@ -36,7 +38,8 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
 
     * ``.npz``, never unpickled: ``x_train y_train x_test y_test``, or ``x y``. With ``x y`` one of ``client``,
       ``domain`` or ``center`` may name the natural clients. It holds text, or whole numbers with names in e.g.
-      ``client_names``. False in ``is_train`` marks an official test set. Labels are whole numbers or words. Both forms
+      ``client_names``. A text that marks a missing value, such as NA, is refused, as in a table. False in
+      ``is_train`` marks an official test set. Labels are whole numbers or words. Both forms
       may have ``classes``, the names of labels 0..C-1. Image arrays are uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3]
       and are scaled to 0..1. Float arrays are not scaled. Their channels come first, or are moved there from the end.
       Tables are [n, d].
@@ -45,7 +48,8 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
       a warning, and folders named train, val and test are splits. Images are turned as
       their EXIF orientation says, and transparent ones are laid on white. All must have
       one size, unless ``image_size`` crops and scales them, and are scaled to 0..1. If
-      every file has one channel of grey they have one channel, otherwise three.
+      every file is stored in grey they have one channel, otherwise three. A channel of
+      alpha does not count, and a palette of greys is grey.
     * ``.csv`` with a header: a label column of whole numbers or words, a column that
       names the client, and features, numbers or words. Without a ``client`` column
       there are no natural clients. With a ``text`` column the samples are these texts
@@ -153,6 +157,9 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
         client_names = names(f"{owner_key}_names")
         with located(f"{path}, array {owner_key!r}"):
             check_lengths(source, data[owner_key])
+            if arrays.is_text(data[owner_key]):
+                cells = texts_of(data[owner_key])
+                refuse_where(is_marked(cells), cells, OWNED, FILL)
             owner, owner_names = arrays.owners(data[owner_key], client_names)
         source = replace(source, owner=owner, owner_names=owner_names)
     is_train = None
@@ -273,6 +280,8 @@ _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 def read_images(path: Path, size: int | None = None) -> Source:
     """Read a dataset from a folder of images, in a layout of :func:`list_images`.
 
+    The last of several splits is the official test set. A single one, train, gives none.
+
     Args:
         path: the folder.
         size: crop each image to a square at its centre, and scale it to this many
@@ -298,12 +307,16 @@ def read_images(path: Path, size: int | None = None) -> Source:
         columns.insert(0, Column("client folder", "client", example=clients[0]))
         source = replace(source, owner=owner, owner_names=clients)
     if any(image_table["split"]):
-        source = replace(source, is_train=(image_table["split"] != "test").to_numpy())
         split_names = {file.parents[1].name.lower() for file in files}
         splits = sorted(split_names, key=SPLIT_FOLDERS.index)
+        division = "It is divided into training, validation and test"
+        if len(splits) > 1:
+            is_train = (image_table["split"] != "test").to_numpy()
+            source = replace(source, is_train=is_train)
+            division = "The last one is the test set, and the others are divided into training and validation"
         warn(
             f"{path}: folders named {listing(splits)} are splits and no "
-            "clients. The last one is the test set, and the others are divided into training and validation"
+            f"clients. {division}"
         )
     tables.warn_of_others(path, {*files})
     return replace(source, table=ColumnTable(tuple(columns)))
@@ -322,14 +335,14 @@ class _Header(NamedTuple):
 
     Attributes:
         size: (width, height) of the image as it is shown.
-        mode: Pillow's mode, such as ``RGB``.
+        gray: whether the image is stored in grey (:func:`_is_gray`).
         turned: whether EXIF data turn or mirror the image.
         transparent: whether it has an alpha channel or a transparent colour.
         animated: whether it has several frames.
     """
 
     size: tuple[int, int]
-    mode: str
+    gray: bool
     turned: bool
     transparent: bool
     animated: bool
@@ -345,8 +358,8 @@ def pixels(
 
     Args:
         files: the image files, at least one.
-        gray: whether the images must be stored with one channel of grey. None means as
-            they are. If false, grey ones get three equal channels.
+        gray: whether the images must be stored in grey (:func:`_is_gray`). None means
+            as they are. If false, grey ones get three equal channels.
         where: the folder named in an error about their size in memory. None means the
             folder of the first file.
         side: crop each image to a square at its centre, and scale it to this many
@@ -371,10 +384,10 @@ def pixels(
                 f"{file}: all images must have one size; "
                 f"got {header.size[0]}x{header.size[1]}, but {files[0]} is {size[0]}x{size[1]}.{advice}"
             )
-        if gray and not _all_gray([header]):
+        if gray and not header.gray:
             raise UsageError(f"{file}: images must be gray; got one in colour.")
     if gray is None:
-        gray = _all_gray(headers)
+        gray = all(header.gray for header in headers)
     mode = "RGB"
     if gray:
         mode = "L"
@@ -428,7 +441,7 @@ def _header(file: Path) -> _Header:
         size, mode = image.size, image.mode
         has_16_bits = any(";16" in str(tile) for tile in image.tile)
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-        transparent = image.has_transparency_data
+        gray, transparent = _is_gray(image), image.has_transparency_data
         animated = getattr(image, "is_animated", False)
     if has_16_bits or mode not in _MODES:
         got_text = "16 bits" if has_16_bits else f"mode {mode}"
@@ -437,7 +450,7 @@ def _header(file: Path) -> _Header:
         )
     if orientation >= 5:  # a quarter turn
         size = size[::-1]
-    return _Header(size, mode, orientation > 1, transparent, animated)
+    return _Header(size, gray, orientation > 1, transparent, animated)
 
 
 @contextmanager
@@ -451,9 +464,19 @@ def _decoded(file: Path) -> Iterator[ImageFile.ImageFile]:
         yield image
 
 
-def _all_gray(headers: Sequence[_Header]) -> bool:
-    """Return whether all images are stored with one channel of grey."""
-    return all(header.mode in ("1", "L") for header in headers)
+def _is_gray(image: Image.Image) -> bool:
+    """Return whether an image is stored in grey, without decoding pixels.
+
+    It has one channel of grey, with or without alpha, or a palette whose entries are
+    all grey. Three channels are colour, also if they are equal everywhere.
+    """
+    if image.mode != "P" or image.palette is None:
+        return image.mode in ("1", "L", "LA")
+    raw_mode, content = image.palette.getdata()
+    swatch = Image.new("P", (1, 1))
+    swatch.putpalette(content, raw_mode)
+    entries = np.array(swatch.getpalette("RGB")).reshape(-1, 3)
+    return bool((entries == entries[:, :1]).all())
 
 
 # --- their files ----------------------------------------------------------------------------------------------

@@ -98,14 +98,15 @@ def load(
             validation samples.
         splits: shares of train, validation and test. None means the partition's, usually 0.64, 0.16, 0.20.
         indices: a stored partition to use again, in place of its arguments and the seed.
-        preprocessing: stored fitted numbers to use again with ``indices``. Without a
-            stored partition they are ignored, and new numbers are fitted.
+        preprocessing: stored fitted numbers to use again with ``indices``. None means
+            that they are fitted.
         reading: fields of :class:`fl_core.data.reading.Reading`, such as ``client_column``, ``exclude_columns`` and
             ``scale``.
 
     Raises:
         UsageError: an unknown dataset, missing or bad files, a partition that does not
-            fit, or one of its arguments together with ``indices``.
+            fit, one of its arguments together with ``indices``, or ``preprocessing``
+            without them.
         RunError: a download failed.
     """
     source, defaults = opened(dataset, data_root, download, max_samples, **reading)
@@ -128,6 +129,11 @@ def load(
                     f"{name} must be left out with a stored partition; got {value}."
                 )
         return gather(source, indices, preprocessing)
+    if preprocessing is not None:
+        raise UsageError(
+            "preprocessing must be given with the stored partition of its samples; got none. "
+            "Pass indices=, or leave both out."
+        )
     partition_name = partition or defaults.partition
     partitioning = PARTITIONS[partition_name]
     if alpha is None and "alpha" in options_of(partitioning):

@@ -310,8 +310,13 @@ class Source:
 
         Raises:
             UsageError: a column to fill has no value in a training sample, or a value
-                is missing and not filled.
+                is missing and not filled. Or the stored numbers are of other columns,
+                or samples that nothing prepares have some.
         """
+        is_tabular = self.prepares or self.categories or self.columns
+        is_prepared = not is_tabular or self.preprocessing is not None
+        if preparation is not None:
+            self._check_preparation(preparation, is_prepared)
         if self.words is not None and not self.tokenizer and not self.fixed_words:
             first_code, x = len(SPECIAL), self.x[train].reshape(-1)
             counts = np.bincount(x, minlength=first_code + len(self.words))[first_code:]
@@ -336,8 +341,7 @@ class Source:
                 f"different values of {merged_names} become equal in float32: scale them, such as "
                 f"{spelled(scale='standard')}"
             )
-        is_tabular = self.prepares or self.categories or self.columns
-        if not is_tabular or self.preprocessing is not None:
+        if is_prepared:
             return self
         x, words = self.x, self.categories
         if preparation is not None:
@@ -372,6 +376,20 @@ class Source:
             categories=(),
             table=self.table.with_inputs(words_by_column),
         )
+
+    def _check_preparation(self, preparation: Preprocessing, is_prepared: bool) -> None:
+        """Refuse stored numbers that are of other columns, or that would have no effect."""
+        fits = preparation == self.preprocessing
+        if not is_prepared:
+            fits = preparation.columns == self.columns and len(
+                preparation.categories
+            ) == len(self.categories)
+        if not fits:
+            stored_columns = listing(preparation.columns, 6) or "columns without names"
+            raise UsageError(
+                f"the stored preprocessing must be of the columns of {self.name}; got {stored_columns}. "
+                "Pass the data that the run began with."
+            )
 
     def _note_clipped(self, preparation: Preprocessing, x: Array) -> None:
         """Warn of training samples [n, d] with cells outside the fences."""

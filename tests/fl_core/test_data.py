@@ -12,6 +12,7 @@ from PIL import Image
 
 import fl_core.data as data
 from fl_core.data import files
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError
@@ -82,6 +83,9 @@ def test_recipes_are_complete(name):
     assert recipe.rounds > 0
 
 
+STORED = Preprocessing(("a",), centre=(0.0,), spread=(1.0,))
+
+
 def test_requests_that_cannot_be_met():
     dealt = data.load("digits", partition="dirichlet", alpha=1.0, clients=3).partition
     for dataset, options, message in (
@@ -89,6 +93,8 @@ def test_requests_that_cannot_be_met():
         ("digits", {"indices": dealt, "splits": (0.5, 0.25, 0.25)}, "splits"),
         ("digits", {"indices": dealt, "max_samples": 1000}, r"\b1000\b.*\b1797\b"),
         ("digits", {"indices": data.load("heart").partition}, r"\b1797\b.*\b740\b"),
+        ("digits", {"preprocessing": STORED}, "with the stored part"),
+        ("digits", {"indices": dealt, "preprocessing": STORED}, "of digits; got a"),
         ("hart", {}, "'heart'"),
         ("nowhere/data.npz", {}, "nowhere/data.npz"),
         ("heart", {"scale": "standard"}, "scale.*heart"),
@@ -117,11 +123,11 @@ def test_a_pool_is_the_beginning_of_a_shuffled_file_or_keeps_all_proportions():
 def test_natural_clients_by_number_name_or_text(tmp_path):
     arrays = {"x": images(), "y": labels()}
     for key in files.OWNER_KEYS:
-        names = np.array(["north", "nobody", "south"])
+        names = np.array(["NA", "nobody", "south"])
         owner = {key: np.array([2, 0, 0] * 10), f"{key}_names": names}
         federated = data.load(save(tmp_path / "a.npz", **arrays, **owner))
         sizes = {client.name: len(client.train) for client in federated.clients}
-        assert sizes == {"north": 12, "south": 6}
+        assert sizes == {"NA": 12, "south": 6}
     for owner, names in (([*"bac"], [*"abc"]), ([7, 5, 10], ["5", "7", "10"])):
         path = save(tmp_path / "a.npz", **arrays, client=np.array(owner * 10))
         assert [client.name for client in data.load(path).clients] == names
@@ -209,7 +215,11 @@ BAD = [
         r"'client', row 2",
     ),
     ({"client_names": np.array(["a"])}, "client_names.*'client'"),
-    ({"client": np.array(["a", " ", "c"] * 10)}, "row 1.*name.*empty"),
+    ({"client": np.array(["a", " ", "c"] * 10)}, "row 1.*have a client.*' '"),
+    (
+        {"client": np.array(["a", "NA", "?"] * 10)},
+        r"'client', row 1.*'NA'.*client_names",
+    ),
     ({"client": labels() + 0.5}, "'client', row 0"),
     ({"is_train": np.ones(30, bool)}, "True"),
     ({"is_train": labels()}, "'is_train', row 2"),

@@ -27,7 +27,7 @@ TURNED = {  # how the pixels of each orientation are shown
 def pixels_of(image, path, **how):
     """Save an image and read it again."""
     image.save(path, **how)
-    return files.pixels([path])[0][0]
+    return files.pixels([path], gray=False)[0][0]
 
 
 @pytest.mark.parametrize("orientation", TURNED)
@@ -39,7 +39,7 @@ def test_the_orientation_is_applied(tmp_path, orientation, suffix):
     got = pixels_of(
         Image.fromarray(stored), tmp_path / f"a.{suffix}", exif=tag, quality=100
     )
-    shown = TURNED[orientation](stored)
+    shown = TURNED[orientation](stored)[..., None].repeat(3, -1)
     assert got.shape == shown.shape
     assert np.abs(got.astype(int) - shown).max() <= (0 if suffix == "png" else 8)
 
@@ -93,6 +93,45 @@ def test_transparent_images_lie_on_white(tmp_path, mode):
     ).all()
 
 
+def shades(count=256, tint=0):
+    """Return an image with a palette of greys, or of greys with one coloured entry."""
+    codes = (np.arange(1, 25)[::-1] * count // 24 - 1).astype(np.uint8)
+    image = Image.fromarray(codes.reshape(4, 6), "P")
+    entries = np.linspace(9, 250, count).astype(int)[:, None].repeat(3, 1)
+    entries[-1, 2] -= tint
+    image.putpalette(entries.ravel().tolist())
+    return image
+
+
+STORED = {
+    "1": (Image.new("1", (6, 4), 1), True),
+    "L": (Image.new("L", (6, 4), 7), True),
+    "LA": (Image.new("LA", (6, 4), (7, 0)), True),
+    "greys": (shades(), True),
+    "few greys": (shades(4), True),
+    "a tint": (shades(tint=1), False),
+    "few and a tint": (shades(16, tint=9), False),
+    "RGB": (Image.new("RGB", (6, 4), (7, 7, 7)), False),
+}
+"""Images, and whether they are stored in grey."""
+
+
+@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("suffix", ["png", "gif", "tif"])
+def test_grey_images_have_one_channel(tmp_path, name, suffix):
+    image, gray = STORED[name]
+    if suffix == "gif" and image.mode in ("LA", "RGB"):
+        pytest.skip("a GIF has a palette")
+    path = tmp_path / f"a.{suffix}"
+    image.save(path)
+    colours, _ = files.pixels([path], gray=False)
+    x, _ = files.pixels([path])
+    if gray:
+        colours = colours[..., 0]
+    assert (x == colours).all()
+    assert x.shape == colours.shape
+
+
 @pytest.mark.parametrize("mode", ["L", "RGB", "LA", "RGBA"])
 def test_16_bits_are_refused(tmp_path, mode):
     """Pillow would round RGB to 8 bits in silence."""
@@ -134,6 +173,11 @@ def test_folders_of_splits_are_no_clients_and_other_files_are_counted(tmp_path, 
         Image.fromarray(shade).save(tmp_path / "flat" / part / "0.png")
     with refuses("got test, train"):
         files.read(tmp_path / "flat")
+    (tmp_path / "only").mkdir()
+    (tmp_path / "train").rename(tmp_path / "only" / "train")
+    with pytest.warns(UserWarning, match="named train are splits.*and test"):
+        assert files.read(tmp_path / "only").is_train is None
+    (tmp_path / "only" / "train").rename(tmp_path / "train")
     (tmp_path / "test").rename(tmp_path / "bern")
     with refuses("got bern, flat, train, val"):
         files.read(tmp_path)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fl_core.data.named.known import KINDS, federation
+from fl_core.data.named.known import KINDS, federation, permuted_inputs
 from fl_core.data.named.small import digits
 
 CLIENTS, SAMPLES, TEST = 5, 40, 30
@@ -45,6 +45,20 @@ def test_clients_differ_in_what_their_federation_says(plain, kind):
     assert (len({*orders}) > 1) == (kind in ("inputs", "both"))
     if kind == "clusters":
         assert codes[0] == codes[1] == codes[2] != codes[3] == codes[4]
+
+
+@pytest.mark.parametrize(
+    "x", [np.zeros((4, 3, 5, 6), np.float32), np.zeros((4, 5, 6, 3), np.uint8)]
+)
+def test_pixels_move_with_all_their_channels(x):
+    """Each pixel of a sample has a number of its own, in all channels."""
+    channel_axis = x.shape.index(3)
+    numbers = np.moveaxis(x, channel_axis, -1)
+    numbers += np.arange(30, dtype=x.dtype).reshape(5, 6, 1)
+    changed = np.moveaxis(permuted_inputs(x, 0), channel_axis, -1)
+    assert (changed == changed[:1, ..., :1]).all()
+    assert not (changed == numbers).all()
+    assert sorted(changed[0, ..., 0].ravel()) == [*range(30)]
 
 
 def test_small_clothes_are_means_of_the_images(tmp_path):

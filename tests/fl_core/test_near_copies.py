@@ -15,6 +15,7 @@ from fl_core.data.loading import as_data, opened
 from fl_core.data.reading import Reading
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.errors import UsageError
+from tests.conftest import refuses
 from tests.made import repeated
 
 PART = "have a near copy among the training rows"
@@ -85,7 +86,10 @@ def test_copies_are_noted_before_the_partition_and_in_the_federation(name):
     assert PART in near_copies.copies_of(source).note
     federated = data.load(source)
     assert PART in federated.copies_note
-    assert federated.without_samples().copies_note == ""
+    hidden = federated.without_samples()
+    assert hidden.copies_note == ""
+    with refuses("samples of .* must be on this machine"):
+        hidden.class_counts()
     grouped = replace(source, groups=np.arange(len(source)) // 60 * 4 + source.owner)
     assert near_copies.copies_of(grouped).note == data.load(grouped).copies_note == ""
 

@@ -62,7 +62,8 @@ def permuted_inputs(x: Array, client: int) -> Array:
     sign.
 
     Args:
-        x: a table [n, d], or images [n, H, W] or [n, C, H, W].
+        x: a table [n, d], or images [n, H, W] or [n, C, H, W], or [n, H, W, C] if they
+            are uint8.
         client: the client's number, from 0.
     """
     generator = numpy_generator(0, "planted inputs", client)
@@ -70,9 +71,17 @@ def permuted_inputs(x: Array, client: int) -> Array:
         order = generator.permutation(x.shape[1])
         signs = generator.choice(np.array([-1, 1], x.dtype), x.shape[1])
         return x[:, order] * signs
+    channel_axis = 1
+    if x.dtype == np.uint8:
+        channel_axis = -1
+    if x.ndim == 4:
+        x = np.moveaxis(x, channel_axis, 1)
     pixels = x.reshape(*x.shape[:-2], -1)
     order = generator.permutation(pixels.shape[-1])
-    return pixels[..., order].reshape(x.shape)
+    permuted = pixels[..., order].reshape(x.shape)
+    if x.ndim == 4:
+        permuted = np.moveaxis(permuted, 1, channel_axis)
+    return permuted
 
 
 def federation(
