@@ -78,7 +78,8 @@ def best_round(scores: Mapping[str, Mapping[int, float]]) -> int | None:
 
     The candidates are the evaluations so far. Only the newest may replace the best round, because a run keeps the
     models that were best in their time. Equal sums go to the first score, then to the earlier round. So with a single
-    score the best round is its best value. A round without the first score is no candidate; None if there is none.
+    score the best round is its best value. A round without the first score is no candidate. The best round is None if
+    there is no candidate, or no score.
     Another score that is missing has the worst rank.
 
     >>> best_round({"macro_f1": {5: 0.2, 10: 0.5, 15: 0.6, 20: 0.4, 25: 0.1}})
@@ -96,7 +97,7 @@ def best_round(scores: Mapping[str, Mapping[int, float]]) -> int | None:
             round_number: math.inf if math.isnan(value) else sign * value
             for round_number, value in moving_mean(round_scores).items()
         }
-    first_scores = next(iter(smoothed_scores.values()))
+    first_scores = next(iter(smoothed_scores.values()), {})
     scores_so_far: dict[str, list[float]] = {name: [] for name in smoothed_scores}
     best_candidate: int | None = None
     for round_number in (
@@ -136,11 +137,16 @@ class StoppingRule:
     Args:
         patience: Evaluations without an improvement after which the run stops.
         metrics: The scores that select, of :data:`fl_core.rows.SCORES`, the main one first.
+
+    Raises:
+        UsageError: there are no scores.
     """
 
     def __init__(self, patience: int, metrics: Sequence[str]) -> None:
         self.patience = patience
         self.metrics = tuple(metrics)
+        if not metrics:
+            raise UsageError(f"{STATE} must have a score; got none.")
         self.scores: dict[str, dict[str, dict[int, float]]] = {}
 
     def add(self, done: int, scores: Mapping[str, Mapping[str, float]]) -> None:
@@ -245,8 +251,6 @@ class StoppingRule:
         if fault := validate(stored, FORM, STATE):
             raise UsageError(fault)
         metrics = [check_known("score", name, SCORES) for name in stored["metrics"]]
-        if not metrics:
-            raise UsageError(f"{STATE} must have a score; got none.")
         rule = cls(stored["patience"], metrics)
         for model, stored_scores in stored["models"].items():
             if stored_scores.keys() != set(metrics):

@@ -78,6 +78,7 @@ _HEADER = {
 _CONFIG = {
     "dataset": str,
     "algorithm": str,
+    "rounds": COUNT,
     "options": dict,
     "model": (str, None),
     "model_options": dict,
@@ -187,6 +188,19 @@ class Run:
         )
         return sorted(int(match[1]) for match in names if match)
 
+    def _begun_rounds(self) -> list[int]:
+        """Return the rounds with a complete checkpoint, ascending.
+
+        Raises:
+            UsageError: there are none.
+        """
+        rounds = self.rounds
+        if not rounds:
+            raise UsageError(
+                f"{self.path} must have a checkpoint; got none yet. Resume the run first."
+            )
+        return rounds
+
     def rows(self) -> tuple[dict[str, Any], Any]:
         """Return the header and the tidy frame of the rows.
 
@@ -270,11 +284,7 @@ class Run:
             CorruptError: a byte of it differs from what was written; with ``lazy``, it may come later.
         """
         if which == "last":
-            if not self.rounds:
-                raise UsageError(
-                    f"{self.path} must have a checkpoint; got none yet. Resume the run first."
-                )
-            which = self.rounds[-1]
+            which = self._begun_rounds()[-1]
         if not str(which).removeprefix("-").isdecimal():
             raise UsageError(f"round must be a number or 'last'; got {which!r}.")
         manifest = self.manifest(int(which))
@@ -509,17 +519,13 @@ class Run:
 
         It is the first round with a checkpoint that is at least 20, and at least a
         tenth of the planned rounds. Without one it is the last round with a checkpoint.
-        A run without checkpoints has no such round.
 
-        >>> from types import SimpleNamespace
-        >>> run = SimpleNamespace(rounds=[10, 20, 30, 40], config={"rounds": 300})
-        >>> Run.early_round.fget(run)
-        30
+        Raises:
+            UsageError: there are no checkpoints.
         """
-        late_rounds = (
-            n for n in self.rounds if n >= max(20, self.config["rounds"] / 10)
-        )
-        return next(late_rounds, self.rounds[-1])
+        rounds = self._begun_rounds()
+        late_rounds = (n for n in rounds if n >= max(20, self.config["rounds"] / 10))
+        return next(late_rounds, rounds[-1])
 
     def covered_rows(self) -> dict[str, Any]:
         """Return ``bytes`` and ``sha256`` of the rows up to the last checkpoint, or without one of their header."""

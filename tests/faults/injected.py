@@ -106,6 +106,7 @@ def contents(path, but=("lock", "timing.jsonl")):
 BEGUN = {
     "dataset": "heart",
     "algorithm": "fedavg",
+    "rounds": 3,
     "model": None,
     "batchnorm": "global",
     "command": "",

@@ -231,6 +231,12 @@ def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(
         path.write_bytes(sound)
 
 
+def test_without_scores_there_is_no_rule_and_no_best_round():
+    assert best_round({}) is None
+    with refuses("must have a score"):
+        StoppingRule(3, ())
+
+
 def test_a_client_without_the_score_is_named_before_any_round():
     stopping = EarlyStopping(StoppingRule(3, ("c_index", "loss")), None)
     client = SimpleNamespace(name="a", train=range(9))

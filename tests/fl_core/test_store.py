@@ -16,7 +16,7 @@ from fl_core.storage import Folder
 from tests.conftest import refuses
 from tests.faults.injected import BEGUN, read_all
 
-CONFIG = {**BEGUN, "rounds": 3, "name": "Zürich/北京"}
+CONFIG = {**BEGUN, "name": "Zürich/北京"}
 PARTITION = {
     "meta": torch.arange(5, dtype=torch.uint8),
     "0/train": torch.tensor([0, 2, 4]),
@@ -255,10 +255,13 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 def test_checkpoints_are_found_by_their_rounds(begun):
     with refuses("checkpoint"):
         begun.run.checkpoint()
+    with refuses("checkpoint"):
+        assert begun.run.early_round
     for done in (2, 10, 4):
         begun.checkpoint(checkpoint(done, value=float(done)))
     run = begun.run
     assert run.rounds == [2, 4, 10]
+    assert run.early_round == 10
     for which, done in ((2, 2), ("4", 4), ("last", 10)):
         loaded = run.checkpoint(which)
         assert float(loaded.server.trees["model"]["fc.weight"][0, 0]) == loaded.round
