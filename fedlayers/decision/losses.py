@@ -359,8 +359,8 @@ class SeedLosses:
     def base_rate(self) -> Predictor:
         """Return the predictor without features, from each client's training samples.
 
-        It predicts the share of each class or label, the mean of numbers, or equal
-        hazards.
+        It predicts the share of each class or label, the constant number
+        with the least loss, or equal hazards.
         """
         return self.predictor(
             BASE_RATE, lambda client, x: self.bases[client].expand(len(x), -1)

@@ -354,24 +354,28 @@ def base_outputs(
 
     They come from training samples. For classes they are the logarithms of the shares
     (n_k + 1) / (n + C), times the weights in the loss. For several labels they are the
-    log odds of (n_k + 1) / (n + 2). For numbers they are the mean, and for survival 0.
-    A :class:`~fl_core.training.border.FittedLoss` has those of its ``base_rate``
-    instead, unless the labels are classes.
+    log odds of (n_k + 1) / (n + 2). For survival they are 0. For numbers they have the
+    least loss (:meth:`Loss.base_rate`): the mean for ``mse``, the median for ``mae``. A
+    :class:`~fl_core.training.border.FittedLoss` has those of its ``base_rate``, too,
+    unless the labels are classes.
 
     Args:
         data: the federation with the training samples.
         criterion: the loss.
         client: name of a client; None for all clients together.
+
+    Raises:
+        UsageError: there is no such client.
     """
-    client_labels = [c.train.y for c in data.clients if client in (None, c.name)]
-    y, task = torch.cat(client_labels), data.task
-    if isinstance(criterion, FittedLoss) and task != CLASSIFICATION:
+    clients = data.clients if client is None else (data.client(client),)
+    y, task = torch.cat([member.train.y for member in clients]), data.task
+    is_fitted = isinstance(criterion, FittedLoss) and task != CLASSIFICATION
+    if is_fitted or task == REGRESSION:
         return criterion.base_rate(y)
     if task == MULTILABEL:
         return ((y.double().sum(0) + 1) / (len(y) + 2)).logit()
     if task != CLASSIFICATION:
-        mean = float(y.double().mean()) if task == REGRESSION else 0.0
-        return torch.tensor([mean], dtype=torch.float64)
+        return torch.zeros(1, dtype=torch.float64)
     counts = torch.bincount(y, minlength=data.n_classes).double() + 1
     if isinstance(criterion, ClassWeighted):
         counts = counts * torch.tensor(criterion.weights)

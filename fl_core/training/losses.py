@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -74,6 +75,20 @@ class Loss:
         Args:
             logits: a model's outputs, [n, outputs].
             y: targets of the form that :attr:`task` has, with n rows.
+        """
+        raise NotImplementedError
+
+    def base_rate(self, y: Tensor) -> Tensor:
+        """Return the constant prediction with the least mean loss on numbers, float64 [1].
+
+        Only losses of numbers have it.
+
+        >>> y = torch.tensor([0.0, 0.0, 1.0, 11.0])
+        >>> [round(float(build(name).base_rate(y)), 3) for name in ("mse", "mae", "huber")]
+        [3.0, 0.5, 0.667]
+
+        Args:
+            y: the targets [n], in their unit. There must be at least one.
         """
         raise NotImplementedError
 
@@ -310,6 +325,9 @@ class SquaredError(_OfNumbers):
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         return (logits.squeeze(-1) - y.to(logits.dtype)) ** 2
 
+    def base_rate(self, y: Tensor) -> Tensor:
+        return y.double().mean(0, keepdim=True)
+
 
 @dataclass(frozen=True)
 class AbsoluteError(_OfNumbers):
@@ -319,6 +337,9 @@ class AbsoluteError(_OfNumbers):
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         return (logits.squeeze(-1) - y.to(logits.dtype)).abs()
+
+    def base_rate(self, y: Tensor) -> Tensor:
+        return torch.tensor([float(np.median(y.double().numpy()))], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -336,6 +357,18 @@ class Huber(_OfNumbers):
         return F.huber_loss(
             logits.squeeze(-1), y.to(logits.dtype), reduction="none", delta=self.delta
         )
+
+    def base_rate(self, y: Tensor) -> Tensor:
+        from scipy.optimize import brentq  # few runs need it
+
+        targets = y.double().numpy()
+
+        def slope(constant: float) -> float:
+            return float(np.clip(constant - targets, -self.delta, self.delta).sum())
+
+        # the slope rises, and is 0 between the smallest and the largest target
+        constant = brentq(slope, targets.min(), targets.max())
+        return torch.tensor([constant], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -470,6 +503,10 @@ class Standardised(Loss):
         if self.own_unit:
             return outputs
         return outputs.double() * self.spread + self.centre
+
+    def base_rate(self, y: Tensor) -> Tensor:
+        standardised = (y.double() - self.centre) / self.spread
+        return self.base.base_rate(standardised) * self.spread + self.centre
 
     def of_logits(self) -> Loss:
         return replace(self, own_unit=True)

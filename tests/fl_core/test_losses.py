@@ -107,6 +107,24 @@ def test_a_loss_of_one_output_equals_its_formula(loss):
         )
 
 
+@pytest.mark.parametrize("name", ["mse", "mae", "huber"])
+@pytest.mark.parametrize("spread", [0.0, 250.0])
+def test_no_constant_has_less_loss_than_the_base_rate(name, spread):
+    """It has the least loss among all targets and a dense grid, in their unit, and for one target it is that."""
+    loss = losses.build(name)
+    y = torch.tensor(np.random.default_rng(0).exponential(3, 40) ** 2 - 5)
+    if spread:
+        y = y * spread + 1000
+        loss = losses.Standardised(loss, float(y.mean()), spread)
+    constant = loss.base_rate(y)
+    assert (constant.dtype, constant.shape) == (torch.float64, (1,))
+    own = loss.of_logits()
+    grid = torch.cat([y, torch.linspace(float(y.min()), float(y.max()), 2001).double()])
+    least = min(float(own(z.expand(40, 1), y)) for z in grid)
+    assert float(own(constant.expand(40, 1), y)) <= least * (1 + 1e-9)
+    assert float(loss.base_rate(y[:1])) == pytest.approx(float(y[0]))
+
+
 @each_loss
 def test_first_and_second_derivatives(loss):
     logits, y = batch(n=3)
