@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
-from inspect import isfunction, signature
+from inspect import iscode, isfunction, signature
 from itertools import chain
 from typing import Any, ClassVar, Self, cast, get_origin, get_type_hints
 
@@ -783,8 +783,8 @@ def _returned(hook: str) -> type:
 def _check_hooks(algorithm: type[Algorithm]) -> None:
     """Refuse a hook with other arguments, and a misspelt one.
 
-    A method counts as misspelt if it is new and has a hook's parameters and nearly its
-    name. Methods with a name like ``loss`` are left alone, since phases may name them.
+    A method counts as misspelt if it is new, has a hook's parameters and nearly its
+    name, and no other method names it, as a phase names its loss.
 
     Raises:
         UsageError: there is such a hook (the message names it), options are no dataclass, or evaluates is unknown.
@@ -803,6 +803,7 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
         for name, hook in vars(Algorithm).items()
         if name[0] != "_" and isfunction(hook)
     }
+    used_names = _names_in(*map(vars, algorithm.__mro__))
     for name, method in vars(algorithm).items():
         if name[0] == "_" or not isfunction(method):
             continue
@@ -816,13 +817,27 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
                 raise UsageError(
                     f"{class_path}: {name} must have the arguments ({arguments}); got {parameters}."
                 ) from error
-        elif not any(hasattr(parent, name) for parent in algorithm.__mro__[1:]):
-            nearest_hooks = get_close_matches(name, hooks.keys() - {"loss"}, 1, 0.7)
+        elif name not in used_names and not any(
+            hasattr(parent, name) for parent in algorithm.__mro__[1:]
+        ):
+            nearest_hooks = get_close_matches(name, hooks, 1, 0.7)
             if nearest_hooks and [*parameters.parameters] == hooks[nearest_hooks[0]]:
                 raise UsageError(
                     f"{class_path}: a method with the arguments of a hook must be one; got {name!r}. "
                     f"Name it {nearest_hooks[0]!r}, or begin its name with an underscore."
                 )
+
+
+def _names_in(*namespaces: Mapping[str, Any]) -> set[str]:
+    """Return the names that the code of functions uses, of attributes and globals."""
+    names: set[str] = set()
+    members = chain.from_iterable(space.values() for space in namespaces)
+    codes = [member.__code__ for member in members if isfunction(member)]
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += filter(iscode, code.co_consts)
+    return names
 
 
 def freeze(algorithm: Algorithm) -> None:

@@ -185,12 +185,24 @@ def test_setting_an_attribute_during_a_run_is_refused(name, workers):
     [
         ("agregate", lambda self, server, updates, rnd: None, "aggregate"),
         ("client_states", lambda self, initial, client: None, "client_state"),
+        ("losss", lambda self, params, batch, ctx: None, "loss"),
     ],
 )
 def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(name, function, meant):
     with refuses(rf"'{name}'.*'{meant}'"):
         type("Misspelt", (Algorithm,), {name: function})
     type("Helped", (Algorithm,), {f"_{name}": function, name: lambda self, other: None})
+
+
+def test_a_loss_that_a_phase_names_is_no_misspelt_hook():
+    class Lossy(Algorithm):
+        def phases(self, rnd, client):
+            return tuple(Phase(k, frozenset(), 1, loss=self.losss) for k in "ab")
+
+        def losss(self, params, batch, ctx):
+            return None
+
+    assert Lossy.losss
 
 
 WRONG = {
