@@ -440,12 +440,16 @@ def gradient_noise(
     """Sum a client's per-sample gradients and their squared norms for each tensor.
 
     If the budget ends the pass, the result has a ``fault``, and the sums of the samples
-    before it.
+    before it. A loss that is not finite is a ``fault``, too.
 
     Args:
         subject: the client, with its model and data.
         measurement: the loss, batch size, mode, seed and clock.
-        names: exact names of the parameters to read. Those of integers are left out.
+        names: exact names of the parameters to read. Parameters of integers are left
+            out.
+
+    Raises:
+        UsageError: data or labels do not fit the model or the loss.
     """
     model, data = subject.model, subject.data
     # squares of small gradients would vanish in half precision

@@ -51,7 +51,7 @@ WRAPPED = re.compile(
 def load_weights(
     path: Path | str, *, into: nn.Module, by_position: bool = False, key: str = ""
 ) -> nn.Module:
-    """Load the weights at ``path`` into a module, and return it.
+    """Load the weights at ``path`` into a module in place, and return the module.
 
     A warning lists prefixes that were stripped from names, and tensors that were left out.
 
@@ -72,12 +72,20 @@ def load_weights(
         path: a state dict of torch, wrapped or prefixed; a pickled module (PFLlib, FL4Health); a checkpoint of
             Lightning or NVFlare; a file of safetensors; a folder of transformers or of peft; or an
             ``.npz`` with names of tensors or, with ``by_position``, of Flower.
-        into: the module. All its tensors must be in the file, in the same shapes.
+        into: the module. All its tensors must be in the file, in the same shapes. A
+            folder of peft has adapters alone. They are merged into the module's own
+            weights, so load the pretrained weights first. The adapters of a peft module
+            are not merged.
         by_position: take the arrays of an ``.npz`` in the order of the module's tensors.
         key: the name of one of several states in a file, such as ``ema``, ``params`` or ``teacher``.
 
+    Returns:
+        The module. If it is wrapped by ``DataParallel`` or ``torch.compile``, the inner
+        module is returned.
+
     Raises:
-        UsageError: the file is of another kind, refused, damaged, or its tensors do not fit. Nothing is loaded.
+        UsageError: the file is missing, of another kind, refused, damaged, or its
+            tensors do not fit. Nothing is loaded.
         CorruptError: a folder's file of JSON is damaged.
     """
     path, into = Path(path), plain(into)
@@ -104,8 +112,8 @@ def load_weights(
 def folder_kind(path: Path | str) -> str:
     """Return the kind of a folder of weights in words; empty for other folders.
 
-    It is ``a folder of transformers or peft``, or ``a folder of weights`` if all its
-    files end as files of weights do.
+    It is ``a folder of transformers or peft``, or ``a folder of weights`` if it has
+    entries and all end as files of weights do (:data:`SUFFIXES`).
     """
     path = Path(path)
     for name in ("adapter_config.json", *WHOLE):
@@ -141,12 +149,15 @@ def load_clients(
 
     Args:
         folder: the folder. Its subfolders are searched, too.
-        pattern: the files' names below the folder, with ``{client}``, and ``{round}`` if there are several.
+        pattern: the files' paths below the folder. ``{client}`` stands for the client's
+            name and ``{round}``, if there are several, for the number of the round.
         build: a function that makes a new module.
         by_position: as for :func:`load_weights`.
 
     Raises:
-        UsageError: the pattern lacks ``{client}``, no file fits, or a file cannot be loaded.
+        UsageError: the pattern does not have ``{client}`` once, no file fits, or a file
+            cannot be loaded.
+        CorruptError: something else than a file fits the pattern, such as a folder.
     """
     folder = Path(folder)
     if pattern.count("{client}") != 1:
@@ -230,7 +241,8 @@ def _json(folder: storage.Folder, name: str) -> dict[str, Any]:
 def _as_transformers(into: Any, tensors: Tree, path: Path) -> Tree:
     """Return the tensors by the module's names, to which transformers translates them.
 
-    A tensor that the module lacks keeps its name, and becomes an empty tensor.
+    A tensor that the module lacks keeps its name, and becomes an empty tensor. Tensors
+    of the module that the file lacks are left out.
 
     Raises:
         UsageError: transformers cannot load the tensors into a module of this class.
@@ -339,7 +351,8 @@ def _check_config(config: Mapping[str, Any], where: str, peft: Any) -> None:
 
     Raises:
         UsageError: the kind of adapters or a key is unknown, a module path is a regular
-            expression, or a rank or scale is not above 0.
+            expression, or a rank or scale is not above 0. A value of ``r`` or
+            ``lora_alpha`` that is missing or 0 passes.
     """
     kind = config.get("peft_type", "LORA")
     if kind not in ("LORA", "IA3"):
@@ -392,8 +405,8 @@ def _wrapped(
     """Return a copy of the module with adapters, at the paths in the tensors' names.
 
     Raises:
-        UsageError: an adapter does not fit a linear layer, the layer shares its weight,
-            or the rank is larger than the layer.
+        UsageError: the module at an adapter's path has no weight or shares it, a rank
+            is larger than the widest of these modules, or peft refuses the adapters.
     """
     modules = dict(into.named_modules())
     weights_of = [id(p) for _, p in into.named_parameters(remove_duplicate=False)]
@@ -474,7 +487,7 @@ def _fit(into: nn.Module, tensors: Tree, target: Tree, path: Path) -> Tree:
 
     Raises:
         UsageError: a tensor of the module is missing, two prefixes fit equally well, or
-            numbers have less than 16 bits.
+            numbers of 8 bits are stored for a tensor of wider ones.
     """
     versions = {
         WRAPPED.sub("", f"{module}.").removesuffix("."): version

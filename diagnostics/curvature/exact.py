@@ -226,8 +226,10 @@ def decide(
 ) -> Verdict:
     """Decide for each layer whether its trace is exact.
 
-    The graph shows where the logits are linear, and a few samples whether a layer's formula holds. The trace of the
-    Gauss-Newton matrix needs the formula alone.
+    The graph shows where the logits are piecewise linear, and a few samples whether a
+    layer's formula holds. The trace of the Gauss-Newton matrix needs the formula, and
+    samples that do not mix. The number of outputs is limited, too (:data:`WIDEST`,
+    :data:`NARROW`).
 
     Args:
         run: the model as a function of its tensors.
@@ -284,7 +286,8 @@ def check_formulas(
 
     Returns:
         A tuple of the logits [n, C], the two dicts of :func:`verdicts`, and {parameter: why it has no such formula}.
-        Parameters with a formula are not in the last dict.
+        Parameters with a formula, or that do not reach the logits, are not in the last
+        dict.
 
     Raises:
         NoValue: the loss is not finite, or the budget ends before the check.

@@ -360,7 +360,8 @@ def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
 def are_coupled(run: Differentiable, x: Tensor, y: Tensor) -> bool:
     """Return True if a sample's loss depends on other samples of its batch, such as by batch statistics.
 
-    A single sample gives False.
+    It is tested whether the losses of the first half depend on the second half. A
+    single sample gives False.
 
     Args:
         run: the model as a function of its tensors.
@@ -680,7 +681,8 @@ Draw = Callable[[torch.Generator], Tensor]
 def draw_of(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw:
     """Return a function that draws random perturbations of a module's output, from a generator.
 
-    A draw has the output's shape. Its covariance is that of the output if the parameters had independent random signs.
+    A draw has the output's shape, and its samples are independent. The covariance of a
+    sample is that of its output if the parameters had independent random signs.
 
     Args:
         module: a module with a formula (:func:`formula_of`).

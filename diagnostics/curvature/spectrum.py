@@ -50,7 +50,8 @@ class SpectrumResult:
         estimator: for instance ``"lanczos(tol=0.001), error = residual"``. Empty
             without values.
         n_params, n_samples: number of the layer's parameters, and of samples.
-        status: ``"ok"``, or why there are no values.
+        status: ``"ok"``, or why there are no values. It is also ``"ok"`` if the time
+            budget ended before the layer's first product.
     """
 
     layer: str
@@ -220,9 +221,11 @@ def hessian_spectrum(
     """Return the ``k`` algebraically largest eigenvalues of each layer's block, over weights and biases.
 
     A small block has fewer. The method is Lanczos's, with full orthogonalisation, on
-    Hessian-vector products. Repeated eigenvalues are found as often as they are there:
-    the search begins again until it finds no further value. All layers take their steps
-    together, so that each batch is differentiated once for all of them. A layer ends
+    Hessian-vector products. To find repeated eigenvalues, the search begins again until
+    it finds no further value. With ``density`` it does not. It ends after :data:`STEPS`
+    products, or ``k`` if these are more. With several batches all layers take their
+    steps together, so each batch is differentiated once a step for all of them. A
+    single batch is differentiated once, and one layer follows another. A layer ends
     with the product after which its values are precise enough. A layer that cannot have
     values has the reason as its status.
 

@@ -12,7 +12,8 @@ no weight gradient and no graph of a graph.
 
 **Estimated.** Other layers use Hutchinson's estimator (1990), with its standard error. The random signs lie in the
 space of each layer's outputs if samples do not mix. They lie in the space of the weights if samples mix (batch
-normalisation in train mode) or if weights are tied.
+normalisation in train mode), if weights are tied, or if the layer has no formula for
+per-sample gradients.
 
 A Gauss-Newton value is never called a Hessian. A layer is exact only if the autograd graph shows that it is, and a
 numerical check that its formula holds.
@@ -416,11 +417,12 @@ estimate is wrong by about the same factor.
 
 @dataclass(frozen=True)
 class TraceResult:
-    """The Hessian trace of one layer.
+    """The trace of one layer's block of the Hessian, or of the Gauss-Newton matrix.
 
     Attributes:
         layer: the layer's name.
-        trace: trace of the layer's block of the mean loss's Hessian, over weights and biases. NaN if status is not ok.
+        trace: trace of the layer's block for the mean loss, over weights and biases.
+            NaN if status is not ok.
         stderr: standard error of the trace. 0.0 means exact, NaN means no value.
         estimator: ``"exact"``, or for instance ``"activation(probes=32)"``. Empty without a value.
         n_params: parameters of the layer.
@@ -495,7 +497,9 @@ def hessian_trace(
         clock: when it is over no further batch or probe begins. Two probes of the first batch are drawn if it began in
             time. A value of a part of the samples has a label that says so, and the standard error of their mean.
         gauss_newton: take the Gauss-Newton matrix (1/N) sum_n J_n^T (d2 loss_n / df_n^2) J_n. Its trace is exact
-            wherever samples do not mix, for few outputs. No layer needs a second derivative.
+            for at most :data:`~diagnostics.curvature.exact.NARROW` outputs, if samples
+            do not mix and the layer has a formula for per-sample gradients. No layer
+            needs a second derivative.
 
     Raises:
         UsageError: labels do not fit the loss, the model does not return logits [n, C],

@@ -323,10 +323,10 @@ def layer_metric(
     Use it as a decorator, which returns the function. The function takes (model, layer,
     probe), and options as for :func:`metric` if it has any. It is called once for each
     client and layer, with the client's model in eval mode, the layer and the client's
-    :class:`LayerProbe`. It returns a number. If ``variants`` are named, it returns a
-    dict of a number or a :class:`NoValue` for each. If a layer has no value, it raises
-    ``NoValue("why")``. It may not change the model. A layer outside the forward pass
-    has no value, unless only weights are read.
+    :class:`LayerProbe`. It returns a finite number. If ``variants`` are named, it
+    returns a dict of a number or a :class:`NoValue` for each. If a layer has no value,
+    it raises ``NoValue("why")``. It may not change the model. A layer outside the
+    forward pass has no value, unless only weights are read.
 
     Args:
         description: one line on what is measured.

@@ -103,9 +103,10 @@ def grad_norm(measurement: Measurement, options: GradNorm) -> list[Row]:
 class GradVariance(Statistic):
     """The spread Var(g_l) of the entries of a layer's weight gradient. At least 0.
 
-    It is (1 / (n - 1)) sum_j (g_j - mean g)^2 over the n entries of the layer's tensors together, as in the authors'
-    released code. The row's variant is the reduction. The options are those of
-    :class:`~diagnostics.gradients.Statistic`. A layer with a single entry has no value.
+    It is (1 / (n - 1)) sum_j (g_j - mean g)^2 over the n entries of the layer's tensors
+    together, as in the released code of PLayer-FL. The row's variant is the reduction.
+    The options are those of :class:`~diagnostics.gradients.Statistic`. A layer with a
+    single entry has no value.
 
     Raises:
         UsageError: the reduction or the choice of tensors is unknown (checked by
@@ -159,8 +160,9 @@ class GradSimilarity:
 
     Here g is the gradient of the client's mean loss over its data. The clients pull the
     layer the same way at 1, at right angles at 0, and against each other at -1. A pair
-    has no value if one gradient is zero, not finite or missing. Every client's gradient
-    is held until all exist: 8 bytes a weight and client.
+    has no value if one gradient is zero, not finite or missing, or if the gradients
+    reach different tensors. Every client's gradient is held until all exist: 8 bytes a
+    weight and client.
 
     Attributes:
         tensors: ``weights`` for a layer's parameters without biases, ``all`` for all of
@@ -262,10 +264,10 @@ class GradNoise:
     tr S = (sum_n ||g_n||^2 - N ||g||^2) / (N - 1). The expected squared error of the
     gradient of b samples is tr S / b (McCandlish et al. 2018, Eq. 2.5). Row variants are
     ``trace``, and ``per_parameter``: the trace divided by the number of entries. Sums are
-    float64. Norms of single samples have the model's type, or float32 for half precision.
+    float64. Gradients have the model's type, or float32 for half precision.
 
     There are two ways, chosen tensor by tensor. The column ``estimator`` names them. Both
-    are exact for the samples given:
+    are exact for the samples given, up to rounding:
 
     * ``ghost``: norms from the layers' inputs and output gradients, without the gradients
       themselves (Goodfellow 2015). It needs a module that has a formula, is called once, and does not mix samples. A
@@ -299,10 +301,14 @@ def grad_noise(measurement: Measurement, options: GradNoise) -> list[Row]:
     """Return two rows a client and layer: the noise of the layer's per-sample gradients (see :class:`GradNoise`).
 
     A client with fewer than two samples has no value. Layers before an operation that
-    couples samples, such as a normalisation by batch statistics, have none either.
+    couples samples, such as a normalisation by batch statistics, have none either. In
+    such a network this also holds for layers without a formula.
 
     Memory: one batch's activations and layer inputs, and one client's gradient in float64. The gradients of single
     samples are formed one at a time.
+
+    Raises:
+        UsageError: data or labels do not fit the model or the loss.
     """
     rows = []
     for subject in measurement.turns():
@@ -440,7 +446,7 @@ def ggn_trace(measurement: Measurement, options: GaussNewtonTrace) -> list[Row]:
     The matrix is (1/N) sum_n J_n^T (d2 loss_n / df_n^2) J_n, for the logits f_n and their derivatives J_n in the
     layer's weights and biases (Schraudolph 2002). It leaves out the curvature of the network itself. The trace is at
     least 0 if the loss is convex in the logits, as all but the focal losses are. With cross-entropy it is the trace of
-    the Fisher information. Where ``hessian_trace`` is exact, both are equal.
+    the Fisher information. Where ``hessian_trace`` is exact, both matrices have one trace.
 
     Memory: the activations of ``batch`` samples.
 
@@ -594,14 +600,19 @@ class HessianSpectrum:
 def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list[Row]:
     """Return ``k`` rows a client and layer, variants ``top1`` to ``topk``: the largest eigenvalues of the block.
 
-    With the option ``density`` they are those of a Lanczos matrix, and ``weight1`` to ``weightk`` their weights.
+    With the option ``density`` they are those of a Lanczos matrix. Up to ``k`` further
+    rows, variants ``weight1`` to ``weightk``, then have their weights.
 
     They are signed and in descending order. The column ``stderr`` holds the norm of the residual, a bound of the error.
-    If a block has fewer than ``k`` eigenvalues, the last rows have no value.
+    If fewer than ``k`` eigenvalues are found, the last rows have no value. The block
+    may be small, or the time budget spent.
 
-    Memory: the activations of ``batch`` samples and the graph of their derivatives. The model's device holds one
-    client's samples at a time. One layer at a time has Lanczos vectors and their products, each as long as its weights.
-    There are about 20 of both. With several batches, all layers have theirs at once.
+    Memory: the activations of ``batch`` samples and the graph of their derivatives. The
+    model's device holds one client's samples at a time. A layer has at most 100 Lanczos
+    vectors, each as long as its weights and biases together. With ``density`` there are
+    at most ``k``, and for a ``k`` above 100 also without. Each step copies them once.
+    With a single batch, layers take their turns: those before are freed, those after
+    have one vector each. With several batches all layers have their vectors at once.
 
     Raises:
         UsageError: as in :func:`diagnostics.curvature.spectrum.hessian_spectrum`.

@@ -322,11 +322,12 @@ def layer_cost(measurement: Measurement) -> list[Row]:
     be all layers of the network.
 
     * ``parameters``: scalars of its parameters, frozen ones included.
-    * ``bytes``: parameters and persistent buffers as they are stored. Sharing the layer sends this much one way.
-      Frozen tensors are not sent.
-    * ``forward_flops``, ``backward_flops``: FLOPs of one training sample when every parameter trains
-      (:mod:`fl_core.run.costs`). Matrix products, convolutions and attention count. A multiply-add is two, everything
-      elementwise is zero.
+    * ``bytes``: parameters and persistent buffers as they are stored, without frozen
+      tensors, which are not sent. Sharing the layer sends this much one way.
+    * ``forward_flops``, ``backward_flops``: FLOPs of one training sample when every
+      parameter trains that is not frozen (:mod:`fl_core.run.costs`). Matrix products,
+      convolutions and attention count. A multiply-add is two, everything elementwise is
+      zero.
     * ``activation_bytes``: what the forward pass of one sample keeps for the backward pass, without parameters and
       buffers. A tensor that several operations keep counts once, at the first.
 
