@@ -121,4 +121,7 @@ def test_intervals_follow_the_discrepancies_of_the_clients(setting):
                 name: tau * (phi if name in long else 1) for name in sizes
             }
             chosen += len(long)
+        observed = {o.layer: o.value for o in algorithm.observations(after, rnd)}
+        assert observed == algorithm.intervals(after)
+        assert list(observed) == [layer.name for layer in algorithm.task_info.layers]
     assert chosen
