@@ -188,7 +188,7 @@ def rules_of(model: nn.Module) -> BufferRules:
 
 
 def buffers_without_rule(model: nn.Module) -> list[str]:
-    """Return the names of a model's persistent buffers that have no row in :data:`RULES`.
+    """Return the names of a model's persistent buffers without a rule in :func:`rules_of`.
 
     >>> net = nn.BatchNorm1d(2)
     >>> net.register_buffer("prototype", torch.zeros(2))
@@ -202,9 +202,10 @@ def buffers_without_rule(model: nn.Module) -> list[str]:
 
 
 def training_notes(before: nn.Module, after: nn.Module) -> list[str]:
-    """Return a note on averaged buffers without a row in :data:`RULES` that training changes, as a list of at most one.
+    """Return a list of at most one note: on buffers without a rule that training changes.
 
-    Only persistent floating buffers count. Without such a change the list is empty.
+    The note names persistent floating buffers alone, whose default rule is the mean.
+    Without such a change the list is empty.
 
     Args:
         before, after: a model, and a copy of it after a pass in training mode.

@@ -650,12 +650,10 @@ def _fill(config: RunConfig, defaults: Mapping[str, Any]) -> RunConfig:
 def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
     """Return the default number of rounds between evaluations.
 
-    It is a twentieth of the run, or more if evaluation is expensive.
-
-    Evaluation should take at most a tenth of the time. Scoring all validation and test samples costs about a quarter of
-    a local epoch of all clients. A forward pass takes a third of a training step's time. The two splits together have
-    half of training's samples. The round's locally trained models are scored as well. The interval is at most a third
-    of the rounds, rounded up.
+    It is a twentieth of the rounds, or more if evaluation is expensive, and at most a third
+    of them, rounded up. Evaluation shall take about a tenth of the time. Scoring a model on
+    all validation and test samples is taken as a quarter of a local epoch of all clients.
+    The locally trained models of the round are scored as well.
 
     >>> evaluation_interval(1000, 0.1, 1), evaluation_interval(400, 0.1, 1), evaluation_interval(3, 0.01, 1)
     (50, 29, 1)

@@ -246,8 +246,10 @@ CLOSE = 0.6
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name nearest to ``name``, or an empty text. Case is ignored.
 
-    A name is near if another tool uses the word for the same thing, if the spelling is similar, or if one name begins
-    with the other. Names that differ by more than one letter in length must have two neighbouring letters in common.
+    A name is near if another tool uses the word for the same thing (:data:`MEANT`), or if
+    the spelling is similar. Similar names that differ by more than one letter in length
+    must have two neighbouring letters in common. Without such a name, one that begins with
+    the other is near, from three letters on.
 
     >>> nearest("HEART.CVS", ["heart.csv", "digits"]), nearest("heart", ["xyz"])
     ('heart.csv', '')
@@ -539,9 +541,11 @@ def _alternatives(hint: object) -> tuple[Any, ...]:
 def fits(value: object, hint: object, dialect: Dialect = _NUMPY) -> bool:
     """Return whether a value has an annotated type, or is within a :class:`Bound`.
 
-    A single value is accepted for a Sequence or a Collection, but not for a list or a
-    tuple. The items of an iterator are not checked. A truth value is no number. An
-    annotation that is no class, such as Literal, accepts any value.
+    A single value is accepted for a Sequence or a Collection with an item type, such as 1
+    for ``Sequence[int]``. None is accepted there as an empty list. Every item must have the
+    first type in the brackets, also in a tuple. Items of dictionaries and iterators are not
+    checked. A truth value is no number. An annotation that is no class, such as Literal,
+    accepts any value.
 
     Args:
         value: the value.
@@ -763,6 +767,8 @@ def _check_argument(name: str, value: object, hint: object) -> None:
 def python_number(value: Any) -> Any:
     """Return NumPy's number or truth value as Python's, and anything else as it is.
 
+    NumPy's float64 is a subclass of ``float``, so it is returned as it is, too.
+
     >>> import numpy as np
     >>> python_number(np.int64(3)), python_number("3"), type(python_number(np.float32(0.5))).__name__
     (3, '3', 'float')
@@ -778,7 +784,9 @@ def python_number(value: Any) -> Any:
 
 
 def python_values(value: Any) -> Any:
-    """Return a value with NumPy's numbers as Python's, also within lists and dictionaries. A vector becomes a list.
+    """Return a value with NumPy's numbers as Python's, also within lists, tuples and dictionaries.
+
+    A vector becomes a list. Numbers are those of :func:`python_number`.
 
     >>> import numpy as np
     >>> python_values({"sizes": (np.int64(8), 4), "alpha": np.array([0.5, 1.0])})

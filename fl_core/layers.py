@@ -70,7 +70,8 @@ def layers_of(
         example: one batch, or the tuple of the forward pass's arguments.
         by: ``"block"`` (default) joins a normalisation to the Linear or convolution before it. The module paths in a
             model's ``layer_groups`` are one layer each (a residual block, an attention with its projections), or the
-            groups of timm's matcher if it has one. ``"module"`` makes every module that owns tensors a layer.
+            groups of timm's matcher if it has one. ``"module"`` makes every module that owns tensors a layer. With
+            both, an nn.MultiheadAttention and a module that peft has adapted are one layer with their inner modules.
 
     Raises:
         UsageError: ``by`` is unknown, a group names no module, or the model has no
@@ -211,9 +212,15 @@ def is_inside(name: str, path: str) -> bool:
 
 
 def _other_names(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, list[str]]:
-    """Return the further names of each tensor in the state dict: of itself, or of a tensor that shares its memory.
+    """Return the other names of each tensor in the model's state dict, as of tied weights.
 
-    A tensor without a further name has an empty list, and so has one that is not dense.
+    Two names belong together if their tensors begin at the same address. A view that begins
+    elsewhere in the same memory is not found. A tensor without other names has an empty
+    list, and so has one that is not dense.
+
+    Args:
+        model: the model.
+        tensors: its tensors by their first name (:func:`fl_core.tree.named_tensors`).
     """
     names_by_storage: dict[int, list[str]] = {}
     state = model.state_dict(keep_vars=True)
@@ -337,7 +344,7 @@ def _timm_groups(model: Any, tensors: dict[str, Tensor]) -> dict[str, str]:
 
     A group has the name of the module path that its tensors share (:func:`_own_path`).
     Without such a path, the first group is named ``stem`` and any other after its first
-    tensor.
+    tensor. A name that an earlier group has gets a ``+`` at its end.
 
     Args:
         model: a model with timm's ``group_matcher``.

@@ -340,7 +340,7 @@ class LayerPlan(Displayed):
 
     @property
     def cut(self) -> int | None:
-        """Return the number of shared layers if they are the first layers that train, else None.
+        """Return the number of shared layers that train if they are the first that train; else None.
 
         >>> layers = (*(Layer(name, (name,)) for name in "abc"), Layer("unused", ("d",), used=False))
         >>> shared = (), ("a",), ("b", "a"), ("a", "b", "c", "unused"), ("b",), ("a", "c")
@@ -668,7 +668,9 @@ def _sent(plan: LayerPlan) -> list[str]:
 
 
 def _named(plan: LayerPlan) -> dict[str, Any]:
-    """Return the tensors and modules that travel, and those that stay under all their names.
+    """Return the tensors that travel and the shared modules, and the same of what stays local.
+
+    A frozen tensor stays, also in a shared module. A tensor that stays has all its names.
 
     Raises:
         UsageError: a tensor travels under one name and stays under another.

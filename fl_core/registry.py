@@ -166,7 +166,8 @@ class Registry(Displayed, Generic[Member]):
         cell is registered under its own name in this process.
 
         Raises:
-            UsageError: the class is not of this registry's kind.
+            UsageError: the class is not of this registry's kind, or another member has its
+                name.
         """
         module, path = member.__module__, member.__qualname__
         self.adopt(member, path)

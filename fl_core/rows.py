@@ -121,7 +121,11 @@ def dumps(record: dict[str, Any]) -> str:
 
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
-    """Return a tidy frame with every column of the schema. Missing numbers are NaN, integers are pandas' Int64."""
+    """Return a tidy frame with every column of the schema.
+
+    ``value`` and ``stderr`` are floats, with NaN where they are missing. Whole numbers are
+    pandas' Int64, with NA where they are missing.
+    """
     import pandas as pd  # here alone: who only checks or appends rows goes without
 
     rows = list(rows)
@@ -333,13 +337,16 @@ def task_of(dimensions: int, classes: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """One score of a model on the samples of a split. :func:`fl_core.training.evaluate.scores` has the formulas.
+    """A kind of score: its name, its direction, its task and its range, without a value.
+
+    :func:`fl_core.training.evaluate.scores` has the formulas.
 
     Attributes:
         label: its name in tables and pictures.
         higher_is_better: whether a higher value is better. Otherwise a lower one is.
         share: whether it is between 0 and 1 and shown in percent.
-        task: one of :data:`TASKS`, or :data:`POSITIONS`. The loss belongs to all tasks, and has :data:`OWN`.
+        task: the task that has the score: one of :data:`TASKS`, or :data:`POSITIONS`. Here
+            :data:`OWN` means every task, as for the loss.
         missing: the reason in a row if the samples give no value. It is empty for a
             score that always has a value.
         range: its least and greatest value, if it is not a share.
@@ -528,7 +535,9 @@ def without_score(table: pd.DataFrame) -> pd.Series:
 
 
 def client_mean(table: pd.DataFrame, lacking: pd.Series) -> float:
-    """Return the mean of clients' values, weighted by training samples. It is NaN if all rows are left out.
+    """Return the mean of clients' values, weighted by training samples.
+
+    It is NaN if all rows are left out, or if a value of the others is missing.
 
     Args:
         table: rows of one score, with ``n_train``.

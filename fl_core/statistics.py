@@ -1,8 +1,8 @@
 """Statistics over clients, runs, datasets and algorithms: pure functions of numbers.
 
-A missing or non-finite number is never skipped. Results that depend on it are NaN, or their status gives the reason. A
-table has one row for each algorithm and one column for each block (a dataset, or a seed). The imports of scipy
-are local: it is slow, and a run goes without.
+A missing or non-finite number is not skipped. Results that depend on it are NaN, or an error gives the reason. Only
+:func:`paired` leaves out seeds without one of two values. A table of :func:`ranks` has one row for each algorithm and
+one column for each block (a dataset, or a seed). The imports of scipy are local: it is slow, and a run goes without.
 
 >>> for gap in (math.nan, math.inf):
 ...     values = [1.0, gap, 2.0]

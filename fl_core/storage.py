@@ -1,8 +1,9 @@
-"""Stored files: written atomically, with a digest, never reached through links, and read within limits of memory.
+"""Reading and writing of files: atomic writes, digests, and limits of memory.
 
-Untrusted files are read here, too: :func:`opened` takes regular files alone. A large
-file, a packed file that unpacks to far more, and deep JSON are refused before they fill
-the memory. :mod:`fl_core.formats` has the bounds of tables and images.
+:class:`Folder` follows no links below it, unless it is told to. Untrusted files are read
+here, too: :func:`opened` takes regular files alone. A large file, a packed file that
+unpacks to far more, and deep JSON are refused before they fill the memory.
+:mod:`fl_core.formats` has the bounds of tables and images.
 
 >>> parsed_json('{"layers": ["fc1", "fc2"]}')
 {'layers': ['fc1', 'fc2']}
@@ -74,9 +75,13 @@ def sign(data: Mapping[str, Any]) -> bytes:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file and missing folders atomically: a reader sees the old contents or the new ones.
+    """Write a file atomically: a reader sees the old contents or the new ones.
 
-    Temporary files that killed processes have left of the same file are removed.
+    Missing folders are made. Temporary files of the same file that killed processes have
+    left are removed.
+
+    Raises:
+        CorruptError: the path is a link, a folder, a pipe or a device.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     Folder(path.parent).write(path.name, data)
@@ -88,10 +93,11 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write data as JSON atomically: a reader sees the old contents or the new ones.
+    """Write data as JSON by :func:`write_atomically`.
 
     Raises:
         ValueError: a number is NaN or infinite. Nothing is written then.
+        CorruptError: as for :func:`write_atomically`.
     """
     write_atomically(path, json_bytes(data))
 
@@ -142,7 +148,9 @@ def check_folder(path: Path) -> None:
 
 
 def check_no_links(folder: Path) -> None:
-    """Refuse a folder with a symbolic link at any depth, because runs would be read or written elsewhere.
+    """Refuse a folder with a symbolic link at any depth below it.
+
+    Runs would be read or written elsewhere. The folder itself may be a link.
 
     Raises:
         CorruptError: there is a link. The message names it.
@@ -160,7 +168,11 @@ NAME_BYTES, PATH_BYTES = 255, 1000
 
 
 def is_file_name(name: str) -> bool:
-    r"""Return whether a relative name is valid for a file below a folder, on all systems.
+    r"""Return whether a relative name is valid for a file below a folder on Linux.
+
+    The parts between slashes must not be empty, ``.`` or ``..``. Each part has at most 255
+    bytes, and all parts together have at most 1000. No part has a NUL. What Windows forbids
+    in addition, such as ``a:b``, is not checked.
 
     >>> is_file_name("blobs/a.json"), is_file_name("a//b"), is_file_name("../a"), is_file_name("a" * 256)
     (True, False, False, False)
@@ -187,7 +199,9 @@ class Folder:
         links: whether links below it are followed, as in a user's cache of models.
 
     Raises:
-        CorruptError: from every method, if a name leads through a link, or to a pipe, a device or a folder.
+        CorruptError: from every method but :meth:`sync`: a name is invalid
+            (:func:`is_file_name`), or leads through a link, or to a pipe, a device or a
+            folder.
         OSError: from every method, with the file's path: a full disk, no permission.
     """
 
@@ -196,7 +210,7 @@ class Folder:
         self.links = links
 
     def file(self, name: str) -> Path:
-        """Return the path of a file's name, after a check that no link, pipe or device is in the way.
+        """Return the path of a file's name, after a check of the name and of what is there.
 
         The file need not exist.
         """
@@ -270,7 +284,8 @@ class Folder:
             shapes: forms that the data must have, all of them, as for :func:`fl_core.errors.validate`.
 
         Raises:
-            CorruptError: the file is missing, any byte differs, or it has another form.
+            CorruptError: the file is missing or too large, any byte differs, or it has
+                another form.
         """
         raw = self.read(name, JSON_BYTES)
         path = self.path / name
@@ -489,7 +504,7 @@ def tensor_sizes(path: Path) -> dict[str, int]:
     """Return the number of elements of each tensor of a safetensors file, by name. Only the header is read.
 
     Raises:
-        UsageError: the path is no regular file.
+        UsageError: as for :func:`check_regular`.
         ValueError: the header is damaged, or the file has another size than the header says.
     """
     size = check_regular(path)
@@ -690,8 +705,8 @@ def read_toml(path: Path, most: int) -> dict[str, Any]:
     """Return the contents of a TOML file of at most ``most`` bytes.
 
     Raises:
-        UsageError: the file is missing, too large, or no TOML, a key has more than :data:`DOTS` dots, or an integer
-            more than :data:`DIGITS` digits. The message names it.
+        UsageError: the file is missing, too large or no TOML, or :func:`check_toml`
+            refuses its text. The message names the file.
     """
     if not path.is_file():
         what = "no file"
@@ -826,8 +841,9 @@ def parsed_json(text: str | bytes) -> Any:
     """Return the contents of a text of JSON, which is refused if it would take far more memory than its bytes.
 
     Raises:
-        ValueError: the text is no JSON or no UTF-8, or has half of a surrogate pair, more than :data:`VALUES` short
-            values, or lists and objects that are nested more than :data:`DEEPEST` times.
+        ValueError: the text is no JSON or no UTF-8, or has half of a surrogate pair, too
+            many values (:data:`VALUES`), or lists and objects that are nested more than
+            :data:`DEEPEST` times.
     """
     if isinstance(text, bytes):
         text = text.decode()

@@ -267,6 +267,9 @@ def check_same(
 def is_finite(tensor: Tensor) -> bool:
     """Return whether a tensor has neither NaN nor infinity, in one pass and without a copy.
 
+    Tensors of other types than real floats are not checked and count as finite, complex
+    ones too. One of 8 bits is copied.
+
     >>> is_finite(torch.tensor([1.0, float("nan")])), is_finite(torch.zeros(0)), is_finite(torch.tensor([1, 2]))
     (False, True, True)
     """
@@ -477,6 +480,9 @@ def preserve_state(*models: nn.Module) -> Iterator[None]:
     * torch's CPU generator, and the CUDA generators if CUDA is in use
 
     Memory: a copy of all parameters, buffers and existing gradients.
+
+    Raises:
+        UsageError: the block has resized a buffer. All is restored before.
     """
     with ExitStack() as stack:
         stack.enter_context(forked_random())
@@ -566,7 +572,11 @@ def train(model: nn.Module) -> None:
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Set training or evaluation mode inside the block, and restore each module's own mode after it."""
+    """Set training or evaluation mode inside the block, and restore each module's own mode after it.
+
+    In training mode, modules that :func:`keep_evaluating` has marked stay in evaluation
+    mode.
+    """
     modes = [(module, module.training) for module in model.modules()]
     if any(
         was_training != training for _, was_training in modes
