@@ -282,8 +282,8 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
     Equal rows count once. Rounds, models or seeds with equal values count as one, too.
 
     Raises:
-        UsageError: rounds, models or seeds have different values, or a layer has two
-            values at one client or pair.
+        UsageError: runs, algorithms, rounds, models, seeds or splits have different
+            values, or a layer has two values at one client or pair.
     """
     varying = [name for name in _CONTEXT if table[name].nunique(dropna=False) > 1]
     if varying:
@@ -370,7 +370,8 @@ def against_nulls(
     These keys describe the first draw with a plan, or the first draw if none has one:
 
     * ``shared``: the layers that it would share
-    * ``values``, ``variant``: the curve in the plan's order, empty if the rule reads several, and its variant
+    * ``values``, ``variant``: the curve in the plan's order, and its variant. Both are
+      empty without a plan, and a layer outside the curve has None.
     * ``decided``: whether there is a plan
     * ``status``: the plan's, or why there is no plan
 

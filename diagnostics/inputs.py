@@ -194,12 +194,13 @@ def client_models(
         request: the other arguments, checked.
 
     Returns:
-        The clients, and the number of models that were given. A client that the request
-        has no number of training samples for has 0.
+        The clients, and the number of models that were given. If the request has no
+        numbers of training samples, they are 0.
 
     Raises:
         UsageError: models and data differ in number or names, models differ in their
-            tensors, or data cannot be read.
+            tensors, data cannot be read, or a client is missing in the request's
+            numbers of training samples.
     """
     federation_layout, seed, samples = None, request.seed or 0, request.samples
     n_train = request.n_train
@@ -260,7 +261,8 @@ def fit_outputs(
     All samples of a client are read once. Their number replaces an ``n_train`` of 0.
     The first two samples pass through the client's model and the loss. If a metric
     reads losses or the loss is binary, the loss takes all labels, with the output of
-    the first sample. Floating labels of a binary loss become classes, int64 [n].
+    the first sample. Floating labels of a binary loss become classes, int64 [n], if the
+    data are a pair. Warnings say what the model or the loss does unexpectedly.
 
     Args:
         subjects: the clients with their models and data.
@@ -507,7 +509,9 @@ def _joined(
     labels: Sequence[str],
     whole: bool,
 ) -> tuple[Data, Layout | None]:
-    """Return all batches of a loader as pairs of tensors, and their layout.
+    """Return all batches of a loader as pairs of tensors or one pair, and their layout.
+
+    Batches that are dicts become one pair, and its sequences are padded to one length.
 
     Args:
         loader: the loader. It gives at least one batch.

@@ -40,7 +40,9 @@ class LabelShift(Displayed):
     counts: pd.DataFrame
 
     def text(self) -> str:
-        """Return a sentence on the label distributions, and what it does not show.
+        """Return a sentence on the label distributions.
+
+        Unless they are shown to differ, a second one says what this does not rule out.
 
         >>> counts = pd.DataFrame({"well": [9, 9], "ill": [9, 9]})
         >>> for value in (Interval(0.0, 0.0, 0.05), Interval(0.2, 0.0, 0.4), Interval(0.31, 0.3, 0.32)):
@@ -128,7 +130,10 @@ def interval_of(data: FederatedData) -> Interval:
 
 
 def association(table: Array) -> float:
-    """Return chi-square over n of a table of clients x classes, without empty classes."""
+    """Return chi-square over n of a table of clients x classes, without empty classes.
+
+    It is NaN if a client has no samples.
+    """
     table = table[:, table.sum(axis=0) > 0]
     expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
     return float(((table - expected) ** 2 / expected).sum() / table.sum())

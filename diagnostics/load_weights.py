@@ -113,7 +113,7 @@ def folder_kind(path: Path | str) -> str:
     """Return the kind of a folder of weights in words; empty for other folders.
 
     It is ``a folder of transformers or peft``, or ``a folder of weights`` if it has
-    entries and all end as files of weights do (:data:`SUFFIXES`).
+    entries and all end as files of weights do, such as ``.pt``.
     """
     path = Path(path)
     for name in ("adapter_config.json", *WHOLE):

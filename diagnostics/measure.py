@@ -462,8 +462,8 @@ def diagnose_run(
         path: a run directory.
         metrics: registry names, or ``package.module:function``.
         round: a round with a checkpoint, ``"last"``, or ``"best"``: these models' best
-            round under a stopping rule. By default it is their best round under a
-            stopping rule, else the last. If all metrics read the server's model, it is
+            round under a stopping rule. Default: their best round under a stopping
+            rule, else the last. If all metrics read the server's model, the default is
             the first stored round of at least 20 and of a tenth of all, else the last.
         which: ``local`` (after local training, before aggregation), ``personal`` or ``global``. A client without such a
             model was not sampled in that round. The header lists these clients under ``absent``.
@@ -537,6 +537,9 @@ def diagnose_models(
         command: name of the command, for the header.
         options: further arguments of :func:`diagnose`. The task's model need not have the weights that training
             started from.
+
+    Raises:
+        UsageError: a client is not in the data, or as :func:`diagnose`.
     """
     return _at_models(task, models, Request.of(metrics, options), context, command)
 

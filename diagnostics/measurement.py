@@ -35,7 +35,7 @@ def batches(
 ) -> Iterator[Batch]:
     """Yield batches (x [n, ...], y [n, ...]) of data in order.
 
-    Integer labels of any type are converted to int64.
+    Integer and boolean labels are converted to int64.
 
     Args:
         data: a pair (x, y) of tensors, an object with such ``x`` and ``y``, or a re-iterable loader of pairs.
@@ -45,8 +45,10 @@ def batches(
             in training. Without a model they stay as they are.
 
     Raises:
-        UsageError: there are no samples, lengths differ, values are not finite, or the data are an iterator that can be
-            read only once. Or the model normalises over a batch, and there is one sample.
+        UsageError: the data are neither a pair nor a loader, or an iterator that can be
+            read only once. There are no samples, lengths differ, labels are complex, or
+            values are not finite. Or the model normalises over a batch, and there is
+            one sample.
     """
     if batch is not None:
         check_value("batch", batch, at_least(1))

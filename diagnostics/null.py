@@ -163,7 +163,8 @@ def null_samples(
 
     Samples are pairs (x, y), splits or loaders. A loader becomes a list of batches of
     the same sizes. If all clients have groups, these are shuffled whole, and the
-    results are splits. Otherwise they are pairs.
+    results are splits. Otherwise they are pairs. For ``fresh``, which changes models,
+    samples are returned as they are.
 
     >>> import torch
     >>> data = {"a": (torch.zeros(3, 1), torch.tensor([0, 0, 0])), "b": (torch.ones(3, 1), torch.tensor([1, 1, 1]))}
@@ -359,7 +360,8 @@ def on_null(
 def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
     """Return a copy of a model whose trainable modules have drawn their initial weights again.
 
-    Frozen modules stay as they were. Modules without parameters reset their statistics.
+    Frozen modules stay as they were. Modules without parameters reset their buffers if
+    they have ``reset_parameters``; other buffers stay.
 
     Raises:
         UsageError: a module has parameters of its own and no ``reset_parameters``. The message names it.

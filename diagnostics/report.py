@@ -263,10 +263,11 @@ class Report(Displayed):
         return plots.layer_map(self.header, self.table, width)
 
     def summary(self) -> Summary:
-        """Return the mean over clients of each metric's default variant, by layer.
+        """Return the mean of each metric's default variant by layer, and a conclusion.
 
-        Of several rounds the last counts. The reasons for missing values and the
-        conclusion follow.
+        The mean is over all rows of the variant: those of clients or pairs, and that of
+        all clients together (client "") if the metric has one. Of several rounds the
+        last counts. The reasons for missing values are added (:meth:`reasons`).
         """
         columns = {}
         for metric in dict.fromkeys(self.frame["metric"]):
@@ -384,7 +385,9 @@ def open_diagnosis(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
         rows: a report, the path of its file, or a pair (header, table).
 
     Raises:
-        UsageError: it is something else, such as a table without a header, or the file cannot be read.
+        UsageError: it is something else, such as a table without a header, or the file
+            does not exist or is no rows file.
+        CorruptError: a line of the file is damaged.
     """
     if isinstance(rows, (str, Path)):
         return schema.read(Path(rows))

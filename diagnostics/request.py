@@ -41,6 +41,7 @@ class Request:
         options: the options given for each metric, by name.
         probe: the samples on which clients' representations are compared, unless a metric's options name its own.
             Default: the first 512 samples of the clients' data, equally many of each.
+            In a run they are validation samples.
         by: how tensors are grouped into layers, see :func:`fl_core.layers.layers_of`. Default: block.
         layering: the models' layers, if they cannot be found from the models. An algorithm that builds adapters or a
             second head into a model keeps the plain model's layers. Default: found by ``by``.
@@ -162,7 +163,7 @@ class Request:
 
     @property
     def differentiates(self) -> bool:
-        """Return whether a metric reads losses, and so gradients."""
+        """Return whether a metric reads losses. The loss is then differentiated."""
         return any(metric.requires == "losses" for metric in self.metrics)
 
     def check(self, every: Sequence[Layer]) -> None:
@@ -193,7 +194,9 @@ ELSEWHERE = {
 
 
 def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:
-    """Return the metrics by name or by ``package.module:function``, each once in the order given.
+    """Return the metrics by name or ``package.module:function``, in the order given.
+
+    Each metric is there once. Words of ``METRIC_ALIASES`` are names, too.
 
     Raises:
         UsageError: a metric is unknown (the message gives the nearest name), or two have one name.

@@ -1,11 +1,12 @@
 """The rules that choose layers, and the plan that a rule makes of measured rows.
 
-A rule says how many layers, counted from the input, are federated. A function in this module with ``@rule`` above it is
-registered by its name.
+A rule says which layers are federated. A function in this module with ``@rule`` above
+it is registered by its name.
 
-A rule of one curve takes the layers' values from input to output. Higher values mean that clients differ more: a
-metric that declares the other end is turned first. A rule returns a number of layers from the input, or the names of
-the shared layers. The plan keeps the evidence.
+A rule of one curve takes the layers' values from input to output. Higher values mean
+that clients differ more. A metric that declares the other end is turned first, and one
+that declares no end is read as it is. A rule returns a number of layers from the input,
+or the names of the shared layers. The plan keeps the evidence.
 """
 
 from __future__ import annotations
@@ -325,6 +326,8 @@ def above_null(
 ) -> tuple[str, ...]:
     """Return the names of the shared layers: those whose value is not above the highest of the null's draws.
 
+    The result is empty if all values are above. :func:`select` refuses this.
+
     Args:
         values: value of each layer, [L].
         null: one curve for each draw of each null, [draws, L].
@@ -371,19 +374,23 @@ def select(
 
     The curve is the mean over clients weighted by their training samples, sum_c p_c v^c. It is computed again from the
     clients' own rows. For federation sensitivity v^c is S^c, relative to the client's first layer. For a metric of
-    pairs (cka) v^c is the mean of 1 - value over the pairs of client c. So it too grows with the difference. Every
-    client then weighs the same.
+    pairs v^c is the mean distance over the pairs of client c. For a similarity such as
+    cka the distance is 1 - value. So it too grows with the difference. Every client
+    then weighs the same.
 
-    Layers outside the forward pass are not in the curve and stay local. Frozen layers are not in it either. They are
-    shared, because they have the same values everywhere. They are sent and cost what any shared layer does.
+    Layers outside the forward pass are not in the curve and stay local. Frozen layers
+    are not in it either. They are shared, because they have the same values everywhere.
+    Frozen tensors are not sent and cost no bytes.
 
     A metric that declares ``differs="low"`` is turned, so that a rule always reads "higher = clients differ more":
     rules of ratios read 1 / value, others -value. The evidence's ``detail["differs"]`` has the declared end.
 
-    The evidence's ``detail`` reports how often the decision stays over resamples of the clients. It includes resamples
-    of their batches if the rows have some (:func:`~.curve.stability`). It also reports the decisions on nulls, if
-    the rows have some (:func:`~.curve.against_nulls`). It gives what a client uploads a round, if the rows
-    say it.
+    The evidence's ``detail`` reports the decisions on nulls, if the rows have some
+    (:func:`~.curve.against_nulls`). It gives what a client uploads a round, if the rows
+    say it. If the rule returns a number of layers by the values and threshold alone,
+    ``detail`` also reports how often the decision stays over resamples of the clients.
+    These include resamples of their batches if the rows have some
+    (:func:`~.curve.stability`).
 
     >>> import fedlayers as fl
     >>> report = fl.measure.diagnose_task(fl.assemble(fl.RunConfig(dataset="heart")), ["federation_sensitivity"])
@@ -692,7 +699,8 @@ def decide(
 ) -> LayerPlan:
     """Choose a plan during a run, from what the clients' accumulators recorded while training.
 
-    The result is the same as that of :func:`select` on rows of the same numbers (variant ``"training"``).
+    The plan is the one that :func:`select` makes of rows with the same numbers (variant
+    ``"training"``). There are no warnings, and no bytes in the evidence.
 
     Args:
         layers: all layers of the model, in order.

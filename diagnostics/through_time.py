@@ -84,8 +84,9 @@ def through_time(
         rounds, clients: the rounds and the clients to measure. Default: all; for the layer map at most 6 and 20,
             evenly spaced.
         draws: draws of the layer map's null, at least 2.
-        out: the folder in which rows of a run are kept, round by round. A second call reads them. Default: next to the
-            run, with ``-time`` after its name.
+        out: the folder in which rows of a run are kept, round by round. A second call
+            with the same ``metrics``, ``model``, ``clients``, ``draws`` and ``options``
+            reads them. Default: next to the run, with ``-time`` after its name.
         progress: show a bar of the rounds.
         live: draw what is measured so far in the notebook's cell, again at most once a second.
         options: further arguments of :func:`fl.diagnose <diagnostics.measure.diagnose>`; for your own code also
@@ -227,7 +228,8 @@ class Measuring(Listener):
         task: the run's task. Its configuration names the metrics.
 
     Raises:
-        UsageError: a metric is not registered, or does not fit the task.
+        UsageError: a metric is not registered, or some metrics read the shared model
+            and others the local models.
     """
 
     def __init__(self, task: Task) -> None:

@@ -446,7 +446,7 @@ def ggn_trace(measurement: Measurement, options: GaussNewtonTrace) -> list[Row]:
     The matrix is (1/N) sum_n J_n^T (d2 loss_n / df_n^2) J_n, for the logits f_n and their derivatives J_n in the
     layer's weights and biases (Schraudolph 2002). It leaves out the curvature of the network itself. The trace is at
     least 0 if the loss is convex in the logits, as all but the focal losses are. With cross-entropy it is the trace of
-    the Fisher information. Where ``hessian_trace`` is exact, both matrices have one trace.
+    the Fisher information. Where ``hessian_trace`` is exact, both traces are equal.
 
     Memory: the activations of ``batch`` samples.
 

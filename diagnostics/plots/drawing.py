@@ -199,9 +199,10 @@ def panels(
     columns: int = 4,
     room: tuple[float, float] = (1.6, 0.9),
 ) -> Iterator[list[Panel]]:
-    """Yield a :class:`Panel` for each of several Axes: the first of the given ones, or a grid.
+    """Yield a list with a :class:`Panel` for each of several Axes.
 
-    The grid lies in a given figure, or in a new one in the package's style.
+    They are the first of the given Axes, or a grid. The grid lies in a given figure, or
+    in a new one in the package's style.
 
     Args:
         axes: the given Axes, a figure to fill, or None for a new figure.

@@ -81,9 +81,11 @@ def logistic(
 ) -> Array:
     """Return labels [m] predicted for test [m, d] by multinomial logistic regression on x [n, d], y [n].
 
-    Features are standardised by the training samples'. The objective is (1/2) ||W||^2 + C sum_n cross-entropy, with a
-    free intercept. For two classes W is one vector. It does not change under a rotation. So features are reduced to the
-    training samples' span if d > n. If all training samples have one class, all test samples get it.
+    Features are standardised by the means and deviations of the training samples. The
+    objective is (1/2) ||W||^2 + C sum_n cross-entropy, with a free intercept. For two
+    classes W is one vector. The objective does not change under a rotation. So features
+    are reduced to the training samples' span if d > n. If all training samples have one
+    class, all test samples get it.
 
     Args:
         x, y: features and labels of the training samples.
@@ -318,7 +320,7 @@ def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
 
     Raises:
         NoValue: there are fewer than two samples, no training samples, or only one
-            class.
+            class in all or in the training samples of every fold.
     """
     from sklearn.exceptions import ConvergenceWarning
 

@@ -33,7 +33,7 @@ from fl_core.tree import Tree, in_mode
 from ..measurement import NO_LIMIT, Clock
 
 EPOCHS = (1, 2, 4)
-"""Epochs after which a copy is scored. The model without further training is always a choice, too."""
+"""Epochs after which a copy is scored."""
 SAMPLES = 200
 """The default maximum number of training samples of a client."""
 STREAM = "layer_tuning"

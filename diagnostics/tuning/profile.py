@@ -20,7 +20,7 @@ from fl_core.statistics import TAILS, Estimate, halves, stratified_mean
 from .copies import Array, Mask, Tuner, crosswise
 
 BY_CLIENT = 8
-"""The number of clients from which the error of a share comes from draws of clients."""
+"""The fewest clients with which the error of a share comes from draws of clients."""
 RESAMPLES = 1000
 
 
