@@ -98,7 +98,8 @@ class Diagnose(OfRun):
     measure_batch: int = 256
     """Samples per batch of the measurement. --batch-size is that of training."""
     round: str = ""
-    """Round of the run: one with a checkpoint, last or best. Default: best under a stopping rule, else last."""
+    """Round of the run: one with a checkpoint, last or best. Default: best under a stopping rule, else last.
+    With --models: one of its files, or last."""
     model: str | None = None
     """Models of the run: local, personal or global. Default: local. With --dataset: name of the model."""
     models: Path | None = None
@@ -195,8 +196,10 @@ class Diagnose(OfRun):
                     lambda: copy.deepcopy(task.model),
                     by_position=self.by_position,
                 )
-                number = int(self.round) if self.round.isdigit() else max(rounds)
-                check_known("round of --models", str(number), map(str, rounds))
+                number_of = {str(number): number for number in sorted(rounds)}
+                number_of["last"] = max(rounds)
+                name = self.round or "last"
+                number = number_of[check_known("round of --models", name, number_of)]
                 context = {"round": number, "model": "local", "run": self.models.name}
                 report = measure.diagnose_models(
                     task, rounds[number], metrics, context=context, **arguments

@@ -285,3 +285,8 @@ def test_the_command_measures_a_folder_of_models(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "round 4" in printed
     assert "without a model in this round: hungarian, switzerland" in printed
+    for name in ("best", "3"):
+        with pytest.raises(SystemExit):
+            main([*words.split(), "--pattern", "{client}_{round}.pt", "--round", name])
+        message = capsys.readouterr().err.strip()
+        assert f"unknown round of --models '{name}': known: 4, last" in message
