@@ -289,23 +289,26 @@ def folder_of(task: Task, **choice_arguments: Any) -> Path:
 
 
 def with_linear(question: Question) -> Question:
-    """Return the question with FedAvg of a linear model among its ways, or with the reason why it is not tried."""
+    """Return the question with FedAvg of a linear model among its ways, or with the reason why it is not tried.
+
+    Reasons that the question has already are kept.
+    """
     model = question.task.config.model
     if model.model == "linear" and not model.adapt:
-        return replace(
-            question, not_tried={LINEAR: "the network is linear: fedavg is it"}
-        )
-    if question.config.training.loss == OWN:
-        return replace(question, not_tried={LINEAR: "the loss belongs to your model"})
-    options = linear_model_of(question.task.data)
-    if isinstance(options, str):
-        return replace(question, not_tried={LINEAR: options})
-    way = linear_way(options)
-    try:
-        list(assembled(question.jobs(way, None)[:1], question.task))
-    except UsageError as error:
-        return replace(question, not_tried={LINEAR: str(error)})
-    return replace(question, ways=(*question.ways, way))
+        reason = "the network is linear: fedavg is it"
+    elif question.config.training.loss == OWN:
+        reason = "the loss belongs to your model"
+    elif isinstance(options := linear_model_of(question.task.data), str):
+        reason = options
+    else:
+        way = linear_way(options)
+        try:
+            list(assembled(question.jobs(way, None)[:1], question.task))
+        except UsageError as error:
+            reason = str(error)
+        else:
+            return replace(question, ways=(*question.ways, way))
+    return replace(question, not_tried={**question.not_tried, LINEAR: reason})
 
 
 def with_evaluations(config: RunConfig, own: Own) -> RunConfig:

@@ -9,8 +9,12 @@ import torch
 from torch import nn
 
 import fedlayers as fl
+from fedlayers.backends.local import no_progress
 from fedlayers.decision.linear import COUNTS, MODEL, linear_model_of
+from fedlayers.decision.training import make_question, with_linear
+from fedlayers.decision.ways import ELSEWHERE, LINEAR
 from fl_core import models
+from fl_core.config import with_own
 from fl_core.models.papers import WordCounts
 from fl_core.models.tokens import Tokenizer, TokenShape
 from tests.conftest import TOY
@@ -75,6 +79,15 @@ def test_words_are_hashed_over_sites():
     assert counts.sum() == 3
     few = WordCounts(9, COUNTS)
     assert torch.equal(few(ids % 9), WordCounts(9)(ids % 9))
+
+
+def test_the_reason_is_added_to_those_of_other_ways(tmp_path):
+    config = fl.RunConfig(dataset="heart", rounds=1, model="linear")
+    arguments = *with_own(config), tmp_path, None, [0], 0, False, no_progress
+    question = make_question(*arguments)
+    question = with_linear(replace(question, not_tried={"fallback": ELSEWHERE}))
+    assert question.not_tried.keys() == {"fallback", LINEAR}
+    assert question.not_tried["fallback"] == ELSEWHERE
 
 
 def test_other_samples_have_a_reason():
