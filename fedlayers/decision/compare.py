@@ -36,6 +36,7 @@ from fl_core.config import AUTO, ROUNDS, RunConfig, with_own
 from fl_core.data import Partition
 from fl_core.display import csv_bytes
 from fl_core.errors import (
+    NonFiniteError,
     RunError,
     UsageError,
     as_list,
@@ -231,7 +232,7 @@ def table_of(
     Raises:
         UsageError: an output of classes or labels is not finite, and ``failed`` is
             None.
-        NonFiniteError: an output of another task is not finite.
+        NonFiniteError: the same for an output of another task.
     """
     parts: dict[tuple[int, str, str], Part] = {}
     frames, missing = [], dict(failed or {})
@@ -247,7 +248,7 @@ def table_of(
                 continue
             try:
                 frame, part = _scored(job, losses, score, split)
-            except UsageError as error:  # outputs that are not finite
+            except (UsageError, NonFiniteError) as error:  # outputs are not finite
                 if failed is None:
                     raise
                 missing[job.name] = str(error)

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -129,6 +130,27 @@ def test_trials_that_fail_are_told_and_never_chosen(tmp_path):
     with refuses(r"fedavg.*fedavg, round 1", RunError):
         fl.tune(CONFIG, ["fedavg"], {"lr": [1e30]}, tmp_path / "all", trials=5)
     assert (tmp_path / "all" / "trials.csv").is_file()
+
+
+def test_a_trial_whose_outputs_are_not_finite_fails_alone(tmp_path, monkeypatch):
+    """Outputs of numbers raise another error than those of classes."""
+    load = SeedLosses.load
+
+    def with_bad_outputs(self, path, *names):
+        loaded = load(self, path, *names)
+        if path.name.startswith("fedavg-000"):
+            for model in loaded.models.values():
+                next(model.parameters()).data.fill_(float("nan"))
+        return loaded
+
+    monkeypatch.setattr(SeedLosses, "load", with_bad_outputs)
+    draw = np.random.default_rng(0)
+    x = {name: draw.normal(size=(60, 2)).astype(np.float32) for name in "ab"}
+    data = {name: (values, values.sum(1)) for name, values in x.items()}
+    config, rates = RunConfig(rounds=1, task="regression"), {"lr": [0.01, 0.02]}
+    result = fl.tune(config, ["fedavg"], rates, tmp_path, data=data, trials=2)
+    assert result.table["best"].tolist() == [False, True]
+    assert "finite" in result.table["failed"][0]
 
 
 def test_of_losses_the_smallest_is_chosen(tmp_path):
