@@ -24,7 +24,7 @@ from fedlayers.decision.verdict import actions_of
 from fedlayers.decision.ways import Ways
 from fl_core.config import RunConfig, with_own
 from fl_core.display import Displayed, Summary, csv_bytes
-from fl_core.errors import UsageError, plural
+from fl_core.errors import UsageError, listing, plural
 from fl_core.keys import Keys
 from fl_core.progress import say
 from fl_core.rows import check_score, in_column, label_of
@@ -161,13 +161,18 @@ def judged(table: LossTable, names: Sequence[str]) -> Study:
         names: the ways that a decision may name.
 
     Raises:
-        UsageError: there are no test samples.
+        UsageError: there are no test samples, or none of the ways is in the table.
     """
     if TEST not in table.splits:
         raise UsageError(
             "a study must have test samples to judge a decision; got none. Give clients more samples."
         )
     ways = [way for way in names if way in table.ways]
+    if not ways:
+        raise UsageError(
+            f"a study must have a result of one of its ways ({listing(names)}); got {listing(table.ways)} alone. "
+            "Train one of them."
+        )
     ways_by_seed = {}
     for seed in table.seeds:
         parts = {key: part for key, part in table.parts.items() if key[0] == seed}

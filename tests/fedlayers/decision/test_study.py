@@ -27,9 +27,11 @@ def test_the_regret_is_that_of_each_seed_s_own_decision():
     assert result.table["named"].iloc[1:].sum() == 4
 
 
-def test_one_seed_gives_no_interval_and_no_test_samples_are_refused():
+def test_one_seed_gives_no_interval_and_what_judges_nothing_is_refused():
     table = table_of({BASE_RATE: 1.0, FEDAVG: 0.5, "local": 0.4})
     assert "no interval" in judged(table, WAYS).text()
     parts = {key: one for key, one in table.parts.items() if key[2] != TEST}
+    with refuses(r"one of its ways \(head_local\); got base_rate"):
+        judged(table, ["head_local"])
     with refuses("test samples"):
         judged(type(table)(parts, table.score, table.overlap, table.clients), WAYS)
