@@ -240,6 +240,7 @@ class Tuner:
         No weight is trained. The order is that of :meth:`outputs`.
 
         Raises:
+            NonFiniteError: an output is not finite.
             NoValue: the budget is spent.
         """
         workspace, outputs = self.workspace, []
@@ -249,21 +250,29 @@ class Tuner:
             if isinstance(norm, nn.modules.batchnorm._BatchNorm)
         ]
         momentum = [norm.momentum for norm in norms]
-        for client, (_, x, y) in enumerate(self.train):
-            workspace.load(self.starts[client])
-            for norm in norms:
-                norm.reset_running_stats()
-                norm.momentum = None  # the mean over all batches
-            slices = batch_slices(len(y), self.training.batch_size, workspace.couples)
-            with tree.one_thread(), torch.no_grad(), in_mode(workspace.model, False):
+        try:
+            for client, (_, x, y) in enumerate(self.train):
+                workspace.load(self.starts[client])
                 for norm in norms:
-                    norm.train()
-                for part in slices:
-                    workspace.model(x[part])
-            outputs.append(self._outputs(client))
-        for norm, momentum_before in zip(norms, momentum, strict=True):
-            norm.momentum = momentum_before
-        return torch.cat(outputs)
+                    norm.reset_running_stats()
+                    norm.momentum = None  # the mean over all batches
+                slices = batch_slices(
+                    len(y), self.training.batch_size, workspace.couples
+                )
+                with (
+                    tree.one_thread(),
+                    torch.no_grad(),
+                    in_mode(workspace.model, False),
+                ):
+                    for norm in norms:
+                        norm.train()
+                    for part in slices:
+                        workspace.model(x[part])
+                outputs.append(self._outputs(client))
+        finally:
+            for norm, momentum_before in zip(norms, momentum, strict=True):
+                norm.momentum = momentum_before
+        return _finite(torch.cat(outputs))
 
     def _tune(
         self, client: int, names: frozenset[str], rate: float, epochs: Sequence[int]
@@ -384,12 +393,17 @@ def crosswise(
     Returns:
         The number of the candidate that was chosen for each sample, the losses of the first candidate, and those of the
         chosen one, each [n].
+
+    Raises:
+        NonFiniteError: a loss of a candidate is not finite.
     """
     choice = np.zeros(len(half), dtype=np.int64)
     first_losses, best_losses = np.zeros(len(half)), np.zeros(len(half))
     for number in (0, 1):
         is_scored, is_fitted = half == number, half != number
         pairs = [losses(candidate, is_fitted, is_scored) for candidate in candidates]
+        if not all(np.isfinite(np.concatenate(pair)).all() for pair in pairs):
+            raise NonFiniteError("A loss is not finite. Use a smaller lr.")
         means = [
             float(candidate_losses @ weight[is_fitted]) for candidate_losses, _ in pairs
         ]

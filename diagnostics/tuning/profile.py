@@ -80,6 +80,10 @@ class Profile:
 
         Args:
             outputs: the outputs of P candidates for all n validation samples, [P, n, C].
+
+        Raises:
+            NonFiniteError: an output of the shared model is not finite, or a loss.
+            NoValue: the budget is spent.
         """
         tuner, samples = self.tuner, self.tuner.held
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fedlayers as fl
-from diagnostics.measurement import ClientModel, Measurement
+from diagnostics.measurement import ClientModel, Measurement, NoValue
 from diagnostics.metrics.base import METRICS
 from diagnostics.plots.maps import panels_of
 from diagnostics.tuning.copies import Held, Tuner, crosswise
@@ -25,7 +25,9 @@ from diagnostics.tuning.permutation import blocks, permutation_test
 from diagnostics.tuning.profile import Gain, Profile
 from fl_core import seeds, tree
 from fl_core.data.federated import Split
+from fl_core.errors import NonFiniteError
 from fl_core.layers import layers_of
+from fl_core.models.building import batch_norms
 from fl_core.statistics import halves
 from fl_core.training import losses
 from fl_core.training.phases import Training
@@ -365,6 +367,26 @@ def test_a_choice_is_scored_on_the_half_that_it_never_saw():
     choice, before, after = crosswise(losses, candidates, samples.weight, half)
     assert choice.tolist() == (half == 1).astype(int).tolist()
     assert (after - before)[half == 1].tolist() == [2.0] * int((half == 1).sum())
+    values[1, 7] = np.nan
+    with refuses("loss is not finite", NonFiniteError):
+        crosswise(losses, candidates, samples.weight, half)
+
+
+def test_new_statistics_are_refused_if_not_finite_and_leave_the_momentum():
+    tuner = Tuner(network(), LOSS, TRAINING, [*PARTS.values()], 5, 7)
+    (norm,) = batch_norms(tuner.workspace.model).values()
+    assert tuner.with_new_statistics().isfinite().all()
+    tuner.starts = [{**tuner.starts[0], "5.bias": torch.full((3,), torch.inf)}] * 2
+    with refuses("output is not finite", NonFiniteError):
+        tuner.with_new_statistics()
+
+    def check():
+        raise NoValue("the budget is spent")
+
+    tuner.clock = SimpleNamespace(check=check)
+    with refuses("budget is spent", NoValue):
+        tuner.with_new_statistics()
+    assert norm.momentum == 0.1
 
 
 def test_starts_of_clients_are_their_own():
