@@ -146,8 +146,9 @@ def check_letters(axes: Sequence[Axes]) -> None:
         )
     if missing_letters:
         warn(
-            f"no installed font has the letters {listing(missing_letters, 4)}, which are drawn as boxes: "
-            "install one, such as Noto Sans CJK, or write names in Latin letters"
+            f"the picture's fonts lack the letters {listing(missing_letters, 4)}, which are drawn as boxes: "
+            "install one that has them, such as Noto Sans CJK, name one in matplotlib's font.family, "
+            "or write names in Latin letters"
         )
 
 
@@ -161,11 +162,9 @@ def literal(axes: Sequence[Axes]) -> None:
     for ax in axes:
         numbers: set[Any] = set()
         for axis in (ax.xaxis, ax.yaxis):
-            labels = axis.get_ticklabels(which="both")
+            labels = axis.get_ticklabels(which="both")  # writes their texts
             if isinstance(axis.get_major_formatter(), NUMBERS):
                 numbers |= {*labels}
-            else:
-                numbers |= set()
         for text in ax.findobj(Text):
             if (
                 isinstance(text, Text)

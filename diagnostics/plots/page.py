@@ -137,8 +137,10 @@ class Page:
         outer_parts, folded_parts = self._open, list[dict[str, Any]]()
         self._add("fold", summary=_spans(summary), parts=folded_parts)
         self._open = folded_parts
-        yield
-        self._open = outer_parts
+        try:
+            yield
+        finally:
+            self._open = outer_parts
 
     def glossary(self, terms: Mapping[str, str]) -> None:
         """Add a folded list of the terms on the page so far, with their meanings.

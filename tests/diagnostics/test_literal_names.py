@@ -77,5 +77,7 @@ def test_a_legend_names_each_client(name):
     assert wanted in shown
     assert len(wanted) <= LONGEST + 1
     assert name in wanted or name is LONG
-    boxes = [str(note.message) for note in notes if "no installed font" in str(note)]
+    boxes = [
+        str(note.message) for note in notes if "fonts lack the letters" in str(note)
+    ]
     assert len(boxes) == (name == "北京" and not fonts)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from diagnostics.plots.page import Page, in_words
+from fl_core.errors import UsageError
 from tests.conftest import refuses
 from tests.diagnostics.made import Tree
 
@@ -134,6 +135,16 @@ def test_written_at_once_and_the_same_each_time(full, tmp_path):
     full.write(str(paths[0]))
     assert sorted(tmp_path.iterdir()) == paths
     assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_what_follows_a_folded_part_that_failed_is_outside_of_it():
+    page = Page("t")
+    with refuses("columns"), page.fold("more"):
+        page.text("inside")
+        raise UsageError("columns must be there")
+    page.text("outside")
+    html = page.html()
+    assert html.index("inside") < html.index("</details>") < html.index("outside")
 
 
 def test_folded_parts_and_the_glossary(full):
