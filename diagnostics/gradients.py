@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from fl_core.errors import OneOf, check_known, warn
+from fl_core.errors import OneOf, check_fields, check_known, warn
 from fl_core.layers import Layer
 from fl_core.rows import Row
 from fl_core.seeds import seed_of, torch_seeded
@@ -96,8 +96,11 @@ def one_pass(measurement: Measurement, readers: Sequence[GradientReader]) -> lis
         readers: the metrics' options. Each makes a meter for each client, and rows from all meters.
 
     Raises:
-        UsageError: data, labels or model output do not fit, or layers belong to another model.
+        UsageError: an option is out of its bounds, data, labels or model output do not fit, or layers belong to
+            another model.
     """
+    for reader in readers:
+        check_fields(reader)
     readings: list[list[Reading]] = []
     share = READING if any(reader.compares for reader in readers) else 1.0
     with measurement.clock.within(share):

@@ -62,7 +62,7 @@ class GradNorm(Statistic):
 
     Raises:
         UsageError: the reduction or the choice of tensors is unknown (checked by
-            ``Metric.settings``).
+            ``Metric.settings``, and by ``one_pass``).
     """
 
     name: ClassVar[str] = "grad_norm"
@@ -110,7 +110,7 @@ class GradVariance(Statistic):
 
     Raises:
         UsageError: the reduction or the choice of tensors is unknown (checked by
-            ``Metric.settings``).
+            ``Metric.settings``, and by ``one_pass``).
     """
 
     name: ClassVar[str] = "grad_variance"
@@ -169,7 +169,8 @@ class GradSimilarity:
             its parameters.
 
     Raises:
-        UsageError: the choice of tensors is unknown (checked by ``Metric.settings``).
+        UsageError: the choice of tensors is unknown (checked by ``Metric.settings``,
+            and by ``one_pass``).
     """
 
     tensors: Tensors = "weights"

@@ -8,9 +8,16 @@ from torch import nn
 
 from diagnostics.gradients import cosine, variance
 from diagnostics.measurement import ClientModel
+from diagnostics.metrics.of_gradients import GradNorm
 from fl_core.layers import Layer, layers_of
 from fl_core.training import losses
-from tests.diagnostics.calls import grad_norm, grad_similarity, grad_variance
+from tests.conftest import refuses
+from tests.diagnostics.calls import (
+    grad_norm,
+    grad_similarity,
+    grad_variance,
+    one_pass,
+)
 from tests.made import Wired, cnn, labelled
 
 CE, FOCAL = (
@@ -115,6 +122,15 @@ def test_similarity_is_the_cosine_of_the_clients_gradients(tensors):
         assert row["value"] == pytest.approx(expected, rel=1e-9)
         stated = (row["variant"], row["status"], row["n_samples"])
         assert stated == ("cosine", "ok", 2 * N)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [("tensors", "choice of tensors"), ("reduction", "reduction")]
+)
+def test_options_of_a_pass_are_within_their_bounds(option, said):
+    """Options that are made without their metric are checked, too."""
+    with refuses(f"unknown {said} 'x'"):
+        one_pass(clients([net()]), LAYERS, [GradNorm(**{option: "x"})], loss=CE)
 
 
 def test_scale_does_not_matter():
