@@ -102,19 +102,39 @@ def digest_of(things: Iterable[Any]) -> str:
             members = dict(vars(definition))
             pending += definition.__bases__
         for key, value in sorted(members.items()):
-            function = inspect.unwrap(getattr(value, "__func__", value))
-            if isinstance(value, property):
-                function = value.fget
-            if isinstance(function, types.FunctionType):
+            functions = _functions(value)
+            for part, function in functions.items():
                 code_texts, used_objects = _compiled(function)
-                texts[name].append(f"{key}: {code_texts}")
+                texts[name].append(f"{key}{part}: {code_texts}")
                 pending += used_objects
-            elif isinstance(value, _CONSTANTS) and not key.startswith("__"):
+            if functions or key.startswith("__"):
+                continue
+            if isinstance(value, _CONSTANTS):
                 text = _text(value)
                 texts[name].append(f"{key} = {text}")
+            else:  # a class within the class, or an object
+                pending.append(value)
     if texts:
         return sha(repr(sorted(texts.items())).encode())
     return ""
+
+
+def _functions(member: Any) -> dict[str, types.FunctionType]:
+    """Return the functions of a class's member by the ending of their names; empty for a value.
+
+    The endings tell a property's setter and deleter from its getter.
+    """
+    if isinstance(member, property):
+        functions = {"": member.fget, ".setter": member.fset, ".deleter": member.fdel}
+    else:
+        if isinstance(member, functools.cached_property):
+            member = member.func
+        functions = {"": inspect.unwrap(getattr(member, "__func__", member))}
+    return {
+        part: function
+        for part, function in functions.items()
+        if isinstance(function, types.FunctionType)
+    }
 
 
 def _definition(thing: Any) -> Any:

@@ -114,6 +114,46 @@ def test_a_notebooks_cell_has_a_digest(monkeypatch):
 NAMED = RunConfig(model="mine:Net", rounds=3, epochs=1, checkpoint_every=1, stack="off")
 
 
+MEMBERS = """
+import functools
+
+class Net:
+    @property
+    def width(self):
+        return 11
+
+    @width.setter
+    def width(self, value):
+        self.half = value + 22
+
+    @width.deleter
+    def width(self):
+        self.half = 33
+
+    @functools.cached_property
+    def depth(self):
+        return 44
+
+    class Block:
+        def forward(self, x):
+            return 55 * x
+
+    def f(self):
+        return self.Block().forward(1)
+"""
+
+
+@pytest.mark.parametrize("number", [11, 22, 33, 44, 55])
+def test_an_edit_of_any_member_of_a_class_changes_its_digest(number):
+    def digest(text):
+        names = {"__name__": "mine"}
+        exec(compile(text, "<mine>", "exec"), names)
+        return digest_of([names["Net"]])
+
+    assert digest(MEMBERS) == digest(MEMBERS)
+    assert digest(MEMBERS) != digest(MEMBERS.replace(str(number), "66"))
+
+
 def test_a_run_does_not_go_on_with_edited_code(imported, capsys):
     imported()
     runner.run(NAMED, "run", progress=False, until=1)
