@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from inspect import signature
 from math import prod
 from typing import Any
 
@@ -162,14 +163,20 @@ def unfused(model: nn.Module, allow_tf32: bool = True) -> Iterator[None]:
 
     Args:
         model: the model. If it has a recurrent module, cuDNN and oneDNN are off inside
-            the block. Otherwise they are on.
-        allow_tf32: whether cuDNN may compute in TensorFloat-32 inside the block.
+            the block. Otherwise they stay as they are, with their other settings.
+        allow_tf32: False: cuDNN does not compute in TensorFloat-32 inside the block,
+            and precisions are PyTorch's defaults. True leaves these settings.
     """
-    may_fuse = not any(isinstance(module, nn.RNNBase) for module in model.modules())
-    with (
-        torch.backends.cudnn.flags(enabled=may_fuse, allow_tf32=allow_tf32),
-        torch.backends.mkldnn.flags(enabled=may_fuse, allow_tf32=None),
-    ):
+    cudnn, onednn = torch.backends.cudnn, torch.backends.mkldnn
+    # None leaves a setting as it is; PyTorch's defaults of these arguments do not
+    cudnn_settings: dict[str, Any] = dict.fromkeys(signature(cudnn.flags).parameters)
+    onednn_settings: dict[str, Any] = dict.fromkeys(signature(onednn.flags).parameters)
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        cudnn_settings["enabled"] = onednn_settings["enabled"] = False
+    if not allow_tf32:
+        cudnn_settings |= {"allow_tf32": False, "fp32_precision": "none"}
+        onednn_settings["fp32_precision"] = "none"
+    with cudnn.flags(**cudnn_settings), onednn.flags(**onednn_settings):
         yield
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_core.run.costs import FORMULAS, count_flops
+from fl_core.run.costs import FORMULAS, count_flops, unfused
 
 torch.manual_seed(0)
 
@@ -157,3 +157,23 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def test_unknown_products_are_named(work, name):
     with pytest.warns(UserWarning, match=f"without {name}: no formula"):
         counts(work, torch.eye(3))
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.LSTM(2, 2)])
+def test_kernels_are_off_for_recurrent_networks_and_other_settings_stay(model, is_on):
+    cudnn, onednn = torch.backends.cudnn, torch.backends.mkldnn
+
+    def settings():
+        own = cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32
+        return cudnn.enabled, onednn.enabled, *own
+
+    others = {"benchmark": is_on, "deterministic": is_on, "allow_tf32": not is_on}
+    with cudnn.flags(is_on, **others), onednn.flags(is_on, allow_tf32=None):
+        before = settings()
+        with unfused(model):
+            kernels = is_on and not isinstance(model, nn.RNNBase)
+            assert settings() == (kernels, kernels, *before[2:])
+        with unfused(model, allow_tf32=False):
+            assert settings() == (kernels, kernels, *before[2:4], False)
+        assert settings() == before
