@@ -271,13 +271,15 @@ def final_rows(
         frame: all rows of the run.
         round: the number of completed rounds.
         best: the best round of each model under a stopping rule, in place of ``round``.
-            A model that it lacks has its rows before the first round. None or an empty
-            one leaves ``round`` in force.
+            A model that it lacks has that of the model that clients use, or ``round``
+            if that one has none either. None or an empty one leaves ``round`` in force.
     """
-    round_of_model = round
-    if best:
-        round_of_model = frame["model"].map(best).fillna(0)
-    return frame[(frame["round"] == round_of_model) & (frame["split"] == "test")]
+    test_rows = frame[frame["split"] == "test"]
+    best = best or {}
+    models = [*test_rows["model"].unique()]
+    common_round = best.get(rows.used_model(models), round)
+    round_of_model = {model: best.get(model, common_round) for model in models}
+    return test_rows[test_rows["round"] == test_rows["model"].map(round_of_model)]
 
 
 def scores_text(
@@ -298,6 +300,10 @@ def scores_text(
     if best:
         rounds = listing(f"{model} {best_round}" for model, best_round in best.items())
         title = f"test split, best round on validation ({rounds})"
+        round_of_model = dict(zip(last_rows["model"], last_rows["round"], strict=True))
+        for model, used_round in round_of_model.items():
+            if model not in best:
+                title += f"; {model} has none: round {used_round}"
     if last_rows.empty:
         return f"{title}: no scores"
     lacks_score, count = (

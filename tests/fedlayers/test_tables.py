@@ -5,7 +5,7 @@ import pytest
 
 import fedlayers as fl
 from diagnostics.report import Report
-from fedlayers.run_result import scores_text
+from fedlayers.run_result import final_rows, scores_text
 from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.run import runner
@@ -25,6 +25,29 @@ def scored(n):
                 at = {"split": split, "round": number, **where}
                 lines.append(rows.row(metric, shown, **at))
     return rows.frame(lines)
+
+
+@pytest.mark.parametrize(
+    ("best", "wanted", "note"),
+    [
+        (None, {"global": 4, "personal": 4}, ", round 4"),
+        ({"personal": 2}, {"global": 2, "personal": 2}, "; global has none: round 2"),
+        ({"global": 3}, {"global": 3, "personal": 4}, "; personal has none: round 4"),
+        ({"global": 3, "personal": 2}, {"global": 3, "personal": 2}, "personal 2)"),
+    ],
+)
+def test_a_model_without_a_best_round_has_that_of_the_model_in_use(best, wanted, note):
+    lines = []
+    for number in range(5):
+        for model in wanted:
+            at = {"split": "test", "round": number, "client": "a", "model": model}
+            lines.append(rows.row("accuracy", number / 10, n_train=9, **at))
+    frame = rows.frame(lines)
+    last_rows = final_rows(frame, 4, best)
+    assert dict(zip(last_rows["model"], last_rows["round"], strict=True)) == wanted
+    title = scores_text(frame, 4, best).splitlines()[0]
+    assert title.endswith(note)
+    assert title.count("has none") == len(wanted) - len(best or wanted)
 
 
 @pytest.mark.parametrize("n", [1, 8, 9])
