@@ -17,6 +17,9 @@ from fl_core.errors import (
     check_known,
     check_type,
     check_value,
+    listing,
+    needs_package,
+    warn,
 )
 
 if TYPE_CHECKING:
@@ -92,14 +95,8 @@ class Monitor:
                 :func:`fl.diagnose <diagnostics.measure.diagnose>`.
         """
         check_type("models", models, dict, "Name each client.")
-        check_type("round", round, int)
-        if round % self.every:
+        if not self._is_due(round):
             return None
-        last_round = -1 if self.report is None else self.report.frame["round"].max()
-        if round <= last_round:
-            raise UsageError(
-                f"round must grow; got {round} after {last_round:.0f}. Count the rounds from 1."
-            )
         for client in models:
             check_known("client", client, self.data)
         models = {client: models[client] for client in self.data if client in models}
@@ -125,23 +122,52 @@ class Monitor:
     def add(self, client: str, model: nn.Module, round: int) -> None:
         """Keep a copy of a client's model, and measure once the round has a model of every client of the data.
 
-        Rounds that are not due are ignored. If some clients sit out a round, call :meth:`step` instead.
+        Rounds that are not due are ignored. Copies of earlier rounds are dropped after
+        a measurement. If some clients sit out a round, call :meth:`step` instead.
 
         Args:
             client: name of the client, as in the data.
             model: its model after the round.
-            round: the number of the round, from 1.
+            round: the number of the round, from 1. It must be above that of the last
+                measurement.
+
+        Warns:
+            UserWarning: earlier rounds are not measured, since they lack clients.
 
         Raises:
             UsageError: the client is not in the data, or as :meth:`step`.
         """
         check_known("client", client, self.data)
-        if round % self.every:
+        if not self._is_due(round):
             return
         models = self._waiting.setdefault(round, {})
         models[client] = tree.copied(model)
-        if models.keys() == self.data.keys():
-            self.step(self._waiting.pop(round), round)
+        if models.keys() != self.data.keys():
+            return
+        self.step(self._waiting.pop(round), round)
+        earlier_rounds = sorted(number for number in self._waiting if number < round)
+        for number in earlier_rounds:
+            models = self._waiting.pop(number)
+            missing_clients = listing(name for name in self.data if name not in models)
+            warn(
+                f"round {number} is not measured: it has no model of {missing_clients}"
+            )
+
+    def _is_due(self, round: int) -> bool:
+        """Return whether a round is measured.
+
+        Raises:
+            UsageError: the round is due, and not above the last measured one.
+        """
+        check_type("round", round, int)
+        if round % self.every:
+            return False
+        last_round = -1 if self.report is None else self.report.frame["round"].max()
+        if round <= last_round:
+            raise UsageError(
+                f"round must grow; got {round} after {last_round:.0f}. Count the rounds from 1."
+            )
+        return True
 
     def layer_map(self, **map_arguments: Any) -> Figure:
         """Draw the layers from top to bottom and the rounds from left to right.
@@ -171,15 +197,22 @@ class Monitor:
                 its end. None adds it after each epoch, which counts as a round.
 
         Raises:
-            ImportError: transformers is not installed.
+            UsageError: transformers is not installed, or the client is not in the data.
         """
-        from transformers import TrainerCallback
+        try:
+            from transformers import TrainerCallback
+        except ImportError as error:
+            purpose = "watch its trainer"
+            raise needs_package("transformers", purpose, "lora") from error
+        check_known("client", client, self.data)
 
         def at_end(args: Any, state: Any, control: Any, **how: Any) -> None:
-            self.add(client, how["model"], round or int(state.epoch + 0.5))
+            number = int(state.epoch + 0.5) if round is None else round
+            self.add(client, how["model"], number)
 
         callback = TrainerCallback()
-        setattr(callback, "on_train_end" if round else "on_epoch_end", at_end)
+        event = "on_epoch_end" if round is None else "on_train_end"
+        setattr(callback, event, at_end)
         return callback
 
     def lightning_callback(self, client: str, round: int | None = None) -> Any:
@@ -193,15 +226,21 @@ class Monitor:
                 its end. None adds it after each epoch, which counts as a round.
 
         Raises:
-            ImportError: lightning is not installed.
+            UsageError: lightning is not installed, or the client is not in the data.
         """
-        from lightning.pytorch import Callback
+        try:
+            from lightning.pytorch import Callback
+        except ImportError as error:
+            raise needs_package("lightning", "watch its trainer", "") from error
+        check_known("client", client, self.data)
 
         def at_end(trainer: Any, module: nn.Module) -> None:
-            self.add(client, module, round or trainer.current_epoch + 1)
+            number = trainer.current_epoch + 1 if round is None else round
+            self.add(client, module, number)
 
         callback = Callback()
-        setattr(callback, "on_train_end" if round else "on_train_epoch_end", at_end)
+        event = "on_train_epoch_end" if round is None else "on_train_end"
+        setattr(callback, event, at_end)
         return callback
 
     def watch(self, strategy: Any, model: nn.Module) -> Any:
@@ -216,8 +255,8 @@ class Monitor:
             model: the network. Tensors that do not travel are those of this one.
 
         Raises:
-            UsageError: during a round, if a reply lacks the metric or has another
-                number, or as :meth:`step`.
+            UsageError: during a round, if a reply has not one record of arrays and one
+                of metrics, lacks the metric or has another number, or as :meth:`step`.
         """
         aggregate = strategy.aggregate_train
 
@@ -228,8 +267,14 @@ class Monitor:
             for content in (
                 content.content for content in replies if content.has_content()
             ):
-                (arrays,) = content.array_records.values()
-                (metrics,) = content.metric_records.values()
+                array_records = [*content.array_records.values()]
+                metric_records = [*content.metric_records.values()]
+                if len(array_records) != 1 or len(metric_records) != 1:
+                    raise UsageError(
+                        "a reply must have one record of arrays and one of metrics to be measured; "
+                        f"got {len(array_records)} and {len(metric_records)}. Join them."
+                    )
+                (arrays,), (metrics,) = array_records, metric_records
                 number = metrics.get(PARTITION)
                 if number not in names:
                     raise UsageError(

@@ -160,10 +160,12 @@ def needs_package(package: str, purpose: str, extra: str) -> UsageError:
 
     Args:
         purpose: what the package is needed for, such as ``read t.parquet``.
-        extra: the optional dependencies of fedlayers that contain the package, such as ``parquet``.
+        extra: the optional dependencies of fedlayers that contain the package, such as ``parquet``. It is empty if
+            none does.
     """
+    requirement = f"'fedlayers[{extra}]'" if extra else package
     return UsageError(
-        f"{package} must be installed to {purpose}. Run pip install 'fedlayers[{extra}]'."
+        f"{package} must be installed to {purpose}. Run pip install {requirement}."
     )
 
 

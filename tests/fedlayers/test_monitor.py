@@ -1,5 +1,6 @@
 """A monitor in loops of others: the rows of a measurement through time, and one line for what cannot be."""
 
+import sys
 from copy import deepcopy
 from types import SimpleNamespace
 
@@ -57,8 +58,22 @@ def by_lightning(monitor, found):
             monitor.lightning_callback(name).on_train_epoch_end(at, models[name])
 
 
-def by_replies(monitor, models, round):
-    """Watch a strategy of Flower that receives these clients' models. Return what it aggregates."""
+def without(package, callback):
+    """Return a call of a monitor's callback where a package is not installed."""
+
+    def act(monitor, of):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            callback(monitor, "north")
+
+    return act
+
+
+def by_replies(monitor, models, round, twice=""):
+    """Watch a strategy of Flower that receives these clients' models. Return what it aggregates.
+
+    Replies may have a kind of record twice.
+    """
     flwr = pytest.importorskip("flwr.app", reason="flwr is not installed")
     strategy = SimpleNamespace(aggregate_train=lambda round, replies: replies)
     replies = [SimpleNamespace(has_content=lambda: False)]
@@ -66,6 +81,8 @@ def by_replies(monitor, models, round):
         arrays = flwr.ArrayRecord(model.state_dict())
         metrics = flwr.MetricRecord({"partition-id": float(number), "num-examples": 30})
         content = flwr.RecordDict({"arrays": arrays, "metrics": metrics})
+        if twice:
+            content["again"] = content[twice]
         replies.append(SimpleNamespace(has_content=lambda: True, content=content))
     return monitor.watch(strategy, mlp(4, 6, 3)).aggregate_train(round, iter(replies))
 
@@ -83,6 +100,30 @@ def test_clients_that_took_no_part_have_no_rows():
     monitor.step({"south": models[2]["south"]}, 2)
     seen = monitor.report.frame.groupby("round")["client"].agg(set)
     assert seen.tolist() == [{*CLIENTS}, {"south"}]
+
+
+def test_rounds_that_can_no_longer_be_measured_are_dropped():
+    models, data = trained()
+    monitor = fl.Monitor(data, "grad_norm")
+    for round in (1, 2, 3):
+        monitor.add("north", models[round]["north"], round)
+    with pytest.warns(UserWarning, match="round 1 is not measured.*south"):
+        monitor.add("south", models[2]["south"], 2)
+    assert [*monitor._waiting] == [3]
+    monitor.add("south", models[3]["south"], 3)
+    assert monitor.report.frame["round"].unique().tolist() == [2, 3]
+
+
+def test_a_round_that_is_named_is_measured_at_the_end_of_training():
+    """Round 0, before all training, is one, too."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    models, data = trained()
+    monitor = fl.Monitor(data, "grad_norm")
+    for name in CLIENTS:
+        callback = monitor.trainer_callback(name, 0)
+        for event in (callback.on_epoch_end, callback.on_train_end):
+            event(None, SimpleNamespace(epoch=3.0), None, model=models[1][name])
+    assert monitor.report.frame["round"].unique().tolist() == [0]
 
 
 @pytest.mark.parametrize("loop", [by_steps, by_trainer, by_lightning, by_flower])
@@ -112,6 +153,23 @@ def test_every_loop_gives_the_rows_of_a_measurement_through_time(loop, tmp_path)
         (lambda watch, of: watch.step(of(5, 6, 3), 4), "round 4: client 'north'"),
         (lambda watch, of: watch.step([mlp(4, 6, 3)], 4), "models must"),
         (lambda watch, of: watch.add("nord", mlp(4, 6, 3), 4), "north"),
+        (
+            lambda watch, of: watch.add("north", mlp(4, 6, 3), 2),
+            "round must grow; got 2 after 2",
+        ),
+        (
+            lambda watch, of: by_replies(watch, {0: mlp(4, 6, 3)}, 4, "arrays"),
+            "one record of arrays and one of metrics.*got 2 and 1",
+        ),
+        (
+            lambda watch, of: by_replies(watch, {0: mlp(4, 6, 3)}, 4, "metrics"),
+            "one record of arrays and one of metrics.*got 1 and 2",
+        ),
+        (without("transformers", fl.Monitor.trainer_callback), "'fedlayers.lora.'"),
+        (
+            without("lightning.pytorch", fl.Monitor.lightning_callback),
+            "lightning must be installed.*Run pip install lightning",
+        ),
         (lambda watch, of: by_replies(watch, {7: mlp(4, 6, 3)}, 4), "0 to 1; got 7"),
         (
             lambda watch, of: by_replies(watch, {1: mlp(5, 6, 3)}, 4),
