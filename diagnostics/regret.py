@@ -347,7 +347,8 @@ class Regret(Displayed):
         rows: a line for each federation and seed, with the columns :data:`COLUMNS`: the plan that the rule names, and
             the points lost by it (``rule``) and by the constants. These are to share all layers (``fedavg``), to keep
             the last layer local (``head_local``), and the mean of all plans (``random``).
-        left_out: why a federation and seed has no line; keys are ``FEDERATION seed N``.
+        left_out: why a federation or seed has no line. Keys are ``FEDERATION seed N``, ``FEDERATION seeds from N`` for
+            seeds that the table lacks, and ``FEDERATION`` for one without files.
     """
 
     name: str

@@ -126,7 +126,8 @@ def regret(
     for name in names:
         seeds_of_table = known_seeds(name)
         if len(seeds_of_table) < seeds:
-            left_out[name] = (
+            next_seed = seeds_of_table[-1] + 1
+            left_out[f"{name} seeds from {next_seed}"] = (
                 f"the table has {plural(len(seeds_of_table), 'seed')}, not {seeds}"
             )
         for seed in seeds_of_table[:seeds]:

@@ -233,7 +233,7 @@ def test_a_rule_may_name_layers_whatever_it_takes(own_members, monkeypatch):
     for rule in (by_heart, below):
         result = fl.regret(rule, metric="grad_norm", federations=["heart"] * 2, seeds=9)
         assert len(result.rows) == 1
-        assert result.left_out == {"heart": "the table has 1 seed, not 9"}
+        assert result.left_out == {"heart seeds from 1": "the table has 1 seed, not 9"}
 
 
 def test_values_that_are_no_numbers_are_left_out_by_name(own_members):
