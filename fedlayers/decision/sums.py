@@ -1,7 +1,7 @@
 """Sums that a client sends in place of its losses: at stated temperatures, and over groups of samples.
 
-They are all that the rule needs (:class:`fedlayers.decision.table.SumPart`). No loss of one sample is among them,
-unless a client has a single sample in a split, or in a half of its validation samples.
+They are all that the rule needs (:class:`fedlayers.decision.table.SumPart`). A sum is over two samples or more, and
+sums that would give the loss of one sample are refused (:func:`check_samples`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedlayers.decision.losses import PROBABLE, Predictor, SeedLosses
-from fedlayers.decision.table import VALIDATION
+from fedlayers.decision.table import TEST, VALIDATION
 from fl_core import tree
+from fl_core.errors import UsageError
 from fl_core.training import evaluate
 
 TEMPERATURES = tuple(2.0 ** (k / 2) for k in range(-4, 17))
@@ -39,6 +40,8 @@ class Calibration(NamedTuple):
 
 
 UNCALIBRATED = Calibration()
+LEAST = {VALIDATION: 4, TEST: 3}
+"""The fewest samples of a split over whose losses sums leave a client, if it has any there."""
 
 
 # --- at a site -------------------------------------------------------------------------------------------------
@@ -53,6 +56,38 @@ def temperatures_of(kind: str) -> tuple[float, ...]:
     if kind in PROBABLE:
         return TEMPERATURES
     return (1.0,)
+
+
+def check_samples(losses: SeedLosses, client: str) -> None:
+    """Refuse sums that give the loss of a single sample of a client.
+
+    A split must have as many as :data:`LEAST` says, and each half of its validation
+    samples two or more. A split of two groups must have two or more in each, because
+    the sums of two groups and of their products are the two groups' losses. A split or
+    half without samples is allowed.
+
+    Args:
+        losses: the samples of the seed.
+        client: the client's name.
+
+    Raises:
+        UsageError: they would give it. The message names the client and the split.
+    """
+    for split, least in LEAST.items():
+        if client not in losses.labels[split]:
+            continue
+        samples = losses.samples[split]
+        groups = samples.loc[samples["client"] == client, "group"]
+        sizes = list(groups.value_counts())
+        if len(sizes) > 2:
+            sizes = []
+        if split == VALIDATION:
+            sizes += np.bincount(losses.dealt[client]).tolist()
+        if len(groups) < least or 1 in sizes:
+            raise UsageError(
+                f"{split} samples of client {client!r} must be at least {least}, in halves and groups of 2 or more, to "
+                f"hide the loss of each; got {len(groups)}. Give it more samples."
+            )
 
 
 def client_losses(
@@ -85,7 +120,11 @@ def sums_of_halves(
     second is over the mean loss of the other classes, which softened targets need
     (:func:`fl_core.training.evaluate.soft_targets`). It is 0 if outputs are no
     probabilities. All sums are 0 if the client has no validation samples.
+
+    Raises:
+        UsageError: as for :func:`check_samples`.
     """
+    check_samples(losses, client)
     temperatures = temperatures_of(losses.kind)
     if client not in losses.labels[VALIDATION]:
         return [[[0.0, 0.0] for _ in temperatures] for _ in range(2)]
@@ -168,7 +207,11 @@ def group_sums(
         groups; and ``products`` [K + 1, K + 1], the sums over the groups of the
         products of any two numbers. All are 0 if the client has no samples in the
         split.
+
+    Raises:
+        UsageError: as for :func:`check_samples`.
     """
+    check_samples(losses, client)
     size = len(ways) + 1
     if client not in losses.labels[split]:
         return {"draws": 0, "sums": [0.0] * size, "products": [[0.0] * size] * size}

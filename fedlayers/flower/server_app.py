@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedlayers.decision import training
 from fedlayers.decision.answer import Answer
 from fedlayers.decision.choose import answered, cost_of, store
 from fedlayers.decision.jobs import check_stored, jobs_of
+from fedlayers.decision.sums import LEAST
 from fedlayers.decision.table import FEDAVG
 from fedlayers.decision.ways import ELSEWHERE, default_names, ways_of
 from fedlayers.flower.clients import UNUSED, Sites
@@ -168,7 +170,8 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answ
         file: the server's file, with further ways (``arms``) and the seeds.
 
     Raises:
-        UsageError: an unknown name, a plan, a stopping rule, or runs of another configuration below ``out``.
+        UsageError: an unknown name, a plan, a stopping rule, a client with too few samples, or runs of another
+            configuration below ``out``.
         RunError: every way failed.
     """
     if config.federation.plan is not None:
@@ -211,6 +214,13 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answ
         raise UsageError(
             "clients must have validation samples to choose a plan; got none. Give clients more samples."
         )
+    for client in chain.from_iterable(one.data.clients for one in tasks.values()):
+        for split, least in LEAST.items():
+            if 0 < len(client.split(split)) < least:
+                raise UsageError(
+                    f"{split} samples of client {client.name!r} must be at least {least}, or none, to hide the loss of "
+                    f"each in a decision over sites; got {len(client.split(split))}. Give it more samples."
+                )
     rate = float(task.config.training.lr or 0)
     question = training.Question(
         config,

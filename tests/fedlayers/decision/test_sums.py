@@ -1,13 +1,29 @@
 """Sums in place of losses: differences, errors and temperatures against those of the samples themselves."""
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from fedlayers.decision.sums import TEMPERATURES, Calibration, calibration, other_losses
+from fedlayers.decision.losses import SeedLosses
+from fedlayers.decision.sums import (
+    TEMPERATURES,
+    Calibration,
+    calibration,
+    group_sums,
+    other_losses,
+    sums_of_halves,
+)
 from fedlayers.decision.table import Part, SumPart
+from fl_core.config import RunConfig
+from fl_core.data.federated import Split
+from fl_core.rounds.clients import SCORED
+from fl_core.run.task import assemble
 from fl_core.training import evaluate
+from tests.conftest import TOY, refuses
 
 CLIENTS = 4
 
@@ -123,3 +139,52 @@ def test_one_half_alone_is_not_made_sharper_and_one_class_says_nothing():
     both = np.array([[4.0, 4.0], [4.0, 4.0]])
     temperatures, _ = calibration(sums + sums[::-1], both, [[0], [0, 1]])
     assert temperatures == Calibration(0.25, 1.0, 0.25)
+
+
+def seed_losses(validation, test, groups):
+    """Return the samples of client a, which has these groups or numbers of samples in its splits."""
+    x, y = torch.zeros(20, 1, 6, 6), torch.arange(20) % 3
+
+    def split(sizes):
+        names = np.repeat(np.arange(len(sizes)), sizes)
+        n = len(names)
+        return Split(x[:n], y[:n], names if groups else None)
+
+    clients = [
+        replace(client, validation=split(validation), test=split(test))
+        for client in TOY.clients
+    ]
+    config = RunConfig(model="mlp", rounds=1)
+    task = assemble(config, data=replace(TOY, clients=tuple(clients)))
+    return SeedLosses(task, only="a")
+
+
+@pytest.mark.parametrize(
+    ("validation", "test", "groups", "wrong"),
+    [
+        ((4,), (3,), False, ""),
+        ((2, 2), (2, 2), True, ""),
+        ((4,), (), True, ""),
+        ((1, 1, 2), (1, 1, 1), True, ""),
+        ((1,), (3,), False, "validation"),
+        ((2,), (3,), True, "validation"),
+        ((3,), (3,), False, "validation"),
+        ((1, 3), (3,), True, "validation"),
+        ((4,), (1,), False, "test"),
+        ((4,), (2,), False, "test"),
+        ((2, 2), (1, 3), True, "test"),
+    ],
+)
+def test_sums_that_give_the_loss_of_one_sample_never_leave_a_client(
+    validation, test, groups, wrong
+):
+    losses = seed_losses(validation, test, groups)
+    base, ways = losses.base_rate, [(losses.base_rate, Calibration())]
+    calls = [lambda: sums_of_halves(losses, base, "a")]
+    calls += [partial(group_sums, losses, split, "a", ways) for split in SCORED]
+    for call in calls:
+        if wrong:
+            with refuses(f"^{wrong} samples of client 'a' must be at least"):
+                call()
+        else:
+            call()

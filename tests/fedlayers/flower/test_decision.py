@@ -234,4 +234,8 @@ def test_what_sites_cannot_decide_is_refused_before_training(tmp_path):
     ):
         with refuses(fault):
             over_sites(tmp_path / "out", grid, **{**keys, **more})
+    path = tmp_path / "west.csv"
+    pd.read_csv(path).head(12).to_csv(path, index=False)
+    with refuses("samples of client 'west' must be at least"):
+        over_sites(tmp_path / "out", grid, **keys)
     assert set(grid.asked) == {"query.facts", "query.describe", "query.clipped"}
