@@ -9,6 +9,7 @@ import matplotlib as mpl
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from diagnostics import diagnosis, measurement
 from diagnostics.measure import diagnose
@@ -259,6 +260,16 @@ def test_a_formula_of_a_layer_returns_a_number_and_changes_nothing(formula, said
             return (
                 formula(model) if probe.subject.client == "b" else len(probe.samples[1])
             )
+
+        @layer_metric(description="x", direction="y")
+        def mean_loss(model, layer, probe):
+            x, y = probe.samples
+            return float(probe.loss(model(x), y))
+
+        x, y = pair(16)
+        wanted = cross_entropy(client_models["a"].eval()(x), y).item()
+        values = diagnose({"a": client_models["a"]}, (x, y), ["mean_loss"]).frame
+        assert values["value"].tolist() == [pytest.approx(wanted)] * 3
 
         alone = diagnose({"a": client_models["a"]}, pair(16), ["odd"]).frame
         assert alone["status"].tolist() == ["ok", *["not the first"] * 2]

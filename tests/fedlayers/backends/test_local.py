@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -132,6 +133,14 @@ def test_a_comparison_and_a_race_have_the_same_files_as_in_one_process(tmp_path,
 def test_a_job_asks_for_a_graphics_card_if_its_device_is_one(tmp_path):
     jobs = (TrainingJob(tmp_path, CONFIG.with_keys(device=d)) for d in ("cpu", "cuda"))
     assert [job.gpus for job in jobs] == [0, 1]
+
+
+def test_a_job_for_another_machine_needs_nothing_of_the_study_s_folder(tmp_path):
+    job = TrainingJob(tmp_path / "run", CONFIG, until=2)
+    away = job.sent_to(None)
+    assert (away.path, away.config, away.away) == (job.path, job.resolved, True)
+    there = away.sent_to(tmp_path / "there")
+    assert there == replace(away, path=tmp_path / "there")
 
 
 # --- a run directory as bytes ----------------------------------------------------------------------------------
