@@ -169,9 +169,9 @@ def judged(table: LossTable, names: Sequence[str]) -> Study:
         )
     ways = [way for way in names if way in table.ways]
     if not ways:
+        named_ways, present_ways = listing(names), listing(table.ways)
         raise UsageError(
-            f"a study must have a result of one of its ways ({listing(names)}); got {listing(table.ways)} alone. "
-            "Train one of them."
+            f"a study must have a result of one of its ways ({named_ways}); got {present_ways} alone. Train one."
         )
     ways_by_seed = {}
     for seed in table.seeds:

@@ -216,10 +216,11 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answ
         )
     for client in chain.from_iterable(one.data.clients for one in tasks.values()):
         for split, least in LEAST.items():
-            if 0 < len(client.split(split)) < least:
+            count = len(client.split(split))
+            if 0 < count < least:
                 raise UsageError(
                     f"{split} samples of client {client.name!r} must be at least {least}, or none, to hide the loss of "
-                    f"each in a decision over sites; got {len(client.split(split))}. Give it more samples."
+                    f"each in a decision over sites; got {count}. Give it more samples."
                 )
     rate = float(task.config.training.lr or 0)
     question = training.Question(
