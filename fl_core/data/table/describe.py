@@ -35,11 +35,12 @@ from fl_core.rows import MULTILABEL, SURVIVAL
 NUMBER, YES_NO, WORDS = "number", "yes/no", "words"
 LEFT_OUT, REFUSED = "left out", "refused"
 MOST_WORDS = 100
-"""The maximum number of different words in a column."""
+"""The maximum number of different words in a column of features."""
 FEW_WORDS = 10
 """The number of different words that any column may have, even a short one."""
 SOME = 0.05
-"""Share of numbers in a column of text from which it is refused."""
+"""Share of numbers among the filled cells of a column of text, from which it is
+refused."""
 TRUTHS = {"true", "false", "yes", "no"}
 """Words that are no marks of a missing cell, in small letters."""
 STRAY = 5
@@ -65,10 +66,12 @@ class Described:
         name: the column's name.
         kind: number, words, refused or left out; or its role: client, group, label, text.
         cells: float64 [n], NaN where one is missing; or text, empty where one is
-            missing.
+            missing. They are all NaN for a column that is left out. There are none, [0],
+            for a column with a role whose cells cannot be read.
         odd: what is unusual about the column; empty if nothing is.
         fault: why the column is refused, or None.
-        emptied: the rows in which the repair of the fault leaves no value, bool [n]; None without a fault.
+        emptied: the rows that the repair of the fault leaves without a value, bool [n].
+            None means that no such rows are known.
     """
 
     name: str
@@ -85,7 +88,7 @@ class Described:
 
     @cached_property
     def ends(self) -> tuple[float, float]:
-        """Return the least and the largest number of the column, NaN without any."""
+        """Return the least and the largest of a column's numbers; both are NaN if all are missing."""
         return float(np.fmin.reduce(self.cells)), float(np.fmax.reduce(self.cells))
 
     @property
@@ -101,7 +104,8 @@ class Described:
     def column(self) -> Column:
         """Return the column's line for display.
 
-        Columns of the numbers 0 and 1, and those of two words, are shown as yes/no.
+        Features with no numbers but 0 and 1 are shown as yes/no, and so are those of
+        two words. An empty cell counts as a word.
         """
         if self.kind == LEFT_OUT:
             return Column(self.name, LEFT_OUT, odd="; ".join(self.odd))
@@ -148,6 +152,11 @@ def likely_columns(role: str, wanted: str, header: Sequence[str]) -> list[str]:
 
     >>> likely_columns("label_column", "labl", ["age", "died", "label", "hospital"])
     ['label', 'died']
+
+    Args:
+        role: the setting of the role, a key of :data:`LIKELY`.
+        wanted: the name that this setting has.
+        header: the names of the table's columns.
     """
     words = {word.removesuffix("s") for word in LIKELY[role].split()}
     nearest_names = difflib.get_close_matches(wanted, header, n=1, cutoff=0.7)
@@ -162,10 +171,12 @@ def likely_columns(role: str, wanted: str, header: Sequence[str]) -> list[str]:
 def roles_of(
     header: Sequence[str], how: Reading, where: str
 ) -> tuple[dict[str, str], list[DataFault]]:
-    """Return the role of each column that has one, and faults of roles without a column.
+    """Return the role of each column that has one, and faults of the settings that give roles.
 
-    Roles are client, group, text, label and left out. All other columns are features. A
-    client or text column of the default name may be missing without a fault.
+    A role whose column is missing is a fault, and so is a wrong number of label columns
+    for survival or multilabel. A client or text column of the default name may be
+    missing without a fault. Roles are client, group, text, label and left out. Columns
+    without a role are features. In a table of texts all of them are left out.
 
     Args:
         header: the names of the table's columns.
@@ -174,7 +185,8 @@ def roles_of(
 
     Raises:
         UsageError: a column has two roles, a list of columns names one that is not
-            there or has a role, or features are listed for a table of texts.
+            there, ``columns`` or ``exclude_columns`` name one with a role, or one of
+            these two is set for a table of texts.
     """
     roles: dict[str, str] = {}
     faults: list[DataFault] = []
@@ -264,10 +276,15 @@ NOON = pd.Timestamp("1970-01-01 12:00", tz="UTC")
 def take(name: str, column: pd.Series, how: Reading) -> Described:
     """Return the description of a column of features: numbers, words, or refused with a repair.
 
-    A column in ``categories`` of the settings ``how`` is taken as words.
+    A column in ``categories`` of the settings ``how`` is taken as words, or refused if
+    it has too many.
 
     >>> take("dose", pd.Series(["1", "2", "unknown"]), Reading()).fault.line
     "table['dose'] = pd.to_numeric(table['dose'].replace(['unknown'], None))"
+
+    Raises:
+        DataFault: a cell of a column in ``categories`` is a list, an array or a
+            dictionary. In other columns this is the description's fault.
     """
     types, cell = pd.api.types, f"table[{name!r}]"
     if name in (how.categories or ()):
@@ -332,7 +349,8 @@ def _numbers(name: str, column: pd.Series, how: Reading) -> Described:
 def are_days(values: Floats) -> bool:
     """Return whether numbers [n] are dates such as 20240131.
 
-    They are dates if all of them fit, and if at least :data:`DIFFERENT` values differ.
+    They are dates if each spells a day that exists, and at least :data:`DIFFERENT`
+    values differ.
 
     >>> are_days(np.arange(20240125.0, 20240131.0)), are_days(np.arange(20240125.0, 20240133.0))
     (True, False)
@@ -360,9 +378,9 @@ def _inexact(name: str, column: pd.Series, how: Reading) -> Described:
 def _texts(name: str, cells: pd.Categorical, how: Reading) -> Described:
     """Return the description of a column of text: words, or refused with a repair.
 
-    It is words if fewer than a share :data:`SOME` of its cells are numbers, and its
-    words are no dates, measurements or the like. A column without any value counts as
-    numbers.
+    It is words if fewer than a share :data:`SOME` of its filled cells are numbers, and
+    its words are no dates, measurements or the like, and not too many
+    (:func:`_worded`). A column without any value counts as numbers.
     """
     counts = np.bincount(cells.codes, minlength=len(cells.categories))
     words = pd.Series(cells.categories, dtype=object)
@@ -435,12 +453,14 @@ def _worded(
 ) -> Described:
     """Return the description of a column of words, refused if they are no categories.
 
-    They must be few, come again, and differ by more than case or blanks.
+    There may be :data:`FEW_WORDS` different words, or half as many as rows if that is
+    more, but at most :data:`MOST_WORDS`. They must differ by more than case or blanks.
 
     Args:
         name: the column's name.
         cells: its cells.
-        how: the settings. A column that they name may have more words than others.
+        how: the settings. A column that they name may have :data:`MOST_WORDS` words,
+            however few its rows are.
         odd: what is unusual about the column.
     """
     described = Described(name, WORDS, cells, list(odd))
@@ -514,7 +534,8 @@ _OTHER = re.compile(
     r"(?a:[0-9][0-9.,]*\s*/\s*[0-9][0-9.,]*|0x[0-9a-f]+|[+-]?[0-9.]+d[+-]?[0-9]+)|[+-]?(?=.*[^\x00-\x7f])\d[\d.,\u066b\u066c]*",
     re.IGNORECASE,
 )
-"""Two numbers with a stroke, or a number that is hexadecimal, of Fortran, or of digits of any script."""
+"""Two numbers with a stroke, or a number that is hexadecimal, of Fortran, or has digits
+or separators of another script."""
 SIGNS = (
     (r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", "'", "."),
     (r"-?(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]*)(?:,[0-9]*)?", ".", ","),
@@ -585,9 +606,11 @@ def dates_fault(name: str, words: Sequence[str]) -> DataFault | None:
 def measures_fault(name: str, cells: pd.Categorical) -> DataFault | None:
     """Return the fault of a column of numbers with a unit or other signs, or None.
 
-    Most of the words must be a number with one unit or sign, and :data:`DIFFERENT` of
-    them must differ. Codes such as ``NYHA2`` and ``ward 3`` are words. The fault's line
-    makes plain numbers of the cells. If that is not clear, it leaves the column out.
+    More than half of the different words, and at least :data:`DIFFERENT`, must be a
+    number with the same unit or sign. At least a quarter of these must not be plain
+    numbers. Codes such as ``NYHA2`` and ``ward 3`` are words. The fault's line makes
+    plain numbers of the cells. It leaves the column out if that is not clear, or if the
+    numbers identify rows (:func:`identifies`).
 
     >>> measures_fault("v", pd.Categorical([f"{k},5" for k in range(9)])).line
     "table['v'] = pd.to_numeric(table['v'].astype(str)....str.replace('.', '').str.replace(',', '.'))"
@@ -643,6 +666,8 @@ _BAND = re.compile(r"[^\w(]*(?:[-\u2013\u2014]|\bto\b|\band\b)[^\w(]*")
 def is_structured(word: str) -> bool:
     """Return whether a cell is a list or an object, as JSON and Python write them.
 
+    A list of one number or of one bare word does not count.
+
     >>> [is_structured(cell) for cell in ('{"age": 7}', "['a', 'b']", "[]", "[low]", "[10-20)")]
     [True, True, True, False, False]
     """
@@ -653,7 +678,10 @@ def is_structured(word: str) -> bool:
 
 
 def holds_several(word: str) -> bool:
-    """Return whether a cell holds several numbers. Bands such as 10-19 are words, and so are codes such as T1N0.
+    """Return whether a cell holds several numbers.
+
+    Bands such as 10-19 do not count, nor do cells that begin with a letter, such as the
+    code T1N0.
 
     >>> [holds_several(cell) for cell in ("5' 11", "7 of 10", "50.5, 10.2", "10 (8-12)")]
     [True, True, True, True]
@@ -714,7 +742,8 @@ MANY_ROWS = 100
 DISTINCT = 0.95
 """Share of distinct values from which a column counts as one without repeats."""
 LARGE = 1000
-"""Whole numbers above this that are different in every row identify it."""
+"""Whole numbers that are different in every row identify it if some are larger, with
+either sign."""
 
 
 def is_named_as_identifier(name: str) -> bool:
@@ -731,12 +760,18 @@ def is_named_as_identifier(name: str) -> bool:
 
 
 def identifies(column: Described, owner: Integers | None = None) -> bool:
-    """Return whether a column identifies the rows, or groups of rows, by numbers.
+    """Return whether a column of whole numbers or words identifies rows or groups of rows.
 
-    Whole numbers do if they differ in all of at least :data:`ROWS` rows and some of the
-    first are above :data:`LARGE` in magnitude. They also do if they count more than
-    :data:`MANY_ROWS` rows (:func:`counts_rows`). Whole numbers or words do if the
-    column's name says so (:func:`is_named_as_identifier`) and it has many values.
+    Missing cells do not count. One of three conditions must hold:
+
+    - At least :data:`ROWS` numbers are all different, and one of the first
+      ``10 * ROWS`` is above :data:`LARGE` in magnitude.
+    - More than :data:`MANY_ROWS` numbers count the rows (:func:`counts_rows`).
+    - The column's name is that of an identifier (:func:`is_named_as_identifier`). It
+      has at least :data:`FEW` different numbers or words, and each stands in at most
+      :data:`ROWS` rows of a client on average.
+
+    Numbers with fractions identify nothing.
 
     >>> rows = np.arange(120.0)
     >>> [identifies(Described("v", NUMBER, cells)) for cells in (rows, 7 * rows[::-1] + 4000, rows // 3, rows / 7)]
@@ -767,7 +802,12 @@ def identifies(column: Described, owner: Integers | None = None) -> bool:
 
 
 def counts_rows(values: Floats) -> bool:
-    """Return whether whole numbers [n] count the rows: few repeat, and they are sorted or have no large gaps."""
+    """Return whether whole numbers [n] count the rows.
+
+    At least a share :data:`DISTINCT` of them must be different. They must be sorted, up
+    or down, or their range must be below 1.5 n. Both must hold for the first
+    ``10 * ROWS`` of them, too.
+    """
     for part in (values[: 10 * ROWS], values):  # most columns end at the first rows
         steps = np.diff(part)
         ordered = bool((steps >= 0).all() or (steps <= 0).all())
@@ -783,7 +823,12 @@ def has_fractions(values: Floats) -> bool:
 
 
 def by_clients(cells: Cells, owner: Integers | None) -> Integers:
-    """Return for each row the number of its (value, client) pair, int64 [n]; -1 where the value is missing."""
+    """Return for each row the number of its (value, client) pair, int64 [n]; -1 where the value is missing.
+
+    Args:
+        cells: the column, numbers or text [n].
+        owner: the client of each row [n]. None means one client.
+    """
     cells = texts_of(cells)
     words = pd.Series(cells.categories).str.strip().replace("", None)
     code = pd.factorize(words, sort=True)[0][cells.codes]
@@ -841,7 +886,8 @@ def mark_of_nines(column: Described) -> float | None:
 
     It is the least or the largest number, and occurs at least :data:`REPEATED` times.
     It is further from the other values than these are from each other, or the only one
-    below 0. A 9 is no mark, but -9 and 99 may be.
+    below 0. The other values must not all be equal. A 9 is no mark, but -9 and 99 may
+    be.
 
     >>> amounts = np.append(np.arange(60.0), [-9.0, -9.0, -9.0])
     >>> mark_of_nines(Described("dose", NUMBER, amounts)), mark_of_nines(Described("dose", NUMBER, abs(amounts)))
@@ -866,9 +912,10 @@ def mark_of_nines(column: Described) -> float | None:
 def gives_away(cells: Cells, y: NDArray[Any]) -> bool:
     """Return whether a column gives the class away.
 
-    It does if each of its few values has one class, or if a threshold splits two
-    classes. One sample in a hundred may be an exception. No column does if there are
-    fewer than :data:`LEVELS` samples, or if nearly all have one class.
+    It does if each of its few values has one class. It also does if there are two
+    classes, which a threshold splits, and the column has numbers without missing ones.
+    One sample in a hundred may be an exception. No column does if there are fewer than
+    :data:`LEVELS` samples, or if nearly all have one class.
 
     >>> y = np.arange(60) % 3
     >>> gives_away(2.0 * y, y), gives_away(np.arange(60.0), (np.arange(60) > 20).astype(int)), gives_away(y % 2, y)
@@ -987,9 +1034,12 @@ def binds_rows(
 ) -> bool:
     """Return whether rows with the same value of a column form groups, such as the rows of a patient.
 
-    This holds if their labels are equal, or if they are nearer to each other than random pairs in most other columns.
-    For numbers it must not hold for rows with neighbouring values, because a measured quantity does that, too. Values
-    are whole numbers or words.
+    This holds if their labels are equal, by more than chance. It also holds if their
+    distance is below a share :data:`NEAR` of that of random pairs in nearly all other
+    columns (:data:`ALIKE`), at least :data:`OTHERS` of them. For numbers it must not
+    hold for rows with neighbouring values, because a measured quantity does that, too.
+    There must be at least :data:`GROUPS` different values, with two rows each on
+    average. Numbers with fractions bind no rows.
 
     >>> draw = np.random.default_rng(0)
     >>> patient = np.repeat(draw.permutation(50), 4)

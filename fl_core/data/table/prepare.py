@@ -85,7 +85,7 @@ class Findings(UsageError):
         table: the role or kind of each column.
         notes: warnings of reading the table.
         lines: a heading, and a line for each fault.
-        opened: the table as it was read, or None if no file could be read.
+        opened: the table as it was read, or None if it could not be opened.
         reading: the settings, with changes that repair faults without a line of pandas.
         settings: these settings as the caller types them.
         error: the fault if there is exactly one, or otherwise this object.
@@ -200,7 +200,7 @@ def proposed(reading: Reading, faults: Sequence[UsageError]) -> dict[str, Any]:
 def find_faults(
     data: Path | pd.DataFrame, reading: Reading, name: str = ""
 ) -> Findings:
-    """Read a table, and return the source that it makes, or all its faults.
+    """Read a table, and return findings with the source that it makes, or with all its faults.
 
     Faults and warnings are recorded in the result, and not raised.
 
@@ -382,7 +382,11 @@ class _Table:
     # --- columns ---------------------------------------------------------------------------------------------------
 
     def _described(self, name: str) -> Described:
-        """Return the description of a column. One that has a role is text, unless it is a label of numbers."""
+        """Return the description of a column.
+
+        One that has a role is text, unless it is left out or a label of numbers. Faults
+        of such text are recorded at once. If it cannot be read, its cells are [0].
+        """
         column, role = self.frame[name], self.roles.get(name, "")
         if role == LEFT_OUT:
             return Described(name, LEFT_OUT, np.full(len(column), np.nan))
@@ -503,8 +507,9 @@ class _Table:
     def _refuse_identifiers(self) -> None:
         """Refuse features that number the rows, or what several rows belong to.
 
-        An identifier that is left out gives a warning if its values repeat and no group
-        column is named.
+        Features that the settings name in ``columns`` are not examined. An identifier
+        that is left out gives a warning if its values repeat and no group column is
+        named.
         """
         reading, owner = self.how, self.source.owner
         ids = pd.DataFrame()
@@ -563,8 +568,9 @@ class _Table:
     def _refuse_gaps(self) -> None:
         """Leave out columns without a value at some client, and refuse other gaps.
 
-        For ``fill_missing_columns`` the columns stay. Missing numbers are no fault if
-        ``impute`` fills them. A column of numbers without any value is always refused.
+        With ``fill_missing_columns`` the columns stay. Missing numbers are no fault if
+        ``impute`` fills them. A column of numbers without any value at any client is
+        always refused. Missing words are never a fault.
         """
         reading, source = self.how, self.source
         holes: dict[str, Bools] = {}

@@ -104,13 +104,16 @@ def is_table(path: Path) -> bool:
 def files_of(path: Path) -> list[Path]:
     """Return the sorted tables of a folder or of a list of files; an empty list for other paths.
 
-    A folder whose subfolders hold images is a dataset of images, whatever else it has.
+    A folder gives its visible files with a suffix of :data:`TABLES`. One whose
+    subfolders hold images gives none. A list is a path with commas that does not exist
+    itself. Its files may have any suffix, and need not exist.
 
     >>> files_of(Path("b.csv,a.csv"))
     [PosixPath('a.csv'), PosixPath('b.csv')]
 
     Raises:
-        UsageError: two files have one name, or there is an Excel file.
+        UsageError: two files have one name without the suffix, or the path or a file of
+            the folder is an Excel file.
     """
     files = [path]
     parts: list[Path] = []
@@ -167,7 +170,8 @@ def open_table(
         texts: columns whose cells keep their spelling, such as ``007``. None means those of the settings.
 
     Raises:
-        UsageError: a file is not readable, or has no rows.
+        UsageError: a file is not readable, the table or one of its files has no rows,
+            or as for :func:`files_of`.
     """
     text_columns = how.texts if texts is None else texts
     if isinstance(data, pd.DataFrame):
@@ -337,7 +341,9 @@ class Csv:
             several: whether the file is one of several. A repair is then a line of pandas for this file alone.
 
         Raises:
-            UsageError: the file is no text, has no rows, or has a line that pandas cannot read.
+            UsageError: the file is empty, no text, or far larger as a table, or a line
+                has another number of cells or cannot be read. A file with a header
+                alone gives a table without rows.
         """
         self._find_encoding()
         self._check_width()
@@ -429,7 +435,7 @@ class Csv:
         )
 
     def _check_width(self) -> None:
-        """Refuse a table whose first lines have more cells than a table may have columns, whatever stands between.
+        """Refuse a table with too many cells in a first line, by any usual separator.
 
         Raises:
             UsageError: as for :func:`fl_core.formats.check_table`.
@@ -569,7 +575,7 @@ class Csv:
 
     @contextmanager
     def _checked(self) -> Iterator[None]:
-        """Raise an error for what pandas would mend or cannot read, with its line.
+        """Raise an error, with its line if known, for what pandas would mend or cannot read.
 
         Raises:
             UsageError: the file is empty, or pandas cannot read it without mending it.
@@ -633,9 +639,10 @@ class Csv:
     def _has_commas(self, frame: pd.DataFrame) -> bool:
         """Return whether the file seems to have decimal commas.
 
-        Some column must have commas in numbers, not all of them before three digits. No
-        column of numbers may have fractions. The answer is no if the settings have a
-        sign for decimals or thousands.
+        All words of some column must be numbers with or without a comma. Not all of
+        them may end in a comma and three digits. No column of numbers may have
+        fractions. The answer is no if the settings have a sign for decimals or
+        thousands.
         """
         if {"decimal", "thousands"} & self.options.keys():
             return False
@@ -652,7 +659,9 @@ class Csv:
     # --- lines -----------------------------------------------------------------------------------------------------
 
     def _check_lines(self, frame: pd.DataFrame) -> None:
-        """Check each line if the file has too few or too many separators for its cells.
+        """Check each line, unless the file has exactly the separators of its cells.
+
+        Each line is also checked if the settings skip lines or have a sign of comments.
 
         Raises:
             UsageError: as for :meth:`_refuse_lines`.
@@ -737,7 +746,9 @@ class Undecoded:
 
 
 def swallows(cell: str, separator: str, width: int) -> bool:
-    r"""Return whether a cell contains following rows, because a quotation mark in it is not closed.
+    r"""Return whether a cell seems to contain following rows, by an open quotation mark.
+
+    It does if it has line ends, and for each of them the separators of one row.
 
     >>> swallows("b,1\nnorth,c,0\nsouth,d", ",", 3), swallows("fine, well\nyes", ",", 3)
     (True, False)
@@ -759,7 +770,8 @@ def _json_lines(path: Path) -> tuple[pd.DataFrame, Sequence[int]]:
     ignored. Lines count from 1, and blank ones are skipped.
 
     Raises:
-        UsageError: a line is no object of JSON, or there is no line.
+        UsageError: a line is no object of JSON, the first object or the file is empty,
+            or the table would take far more memory than the file.
     """
     data = storage.read_bytes(path)
     columns: dict[str, list[Any]] = {}
