@@ -50,7 +50,7 @@ LINEAR_WORDS = {
     REGRESSION: "a ridge regression",
     SURVIVAL: "a Cox regression",
 }
-"""The linear model of a task in words; of classes a logistic regression."""
+"""The linear model of a task in words; of classes and labels it is a logistic regression."""
 
 
 class Line(NamedTuple):
@@ -62,7 +62,7 @@ class Line(NamedTuple):
         value: the way's score in the answer's split as it is printed, shares in
             percent.
         difference: ``value`` minus the value of the recommended way, or else of the
-            base rate.
+            base rate. It is 0 in that way's own line.
         low, high: the ends of the difference's 95 % interval, which holds for all lines together; NaN if unknown.
         error: the standard error of the difference; NaN if unknown.
     """
@@ -91,8 +91,12 @@ class Answer(Displayed):
         plan: the layers of your network to share; None for a way without a plan, such
             as a simple model.
         fine_tuning, rate: epochs that every client trains after the last round, and their learning rate.
-        network: the name of the best way of your network, which has a plan in ``plans/``; empty without one.
-        lines: every way, the recommended one first: its score, and its difference to the recommended one.
+        network: the name of the way that would be recommended if only those of your
+            network were compared; empty if none of them is better than the base rate.
+            Its plan, if it has one, is in ``plans/``.
+        lines: every way and the base rate: its score, and its difference to the first
+            line. First is the recommended way, or else the base rate. Empty in a dry
+            run.
         better_than: the lines of local training, the best simple model of each client,
             the best way of each other action, FedAvg and the base rate.
         also_good: at most two lines of other actions within one standard error, those that do not federate first.
@@ -100,7 +104,8 @@ class Answer(Displayed):
         clients: ``gains``, ``loses`` or ``none shown`` for each client with samples in
             ``split``. A client gains if the way is shown to have a lower loss than both
             local training and the client's own linear model. It loses if one of these
-            is shown to have a lower loss than the way.
+            is shown to have a lower loss than the way. A rival that was not trained, or
+            is the way itself, does not count.
         fallback: the clients whose validation loss is shown to be lower alone.
         differ: whether clients differ; None if it was not tested.
         alike: groups of clients, if they stand out; else empty.
@@ -109,8 +114,9 @@ class Answer(Displayed):
         split: the split that is scored: ``test``, or ``validation`` without test
             samples.
         digits: digits after the decimal point.
-        samples, smallest: the number of samples in this split, and the smallest
-            difference that they can show; NaN if unknown.
+        samples, smallest: the number of samples in this split in the first seed, and
+            the smallest difference that they can show; NaN if unknown. For a score
+            other than the loss the number is that of the jackknife's blocks of samples.
         task: the kind of task, of :data:`fl_core.rows.TASKS`.
         seeds: the seeds of the runs.
         cost: ``bytes_a_round`` of a client, ``rounds``, ``full_runs``, ``bytes`` of all clients, and ``seconds``.
@@ -153,7 +159,11 @@ class Answer(Displayed):
 
     @property
     def best(self) -> Line:
-        """Return the line of the recommended way, or of the base rate if no way is recommended."""
+        """Return the line of the recommended way, or of the base rate if no way is recommended.
+
+        Raises:
+            IndexError: the answer is that of a dry run, which has no lines.
+        """
         return self.lines[0]
 
     def line(self, way: str) -> Line | None:
@@ -256,9 +266,14 @@ def _plain(line: Line) -> dict[str, Any]:
 
 
 def describe(way: str, task: str) -> str:
-    """Return a way in words, as the object of a comparison.
+    """Return a way's name as a phrase for a sentence, such as ``local training``.
 
-    Unknown names stay as they are.
+    A name without a phrase, such as an algorithm's, stays as it is.
+
+    Args:
+        way: the way's name.
+        task: the kind of task, of :data:`fl_core.rows.TASKS`. The phrase for a linear
+            model depends on it.
 
     >>> describe("local", "classification"), describe("linear_local", "survival")
     ('local training', 'a Cox regression of each client')

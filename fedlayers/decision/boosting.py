@@ -55,11 +55,15 @@ def fit_boosting(
 ) -> BoostedTrees:
     """Fit gradient boosting, and return it as a module.
 
-    Each tree sees half of the n samples, and each split the square root of the number of columns. Outputs equal those
-    of scikit-learn up to rounding: its ``decision_function`` for classes, and its ``predict`` for numbers. With two
-    classes the output of the first is 0. Several labels have one fit each. The output of an absent class is the
-    logarithm of 1 / (n + C). If all samples have one class, the outputs are the logarithms of the shares (n_k + 1) / (n
-    + C). If all numbers are equal, the output is their value.
+    Each tree sees half of the n samples, and each split the square root of the number
+    of columns. Outputs equal those of scikit-learn up to rounding: its
+    ``decision_function`` for classes, and its ``predict`` for numbers. They differ
+    where a leaf is bounded: its value is at most n in size. With two classes the output
+    of the first is 0. The output of an absent class is the logarithm of 1 / (n + C). If
+    all samples have one class, the outputs are the logarithms of the shares (n_k + 1) /
+    (n + C). Several labels have one fit each. A label with one value has the log odds
+    of its shares (n_k + 1) / (n + 2). If all numbers are equal, the output is their
+    value.
 
     Args:
         x: samples [n, d].
@@ -126,8 +130,9 @@ def _write(
 ) -> None:
     """Write the trees of a fitted model into these outputs of a module.
 
-    A leaf is at most the number of samples n, as if no probability were below 1/n. Newton's step has no bound: a leaf
-    with one wrong sample of probability p has 1/p.
+    A leaf's value is clipped to -n to n, the number of samples, as if no probability
+    were below 1/n. Newton's step has no bound: a leaf with one wrong sample of
+    probability p has 1/p.
 
     Args:
         module: the module, which is changed in place.

@@ -52,18 +52,19 @@ def choose(
 ) -> Answer:
     """Train the network together, alone and with a local head, simple models too, and recommend a way.
 
-    The recommended way has the best mean validation score over the seeds. FedAvg with fine-tuning is the default, which
-    the best way must beat by half a standard error (:func:`fedlayers.decision.table.recommended`). The score is the
-    calibrated validation loss (:func:`fl_core.training.evaluate.fit`), or the named ``score``. A way that is not better
-    than the base rate by 1.64 standard errors is no candidate. Test samples are the same in all seeds. They are read
-    once, after the way is named.
+    The recommended way has the best mean validation score over the seeds. FedAvg with
+    fine-tuning is the default, which the best way must beat by half a standard error
+    (:func:`fedlayers.decision.table.recommended`). The score is the calibrated
+    validation loss (:func:`fl_core.training.evaluate.fit`), or the named ``score``. A
+    way that is not better than the base rate by 1.64 standard errors is no candidate.
+    Test samples are the same in all seeds, and do not influence the choice.
 
     After a stop, the same call resumes. Below ``out`` are ``arms/`` (run directories), ``models/``, ``plans/``,
-    ``choice.json``, and ``plan.json`` if a way of your network is recommended.
+    ``choice.json``, and ``plan.json`` if the recommended way has a plan.
 
     Args:
-        config: the runs' configuration. If its algorithm uses a plan, it trains the ways that share some layers;
-            otherwise FedPer does.
+        config: the runs' configuration. If its algorithm uses a plan, it trains the
+            ways that are named by their shared layers; otherwise FedPer does.
         out: the output folder. The default is a folder below ``out`` whose name is a digest of the arguments.
         data, model, keys: as for :func:`fedlayers.run <fedlayers.runs.run>`.
         arms: further ways; see :func:`~fedlayers.decision.ways.ways_of`.
@@ -72,7 +73,9 @@ def choose(
         tune_rates: number of learning rates to try with all layers shared, 2 to 5, or 0. The default is 4 for your own
             data here, else 0: a named dataset has its own rate. A rate in the configuration is kept.
         baselines: try the simple models too (:mod:`fedlayers.decision.simple`), and FedAvg of a linear model.
-        dry_run: print the runs and their estimated cost, and train nothing. The answer then names no way.
+        dry_run: train nothing, and print the runs and their estimated cost, as
+            ``progress`` says. The answer then names no way, and has the cost in
+            ``rates``.
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.local`);
             default this process, with the configuration's number of ``workers``.
         progress: print the estimated cost, and show the runs that are done. A function receives each step as a line.
@@ -214,9 +217,10 @@ def _groups(trained: Trained) -> tuple[tuple[str, ...], ...]:
 def cost_of(trained: Trained, workers: int, began: float) -> dict[str, float]:
     """Return the cost of a decision by name.
 
-    Keys are ``bytes_a_round`` (of one client with FedAvg), ``rounds``, ``full_runs``
-    (the rounds and fine-tuning as a number of full runs), ``bytes`` (of all clients in
-    all rounds) and ``seconds``. Runs of the linear model count in the seconds alone.
+    Keys are ``bytes_a_round`` (with FedAvg, mean over all clients), ``rounds``,
+    ``full_runs`` (the rounds and fine-tuning as a number of full runs), ``bytes`` (of
+    all clients in all rounds) and ``seconds`` (of this call). Runs of the linear model
+    count in the seconds alone.
 
     Args:
         trained: the trained ways.

@@ -227,7 +227,8 @@ def table_of(
         baselines: add the simple models (:mod:`fedlayers.decision.simple`).
 
     Warns:
-        UserWarning: the clients of an algorithm hold parts of the model, so that it has no loss.
+        UserWarning: the clients of an algorithm hold parts of the model, so that it has
+            no calibrated loss.
 
     Raises:
         UsageError: an output of classes or labels is not finite, and ``failed`` is
@@ -278,8 +279,8 @@ def _scored(
 
     If the outputs are probabilities, the run's own rows ``loss`` become ``training_loss``.
     If ``split`` is the test split, rows with the calibrated ``loss`` of validation and test
-    are added. If clients hold parts of the model, a warning says that there is no such
-    loss, and the part has a mean alone.
+    are added. If clients hold parts of the model, the part has a mean alone. For
+    probabilities a warning then says that there is no calibrated loss.
 
     Args:
         job: the run.

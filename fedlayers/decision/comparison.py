@@ -71,7 +71,8 @@ class Comparison(Displayed):
         unranked: why there are no ranks; "" if there are.
         clients: the mean over seeds for each algorithm, client and metric; NaN if a seed has no value,
             and left out if the client's samples cannot give the score.
-        left_out: a line for each shown score that some clients' samples cannot give. It is the mean over the others.
+        left_out: a line for each shown score that some clients' samples cannot give.
+            The score is the mean over the other clients.
         positive: the class of two whose AUROC and AUPRC are scored, as in the rows;
             also in the table. Empty without one.
 
@@ -205,8 +206,9 @@ class Comparison(Displayed):
     def shown(self) -> pd.DataFrame:
         """Return the table as text, with each algorithm's difference to the best one in the score that ranks.
 
-        Differences are paired within seeds (:meth:`fedlayers.decision.table.LossTable.gain`), and their intervals hold
-        together (Bonferroni).
+        Intervals of the differences are paired within seeds
+        (:meth:`fedlayers.decision.table.LossTable.gain`), and hold together
+        (Bonferroni). Without ``losses`` there are none.
         """
         score, means = self.score, self._blocks.mean(axis=1).round(3)  # as printed
         best_name = str(means.idxmax() if SCORES[score] else means.idxmin())

@@ -448,9 +448,10 @@ def _named(name: str) -> Backend:
 
 
 def task_kind(config: RunConfig, own: Own) -> str:
-    """Return the kind of task, of :data:`fl_core.rows.TASKS`.
+    """Return the task of the data from Python, or else that of the dataset's default loss.
 
-    It is that of the data from Python, or else that of the dataset's default loss.
+    It is one of :data:`fl_core.rows.TASKS`, or :data:`fl_core.rows.POSITIONS` for data
+    from Python with labels at positions.
     """
     if own["data"] is not None:
         return str(own["data"].task)

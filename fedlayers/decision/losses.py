@@ -121,7 +121,7 @@ class FinishedRun:
     Attributes:
         tuned: a predictor for each amount of fine-tuning. Amounts that diverged are missing.
         learned_nothing: whether its training loss is not below that of the base rate,
-            before fine-tuning. It is False for numbers and survival.
+            before fine-tuning. It is False unless outputs are probabilities.
         loaded: the run's models; None if they are at sites.
         last: the models of the last round, for tests that need models which were not selected on validation samples.
             Without blocks they are the models of ``loaded``.
@@ -150,15 +150,16 @@ class FinishedRun:
 class SeedLosses:
     """The validation and test samples of a federation in one seed, on which predictors are compared.
 
-    The loss is the calibrated log loss (:func:`fl_core.training.evaluate.fit`). For numbers and survival it is the
-    training loss. Means weight clients by training samples, and samples by class weights, if any.
+    The loss of classes and labels is the calibrated log loss
+    (:func:`fl_core.training.evaluate.fit`). That of other tasks is the training loss.
+    Means weight clients by training samples, and samples by class weights, if any.
 
     Args:
         task: the FedAvg task of this seed.
         only: the client whose samples are here, if the others' samples are at their sites.
 
     Attributes:
-        kind: the kind of task, of :data:`fl_core.rows.TASKS`.
+        kind: the task of the data, such as one of :data:`fl_core.rows.TASKS`.
         class_weights: the weight of each class, float64 [C]; None without weights.
         sizes: the number of training samples of each client.
         bases: the outputs of each client's base rate, float64 [C].
@@ -453,8 +454,8 @@ class SeedLosses:
         """Return the loss of each sample of a split, float64 [n] by client, for the outputs of a predictor.
 
         Probabilities are calibrated. On validation samples the calibration is
-        cross-fitted: each half is calibrated by a fit on the other half. Numbers and
-        survival have the loss of training.
+        cross-fitted: each half is calibrated by a fit on the other half. Other tasks
+        have the loss of training.
 
         Raises:
             UsageError: probabilities cannot be calibrated (:meth:`calibration`).
@@ -548,11 +549,13 @@ class SeedLosses:
 
     @once
     def _draws(self, one: Predictor, split: str, score: str) -> pd.DataFrame:
-        """Return values whose mean by client and weight is a score: a line each, with client, group and weight.
+        """Return the values from which a score's standard error follows, a line each.
 
-        A loss has one for each sample. Another score has the pseudo-values of a jackknife, one for each of up to
-        :data:`BLOCKS` blocks of a client's groups. A block without which there is no score changes nothing. Clients
-        without a score are left out.
+        Columns are ``client``, ``group``, ``weight`` and ``value``. The loss has a
+        value for each sample. Another score has the pseudo-values of a jackknife, one
+        for each of up to :data:`BLOCKS` blocks of a client's groups. If the score is
+        unknown without a block, the block has the client's score. Clients without the
+        score are left out.
         """
         samples = self.samples[split]
         if score == "loss":

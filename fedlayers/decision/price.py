@@ -32,10 +32,13 @@ class Cost:
 
     Attributes:
         runs, rounds: the number of runs, and the sum of their rounds.
-        full_runs: the rounds as a number of runs of full length.
-        n_bytes: bytes that all clients together send and receive; in an estimate the maximum.
-        seconds: time on this machine with the given workers. An estimate counts the steps that the algorithms make.
-            Each step takes as long as one of FedAvg, timed at one client. Starts and evaluations are timed, too.
+        full_runs: the rounds as a number of runs of full length, fine-tuning included.
+        n_bytes: bytes that all clients together send and receive. An estimate is that
+            of ``rounds``, and counts all tensors of a run whose shared layers are not
+            known before.
+        seconds: time of training on this machine with the given workers, without
+            evaluations. An estimate counts the steps that the algorithms make. Each
+            step takes as long as one of FedAvg, timed at one client.
         most: in an estimate, the rounds if no run stops early. ``rounds`` assumes that a run improves for as many
             evaluations as its patience then waits.
     """
@@ -150,7 +153,8 @@ def measured_cost(
 def bytes_a_round(task: Task) -> float:
     """Return the bytes that all sampled clients send and receive in a round.
 
-    If the run itself chooses the shared layers, this is the maximum.
+    If the run itself chooses the shared layers, or its messages differ between rounds,
+    all tensors count in both directions.
     """
     algorithm, tensors = task.algorithm(task.plan), tree.named_tensors(task.model)
     clients, share = range(len(task.data.clients)), task.config.federation.participation

@@ -181,7 +181,7 @@ def _add_learning(page: Page, out: Path, answer: Answer) -> None:
 
 
 def learning_title(axes: Axes, score: str) -> str:
-    """Return a title: which way has the best score in the last round of the picture."""
+    """Return a title for the learning curves: which way has the best score at its last round."""
     curve_by_label = {
         str(line.get_label()): line.get_ydata() for line in axes.get_lines()
     }
@@ -198,7 +198,7 @@ def learning_title(axes: Axes, score: str) -> str:
 
 
 def partition_title(counts: pd.DataFrame) -> str:
-    """Return a title: which client has the largest share of one class.
+    """Return a title for the class counts: which client has the largest share of one class.
 
     >>> partition_title(pd.DataFrame({"well": [9, 5], "died": [1, 5]}, index=["north", "south"]))
     'north: 90% of its samples are well'
@@ -222,7 +222,8 @@ def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None
 def draw_answer(answer: Answer) -> Figure:
     """Draw each way's score with the interval of its difference to the recommended one, and the plan as a strip.
 
-    The better half of the ways sets the axis. A way far outside it is an arrow at the edge, with its number.
+    About half of the ways, those nearest to the recommended one, set the axis. A way
+    far outside it is an arrow at the edge, with its number.
     """
     lines, height = answer.lines, 0.9 + 0.26 * len(answer.lines)
     has_plan = answer.plan is not None

@@ -1,4 +1,4 @@
-"""Tunes several algorithms alike: equally many settings each, trained to the end and judged on validation samples."""
+"""The settings that ``tune`` tries, at most the same number for each algorithm, and the result of tuning."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fl_core.storage import check_version, write_json
 TRAINING = ("lr", "momentum", "weight_decay", "max_grad_norm")
 """Keys of local training that can be tuned. They do not change a run's number of steps."""
 ATTEMPTS = 1000
-"""Maximum draws for one point until it is a new one."""
+"""Draws at most per trial, in search of points that differ."""
 _RANGE = re.compile(r"(?P<low>[^:]+?)\.\.(?P<high>[^:]+)(:(?P<scale>.*))?")
 
 Point = dict[str, Any]

@@ -56,7 +56,7 @@ def predictors(
 ) -> Iterator[Predictor]:
     """Fit the baselines of a federation. Settings are chosen by validation loss.
 
-    A client whose training samples have one class is predicted by its base rate. The
+    If all training samples of a fit have the same label, it predicts the base rate. The
     base rate is the only baseline of samples with several inputs, and of data that set
     the ``kind`` of task, such as classes at positions. Boosting is for tables alone.
 
@@ -64,6 +64,7 @@ def predictors(
         losses: the samples of a seed.
         pooled: also fit models of all clients' training samples together.
         failed: receives a line for each baseline that cannot be fitted. It is left out.
+            A boosting of samples that are no table is left out without a line.
     """
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -148,7 +149,7 @@ def _linear(
 def _of_modules(
     losses: SeedLosses, name: str, modules: Mapping[str, nn.Module]
 ) -> Predictor:
-    """Return the predictor of linear models by client."""
+    """Return the predictor of simple models, given by client."""
 
     def predict(client: str, x: Tensor) -> Tensor:
         outputs = evaluate.predict(modules[client], x)
@@ -251,7 +252,15 @@ def _module(
     centre: Array,
     scale: Array,
 ) -> nn.Module:
-    """Return a linear model of unscaled samples. Without weights it knows the client's base rate."""
+    """Return a linear model of unscaled samples.
+
+    Args:
+        losses: the samples of the seed.
+        template: the model that is copied.
+        weights: weights for scaled inputs. With None the model predicts the base rate.
+        client: the client whose base rate is meant.
+        centre, scale: of the inputs, as :func:`_scaled_features` returns them.
+    """
     module = copy.deepcopy(template).eval()
     layer: Any = module.get_submodule("fc")
     if weights is None:
@@ -335,8 +344,8 @@ def rows_of(
 ) -> Iterator[Row]:
     """Yield the rows of a predictor, in the form of a run's rows.
 
-    Their loss is calibrated if the outputs are probabilities. For numbers and survival it
-    is that of training.
+    They are on validation and test samples. Their loss is calibrated if the outputs are
+    probabilities. For other tasks it is that of training.
 
     Args:
         losses: the samples of the seed.

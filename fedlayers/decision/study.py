@@ -107,9 +107,11 @@ def study(
 ) -> Study:
     """Decide in each seed as :func:`~fedlayers.decision.choose.choose` does, and score what it names on test samples.
 
-    Every seed draws its own split. It decides by its training and validation samples alone, and its test samples judge
-    that decision once. So the regret is that of the policy, not of one answer. ``out`` receives ``arms/``,
-    ``table.csv`` and, for a stopped call, the runs so far: the same call resumes.
+    Every seed draws its own split, unless the data come from Python with a fixed one.
+    It decides by its training and validation samples alone, and its test samples judge
+    that decision. So the regret is that of the policy, not of one answer. ``out``
+    receives the runs in ``arms/``, and ``table.csv``. After a stop, the same call
+    resumes.
 
     Args:
         config: the configuration of the runs.
@@ -120,7 +122,8 @@ def study(
             ways, too.
 
     Raises:
-        UsageError: an unknown name or an invalid value, or a folder with another study; nothing is written then.
+        UsageError: an unknown name or an invalid value, or a folder with another study;
+            nothing is written then. Or, after training, some seed has no test samples.
         RunError: every way failed.
 
     >>> import numpy as np

@@ -163,9 +163,11 @@ def other_losses(outputs: Tensor, y: Tensor, label_losses: Tensor) -> Tensor:
 
 
 def weights_of_halves(losses: SeedLosses, client: str) -> list[list[float]]:
-    """Return the sums of validation weights and of their squares, in each half [2][2].
+    """Return two sums over each half of a client's validation samples, [half][sum].
 
-    They are those of one client, and 0 if it has no validation samples.
+    The first is that of the samples' weights (:meth:`SeedLosses.weights`), the second
+    that of their squares. The halves are those of :attr:`SeedLosses.dealt`. All sums
+    are 0 if the client has no validation samples.
     """
     if client not in losses.labels[VALIDATION]:
         return [[0.0, 0.0], [0.0, 0.0]]
@@ -192,7 +194,7 @@ def group_sums(
     client: str,
     ways: Sequence[tuple[Predictor, Calibration]],
 ) -> dict[str, Any]:
-    """Return a client's sums for intervals over groups: those of its groups' losses, and of their products.
+    """Return a client's sums over its groups of samples, from which intervals follow.
 
     A group has K + 1 numbers: its weighted loss by each of K ways, and its weight.
 

@@ -33,8 +33,9 @@ class Part(NamedTuple):
     Attributes:
         mean: the score. It is the weighted mean of the values, unless the score is no mean over samples, such as AUROC.
         value: the score of each sample, or the pseudo-values of a jackknife, float64 [n].
-        weight: the weight of each value, [n]: its client's share of all training samples, divided by the client's
-            number of values.
+        weight: the weight of each value, [n]. All weights add up to 1. Those of a
+            client add up to its share of the training samples, and follow the class
+            weights, if any.
         group: the number of each value's group, such as a patient, int [n].
         client: the number of each value's client, int [n].
     """
@@ -130,8 +131,8 @@ class LossTable:
     """The scores of all ways. Every difference, interval and choice of a decision is computed here.
 
     Attributes:
-        parts: the part of each (seed, way, split). A way is compared if it has a part in each seed and split of the
-            base rate.
+        parts: the part of each (seed, way, split). A way is compared if it has a part
+            in each seed and split that occurs.
         score: the score that ranks, one of :data:`fl_core.rows.SCORES`.
         overlap: for each split, the share of samples that two seeds have in common.
         clients: the names of the clients, by number.

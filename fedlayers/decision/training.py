@@ -510,10 +510,12 @@ class Trained:
 def train_ways(question: Question, place: Backend, tell: Tell) -> Trained:
     """Train all ways in all seeds.
 
-    FedAvg is first, by default at four rates. After a tenth of the rounds only the best two train on. The linear model
-    has FedAvg's rate times 1, 5 and 25, and only the best trains on. The other ways have FedAvg's rate. Rates are
-    chosen in the first seed. After each run every client may fine-tune for 0, 1, 2 or 4 epochs: the amount with the
-    best mean validation score over the seeds, one for all clients.
+    FedAvg is first, at each rate of the question, if there are any. After a tenth of
+    the rounds only the best two train on. The linear model has FedAvg's rate times 1, 5
+    and 25, and only the best trains on, unless the configuration names the rate. The
+    other ways have FedAvg's rate. Rates are chosen in the first seed. After each run
+    every client fine-tunes for 0, 1, 2 or 4 epochs. The amount with the best mean
+    validation score over the seeds counts, one for all clients.
 
     Args:
         question: the setting of the decision.
@@ -521,7 +523,7 @@ def train_ways(question: Question, place: Backend, tell: Tell) -> Trained:
         tell: receives a line for each step.
 
     Raises:
-        RunError: every way failed.
+        RunError: every way failed, or FedAvg at every rate that was tried.
     """
     trained = Trained(question, rates=question.rates)
     seed = question.seeds[0]
@@ -824,7 +826,8 @@ def _find_alike(trained: Trained) -> Alike | None:
     """Return which clients are alike, by their local training in the first seed.
 
     The result is None if clients are at sites, fewer than 4 or more than 30, without a
-    run of local training, or if one has no validation samples.
+    run of local training, or if one has no validation samples. Over sites ``not_tried``
+    of the question receives the reason.
     """
     from diagnostics.groups import alike  # imports scikit-learn
 

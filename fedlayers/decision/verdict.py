@@ -150,6 +150,8 @@ def _lines(
 def _digits(ends: Sequence[tuple[float, float]]) -> int:
     """Return the digits after the point with which the larger end of each interval has two digits.
 
+    They are from 2 to 4. Ends that are 0 or unknown do not count.
+
     >>> _digits([(0.39, 1.02), (-0.01, 0.02)]), _digits([(3.0, 12.0)])
     (3, 2)
     """

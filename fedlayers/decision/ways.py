@@ -164,8 +164,8 @@ def ways_of(
         algorithm: the algorithm of cuts that are named without one.
 
     Raises:
-        UsageError: an unknown or repeated name, a cut that the model does not have, or a cut with an algorithm that
-            uses no plan.
+        UsageError: an unknown name, a plan of another model, a cut that the model does
+            not have, or a cut with an algorithm that uses no plan.
 
     >>> layers = [Layer(name, (f"{name}.weight",)) for name in ("conv1", "conv2", "fc1", "fc2")]
     >>> for way in ways_of((*default_names(layers), "first_half_local"), layers):
