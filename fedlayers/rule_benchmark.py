@@ -233,7 +233,7 @@ def layers_named(rule: Callable[..., Any], trained: RunResult) -> tuple[str, ...
     """Call a user's function with a run, and return the shared layers that it names.
 
     Raises:
-        UsageError: it returns no layer, or something else than names or a plan.
+        UsageError: it returns an empty list, or something else than names or a plan.
     """
     answer = rule(trained)
     if isinstance(answer, LayerPlan):

@@ -805,7 +805,8 @@ FLAGS = {name: flag_of(NAMES.get(name, name)) for name in (*KEYS, *ARGUMENTS, *N
 def pairs(flag: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Parse ``key=value`` arguments, of which the last one counts.
 
-    A value is JSON if it parses as JSON, and a list if it has commas. ``flag`` is the flag's name, for the message.
+    A value is JSON if it parses as JSON. Values of JSON with commas between them are a
+    list. Any other value is text. ``flag`` is the flag's name, for the message.
 
     >>> pairs("option", ["a=1", "b=true", "c=64,32", "d=x", "e="])
     {'a': 1, 'b': True, 'c': [64, 32], 'd': 'x', 'e': ''}

@@ -264,7 +264,8 @@ def _check_message(
 ) -> None:
     """Check that tensors and numbers are finite, and that the model's are all that were asked, and no others.
 
-    A tensor of any tree whose name the model has must have the model's shape.
+    A tensor of any tree whose name the model has must have the model's shape. A message
+    with other trees or numbers may lack the model's tree.
 
     Raises:
         UsageError: the message does not fit. The error names the tensor or the number.

@@ -66,13 +66,14 @@ class Sites:
     Args:
         grid: Flower's grid.
         count: the number of sites to wait for.
-        timeout: seconds to wait for the replies of a stage.
+        timeout: seconds to wait for the replies of a stage of training or evaluation.
+            Other replies are waited for without a limit.
         least: the smallest number of replies. With fewer in a stage the run ends.
         clip: whether an update is shortened to :data:`fedlayers.flower.checks.CLIP` times the median norm.
 
     Attributes:
         nodes: Flower's number of each site, by name, in alphabetical order.
-        facts: the description of the first site's data.
+        facts: the description of the data at the first site by name.
         samples: the number of samples of each site, by name.
         largest: the site with the largest update of the last exchange; empty before it.
     """
@@ -164,13 +165,16 @@ class Sites:
         return self._common[key]
 
     def clients(self, task: Task, run: str = "", *others: object) -> SiteClients:
-        """Return the clients of a run at the sites.
+        """Begin a run at the sites, and return its clients.
 
-        Each site has built the task with its own samples, and compared its model with the server's.
+        Each site builds the task with its own samples, compares its model with the
+        server's, and stores the run's description.
 
         Args:
-            run: the run's name at the sites. A run without a directory gets a new name.
-            others: ignored; these are arguments of clients in this process.
+            task: the run's task, without samples.
+            run: the run's name at the sites. An empty text gives a new name.
+            others: further arguments of a function that makes clients. They are
+                ignored.
 
         Raises:
             UsageError: a site's model differs, or its data do not fit.

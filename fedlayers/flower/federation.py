@@ -246,7 +246,8 @@ def common(
         sites: the description of each site (:meth:`Site.describe <fedlayers.flower.site.Site.describe>`), by name.
         samples: the number of samples that each site named first.
         split_seed: the seed that draws the test samples, if it is another one.
-        ends: the lowest and the highest value of each column, to which all sites clip (:func:`settled`).
+        ends: the lower and the upper fence of each column, beyond which all sites clip
+            (:func:`settled`); empty without clipping.
 
     Returns:
         A dict with the keys :data:`KEPT` of the facts, and ``name``, ``split_seed``, ``shape``, ``preprocessing``,
@@ -415,8 +416,8 @@ def _preparation(
     """Return the preparation of all sites' tables together.
 
     It comes from the sites' words and moments (Chan et al. 1983). It is None for data
-    that need none. A warning names a site whose column has a far mean or standard
-    deviation.
+    that need none. With three sites or more, a warning names a site whose column has a
+    far mean or standard deviation.
 
     Args:
         facts: the facts of one site.

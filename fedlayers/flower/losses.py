@@ -72,7 +72,10 @@ class SitePredictor(Predictor):
 
 
 class SiteLosses(SeedLosses):
-    """The losses of one seed over sites. Only the loss can rank, and scores of single clients are unknown.
+    """The losses of one seed whose samples stay at the sites, as sums that the sites send.
+
+    So ways are ranked by the loss alone: other scores, and scores of single clients,
+    are unknown here.
 
     Args:
         task: the FedAvg task of this seed, without samples.
@@ -131,10 +134,16 @@ class SiteLosses(SeedLosses):
     def _check_sums(
         self, name: str, head: Mapping[str, Any], run: str, amounts: int
     ) -> None:
-        """Refuse sums that no site can send.
+        """Refuse sums of losses that no samples give.
+
+        Args:
+            name: the site's name.
+            head: the head of its reply, of the form :data:`REPLY`.
+            run: the name of the run that was asked for.
+            amounts: the number of amounts of fine-tuning.
 
         Raises:
-            UsageError: a site has sent such sums. The message names it.
+            UsageError: the sums are not possible. The message names the site.
         """
         checked(name, head, REPLY)
         size, classes = self.sizes[name], max(2, self.task.data.n_classes)
@@ -250,10 +259,16 @@ class SiteLosses(SeedLosses):
         }
 
     def _check_products(self, name: str, head: Mapping[str, Any], size: int) -> None:
-        """Refuse sums over groups that no site can send.
+        """Refuse sums over groups that no samples give.
+
+        Args:
+            name: the site's name.
+            head: the head of its reply, of the form :data:`PRODUCTS`.
+            size: the number of sums: one for each way and the base rate, and one for
+                the weights.
 
         Raises:
-            UsageError: a site has sent such sums. The message names it.
+            UsageError: the sums are not possible. The message names the site.
         """
         checked(name, head, PRODUCTS)
         for split in SCORED:
@@ -288,7 +303,11 @@ class SiteLosses(SeedLosses):
                     )
 
     def overlap(self, first: SeedLosses, split: str) -> float:
-        """Return the share of the first seed's samples in a split that are in the same split of this seed."""
+        """Return the share of the first seed's samples in a split that are in the same split of this seed.
+
+        The sites have counted them in their replies for :meth:`parts`, which comes
+        first.
+        """
         n_shared = sum(head[split]["shared"] for head in self.replies.values())
         clients = first.task.data.clients
         return n_shared / max(1, sum(len(client.split(split)) for client in clients))

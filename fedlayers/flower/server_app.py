@@ -79,7 +79,7 @@ class ServerFile:
 
 
 def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:
-    """Run, diagnose or choose over the sites of a grid, as the server's file says.
+    """Run, diagnose or choose over the sites of a grid, as the server's file says, and return the result.
 
     A run saves in every round, because a site keeps a client's states of two rounds only. Keys that a server does not
     use are refused:

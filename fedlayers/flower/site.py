@@ -278,16 +278,20 @@ class Site:
         low: list[float],
         high: list[float],
     ) -> dict[str, Any]:
-        """Count the training cells outside the federation's fences, and return the moments of the clipped ones.
+        """Count the training cells outside the federation's fences, and return each column's moments after clipping.
 
         Args:
             number: the client's number in the federation.
             seed, split_seed: the seeds that draw the splits; see :meth:`describe`.
-            low, high: the fences of each column: cells below the one or above the other are clipped.
+            low, high: the fences of each column: cells below the one or above the other
+                are clipped (:func:`fl_core.data.preprocessing.clipped`).
 
         Returns:
-            ``known`` and ``outside``, counts of cells by column, and ``moments``, which are None without a
-            preparation. The form is CLIPPED of :mod:`fedlayers.flower.federation`.
+            ``known``, the number of cells of each column that are not missing;
+            ``outside``, the number of those outside the fences; and ``moments``, those
+            of all cells that are not missing, after clipping. They are None for data
+            that are neither scaled nor filled. The form is CLIPPED of
+            :mod:`fedlayers.flower.federation`.
         """
         train = self._split(number, seed, split_seed)[0]
         values = self._numbers(train)
@@ -385,16 +389,17 @@ class Site:
 
 
 class States:
-    """The stored states of a run's client at its site, from the last two rounds in which it trained.
+    """The files of a run at a site: its description, and its client's states and outputs.
 
-    Files are written atomically, under a lock.
+    States are kept for the last two rounds in which the client trained. Files are written
+    atomically, under a lock.
 
     Args:
         folder: the site's folder.
         run: the run's name at the sites.
 
     Raises:
-        UsageError: the name of a run or of a state is invalid.
+        UsageError: the name of the run is invalid.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -422,7 +427,8 @@ class States:
         """Return the state of a version.
 
         Raises:
-            CorruptError: the version is not among the last two rounds.
+            CorruptError: the state is not stored, as one that is older than the last
+                two rounds, or it is damaged.
         """
         return State(*self._read(version))
 
@@ -474,7 +480,7 @@ class States:
             name: the name of the model in the stored outputs.
 
         Raises:
-            CorruptError: none were saved under this name.
+            CorruptError: none are stored under this name, or they are damaged.
         """
         trees, names = self._read(OUTPUTS)
         with damaged(self.files.path / OUTPUTS):
