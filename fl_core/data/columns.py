@@ -10,7 +10,7 @@ from fl_core.display import Displayed, Summary, aligned
 from fl_core.errors import plural
 
 LONGEST = 40
-"""The maximum number of characters of a cell in the printed table."""
+"""The maximum number of characters of a cell in the printed table, remarks aside."""
 
 
 @dataclass(frozen=True)

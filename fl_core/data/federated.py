@@ -164,8 +164,9 @@ class FederatedData(Displayed):
     def with_indices(self, outputs: int) -> FederatedData:
         """Return the same data whose labels are the original whole numbers, as indices of a model's outputs.
 
-        The classes are then named by the indices of all outputs. If the labels were
-        0..C-1, they are indices already, and the data are returned unchanged.
+        The classes are then named by the indices of all outputs. Data that have these
+        classes already are returned unchanged. The names of the present classes must be
+        whole numbers (:attr:`indices`).
 
         Args:
             outputs: the model's number of outputs.
@@ -434,6 +435,7 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
     unusual.
 
     Args:
+        data: the federation. Its samples must not be :attr:`FederatedData.elsewhere`.
         alone: whether clients train locally on purpose, so that no warning says so.
 
     >>> from fl_core.data import load
@@ -500,7 +502,8 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
 def client_notes(data: FederatedData) -> list[str]:
     """Return warnings about clients with one class or target or without an event, and about the targets' scale.
 
-    Only training samples count. The list is empty if nothing is unusual.
+    Only training samples count, and they must not be :attr:`FederatedData.elsewhere`.
+    The list is empty if nothing is unusual.
     """
     ys = {client.name: client.train.y for client in data.clients}
     sameness = "of one class only" if data.task == CLASSIFICATION else "whose targets are all equal"  # fmt: skip

@@ -288,7 +288,8 @@ def read_images(path: Path, size: int | None = None) -> Source:
             pixels a side. None means that all images must have one size.
 
     Raises:
-        UsageError: the layout differs, or an image is unreadable or has another size.
+        UsageError: the layout differs, there are fewer than two classes, or an image is
+            unreadable or has another size.
     """
     image_table = list_images(path)
     files = list(image_table["file"])
@@ -361,7 +362,8 @@ def pixels(
         gray: whether the images must be stored in grey (:func:`_is_gray`). None means
             as they are. If false, grey ones get three equal channels.
         where: the folder named in an error about their size in memory. None means the
-            folder of the first file.
+            folder of the first file. Given, an error about their width and height
+            proposes ``image_size``.
         side: crop each image to a square at its centre, and scale it to this many
             pixels a side. None means that all must have one size.
 

@@ -57,8 +57,9 @@ class Samples(NamedTuple):
         names: numbers from 0 in a table, array or list; paths within a folder of images.
         x: float32 [n, ...]; texts are int64 token ids [n, length].
         ids: the cells of columns that identify a table's records, by column.
-        notes: for each sample the columns whose values are unlike the training samples. Empty if no column has many of
-            them.
+        notes: for each sample the columns whose values are unlike the training samples.
+            Empty if no column is odd
+            (:meth:`fl_core.data.preprocessing.Preprocessing.oddities`).
         clipped: for each sample the columns whose number was clipped. Empty if none was.
     """
 
@@ -238,8 +239,8 @@ class Inputs:
             ascending order.
 
         Raises:
-            UsageError: the samples are no table, there is no such column, or a row has
-                no client.
+            UsageError: the samples are no table or .npz file, there is no such column or
+                array, or a row has no client.
         """
         name = self.reading.client_column
         path = None

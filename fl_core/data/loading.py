@@ -70,7 +70,8 @@ def load(
 ) -> FederatedData:
     """Load a dataset partitioned over clients, each with train, validation and test samples.
 
-    Options that are None use the recipe's values. Everything is checked before anything is partitioned.
+    Options that are None use the values of the recipe, or of the partition if the
+    recipe has none. All samples are read and checked before they are partitioned.
 
     >>> from fl_core.data import load
     >>> heart = load("heart")
@@ -82,11 +83,15 @@ def load(
 
     Args:
         dataset: a name (see :func:`datasets`); your own function as ``package.module:function`` (see :func:`dataset`),
-            which is imported and called; or the path of an .npz, .csv, .parquet or .jsonl file or a folder of images
-            (see :func:`fl_core.data.files.read`); or samples that are read already.
+            which is imported and called; or the path of an .npz, .csv, .tsv, .parquet
+            or .jsonl file or of a folder of images or tables (see
+            :func:`fl_core.data.files.read`); or a :class:`Source` of samples that are
+            read already.
         data_root: folder of the named datasets' files. None means the environment's ``FEDLAYERS_DATA_ROOT``.
         download: let torchvision fetch missing files of the datasets that it knows.
-        clients: number of clients. Natural clients all take part.
+            Your own function gets it, too, if it has such a parameter.
+        clients: number of clients. Natural clients all take part, so partition
+            ``natural`` needs no number.
         partition: one of :data:`PARTITIONS`, such as ``iid``, ``dirichlet`` and ``natural``, or your own as
             ``package.module:Class``.
         alpha, classes_per_client, samples_per_client, dominance: options of some partitions.
@@ -151,7 +156,10 @@ def opened(
     max_samples: int | None = None,
     **reading: Any,
 ) -> tuple[Source, Recipe]:
-    """Return a dataset's samples before their partition, and its default settings. Arguments are those of :func:`load`.
+    """Return a dataset's samples before their partition, and its default settings.
+
+    The arguments are those of :func:`load`. The methods for scaling and filling are set,
+    and nothing is fitted yet.
 
     Raises:
         UsageError: an unknown dataset, missing or bad files, a setting that is unknown
@@ -185,12 +193,18 @@ def recipe(
 ) -> Recipe:
     """Return a dataset's default settings. For a path they depend on the form of its samples.
 
-    Your own function is called for its samples unless its decorator gives a recipe; ``data_root`` and ``download`` are
-    passed to it. ``reading`` is as in :func:`load`.
+    Args:
+        dataset: as for :func:`load`. A path is read. For a Source the settings follow
+            from its samples. Your own function is called only if it is not registered
+            by :func:`fl_core.data.dataset`, which gives it a recipe.
+        data_root: the folder that your own function gets, if it has this parameter.
+        download: whether your own function may fetch files, likewise.
+        reading: fields of :class:`fl_core.data.reading.Reading`, which count where
+            samples are read.
 
     Raises:
-        UsageError: the argument is not a name, a function, or an existing path of a
-            known kind, or its samples are read and do not fit.
+        UsageError: the dataset is no known name, function or existing path of a known
+            kind, its samples do not fit, or a setting is unknown or invalid.
     """
     settings = Reading.with_keys(reading)
     if isinstance(dataset, Source):
@@ -210,7 +224,11 @@ def _read(dataset: Location, reading: Reading) -> tuple[Source, list[str]]:
     """Return the samples of a path, and the warnings that reading them gave.
 
     The result for the last path stays in memory, since a study has many runs on one
-    file. It is used again until the settings, or the time or size of a file, change.
+    file. It is used again until the settings other than ``scale``, or the time or size
+    of a file, change.
+
+    Raises:
+        UsageError: as for :func:`fl_core.data.files.read`, or the path does not exist.
     """
     path, reading = path_of(dataset), replace(reading, scale=None)
     candidates = sorted(path.rglob("*")) if path.is_dir() else files_of(path) or [path]
@@ -284,7 +302,7 @@ OwnData = FederatedData | Source
 def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
     """Return data from Python as a source. A federation or a source stays as it is.
 
-    Each run partitions a source with its own seed.
+    For these two ``reading`` is ignored. Each run partitions a source with its own seed.
 
     >>> import numpy as np
     >>> source = as_data({"north": (np.zeros((4, 2)), [0, 1, 0, 1]), "south": (np.ones((2, 2)), [0, 1])})
@@ -296,11 +314,12 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
 
     Args:
         data: {client: samples}, or samples alone, which a partition assigns to clients. Samples are a pair (x, y) of
-            tensors or arrays, a Dataset or a DataLoader. x may be a tuple or dict of several inputs. Or a pandas
+            tensors or arrays, a Dataset, a DataLoader, or a dict of inputs with an
+            array ``labels``. x may be a tuple or dict of several inputs. Or a pandas
             DataFrame, read like a table in a file.
         reading: the task, whether numbers may be missing, and for a frame also the
-            names of its columns. For other data the settings of columns must have their
-            defaults.
+            names of its columns. For other samples only ``scale``, ``impute``, ``clip``
+            and ``task`` may differ from their defaults.
 
     Raises:
         UsageError: it is none of these, its samples are invalid, or a setting has no
@@ -459,7 +478,7 @@ def client_names(silos: Iterable[Any]) -> Names:
     """Return clients' names as text.
 
     Raises:
-        UsageError: two names are equal as text, or one is empty.
+        UsageError: two names are equal as text, or one is empty or blank.
     """
     names = tuple(map(str, silos))
     if duplicate := first_duplicate(names):
@@ -477,10 +496,11 @@ def check_finite(samples: Any, where: str) -> None:
     """Refuse an IterableDataset without a length, or a loader of one: it may be endless.
 
     Args:
+        samples: the dataset or the loader. Other data pass.
         where: the data's name, for the message.
 
     Raises:
-        UsageError: it has no length.
+        UsageError: there is no length.
     """
     samples = getattr(samples, "dataset", samples)
     if isinstance(samples, IterableDataset) and not hasattr(samples, "__len__"):
@@ -494,8 +514,9 @@ def check_finite(samples: Any, where: str) -> None:
 def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
     """Return x and y of a pair (x, y), a dict with the key ``labels``, a Dataset, or a DataLoader.
 
-    A loader's dataset is read in its own order, so that shuffling changes nothing. Its own ``collate_fn`` gets all
-    samples at once.
+    The parts of a pair or a dict are returned as they are. Samples of a dataset are
+    stacked to arrays. A loader's dataset is read in its own order, so that shuffling
+    changes nothing. Its own ``collate_fn`` gets all samples at once.
 
     >>> pair_of([{"x": 1}, {"x": 2}, {"x": 3}], "client 'a'")
     Traceback (most recent call last):
@@ -507,7 +528,9 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
         where: the data's name, for messages.
 
     Raises:
-        UsageError: it is none of these, or holds no pairs.
+        UsageError: it is none of these, an IterableDataset without a length, or holds
+            no pairs or pairs of different form. Or its ``collate_fn`` or sampler does
+            not fit.
     """
     is_pair = isinstance(samples, tuple | list) and len(samples) == 2
     if is_pair or is_batch(samples):
@@ -613,10 +636,10 @@ def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
 def _collated(collate: Any, samples: Any, where: str) -> tuple[Any, Any]:
     """Return inputs and labels of all samples as one batch of a ``collate_fn``.
 
-    The function draws from a fixed seed.
+    What the function draws by torch comes from a fixed seed.
 
     Raises:
-        UsageError: the function fails, or gives no label for each sample.
+        UsageError: the function fails, or gives another number of labels than samples.
     """
     requirement = (
         f"{where}: collate_fn must make one batch of all {len(samples)} samples"

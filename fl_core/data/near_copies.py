@@ -88,7 +88,8 @@ def near_copies(
     True
 
     All shares are 0 if a number is missing, if there is no test row, or if there are at
-    most :data:`RANK` training rows. Columns are standardised by the training rows.
+    most :data:`RANK` training rows. Columns are standardised by the training rows. Those
+    that are constant there do not count.
 
     Args:
         train, test: rows as numbers, [n, ...]. Rows of several dimensions are flattened.

@@ -134,8 +134,8 @@ class Preprocessing:
         fill: the value for missing numbers in each column. Empty means that none may be missing.
         centre, spread: for each column the number that is subtracted, and then the divisor. Empty means no scaling.
         categories: the words of each column that become columns. A column of numbers has none. Empty means all numbers.
-        low, high: the 1 % and 99 % quantiles of each column's training samples, to
-            compare new rows with. Empty means no comparison.
+        low, high: the 1 % and 99 % quantiles of each column's training samples after
+            clipping, to compare new rows with. Empty means no comparison.
         target: the training targets' mean and standard deviation, if a model predicts (target - mean) / deviation.
             Otherwise empty.
         lowest, highest: the fences of each column. Values outside are clipped (:func:`clipped`) before anything else.
@@ -210,7 +210,8 @@ class Preprocessing:
         A word is given as its index in the column's categories, or the index after the last.
 
         Raises:
-            UsageError: the number of columns differs, or a value is missing and not filled.
+            UsageError: x is no array of rows with as many columns, or a value is missing
+                and not filled.
         """
         if x.ndim != 2 or (self.width and x.shape[1] != self.width):
             got_shape = list(x.shape)

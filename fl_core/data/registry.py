@@ -37,7 +37,7 @@ class Recipe:
     ('fmnist_cnn', 'dirichlet', 0.5, 10000)
 
     Attributes:
-        clients: number of clients. None means all natural clients.
+        clients: number of clients. None means as many as natural clients.
         partition: one of :data:`fl_core.data.PARTITIONS`.
         alpha: concentration of the Dirichlet partition. With a smaller one clients differ more.
         max_samples: size of the pool that is partitioned. None means all samples.
@@ -52,7 +52,8 @@ class Recipe:
         keep_optimizer: whether a client's optimiser has its state of the round before.
         loss, loss_options: the loss of local training.
         scale: scaling of features, of :data:`fl_core.data.reading.SCALES`.
-        mean, std: normalisation of images by channel after scaling to 0..1. Empty means none.
+        mean, std: normalisation of images by channel after scaling to 0..1. Empty means
+            that of the :class:`fl_core.data.Source`, which is usually none.
         note: source of the values.
     """
 
@@ -114,7 +115,8 @@ def general(
     Data with natural clients use them. Others are partitioned by Dirichlet(0.5) over 5
     clients. Images get a convolutional network, texts a small transformer, and
     everything else a multilayer perceptron. Other tasks than classification have the
-    losses of :data:`LOSS_OF`. Their partition without natural clients is ``iid``.
+    losses of :data:`LOSS_OF`, or cross entropy if they are not in it. Their partition
+    without natural clients is ``iid``.
 
     Args:
         shape: shape of one sample.
@@ -185,7 +187,7 @@ def dataset(
     The function returns a :class:`~fl_core.data.Source` or a pair (x, y). For natural clients it returns {client: (x,
     y)}, as for :func:`~fl_core.data.from_clients`. Its arguments are ``data_root`` (a folder, or None) and ``download``
     (whether it may fetch files), if it has such parameters. The first line of its docstring describes it in lists.
-    Normalisation belongs to the recipe.
+    The recipe's ``mean`` and ``std`` normalise its images.
 
     >>> import numpy as np
     >>> from fl_core.data import dataset, load
@@ -198,6 +200,7 @@ def dataset(
     [12, 12]
 
     Args:
+        name: the dataset's name.
         recipe: values to start from. None means those of :class:`Recipe`.
         defaults: fields of :class:`Recipe`.
 
@@ -239,8 +242,8 @@ def path_of(dataset: Location) -> Path:
     the package are found without a checkout, too.
 
     Raises:
-        UsageError: the path does not exist, is an address, or is one of several that
-            are not all tables.
+        UsageError: the path does not exist or is an address. Or it names several of
+            which one is no existing table.
     """
     path, name = Path(dataset), str(dataset)
     # os.path.exists is False for a name that is too long, where Path.exists raises

@@ -217,7 +217,9 @@ class Source:
             impute: one of :data:`fl_core.data.reading.IMPUTES`.
 
         Raises:
-            UsageError: the source is not a table of numbers (or of colour images), or has a fixed scaling.
+            UsageError: a method is not ``none``, and the source is no table of numbers or
+                has a fixed scaling. Or ``scale`` is ``imagenet``, and the source has no
+                colour images or a normalisation of its own.
         """
         if scale == SCALES[-1]:
             if not self.is_image or self.shape[0] != 3 or self.mean:
@@ -242,7 +244,8 @@ class Source:
         """Return the SHA-256 over arrays, names of classes and clients, and scaling.
 
         Words of texts and tables count, too. Equal digests mean the same samples in the
-        same order. The names of the source and of a table's columns do not count.
+        same order. The names of the source and of a table's columns do not count, nor
+        does ``clip``.
         """
         names: list[Any] = [self.classes, self.owner_names, self.mean, self.std]
         if self.words is not None:
@@ -305,6 +308,7 @@ class Source:
         Args:
             train: positions of the training samples.
             preparation: stored numbers for a table. None means that they are fitted now.
+                Texts ignore it.
             owner: the client of each training sample. The bounds to which a table's numbers are clipped follow from
                 the quartiles of each client (:func:`fl_core.data.preprocessing.fences`). None means one client.
 
