@@ -367,8 +367,8 @@ def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[str]:
     """Return notes on a user's model: probabilities for logits, several tensors, passes that differ, what cannot train.
 
-    The model sees noise, twice in each mode, and is restored. Two passes in training
-    mode begin at one seed and the same persistent buffers, so they differ only by what
+    The model sees noise in both modes, and is restored. Two passes in training mode
+    begin at one seed and the same persistent buffers, so they differ only by what
     a run cannot restore. A parameter cannot train if no gradient reaches it in either
     mode. A classifier's outputs may be probabilities if all lie in [0, 1], and either
     each sample's sum to 1 or their mean is near 1/2, as that of an untrained sigmoid.
@@ -479,8 +479,9 @@ def probability_notes(outputs: Tensor, task: str) -> list[str]:
 def outputs_of(model: nn.Module, shape: tuple[int, ...]) -> int | None:
     """Return the number of outputs of a user's module, or None if it does not take samples of this shape.
 
-    It counts all numbers of a sample's output. It is 1 for a module with several output
-    tensors, which only a loss of its own can take. The module itself stays as it is.
+    It counts all numbers of a sample's output. Of a tuple of tensors the first counts.
+    It is 1 for a module whose output only a loss of its own can take, such as a dict of
+    several tensors without ``logits``. The module itself stays as it is.
 
     Args:
         model: the module.
@@ -601,7 +602,13 @@ def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
 def normalises_batches(model: nn.Module, training: bool) -> bool:
     """Return whether a model normalises over the samples of a batch, in training or evaluation mode.
 
-    Such a model cannot take a single sample.
+    The output for a sample then depends on the others, and a single sample may fail.
+    Only modules of batch normalisation are examined.
+
+    Args:
+        model: the model.
+        training: whether the question is for training mode. In evaluation mode a module
+            with running statistics does not normalise by the batch.
     """
     return any(
         training or module.running_mean is None

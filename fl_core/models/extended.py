@@ -269,7 +269,9 @@ class Gated(nn.Module):
     Args:
         inner: the model.
         shape: shape of one sample.
-        target: share of the weights that are kept, above 0 and at most 1.
+        target: the share of the weights to keep, above 0 and at most 1. What is kept
+            differs a little, since blocks are kept whole and the first ones do not count
+            in the budget.
         split: largest number of blocks of a tensor, at least 2.
     """
 
@@ -484,7 +486,7 @@ class Optional(nn.Module):
     absent: frozenset[str] = frozenset()
 
     def present(self) -> Iterator[tuple[str, nn.Module]]:
-        """Return the children that take part, by name, in order."""
+        """Return pairs of name and child for the children that take part, in order."""
         return (
             (name, child)
             for name, child in self.named_children()
@@ -787,8 +789,9 @@ def last_layers(model: nn.Module) -> list[str]:
     """Return the path within a block of the last linear or 2D convolutional layer of each of its parts.
 
     The first block that can be left out is taken, and a model must have one. Its parts
-    are its direct children. In a ViT these are ``attn.proj`` and ``mlp.fc2``, in an
-    MLP-Mixer ``mlp_tokens.fc2`` and ``mlp_channels.fc2``.
+    are its direct children. Parts without such a layer are left out. In a ViT the paths
+    are ``attn.proj`` and ``mlp.fc2``, in an MLP-Mixer ``mlp_tokens.fc2`` and
+    ``mlp_channels.fc2``.
     """
     block = model.get_submodule(paths_of_blocks(model)[0])
     linear_paths = (

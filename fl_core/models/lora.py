@@ -53,12 +53,17 @@ class Lora:
         r: rank of an update, at least 1.
         rank_pattern: other ranks by the end of a module path, such as ``query:4``. In the text they are separated by
             ``+``.
-        targets: ``all`` linear and convolutional layers but the classifier and grouped convolutions, ``attn`` for
-            linear layers of attention, or ends of module paths such as ``attn.qkv``. In the text they are separated by
+        targets: ``all`` linear and convolutional layers but the classifier and those of
+            :func:`left_out`, ``attn`` for the linear layers of attention among them, or
+            ends of module paths such as ``attn.qkv``. In the text they are separated by
             ``+``.
         alpha: an update is alpha / r times B A. None means r.
         dropout: share of an adapter's inputs that training drops, from 0 to below 1.
-        rates: factors of the learning rate of the factors, such as ``lora_B:16`` (LoRA+; Hayou et al. 2024).
+        rates: multiples of the learning rate for the factors A or B, such as
+            ``lora_B:16`` (LoRA+; Hayou et al. 2024).
+
+    Raises:
+        UsageError: an entry of ``rates`` is not a factor's name and a number above 0.
     """
 
     r: Count = 8
@@ -371,7 +376,8 @@ def left_out(model: nn.Module) -> list[str]:
 def _freeze(model: nn.Module, head: str | None) -> None:
     """Turn all tensors that do not train into buffers outside of the state dict, in place.
 
-    Each module has their names in its attribute ``frozen_base``. Tied tensors stay one.
+    A module with such tensors has their names in its attribute ``frozen_base``. Tied
+    tensors stay one.
 
     Args:
         model: the model with adapters.

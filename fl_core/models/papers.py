@@ -706,10 +706,10 @@ def mixer(
 ) -> nn.Module:
     """MLP-Mixer (Tolstikhin et al. 2021) of ``depth`` blocks; images of any size.
 
-    It maps images [n, channels, height, width] to logits [n, C]. It is timm's. A
-    patch's vector has ``width`` numbers. Layers that mix tokens are half as wide as a
-    patch's vector. Layers that mix channels are four times as wide. ``patch`` is as in
-    ``vit``.
+    It maps images [n, channels, height, width] to logits [n, C]. It is timm's, but the
+    classifier starts at random and not at zero. A patch's vector has ``width`` numbers.
+    Layers that mix tokens are half as wide as a patch's vector. Layers that mix
+    channels are four times as wide. ``patch`` is as in ``vit``.
 
     Raises:
         UsageError: samples are no images, or ``patch`` does not divide the image's

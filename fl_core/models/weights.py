@@ -565,7 +565,8 @@ def _filled(
 def _check(name: str, tensor: _Strided) -> None:
     """Refuse a tensor that has more elements than are stored, or that reads beyond them.
 
-    A view that repeats stored numbers may have up to :data:`REPEATED` elements.
+    A view that repeats stored numbers may have up to :data:`REPEATED` elements, or as
+    many as are stored if these are more.
 
     Raises:
         ValueError: there is such a fault, or the tensor has no valid shape. The message

@@ -142,8 +142,10 @@ def known(
     """Register a federation as a dataset, with one client for each of its natural clients.
 
     Args:
+        name: the dataset's name.
         summary: the dataset's line in lists.
-        opened: the function that returns its samples.
+        opened: the function that returns its samples. Its docstring and its qualified
+            name are set to ``summary`` and ``name``.
         recipe: default settings of the dataset.
     """
     opened.__doc__ = summary

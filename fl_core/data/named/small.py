@@ -221,7 +221,7 @@ def tweets_of(data_root: Location | None, name: str, base: bool) -> Source:
 
     A tweet is left out if an earlier one, to any airline, has the same first
     :data:`TWEET_TOKENS` tokens. The vocabulary has the words of at least
-    :data:`LEAST_USED` tweets to :data:`BASE_AIRLINES`.
+    :data:`LEAST_USED` tweets to :data:`BASE_AIRLINES`. All other words are one token.
 
     Args:
         data_root: the folder of the file, see :func:`airline_tweets`.

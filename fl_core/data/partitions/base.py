@@ -66,8 +66,8 @@ class Partitioning:
     Attributes:
         name: the name in :data:`PARTITIONS`.
         shares: default shares of train, validation and test.
-        natural: whether clients are natural clients of the data or parts of one. Their number then follows from the
-            data.
+        natural: whether clients are natural clients of the data or parts of one. Their
+            number may then be left out.
         groups: whether it keeps samples together that belong together, such as those of a patient.
         pools: whether both sides of an official test set are partitioned together.
         by_class: whether it assigns samples by their classes, so that it is for classification only.
@@ -108,7 +108,14 @@ class Partitioning:
         )
 
     def fitted(self, pool: Source, clients: int) -> Self:
-        """Return the partitioning with values for the options that are None, whose defaults depend on the data."""
+        """Return the partitioning with values for options whose defaults depend on the data.
+
+        These options are None until then. By default the partitioning itself is returned.
+
+        Args:
+            pool: the samples to partition.
+            clients: the number of clients.
+        """
         return self
 
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
@@ -190,6 +197,7 @@ class Partitioning:
             pool: all samples.
             number: the client's number, from 0.
             parts: the client's present positions in the pool for train, validation and test.
+            seed: seed of the new draw.
         """
         return redraw_groups(number, parts, seed, pool.groups)
 
@@ -625,8 +633,9 @@ def make(
     Args:
         source: the samples to partition.
         kind: a name of :data:`PARTITIONS`, or ``package.module:Class``.
-        clients: number of clients. For ``natural`` it is None or the number of natural clients. For
-            ``natural_dirichlet`` it is a multiple of that, by default five times.
+        clients: number of clients, which most kinds need. For ``natural`` it is None or
+            the number of natural clients. For ``natural_dirichlet`` it is a multiple of
+            that, by default five times.
         seed: seed of every draw.
         split_seed: seed of the partition over clients and of the test samples. Only the training and validation samples
             of each client are then drawn by ``seed``. None means ``seed``.

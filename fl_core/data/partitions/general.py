@@ -62,7 +62,8 @@ class WithAlpha(Partitioning):
     """Base of partitions with a Dirichlet distribution over classes or clients.
 
     Attributes:
-        min_size: the minimum number of samples of a client.
+        min_size: the minimum number of samples of a client. ``capped_dirichlet`` lowers it
+            for small data.
         alpha: the concentration of the distribution. With a smaller one clients differ more.
     """
 
