@@ -133,8 +133,8 @@ def curve_of(
 
     A metric of pairs gives each client the mean over its pairs. A distance is used as it is, a similarity (cka) as 1 -
     value. So both grow with the difference. The clients of such a metric weigh the same. The default variant is the
-    metric's own: its first that was measured. For federation sensitivity, it is PLayer-FL's variant, measured in
-    training.
+    metric's own: its first that was measured. For federation sensitivity, it is
+    PLayer-FL's variant, measured in training, if the rows have it.
 
     Args:
         layers: all layers of the model, from input to output.

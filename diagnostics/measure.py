@@ -122,7 +122,7 @@ def diagnose(
             begun is completed, such as a layer's at one client.
         null: names of :data:`diagnostics.null.NULLS`, or :class:`~diagnostics.null.Nulls`. All metrics are measured
             again on each null, for the report's ``nulls``. :func:`~diagnostics.select.select` compares them. Data of a
-            metric's option ``test`` are shuffled too. A probe is not.
+            metric's option ``test`` are shuffled too. A probe that you give is not.
         model, round: the kind of a run's models, ``local``, ``personal`` or ``global``, and their round. By default it
             is the round of ``result.models``. See :func:`diagnose_run`.
         progress: show a bar. All rows come at the end, so there is no picture to draw before (``live``).
@@ -133,6 +133,7 @@ def diagnose(
     Raises:
         UsageError: a name or option is unknown, an option is out of range, models and data differ in numbers or names,
             models differ in their tensors, data do not fit, or a null cannot be made of them.
+        CorruptError: a file of the run is damaged.
     """
     check_which(model)
     objects = own_parts(models, data, others, loss)
@@ -399,7 +400,8 @@ def tsne(
         models, data, loss: as for :func:`diagnose`. Samples without class labels have no class in the table.
         layer: exact name of the layer, whose output is shown. Default: the input of the last layer.
         samples: maximum number of samples, drawn with the seed, equally many of each client.
-        perplexity: about how many neighbours count. With few samples it is at most a third of them.
+        perplexity: about how many neighbours count. For n samples at most (n - 1) / 3
+            is used.
         iterations: steps of t-SNE, at least 250.
         seed: seed of the drawn samples and of t-SNE.
 
@@ -407,7 +409,8 @@ def tsne(
         A row for each sample: client, class, its place x and y, and its position in the client's data.
 
     Raises:
-        UsageError: the layer is unknown, features do not vary, or there are less than 4 samples.
+        UsageError: the layer is unknown, features do not vary, there are fewer than 4
+            samples or 250 iterations, or the perplexity is not above 0.
     """
     request = Request.of("cka", {"seed": seed, "loss": loss})
     subjects, _ = client_models(models, data, request)

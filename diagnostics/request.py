@@ -167,10 +167,16 @@ class Request:
         return any(metric.requires == "losses" for metric in self.metrics)
 
     def check(self, every: Sequence[Layer]) -> None:
-        """Refuse unknown layers, and options that do not fit the layers, batch or mode.
+        """Refuse options that do not fit the layers, batch or mode.
+
+        Unknown layers are refused if a metric reads the requested layers alone.
+
+        Args:
+            every: all layers of the model.
 
         Raises:
-            UsageError: the message names the layer or the option, and the allowed values.
+            UsageError: an option does not fit, or a layer is unknown. The message names
+                it and the allowed values.
         """
         for metric in self.metrics:
             layers = self.read_by(metric, every)

@@ -79,7 +79,8 @@ def through_time(
             For a run directory: your own data again, if the run was given them.
         metrics: names of metrics. Without any, those of the layer map are measured: the clients' gradients and
             nearest neighbours at the global model, and their weights after one more local round from it, each with
-            ``draws`` of the null ``clients``. Models that differ between clients have no such null.
+            ``draws`` of the null ``clients``. Models that differ between clients have
+            no such null. Models from elsewhere are measured as they are, without a null.
         model: the kind of a run's models, if metrics are named: local, personal or global.
         rounds, clients: the rounds and the clients to measure. Default: all; for the layer map at most 6 and 20,
             evenly spaced.

@@ -144,7 +144,8 @@ def bn_scale(model: nn.Module, layer: Layer, probe: LayerProbe) -> float:
     """Return the mean absolute scale gamma of a layer's normalisations, (1/n) sum_j |gamma_j|.
 
     The value is at least 0. It is network slimming's importance of channels (Liu et al. 2017), averaged over a layer.
-    Batch, layer, group and RMS normalisation count. A layer without a scale has no value.
+    Batch, instance, layer, group and RMS normalisation count. A layer without a scale
+    has no value.
 
     Memory: one layer's scales of one client at a time.
     """

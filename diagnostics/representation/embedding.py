@@ -183,8 +183,9 @@ def embed(
 
     The method is that of van der Maaten and Hinton 2008. It starts from the first two principal components and runs in
     one thread. So the same features give the same picture. Distances are Euclidean between features as they are. Axes
-    have no meaning, neither by themselves nor between two pictures. With few samples, the perplexity is at most a third
-    of their number less one. The one that is used is ``frame.attrs["perplexity"]``.
+    have no meaning, neither by themselves nor between two pictures. For n samples the
+    perplexity is at most (n - 1) / 3. The one that is used is
+    ``frame.attrs["perplexity"]``.
 
     Args:
         pooled: the features, of at least 4 samples.

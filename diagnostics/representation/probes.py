@@ -117,7 +117,7 @@ class ProbeOptions:
             samples there are as many folds as samples.
         samples: maximum number of samples of each client, drawn with the seed. The
             pooled set has at most this many of all clients together, equally many of
-            each. The same limit holds for test data.
+            each, but at least one of each. The same limit holds for test data.
 
     Raises:
         UsageError: there are fewer than 2 folds or samples (checked by
