@@ -154,7 +154,7 @@ class FineTuned(Algorithm):
 
     - ``finetune_epochs``: 5 by default, as in FedBABU. Layer scheduling does not state its number.
     - ``finetune_at``: numbers of completed rounds after which copies are fine-tuned and evaluated as well, if clients
-      are evaluated then. This changes neither the run nor its recorded costs.
+      are evaluated then. This changes neither the run nor its recorded costs of training.
     """
 
     @dataclass(frozen=True)

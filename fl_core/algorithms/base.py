@@ -191,12 +191,13 @@ class TaskInfo:
         seed: the run's seed.
         norms: names of the parameters and buffers of batch normalisations.
         rounds: rounds of the whole run. 0 means not known.
-        mean, std: of each channel, for the normalisation of images in 0..1.
+        mean, std: by channel, the numbers that normalise images with values from 0 to 1.
+            Empty without such a normalisation.
         blocks: paths of the residual blocks that a client may lack, from input to
             output. Empty unless the algorithm :attr:`~Algorithm.needs_blocks`.
         unfreeze_at: (tensor, 0-based round from which it trains and travels) pairs.
         uniform: whether averages weigh clients equally.
-        n_classes: outputs of the model. 0 means not known.
+        n_classes: number of the data's classes or labels. 0 means none, or not known.
         buffers: rules for buffers in a mean.
         may_stop_every: rounds between two evaluations of a stopping rule. 0 means no such rule.
     """
@@ -295,11 +296,11 @@ class Algorithm:
     ====================  =======  =====================  ============================================================
     notes                 server   any                    before a run: notes for its user
     for_options           both     any                    before an algorithm is made, to know its class
-    wrap_model            server   1 a start              before a run starts or resumes: makes the model
+    wrap_model            both     any                    when the model is built: to run, to resume, to read or export
     setup                 both     any                    when an algorithm is made, with its options and its task
     default_plan          server   any                    before a run that uses a plan and has none
     resolve_plan          server   any                    before a run with a plan, or when a plan is decided
-    server_state          server   1 a run                before the first round
+    server_state          server   1 a start              before the first round; on resume the stored one replaces it
     client_state          both     any                    when a client is needed that has not replied yet
     submodel              both     any                    by the other hooks, and to count costs
     shared                both     any                    by the other hooks, and to count costs
@@ -309,7 +310,7 @@ class Algorithm:
     server_message        server   any                    for each sampled client of an exchange, before it trains
     client_start          client   1 a reply              at the start of a client's work
     phases                both     any                    after ``client_start``; at the server to count costs
-    loss                  client   1 a batch              in a phase that names no other method
+    loss                  client   any                    for each batch of a phase that names no other method
     client_update         client   1 a reply              when all phases are done
     aggregate             server   1 an exchange          with the first reply; it requests the other replies
     models                both     any                    after ``aggregate``, for each client that is evaluated
@@ -318,16 +319,17 @@ class Algorithm:
     client_observations   client   1 a scored model       when a client's :attr:`evaluates` model has been scored
     ====================  =======  =====================  ============================================================
 
-    ``aggregate`` is called when the first client has replied. Each step of its loop over ``updates`` sends to the next
-    client, trains it and receives its reply. So memory holds only the replies that ``aggregate`` keeps. If
-    :meth:`server_message` reads what ``aggregate`` writes, call ``list(updates)`` before writing.
+    ``aggregate`` is called when the first client has replied. Each step of its loop over ``updates`` waits for the next
+    reply, and may send to further clients before. If clients train one by one in one process, memory holds only the
+    replies that ``aggregate`` keeps. If :meth:`server_message` reads what ``aggregate`` writes, call ``list(updates)``
+    before writing.
 
     A client's state stays where the client is. ``models`` is called there, with the server's state.
 
     A reply may be lost (:func:`fl_core.rounds.clients.is_lost`). Then ``updates`` has fewer clients than
     ``rnd.sampled``. The next exchange of the round takes only clients that replied. Without any reply ``aggregate`` is
-    not called. A client whose reply is lost returns to its state before the round. So pairs of values at server and
-    client, such as variates, stay equal.
+    not called. A client whose reply is lost returns to its state before that exchange. So pairs of values at server
+    and client, such as variates, stay equal.
 
     Hooks are pure. They change only the :class:`State` that they receive, and what they return. This is ``server`` in
     ``aggregate``, and ``state`` in ``client_start`` and ``client_update``. The engine freezes the algorithm object,
@@ -536,7 +538,7 @@ class Algorithm:
         """Return the model that is trained: the given one, or one made from it with heads, prompts, adapters or gates.
 
         It keeps the given model's tensors, under any name. With :attr:`removes_layers` it may drop some. It may change
-        the model in place. Every start from a configuration builds again, so what is drawn comes from
+        the model in place. Each start of a run builds the model again. So random draws must come from
         :mod:`fl_core.seeds`.
 
         Args:
@@ -555,6 +557,10 @@ class Algorithm:
 
         If the result is None, the clients measure in the first round. The plan is then
         chosen from their measurements (:mod:`fl_core.rounds.steering`).
+
+        Args:
+            layers: the model's layers, from input to output, with or without those that
+                :meth:`wrap_model` adds.
         """
         return LayerPlan.all_but_last(layers)
 
@@ -708,9 +714,9 @@ class Algorithm:
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         """Update the server's state from the replies, one at a time in client order. Default: the weighted mean.
 
-        Each step of the iteration sends to a client and waits for its reply. By default
-        a tensor is averaged over the clients that sent it, by :attr:`Update.weight`. A
-        tensor that no client sent stays the same. Buffers follow their rules.
+        Each step of the iteration waits for the next reply. By default a tensor is
+        averaged over the clients that sent it, by :attr:`Update.weight`. A tensor that
+        no client sent stays the same. Buffers follow their rules.
 
         Args:
             server: the server's state, which is changed.
@@ -741,7 +747,8 @@ class Algorithm:
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
         """Return the phases that fine-tune a copy of the client's evaluated model. Default: none.
 
-        The copy is named ``personal``.
+        The copy is named ``personal``. If the first client has no phases, no client
+        fine-tunes.
 
         Args:
             done: rounds completed. The hook is called before the first round, after every round with an evaluation or a
@@ -783,8 +790,8 @@ def _returned(hook: str) -> type:
 def _check_hooks(algorithm: type[Algorithm]) -> None:
     """Refuse a hook with other arguments, and a misspelt one.
 
-    A method counts as misspelt if it is new, has a hook's parameters and nearly its
-    name, and no other method names it, as a phase names its loss.
+    A method counts as misspelt if it is new and has a hook's parameters and nearly its
+    name. It does not if code of the class or its parents uses the name as an attribute.
 
     Raises:
         UsageError: there is such a hook (the message names it), options are no dataclass, or evaluates is unknown.
@@ -829,7 +836,10 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
 
 
 def _names_in(*namespaces: Mapping[str, Any]) -> set[str]:
-    """Return the names that the code of functions uses, of attributes and globals."""
+    """Return the names of attributes and globals that the functions in some namespaces use.
+
+    Names that are texts in the code are not among them.
+    """
     names: set[str] = set()
     members = chain.from_iterable(space.values() for space in namespaces)
     codes = [member.__code__ for member in members if isfunction(member)]

@@ -36,7 +36,7 @@ from fl_core.layers import Layer
 
 AGGREGATION_WEIGHT = "aggregation_weight"
 PAIRS = 50_000
-"""The largest number of aggregation weights in an evaluation. Above it only weights on oneself are recorded."""
+"""The most aggregation weights in an evaluation. Above it only each client's weight on itself is recorded."""
 
 
 class Mixing(ServerMade):
@@ -205,8 +205,8 @@ class FedAMP(ProximalTerm, Keeping):
     """A pull of every client to its own cloud model, mixed by the similarity of models (Huang et al. 2021).
 
     Client i minimises loss(w) + lam / (2 alpha_k) ||w - u_i||^2 with u_i = sum_j xi_ij w_j. The weights are xi_ij =
-    (alpha_k / sigma) exp(-||w_i - w_j||^2 / sigma) for j != i. They are the derivative of A(d) = 1 - exp(-d / sigma) at
-    the squared distance of the parameters. The rest to 1 is xi_ii.
+    (alpha_k / sigma) exp(-||w_i - w_j||^2 / sigma) for j != i. That is alpha_k times the derivative of
+    A(d) = 1 - exp(-d / sigma) at the squared distance of the parameters. The rest to 1 is xi_ii.
 
     In round k, counted from 0, alpha_k is alpha * decay^(k // decay_every). It is at most sigma / (N - 1) for N
     clients, so no weight is negative. Public code has no such limit. Its pull starts at lam / 10^4, hardly a
@@ -609,7 +609,8 @@ def critical_mask(after: Tensor, before: Tensor, fraction: float) -> Tensor:
     """Mark the parameters that changed most for their size, as a bool tensor.
 
     These are the largest ``fraction`` of ``|(after - before) after|``. Ties with the last one are marked too. If the
-    last one is at most 1e-10, every parameter that changed is marked.
+    last one is at most 1e-10, every parameter with a product above 0 is marked. If the fraction rounds to no parameter,
+    none is marked.
 
     >>> after, before = torch.tensor([1.0, 4.0, 2.0, 3.0]), torch.tensor([0.0, 4.1, 2.0, 1.0])
     >>> critical_mask(after, before, 0.5), critical_mask(after, before, 0.1).any()

@@ -243,9 +243,11 @@ class PLayerFL(FedPer):
 
     The first round has two exchanges:
 
-    - ``stats``: every client trains all layers from the common start. It replies with its federation sensitivities over
-      the first epoch only. The server averages them, weighted by training samples, and chooses the plan.
-    - ``upload``: the clients upload the chosen layers without training again. The first aggregation is already partial.
+    - ``stats``: each sampled client trains all layers from the common start. It replies with its federation
+      sensitivities over the first epoch only. The server averages them, weighted by training samples, and chooses the
+      plan.
+    - ``upload``: these clients upload the chosen layers without training again. The first aggregation is already
+      partial.
 
     With a given plan this is FedPer. If no reply of the first round arrives, the next round repeats it.
     """

@@ -84,11 +84,12 @@ class Prompting:
         feature_epochs: local epochs of the features phase. Default: all but a fifth of the round's epochs.
         transform_lr: learning rate of the attention. Default: a tenth of the run's, or half without the contrastive
             task.
-        heads: heads of the attention. They divide the features.
+        heads: number of heads of the attention. It must divide the number of features.
         temperature: temperature of the contrastive loss.
         momentum: momentum of the running average of weights that computes the keys of the contrastive loss.
         queue: number of keys of earlier batches that a client keeps.
-        attention: number of test samples whose attention is recorded after the last round.
+        attention: number of each client's first test samples whose attention is recorded after the last round, and
+            under a stopping rule at each evaluation after a round. 0 means none.
     """
 
     prompts: int = 10
@@ -128,12 +129,13 @@ class FedPFT(Algorithm):
       paper has 0.01 and 0.05 with a rate of 0.1.
     - ``temperature``, ``momentum``, ``queue``: of the contrastive task, which is MoCo's version 1. The queue of keys
       stays with the client. Its default 4096 is below MoCo's 65536, which a few hundred samples a client hardly fill.
-    - ``attention``: the number of first test samples whose attention is recorded after the last round (Fig. 6). Rows
-      'prompt_attention' give how much their features attend to themselves and to each prompt, as layers.
+    - ``attention``: the number of first test samples whose attention is recorded (Fig. 6): after the last round, and
+      under a stopping rule at each evaluation after a round. Rows 'prompt_attention' give how much their features
+      attend to themselves and to each prompt.
 
     The key branch holds copies of phi, tau, g and Q that are made again every round. Views never change the running
     statistics while adapting. The ablation's settings are in :data:`SETTINGS`. Classification alone, without prompts
-    and without alternating, is FedAvg on the model with tau.
+    and without alternating, is FedAvg on the model with tau, if ``transform_lr`` is the run's rate.
 
     Raises:
         UsageError: a contrastive task on samples that are no images; more feature epochs than epochs; heads that do

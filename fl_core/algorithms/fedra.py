@@ -1,7 +1,7 @@
 """Algorithms for clients that can hold only some of the model's residual blocks: FedRA and its baselines.
 
-FedRA is by Su et al. 2024. By default all train low-rank adapters and the last layer of a pretrained model. With
-``lora_targets=none`` they train everything. Each client has the frozen tensors from the start.
+FedRA is by Su et al. 2024. By default all train low-rank adapters and the last layer of a model, which should be
+pretrained. With ``lora_targets=none`` they train everything. Each client has the frozen tensors from the start.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class AllLarge(Blockwise):
 class AllSmall(Blockwise):
     """FedAvg on a model cut to its first ``depth`` blocks. The default is a quarter: FedRA's 3 of 12.
 
-    The number of blocks is rounded up.
+    A quarter is rounded up to whole blocks.
 
     Raises:
         UsageError: ``depth`` is below 1 or above the number of the model's blocks.
@@ -274,11 +274,12 @@ class FedRA(LimitedDepth):
     is averaged over the clients that held its block.
 
     - ``allocation``: ``keep`` draws for every client alone. A block without a client stays unchanged (Eq. 2, the better
-      one in Table 5). With ``cover`` the clients of a round together hold every block. This is Eq. 3, drawn as in a
-      comment of the authors' released code.
+      one in Table 5). With ``cover`` the clients of a round together hold every block, if their depths suffice for
+      that. This is Eq. 3, drawn as in a comment of the authors' released code.
 
     Raises:
-        UsageError: ``cover`` although all clients together can hold fewer than all blocks.
+        UsageError: ``cover`` with fixed depths, although all clients together can hold
+            fewer than all blocks.
     """
 
     name = "fedra"

@@ -31,8 +31,8 @@ class InclusiveFL(LimitedDepth):
     Clients of one depth form a group and are averaged first. Then each tensor is averaged over the groups that have it,
     weighted as their clients.
 
-    - ``momentum``: move a group's last block by the formula below. D_s is the change that group s gives the server's
-      model. D'_r is the change that the next deeper group r gave in the round before.
+    - ``momentum``: move a group's last block by the formula below, with beta = ``beta``. D_s is the change that group s
+      gives the server's model. D'_r is the change that the next deeper group r gave in the round before.
 
         (1 - beta) D_s + beta mean of D'_r over the blocks from that one to the last of r, both included
 
@@ -141,11 +141,12 @@ def _slot(depth: int) -> str:
 class DepthFL(LimitedDepth):
     """The first blocks for each client, with classifiers after some of them that teach each other (Kim et al. 2023).
 
-    A client has m classifiers with logits z_k. Its loss is
+    A client has m classifiers with logits z_k. Its objective is
 
-        sum_k CE(z_k) + w_t / (m - 1) sum_k sum_{j != k} KL(softmax z_j || softmax z_k)
+        sum_k loss(z_k) + w_t / (m - 1) sum_k sum_{j != k} KL(softmax z_j || softmax z_k)
 
-    where z_j has no gradient. The weight is w_t = exp(-5 (1 - min(t, R) / R)^2) with the 0-based round t.
+    where z_j has no gradient. The weight is w_t = exp(-5 (1 - min(t, R) / R)^2) with the 0-based round t. With a single
+    classifier the second sum is left out.
 
     As in FedRA's comparison, the model's own classifier follows the client's last
     block, whatever its depth. The client also has the exits after its earlier blocks.
@@ -157,6 +158,9 @@ class DepthFL(LimitedDepth):
     - ``exits``: the blocks that a classifier follows. The default is each quarter of the model. FedRA's text has 3,6,9
       of 12, and its code 4,7,10.
     - ``ensemble``: predict by the mean of all classifiers' logits (the paper) or by the last (FedRA's code).
+
+    Raises:
+        UsageError: ``exits`` names no block, or the last one. Or as :class:`LimitedDepth`.
     """
 
     name = "depthfl"

@@ -48,7 +48,9 @@ def draw_prompts(like: Tree, scale: float, seed: int, *parts: int | str) -> Tree
 
 
 class Border(nn.Module):
-    """A frame of pixels added to every image: ``width`` rows above and below and ``width`` columns at each side.
+    """A frame of numbers that is added to the outer pixels of every image, whose size stays.
+
+    It covers ``width`` rows at the top and at the bottom, and ``width`` columns at each side.
 
     Args:
         shape: shape of an image, (channels, height, width).
@@ -75,7 +77,7 @@ class Border(nn.Module):
 
 
 class BorderedModel(nn.Module):
-    """A model that receives its images with a frame of pixels added."""
+    """A model that receives its images with a :class:`Border` added."""
 
     def __init__(self, inner: nn.Module, border: Border) -> None:
         super().__init__()
@@ -101,7 +103,8 @@ class PFedPT(Algorithm):
     updated.
 
     Raises:
-        UsageError: samples that are no images, or images too small for the frame.
+        UsageError: samples that are no images, images too small for the frame, or a
+            ``pad`` of 0.
     """
 
     name = "pfedpt"
@@ -173,8 +176,9 @@ class PFedPT(Algorithm):
 class PFedGate(Algorithm):
     """A personal gate that scales and prunes the shared weights for every batch (pFedGate; Chen et al. 2023).
 
-    See :class:`~fl_core.models.extended.Gated` for how the gate uses ``target`` and ``split``. Both learn from the loss
-    of the adapted model, together. The gradients of each are clipped at this algorithm's ``clip`` instead of the run's.
+    See :class:`~fl_core.models.extended.Gated` for how the gate uses ``target`` and ``split``. Gate and model learn
+    together, from the loss of the gated model. The gradients of each are clipped separately, at this algorithm's
+    ``clip`` instead of the run's.
 
     The dense model travels. The paper's sparse message would contain the kept blocks only. The budget is (target -
     s_min) of all weights of a group. Together with its first blocks the group then keeps ``target`` of them. The

@@ -88,14 +88,16 @@ class PFedHN(ServerMade):
     server takes one SGD step on the embeddings and the hypernetwork. The gradient is J^T delta with its norm clipped at
     ``clip``. From the second client on, J is taken at the hypernetwork that the clients before have updated.
 
-    Buffers never travel, whatever ``bn`` says. The hypernetwork generates only the parameters that train. Running
-    statistics and frozen parameters stay with their client.
+    The hypernetwork generates only the parameters that train. Running statistics and frozen parameters stay with their
+    client, whatever ``batchnorm`` is. Only buffers that follow from the parameters are sent down with them, such as
+    the vectors of a spectral norm.
 
     - ``lr``, ``momentum``, ``weight_decay``: of the server's optimiser. The clients use the run's options (the authors:
       0.005, 0.9 and 5e-5).
     - ``local_clip``: the norm at which the clients' gradients are clipped, instead of the run's ``max_grad_norm``.
 
-    The heads are drawn at random, so each client starts from another model.
+    The heads are drawn at random, so each client starts from another model. The initial values of these parameters are
+    not used.
 
     Raises:
         UsageError: hidden, lr or a clip is 0.
@@ -226,7 +228,7 @@ class PFedLA(Mixing):
 
     The client receives bar theta_i = sum_j alpha[l, j] theta_j and trains it. It replies with the result theta_i. That
     enters the other mixtures from the next round on. The change Delta = theta_i - bar theta_i updates v and psi by lr
-    J^T Delta. This step lowers the client's loss. All mixtures of a round use the models from before the round.
+    J^T Delta. To first order this lowers the client's loss. All mixtures of a round use the models from before it.
 
     The evaluated model is bar theta_i, mixed after the round and before training (the output of Alg. 1). Rows with
     model ``local`` are about the trained model. All models are equal in the first round, so the weights first change in

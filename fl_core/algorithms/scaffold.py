@@ -80,8 +80,8 @@ class Scaffold(ControlVariates):
     mean. So K is the number of steps taken, and any optimiser can be used. Weight decay belongs to the optimiser and is
     in no variate. The server sets x <- x + ``server_lr`` mean_i (y_i - x), for parameters only.
 
-    The server sends x and c. The client sends y_i and the change of c_i. It equals FedAvg with one local step, clients
-    of equal size, a server rate of 1 and full participation.
+    The server sends x and c. The client sends y_i and the change of c_i. It equals FedAvg with one local step of plain
+    SGD, clients of equal size, a server rate of 1 and full participation.
 
     Raises:
         UsageError: server_lr is 0, so that the model would never change.
@@ -170,9 +170,9 @@ class FedDyn(ControlVariates):
     alpha (w_i - w_received). The server sets s <- s - (alpha / N) sum_i (w_i - w_received), the mean of all g_i.
     Parameters become w <- mean_i w_i - s / alpha. Buffers take the mean.
 
-    As alpha approaches 0 the first round moves twice as far as FedAvg's, for clients of equal size. The value 0 itself
-    would divide 0 by 0. The authors' code clips gradients at 10. The run's ``max_grad_norm=10`` is nearly the same.
-    Their norm leaves out alpha w, added by the optimiser as weight decay.
+    As alpha approaches 0 the first round moves twice as far as FedAvg's, for clients of equal size that all reply. The
+    value 0 itself would divide 0 by 0. The authors' code clips gradients at 10. The run's ``max_grad_norm=10`` is
+    nearly the same. Their norm leaves out alpha w, added by the optimiser as weight decay.
 
     Raises:
         UsageError: alpha is 0.

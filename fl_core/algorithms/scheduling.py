@@ -42,8 +42,8 @@ class FedLAMA(Algorithm):
 
         d_l = mean_i ||w_il - mean_l||^2 / (tau_l dim_l)
 
-    Every phi tau rounds all layers are due and the intervals are chosen again (:func:`long_layers`). The last round of
-    a run averages all layers.
+    Every phi tau rounds all layers are due and the intervals are chosen again (:func:`long_layers`). The last planned
+    round averages all layers. A round in which a stopping rule ends the run need not.
 
     A layer that is not due stays with its client. The client continues to train it. This holds even if other clients
     have averaged it since, so no local work is lost. With partial participation a client's layer may therefore start
@@ -235,7 +235,7 @@ def long_layers(
 FROZEN = "frozen"  # a client's tree of layers that do not train yet
 TRAINED = "trained"  # the metric of rows that record which layers train
 WHOLE = (Mixing, PFedHN)
-"""Algorithms whose server has a whole model for each client. A schedule refuses them."""
+"""Base algorithms that a schedule refuses: their server mixes or generates whole models for the clients."""
 
 
 class Scheduled(Algorithm):
@@ -255,8 +255,7 @@ class Scheduled(Algorithm):
     Raises:
         UsageError: the numbers of rounds and layers differ, or the base algorithm is
             unsuitable. That is a schedule, an algorithm that chooses a plan while it
-            trains, one with a model for each client at the server, or one that needs
-            residual blocks.
+            trains, one of :data:`WHOLE`, or one that needs residual blocks.
     """
 
     uses_plan = True
