@@ -39,10 +39,10 @@ _LANGUAGE = ("ForCausalLM", "LMHeadModel")
 class FittedLoss(Loss):
     """A loss of flat outputs [n, outputs] for outputs and labels of any shape.
 
-    Training takes the mean over a batch: for a torch loss, what that loss itself returns. Scores and metrics take
-    :meth:`per_sample`: a sample's loss is the mean over its entries, or over its positions that count. A torch loss
-    with ``reduction="sum"`` is summed. A callable returns each sample's loss, [n], which may depend on the others of
-    the batch.
+    Training takes a torch loss's own value of a batch, and the mean over samples of any other loss. Scores and metrics
+    take :meth:`per_sample`: a sample's loss is the mean over its entries, or over its positions that count. For a torch
+    loss with ``reduction="sum"`` or ``"batchmean"`` it is the sum. A callable returns each sample's loss, [n], which
+    may depend on the others of the batch.
 
     Attributes:
         base: a loss of :mod:`fl_core.training.losses`, a torch loss, or a callable.
@@ -84,10 +84,10 @@ class FittedLoss(Loss):
         return prod(self.shape)
 
     def base_rate(self, y: Tensor) -> Tensor:
-        """Return the constant output with the least loss on labels y, float64 [outputs].
+        """Return the constant output that predicts labels y best, float64 [outputs].
 
-        For classes it holds, at each position, the logarithms of the shares (n_k + 1) / (n + C) of the labels.
-        Labels that are ignored do not count. For other labels it is found by L-BFGS.
+        For classes it holds, at each position, the logarithms of the smoothed shares (n_k + 1) / (n + C) of all labels.
+        Labels that are ignored do not count. For other labels it has the least loss, which L-BFGS finds.
 
         Args:
             y: the labels, [n, ...].
@@ -329,13 +329,14 @@ def _joined(output: Any, single: Callable[[], Any]) -> Layout | None:
     """Return how several outputs are laid out side by side in one flat tensor.
 
     The result is None for one tensor, for an output with logits, and if too few parts
-    can be joined. These are two of a dict, or all and at least two of a tuple or list.
+    can be joined. A dict must have two parts that can. A tuple or list must have at least
+    two parts, and all must be such.
 
     Args:
         output: the output for a few samples, in the model's own form.
         single: a function that returns the output for the first sample alone. A part is
-            left out if its size then differs, such as similarities [n, n]. A warning
-            names it.
+            left out if its size for a sample then differs, such as similarities [n, n].
+            A warning names the parts of a dict that are left out.
     """
     is_mapping = isinstance(output, Mapping)
     if hasattr(output, "logits") or not isinstance(output, Mapping | tuple | list):
@@ -479,7 +480,7 @@ def fit_module(
     With a loss of :mod:`fl_core.training.losses`, and one label or number for each sample, both are returned unchanged.
 
     Args:
-        model: the user's module, which is copied.
+        model: the user's module, which is copied unless it is returned unchanged.
         data: the federation. Two training samples of its first client are passed through the model.
         loss: as for :func:`fit_loss`.
 

@@ -50,7 +50,8 @@ def scores(
     """Return the scores of a model's outputs by name. A score without a value is NaN.
 
     The task of the loss decides which scores there are. :data:`fl_core.rows.TABLE` has their directions, and why a
-    value may be missing. All are computed in float64. ``loss`` is the mean over samples.
+    value may be missing. Each sample's loss is computed in the outputs' type, and all else in float64. ``loss`` is the
+    mean over samples.
 
     **Classes**: logits [n, C] (or the loss's own form of them) and labels [n], with p =
     softmax(logits). All of these scores lie between 0 and 1.
@@ -383,10 +384,12 @@ def base_outputs(
 
 
 def log_losses(logits: Tensor, y: Tensor) -> Tensor:
-    """Return each sample's log loss, float64 [n].
+    """Return each sample's log loss, [n].
+
+    It is float64 if the logits are.
 
     Args:
-        logits: logits of classes or labels, float64 [n, C].
+        logits: logits of classes or labels, [n, C].
         y: classes [n], or labels of 0 and 1 [n, C], whose losses are averaged.
     """
     if y.ndim == 1:
@@ -399,7 +402,7 @@ def log_losses(logits: Tensor, y: Tensor) -> Tensor:
 def soft_targets(y: Tensor, weights: Tensor, n_outputs: int) -> Tensor:
     """Return the softened targets to calibrate outputs by, float64 [n, C].
 
-    A class has 1 - e, each other class e / (C - 1). Labels of 1 have 1 - e, those of 0 have e. The margin is
+    A sample's class has 1 - e, each other class e / (C - 1). Labels of 1 have 1 - e, those of 0 have e. The margin is
     e = 1 / (n + 2), with the effective number of samples n = (sum w)^2 / sum w^2. It keeps probabilities from 0 and 1
     where no sample is predicted wrongly (Platt 1999, for unweighted samples of two classes).
 
@@ -510,9 +513,9 @@ def calibration_of(
 ) -> tuple[float, float]:
     """Return one temperature and one weight of base rates (:func:`fit`) for all clients' models.
 
-    They are fitted on the clients' validation samples, where each client counts as its training samples. Both are
-    neutral, 1 and 0, if the task has no probabilities, no client with a model has validation samples, or a model's
-    output is not finite.
+    They are fitted on the clients' validation samples. Each client's samples together have the weight of its number of
+    training samples. Both are neutral, 1 and 0, if the task has no probabilities, no client with a model has validation
+    samples, or a model's output is not finite.
 
     Args:
         data: the federation.

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 def batch_slices(n: int, size: int, whole: bool) -> list[slice]:
     """Return slices of ``n`` samples into batches of at most ``size``.
 
-    With ``whole``, for a model with batch statistics, a last single sample joins the batch before it.
+    With ``whole``, for a model with batch statistics, a last single sample joins the batch before it, which then has
+    ``size`` + 1. Without samples the list is empty.
 
     >>> batch_slices(7, 3, False)
     [slice(0, 3, None), slice(3, 6, None), slice(6, 7, None)]
@@ -183,7 +184,7 @@ def train(
         NonFiniteError: a loss or a trained tensor is NaN or infinite. The message names algorithm, round, client and
             phase, and the step or the layer.
         UsageError: a loss is no tensor of one number, the phase names an unknown
-            observer, or ``source`` has other names or shapes than the model.
+            observer or tensor, or ``source`` has other names or shapes than the model.
     """
     workspace.load(source, ctx.submodel)
     stream_parts = (ctx.round, ctx.client, phase.batch_stream)

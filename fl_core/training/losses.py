@@ -81,7 +81,7 @@ class Loss:
     def base_rate(self, y: Tensor) -> Tensor:
         """Return the constant prediction with the least mean loss on numbers, float64 [1].
 
-        Only losses of numbers have it.
+        Only losses of numbers have it. Others raise NotImplementedError.
 
         >>> y = torch.tensor([0.0, 0.0, 1.0, 11.0])
         >>> [round(float(build(name).base_rate(y)), 3) for name in ("mse", "mae", "huber")]
@@ -331,7 +331,7 @@ class SquaredError(_OfNumbers):
 
 @dataclass(frozen=True)
 class AbsoluteError(_OfNumbers):
-    """The absolute error |z - y| of a prediction z [n, 1] and a number y [n]; a batch's loss is the mean."""
+    """The absolute error ``|z - y|`` of a prediction z [n, 1] and a number y [n]; a batch's loss is the mean."""
 
     name = "mae"
 
@@ -346,7 +346,7 @@ class AbsoluteError(_OfNumbers):
 class Huber(_OfNumbers):
     """The Huber loss of a prediction z [n, 1] and a number y [n] (Huber 1964); a batch's loss is the mean.
 
-    It is (z - y)^2 / 2 up to |z - y| = ``delta`` > 0, and from there delta (|z - y| - delta / 2).
+    It is (z - y)^2 / 2 up to ``|z - y| = delta`` > 0, and from there ``delta (|z - y| - delta / 2)``.
     """
 
     delta: Positive = 1.0
@@ -566,7 +566,8 @@ def balanced_weights(counts: Sequence[int], names: Sequence[str]) -> tuple[float
 def guessing_loss(criterion: Loss, n_classes: int) -> float:
     """Return the mean loss of equal logits over the classes, log C for cross-entropy. Without classes it is 0.
 
-    For several labels it is the loss of logits of 0.
+    For several labels it is the loss of logits of 0. It is 0, too, for fewer than 2 classes
+    or labels, and for labels at positions.
 
     >>> round(guessing_loss(build("cross_entropy"), 4), 3), guessing_loss(build("mse"), 1)
     (1.386, 0.0)

@@ -235,8 +235,8 @@ class Context:
         features: (parameters, x [n, ...]) -> the input [n, d] of the last linear layer, in the mode of the moment.
         batches: (stream, share=1.0) -> batches of the run's size of that share of the client's training samples,
             drawn without replacement from a stream of that name, which is another one in each round and client.
-        score: (whole tree, words for messages) -> its ``loss``, ``accuracy`` and further scores on the client's
-            validation split.
+        score: (whole tree, words for messages) -> its scores on the client's validation split by name: ``loss``, and
+            those of the task.
         reference: the tensors that the client received, or else began with, on the training device.
         labels: labels of the client's training samples, [n_train, ...], on the training
             device.

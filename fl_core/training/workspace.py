@@ -59,6 +59,9 @@ class Workspace:
         model: the model, which stays unchanged.
         device: the device of the copy.
         memory: memory layout of images, ``contiguous`` or ``channels_last``. None means that of :func:`memory_format`.
+
+    Raises:
+        UsageError: the model cannot be copied.
     """
 
     def __init__(
@@ -151,7 +154,7 @@ class Workspace:
             submodel: names of the submodel's tensors; None means the whole model.
 
         Raises:
-            UsageError: names or shapes differ.
+            UsageError: names or shapes differ, or as :meth:`hold`.
         """
         self.hold(submodel)
         targets = self._present()
@@ -202,11 +205,13 @@ class Workspace:
         return torch.func.functional_call(self.model, dict(params), (x,), options)
 
     def frozen_outputs(self, client: int, samples: Tensor, x: Tensor) -> Tensor | None:
-        """Return outputs [n, ...] of the frozen first layers from the cache. Call it within :meth:`trains`.
+        """Return outputs [n, ...] of the frozen first layers. Call it within :meth:`trains`.
 
-        The result is None without such layers, or if the outputs are too large for the cache.
+        They come from the cache, or are computed and stored there. The result is None without such layers, or if the
+        outputs are too large for the cache.
 
         Args:
+            client: the client's position.
             samples, x: the client's own tensor of samples [n, ...], and the result of :meth:`place` for it.
         """
         halves = cut(self.model)
@@ -218,7 +223,8 @@ class Workspace:
     def continue_from(self, x: Tensor, outputs: Tensor) -> None:
         """Start later forward passes over this ``x`` from the frozen layers' outputs for it.
 
-        It takes effect within :meth:`trains`, for the same tensor object only.
+        It takes effect until the next call or the end of :meth:`trains`, for the same tensor object only, and for
+        passes with the model's own :attr:`params` and no options.
         """
         self._ahead = x, outputs
 
