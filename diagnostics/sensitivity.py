@@ -295,7 +295,8 @@ class Sensitivity:
             estimator names the choice.
 
     Raises:
-        UsageError: a choice is unknown.
+        UsageError: a choice is unknown (checked by ``Metric.settings`` and when a meter
+            is made).
     """
 
     tensors: Tensors = "weights"

@@ -43,7 +43,10 @@ MAP, NULL = (GRADIENTS, PROBE, MOVED), "clients"
 ROUNDS, CLIENTS, DRAWS = 6, 20, 4
 """What a layer map measures at most, unless said otherwise: rounds, clients, and draws of the null."""
 WATCHED = 8
-"""The clients that are measured while a run trains, at most."""
+"""The clients that are measured while a run trains, at most.
+
+Metrics of the shared model are measured at all clients.
+"""
 LEAST_DRAWS = at_least(2)
 SUFFIX = "-time"
 """The suffix of the folder with a run's rows, after the run's name."""

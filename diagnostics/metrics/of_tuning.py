@@ -60,8 +60,9 @@ class DifferOptions(Shared):
     """Options of ``clients_differ``.
 
     Attributes:
-        alone: models {client: module} that each client trained alone. Without them only
-            fine-tuned models are compared.
+        alone: models {client: module} that each client trained alone, one for every
+            client with validation samples. Without them only fine-tuned models are
+            compared.
     """
 
     alone: Mapping[str, Any] | None = None
@@ -188,16 +189,20 @@ def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row
     """Return rows of the whole network on whether clients differ in more than their samples.
 
     Each client fine-tunes the shared model (1, 2 or 4 epochs, at a third of the rate or at the rate). These models, and
-    one that the client trained alone, predict the validation samples of all clients. With more than nine clients they
-    predict those of a random block of at most five. The lead of a client's own model over the others at its samples is
-    compared with its leads after 999 random assignments of the samples (whole groups) to the clients
-    (:func:`diagnostics.tuning.permutation.permutation_test`). Where clients do not differ, they are called different in
-    5 % of the runs, however well or badly the models are trained. A round that the validation samples chose, such as
-    ``best``, breaks this.
+    with the option ``alone`` one that the client trained alone, predict the validation
+    samples of all clients. With more than nine clients they predict those of a random
+    block of at most five. The lead of a client's own model over the others at its
+    samples is compared with its leads after 999 random assignments of the samples
+    (whole groups) to the clients
+    (:func:`diagnostics.tuning.permutation.permutation_test`). Where clients do not
+    differ, they are called different in 5 % of the runs, however well or badly the
+    models are trained. A round that the validation samples chose, such as ``best``,
+    breaks this.
 
     The row ``differ`` is 1 if p is at most 0.05, and else 0: no difference is shown. The log loss has one temperature,
-    from 1 to 20, for all pairs. ``smallest, nats`` is the smallest lead that would have been shown. A difference does
-    not say that local layers help.
+    from 1 to 20, for all pairs. Regression has its training loss. ``smallest, nats`` is
+    the smallest lead that would have been shown. A difference does not say that local
+    layers help.
 
     Clients with models of their own are compared by these, without fine-tuning. Their
     samples are those of the option ``test``, or else the measured ones. The test is
@@ -257,8 +262,9 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
       first stored round of at least 20 and of a tenth of all, else the last.
     - *Tuning* of a part S at client k: from g, by a new optimiser of the run's kind, its loss without an algorithm's
       own terms and its batch size, on at most 200 training samples, for 1, 2 and 4 epochs at three times the run's
-      rate. Batches and dropout are seeded by (seed, "layer_tuning", round, client). A normalisation of S trains and
-      moves its statistics. Every other keeps those of g.
+      rate, or at the run's rate if that diverges. Batches and dropout are seeded by
+      (seed, "layer_tuning", round, client). A normalisation of S trains and moves its
+      statistics. Every other keeps those of g.
     - *Gain*: the validation samples of all clients are split at random into two halves, once. For each S one number of
       epochs for all clients, which may be 0, has the least mean log loss on one half. G_k(S) is the fall of the log
       loss on the other half, and the same with the halves exchanged. It is neither weighted by class nor calibrated.
@@ -267,9 +273,9 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
       and over all clients. Rows of ``all`` layers and of ``statistics`` have no layer.
       For ``statistics`` no weight trains, and batch statistics are taken again.
       ``share`` is G(S) / G(all), with G the mean by training samples, where a
-      difference is shown. Its error is a quarter of the width of a bootstrap's middle
-      95 %. The bootstrap draws samples (groups) within clients. With 8 clients or more
-      it draws clients.
+      difference is shown and G(all) is above 0. Its error is a quarter of the width of
+      a bootstrap's middle 95 %. The bootstrap draws samples (groups) within clients.
+      With 8 clients or more it draws clients.
     - *Shown*: where ``clients_differ`` says so of fine-tuning. Its null is exact. Samples that are assigned to clients
       at random before tuning would not give an exact one, because the shared model was trained on the real clients.
 

@@ -107,8 +107,8 @@ class Page:
     def text(self, text: str) -> None:
         """Add paragraphs, separated by empty lines.
 
-        A heading begins with ``## `` or ``### ``, and a line of a list with ``- ``. The text may contain ``**strong**``
-        and `` `code` ``.
+        A heading begins with ``##`` or ``###`` and a space, and a line of a list with
+        ``-`` and a space. The text may contain ``**strong**`` and `` `code` ``.
         """
         for block in re.split(r"\n\s*\n", text.strip()):
             lines = [line.strip() for line in block.strip().splitlines()]
@@ -324,7 +324,8 @@ def album(
     """Return {name: function that draws} for the metrics' pictures: scores over rounds and by client, layers' curves.
 
     Each function takes no argument and returns a new figure. So not all figures need be
-    open at once. It raises a ``UsageError`` if there are several values for one place.
+    open at once. A function raises a ``UsageError`` if there are several values for one
+    place.
 
     The names are valid names of files. A metric's curve shows what was measured during training if the rows have that,
     and else the metric's default variant. If there are several rounds it shows the last one.
