@@ -332,9 +332,10 @@ def answers(
 def task_of_entries(y: Array, task: str) -> str:
     """Return the task of labels from Python with several numbers for each sample.
 
-    In a classification whole numbers are labels at positions, unless they are one-hot.
-    In a classification floats are targets of a regression, unless all are 0 or 1. In a
-    regression floats are always its targets.
+    In a classification whole numbers are labels at positions, unless they are one-hot:
+    rows [n, C] of zeros but for at most one number above 0. In a classification floats
+    are targets of a regression, unless all are 0 or 1. In a regression floats are
+    always its targets.
 
     >>> task_of_entries(np.array([[3, 1], [0, 2]]), CLASSIFICATION)
     'labels at positions'
@@ -450,7 +451,8 @@ def written_classes(cells: pd.Categorical) -> list[str]:
 
     Raises:
         DataFault: a cell is empty or a mark such as NA, there is a word among numbers,
-            a number is not whole, or a number has two spellings, such as 007 and 7.
+            a number is not whole, or a number has two spellings, such as 007 and 7. Or
+            as for :func:`labels`, if a number has a sign, a point or an exponent.
     """
     refuse_where(is_marked(cells), cells, LABELLED)
     names = sorted({word.strip() for word in cells.categories})

@@ -564,14 +564,15 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
     They are the longest chain of modules of one class, under any name, whose outputs
     have the shapes of their inputs: a ``torch.nn.Sequential``, or a
     ``torch.nn.ModuleList`` that the model loops over. Of equal chains the first counts.
-    A chain of one block must have the path ``blocks``.
+    A chain of one block must have the path ``blocks``. The model itself cannot be the
+    chain.
 
     Args:
         model: the model.
         example: a batch that the model takes.
 
     Raises:
-        UsageError: there is no such chain.
+        UsageError: there is no such chain. The model is then as it was.
     """
     chains = {
         path: module

@@ -676,8 +676,9 @@ def vit(
     It maps images [n, channels, height, width] to logits [n, C]. It is timm's, with a
     class token and hidden layers four times as wide. A patch's vector has ``width``
     numbers, a multiple of the number of attention ``heads``. ``patch`` is the side of a
-    patch. It must divide the image's sides. By default there are about 8 x 8 patches.
-    The other defaults are ViT-Ti's.
+    patch. It must divide the image's sides. By default it is the smallest that gives at
+    most 8 patches a side, or else the largest that divides the sides. The other
+    defaults are ViT-Ti's.
 
     Raises:
         UsageError: samples are no images, ``heads`` does not divide ``width``, or

@@ -41,7 +41,8 @@ DIMENSIONS = 64
 LARGEST = 2**60
 """Elements of a tensor at most, and each of its sizes and strides."""
 REPEATED = 2**20
-"""Elements at most of a view that reads stored numbers several times."""
+"""Elements at most of a view that reads stored numbers several times, unless as many are
+stored."""
 
 REFUSED = frozenset(("os", "posix", "nt", "sys", "subprocess", "builtins"))
 ALLOWED = frozenset(f"builtins.{name}" for name in ("getattr", "dict", "list", "set"))

@@ -149,9 +149,10 @@ class Partitioning:
     ) -> list[tuple[Integers, ...]]:
         """Return each client's positions in the pool for train, validation and test.
 
-        By default :meth:`assign` gives each client its samples, and ``shares`` splits them at random. With an official
-        test set only the training side is assigned in this way. Then :meth:`follow` assigns the test samples, and only
-        the ratio of the first two shares matters.
+        By default :meth:`assign` gives each client its samples, and ``shares`` splits
+        them at random. With an official test set only the training side is assigned in
+        this way, unless the class ``pools`` both sides. Then :meth:`follow` assigns the
+        test samples, and only the ratio of the first two shares matters.
 
         Raises:
             UsageError: as :meth:`assign`, or a client's samples cannot be split (:func:`split_groups`).
