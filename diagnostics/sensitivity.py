@@ -295,8 +295,8 @@ class Sensitivity:
             estimator names the choice.
 
     Raises:
-        UsageError: a choice is unknown (checked by ``Metric.settings`` and when a meter
-            is made).
+        UsageError: a choice is unknown (checked by ``Metric.settings``, and by
+            ``one_pass``).
     """
 
     tensors: Tensors = "weights"
