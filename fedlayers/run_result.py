@@ -86,7 +86,9 @@ class RunResult(Displayed):
     def scores(self) -> pd.DataFrame:
         """Return the scores on test samples at the end, a line per model and client, a column per metric.
 
-        Under a stopping rule each model is scored at its best round.
+        Under a stopping rule each model is scored at its best round, as
+        :func:`final_rows` does. A score that no client has is left out, and so is a
+        client without any score.
         """
         return self._final.pivot_table(
             index=["model", "client"], columns="metric", values="value", sort=False

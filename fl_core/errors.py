@@ -91,7 +91,10 @@ class BusyError(RunError):
 
 
 UNGUARDED = 93
-"""Exit code of a process whose script trains while the process imports it, or does not define its classes then."""
+"""Exit code of a worker process that cannot use the user's script.
+
+The script trains while the worker imports it, or then lacks a class that a message has.
+"""
 
 
 def end_unguarded() -> None:

@@ -123,8 +123,8 @@ def dumps(record: dict[str, Any]) -> str:
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
     """Return a tidy frame with every column of the schema.
 
-    ``value`` and ``stderr`` are floats, with NaN where they are missing. Whole numbers are
-    pandas' Int64, with NA where they are missing.
+    Missing numbers are NaN in ``value`` and ``stderr``. The columns of whole numbers
+    are pandas' Int64, and have NA for missing numbers.
     """
     import pandas as pd  # here alone: who only checks or appends rows goes without
 
@@ -322,6 +322,11 @@ OWN = "own loss"
 
 def task_of(dimensions: int, classes: Sequence[str]) -> str:
     """Return the task of targets with that number of dimensions and these names of classes or labels.
+
+    Args:
+        dimensions: the number of dimensions of all targets together: 1 for [n], 2 for
+            [n, L].
+        classes: names of classes, or of labels with two dimensions; empty for others.
 
     >>> task_of(1, ("no", "yes")), task_of(1, ()), task_of(2, ()), task_of(2, ("cough", "fever"))
     ('classification', 'regression', 'survival', 'multilabel')

@@ -178,7 +178,14 @@ def _store(
 ) -> None:
     """Store clients' models with the calibration with which they are scored.
 
-    The calibration is added to the description ``about`` in place.
+    Args:
+        folder: the folder of the models.
+        name: the name of the stored models in it.
+        losses: the samples of the first seed.
+        one: the predictor of these models, which is calibrated.
+        task: the task of the models.
+        models: the model of each client.
+        about: the description, to which the calibration is added in place.
     """
     about["temperature"], weight = losses.calibration(one)
     bases = {client: weight * base for client, base in losses.bases.items()}

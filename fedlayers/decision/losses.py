@@ -443,7 +443,10 @@ class SeedLosses:
         return evaluate.fit(outputs, y, weights, base)
 
     def _joined(self, one: Predictor, split: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the outputs, labels and base rates of a split's samples, client after client."""
+        """Return the outputs, labels and base rates of a split's samples, client after client.
+
+        Their shapes are [n, C], [n, ...] and [n, C].
+        """
         names, labels = list(self.labels[split]), self.labels[split]
         outputs = torch.cat([one.outputs[split][name] for name in names])
         base = [self.bases[name].expand(len(labels[name]), -1) for name in names]
@@ -518,7 +521,10 @@ class SeedLosses:
     def parts(
         self, named: Mapping[str, Predictor], split: str, score: str
     ) -> Mapping[str, Part | SumPart]:
-        """Return the result of :meth:`part` for each predictor, by name."""
+        """Return the result of :meth:`part` for each predictor, by name.
+
+        Arguments and errors are those of :meth:`part`.
+        """
         return {
             name: self.part(predictor, split, score)
             for name, predictor in named.items()
@@ -587,7 +593,7 @@ class SeedLosses:
 
     @once
     def by_client(self, one: Predictor, split: str = TEST) -> pd.DataFrame:
-        """Return a line of scores for each client, NaN where its samples give none.
+        """Return a line of scores for each client with samples, NaN where its samples give none.
 
         The loss is the mean of :meth:`losses`, weighted by :meth:`weights`.
         """

@@ -387,7 +387,7 @@ GLOSSARY = {
 
 
 def overview(task: Task, answer: Answer) -> list[str]:
-    """Return the lines on the setting: the model, the clients, their samples, and the cost of the answer."""
+    """Return lines of Markdown on the setting: the model, the clients, their samples, and the answer's cost."""
     clients = task.data.clients
     counts = []
     for split in SPLITS:

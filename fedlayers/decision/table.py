@@ -177,7 +177,7 @@ class LossTable:
         )
 
     def means(self, way: str, split: str) -> NDArray[np.float64]:
-        """Return a way's score in each seed, [n_seeds]."""
+        """Return a way's score in each seed, [n_seeds], in the order of :attr:`seeds`."""
         return np.array([self.parts[seed, way, split].mean for seed in self.seeds])
 
     def mean(self, way: str, split: str) -> float:

@@ -859,7 +859,7 @@ def _find_alike(trained: Trained) -> Alike | None:
 
 
 def _pair_losses(losses: SeedLosses, loaded: Loaded) -> NDArray[np.float64]:
-    """Return the losses of each client's model on all clients' validation samples, float64 [K, n]."""
+    """Return the losses of each of K clients' models on all n validation samples, float64 [K, n]."""
     clients = losses.task.data.clients
     pairs = []
     with one_thread():

@@ -41,7 +41,7 @@ FROZEN = ("fedbabu", {"finetune_epochs": 0})
 SHARE_ALL, SHARE_SOME, ALONE, NONE = "share_all", "share_some", "alone", "none"
 """What a decision may recommend."""
 ELSEWHERE = "not asked over sites"
-"""Why what compares single samples or exports models is left out over sites."""
+"""The reason why a decision over sites leaves out tests of single samples and the fallback."""
 _COUNTED = re.compile(r"(first|last|frozen)_([0-9]+)")
 
 

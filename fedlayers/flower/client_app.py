@@ -184,7 +184,8 @@ def losses(site: Site, packet: Packet) -> Packet:
         rate's.
 
     Raises:
-        UsageError: the client has only a part of the model.
+        UsageError: the client has only a part of the model, or too few samples
+            (:func:`~fedlayers.decision.sums.check_samples`).
     """
     from diagnostics.tuning.copies import Tuner
     from fedlayers.decision import sums
@@ -263,6 +264,10 @@ def products(site: Site, packet: Packet) -> Packet:
     Returns:
         A packet whose head has the result of :func:`~fedlayers.decision.sums.group_sums` for each split, with
         ``shared``: the number of samples that are in this split in the first seed, too.
+
+    Raises:
+        UsageError: the client has too few samples
+            (:func:`~fedlayers.decision.sums.check_samples`).
     """
     from fedlayers.decision import sums
     from fedlayers.decision.losses import Predictor, SeedLosses
@@ -318,9 +323,10 @@ def _restored(
 ) -> tuple[States, Task, int, Algorithm, State]:
     """Return what a request needs, from the site's files and the request's head.
 
-    It is the stored states of the run, the task, the client's number, the algorithm,
-    and the client's state. A client without a stored state begins with the algorithm's
-    initial one.
+    Returns:
+        The stored states of the run, its task, the client's number, the algorithm, and
+        the client's state. If the request names no version of it, this is the initial
+        state.
     """
     states = States(site.folder, head["run"])
     job, start = states.job()

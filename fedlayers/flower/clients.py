@@ -460,10 +460,11 @@ class SiteClients(LocalClients):
     ) -> tuple[dict[str, dict[str, Any]] | None, Tree]:
         """Return the client's models by the names of their parts, and the parts that come from the server.
 
-        A part of the client's own is the pair of its tree and its name. Parts from the
-        server have numbers as names. If an algorithm computes with a client's tensors,
-        the first result is None. The site then gets the server's model and calls the
-        algorithm itself.
+        In each model a name stands for a tensor. A tensor of the client's state is
+        given as [tree, name in it]. A tensor of the server is given as a number in
+        text, which is its name in the second result. If the algorithm computes with the
+        client's tensors, the first result is None. The site then gets the server's
+        model and calls the algorithm itself.
 
         Raises:
             UsageError: the client's state lacks what the algorithm reads.
