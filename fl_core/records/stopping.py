@@ -246,7 +246,8 @@ class StoppingRule:
         """Return the rule that :meth:`to_json` wrote.
 
         Raises:
-            UsageError: the stored data have another form.
+            UsageError: the stored data have another form, or a score is unknown.
+            ValueError: a round is no whole number.
         """
         if fault := validate(stored, FORM, STATE):
             raise UsageError(fault)

@@ -554,8 +554,9 @@ def blobs_of(manifest: Mapping[str, Any]) -> set[str]:
 def commit() -> str:
     """Return the commit of the working directory's git repository, with ``-dirty`` if there are uncommitted changes.
 
-    It is empty without a repository, a commit or git. The configuration of a stranger's repository can name programs:
-    filters, hooks, a monitor of files, and a way to fetch. None of them is started.
+    It is empty without a repository, a commit or git, and if git takes longer than 10 seconds. The configuration of a
+    stranger's repository can name programs: filters, hooks, a monitor of files, and a way to fetch. None of them is
+    started.
     """
     programs = {"core.fsmonitor": "false", "core.hooksPath": os.devnull}
     try:

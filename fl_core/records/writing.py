@@ -1,8 +1,8 @@
 """The only writer of a run directory, with the layout of :mod:`fl_core.records.store`.
 
-Every file appears by an atomic rename, and a checkpoint's manifest last. A run killed at any moment therefore leaves
-its last complete checkpoint and nothing that looks like a later one. When it resumes, incomplete files and tensors of
-no checkpoint are removed.
+Every file appears by an atomic rename, and a checkpoint's manifest last. Rows and times are then appended to their
+files. A run killed at any moment therefore leaves its last complete checkpoint and nothing that looks like a later
+one. When it resumes, later rows, incomplete files and tensors of no checkpoint are removed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _BLOB = re.compile(r"[0-9a-f]{64}\.safetensors")
 _PART = re.compile(
     rf"({_BLOB.pattern}|[0-9]{{6,}}\.json|[a-z]+\.(json|jsonl|safetensors))\.[0-9]+\.part"
 )
-"""The name of an incomplete file of the process with that number."""
+"""The pattern of an incomplete file's name, which ends with the number of the writing process."""
 
 
 class Writer:
@@ -63,9 +63,11 @@ class Writer:
     def rewind(self, accept: Callable[[Checkpoint | None], None]) -> int:
         """Return to the last complete checkpoint, or to round 0: cut the rows there and return the round.
 
+        Tensors of no checkpoint are removed.
+
         Args:
-            accept: receives that checkpoint, or None, before anything is changed. It reads all states and raises an
-                error if the run cannot resume from it.
+            accept: receives that checkpoint, or None, before anything is changed. It should read all states, and raise
+                an error if the run cannot resume from it. Nothing is changed then.
 
         Raises:
             CorruptError: needed files are damaged, or another run's. Nothing is changed then.
@@ -236,7 +238,7 @@ def check_free(path: Path) -> None:
     """Check that a directory is empty, or has only files of a run that was killed before its start was complete.
 
     Raises:
-        UsageError: the directory is not free. The message names its contents.
+        UsageError: the directory is not free, or is a file. The message says what is there.
     """
     if path.exists() and not path.is_dir():
         raise UsageError(
@@ -264,6 +266,7 @@ def reopen(path: Path | str) -> Iterator[Writer]:
 
     Raises:
         UsageError: there is no run.
+        CorruptError: there are checkpoints, but no configuration.
         BusyError: another process is writing there.
     """
     run = Run(path)
