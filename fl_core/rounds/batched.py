@@ -41,7 +41,7 @@ def stacks(model: nn.Module, device: str, wanted: str = "auto") -> bool:
     """Return whether clients are trained together.
 
     The rule is fixed, since stacking changes the order of sums and so the rounding. It is True only for a chain of
-    Linear, ReLU and Flatten on a CPU, without buffers or tied weights.
+    Linear, ReLU and Flatten on a CPU, without buffers or tied weights. See :func:`fl_core.training.workspace.chain`.
 
     Args:
         model: the model.
@@ -59,7 +59,9 @@ class BatchedClients(Serial):
     """Executor in this process that trains clients together if their phases allow it, otherwise one by one.
 
     A phase must minimise the common objective, the mean loss of a batch. No code may observe its steps or replace them.
-    The batches are the same as one by one. Results and optimiser states are the same up to rounding.
+    It must have no groups and no limit of steps, and the client the whole model. Clients whose phases have the same
+    tensors, epochs and settings train together. The batches are the same as one by one. Results and optimiser states
+    are the same up to rounding.
     """
 
     def __init__(self, client_runner: ClientRunner) -> None:
@@ -111,8 +113,8 @@ class BatchedClients(Serial):
     def _together(self, parts: dict[int, Part]) -> dict[int, tuple[Tree, Tree]]:
         """Train the phases that can be stacked, and return their results by request.
 
-        A result is the trained tree and the optimiser's state to keep. Other phases
-        have none here: the caller trains them one by one.
+        A result is the trained tree and the optimiser's state to keep. Other phases, and
+        one that agrees with no other, have none here. The caller trains them one by one.
         """
         groups: dict[tuple[Any, ...], list[int]] = {}
         for k, part in parts.items():
@@ -154,6 +156,7 @@ class BatchedClients(Serial):
         """Return the trained trees and the optimiser's states to keep, by position.
 
         A client with non-finite numbers has none. It is then trained alone for its error.
+        If no parameter of the phase can train, the result is empty.
         """
         workspace = self.client_runner.workspace
         phase = parts[0].phase
@@ -468,8 +471,9 @@ def _forward(
 def _perceptron(model: nn.Module) -> list[tuple[str, str] | None] | None:
     """Return the names of weight and bias of each Linear and None for each ReLU, in order.
 
-    The result is None if the model has any other module than these and Flatten, no
-    Linear, a buffer, or tied weights.
+    The result is None if the model is no chain, or has any other module than these and
+    Flatten to one axis. It is None, too, without a Linear, and with a persistent buffer or
+    tied weights. The name of a bias may be that of no tensor.
     """
     modules = chain(model)
     names = {module: name for name, module in model.named_modules()}

@@ -53,7 +53,7 @@ class TrainRequest:
         message: the server's message to the client.
         score: splits on which to score the locally trained model.
         keep: whether the client's backend stores that model, under the name ``local``.
-        state: the client's state, which its backend adds for a worker.
+        state: the client's state, which its backend adds for the runner.
     """
 
     client: int
@@ -72,9 +72,10 @@ class _ModelsRequest:
         client: the client's position.
         done: the number of completed rounds.
         server: the server's state. The client's backend makes ``models`` of it and of
-            the client's state. A worker gets an empty state in its place.
-        models: the client's models by name.
-        received: bytes of the server's tensors in them.
+            the client's state. The runner gets an empty state in its place.
+        models: the client's models by name, which its backend adds. To fine-tune, it is
+            the evaluated model alone.
+        received: bytes of the server's tensors in the models that the algorithm makes.
     """
 
     client: int
@@ -190,6 +191,7 @@ class ClientRunner:
         Raises:
             NonFiniteError: a number is NaN or infinite. The message names the client, and the phase or the scored
                 split.
+            UsageError: a hook returns or names what does not fit, or a split to be scored has no samples.
         """
         with one_thread():
             parts, answer = self.parts(request), None
@@ -681,7 +683,11 @@ def is_lost(seed: int, index: int, client: int, rate: float) -> bool:
 
 
 def received_bytes(models: Mapping[str, Tree], state: State) -> int:
-    """Return the bytes of the models' tensors that are not in the client's state, each name counted once."""
+    """Return the bytes of the models' tensors that are not in the client's state, each name counted once.
+
+    A tensor is in the state if the state has the same object. So tensors that the
+    algorithm computes count, too.
+    """
     own_ids: set[int] = set()
     for tensors in state.trees.values():
         own_ids.update(map(id, tensors.values()))

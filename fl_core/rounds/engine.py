@@ -336,7 +336,7 @@ class Engine:
         """Run PLayer-FL's measuring exchange alone.
 
         The server's state then has the clients' measurements in its ``meta``, by the
-        key :data:`~fl_core.algorithms.fedper.MEASURED`.
+        key :data:`~fl_core.algorithms.fedper.MEASURED`. If no client replies, it has none.
 
         Args:
             clients: positions of the clients.
@@ -348,7 +348,8 @@ class Engine:
     def tune(self) -> None:
         """Let every client fine-tune a copy of its model, if the algorithm has fine-tuning after this round.
 
-        The clients' backend stores the copies as ``personal``.
+        The phases of the first client decide whether it has. The clients' backend stores
+        the copies as ``personal``.
         """
         if not self.algorithm.finetuning(self.done, 0):
             return

@@ -54,7 +54,7 @@ PARTS = {
 """The parts of a round's time."""
 _TIMING = ("round", "steps", *PARTS)
 REPLY_LOST = "reply_lost"
-"""The metric of a row about a missing client: 1 if it was sampled and its reply did not arrive in that round."""
+"""The metric of a row about a missing client: 1 if its reply did not arrive in that round or evaluation."""
 CHANCE, TIMEOUT = "chance", "timeout"
 """The variants of a row about a lost reply: it was lost by chance, or did not come in time."""
 
@@ -118,6 +118,8 @@ def read_pace(path: Path | str) -> Pace:
 
 def by_round(path: Path | str) -> dict[int, dict[str, Any]]:
     """Return the record of each round in a ``timing.jsonl``: its ``steps``, and its seconds by part (:data:`PARTS`).
+
+    Of a repeated round only the last record counts.
 
     Raises:
         UsageError, CorruptError: as :func:`read_pace`.
@@ -247,6 +249,9 @@ NAMED_BY = ("metric", "variant", "model", "split", "client", "client_b", "layer"
 
 def numbers_of(rows: Sequence[Row]) -> dict[int, dict[str, float]]:
     """Return each round's numbers by name, {round: {name: value}}. Missing values are left out.
+
+    So are values that are not finite. Of several rows with one name the last counts. A
+    round without numbers has no entry.
 
     A name consists of the row's columns :data:`NAMED_BY` that are not empty, such as ``macro_f1/personal/test/va``.
 
@@ -599,7 +604,7 @@ class Costs(Listener):
 
 
 def _is_evaluation(engine: Engine, rnd: Round) -> bool:
-    """Return whether an exchange only evaluates. The last fine-tuning is training."""
+    """Return whether an exchange only evaluates. Fine-tuning after the last planned round is training."""
     if rnd.exchange == FINISH:
         return not _is_last(engine)
     return rnd.exchange == EVALUATE

@@ -131,11 +131,18 @@ def ready(children: list[Child], timeout: float | None = None) -> list[Child]:
 
 
 class Workers:
-    """Persistent worker processes with one thread each. They end with this process in every case.
+    """Persistent worker processes with one thread each, in which clients train and are scored.
+
+    Call :meth:`use` before :meth:`run`, and :meth:`close` at the end. The processes end with this one in every case.
 
     Args:
-        client_runner: the runner that they get a copy of.
+        client_runner: the runner of clients, with model and data. Each process gets a copy.
         count: number of processes.
+
+    Raises:
+        WorkerError: a process ends at its start.
+        UsageError: this is a script that trains without ``if __name__ == "__main__":``.
+            Errors of pickling the runner keep their types.
     """
 
     def __init__(self, client_runner: ClientRunner, count: int) -> None:
@@ -156,10 +163,11 @@ class Workers:
     def serve(self, client_runner: ClientRunner) -> None:
         """Send a client runner to every worker, which runs later requests by it.
 
-        It can replace another one, since new processes start slowly.
+        It can replace another one, since new processes start slowly. :meth:`use` must
+        follow before the next requests.
 
         Raises:
-            WorkerError: a worker has ended.
+            WorkerError, UsageError: a worker has ended (:func:`ended`).
         """
         for child in self._children:
             self._send(child, ("client_runner", client_runner))
@@ -169,7 +177,7 @@ class Workers:
 
         Raises:
             UsageError: it cannot be sent to another process (:func:`check_sendable`).
-            WorkerError: a worker has ended.
+            WorkerError, UsageError: a worker has ended (:func:`ended`).
         """
         check_sendable(algorithm)
         for child in self._children:
@@ -178,7 +186,8 @@ class Workers:
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield replies in the requests' order. A free worker takes the next request.
 
-        No worker is left with an unread answer, however the iteration ends.
+        No worker is left with an unread answer if the iteration ends early or with an
+        error. After an interrupt or the loss of a worker, all must be closed.
 
         Raises:
             WorkerError, UsageError: a worker has ended (:func:`ended`). An error in a
