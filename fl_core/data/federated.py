@@ -378,8 +378,8 @@ def gather(
             None means that it is fitted.
 
     Raises:
-        UsageError: the partition was made for another source, or a table cannot be
-            prepared.
+        UsageError: the partition was made for another source, a table cannot be
+            prepared, or ``preprocessing`` does not fit the source.
     """
     partition.check(source)
     training_rows = [part["train"] for part in partition.indices.values()]

@@ -308,14 +308,15 @@ class Source:
         Args:
             train: positions of the training samples.
             preparation: stored numbers for a table. None means that they are fitted now.
-                Texts ignore it.
+                Fixed numbers of the dataset may be given again. Other samples that
+                nothing prepares, such as texts, must have None.
             owner: the client of each training sample. The bounds to which a table's numbers are clipped follow from
                 the quartiles of each client (:func:`fl_core.data.preprocessing.fences`). None means one client.
 
         Raises:
             UsageError: a column to fill has no value in a training sample, or a value
                 is missing and not filled. Or the stored numbers are of other columns,
-                or samples that nothing prepares have some.
+                differ from fixed ones, or are given for samples that must have None.
         """
         is_tabular = self.prepares or self.categories or self.columns
         is_prepared = not is_tabular or self.preprocessing is not None
@@ -382,7 +383,16 @@ class Source:
         )
 
     def _check_preparation(self, preparation: Preprocessing, is_prepared: bool) -> None:
-        """Refuse stored numbers that are of other columns, or that would have no effect."""
+        """Refuse stored numbers that are of other columns, or that would have no effect.
+
+        Args:
+            preparation: the stored numbers.
+            is_prepared: whether nothing is left to prepare. The numbers must then equal
+                :attr:`preprocessing`.
+
+        Raises:
+            UsageError: they do not fit.
+        """
         fits = preparation == self.preprocessing
         if not is_prepared:
             fits = preparation.columns == self.columns and len(

@@ -63,7 +63,8 @@ class Lora:
             ``lora_B:16`` (LoRA+; Hayou et al. 2024).
 
     Raises:
-        UsageError: an entry of ``rates`` is not a factor's name and a number above 0.
+        UsageError: an entry of ``rates`` is not a factor's name and a number above 0, or
+            a factor is named twice.
     """
 
     r: Count = 8

@@ -66,8 +66,8 @@ class Described:
         name: the column's name.
         kind: number, words, refused or left out; or its role: client, group, label, text.
         cells: float64 [n], NaN where one is missing; or text, empty where one is
-            missing. They are all NaN for a column that is left out. There are none, [0],
-            for a column with a role whose cells cannot be read.
+            missing. They are all NaN for a column that is left out. A column with a role
+            whose cells cannot be read has no cells.
         odd: what is unusual about the column; empty if nothing is.
         fault: why the column is refused, or None.
         emptied: the rows that the repair of the fault leaves without a value, bool [n].

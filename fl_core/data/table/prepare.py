@@ -385,7 +385,7 @@ class _Table:
         """Return the description of a column.
 
         One that has a role is text, unless it is left out or a label of numbers. Faults
-        of such text are recorded at once. If it cannot be read, its cells are [0].
+        of such text are recorded at once. If it cannot be read, it has no cells.
         """
         column, role = self.frame[name], self.roles.get(name, "")
         if role == LEFT_OUT:
