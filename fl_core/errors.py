@@ -193,7 +193,7 @@ def check_known(kind: str, name: str, names: Iterable[str]) -> str:
 
     Raises:
         UsageError: the name is unknown. The message has the kind, the nearest known
-            name, and the known ones.
+            name if one is near, and at most 40 known names.
     """
     names = list(names)
     if name in names:
@@ -427,7 +427,8 @@ def check_options(
         option_names: the names that it takes.
 
     Raises:
-        UsageError: an option is unknown. The message names it, the nearest known one, and all known ones.
+        UsageError: an option is unknown, or none is taken. The message names it,
+            and the known ones as that of :func:`check_known` does.
     """
     option_names = sorted(option_names)
     for option in options:

@@ -71,7 +71,7 @@ def layers_of(
         by: ``"block"`` (default) joins a normalisation to the Linear or convolution before it. The module paths in a
             model's ``layer_groups`` are one layer each (a residual block, an attention with its projections), or the
             groups of timm's matcher if it has one. ``"module"`` makes every module that owns tensors a layer. With
-            both, an nn.MultiheadAttention and a module that peft has adapted are one layer with their inner modules.
+            both, an nn.MultiheadAttention is one layer with its inner modules.
 
     Raises:
         UsageError: ``by`` is unknown, a group names no module, or the model has no

@@ -277,7 +277,7 @@ def stratified_mean(
     A group, such as a patient, is one draw. Each stratum, such as a client, keeps its share. The variance is the sum
     over strata of n / (n - 1) times the squared weighted deviations of its n draws from its mean. Strata of a single
     draw have no spread, so they are pooled to one stratum. A lone one joins the stratum with the fewest draws. The
-    degrees of freedom are Welch's (1947), from n - 1 to the sum of n - 1. Equal values have no spread.
+    degrees of freedom are Welch's (1947), at most the sum of n - 1 over strata. Equal values have no spread.
 
     >>> found = stratified_mean(np.array([1.0, 3.0, 2.0, 2.0]), strata=np.array([0, 0, 1, 1]))
     >>> found.value, found.error, found.free

@@ -867,9 +867,9 @@ def by_name(
 
 
 def check_file(path: Path, such: str, begins: str, flag: str = "--out") -> None:
-    """Refuse, before any work, an output file that cannot be written, or that has other contents than earlier ones.
+    """Refuse, before any work, an output file in a wrong folder, or one that has other contents than expected.
 
-    If an earlier file is replaced, a line says so.
+    If an earlier file will be replaced, a warning says so. Permissions are not checked.
 
     Args:
         path: the output file.
@@ -878,7 +878,8 @@ def check_file(path: Path, such: str, begins: str, flag: str = "--out") -> None:
         flag: the flag with which the user named the file.
 
     Raises:
-        UsageError: the path cannot be written, or has other contents.
+        UsageError: the path is a folder or has other contents, or its folder is a run, a
+            file or the root of all folders.
     """
     check_folder(path.parent)
     if not path.exists():
