@@ -370,7 +370,7 @@ def cost_steps(tasks: Mapping[str, Task]) -> pd.DataFrame:
 
     * naive: trained scalars, summed over batches. The paper's Table 4 calls this FLOPs. It ignores batch size, forward
       pass and errors passed back through frozen layers. A kernel's weight counts once although it is used at every
-      position. It is proportional to the traffic.
+      position.
     * flops: floating-point operations, forward and backward, of every sample. See :func:`training_flops`.
     * moved: bytes of the model's tensors that the clients receive and send. Other traffic (a variate, a mask, a number
       for each layer) is in a run's rows ``bytes_down`` and ``bytes_up`` only. Models sent for evaluation are in the

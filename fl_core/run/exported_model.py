@@ -478,9 +478,10 @@ def built_from(
 ) -> nn.Module:
     """Return the model that an export describes, with its weights.
 
-    Names and shapes of the weights are compared before the first forward pass. A small
-    file can therefore not make a huge model. Samples of more than :data:`TRIAL` numbers
-    get no test pass. A warning says if the model's code has changed since the export.
+    Names and shapes of the weights are compared before the first forward pass. Only a
+    model with lazy layers, and one that an algorithm extends, need a pass before. Samples
+    of more than :data:`TRIAL` numbers get no test pass. A warning says if the model's code
+    has changed since the export.
 
     Args:
         path: path of the file of weights, for messages.

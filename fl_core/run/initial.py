@@ -40,11 +40,11 @@ class BaseModel(NamedTuple):
 
 
 class ExtendedModel:
-    """Maps the layers and plans of a base model to the model that an algorithm built from it.
+    """A map of layers and plans from a base model to the model that an algorithm built from it.
 
-    A tensor of the base model stays in its layer, whatever its new name. A new tensor inside a module that already had
-    tensors joins that module's layer, such as an adapter around its weight. Every other new tensor is in a new layer.
-    Each path in ``added_modules`` is one such layer and states whether it is shared or personal.
+    A tensor of the base model stays in its layer, whatever its new name. Each path in ``added_modules`` is one new
+    layer with the new tensors under it, and states whether it is shared or personal. Any other new tensor joins the
+    layer of the nearest module around it that already had tensors, such as an adapter around a weight.
 
     Args:
         plain: the base model, recorded before the algorithm extended it.
@@ -62,7 +62,8 @@ class ExtendedModel:
 
     Raises:
         TypeError: a tensor of the base model is gone without permission, or a new one is under no path of
-            ``added_modules``. This is an error of the algorithm, not of its user.
+            ``added_modules`` and in no such module. This is an error of the algorithm, not of its user.
+        UsageError: ``added_modules`` has another word than ``shared`` or ``personal``.
     """
 
     def __init__(

@@ -35,8 +35,9 @@ def digests(task: Task) -> dict[str, str]:
     """Return the digests of the user's code in a task, by part.
 
     Parts are ``algorithm``, ``model``, ``loss``, ``dataset``, ``partition``, ``rule``
-    and ``option NAME``. A part without the user's code has no entry. ``layers`` is the
-    digest of the printed text of the user's model.
+    and ``option NAME``. A part without the user's code has no entry. A loss from Python
+    always has one, also one of torch, since its settings count. ``layers`` is the digest
+    of the printed text of the user's model.
     """
     config = task.config
     objects_by_key = {
@@ -288,8 +289,8 @@ def check_allowed_options(
     """Check that a file or a server chooses only options for sizes and rates.
 
     Their values are numbers, truth values, None or short lists of these. An option
-    whose name suggests that it loads something must be false. Options in ``allowed``
-    may have any value.
+    whose name suggests that it loads something must be false, 0, None or an empty list.
+    Pretrained weights must be false. Options in ``allowed`` may have any value.
 
     Args:
         where: the source of the options, for the message.

@@ -359,9 +359,10 @@ def load_models(
     loss: object = None,
     allow_code: str | Collection[str] = (),
 ) -> tuple[dict[str, nn.Module], Task]:
-    """Return the models of a checkpoint, one for each client, with their task.
+    """Return the models of a checkpoint by the clients' names, with their task.
 
-    A model's ``label_names`` are the names of its classes.
+    Only ``local`` models may be missing for some clients. A model's ``label_names`` are the
+    names of its classes, and its ``training_loss`` is the loss.
 
     >>> from fl_core.config import RunConfig
     >>> from fl_core.run.runner import run

@@ -73,6 +73,9 @@ def executor(
         client_runner: what trains a client.
         workers: number of processes. With 0 or 1 this process trains.
         stack: whether several clients train in one batched pass. Then ``workers`` is ignored.
+
+    Raises:
+        WorkerError, UsageError: worker processes cannot start (:class:`fl_core.rounds.workers.Workers`).
     """
     if stack:
         return BatchedClients(client_runner)
@@ -140,7 +143,7 @@ def run(
     announce: bool = True,
     **execution: Any,
 ) -> Engine:
-    """Train to the end, into a run directory if ``out`` is given, and return the engine with its final state.
+    """Train to the end or a pause, into a run directory if ``out`` is given, and return the engine with its last state.
 
     Args:
         config: the run's configuration.
@@ -158,8 +161,8 @@ def run(
             all of them.
 
     Raises:
-        UsageError: something in the configuration is unknown or does not fit, or ``out`` is not free. Nothing is
-            written then.
+        UsageError: something in the configuration is unknown or does not fit, or ``out`` is not free. Before the first
+            checkpoint nothing is left in ``out`` then.
         BusyError: another process is writing to ``out``.
         NonFiniteError, RunError: training diverged or failed. The directory keeps its last checkpoint.
     """
@@ -553,7 +556,7 @@ def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:
 def train_first_round(
     task: Task, observers: Mapping[str, Any], clients: str | Sequence[str] | None = None
 ) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
-    """Train the first round, and return each client's local model and the observers' results for its first epoch.
+    """Train the first round, and return each client's local model and its measurement over the first epoch.
 
     A run of PLayer-FL measures in this same training: the same batches give the same
     bits.
@@ -573,6 +576,7 @@ def train_first_round(
 
     Raises:
         UsageError: there is no such client or device.
+        NonFiniteError: training diverged.
     """
     check_device(task.config.execution.device, task)
     client_runner = task.client_runner(observers)

@@ -59,7 +59,8 @@ def store(
     Args:
         folder: the folder of the models.
         name: the name of the description's file, without ``.json``.
-        about: the description from :func:`fl_core.run.exported_model.describe_model`, with a temperature.
+        about: the description from :func:`fl_core.run.exported_model.describe_model`, with the entries ``temperature``
+            and ``base_rate``. The digest of the model's code is added to it.
         models: the trained models by client.
         bases: numbers that are added to each client's calibrated logits, [C] by client.
             They are not stored if the task has no classes.
@@ -105,8 +106,8 @@ def export(
 ) -> ExportedModel | dict[str, ExportedModel]:
     """Write models of a run or of a choice for use elsewhere: one to a file, or each client's to a folder.
 
-    Neither file contains code or a pickle. See :func:`fl_core.run.exported_model.export`, for the files and for what a
-    run takes. A choice gives its recommended model, or a baseline's, and needs no data.
+    Each model has two files, which contain no code and no pickle. See :func:`fl_core.run.exported_model.export`, for
+    the files and for what a run takes. A choice gives its recommended model, or a baseline's, and needs no data.
 
     >>> import fedlayers as fl
     >>> import tempfile
@@ -118,7 +119,8 @@ def export(
 
     Args:
         path: a run directory, or the folder of a choice or a study.
-        out: the file of weights, which must not exist. From a choice, a name without a suffix is a folder.
+        out: the file of weights, which must not exist. From a choice, a name without a suffix is a folder, unless
+            ``client`` is named.
         baseline: a linear model next to the recommended one: ``linear_local`` or ``linear_pooled``.
         fallback: whether clients whose validation loss is lower with local training get their local model, from a
             choice.

@@ -152,7 +152,8 @@ class Task(Displayed):
         """Return notes from building the task, on its plan, and on unusual data.
 
         The algorithm's own notes are among them. Unusual are, for instance, clients of
-        one class or the scale of targets. Data that are elsewhere have no notes.
+        one class or the scale of targets. Without the clients' samples, as on a server of
+        sites, there are no notes on data.
         """
         algorithm = self.algorithm(self.plan)
         own_notes = [
@@ -637,7 +638,8 @@ def _with_stack(config: RunConfig, criterion: Loss, model: nn.Module) -> RunConf
 def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
     """Return the loss that a configuration names, with its class weights, or the model's own from Python.
 
-    If the preprocessing standardises the targets, the loss does so, too.
+    If the preprocessing standardises the targets, the loss does so, too. Such a loss, and
+    that of labels at positions, gets no class weights.
 
     Raises:
         UsageError: the loss does not fit the task, its classes or its weights. Or a
