@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FORMAT = "fedlayers.plan/2"
 EDITED = "edited by hand"
 MOST_NAMES = 10_000
-"""Layers of a plan at most."""
+"""Layers at most of a plan that is read."""
 MOST_EPOCHS = 1000
 """The most epochs of fine-tuning of a plan."""
 CANDIDATE = "candidate"

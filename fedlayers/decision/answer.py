@@ -172,10 +172,11 @@ class Answer(Displayed):
 
     @property
     def table(self) -> pd.DataFrame:
-        """Return a line for each way, the recommended one first.
+        """Return a line for each of ``lines``, in their order, as a table of numbers.
 
-        Columns are ``way``, the score by its name, ``difference`` to the recommended way, and ``low`` and ``high``, the
-        ends of the difference's 95 % interval.
+        Columns are ``way``, the score by its name, ``difference`` to the first line, and
+        ``low`` and ``high``, the ends of the difference's 95 % interval. A share is in
+        percent. Ends are NaN if unknown. The table is empty in a dry run.
         """
         columns = ["way", self.score, "difference", "low", "high"]
         rows = [
@@ -505,7 +506,7 @@ def _all_bullets(answer: Answer) -> list[str]:
 
 
 def _client_bullets(answer: Answer) -> list[str]:
-    """Return who gains and who loses against local training, and the fallback."""
+    """Return sentences on the clients that are shown to gain or lose, and on the fallback."""
     effects = answer.clients
     if not effects:
         return []

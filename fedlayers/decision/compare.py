@@ -318,7 +318,11 @@ def _scored(
 def _warn_of_seen(
     plan: LayerPlan, job: TrainingJob, partitions: Mapping[int, Partition]
 ) -> None:
-    """Warn of seeds whose test samples were used to measure the plan. Each seed draws its own splits."""
+    """Warn of seeds whose test samples were used to measure the plan.
+
+    Each seed draws its own splits. There is no warning if the plan has no record of its
+    data, or was measured on other data.
+    """
     seed = plan.why.seed
     if seed is None or not plan.why.data:
         return

@@ -260,7 +260,11 @@ class TrainingJob:
 
 @lru_cache(maxsize=1)
 def _data(dataset: str, options: str, seed: int) -> FederatedData:
-    """Load the data of a configuration. The last ones are cached for runs that have them in common."""
+    """Load the data of a configuration.
+
+    The last ones are cached for runs that have them in common. So ``options`` are JSON:
+    those of :func:`fl_core.data.load`, without the seed.
+    """
     return datasets.load(dataset, **json.loads(options), seed=seed)
 
 

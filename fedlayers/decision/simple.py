@@ -34,7 +34,7 @@ from fl_core.training.losses import Standardised
 PENALTIES = (0.01, 0.1, 1.0)
 """Inverse strengths C of the linear models' penalty; the one with the least validation loss is used."""
 STEPS = 300
-"""Steps of the search for a linear model's weights, at most."""
+"""Steps of the fit of a logistic regression, at most."""
 BASELINES = {
     BASE_RATE: "no features: the share of each class, or the mean target, of a client's training samples",
     "linear_local": "a linear model on each client's own training samples",

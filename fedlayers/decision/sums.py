@@ -41,7 +41,7 @@ class Calibration(NamedTuple):
 
 UNCALIBRATED = Calibration()
 LEAST = {VALIDATION: 4, TEST: 3}
-"""The fewest samples of a split over whose losses sums leave a client, if it has any there."""
+"""The fewest samples of a client's split, unless it has none, whose losses are sent as sums."""
 
 
 # --- at a site -------------------------------------------------------------------------------------------------

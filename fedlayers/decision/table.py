@@ -23,7 +23,7 @@ LEAST_ERRORS = 1.64
 MARGIN = 0.5
 """Standard errors by which a way must be better than FedAvg to be recommended in its place."""
 DIGITS = 9
-"""Digits of differences that count. Later digits differ by rounding."""
+"""Decimal places of differences that count. Later ones differ by rounding."""
 NO_SPREAD = Estimate(math.nan, math.nan, math.nan)
 
 

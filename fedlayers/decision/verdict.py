@@ -119,7 +119,8 @@ def _lines(
 ) -> tuple[tuple[Line, ...], int]:
     """Return the lines of the table with rounded numbers, and their digits after the point.
 
-    Digits are such that the ends of the intervals have two, where these differ from 0.
+    Digits are those of :func:`_digits` for the intervals. The printed interval is widened
+    where rounding would leave the difference outside.
     """
     unit = 100 if TABLE[table.score].share else 1
     gaps: dict[str, Estimate] = {}
@@ -148,7 +149,7 @@ def _lines(
 
 
 def _digits(ends: Sequence[tuple[float, float]]) -> int:
-    """Return the digits after the point with which the larger end of each interval has two digits.
+    """Return the digits after the point that show two significant digits of each interval's larger end.
 
     They are from 2 to 4. Ends that are 0 or unknown do not count.
 

@@ -192,7 +192,7 @@ FACTS = {
     "clip": str,
 }
 KEPT = ("task", "classes", "target", "tokens", "mean", "std", "images", "columns")
-"""The keys of :data:`FACTS` that every site receives as those of the federation."""
+"""The keys of :data:`FACTS` that :func:`common` passes on to every site."""
 DESCRIPTION = {
     "sizes": [COUNT],
     "digest": str,

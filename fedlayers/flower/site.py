@@ -59,7 +59,10 @@ def supernode() -> str:
 
 
 STARTED_BY = supernode()
-"""The supernode at the start. A child of a killed one has another, and must not write."""
+"""The supernode when this process began.
+
+If it is another one later, that supernode was killed, and this process must not write.
+"""
 META = "json"
 """The name of the JSON in a file of tensors, which is UTF-8. No tree has that name."""
 OUTPUTS = "outputs"
