@@ -659,6 +659,9 @@ def copied(model: Module) -> Module:
 def plain(model: object) -> Any:
     """Return the module inside nn.DataParallel or torch.compile; other modules are returned as they are.
 
+    That of nn.parallel.DistributedDataParallel is returned, too, also from several such
+    wrappers within each other.
+
     >>> type(plain(nn.DataParallel(nn.Linear(2, 1)))).__name__
     'Linear'
     """

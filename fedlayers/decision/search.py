@@ -168,8 +168,10 @@ def spaces(
 def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
     """Return the points to try: different ones up to the number of trials, or all of them (a grid).
 
-    A point's values depend on the key's name and the point's number, but not on the algorithm. All algorithms therefore
-    try the same learning rates. A search with more trials begins with the same trials.
+    A draw depends on the seed, the key's name and the draw's number, but not on the
+    algorithm. All algorithms therefore try the same numbers from a range of learning rates.
+    Draws from lists can repeat a point. They are skipped, so that algorithms can try other
+    parts of a list. A search with more trials begins with the same trials.
 
     Args:
         space: the search of each key.

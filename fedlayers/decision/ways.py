@@ -252,7 +252,9 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
 
 
 def _checked(plan: LayerPlan, layers: Sequence[Layer]) -> LayerPlan:
-    """Return the plan without its fine-tuning, which a decision chooses itself.
+    """Return the plan without the further results in its evidence, such as fine-tuning.
+
+    A decision chooses fine-tuning itself.
 
     Raises:
         UsageError: the plan has other tensors than the layers.
