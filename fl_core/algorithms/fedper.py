@@ -171,8 +171,8 @@ class FedRep(Partial):
 
     The head trains for ``head_epochs`` epochs. By default these are all but one of the
     round's, as the authors have it, and at least one. The body trains for the rest, and
-    for at least one epoch. So a round can be longer than the run's epochs. If
-    everything is shared this is FedAvg.
+    for at least one epoch. So a round can be longer than the run's epochs. In a run of 0
+    epochs the body does not train. If everything is shared this is FedAvg.
     """
 
     name = "fedrep"
@@ -201,8 +201,9 @@ class FedRep(Partial):
 class FedBABU(FineTuned, Partial):
     """Federated training of the body under a random head that stays fixed until fine-tuning (Oh et al. 2022).
 
-    All clients have the same random head. Until the end the evaluated model is ``global``, the averaged body with that
-    head. The ``personal`` model exists after every client has fine-tuned all layers of a copy.
+    All clients have the same head. It is random unless the run starts from given weights. Until the end the evaluated
+    model is ``global``, the averaged body with that head. The ``personal`` model exists after every client has
+    fine-tuned all layers of a copy.
     """
 
     name = "fedbabu"

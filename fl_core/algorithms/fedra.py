@@ -44,9 +44,9 @@ LATEST = "latest"
 class Blockwise(Algorithm):
     """FedAvg over the trainable part of a model of residual blocks: adapters and the last layer, or everything.
 
-    - ``lora_targets``: the linear layers that get adapters, as the targets of ``--adapt``
+    - ``lora_targets``: the layers that get adapters, as the targets of ``--adapt``
       (:class:`fl_core.models.lora.Lora`). FedRA's Table 6 has ``attn.proj``, ``mlp.fc2`` and both. The default ``last``
-      is the last linear layer of each part of a block, so both in a ViT.
+      is the last linear or 2D convolutional layer of each part of a block, so both in a ViT.
     - ``rank``, ``lora_alpha``, ``lora_dropout``: of the adapters, as in the paper's code.
     - ``weighted``: weight clients by their training samples (FedRA's text) instead of equally (its released code). That
       code also clips gradients at 10, the run's ``max_grad_norm=10``.

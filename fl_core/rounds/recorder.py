@@ -424,6 +424,9 @@ class Recorder(Listener):
             done: number of completed rounds.
             client: the client's position; None for all clients together.
             columns: further columns of the row (:mod:`fl_core.rows`).
+
+        Raises:
+            KeyError: there is no such column.
         """
         if client is not None:
             client_data = self._data.clients[client]

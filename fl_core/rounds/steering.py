@@ -132,7 +132,8 @@ class Saver(Listener):
     """A listener that writes the checkpoints of a run.
 
     It writes those that the schedule names, unless one comes too early after the one
-    before. After the last round and each best round it writes one at once.
+    before. After the last round, before a pause and after each best round it writes one at
+    once. It writes none before the first round.
     """
 
     _writer: Writer

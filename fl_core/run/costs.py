@@ -251,7 +251,8 @@ Node = Any  # torch.autograd.graph.Node
 def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
     """Return the bytes that a client sends for each layer if it is shared, by name.
 
-    Buffers count, and frozen tensors do not.
+    Buffers count, and frozen tensors do not. Integer counters cost nothing
+    (:func:`fl_core.tree.n_bytes`).
     """
     tensors = tree.named_tensors(model)
     sizes = {}

@@ -530,7 +530,11 @@ def _task_to_read(
 
 
 def copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:
-    """Return a copy of a model with the values of a tree of tensors."""
+    """Return a copy of a model with the values of a tree of tensors.
+
+    Raises:
+        UsageError: the tree has other names or shapes than the model.
+    """
     model_copy = tree.copied(model)
     tree.load(model_copy, source)
     return model_copy

@@ -324,7 +324,7 @@ class Steps:
         objective: (parameters, batch, ctx) -> the phase's loss.
         data: all training samples and their labels.
         seed: the run's seed.
-        observers: observers that receive every step.
+        observers: observers that receive every step. After the first epoch there are none.
         layers: the model's layers.
         taken: number of the phase's batches before this one.
         samples, loss: number of samples whose gradients were taken, and their summed loss.

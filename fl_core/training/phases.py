@@ -194,7 +194,11 @@ class Phase:
 
 
 class Observer(Protocol):
-    """An accumulator that receives each step of a phase's first epoch; its result is sent in the client's reply."""
+    """An accumulator that receives each step of a phase's first epoch.
+
+    Its result goes to the client's context (:attr:`Context.observed`). By default it is sent
+    in the client's reply.
+    """
 
     def update(self, params: Tree, grads: Tree) -> None:
         """Add one step, before the optimiser changes the parameters.
