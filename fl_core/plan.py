@@ -121,7 +121,7 @@ PEFT_PARTS = re.compile(r"\.(?:modules_to_save|base_layer|default)(?=\.|$)")
 def labels_of(layers: Iterable[Layer]) -> dict[str, str]:
     """Return the layers' names as people read them, by their exact names.
 
-    Parts that peft adds to every name are left out, unless two layers would then have one name.
+    Parts that peft adds to names are left out, unless two layers would then have one name.
 
     >>> names = ("base_model.model.head.modules_to_save.default", "base_model.model.block.lora_A")
     >>> labels_of([Layer(name, (f"{name}.weight",)) for name in names])
@@ -629,6 +629,9 @@ class LayerPlan(Displayed):
     @property
     def digest(self) -> str:
         """Return the SHA-256 of layers, sharing and fine-tuning, without the other evidence.
+
+        Raises:
+            UsageError: as for :attr:`fine_tuning`.
 
         >>> layers = [Layer(name, (name,)) for name in "abc"]
         >>> plans = LayerPlan(layers, ("a",)), LayerPlan(layers, ()), LayerPlan(layers[:2], ("a",))

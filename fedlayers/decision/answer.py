@@ -201,8 +201,8 @@ class Answer(Displayed):
     def shown(self) -> pd.DataFrame:
         """Return the ways as a table of text, with a note on each difference.
 
-        Columns are ``way``, the score, the difference to the recommended way with its
-        interval, and ``note``.
+        Columns are ``way``, the score, the difference to the recommended way, or else to
+        the base rate, with its interval, and ``note``.
         """
         return table(self)
 

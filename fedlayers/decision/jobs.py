@@ -476,7 +476,7 @@ def seeds_of(
         seeds: a list of seeds, or their number in place of ``count``.
 
     Raises:
-        UsageError: no seed, or a repeated one.
+        UsageError: no seed, a repeated one, or a number of seeds that is out of range.
     """
     if seeds is None:
         first_seed = config.execution.seed + apart

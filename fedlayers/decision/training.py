@@ -281,7 +281,7 @@ def make_question(
 
 
 def folder_of(task: Task, **choice_arguments: Any) -> Path:
-    """Return the default output folder, below ``out``. Its name is a digest of the arguments."""
+    """Return the default output folder, below ``out``. A digest of configuration, data and arguments names it."""
     keys = {k: v for k, v in task.config.to_json().items() if k not in FREE}
     text = json.dumps({**keys, **task.header(""), **choice_arguments}, default=str)
     digest = sha(text.encode())[:8]
