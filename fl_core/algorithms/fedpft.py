@@ -360,13 +360,17 @@ class FedPFT(Algorithm):
         return self.contrast_loss(params, batch, ctx)
 
     def both_loss(self, params: Tree, batch: object, ctx: Context) -> Tensor:
-        """Return the sum of the classification and the contrastive loss, over everything that trains."""
+        """Return the sum of the classification and the contrastive loss, over everything that trains.
+
+        Without a contrastive task it is the classification loss alone.
+        """
         return self.classify(params, batch, ctx) + self.second(params, batch, ctx)
 
     def feature_loss(self, params: Tree, batch: object, ctx: Context) -> Tensor:
         """Return the loss of the feature phase (Eq. 5).
 
-        The contrastive loss trains extractor, tau and projection. The classification loss trains prompts and tau.
+        The contrastive loss trains extractor, tau and projection. The classification loss trains prompts and tau. Only
+        the latter is left without a contrastive task.
         """
         return self.classify(params, batch, ctx, severed=True) + self.second(
             params, batch, ctx
@@ -376,7 +380,8 @@ class FedPFT(Algorithm):
         """Return the loss of the adapt phase (Eq. 6).
 
         It is the sum of the classification loss and the contrastive loss. The
-        contrastive loss gives gradients to the contrast prompts Q alone.
+        contrastive loss gives gradients to the contrast prompts Q alone. Without a
+        contrastive task it is 0.
         """
         live_names = self.part_of("contrast_prompts")
         return self.classify(params, batch, ctx) + self.second(

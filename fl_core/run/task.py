@@ -402,7 +402,7 @@ def _built_by_user(
     """Return the user's module, or what the user's function builds for the data, and the data that it takes.
 
     A module is returned as it is, with the same data. If the function fails, or its
-    module does not take integers as numbers, they become token ids.
+    module does not take integers as numbers, integers in the data become token ids.
 
     Raises:
         UsageError: the function builds no module for the data.
@@ -710,7 +710,7 @@ def _check_plan(
 
 
 def _check_steps_of_adapters(data: FederatedData, batch: int) -> None:
-    """Check that each client makes two steps, so that both factors of its adapters have gradients.
+    """Check that each client makes two steps in an epoch, so that both factors of its adapters have gradients.
 
     In the first step the factor B is zero, so that A has no gradient.
 
