@@ -41,8 +41,9 @@ class APFL(PersonalCopy):
     With ``adapt`` the client also learns its share: alpha <- alpha - lr <v - w, grad f(m)>, within 0 and 1. It starts
     at ``alpha``. Only w is sent.
 
-    The global model equals FedAvg's for every alpha. Without ``adapt``, alpha = 0 gives every client the global model.
-    alpha = 1 is local training. The personal model has the running statistics of the mixture's own passes.
+    The global model equals FedAvg's for every alpha, unless modules such as dropout draw random numbers. Without
+    ``adapt``, alpha = 0 gives every client the global model, and alpha = 1 is local training. The personal model has
+    the running statistics of the mixture's own passes.
 
     The authors' code mixes outputs instead of parameters. It moves w before it takes the gradient of v. It learns alpha
     once a round, with a decay of 0.02 alpha.

@@ -1,1 +1,1 @@
-"""Local training: the one trainer of all algorithms, its steps and losses, and evaluation."""
+"""Local training: the loop that trains one client, its steps and losses, and evaluation."""
