@@ -433,12 +433,21 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
 def _keep_classifier(
     model: nn.Module, stored: Tree, model_state: Tree, example: Tensor, path: Path
 ) -> list[str]:
+    """Put the fresh classifier in place of a stored one of another number of classes, and return a note of it.
+
+    The list is empty, and ``stored`` stays as it is, if the numbers agree, or if the
+    classifier has no weight of this form in one of the two.
+    """
     try:
         head = head_path(model, example)
     except UsageError:
         return []  # without a linear classifier nothing may differ; this is checked with the rest
-    names = [name for name in (f"{head}.weight", f"{head}.bias") if name in model_state]
-    if any(
+    names = [
+        name
+        for name in (f"{head}.weight".lstrip("."), f"{head}.bias".lstrip("."))
+        if name in model_state
+    ]
+    if not names or any(
         name not in stored or stored[name].shape[1:] != model_state[name].shape[1:]
         for name in names
     ):
@@ -447,8 +456,11 @@ def _keep_classifier(
     if stored_classes == model_classes:
         return []
     stored.update({name: model_state[name] for name in names})
+    classifier = "classifier"
+    if head:
+        classifier = f"classifier {head!r}"
     return [
-        f"the classifier {head!r} starts fresh: {path} is of {stored_classes} classes, the data have {model_classes}"
+        f"the {classifier} starts fresh: {path} is of {stored_classes} classes, the data have {model_classes}"
     ]
 
 

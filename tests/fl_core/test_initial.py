@@ -6,6 +6,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from fl_core import models, tree
 from fl_core.config import RunConfig
@@ -88,6 +91,21 @@ def test_a_classifier_for_other_classes_stays_fresh_and_that_is_said(trained, th
     )
     with pytest.warns(UserWarning, match=r"'fc3\.linear'"):
         runner.run(three_config(threes, trained))
+
+
+def test_a_model_that_is_one_linear_layer_starts_with_weights_of_a_file(tmp_path):
+    """A classifier without a weight of its own has no class to compare."""
+    x, notes = torch.ones(2, 4), []
+    for classes in (3, 5):
+        path = tmp_path / f"{classes}.safetensors"
+        save_file(nn.Linear(4, classes).state_dict(), path)
+        notes += start(nn.Linear(4, 3), path, x)
+    assert notes == [
+        f"the classifier starts fresh: {path} is of 5 classes, the data have 3"
+    ]
+    normed = nn.Sequential(weight_norm(nn.Linear(4, 3, bias=False)))
+    save_file(tree.clone(normed.state_dict()), path)
+    assert start(normed, path, x) == []
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrod"])
