@@ -171,6 +171,21 @@ def test_types_of_a_frame_are_taken_or_refused_with_their_line(kind):
         assert source.x[:, 0].tolist() == [k % 90 for k in range(N)]
 
 
+@pytest.mark.parametrize(
+    ("cell", "message", "keys"),
+    [
+        (2**60, "got '1152921504606846976'", {}),
+        ([1, 2], "column 'v', row 1", {}),
+        ([1, 2], "column 'v', row 1", {"categories": ["v"]}),
+    ],
+)
+def test_a_refusal_names_the_column_and_the_cell(cell, message, keys):
+    cells = pd.Series([5, *[cell] * (N - 1)])
+    table = pd.DataFrame({"v": cells, **NUMBERS, "label": words("0", "1")})
+    with refuses(message):
+        as_data(table, Reading(**keys))
+
+
 @pytest.mark.parametrize("names", [["-x", "a b", "it's"], ["--y=1"], ["z"]])
 def test_names_of_columns_are_typed_as_proposed(names):
     """Whatever a column is called, a shell and the command read its name back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -288,7 +288,7 @@ def take(name: str, column: pd.Series, how: Reading) -> Described:
     """
     types, cell = pd.api.types, f"table[{name!r}]"
     if name in (how.categories or ()):
-        return _worded(name, texts_of(column), how)
+        return _of_text(name, column, how, _worded)
     stored = {  # what dtypes hold that are neither numbers nor words
         "M": ("dates", f"{cell} = (pd.to_datetime({cell}, utc=True) - {DAY_0}) / {DAY}"),
         "m": ("durations", f"{cell} = {cell} / {DAY}"),
@@ -307,12 +307,22 @@ def take(name: str, column: pd.Series, how: Reading) -> Described:
             return _inexact(name, column, how)
     if types.is_numeric_dtype(column.dtype):
         return _numbers(name, column, how)
+    return _of_text(name, column, how, _texts)
+
+
+def _of_text(
+    name: str,
+    column: pd.Series,
+    how: Reading,
+    describe: Callable[[str, pd.Categorical, Reading], Described],
+) -> Described:
+    """Return what ``describe`` makes of a column's cells as text; refused if a cell is no text or number."""
     try:
         cells = texts_of(column)
     except DataFault as fault:
         refusal = DataFault(fault.rule, row=fault.row, line=dropping([name]))
         return Described(name, REFUSED, np.full(len(column), np.nan), fault=refusal)
-    return _texts(name, cells, how)
+    return describe(name, cells, how)
 
 
 def dropping(names: Sequence[str]) -> str:
@@ -365,9 +375,9 @@ def are_days(values: Floats) -> bool:
 
 def _inexact(name: str, column: pd.Series, how: Reading) -> Described:
     cells = texts_of(column)
-    rule = (
-        f"whole numbers must be at most 2**53 to keep their digits; got {cells[0]!r}."
-    )
+    numbers = filter(is_number, cells.categories)
+    largest = max(numbers, key=lambda word: abs(float(word)))
+    rule = f"whole numbers must be at most 2**53 to keep their digits; got {largest[:40]!r}."
     ways = _as_words(name, cells, how)
     described = Described(name, REFUSED, cells)
     if not ways:
