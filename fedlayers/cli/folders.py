@@ -426,6 +426,10 @@ class Predict(Command):
             self.file, self.data, ids=self.id_columns, allow_code=self.allow_code
         )
         if isinstance(predictions, dict):
+            if "client" in (self.id_columns or ()):
+                raise UsageError(
+                    "--id-columns must be without client, which names each row's model here; got it. Leave it out."
+                )
             parts = [
                 prediction.frame(self.scores) for prediction in predictions.values()
             ]

@@ -39,7 +39,7 @@ from fl_core.models import lora
 from fl_core.models.adapter import PackedShape, adapt
 from fl_core.models.building import TRIAL, drop_statistics, without_weights
 from fl_core.records import store
-from fl_core.rows import MULTILABEL, USED
+from fl_core.rows import CLASSIFICATION, MULTILABEL, TASKS, USED
 from fl_core.run import own_code, restore
 from fl_core.run.initial import wrapped
 from fl_core.run.task import Task
@@ -60,10 +60,11 @@ SHOWN = 8
 """The most samples that predictions show as text.
 
 With more classes than this they show no probabilities."""
-_FORM = {
+FORM = {
     "model": {
         "outputs": COUNT,
         "callable": str,
+        "class": str,
         "options": dict,
         "seed": int,
         "bn": str,
@@ -75,8 +76,12 @@ _FORM = {
     "task": str,
     "temperature": NUMBER,
     "base_rate": [NUMBER],
+    "run": {"model": str, "client": (str, None), "algorithm": str, "round": COUNT},
     "file": {"sha256": DIGEST},
 }
+"""The form of a model's description, for :func:`fl_core.errors.validate`."""
+COLUMNS = ("sample", "unlike training", "clipped", "predicted")
+"""Columns that a table of predictions has of its own."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -182,8 +187,9 @@ def export(
     Raises:
         UsageError: the run, round, model or client does not exist, or no client is
             named and their models differ. Or samples have several inputs, or labels
-            that do not give the task alone, such as labels at positions. Or the file
-            exists or has another format's suffix.
+            that do not give the task alone, such as labels at positions. Or a loss of
+            your own took outputs that are not one for each class. Or the file exists or
+            has another format's suffix.
         CorruptError: stored files are damaged.
     """
     out = Path(out)
@@ -213,6 +219,10 @@ def export(
     description = describe_model(
         task, chosen_model, **of_run(run, which, client, round)
     )
+    if fault := _classes_fault(description):
+        raise UsageError(
+            f"an exported model's {fault}. Save its state_dict() with torch.save."
+        )
     data, criterion = task.data, task.criterion
     bases = {
         key: evaluate.base_outputs(data, criterion, client and key)
@@ -307,17 +317,37 @@ def read(path: Path | str) -> ExportedModel:
     )
     fault = "it has no known format"
     if current_format:
-        fault = validate(description, _FORM)
-    if not fault and description["temperature"] <= 0:
-        fault = f"temperature must be above 0; got {description['temperature']:g}"
-    base = () if fault else description["base_rate"]
-    if base and len(base) != len(description["classes"]):
-        fault = f"base_rate must have a number for each class; got {len(base)}"
+        fault = validate(description, FORM) or _value_fault(description)
     if fault:
         raise UsageError(
             f"{path.parent / name} must describe an exported model: {fault}. Export the model again."
         )
     return ExportedModel(path, description)
+
+
+def _value_fault(about: Mapping[str, Any]) -> str:
+    """Return what is wrong with the values of a description whose entries have their types; empty if nothing is."""
+    if about["temperature"] <= 0:
+        return f"temperature must be above 0; got {about['temperature']:g}"
+    n_bases, n_classes = len(about["base_rate"]), len(about["classes"])
+    if n_bases and n_bases != n_classes:
+        return f"base_rate must have a number for each class; got {n_bases}"
+    if about["task"] not in TASKS:
+        return f"task must be one of {listing(TASKS)}; got {about['task']!r}"
+    if (about["task"] in (CLASSIFICATION, MULTILABEL)) != bool(n_classes):
+        return f"classes must fit task {about['task']}; got {n_classes}"
+    return _classes_fault(about)
+
+
+def _classes_fault(about: Mapping[str, Any]) -> str:
+    """Return the fault that a model has another number of outputs than classes, or an empty text.
+
+    There may be a single output for two classes.
+    """
+    n_outputs, n_classes = about["model"]["outputs"], len(about["classes"])
+    if not n_classes or n_outputs == n_classes or (n_outputs, n_classes) == (1, 2):
+        return ""
+    return f"outputs must be one for each class; got {n_outputs} for {n_classes}"
 
 
 def predict(
@@ -370,6 +400,11 @@ def predict_samples(
         samples: the samples from :meth:`fl_core.data.inputs.Inputs.samples`.
         model, allow_code: as for :meth:`ExportedModel.model`.
     """
+    if own_names := [name for name in samples.ids if name in COLUMNS]:
+        raise UsageError(
+            f"ids must name columns other than {listing(COLUMNS)}, which predictions have; got {own_names[0]!r}. "
+            "Rename it in the table."
+        )
     adapted_model = adapt(exported.model(model=model, allow_code=allow_code))
     with tree.one_thread():
         outputs = evaluate.predict(adapted_model, samples.x)

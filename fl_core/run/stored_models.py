@@ -16,6 +16,7 @@ from fl_core.errors import (
     DIGEST,
     NUMBER,
     ByName,
+    CorruptError,
     MapOf,
     UsageError,
     check_known,
@@ -37,7 +38,7 @@ FALLBACK = "fallback"
 
 A client whose validation loss is lower with local training has its local model."""
 _FORM = {
-    "about": dict,
+    "about": {key: form for key, form in exported_model.FORM.items() if key != "file"},
     "clients": MapOf(
         {"sha256": DIGEST, "bytes": COUNT, "base_rate": [NUMBER], "weights": str}
     ),
@@ -197,11 +198,12 @@ def _files(out: Path, names: Sequence[str], client: str | None) -> list[Path]:
     if client is not None:
         return [out]
     stems = [file_name(name) for name in names]
-    duplicates = {stem for stem in stems if stems.count(stem) > 1}
-    file_stems = [
-        f"{stem}-{k}" if stem in duplicates else stem for k, stem in enumerate(stems)
-    ]
-    return [out / f"{stem}.safetensors" for stem in file_stems]
+    while duplicates := {stem for stem in stems if stems.count(stem) > 1}:
+        stems = [
+            f"{stem}-{k}" if stem in duplicates else stem
+            for k, stem in enumerate(stems)
+        ]
+    return [out / f"{stem}.safetensors" for stem in stems]
 
 
 def file_name(client: str) -> str:
@@ -257,6 +259,10 @@ def _stored(
     name = baseline or RECOMMENDED
     description = folder.read_signed(f"{name}.json", {"format": str, **_FORM})
     check_version(folder.path / f"{name}.json", description["format"], FORMAT)
+    if not description["clients"]:
+        raise CorruptError(
+            f"{folder.path / name}.json is damaged: it has no client. Restore it from a copy."
+        )
     return description["about"], description["clients"]
 
 
@@ -296,7 +302,8 @@ def predict(
 
     Raises:
         UsageError: there is no such model, the samples differ in kind from training, a table has no column of clients,
-            or a row or a file has the name of no client with a model.
+            or a row or a file has the name of no client with a model, or of several. Or two models of a folder, or two
+            files of samples, are of one client.
         CorruptError: a file of the model is damaged.
         NonFiniteError: the model's output is NaN or infinite.
     """
@@ -312,9 +319,16 @@ def predict(
         files = [path.with_suffix("") for path in descriptions]
     elif folder is None or exported_model.read(path).inputs.images:
         return exported_model.predict(path, new, **arguments)
-    models = {}  # one file is also a model; without a client it is for all
+    # one file is also a model; without a client it is for all
+    models: dict[str, Path] = {}
     for file in files:
-        models[exported_model.read(file).about["run"]["client"] or ""] = file
+        client = exported_model.read(file).about["run"]["client"] or ""
+        if client in models:
+            raise UsageError(
+                f"{path} must have one model for each client; got {models[client].name} and {file.name} of "
+                f"{client!r}. Remove one, or name the model's file."
+            )
+        models[client] = file
     if not models:
         raise wrong_kind(path, "exported model", "what fedlayers export wrote")
     if folder is None:
@@ -326,27 +340,39 @@ def predict(
 def _predict_files(folder: Path, models: Mapping[str, Path], **arguments: Any) -> Any:
     """Predict the samples of each client with the client's model.
 
-    An entry of ``folder`` is a file or folder of samples, named after its client.
+    An entry of ``folder`` is a file or folder of samples, named after its client. The
+    name may be as :func:`file_name` writes it.
 
     Returns:
         The predictions by client. The model of "" predicts entries of other names.
 
     Raises:
-        UsageError: the folder is empty, or an entry has the name of no client with a
-            model.
+        UsageError: the folder is empty, an entry has the name of no client with a
+            model, or of several, or two entries have the name of one client.
     """
     predictions = ByName("client")
     for entry in sorted(folder.glob("[!.]*")):
-        stem = entry.stem
-        client = next((name for name in models if stem in (name, file_name(name))), "")
+        stem = entry.name if entry.is_dir() else entry.stem
+        clients = [stem] if stem in models else []
+        clients = clients or [name for name in models if file_name(name) == stem]
+        if len(clients) > 1:
+            raise UsageError(
+                f"{entry} must have the name of one client; got that of {listing(map(repr, clients))}. Rename it, or "
+                "predict it alone with one client's model."
+            )
+        client = clients[0] if clients else ""
+        name = client or stem
+        if name in predictions:
+            raise UsageError(
+                f"{folder} must have one file for each client; got {entry.name} and another of {name!r}. "
+                "Join them, or remove one."
+            )
         if client not in models:
             raise UsageError(
                 f"{entry} must have the name of a client with a model: {listing(models)}; got {stem!r}. Rename it, or "
                 "predict it alone with one client's model."
             )
-        predictions[client or stem] = exported_model.predict(
-            models[client], entry, **arguments
-        )
+        predictions[name] = exported_model.predict(models[client], entry, **arguments)
     if not predictions:
         raise UsageError(f"{folder} must have a file for each client; got none.")
     return predictions

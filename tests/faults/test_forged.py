@@ -324,6 +324,7 @@ DESCRIBED = (
     "model",
     "model.outputs",
     "model.callable",
+    "model.class",
     "model.seed",
     "model.extended_by",
     "inputs",
@@ -336,6 +337,10 @@ DESCRIBED = (
     "inputs.reading.columns",
     "inputs.reading.encoding",
     "classes",
+    "task",
+    "run",
+    "run.client",
+    "run.round",
 )
 
 

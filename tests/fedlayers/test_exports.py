@@ -5,9 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
 import fedlayers as fl
 from fl_core.data.named.small import COLUMNS
+from fl_core.errors import CorruptError
+from fl_core.storage import sign
 
 
 def test_a_choice_gives_models_to_all_clients_without_its_tables(fedlayers):
@@ -38,6 +41,16 @@ def test_a_choice_gives_models_to_all_clients_without_its_tables(fedlayers):
     assert (pd.Series(of_simple.labels) == truth).mean() > 0.9
     assert json.loads(Path("out/choice.json").read_text())["way"]
     fedlayers("export out --client north --out north.safetensors")
+    tables = {name: pd.read_csv(f"new/{name}.csv") for name in ("north", "south 1")}
+    rows = pd.concat(tables, names=["client"]).reset_index("client")
+    rows.to_csv("rows.csv", index=False)
+    stored = Path("out/models/linear_local.json")
+    description = json.loads(stored.read_text())
+    del description["sha256"]
+    for key in ("about", "clients"):
+        stored.with_stem(key).write_bytes(sign({**description, key: {}}))
+        with pytest.raises(CorruptError, match=rf"{key}\.json is damaged"):
+            fl.export("out", "b", baseline=key)
     for line, message in (
         ("export out --baseline base_rate --out b", "linear_local"),
         (
@@ -47,6 +60,10 @@ def test_a_choice_gives_models_to_all_clients_without_its_tables(fedlayers):
         ("export out --baseline linear_local --out b.safetensors", "--client"),
         ("export simple --baseline linear_local --out b", "fedlayers predict simple"),
         ("predict simple/north.safetensors --data new --out said.csv", "got 'south 1'"),
+        (
+            "predict simple --data rows.csv --id-columns client --out said.csv",
+            "--id-columns must be without client",
+        ),
         ("predict simple --data new/north.csv --out said.csv", "the column 'client'"),
     ):
         assert message in fedlayers.refused(line), line

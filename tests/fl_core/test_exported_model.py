@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import fedlayers as fl
 from docs import outputs
@@ -21,6 +22,7 @@ from fl_core.data.named.small import COLUMNS, PREPARED
 from fl_core.data.partitions import make
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import CorruptError, NonFiniteError
+from fl_core.run import stored_models
 from fl_core.run.exported_model import Predictions
 from fl_core.storage import Folder, sign
 from fl_core.training import evaluate
@@ -218,6 +220,68 @@ def test_predictions_are_a_table(model):
         logits.iloc[:, 2:].to_numpy(np.float32), predictions.logits.numpy()
     )
     assert list(predictions.frame("none")) == columns
+
+
+def copied(model, name, client):
+    """A copy of an exported model in the folder models, as that of another client."""
+    beside = model.with_name(f"{model.name}.json")
+    about = json.loads(beside.read_text())
+    about.pop("sha256")
+    about["run"]["client"] = client
+    folder = Folder(model.parent / "models")
+    folder.write(f"{name}.safetensors", model.read_bytes())
+    folder.write(f"{name}.safetensors.json", sign(about))
+    return folder.path
+
+
+def test_files_of_clients_and_their_models_are_told_apart_by_name(model, tmp_path):
+    """A folder keeps what follows a point in its name."""
+    for number, client in enumerate(("a b", "a/b", "a_b", "v1.5")):
+        models = copied(model, f"m{number}", client)
+    new = tmp_path / "new"
+    (new / "v1.5").mkdir(parents=True)
+    with refuses("rows of 10 columns.*v1.5"):  # it is found
+        fl.predict(models, new)
+    (new / "v1.5").rmdir()
+    for name in ("a_b", "a b", "v1.5"):
+        np.savez(new / f"{name}.npz", x=X)
+    assert list(fl.predict(models, new)) == ["a b", "a_b", "v1.5"]
+    pd.DataFrame(X, columns=COLUMNS).to_csv(new / "a_b.csv", index=False)
+    with refuses("one file for each client; got a_b.npz and another of 'a_b'"):
+        fl.predict(models, new)
+    (models / "m2.safetensors.json").unlink()
+    with refuses("one client; got that of 'a b', 'a/b'"):
+        fl.predict(models, new)
+    copied(model, "m9", "v1.5")
+    with refuses("got m3.safetensors and m9.safetensors of 'v1.5'"):
+        fl.predict(models, new)
+
+
+def test_models_of_clients_with_like_names_have_files_of_their_own():
+    clients = ["a b", "a/b", "a_b-0", "c"]
+    paths = stored_models._files(Path("m"), clients, None)
+    assert len({*paths}) == len(clients)
+    assert paths[-1] == Path("m/c.safetensors")
+
+
+def test_columns_of_ids_do_not_replace_those_of_predictions(model):
+    rows = pd.DataFrame(X, columns=COLUMNS).assign(sample="s", place="p")
+    assert fl.predict(model, rows, ids="place").frame()["place"].tolist() == ["p"] * 5
+    with refuses("ids must name columns other than .*got 'sample'"):
+        fl.predict(model, rows, ids=["place", "sample"])
+
+
+def test_outputs_that_are_not_one_for_each_class_are_not_exported(tmp_path):
+    """A loss of the user's own may take any."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 8))
+    objects = {"data": TOY, "model": net, "loss": far}
+    fl.run(out=tmp_path / "run", rounds=1, patience=0, **objects)
+    with refuses("outputs must be one for each class; got 8 for 3"):
+        fl.export(tmp_path / "run", tmp_path / "m.safetensors", **objects)
+
+
+def far(outputs, y):
+    return (outputs - torch.eye(8)[y.long()]).square().mean(1)
 
 
 def test_a_single_output_is_the_second_of_two_classes_or_a_number():
