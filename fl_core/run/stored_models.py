@@ -356,8 +356,9 @@ def _predict_files(folder: Path, models: Mapping[str, Path], **arguments: Any) -
         clients = [stem] if stem in models else []
         clients = clients or [name for name in models if file_name(name) == stem]
         if len(clients) > 1:
+            client_names = listing(map(repr, clients))
             raise UsageError(
-                f"{entry} must have the name of one client; got that of {listing(map(repr, clients))}. Rename it, or "
+                f"{entry} must have the name of one client; got that of {client_names}. Rename it, or "
                 "predict it alone with one client's model."
             )
         client = clients[0] if clients else ""
