@@ -15,8 +15,9 @@ from torch import nn
 
 from diagnostics import measure, select
 from diagnostics.curve import both_ways
-from diagnostics.measure import diagnose
+from diagnostics.diagnosis import measure_models
 from diagnostics.plots.drawing import weighted_mean
+from diagnostics.request import Request
 from diagnostics.sensitivity import recorded_rows
 from figures import items
 from figures.items import Finding
@@ -105,20 +106,23 @@ class Sites:
             self.task.config,
             [metric] if isinstance(metric, str) else metric,
         )
-        report = diagnose(
-            self.models,
-            self.all if data is None else data,
-            metrics,
-            loss=self.task.criterion,
-            batch=batch,
-            seed=config.execution.seed,
-            options={
+        arguments: dict[str, Any] = {
+            "loss": self.task.criterion,
+            "batch": batch,
+            "seed": config.execution.seed,
+            "options": {
                 **{metric_name.rpartition(":")[2]: options for metric_name in metrics},
                 "by": config.model.layer_granularity,
                 "n_train": dict(zip(self.models, self.task.data.weights, strict=True)),
                 "context": self.context,
             },
-            progress=False,
+            "progress": False,
+        }
+        # not diagnose, which also scores every model on every client's samples for its first sentence
+        report = measure_models(
+            self.models,
+            self.all if data is None else data,
+            Request.of(metrics, arguments),
         )
         return report.frame
 
