@@ -111,8 +111,9 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
     """Return the tensors of a file of safetensors or of torch.save by name, on the CPU.
 
     No code of the file is run. Dictionaries around the weights are opened (:data:`WRAPPERS`). A pickled module gives
-    its registered tensors. Control characters in names are escaped. A warning lists the pickled names that were not
-    loaded. The result keeps torch's ``_metadata``, with the version of each module's format.
+    its registered tensors. Control characters in names are escaped. Warnings list the pickled names that were not
+    loaded, and dictionaries and lists of tensors that are left out. The result keeps torch's ``_metadata``, with the
+    version of each module's format.
 
     Args:
         key: the name of one of several dictionaries of tensors in a file of torch.save, such as ``ema``, or the
@@ -128,10 +129,11 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
         raise UsageError(f"weights must be a file; {path} {fault}. Check the path.")
     storage.check_regular(path)
     try:
+        states: list[str] = []
         if path.suffix == ".safetensors":
             tensors = _safetensors(storage.read_bytes(path))
         else:
-            tensors = _torch(path, key)
+            tensors, states = _torch(path, key)
     except storage.DAMAGED as error:
         reason = printable(str(error).strip().partition("\n")[0])[:200]
         raise UsageError(
@@ -147,7 +149,12 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
     }
     if key and not named_tensors:
         prefixes = {name.partition(".")[0] for name in tensors if "." in name}
-        check_known(f"key of {path}", key, prefixes)
+        check_known(f"key of {path}", key, prefixes.union(map(printable, states)))
+    n_found = sum(name.startswith(prefix) for name in tensors)
+    if len(named_tensors) < n_found:
+        raise UsageError(
+            f"{path} must have names that differ by more than control characters; got two that do not. Rename one."
+        )
     return with_versions(named_tensors, versions_of(tensors, prefix))
 
 
@@ -196,13 +203,15 @@ def _safetensors(data: bytes) -> dict[str, Tensor]:
 # --- files of torch.save ---------------------------------------------------------------
 
 
-def _torch(path: Path, key: str) -> dict[str, Tensor]:
+def _torch(path: Path, key: str) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors of a file of torch.save by name, and the names of its dictionaries of tensors."""
     parser = _Parser(path.stat().st_size)
     if zipfile.is_zipfile(path):
         with storage.open_zip(path) as archive:
             root = _check_archive(archive, path)
             pickle_bytes = archive.read(f"{root}data.pkl")
-            weights, versions = _weights(parser.parse(io.BytesIO(pickle_bytes)), key)
+            stored = parser.parse(io.BytesIO(pickle_bytes))
+            weights, versions, states = _weights(stored, key)
             tensors = _filled(weights, lambda key: archive.read(f"{root}data/{key}"))
     else:  # one stream, as before torch 1.6
         with path.open("rb") as file:
@@ -210,7 +219,7 @@ def _torch(path: Path, key: str) -> dict[str, Tensor]:
             if [parser.parse(stream), parser.parse(stream)] != _MAGIC:
                 raise ValueError("it is no file of torch.save")
             parser.parse(stream)  # sizes of the types of C
-            weights, versions = _weights(parser.parse(stream), key)
+            weights, versions, states = _weights(parser.parse(stream), key)
             bytes_by_key = {}
             keys = parser.parse(stream)
             file.seek(stream.tell())
@@ -223,7 +232,7 @@ def _torch(path: Path, key: str) -> dict[str, Tensor]:
     if stubs := sorted(parser.names - _KNOWN):
         names = [printable(name)[:80] for name in stubs]
         warn(f"{path}: read as inert stubs: {listing(names, 6)}")
-    return with_versions(tensors, versions)
+    return with_versions(tensors, versions), states
 
 
 def _check_archive(archive: zipfile.ZipFile, path: Path) -> str:
@@ -344,6 +353,8 @@ class _Parser:
         _, storage_class, key, _, count, *_ = entry[:6]
         dtype = None
         if isinstance(storage_class, Stub):
+            if storage_class.name not in _STORAGES:
+                raise ValueError(f"it has a {storage_class.name}, not plain numbers")
             dtype = _STORAGES[storage_class.name]
         if dtype is None or type(key) is not str or type(count) is not int or count < 0:
             raise ValueError("a storage of it has no type, key and count")
@@ -435,22 +446,29 @@ def _fill(target: Any, items: list[Any]) -> None:
 
 def _weights(
     stored: Any, key: str = ""
-) -> tuple[dict[str, _Strided], dict[str, dict[str, Any]]]:
-    """Return the tensors of a module, or of a state dict within the dictionaries around it, and modules' versions.
+) -> tuple[dict[str, _Strided], dict[str, dict[str, Any]], list[str]]:
+    """Return the tensors of a module, or of a state dict within the dictionaries around it.
 
-    Names begin with ``key``, if a dictionary of that name was opened.
+    Names begin with ``key``, if a dictionary of that name was opened. A warning names
+    dictionaries and lists of tensors that are left out.
 
     Args:
         stored: the value of the pickle.
         key: the name of one of several dictionaries of tensors, or an empty text.
 
+    Returns:
+        The tensors by name, the version of each module's format by path, and the names
+        of the dictionaries of tensors on the way.
+
     Raises:
         ValueError: there are none, too many, or some that are not dense.
     """
     name_start = ""
+    all_states: list[str] = []
     for _ in WRAPPERS:
         entries = stored if isinstance(stored, dict) else {}
         states = [name for name, value in entries.items() if _is_state(value)]
+        all_states += states
         single_state = states
         if key or len(states) > 1 or _is_state(stored):
             single_state = []
@@ -502,7 +520,18 @@ def _weights(
         for path, entry in (metadata if isinstance(metadata, dict) else {}).items()
         if isinstance(entry, dict)
     }
-    return tensors, versions
+    if isinstance(stored, dict):
+        left_names = [name for name, value in stored.items() if _holds_tensors(value)]
+        if left_names:
+            left_out = listing(map(printable, left_names), 4)
+            warn(f"tensors in {left_out} are left out: a state dict has them by name")
+    return tensors, versions, all_states
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Return whether a value is a dictionary, list or tuple with tensors directly in it."""
+    values = value if isinstance(value, list | tuple) else ()
+    return _is_state(value) or any(isinstance(entry, _Strided) for entry in values)
 
 
 def _is_state(value: Any) -> bool:

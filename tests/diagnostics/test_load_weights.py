@@ -124,6 +124,24 @@ def test_tied_tensors_prefixes_and_named_states(start):
     assert fresh.b.weight is fresh.a.weight
 
 
+def test_what_is_read_of_a_file_is_unmistakable():
+    """An unknown key has its nearest name, tensors that are left out are named, and no two names become one."""
+    net = nn.Linear(3, 2)
+    state, one = net.state_dict(), torch.ones(1)
+    torch.save({"model": state, "ema": state}, "both.pt")
+    with refuses("'emaa'.* did you mean 'ema'"):
+        load_weights("both.pt", into=net, key="emaa")
+    torch.save({**state, "more": {"w": one}, "masks": [one]}, "more.pt")
+    with pytest.warns(UserWarning, match="tensors in more, masks are left out"):
+        load_weights("more.pt", into=net)
+    torch.save({"a\n": one, r"a\n": one + 1}, "names.pt")
+    with refuses("names that differ by more than control characters"):
+        load_weights("names.pt", into=net)
+    torch.save({"w": torch.quantize_per_tensor(one, 0.1, 0, torch.quint8)}, "q.pt")
+    with refuses("it has a torch.QUInt8Storage, not plain numbers"):
+        load_weights("q.pt", into=net)
+
+
 class Renamed(nn.Linear):
     """A linear layer that reads the names that its weights once had."""
 
