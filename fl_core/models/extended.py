@@ -512,11 +512,13 @@ def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
             all blocks and exits again.
 
     Raises:
-        UsageError: a tensor is not named but cannot be left out. The message names the first ones.
+        UsageError: a tensor is not named but cannot be left out. The message names the first
+            ones. The model stays as it was.
     """
     all_names = set(tree.named_tensors(model))
     names_held = all_names if names is None else set(names)
     missing_tensors = all_names - names_held
+    absent: dict[Optional, frozenset[str]] = {}
     for path, module in model.named_modules():
         if isinstance(module, Optional):
             prefixes = {
@@ -527,19 +529,21 @@ def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
                 name: {t for t in all_names if t.startswith(prefix)}
                 for name, prefix in prefixes.items()
             }
-            module.absent = frozenset(
+            absent[module] = frozenset(
                 name
                 for name, stored in tensors.items()
                 if stored and stored <= missing_tensors
             )
             missing_tensors = missing_tensors.difference(
-                *(tensors[name] for name in module.absent)
+                *(tensors[name] for name in absent[module])
             )
     if missing_tensors:
         missing_names = listing(sorted(missing_tensors), 4)
         raise UsageError(
             f"the client's submodel must contain {missing_names}: the forward pass needs it."
         )
+    for module, names_absent in absent.items():
+        module.absent = names_absent
 
 
 class BlockList(nn.ModuleList, Optional):

@@ -85,6 +85,9 @@ def test_a_chain_is_found_and_its_blocks_can_be_left_out(kind, path):
     blocks = plain.get_submodule(path)
     right = plain.head(plain.final(blocks[2](blocks[0](plain.stem(X)))))
     assert torch.equal(model(X), right)
+    with pytest.raises(fl.UsageError, match="must contain final"):
+        hold(model, {name for name in names if name.startswith(f"{path}.2.")})
+    assert torch.equal(model(X), right)
     hold(model)
     assert torch.equal(model(X), plain(X))
 

@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import functools
 import math
 import sys
@@ -12,6 +13,7 @@ from torch import nn
 from fl_core import models, tree
 from fl_core.errors import UsageError
 from fl_core.models import weights
+from fl_core.models.adapter import PackedShape, pack
 from fl_core.models.tokens import TokenShape
 from fl_core.run import initial
 from tests.conftest import refuses
@@ -193,6 +195,24 @@ def test_pretrained_weights_of_a_file_are_fitted_and_start_a_timm_model(tmp_path
 
 
 # refusals
+
+
+@dataclasses.dataclass
+class Summed:
+    """A builder that has no hash, as any dataclass."""
+
+    width: int
+
+    def __call__(self, n_classes):
+        fc = nn.Linear(self.width, n_classes)
+        return Wired(lambda m, a, b: m.fc(a) + b.sum(1, keepdim=True), fc=fc)
+
+
+def test_a_builder_for_several_inputs_needs_no_hash():
+    x, layout = pack((torch.ones(2, 3), torch.ones(2, 2)))
+    shape = PackedShape(x.shape[1:])
+    shape.layout, shape.samples = layout, x
+    assert models.build(Summed(3), shape, 4)(x).shape == (2, 4)
 
 
 def test_own_models_are_tried_with_texts_only(monkeypatch):
