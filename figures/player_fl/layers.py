@@ -196,6 +196,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 FURTHER_SEEDS = {
     **{run_of(dataset, FIRST): 8 for dataset in ("fashion_mnist", "cifar10")},
     run_of("airline_tweets", FIRST): 4,
+    run_of("fed_isic", FIRST): 4,
     run_of("fashion_mnist", FEDERATED): 4,
     run_of("fashion_mnist", ALONE): 4,
     **{run_of("heart", moment): 4 for moment in MOMENTS},
